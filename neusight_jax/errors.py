@@ -1,0 +1,30 @@
+"""Errors a user can act on: one line that says what was wrong, what was expected and how to mend it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad input. The message is one line; the command line prints it and leaves with exit code 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+def unknown_name(kind: str, name: str, choices: Iterable[str], hint: str = "") -> InputError:
+    """An `InputError` for a name that is not in a list, offering the nearest names.
+
+    Args:
+      kind: what the name should be, e.g. "GPU".
+      name: what was given.
+      choices: the valid names (aliases welcome).
+      hint: how to list all of them or to give something else, e.g. "`neusight-jax gpus` lists all".
+    """
+    folded = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.4)
+    nearest = ", ".join(folded[key] for key in near) if near else ", ".join(sorted(folded.values())[:8])
+    word = "nearest" if near else "expected one of"
+    tail = f"; {hint}" if hint else ""
+    return InputError(f"unknown {kind} {name!r}; {word}: {nearest}{tail}")

@@ -1,0 +1,149 @@
+"""KernelTable: kernels as arrays, one batch per family, in the form the one function takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from neusight_jax.arithmetic import dtype_index
+from neusight_jax.errors import InputError
+from neusight_jax.kernels.family import FAMILIES, Family
+
+PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient")
+"""Phases of a training step, in the order of `KernelBatch.phase`."""
+
+MIN_BATCH = 32
+"""Smallest padded length of a batch; longer ones are padded to the next power of two, so that models share programs."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel launch on the host: a family, an operator of it, and its dims.
+
+    Attributes:
+      family: key of `FAMILIES`.
+      op: one of the family's operators.
+      dims: the family's dims by name.
+      count: how many such launches.
+    """
+
+    family: str
+    op: str
+    dims: Mapping[str, float]
+    count: float = 1.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelBatch:
+    """Kernels of one family as arrays of equal length; `count` 0 marks padding.
+
+    Attributes:
+      dims: family dims by name, each [kernel].
+      op: index into the family's operators.
+      dtype: index into `arithmetic.DTYPES`.
+      count: launches of this kernel, the repeat of its layer included.
+      phase: index into `PHASES`.
+      node: position of the graph node, or of the row.
+      row: position in the order given by the caller.
+    """
+
+    dims: dict[str, Float[np.ndarray, " kernel"]]
+    op: Int[np.ndarray, " kernel"]
+    dtype: Int[np.ndarray, " kernel"]
+    count: Float[np.ndarray, " kernel"]
+    phase: Int[np.ndarray, " kernel"]
+    node: Int[np.ndarray, " kernel"]
+    row: Int[np.ndarray, " kernel"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelTable:
+    """Kernels by family. Every family is present, so that all tables of equal padded size share one program."""
+
+    families: dict[str, KernelBatch] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are not padding."""
+        return int(sum((np.asarray(batch.row) >= 0).sum() for batch in self.families.values()))
+
+
+def padded_length(rows: int) -> int:
+    """Length a batch of `rows` kernels is padded to."""
+    return max(MIN_BATCH, 1 << max(rows - 1, 0).bit_length())
+
+
+def batch_from_columns(
+    family: Family,
+    ops: Iterable[str],
+    dims: Mapping[str, np.ndarray],
+    *,
+    dtype: np.ndarray,
+    count: np.ndarray,
+    phase: np.ndarray,
+    node: np.ndarray,
+    row: np.ndarray,
+) -> KernelBatch:
+    """A padded batch from host columns of equal length; `dtype` and `phase` as indices, `ops` as names."""
+    names = list(ops)
+    rows = len(names)
+    length = padded_length(rows)
+    index = {name: position for position, name in enumerate(family.ops)}
+    missing = sorted({name for name in names if name not in index})
+    if missing:
+        raise InputError(f"family {family.name} has no op {missing[0]!r}; expected one of {', '.join(family.ops)}")
+
+    def pad(values: np.ndarray, fill: float, kind: type) -> np.ndarray:
+        out = np.full(length, fill, kind)
+        out[:rows] = values
+        return out
+
+    return KernelBatch(
+        dims={name: pad(np.asarray(dims[name]), 1.0, np.float32) for name in family.dims},
+        op=pad(np.array([index[name] for name in names], np.int32), 0, np.int32),
+        dtype=pad(dtype, 0, np.int32),
+        count=pad(count, 0.0, np.float32),
+        phase=pad(phase, 0, np.int32),
+        node=pad(node, -1, np.int32),
+        row=pad(row, -1, np.int32),
+    )
+
+
+def table_from_kernels(
+    kernels: Iterable[Kernel], *, dtype: str = "fp32", phase: Iterable[int] | None = None, node: Iterable[int] | None = None
+) -> KernelTable:
+    """A `KernelTable` from host kernels, in order.
+
+    Args:
+      kernels: the kernels; `Kernel.count` becomes `KernelBatch.count`.
+      dtype: dtype of all of them.
+      phase, node: per-kernel phase index and node position (default: forward; the kernel's own position).
+    """
+    items = list(kernels)
+    phases = np.zeros(len(items), np.int32) if phase is None else np.array(list(phase), np.int32)
+    nodes = np.arange(len(items)) if node is None else np.array(list(node), np.int32)
+    chosen: dict[str, list[int]] = {name: [] for name in FAMILIES}
+    for position, item in enumerate(items):
+        if item.family not in chosen:
+            raise InputError(f"unknown kernel family {item.family!r}; expected one of {', '.join(FAMILIES)}")
+        chosen[item.family].append(position)
+    families = {}
+    for name, where in chosen.items():
+        family = FAMILIES[name]
+        families[name] = batch_from_columns(
+            family,
+            [items[i].op for i in where],
+            {dim: np.array([items[i].dims[dim] for i in where], np.float32) for dim in family.dims},
+            dtype=np.full(len(where), dtype_index(dtype)),
+            count=np.array([items[i].count for i in where], np.float32),
+            phase=phases[where] if where else np.zeros(0, np.int32),
+            node=nodes[where] if where else np.zeros(0, np.int32),
+            row=np.array(where, np.int32),
+        )
+    return KernelTable(families)
