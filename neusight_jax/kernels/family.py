@@ -1,0 +1,65 @@
+"""Kernel families: dims, FLOP, bytes moved and tile grid, one home for each, read by importer, training and prediction.
+
+A family is data: names and two pure functions. `work` turns dims into physical quantities, `features` into the
+shape-only inputs of the utilization network. Neither sees the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import jax
+from jaxtyping import Array, Float
+
+Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Work:
+    """What kernels ask of a machine, whatever the machine.
+
+    Axis `tile` is the family's tile menu, axis `split` the number of ways the contraction is cut (1 for most).
+
+    Attributes:
+      flop: arithmetic, FLOP; a multiply-add counts two.
+      bytes_moved: compulsory memory traffic, each tensor read or written once per pass, bytes.
+      blocks: thread blocks of the launch.
+      block_flop: work of one full block, padding included, FLOP.
+      block_bytes: traffic of one block between L2 and its SM, bytes.
+      block_steps: length of the serial loop inside a block (the contraction for GEMM), in elements.
+    """
+
+    flop: Float[Array, " kernel"]
+    bytes_moved: Float[Array, " kernel"]
+    blocks: Float[Array, "kernel tile split"]
+    block_flop: Float[Array, "kernel tile split"]
+    block_bytes: Float[Array, "kernel tile split"]
+    block_steps: Float[Array, "kernel tile split"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kernel family.
+
+    Attributes:
+      name: key in `FAMILIES` and in checkpoints.
+      ops: operators that belong to it.
+      dims: names of its dims.
+      tiles: names of its tile menu, e.g. "128x64".
+      matrix: whether its arithmetic runs on the matrix path of its dtype (else on the fp32 vector path).
+      network: name of the family whose utilization network it uses (its own, save where nothing was measured).
+      work: (dims, element_bytes [kernel]) -> Work.
+      features: (dims, element_bytes [kernel]) -> shape-only network inputs [kernel, feature].
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    dims: tuple[str, ...]
+    tiles: tuple[str, ...]
+    matrix: bool
+    network: str
+    work: Callable[[Dims, Float[Array, " kernel"]], Work]
+    features: Callable[[Dims, Float[Array, " kernel"]], Float[Array, "kernel feature"]]
