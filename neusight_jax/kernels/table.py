@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
-from neusight_jax.kernels.family import FAMILIES, Family
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import Family
 
 PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient")
 """Phases of a training step, in the order of `KernelBatch.phase`."""
@@ -116,7 +117,11 @@ def batch_from_columns(
 
 
 def table_from_kernels(
-    kernels: Iterable[Kernel], *, dtype: str = "fp32", phase: Iterable[int] | None = None, node: Iterable[int] | None = None
+    kernels: Iterable[Kernel],
+    *,
+    dtype: str = "fp32",
+    phase: Iterable[int] | None = None,
+    node: Iterable[int] | None = None,
 ) -> KernelTable:
     """A `KernelTable` from host kernels, in order.
 

@@ -1,0 +1,94 @@
+"""Matrix products M×K · K×N, K the contraction: `linear` (one product, with bias) and `bmm` (a batch of them)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from neusight_jax.kernels.family import Dims, Family, Work
+
+TILES: tuple[tuple[int, int], ...] = (
+    (32, 32),
+    (32, 64),
+    (64, 64),
+    (32, 128),
+    (128, 32),
+    (64, 128),
+    (128, 64),
+    (128, 128),
+)
+"""Output tile of one thread block, rows of M × columns of N: what SIMT GEMM libraries launch in fp32."""
+
+SPLITS: tuple[int, ...] = (1, 2, 4, 8, 16)
+"""Ways the contraction may be cut over blocks (split-K)."""
+
+MIN_SPLIT_STEPS = 128.0
+"""Shortest contraction a split-K block is given; a shape-only rule, so that choosing a split keeps slopes monotone."""
+
+
+def flop(dims: Dims) -> Float[Array, " kernel"]:
+    """Arithmetic of the product, 2·batch·M·N·K FLOP."""
+    return 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
+
+
+def elements_moved(dims: Dims) -> Float[Array, " kernel"]:
+    """Elements of both operands and the result."""
+    m, n, k = dims["m"], dims["n"], dims["k"]
+    return dims["batch"] * (m * k + k * n + m * n)
+
+
+def _work(dims: Dims, element_bytes: Float[Array, " kernel"], splits: tuple[int, ...]) -> Work:
+    m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
+    batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
+    tile_m = jnp.array([tile[0] for tile in TILES], jnp.float32)[None, :, None]
+    tile_n = jnp.array([tile[1] for tile in TILES], jnp.float32)[None, :, None]
+    split = jnp.clip(jnp.floor(k / MIN_SPLIT_STEPS), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
+    steps = k / split
+    return Work(
+        flop=flop(dims),
+        bytes_moved=elements_moved(dims) * element_bytes,
+        blocks=batch * jnp.ceil(m / tile_m) * jnp.ceil(n / tile_n) * split,
+        block_flop=2.0 * tile_m * tile_n * steps,
+        block_bytes=size * ((tile_m + tile_n) * steps + tile_m * tile_n),
+        block_steps=steps * jnp.ones_like(tile_m),
+    )
+
+
+def _linear_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    return _work(dims, element_bytes, SPLITS)
+
+
+def _bmm_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    return _work(dims, element_bytes, (1,))
+
+
+def _aligned(size: Float[Array, " kernel"], to: float) -> Float[Array, " kernel"]:
+    return jnp.where(size % to == 0, 1.0, 0.0)
+
+
+def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
+    batch, m, n, k = dims["batch"], dims["m"], dims["n"], dims["k"]
+    total, moved = flop(dims), elements_moved(dims) * element_bytes
+    fills = [m / (jnp.ceil(m / tile) * tile) for tile in (32.0, 128.0)]
+    fills += [n / (jnp.ceil(n / tile) * tile) for tile in (32.0, 128.0)]
+    logs = [jnp.log(size) for size in (m, n, k, batch, total, moved, total / moved, batch * m * n)]
+    return jnp.stack([*logs, *fills, _aligned(k, 4.0), _aligned(n, 4.0)], axis=-1)
+
+
+def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work]) -> Family:
+    return Family(
+        name=name,
+        ops=(name,),
+        dims=("batch", "m", "n", "k"),
+        tiles=tuple(f"{rows}x{cols}" for rows, cols in TILES),
+        matrix=True,
+        network=name,
+        work=work,
+        features=_features,
+    )
+
+
+LINEAR = _family("linear", _linear_work)
+BMM = _family("bmm", _bmm_work)

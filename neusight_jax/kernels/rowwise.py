@@ -1,0 +1,126 @@
+"""Kernels that stream a rows × cols tensor: elementwise, softmax, norm, and plain memory traffic.
+
+Their dims say how many full rows × cols tensors a launch reads and writes (`reads`, `writes`; fractions are fine: a
+broadcast operand counts its share). Their FLOP count matters little, their bytes are everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from neusight_jax.kernels.family import Dims, Family, Work
+
+DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
+BINARY_OPS: tuple[str, ...] = ("add", "mul", "div", "pow")
+UNARY_OPS: tuple[str, ...] = ("addu", "mulu", "divu", "powu", "tanh", "relu", "gelu")
+
+ELEMENT_BLOCKS: tuple[int, ...] = (256, 512, 1024, 2048)
+"""Elements one block of an elementwise kernel handles: the tile menu."""
+ROW_BLOCKS: tuple[int, ...] = (1, 2, 4, 8)
+"""Rows one block of a row reduction handles: the tile menu."""
+
+FLOP_PER_ELEMENT: dict[str, float] = {"elementwise": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0}
+"""Arithmetic per element by family, as the reference counts it; a memory kernel counts none."""
+
+
+def elements(dims: Dims) -> Float[Array, " kernel"]:
+    """Elements of the tensor."""
+    return dims["rows"] * dims["cols"]
+
+
+def bytes_moved(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
+    """Memory traffic: (reads + writes) passes over the tensor, bytes."""
+    return (dims["reads"] + dims["writes"]) * elements(dims) * element_bytes
+
+
+def _streamed(
+    dims: Dims,
+    element_bytes: Float[Array, " kernel"],
+    flop_per_element: float,
+    blocks: Float[Array, "kernel tile"],
+    block_elements: Float[Array, "kernel tile"],
+) -> Work:
+    passes = (dims["reads"] + dims["writes"]) * element_bytes
+    return Work(
+        flop=flop_per_element * elements(dims),
+        bytes_moved=bytes_moved(dims, element_bytes),
+        blocks=blocks[:, :, None],
+        block_flop=(flop_per_element * block_elements)[:, :, None],
+        block_bytes=(passes[:, None] * block_elements)[:, :, None],
+        block_steps=jnp.ones_like(blocks)[:, :, None],
+    )
+
+
+def _by_elements(name: str, flop_per_element: float, ops: tuple[str, ...], network: str) -> Family:
+    def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+        tile = jnp.array(ELEMENT_BLOCKS, jnp.float32)[None, :]
+        blocks = jnp.ceil(elements(dims)[:, None] / tile)
+        return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
+
+    return _rowwise(name, ops, tuple(str(tile) for tile in ELEMENT_BLOCKS), network, work)
+
+
+def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...]) -> Family:
+    def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+        tile = jnp.array(ROW_BLOCKS, jnp.float32)[None, :]
+        blocks = jnp.ceil(dims["rows"][:, None] / tile)
+        return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
+
+    return _rowwise(name, ops, tuple(f"{tile} rows" for tile in ROW_BLOCKS), name, work)
+
+
+def _rowwise(
+    name: str,
+    ops: tuple[str, ...],
+    tiles: tuple[str, ...],
+    network: str,
+    work: Callable[[Dims, Float[Array, " kernel"]], Work],
+) -> Family:
+    return Family(
+        name=name, ops=ops, dims=DIMS, tiles=tiles, matrix=False, network=network, work=work, features=_features
+    )
+
+
+def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
+    rows, cols, reads, writes = (dims[name] for name in DIMS)
+    row_bytes = cols * element_bytes
+    return jnp.stack(
+        [
+            jnp.log(rows),
+            jnp.log(cols),
+            jnp.log(rows * cols),
+            jnp.log(bytes_moved(dims, element_bytes)),
+            reads / (reads + writes),
+            reads + writes,
+            jnp.where(row_bytes % 16.0 == 0, 1.0, 0.0),
+            jnp.where(cols > 1024.0, 1.0, 0.0),
+        ],
+        axis=-1,
+    )
+
+
+ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], BINARY_OPS + UNARY_OPS, "elementwise")
+SOFTMAX = _by_rows("softmax", FLOP_PER_ELEMENT["softmax"], ("softmax", "softmax_backward"))
+NORM = _by_rows("norm", FLOP_PER_ELEMENT["norm"], ("layernorm", "layernorm_backward", "layernorm_weight_gradient"))
+MEMORY = _by_elements(
+    "memory",
+    FLOP_PER_ELEMENT["memory"],
+    (
+        "embedding",
+        "embedding_backward",
+        "copy",
+        "dropout",
+        "dropout_backward",
+        "where",
+        "fill",
+        "gather",
+        "scatter",
+        "cumsum",
+        "reduce",
+        "max",
+    ),
+    "elementwise",
+)
