@@ -1,0 +1,124 @@
+"""Graph: a model and its workload as nodes, each node as the kernels it launches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, table_from_kernels
+
+Shape: TypeAlias = tuple[int, ...]
+Fuse: TypeAlias = Literal["", "pointwise", "softmax", "norm"]
+
+MODES: tuple[str, ...] = ("inference", "training")
+"""Workloads: a forward pass, or a forward and a backward pass (no optimizer step)."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What the published NeuSight saw of a node when it traced the model; used for parity only.
+
+    Attributes:
+      kind: its operator class, e.g. "VECadd".
+      inputs, output: shapes in its trace.
+      weight: shape of the parameter, where its cost depends on one.
+    """
+
+    kind: str
+    inputs: tuple[Shape, ...]
+    output: Shape
+    weight: Shape = ()
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor a node reads: its name, its elements, and whether a gradient flows back into it."""
+
+    name: str
+    elements: int
+    grad: bool
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of a model and the kernels it launches.
+
+    Attributes:
+      name: dotted, unique in the graph, e.g. "layer.attention.query".
+      op: the operator, e.g. "linear", "add".
+      forward, backward, weight_gradient: kernels of one execution, by phase.
+      repeat: how often the node runs in the model (layers are stored once).
+      section: nodes of one section run together; fusion stays inside it.
+      operands: tensors it reads; parameters of a matrix product are left out.
+      shape: of its output.
+      fuse: whether a compiler may merge it with its neighbours, and the reduction it would bring along.
+      traced: what the reference charges for it.
+    """
+
+    name: str
+    op: str
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    weight_gradient: tuple[Kernel, ...]
+    repeat: int
+    section: str
+    operands: tuple[Operand, ...]
+    shape: Shape
+    fuse: Fuse
+    traced: tuple[Traced, ...]
+
+    @property
+    def phases(self) -> tuple[tuple[Kernel, ...], ...]:
+        """Kernels by phase, in the order of `PHASES`."""
+        return (self.forward, self.backward, self.weight_gradient)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model with its workload.
+
+    Attributes:
+      name: of the model.
+      nodes: in order of execution, layers once with their repeat count.
+      mode: one of `MODES`.
+      dtype: of all tensors, one of `arithmetic.DTYPES`.
+      batch_size, sequence_length: of the input; an encoder-decoder reads it on both sides.
+      fused: whether elementwise chains were merged as a compiler would.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    mode: str
+    dtype: str
+    batch_size: int
+    sequence_length: int
+    fused: bool
+
+    @cached_property
+    def kernels(self) -> KernelTable:
+        """Distinct launches of the whole model, repeats in `count`; `node` indexes `nodes`, `phase` `PHASES`."""
+        counts: Counter[tuple[int, int, str, str, tuple[tuple[str, float], ...]]] = Counter()
+        for position, node in enumerate(self.nodes):
+            for phase, kernels in enumerate(node.phases):
+                for kernel in kernels:
+                    key = (position, phase, kernel.family, kernel.op, tuple(kernel.dims.items()))
+                    counts[key] += kernel.count * node.repeat  # type: ignore[assignment]  # counts are floats
+        return table_from_kernels(
+            [Kernel(family, op, dict(dims), count) for (_, _, family, op, dims), count in counts.items()],
+            dtype=self.dtype,
+            phase=[phase for _, phase, _, _, _ in counts],
+            node=[position for position, _, _, _, _ in counts],
+        )
+
+    def launches(self, phase: str | None = None) -> float:
+        """Kernel launches of one step, of one phase or of all."""
+        chosen = PHASES if phase is None else (phase,)
+        return sum(
+            kernel.count * node.repeat
+            for node in self.nodes
+            for name, kernels in zip(PHASES, node.phases, strict=True)
+            if name in chosen
+            for kernel in kernels
+        )

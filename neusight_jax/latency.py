@@ -1,0 +1,113 @@
+"""The one function: seconds of kernels on a machine, for forecasts, sweeps, gradients and training alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.mixture import KernelTerms
+from neusight_jax.roofline import Isolated, Scalar
+
+
+class Predictor(Protocol):
+    """What every predictor and baseline is: a pytree with one method."""
+
+    def terms(
+        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+    ) -> KernelTerms:
+        """Forecast the kernels of one family on one machine."""
+        ...
+
+
+def kernel_terms(
+    predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Scalar = 0.0
+) -> dict[str, KernelTerms]:
+    """Latency, bounds and launch share of every kernel, by family; pure and not jitted itself."""
+    return {
+        name: predictor.terms(FAMILIES[name], gpu, batch, isolated=isolated, relaxation=relaxation)
+        for name, batch in kernels.families.items()
+    }
+
+
+@jax.jit
+def _kernel_latency(
+    predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
+) -> dict[str, Float[Array, " kernel"]]:
+    terms = kernel_terms(predictor, gpu, kernels, isolated=isolated, relaxation=relaxation)
+    return {name: term.seconds for name, term in terms.items()}
+
+
+@jax.jit
+def _latency(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated) -> Array:
+    total = jnp.zeros(())
+    for name, seconds in _kernel_latency(predictor, gpu, kernels, relaxation, isolated).items():
+        count = kernels.families[name].count
+        total = total + jnp.sum(jnp.where(count > 0, seconds, 0.0) * count)
+    return total
+
+
+def _floating(gpu: GPU) -> GPU:
+    """Every field as an inexact array of JAX's default width, so that all GPUs share one program."""
+    return GPU(**{item.name: jnp.asarray(getattr(gpu, item.name), dtype=float) for item in fields(GPU)})
+
+
+def _switch(isolated: Isolated) -> Array:
+    return jnp.asarray(isolated, dtype=float)
+
+
+def kernel_latency(
+    predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Scalar = 0.0
+) -> dict[str, Float[Array, " kernel"]]:
+    """Seconds of one launch of every kernel, by family (padding rows included).
+
+    Args:
+      predictor: weights; gpu: scalars (vmap for many machines), or arrays [kernel]; kernels: a table.
+      isolated: True = as a sweep measures a kernel alone, launch floor included; False = inside a running model.
+      relaxation: 0 = exact; > 0 smooths `ceil` in the wave count (`roofline.whole_waves` states the bias).
+    Returns: family -> seconds [kernel]. A GPU without the kernel's arithmetic path gives infinity.
+    Gradients: reach predictor and GPU; at relaxation 0 the wave count is a step function of the SM count.
+    """
+    return _kernel_latency(predictor, _floating(gpu), kernels, relaxation, _switch(isolated))
+
+
+def latency(
+    predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Scalar = 0.0
+) -> Float[Array, ""]:
+    """Seconds of all kernels one after another: Σ count · latency. Same arguments and gradients as `kernel_latency`.
+
+    `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
+    machines with one program. Tables of equal padded size share a program too.
+    """
+    return _latency(predictor, _floating(gpu), kernels, relaxation, _switch(isolated))
+
+
+def predict_kernels(
+    predictor: Predictor, gpu: GPU, table: KernelTable, *, isolated: Isolated = True, relaxation: Scalar = 0.0
+) -> Float[np.ndarray, " row"]:
+    """Seconds of one launch per row of a table, in the order of its file.
+
+    Args: as `kernel_latency`; `isolated` defaults to True, as a kernel sweep measures.
+    Returns: float32 [rows].
+    """
+    seconds = kernel_latency(predictor, gpu, table, isolated=isolated, relaxation=relaxation)
+    return in_row_order(table, {name: np.asarray(values) for name, values in seconds.items()})
+
+
+def in_row_order(table: KernelTable, values: Mapping[str, np.ndarray]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Per-family arrays as one array in the caller's row order, padding dropped."""
+    rows = [np.asarray(batch.row) for batch in table.families.values()]
+    out = np.zeros(table.num_rows, next(iter(values.values())).dtype)
+    for row, name in zip(rows, table.families, strict=True):
+        real = row >= 0
+        out[row[real]] = values[name][: len(row)][real]
+    return out

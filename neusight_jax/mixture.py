@@ -1,0 +1,164 @@
+"""The default predictor: a shape-only network mixes physical times.
+
+For each head j (compute, DRAM, on-chip, power, overhead):
+
+    log t_j = Σ_i w_ji(shape) · log T_i(GPU, shape) + b_j(shape),   w_j a softmax, b_j bounded
+
+    body  = max(p-norm of compute, DRAM, on-chip and power, speed of light)
+    total = body + overhead + floor
+
+The T_i are monotone in every GPU field and homogeneous of degree −1 in its rates (`roofline`), the weights are
+non-negative, sum to one and see the shape only. So the forecast has the right slope in every field by construction,
+its rate elasticities sum to −1 less the share of the floor, and it never falls below the speed of light.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.roofline import Isolated, Light, PhysicalTimes, Scalar, element_bytes, light, peak_flop_per_s, physical_times
+from neusight_jax.utilization import Network, apply_network, init_network
+
+HEADS: tuple[str, ...] = ("compute", "dram", "onchip", "power", "overhead")
+"""Heads of the mixture, in the order of `PhysicalTimes`."""
+BODY = 4
+"""The first heads make the body; the last is added."""
+OFFSETS: tuple[tuple[float, float], ...] = ((0.0, 2.5), (0.0, 1.5), (-2.0, 2.5), (-1.0, 0.7), (-4.0, 2.0))
+"""Bounds of b_j, natural logarithm. Compute and DRAM cannot beat their ideal."""
+OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, 0.0, 0.0, 0.0)
+"""b_j before training."""
+MIN_NORM = 3.0
+"""Smallest order of the p-norm."""
+EFFECTS: tuple[str, ...] = (*HEADS, "floor")
+"""What a device effect scales (as logarithms); all zero for a GPU nobody has measured."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FamilyMixture:
+    """Parameters of one family.
+
+    Attributes:
+      network: shape features -> mixing logits and offsets of every head.
+      log_floor_s: launch floor of an isolated measurement, log seconds, per member.
+      log_gap_s: what a launch costs inside a running model, log seconds, per member.
+      raw_norm: p-norm order before softplus, per member.
+      in_model: log shift of each head inside a running model.
+      effect: log shift of each head and the floor for one device (`EFFECTS`); zeros unless calibrated. [effect] or,
+        in training, [kernel, effect].
+    """
+
+    network: Network
+    log_floor_s: Float[Array, " member"]
+    log_gap_s: Float[Array, " member"]
+    raw_norm: Float[Array, " member"]
+    in_model: Float[Array, " head"]
+    effect: Float[Array, "*kernel effect"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelTerms:
+    """What a predictor says of kernels, all [kernel].
+
+    Attributes:
+      seconds: forecast latency of one launch.
+      light: lower bounds.
+      compute_s, memory_s, launch_s: time of the compute side, the memory side and the launch, before they overlap.
+    """
+
+    seconds: Float[Array, " kernel"]
+    light: Light
+    compute_s: Float[Array, " kernel"]
+    memory_s: Float[Array, " kernel"]
+    launch_s: Float[Array, " kernel"]
+
+    @property
+    def utilization(self) -> Float[Array, " kernel"]:
+        """Share of the speed of light reached while the kernel runs, in (0, 1]."""
+        return jnp.minimum(self.light.speed_of_light_s / (self.seconds - self.launch_s), 1.0)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MixturePredictor:
+    """The `mixture` predictor: parameters of every measured family."""
+
+    families: dict[str, FamilyMixture] = field(default_factory=dict)
+
+    def terms(
+        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+    ) -> KernelTerms:
+        """Forecast kernels of one family; see `latency.kernel_latency`."""
+        parameters = self.families[family.network]
+        size = element_bytes(batch.dtype)
+        work = family.work(batch.dims, size)
+        peak = peak_flop_per_s(gpu, family, batch.dtype)
+        bounds = light(gpu, work, peak)
+        times = physical_times(gpu, work, peak, batch.dtype, relaxation)
+        return mix(parameters, family.features(batch.dims, size), times, bounds, isolated=isolated)
+
+
+def mix(
+    parameters: FamilyMixture,
+    features: Float[Array, "kernel feature"],
+    times: PhysicalTimes,
+    bounds: Light,
+    *,
+    isolated: Isolated,
+) -> KernelTerms:
+    """Mix physical times into a forecast (module docstring); members are averaged as logarithms."""
+    outputs = apply_network(parameters.network, features)
+    alone = jnp.asarray(isolated, dtype=float)
+    in_model = jnp.append(parameters.in_model, 0.0)
+    shift = parameters.effect + (1.0 - alone)[..., None] * in_model
+    logs, start = [], 0
+    for head, name in enumerate(HEADS):
+        component = jnp.log(jnp.maximum(getattr(times, name), 1e-30))
+        width = component.shape[1]
+        weight = jax.nn.softmax(outputs[:, :, start : start + width], axis=-1)
+        low, high = OFFSETS[head]
+        middle = (OFFSET_STARTS[head] - low) / (high - low)
+        raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
+        offset = low + (high - low) * jax.nn.sigmoid(raw)
+        logs.append(jnp.sum(weight * component, axis=-1) + offset + shift[..., head])
+        start += width + 1
+    order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
+    body = jax.nn.logsumexp(jnp.stack(logs[:BODY]) * order, axis=0) / order
+    body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
+    floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
+    launch_s = jnp.exp(logs[BODY]) + jnp.exp(floor + shift[..., -1])
+    return KernelTerms(
+        seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
+        light=bounds,
+        compute_s=jnp.exp(jnp.mean(jnp.maximum(logs[0], logs[3]), axis=0)),
+        memory_s=jnp.exp(jnp.mean(jnp.maximum(logs[1], logs[2]), axis=0)),
+        launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
+    )
+
+
+def head_widths(family: Family) -> tuple[int, ...]:
+    """Components of each head for a family, in the order of `HEADS`."""
+    tiles = len(family.tiles)
+    return (tiles + 2, 2, tiles + 1, 1, 3)
+
+
+def init_family(
+    key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], hidden: tuple[int, ...], members: int
+) -> FamilyMixture:
+    """Untrained parameters: uniform mixing, offsets at `OFFSET_STARTS`, floor 25 us, in-model launch gap 2 us."""
+    return FamilyMixture(
+        network=init_network(key, features, hidden, sum(head_widths(family)) + len(HEADS), members),
+        log_floor_s=jnp.full((members,), jnp.log(25e-6)),
+        log_gap_s=jnp.full((members,), jnp.log(2e-6)),
+        raw_norm=jnp.zeros((members,)),
+        in_model=jnp.zeros((len(HEADS),)),
+        effect=jnp.zeros((len(EFFECTS),)),
+    )

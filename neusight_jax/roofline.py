@@ -1,0 +1,162 @@
+"""What a machine allows: speed of light, and the physical times a kernel could be bound by.
+
+Every time here is homogeneous of degree −1 in the machine's rates (scale all rates by c and it is divided by c) and
+never rises when a rate or the L2 size does, or the SM count at a fixed rate per SM. The predictors only mix these times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from neusight_jax.arithmetic import ELEMENT_BYTES
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.family import Family, Work
+
+Scalar: TypeAlias = float | Float[Array, ""]
+Isolated: TypeAlias = bool | Float[Array, "*kernel"]
+"""Whether kernels run alone, as a sweep measures them: one answer, or one (0 or 1) for each kernel."""
+
+L2_BYTES_PER_CYCLE = 64.0
+"""Bytes an SM takes from L2 per clock (NVIDIA, Volta to Hopper: 64 B/clk/SM)."""
+WARM_SHARE = 0.12
+"""Share of the traffic that still goes to DRAM when the working set lies in L2."""
+WARM_RAMP = (0.9, 1.3)
+"""Working set over L2 size between which that share rises to 1 (measured on repeated launches)."""
+JOULE_PER_FLOP_16NM = 20e-12
+"""Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/accuracy.md)."""
+PROCESS_EXPONENT = 0.75
+"""Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
+DTYPE_ENERGY: tuple[float, ...] = (1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033)
+"""Energy of one FLOP relative to fp32, in the order of `arithmetic.DTYPES` (matrix paths; halves with the width)."""
+JOULE_PER_BYTE = 50e-12
+"""Energy of one byte of DRAM traffic, J (HBM2 about 4 pJ/bit, GDDR6 about 7.5, plus the way to the SM)."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Light:
+    """Lower bounds on a kernel's time, seconds.
+
+    Attributes:
+      compute_s: FLOP / peak of its path.
+      memory_s: traffic that cannot stay in L2 / DRAM bandwidth, or all traffic / L2 rate, whichever is longer.
+      roofline_s: the textbook roof, max(compute_s, all traffic / DRAM bandwidth).
+    """
+
+    compute_s: Float[Array, " kernel"]
+    memory_s: Float[Array, " kernel"]
+    roofline_s: Float[Array, " kernel"]
+
+    @property
+    def speed_of_light_s(self) -> Float[Array, " kernel"]:
+        """The bound no forecast goes below."""
+        return jnp.maximum(self.compute_s, self.memory_s)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PhysicalTimes:
+    """Times a kernel could be bound by, seconds, one array [kernel, component] for each head of the mixture.
+
+    Attributes:
+      compute: ideal; every tile of the menu in whole waves; blocks streamed without whole waves.
+      dram: all traffic, and the traffic that cannot stay in L2, at DRAM bandwidth.
+      onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
+      power: energy over board power.
+      overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
+    """
+
+    compute: Float[Array, "kernel component"]
+    dram: Float[Array, "kernel component"]
+    onchip: Float[Array, "kernel component"]
+    power: Float[Array, "kernel component"]
+    overhead: Float[Array, "kernel component"]
+
+
+def element_bytes(dtype: Int[Array, " kernel"]) -> Float[Array, " kernel"]:
+    """Bytes of one element by dtype index."""
+    return jnp.array(ELEMENT_BYTES, jnp.float32)[dtype]
+
+
+def peak_flop_per_s(gpu: GPU, family: Family, dtype: Int[Array, " kernel"]) -> Float[Array, " kernel"]:
+    """Peak of the path a family's kernels run on, FLOP/s; 0 where the chip lacks it (times become infinite).
+
+    `gpu` holds scalars, or arrays [kernel] when every kernel has a machine of its own (training).
+    """
+    if not family.matrix:
+        return jnp.broadcast_to(jnp.asarray(gpu.fp32_flop_per_s), dtype.shape)
+    paths = gpu.matrix_paths()
+    return paths[dtype] if paths.ndim == 1 else paths[dtype, jnp.arange(dtype.shape[0])]
+
+
+def whole_waves(blocks: Array, num_sms: Array, relaxation: Scalar) -> Array:
+    """Waves of blocks over SMs: ceil(blocks / SMs), blended with its streaming limit max(blocks / SMs, 1).
+
+    Args:
+      blocks: thread blocks; num_sms: SMs, broadcast against it.
+      relaxation: 0 = exact (no gradient through `ceil`), 1 = no quantisation at all. In between the wave count is
+        biased low by less than `relaxation` waves, stays monotone in both arguments and has their gradient.
+    """
+    ratio = blocks / num_sms
+    return (1.0 - relaxation) * jnp.ceil(ratio) + relaxation * jnp.maximum(ratio, 1.0)
+
+
+def _column(value: Scalar | Array, axes: int) -> Array:
+    """A GPU field as an array that broadcasts over `axes` trailing axes, whether scalar or [kernel]."""
+    array = jnp.asarray(value)
+    return array.reshape(array.shape + (1,) * axes)
+
+
+def dram_bytes(gpu: GPU, work: Work) -> Float[Array, " kernel"]:
+    """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the L2 size."""
+    low, high = WARM_RAMP
+    fill = work.bytes_moved / gpu.l2_bytes
+    return work.bytes_moved * (WARM_SHARE + (1.0 - WARM_SHARE) * jnp.clip((fill - low) / (high - low), 0.0, 1.0))
+
+
+def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
+    """Lower bounds for kernels on a machine. Source: Williams, Waterman, Patterson, CACM 2009; L2 term ours."""
+    onchip_s = work.bytes_moved / (L2_BYTES_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
+    compute_s = work.flop / peak
+    return Light(
+        compute_s=compute_s,
+        memory_s=jnp.maximum(dram_bytes(gpu, work) / gpu.mem_bytes_per_s, onchip_s),
+        roofline_s=jnp.maximum(compute_s, work.bytes_moved / gpu.mem_bytes_per_s),
+    )
+
+
+def physical_times(
+    gpu: GPU, work: Work, peak: Float[Array, " kernel"], dtype: Int[Array, " kernel"], relaxation: Scalar = 0.0
+) -> PhysicalTimes:
+    """All component times of kernels on a machine.
+
+    Args:
+      gpu: scalars, or arrays [kernel].
+      work, peak, dtype: of the kernels.
+      relaxation: see `whole_waves`.
+    Gradients: reach every GPU field; through `ceil` only when relaxation > 0. Splits of the contraction are the fastest
+      one (a minimum: gradient of the chosen one).
+    """
+    num_sms, clock = _column(gpu.num_sms, 2), _column(gpu.clock_hz, 2)
+    sm_peak = peak[:, None, None] / num_sms
+    waves = whole_waves(work.blocks, num_sms, relaxation)
+    block_s = work.block_flop / sm_peak
+    wave_compute = jnp.min(waves * block_s, axis=2)
+    wave_onchip = jnp.min(waves * work.block_bytes / (L2_BYTES_PER_CYCLE * clock), axis=2)
+    streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * block_s[:, -1, 0]
+    kilocycle = jnp.broadcast_to(1e3 / gpu.clock_hz, work.flop.shape)
+    serial = jnp.min(work.block_steps[:, 0, :], axis=1) / gpu.clock_hz
+    flop_energy = JOULE_PER_FLOP_16NM * (gpu.process_nm / 16.0) ** PROCESS_EXPONENT
+    energy = work.flop * flop_energy * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype] + work.bytes_moved * JOULE_PER_BYTE
+    return PhysicalTimes(
+        compute=jnp.concatenate([(work.flop / peak)[:, None], streamed[:, None], wave_compute], axis=1),
+        dram=jnp.stack([work.bytes_moved / gpu.mem_bytes_per_s, dram_bytes(gpu, work) / gpu.mem_bytes_per_s], axis=1),
+        onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
+        power=(energy / gpu.tdp_w)[:, None],
+        overhead=jnp.stack([kilocycle, serial, block_s[:, -1, -1]], axis=1),
+    )

@@ -1,0 +1,1 @@
+"""Fitting predictors to measurements: data, splits, the fitting loop, recipes."""
