@@ -92,7 +92,9 @@ def read_config(config: str | Path | Mapping[str, Any]) -> Config:
     if isinstance(config, Mapping):
         return Config(str(config.get("model_type", "config")), config)
     if not isinstance(config, str | Path):
-        raise InputError(f"config is {type(config).__name__}, expected a model name, a path to a JSON file or a mapping")
+        raise InputError(
+            f"config is {type(config).__name__}, expected a model name, a path to a JSON file or a mapping"
+        )
     path = Path(config)
     if isinstance(config, str) and path.suffix != ".json" and (config.lower() in model_names() or not path.exists()):
         return Config(config, load_model_config(config))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -99,12 +99,12 @@ class Graph:
     @cached_property
     def kernels(self) -> KernelTable:
         """Distinct launches of the whole model, repeats in `count`; `node` indexes `nodes`, `phase` `PHASES`."""
-        counts: Counter[tuple[int, int, str, str, tuple[tuple[str, float], ...]]] = Counter()
+        counts: defaultdict[tuple[int, int, str, str, tuple[tuple[str, float], ...]], float] = defaultdict(float)
         for position, node in enumerate(self.nodes):
             for phase, kernels in enumerate(node.phases):
                 for kernel in kernels:
                     key = (position, phase, kernel.family, kernel.op, tuple(kernel.dims.items()))
-                    counts[key] += kernel.count * node.repeat  # type: ignore[assignment]  # counts are floats
+                    counts[key] += kernel.count * node.repeat
         return table_from_kernels(
             [Kernel(family, op, dict(dims), count) for (_, _, family, op, dims), count in counts.items()],
             dtype=self.dtype,

@@ -47,7 +47,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         )
         tape.gradient_sum("attention.norm_gradient_sum" if before else "attention.gradient_sum", source, 3)
         scores = tape.matmul("attention.scores", query, keys(key))
-        scores = tape.binary("attention.mask", "add", scores, mask, b_reads=1)  # re-read for every head
+        scores = tape.binary("attention.mask", "add", scores, mask, reread=True)  # by every head
         scores = _maximum(tape, scores)
         # Softmax and the second product see (batch·heads, sequence, sequence).
         probabilities = tape.softmax("attention.softmax", scores.view(batch * num_heads, sequence, sequence))

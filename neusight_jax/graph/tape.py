@@ -118,7 +118,9 @@ class Tape:
         if bias:
             weight.append(accumulate((1, features)))
         forward = [product("linear", 1, rows, features, width)]
-        return self.emit(name, "linear", [x], out, forward, backward, weight, traced=[Traced("Linear", (x.shape,), out)])
+        return self.emit(
+            name, "linear", [x], out, forward, backward, weight, traced=[Traced("Linear", (x.shape,), out)]
+        )
 
     def matmul(
         self, name: str, a: Tensor, b: Tensor, *, copies: Sequence[Tensor] = (), backward_copies: Sequence[Tensor] = ()
@@ -153,12 +155,11 @@ class Tape:
             name, op, [x], x.shape, forward, backward if x.grad else (), traced=seen, fuse="pointwise", grad=x.grad
         )
 
-    def binary(self, name: str, op: str, a: Tensor, b: Tensor, *, b_reads: float | None = None) -> Tensor:
-        """Two tensors, add or mul; a smaller one is broadcast. `b_reads`: passes really read of `b`, if not its share."""
+    def binary(self, name: str, op: str, a: Tensor, b: Tensor, *, reread: bool = False) -> Tensor:
+        """Two tensors, add or mul; a smaller one is broadcast, and with `reread` read anew for every copy of it."""
         shape = a.shape if a.elements >= b.elements else b.shape
         size = prod(shape)
         shares = (a.elements / size, b.elements / size)
-        reads = shares[0] + (shares[1] if b_reads is None else b_reads)
         backward: list[Kernel] = []
         for position, operand in enumerate((a, b)):
             if not operand.grad:
@@ -167,10 +168,11 @@ class Tape:
                 backward.append(stream("elementwise", "mul", shape, 1 + shares[1 - position], 1))
             if shares[position] < 1:
                 backward.append(stream("memory", "reduce", shape, 1, shares[position]))
-        forward = [stream("elementwise", op, shape, reads, 1)]
+        forward = [stream("elementwise", op, shape, shares[0] + (1 if reread else shares[1]), 1)]
         seen = Traced(f"VEC{op}", (a.shape, b.shape), shape)
+        inputs = [a, Tensor(b.name, shape, b.grad) if reread else b]
         grad = a.grad or b.grad
-        return self.emit(name, op, [a, b], shape, forward, backward, traced=[seen], fuse="pointwise", grad=grad)
+        return self.emit(name, op, inputs, shape, forward, backward, traced=[seen], fuse="pointwise", grad=grad)
 
     def scale(self, name: str, x: Tensor, weight: str) -> Tensor:
         """Product with a learned vector over the last axis."""
@@ -255,7 +257,7 @@ class Tape:
         """A launch without gradient: masks, indices, counters. `op` is an operator of `memory` or `elementwise`."""
         family = "memory" if op in ("copy", "fill", "where", "gather", "scatter", "cumsum", "reduce", "max") else ""
         kernel = stream(family or "elementwise", op, shape, reads, writes)
-        return self.emit(name, op, (), shape, [kernel], traced=traced, grad=False)
+        return self.emit(name, "small", (), shape, [kernel], traced=traced, grad=False)
 
     def gradient_sum(self, name: str, x: Tensor, consumers: int) -> None:
         """Sum of the gradients a tensor receives from several consumers (training only)."""
