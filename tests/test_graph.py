@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from neusight_jax.graph import Graph, graph_from_config, list_models
+from neusight_jax.graph.tape import DROPOUT_GRADIENT_PASSES
 from neusight_jax.kernels.table import PHASES
 
 GPT = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 5, "n_positions": 32, "vocab_size": 101}
@@ -150,7 +151,10 @@ def test_attention_passes() -> None:
         ("softmax", "softmax_backward", 2, 1),
     ]
     assert kernels_of(graph, "layer.attention.dropout") == [("memory", "dropout", 1, 1.25)]
-    assert kernels_of(graph, "layer.attention.dropout", "backward") == [("memory", "dropout_backward", 3.25, 3)]
+    reads, writes = DROPOUT_GRADIENT_PASSES
+    assert kernels_of(graph, "layer.attention.dropout", "backward") == [
+        ("memory", "dropout_backward", 0.25 + reads, writes)
+    ]
     assert kernels_of(graph, "layer.attention.mask") == [("elementwise", "add", 1 + 1 / (4 * 16), 1)]
     assert kernels_of(graph, "layer.attention.mask", "backward") == []
     opt = graph_from_config(OPT, 2, 16)

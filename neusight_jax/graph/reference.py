@@ -91,7 +91,7 @@ DIFFERENCES: dict[str, Difference] = {
     "dropout": Difference(
         ("dropout",), "forward", "the boolean mask is written as well; at rate 0 nothing runs, the reference charges it"
     ),
-    "dropout gradient": Difference(("dropout",), "backward", "three kernels, about six passes, not two fills"),
+    "dropout gradient": Difference(("dropout",), "backward", "products with the mask and the scale, not two fills"),
     "bias gradient": Difference(
         ("linear",), "backward", "a bias gradient is a column sum; no bias, no sum and no accumulation; gradient copies"
     ),

@@ -14,6 +14,14 @@ from neusight_jax.graph.graph import Fuse, Node, Operand, Shape, Traced
 from neusight_jax.kernels.table import Kernel
 
 
+DROPOUT_GRADIENT_PASSES: tuple[float, float] = (3, 3)
+"""Passes read and written by the gradient of dropout, its boolean mask aside.
+
+(3, 3): mask to float, mask × scale, gradient × mask, as measured operator by operator (gradient mode on). The one fused
+kernel that runs with gradient mode off would be (1, 1).
+"""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A tensor on the tape: the node that made it, its shape, and whether a gradient flows back into it."""
@@ -225,8 +233,8 @@ class Tape:
             return x
         mask = self.mask_share
         forward = [stream("memory", "dropout", x.shape, 1, 1 + mask)]
-        # Mask to float, mask × scale, gradient × mask: three kernels, as measured.
-        backward = [stream("memory", "dropout_backward", x.shape, mask + 3, 3)]
+        reads, writes = DROPOUT_GRADIENT_PASSES
+        backward = [stream("memory", "dropout_backward", x.shape, mask + reads, writes)]
         return self.emit(name, "dropout", [x], x.shape, forward, backward, traced=seen, fuse="pointwise")
 
     def embedding(
