@@ -13,7 +13,6 @@ from math import prod
 from neusight_jax.graph.graph import Fuse, Node, Operand, Shape, Traced
 from neusight_jax.kernels.table import Kernel
 
-
 DROPOUT_GRADIENT_PASSES: tuple[float, float] = (3, 3)
 """Passes read and written by the gradient of dropout, its boolean mask aside.
 
