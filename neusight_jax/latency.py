@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +13,9 @@ from jaxtyping import Array, Float
 
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import Family
-from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.mixture import KernelTerms
+from neusight_jax.kernels.table import KernelTable
 from neusight_jax.roofline import Isolated, Scalar
-
-
-class Predictor(Protocol):
-    """What every predictor and baseline is: a pytree with one method."""
-
-    def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
-    ) -> KernelTerms:
-        """Forecast the kernels of one family on one machine."""
-        ...
+from neusight_jax.terms import KernelTerms, Predictor
 
 
 def kernel_terms(

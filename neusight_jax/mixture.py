@@ -23,7 +23,18 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Light, PhysicalTimes, Scalar, element_bytes, light, peak_flop_per_s, physical_times
+from neusight_jax.roofline import (
+    Isolated,
+    Light,
+    PhysicalTimes,
+    Scalar,
+    element_bytes,
+    light,
+    peak_flop_per_s,
+    physical_times,
+)
+from neusight_jax.terms import KernelTerms
+from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
 from neusight_jax.utilization import Network, apply_network, init_network
 
 HEADS: tuple[str, ...] = ("compute", "dram", "onchip", "power", "overhead")
@@ -65,33 +76,11 @@ class FamilyMixture:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KernelTerms:
-    """What a predictor says of kernels, all [kernel].
-
-    Attributes:
-      seconds: forecast latency of one launch.
-      light: lower bounds.
-      compute_s, memory_s, launch_s: time of the compute side, the memory side and the launch, before they overlap.
-    """
-
-    seconds: Float[Array, " kernel"]
-    light: Light
-    compute_s: Float[Array, " kernel"]
-    memory_s: Float[Array, " kernel"]
-    launch_s: Float[Array, " kernel"]
-
-    @property
-    def utilization(self) -> Float[Array, " kernel"]:
-        """Share of the speed of light reached while the kernel runs, in (0, 1]."""
-        return jnp.minimum(self.light.speed_of_light_s / (self.seconds - self.launch_s), 1.0)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
 class MixturePredictor:
-    """The `mixture` predictor: parameters of every measured family."""
+    """The `mixture` predictor: parameters and tile choice of every measured family."""
 
     families: dict[str, FamilyMixture] = field(default_factory=dict)
+    tiles: dict[str, TileChoice] = field(default_factory=dict)
 
     def terms(
         self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
@@ -103,7 +92,9 @@ class MixturePredictor:
         peak = peak_flop_per_s(gpu, family, batch.dtype)
         bounds = light(gpu, work, peak)
         times = physical_times(gpu, work, peak, batch.dtype, relaxation)
-        return mix(parameters, family.features(batch.dims, size), times, bounds, isolated=isolated)
+        features = family.features(batch.dims, size)
+        tile = choose_tile(self.tiles[family.network], gpu, work, features)
+        return mix(parameters, features, times, bounds, tile, isolated=isolated)
 
 
 def mix(
@@ -111,6 +102,7 @@ def mix(
     features: Float[Array, "kernel feature"],
     times: PhysicalTimes,
     bounds: Light,
+    tile: ChosenTile,
     *,
     isolated: Isolated,
 ) -> KernelTerms:
@@ -141,6 +133,7 @@ def mix(
         compute_s=jnp.exp(jnp.mean(jnp.maximum(logs[0], logs[3]), axis=0)),
         memory_s=jnp.exp(jnp.mean(jnp.maximum(logs[1], logs[2]), axis=0)),
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
+        tile=tile,
     )
 
 

@@ -26,7 +26,7 @@ class Network:
 
     center: Float[Array, " feature"]
     scale: Float[Array, " feature"]
-    weights: tuple[Float[Array, "member in out"], ...]
+    weights: tuple[Float[Array, member in out], ...]
     biases: tuple[Float[Array, "member out"], ...]
 
     @property
@@ -57,7 +57,8 @@ def init_network(
 
 def apply_network(network: Network, features: Float[Array, "kernel feature"]) -> Float[Array, "member kernel output"]:
     """Outputs of every member for every kernel."""
-    hidden = jnp.clip((features - network.center) / network.scale, -FEATURE_RANGE, FEATURE_RANGE)
+    center, scale = jax.lax.stop_gradient((network.center, network.scale))
+    hidden = jnp.clip((features - center) / scale, -FEATURE_RANGE, FEATURE_RANGE)
     hidden = jnp.broadcast_to(hidden, (network.members, *hidden.shape))
     last = len(network.weights) - 1
     for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):

@@ -6,7 +6,7 @@ Trains through the predictor's own `terms`, the same door as every forecast.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -16,38 +16,10 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neusight_jax.gpu import GPU
-from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Measured rows of one network family, grouped by device.
-
-    Attributes:
-      family: family of the rows.
-      batch: the kernels, not padded.
-      seconds: measured latency [row].
-      device: index into `devices` [row].
-      isolated: 1 = a sweep's row, 0 = a node of a running model [row].
-      devices: canonical device names; gpus: their specifications stacked [device].
-    """
-
-    family: Family
-    batch: KernelBatch
-    seconds: Float[np.ndarray, " row"]
-    device: Int[np.ndarray, " row"]
-    isolated: Float[np.ndarray, " row"]
-    devices: tuple[str, ...]
-    gpus: GPU
-
-    def take(self, where: np.ndarray) -> Rows:
-        """The rows at these positions (or under this mask)."""
-        batch = jax.tree.map(lambda column: column[where], self.batch)
-        return Rows(
-            self.family, batch, self.seconds[where], self.device[where], self.isolated[where], self.devices, self.gpus
-        )
+from neusight_jax.roofline import element_bytes
+from neusight_jax.training.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -65,7 +37,7 @@ class Settings:
     Attributes:
       steps, batch_size: minibatch steps and rows a step.
       learning_rate, weight_decay: AdamW, cosine schedule to zero.
-      effect_penalty: weight of the mean square of the device effects (they shrink to zero).
+      effect_penalty: weight of the squared device effects (they shrink to zero).
       shift_penalty: weight of the squared in-model shifts.
       in_model_share: share of a minibatch drawn from in-model rows, where there are any.
       softening: s in the loss mean √(r² + s²), r the log error.
@@ -81,23 +53,50 @@ class Settings:
     softening: float = 0.03
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sample:
+    """A minibatch: kernels, each with its own GPU (fields [kernel]), device index, switch and labels."""
+
+    batch: KernelBatch
+    gpu: GPU
+    device: Int[Array, " kernel"]
+    isolated: Float[Array, " kernel"]
+    log_seconds: Float[Array, " kernel"]
+    tile: Int[Array, " kernel"]
+
+
 class Kind(Protocol):
-    """A predictor kind as the loop sees it."""
+    """What the loop can fit: a predictor kind, or the tile choice."""
 
-    def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], devices: int) -> Any:
-        """Untrained parameters of one member and one family, with one effect row per device."""
+    def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
+        """Untrained parameters, normalised to the rows the job may see."""
+        ...
 
-    def seconds(
-        self, parameters: Any, family: Family, gpu: GPU, batch: KernelBatch, device: Array, isolated: Array
-    ) -> Float[Array, " kernel"]:
-        """Forecast of training rows, each on its own GPU (fields [kernel]) and with its device's effect."""
-
-    def penalty(self, parameters: Any, settings: Settings) -> Float[Array, ""]:
-        """What is added to the loss."""
+    def loss(self, parameters: Any, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
+        """Loss of a minibatch, penalties included."""
+        ...
 
 
-Progress = Callable[[int, np.ndarray], bool]
-"""Called with (steps done, running loss per job) after every chunk; False stops the fit."""
+@dataclass(frozen=True)
+class FitState:
+    """Where a fit stands. Everything but `done` has a leading axis [job].
+
+    Attributes:
+      parameters, optimizer: after `done` steps.
+      best, best_loss: parameters at the end of the chunk with the lowest mean training loss, and that loss. Selected on
+        training rows only: choosing by a held-out GPU would leak it.
+    """
+
+    parameters: Any
+    optimizer: Any
+    done: int
+    best: Any
+    best_loss: Float[np.ndarray, " job"]
+
+
+Progress = Callable[[FitState, np.ndarray], bool]
+"""Called with (state, mean loss per job) after every chunk; False stops the fit."""
 
 
 def fit(
@@ -107,115 +106,122 @@ def fit(
     settings: Settings,
     progress: Progress | None = None,
     chunk: int = 100,
-    state: Any = None,
-) -> Any:
-    """Parameters of every job, stacked along a first axis [job].
+    state: FitState | None = None,
+) -> FitState:
+    """Fit every job, to the end or until `progress` says stop.
 
     Rows are drawn device by device with equal weight, so that a GPU with more rows counts no more. Each job sees only
-    the devices it does not hold out.
+    the devices it does not hold out. Minibatches depend on (seed, step) alone, so a resumed fit repeats nothing.
 
     Args:
-      kind: predictor kind; rows: measured rows; jobs: fits to run together; settings: of the optimizer.
+      kind: what to fit; rows: measured rows; jobs: fits to run together; settings: of the optimizer.
       progress: see `Progress`; chunk: steps between its calls.
-      state: parameters to start from instead of fresh ones (as returned by an earlier call).
+      state: where to go on from instead of starting afresh.
     """
-    family = rows.family
-    data = _DeviceRows.of(rows)
-    count = len(rows.devices)
+    groups = _Groups.of(rows)
     allowed = np.array([[name not in job.held_out for name in rows.devices] for job in jobs])
-    choices = np.log(allowed[:, None, :] * (data.counts > 0) + 1e-30)
+    choices = jnp.asarray(np.log(allowed[:, None, :] * (groups.counts > 0) + 1e-30))
     schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
-    optimizer = optax.adamw(schedule, weight_decay=settings.weight_decay)
-
-    def loss(parameters: Any, batch: KernelBatch, device: Array, isolated: Array, log_seconds: Array) -> Array:
-        gpu = jax.tree.map(lambda column: column[device], rows.gpus)
-        forecast = kind.seconds(parameters, family, gpu, batch, device, isolated)
-        error = jnp.sqrt((jnp.log(forecast) - log_seconds) ** 2 + settings.softening**2)
-        return jnp.mean(error) + kind.penalty(parameters, settings)
-
-    in_model_rows = round(settings.batch_size * settings.in_model_share) if data.counts[1].sum() else 0
+    optimizer = optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_weights_only)
+    in_model_rows = round(settings.batch_size * settings.in_model_share) if groups.counts[1].sum() else 0
     sizes = (settings.batch_size - in_model_rows, in_model_rows)
-    arrays = jax.tree.map(jnp.asarray, (rows.batch, rows.device, rows.isolated, np.log(rows.seconds)))
+    draw = _drawer(rows, groups, sizes)
 
-    def draw(key: Array, choice: Array) -> Array:
+    def step(carry: tuple[Any, Any], key: Array, choice: Array) -> tuple[tuple[Any, Any], Array]:
+        parameters, moments = carry
+        sample = draw(key, choice)
+        value, gradient = jax.value_and_grad(kind.loss)(parameters, rows.family, sample, settings)
+        updates, moments = optimizer.update(gradient, moments, parameters)
+        return (optax.apply_updates(parameters, updates), moments), value
+
+    @jax.jit
+    def run_chunk(carry: Any, keys: Array) -> tuple[Any, Array]:
+        return jax.lax.scan(lambda carry, key_row: jax.vmap(step)(carry, key_row, choices), carry, keys)
+
+    if state is None:
+        state = init_state(kind, rows, jobs, optimizer.init)
+    streams = [jax.random.fold_in(jax.random.key(job.seed), 1) for job in jobs]
+    while state.done < settings.steps:
+        size = min(chunk, settings.steps - state.done)
+        keys = jnp.stack([jax.random.split(jax.random.fold_in(s, state.done), size) for s in streams], axis=1)
+        (parameters, moments), losses = run_chunk((state.parameters, state.optimizer), keys)
+        loss = np.asarray(losses).mean(axis=0)
+        better = jnp.asarray(loss < state.best_loss)
+        best = jax.tree.map(
+            lambda new, old, better=better: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old),
+            parameters,
+            state.best,
+        )
+        state = FitState(parameters, moments, state.done + size, best, np.minimum(loss, state.best_loss))
+        if progress is not None and not progress(state, loss):
+            break
+    return state
+
+
+def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], init_optimizer: Callable[[Any], Any]) -> FitState:
+    """The state before the first step."""
+    features = row_features(rows)
+    parameters = []
+    for job in jobs:
+        seen = np.array([name not in job.held_out for name in rows.devices])[rows.device]
+        parameters.append(kind.init(jax.random.key(job.seed), rows.family, features[seen], rows.take(seen)))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parameters)
+    return FitState(stacked, jax.vmap(init_optimizer)(stacked), 0, stacked, np.full(len(jobs), np.inf, np.float32))
+
+
+def row_features(rows: Rows) -> Float[Array, "row feature"]:
+    """Shape-only network inputs of rows."""
+    dims = jax.tree.map(jnp.asarray, rows.batch.dims)
+    return rows.family.features(dims, element_bytes(jnp.asarray(rows.batch.dtype)))
+
+
+def sample_of(rows: Rows, *, seen: bool = True) -> Sample:
+    """All rows as one sample; `seen` = False drops the device index, and with it the device effect."""
+    return Sample(
+        batch=jax.tree.map(jnp.asarray, rows.batch),
+        gpu=jax.tree.map(lambda column: jnp.asarray(column)[rows.device], rows.gpus),
+        device=jnp.asarray(rows.device if seen else np.full(len(rows.device), -1)),
+        isolated=jnp.asarray(rows.isolated),
+        log_seconds=jnp.log(jnp.asarray(rows.seconds)),
+        tile=jnp.asarray(rows.tile),
+    )
+
+
+def _drawer(rows: Rows, groups: _Groups, sizes: tuple[int, int]) -> Callable[[Array, Array], Sample]:
+    everything = sample_of(replace(rows, gpus=jax.tree.map(jnp.asarray, rows.gpus)))
+    order, starts, counts = (jnp.asarray(item) for item in (groups.order, groups.starts, groups.counts))
+
+    def draw(key: Array, choice: Array) -> Sample:
         parts = []
         for source, size in enumerate(sizes):
             key, device_key, row_key = jax.random.split(key, 3)
             device = jax.random.categorical(device_key, choice[source], shape=(size,))
-            uniform = jax.random.uniform(row_key, (size,))
-            place = jnp.floor(uniform * jnp.asarray(data.counts)[source, device]).astype(int)
-            parts.append(jnp.asarray(data.order)[jnp.asarray(data.starts)[source, device] + place])
-        return jnp.concatenate(parts)
+            place = jnp.floor(jax.random.uniform(row_key, (size,)) * counts[source, device]).astype(int)
+            parts.append(order[starts[source, device] + place])
+        where = jnp.concatenate(parts)
+        return jax.tree.map(lambda column: column[where], everything)
 
-    def step(carry: tuple[Any, Any], key: Array, choice: Array) -> tuple[tuple[Any, Any], Array]:
-        parameters, opt_state = carry
-        where = draw(key, choice)
-        batch, device, isolated, log_seconds = jax.tree.map(lambda column: column[where], arrays)
-        value, gradient = jax.value_and_grad(loss)(parameters, batch, device, isolated, log_seconds)
-        updates, opt_state = optimizer.update(gradient, opt_state, parameters)
-        return (optax.apply_updates(parameters, updates), opt_state), value
-
-    @jax.jit
-    def run_chunk(carry: Any, keys: Array) -> tuple[Any, Array]:
-        def one(carry: Any, key_row: Array) -> tuple[Any, Array]:
-            return jax.vmap(step)(carry, key_row, jnp.asarray(choices))
-
-        return jax.lax.scan(one, carry, keys)
-
-    if state is None:
-        state = init_jobs(kind, rows, jobs, count)
-    carry = (state, jax.vmap(optimizer.init)(state))
-    streams = [jax.random.fold_in(jax.random.key(job.seed), 1) for job in jobs]
-    done = 0
-    while done < settings.steps:
-        size = min(chunk, settings.steps - done)
-        keys = jnp.stack([jax.random.split(jax.random.fold_in(stream, done), size) for stream in streams], axis=1)
-        carry, losses = run_chunk(carry, keys)
-        done += size
-        if progress is not None and not progress(done, np.asarray(losses).mean(axis=0)):
-            break
-    return carry[0]
+    return draw
 
 
-def init_jobs(kind: Kind, rows: Rows, jobs: Sequence[Job], devices: int) -> Any:
-    """Untrained parameters of every job, normalised to the rows the job may see."""
-    from neusight_jax.roofline import element_bytes
-
-    features = rows.family.features(
-        jax.tree.map(jnp.asarray, rows.batch.dims), element_bytes(jnp.asarray(rows.batch.dtype))
-    )
-    states = []
-    for job in jobs:
-        seen = np.array([rows.devices[index] not in job.held_out for index in range(devices)])[rows.device]
-        states.append(kind.init(jax.random.key(job.seed), rows.family, features[seen], devices))
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+def _weights_only(parameters: Any) -> Any:
+    """Which leaves weight decay applies to: the networks' weight matrices."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: "weights" in jax.tree_util.keystr(path), parameters)
 
 
 @dataclass(frozen=True)
-class _DeviceRows:
-    """Row positions grouped by (source, device), source 0 = sweep, 1 = in-model: order[start : start + count]."""
+class _Groups:
+    """Row positions by (source, device), source 0 = sweep, 1 = in-model: order[start : start + count]."""
 
     order: np.ndarray
     starts: np.ndarray
     counts: np.ndarray
 
     @classmethod
-    def of(cls, rows: Rows) -> _DeviceRows:
+    def of(cls, rows: Rows) -> _Groups:
         source = (rows.isolated < 0.5).astype(int)
         group = source * len(rows.devices) + rows.device
         order = np.argsort(group, kind="stable")
         counts = np.bincount(group, minlength=2 * len(rows.devices)).reshape(2, -1)
         starts = (np.cumsum(counts.ravel()) - counts.ravel()).reshape(2, -1)
         return cls(order, starts, counts)
-
-
-def predict_rows(kind: Kind, parameters: Any, rows: Rows, seen: bool) -> Float[np.ndarray, " row"]:
-    """Forecast of rows by one job's parameters; `seen` = with each device's own effect."""
-    gpu = jax.tree.map(lambda column: column[rows.device], rows.gpus)
-    device = jnp.asarray(rows.device if seen else np.full(len(rows.device), -1))
-    batch = jax.tree.map(jnp.asarray, rows.batch)
-    seconds = jax.jit(kind.seconds, static_argnums=(1,))
-    return np.asarray(seconds(parameters, rows.family, gpu, batch, device, jnp.asarray(rows.isolated)))
-
-
-__all__ = ["FAMILIES", "Job", "Kind", "Rows", "Settings", "fit", "init_jobs", "predict_rows"]

@@ -1,0 +1,55 @@
+"""What every predictor says of kernels, and the interface it says it through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.roofline import Isolated, Light, Scalar
+from neusight_jax.tiles import ChosenTile
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelTerms:
+    """A forecast of kernels with its parts, all [kernel].
+
+    Attributes:
+      seconds: forecast latency of one launch.
+      light: lower bounds.
+      compute_s, memory_s: time of the compute side and of the memory side, before they overlap.
+      launch_s: what is added before and after the body: launch and serial overhead.
+      tile: the tile reported.
+    """
+
+    seconds: Float[Array, " kernel"]
+    light: Light
+    compute_s: Float[Array, " kernel"]
+    memory_s: Float[Array, " kernel"]
+    launch_s: Float[Array, " kernel"]
+    tile: ChosenTile
+
+    @property
+    def utilization(self) -> Float[Array, " kernel"]:
+        """Share of the speed of light reached while the kernel runs, in (0, 1].
+
+        An ensemble mean keeps it at most 1: a geometric mean of sums is at least the sum of the geometric means.
+        """
+        return jnp.minimum(self.light.speed_of_light_s / (self.seconds - self.launch_s), 1.0)
+
+
+class Predictor(Protocol):
+    """What every predictor and baseline is: a pytree with one method."""
+
+    def terms(
+        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+    ) -> KernelTerms:
+        """Forecast the kernels of one family on one machine."""
+        ...

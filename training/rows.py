@@ -1,0 +1,52 @@
+"""Measured rows in the form the fitting loop takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.table import KernelBatch
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured rows of one family, of any number of devices.
+
+    Attributes:
+      family: family of the rows.
+      batch: the kernels, not padded.
+      seconds: measured latency [row].
+      tile: measured position in the tile menu, −1 where unknown [row].
+      device: index into `devices` [row].
+      isolated: 1 = a sweep's row, 0 = a node of a running model [row].
+      devices: canonical device names; gpus: their specifications stacked [device].
+    """
+
+    family: Family
+    batch: KernelBatch
+    seconds: Float[np.ndarray, " row"]
+    tile: Int[np.ndarray, " row"]
+    device: Int[np.ndarray, " row"]
+    isolated: Float[np.ndarray, " row"]
+    devices: tuple[str, ...]
+    gpus: GPU
+
+    def take(self, where: np.ndarray) -> Rows:
+        """The rows at these positions (or under this mask)."""
+        return replace(
+            self,
+            batch=jax.tree.map(lambda column: column[where], self.batch),
+            seconds=self.seconds[where],
+            tile=self.tile[where],
+            device=self.device[where],
+            isolated=self.isolated[where],
+        )
+
+    def of_device(self, name: str) -> Rows:
+        """The rows measured on one device."""
+        return self.take(self.device == self.devices.index(name))
