@@ -1,7 +1,8 @@
 """What a machine allows: speed of light, and the physical times a kernel could be bound by.
 
 Every time here is homogeneous of degree −1 in the machine's rates (scale all rates by c and it is divided by c) and
-never rises when a rate or the L2 size does, or the SM count at a fixed rate per SM. The predictors only mix these times.
+never rises when a rate or the L2 size does, or the SM count at a fixed rate per SM. The predictors only mix these
+times.
 """
 
 from __future__ import annotations

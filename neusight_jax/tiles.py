@@ -1,7 +1,7 @@
 """Tile choice as a model: score = −log(time in whole waves) · sharpness + learned preference of the shape.
 
-Measured tiles supervise it. It is reported by every predictor; the latency of the `neusight` kind depends on it, that of
-the `mixture` does not (a tile picked by GPU-dependent cost would break the monotone slopes).
+Measured tiles supervise it. It is reported by every predictor; the latency of the `neusight` kind depends on
+it, that of the `mixture` does not (a tile picked by GPU-dependent cost would break the monotone slopes).
 """
 
 from __future__ import annotations

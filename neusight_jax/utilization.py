@@ -26,7 +26,7 @@ class Network:
 
     center: Float[Array, " feature"]
     scale: Float[Array, " feature"]
-    weights: tuple[Float[Array, member in out], ...]
+    weights: tuple[Float[Array, "member input output"], ...]
     biases: tuple[Float[Array, "member out"], ...]
 
     @property

@@ -1,0 +1,166 @@
+"""Checkpoints: a folder with `weights.safetensors` and `card.json`. No pickle anywhere.
+
+The card says what the predictor is (kind, sizes), what it was trained on, which GPUs were held out, its errors per
+family and GPU, and the command that remakes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.files import atomic_folder
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import Family
+from neusight_jax.mixture import MixturePredictor, init_family
+from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
+from neusight_jax.terms import Predictor
+from neusight_jax.tiles import TileChoice, init_tile_choice
+from neusight_jax.utilization import init_network
+
+FORMAT = 1
+"""Version of the layout; raised whenever older files could be misread."""
+WEIGHTS, CARD = "weights.safetensors", "card.json"
+NEUSIGHT_INPUTS = 4
+
+SHIPPED = Path(__file__).resolve().parent / "checkpoints"
+_CHECKOUT = Path(__file__).resolve().parent.parent / "checkpoints"
+
+
+def _shelf() -> Path:
+    """The folder of shipped checkpoints: inside the package, or beside it in a source checkout."""
+    return SHIPPED if SHIPPED.is_dir() else _CHECKOUT
+
+
+def list_checkpoints() -> list[str]:
+    """Names of the checkpoints that ship with the package."""
+    return sorted(path.parent.name for path in _shelf().glob(f"*/{CARD}"))
+
+
+def checkpoint_folder(name_or_path: str | os.PathLike[str]) -> Path:
+    """Folder of a shipped checkpoint, or of one on disk (the folder, or a file in it)."""
+    text = os.fspath(name_or_path)
+    if text in list_checkpoints():
+        return _shelf() / text
+    path = Path(text)
+    if path.name in (WEIGHTS, CARD):
+        path = path.parent
+    if path.is_dir():
+        return path
+    if os.sep in text or path.suffix:
+        raise InputError(f"checkpoint {text}: no such folder; expected one with {CARD} and {WEIGHTS}")
+    raise unknown_name("checkpoint", text, list_checkpoints(), "or give the path of a folder written by `train`")
+
+
+def load_card(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The card of a checkpoint; `InputError` if it is missing, not JSON, or of another format version."""
+    path = checkpoint_folder(name_or_path) / CARD
+    try:
+        card = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{path}: missing; a checkpoint is a folder with {CARD} and {WEIGHTS}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not readable as JSON ({error}); copy the checkpoint again") from None
+    if not isinstance(card, dict) or "format" not in card:
+        raise InputError(f"{path}: not a checkpoint card, it has no `format`; expected one written by `train`")
+    if card["format"] != FORMAT:
+        raise InputError(
+            f"{path}: format {card['format']!r}, this version reads format {FORMAT}; "
+            "train it again or install the version that wrote it"
+        )
+    return card
+
+
+def load_predictor(name_or_path: str | os.PathLike[str]) -> Predictor:
+    """The predictor of a checkpoint: a shipped name or a path.
+
+    Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
+    """
+    folder = checkpoint_folder(name_or_path)
+    card = load_card(folder)
+    path = folder / WEIGHTS
+    try:
+        flat = load_file(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: missing; a checkpoint is a folder with {CARD} and {WEIGHTS}") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InputError(f"{path}: not a whole safetensors file ({error}); copy the checkpoint again") from None
+    try:
+        template = jax.eval_shape(lambda: untrained(card["kind"], card["architecture"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
+    return _unflatten(template, flat, path)
+
+
+def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
+    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format` is added."""
+    flat = {name: np.asarray(leaf, np.float32) for name, leaf in _flatten(predictor).items()}
+    with atomic_folder(Path(folder)) as beside:
+        (beside / WEIGHTS).write_bytes(save(flat))
+        (beside / CARD).write_text(json.dumps({"format": FORMAT, **card}, indent=1) + "\n")
+
+
+def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
+    """A predictor of these sizes with initial weights: the template a checkpoint is read into.
+
+    Args:
+      kind: "mixture" or "neusight".
+      architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size).
+    """
+    key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
+    chosen = {name: FAMILIES[name] for name in architecture["families"]}
+    features = {name: jnp.zeros((2, _feature_count(family))) for name, family in chosen.items()}
+    tiles: dict[str, TileChoice] = {
+        name: init_tile_choice(key, family, features[name]) for name, family in chosen.items()
+    }
+    if kind == "mixture":
+        families = {name: init_family(key, family, features[name], hidden, members) for name, family in chosen.items()}
+        return MixturePredictor(families, tiles)
+    if kind == "neusight":
+        inputs = jnp.zeros((2, NEUSIGHT_INPUTS))
+        networks = {name: init_network(key, inputs, hidden, OUTPUTS, members) for name in chosen}
+        return NeuSightPredictor(networks, tiles)
+    raise unknown_name("predictor kind", kind, ("mixture", "neusight"))
+
+
+def _feature_count(family: Family) -> int:
+    one = jax.ShapeDtypeStruct((1,), jnp.float32)
+    return int(jax.eval_shape(family.features, {name: one for name in family.dims}, one).shape[-1])
+
+
+def _names(tree: Any) -> tuple[list[str], list[Any], Any]:
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    return names, [leaf for _, leaf in leaves], treedef
+
+
+def _flatten(tree: Any) -> dict[str, Any]:
+    names, leaves, _ = _names(tree)
+    return dict(zip(names, leaves, strict=True))
+
+
+def _unflatten(template: Any, flat: Mapping[str, np.ndarray], path: Path) -> Any:
+    names, leaves, treedef = _names(template)
+    extra = sorted(set(flat) - set(names))
+    if extra:
+        raise InputError(f"{path}: unexpected leaf {extra[0]}; the card and the weights do not belong together")
+    arrays = []
+    for name, leaf in zip(names, leaves, strict=True):
+        if name not in flat:
+            raise InputError(f"{path}: leaf {name} is missing; the card and the weights do not belong together")
+        if flat[name].shape != leaf.shape:
+            raise InputError(f"{path}: leaf {name} has shape {flat[name].shape}, the card says {leaf.shape}")
+        if not np.isfinite(flat[name]).all():
+            raise InputError(f"{path}: leaf {name} holds values that are not finite; copy the checkpoint again")
+        arrays.append(jnp.asarray(flat[name]))
+    return jax.tree_util.tree_unflatten(treedef, arrays)
