@@ -135,7 +135,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
 
 def _feature_count(family: Family) -> int:
     one = jax.ShapeDtypeStruct((1,), jnp.float32)
-    return int(jax.eval_shape(family.features, {name: one for name in family.dims}, one).shape[-1])
+    return int(jax.eval_shape(family.features, dict.fromkeys(family.dims, one), one).shape[-1])
 
 
 def _names(tree: Any) -> tuple[list[str], list[Any], Any]:

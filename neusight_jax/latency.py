@@ -45,7 +45,7 @@ def _latency(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: S
     return total
 
 
-def _floating(gpu: GPU) -> GPU:
+def on_device(gpu: GPU) -> GPU:
     """Every field as an inexact array of JAX's default width, so that all GPUs share one program."""
     return GPU(**{item.name: jnp.asarray(getattr(gpu, item.name), dtype=float) for item in fields(GPU)})
 
@@ -66,7 +66,7 @@ def kernel_latency(
     Returns: family -> seconds [kernel]. A GPU without the kernel's arithmetic path gives infinity.
     Gradients: reach predictor and GPU; at relaxation 0 the wave count is a step function of the SM count.
     """
-    return _kernel_latency(predictor, _floating(gpu), kernels, relaxation, _switch(isolated))
+    return _kernel_latency(predictor, on_device(gpu), kernels, relaxation, _switch(isolated))
 
 
 def latency(
@@ -77,7 +77,7 @@ def latency(
     `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
     machines with one program. Tables of equal padded size share a program too.
     """
-    return _latency(predictor, _floating(gpu), kernels, relaxation, _switch(isolated))
+    return _latency(predictor, on_device(gpu), kernels, relaxation, _switch(isolated))
 
 
 def predict_kernels(

@@ -1,0 +1,247 @@
+"""Forecast: what a model costs on a GPU, kernel by kernel, and where each number comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from neusight_jax.arithmetic import DTYPES
+from neusight_jax.gpu import GPU
+from neusight_jax.graph.graph import Graph
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import PHASES, KernelTable
+from neusight_jax.latency import in_row_order, kernel_terms, on_device
+from neusight_jax.roofline import Scalar, element_bytes
+from neusight_jax.terms import KernelTerms, Predictor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BOUNDS: tuple[str, ...] = ("compute", "memory", "launch")
+COLUMNS: tuple[str, ...] = (
+    "node",
+    "op",
+    "family",
+    "phase",
+    "dtype",
+    "count",
+    "flop",
+    "bytes",
+    "tile",
+    "waves",
+    "utilization",
+    "bound",
+    "seconds",
+    "network",
+)
+"""Columns of `Forecast.to_frame`: one row per distinct kernel; `seconds` is one launch, total = Σ seconds · count."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A model's latency on a GPU. Units: seconds, FLOP, bytes.
+
+    Attributes:
+      model, gpu: names, for people.
+      mode, dtype, batch_size, sequence_length, fused: the workload.
+      columns: per distinct kernel, see `COLUMNS`.
+      notes: what a reader should know before trusting the number.
+    """
+
+    model: str
+    gpu: str
+    mode: str
+    dtype: str
+    batch_size: int
+    sequence_length: int
+    fused: bool
+    columns: dict[str, np.ndarray]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the whole step."""
+        return float(np.sum(self._cost))
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds of the forward pass."""
+        return self._phase_s("forward")
+
+    @property
+    def backward_s(self) -> float:
+        """Seconds of the backward pass, weight gradients included; 0 for inference."""
+        return self._phase_s("backward") + self._phase_s("weight_gradient")
+
+    @property
+    def weight_gradient_s(self) -> float:
+        """The part of `backward_s` spent on gradients of weights."""
+        return self._phase_s("weight_gradient")
+
+    @property
+    def _cost(self) -> np.ndarray:
+        return np.asarray(self.columns["seconds"] * self.columns["count"], np.float64)
+
+    def _phase_s(self, phase: str) -> float:
+        return float(self._cost[self.columns["phase"] == phase].sum())
+
+    def seconds_by(self, column: str) -> dict[str, float]:
+        """Seconds by the values of a column (node, op, family, phase, bound ...), the most expensive first."""
+        labels, where = np.unique(self.columns[column].astype(str), return_inverse=True)
+        sums = np.bincount(where, weights=self._cost, minlength=len(labels))
+        order = np.argsort(-sums)
+        return {str(labels[i]): float(sums[i]) for i in order}
+
+    def most_expensive(self, count: int = 10) -> list[dict[str, Any]]:
+        """The kernels with the largest seconds × count, as plain values."""
+        order = np.argsort(-self._cost)[:count]
+        rows = []
+        for position in order:
+            row = {name: _plain(self.columns[name][position]) for name in COLUMNS}
+            rows.append({**row, "total_s": float(self._cost[position])})
+        return rows
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per distinct kernel (`COLUMNS`)."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: workload, totals, phases, families, bounds, the ten most expensive kernels."""
+        return {
+            "model": self.model,
+            "gpu": self.gpu,
+            "mode": self.mode,
+            "dtype": self.dtype,
+            "batch_size": self.batch_size,
+            "sequence_length": self.sequence_length,
+            "fused": self.fused,
+            "total_s": self.total_s,
+            "forward_s": self.forward_s,
+            "backward_s": self.backward_s,
+            "weight_gradient_s": self.weight_gradient_s,
+            "family_s": self.seconds_by("family"),
+            "bound_s": self.seconds_by("bound"),
+            "launches": float(self.columns["count"].sum()),
+            "flop": float(np.sum(self.columns["flop"] * self.columns["count"], dtype=np.float64)),
+            "bytes": float(np.sum(self.columns["bytes"] * self.columns["count"], dtype=np.float64)),
+            "most_expensive": self.most_expensive(),
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        """A table for people."""
+        from neusight_jax.report import forecast_text
+
+        return forecast_text(self)
+
+
+def predict(
+    predictor: Predictor,
+    gpu: GPU,
+    graph: Graph,
+    *,
+    gpu_name: str = "",
+    notes: Sequence[str] = (),
+    relaxation: Scalar = 0.0,
+) -> Forecast:
+    """Forecast a model on a GPU, kernels as they run inside the model.
+
+    Args:
+      predictor, gpu: what forecasts, and for which machine.
+      graph: the model and its workload.
+      gpu_name, notes: for the report only.
+      relaxation: see `latency.kernel_latency`; 0 = exact.
+    Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
+    """
+    gpu.peak_flop_per_s(graph.dtype)
+    table = graph.kernels
+    terms = _explained(predictor, on_device(gpu), table, relaxation)
+    columns = {**_kernel_columns(table), **_term_columns(table, jax.tree.map(np.asarray, terms))}
+    names = np.array([node.name for node in graph.nodes], object)
+    columns["node"] = names[columns["node"]]
+    return Forecast(
+        model=graph.name,
+        gpu=gpu_name,
+        mode=graph.mode,
+        dtype=graph.dtype,
+        batch_size=graph.batch_size,
+        sequence_length=graph.sequence_length,
+        fused=graph.fused,
+        columns={name: columns[name] for name in COLUMNS},
+        notes=tuple(notes),
+    )
+
+
+@jax.jit
+def _explained(predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: Scalar) -> dict[str, dict[str, Any]]:
+    out = {}
+    for name, term in kernel_terms(predictor, gpu, table, isolated=False, relaxation=relaxation).items():
+        batch = table.families[name]
+        work = FAMILIES[name].work(batch.dims, element_bytes(batch.dtype))
+        out[name] = {
+            "seconds": term.seconds,
+            "flop": work.flop,
+            "bytes": work.bytes_moved,
+            "tile": term.tile.index,
+            "waves": term.tile.waves,
+            "utilization": term.utilization,
+            "bound": _bound(term),
+        }
+    return out
+
+
+def _bound(term: KernelTerms) -> jax.Array:
+    body = jax.numpy.where(term.compute_s >= term.memory_s, 0, 1)
+    return jax.numpy.where(term.launch_s > term.seconds - term.launch_s, 2, body)
+
+
+def _kernel_columns(table: KernelTable) -> dict[str, np.ndarray]:
+    def named(attribute: str, words: Sequence[str]) -> np.ndarray:
+        values = {name: np.asarray(getattr(batch, attribute)) for name, batch in table.families.items()}
+        return np.array(words, object)[in_row_order(table, values)]
+
+    plain = {
+        attribute: in_row_order(
+            table, {name: np.asarray(getattr(batch, attribute)) for name, batch in table.families.items()}
+        )
+        for attribute in ("count", "node")
+    }
+    ops = {name: np.array(FAMILIES[name].ops, object)[np.asarray(batch.op)] for name, batch in table.families.items()}
+    own = {name: np.full(batch.row.shape, name, object) for name, batch in table.families.items()}
+    network = {name: np.full(batch.row.shape, FAMILIES[name].network, object) for name, batch in table.families.items()}
+    return {
+        **plain,
+        "phase": named("phase", PHASES),
+        "dtype": named("dtype", DTYPES),
+        "op": in_row_order(table, ops),
+        "family": in_row_order(table, own),
+        "network": in_row_order(table, network),
+    }
+
+
+def _term_columns(table: KernelTable, terms: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    words = {
+        name: {
+            **values,
+            "tile": np.array(FAMILIES[name].tiles, object)[values["tile"]],
+            "bound": np.array(BOUNDS, object)[values["bound"]],
+        }
+        for name, values in terms.items()
+    }
+    keys = next(iter(words.values()))
+    return {key: in_row_order(table, {name: values[key] for name, values in words.items()}) for key in keys}
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

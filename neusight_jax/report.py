@@ -1,0 +1,88 @@
+"""Tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from neusight_jax.units import MS, TERA, US
+
+if TYPE_CHECKING:
+    from neusight_jax.forecast import Forecast
+
+
+def duration(seconds: float) -> str:
+    """A time with a unit people read: 1.23 s, 4.56 ms, 7.8 us."""
+    if seconds >= 1.0:
+        return f"{seconds:.3f} s"
+    if seconds >= MS:
+        return f"{seconds / MS:.3f} ms"
+    return f"{seconds / US:.2f} us"
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> Table:
+    """A plain table: the first `text_columns` to the left, the rest to the right."""
+    out = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for position, name in enumerate(header):
+        out.add_column(name, justify="left" if position < text_columns else "right", no_wrap=True)
+    for row in rows:
+        out.add_row(*(Text(cell) for cell in row))
+    return out
+
+
+def forecast_tables(forecast: Forecast) -> RenderableType:
+    """Totals, phases, families and the ten most expensive kernels."""
+    total = forecast.total_s
+    fused = ", fused" if forecast.fused else ""
+    head = (
+        f"{forecast.model} on {forecast.gpu or 'the given GPU'}: {forecast.mode}, batch {forecast.batch_size}, "
+        f"sequence {forecast.sequence_length}, {forecast.dtype}{fused}"
+    )
+    tokens = forecast.batch_size * forecast.sequence_length
+    flop = float((forecast.columns["flop"] * forecast.columns["count"]).sum())
+    launches = int(forecast.columns["count"].sum())
+    speed = f"{flop / total / TERA:.2f} TFLOP/s over {launches} kernel launches"
+    summary = [f"total {duration(total)}  ({tokens / total:,.0f} tokens/s, {speed})"]
+
+    def shares(title: str, column: str) -> Table:
+        rows = [[key, duration(value), f"{value / total:.1%}"] for key, value in forecast.seconds_by(column).items()]
+        return table(title, [column, "time", "share"], rows)
+
+    top = [
+        [
+            row["node"],
+            row["op"],
+            row["phase"],
+            f"{row['count']:g}",
+            duration(row["seconds"]),
+            f"{row['total_s'] / total:.1%}",
+            row["tile"],
+            f"{row['waves']:.0f}",
+            f"{row['utilization']:.2f}",
+            row["bound"],
+        ]
+        for row in forecast.most_expensive()
+    ]
+    columns = ["node", "op", "phase", "count", "each", "share", "tile", "waves", "utilization", "bound"]
+    parts: list[RenderableType] = [Text(head, style="bold"), *map(Text, summary), Text("")]
+    parts += [shares("Phases", "phase"), Text(""), shares("Families", "family"), Text("")]
+    parts += [table("Ten most expensive kernels", columns, top, text_columns=3)]
+    parts += [Text(f"note: {note}") for note in forecast.notes]
+    return Group(*parts)
+
+
+def forecast_text(forecast: Forecast, width: int = 140) -> str:
+    """`forecast_tables` as plain text."""
+    return as_text(forecast_tables(forecast), width)
+
+
+def as_text(renderable: RenderableType, width: int = 140) -> str:
+    """Anything rich renders, as plain text without colours."""
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
