@@ -1,0 +1,270 @@
+"""Reading measurements: Parquet files of the schema into one checked, normalised frame, or into a `KernelTable`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from neusight_jax.arithmetic import DTYPES
+from neusight_jax.datasets import schema
+from neusight_jax.datasets.devices import find_device
+from neusight_jax.datasets.model_tables import END_TO_END, PER_OP, ModelTable, check_models
+from neusight_jax.datasets.row_checks import FRAME_COLUMNS, check_rows, join_problems, refusal
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import KernelTable, batch_from_columns
+
+KERNEL_FOLDERS: tuple[str, ...] = ("kernels", "kernels_amd")
+"""Folders of kernel sweeps in a measurement folder."""
+
+OnInvalid = Literal["refuse", "drop"]
+
+_READ_COLUMNS: tuple[str, ...] = (
+    *("device", "op", "dtype"),
+    *schema.DIM_COLUMNS,
+    *("latency_s", "kernel_name"),
+    *schema.GRID_COLUMNS,
+    *schema.BLOCK_COLUMNS,
+)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Checked measurements.
+
+    Attributes:
+      frame: one row per kernel measurement: device (canonical), family, op, dtype, the dims batch m n k | rows cols
+        reads writes (NaN where not of the family), latency_s, kernel_name, tile ("MxN"), blocks, file, row (from 0).
+      problems: file, row, problem, detail of rows that were dropped.
+      end_to_end: measured whole models, or None.
+      per_op: measured graph nodes, or None.
+      notes: what was left out and why, for people.
+    """
+
+    frame: pd.DataFrame
+    problems: pd.DataFrame
+    end_to_end: pd.DataFrame | None = None
+    per_op: pd.DataFrame | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_measurements(
+    paths: Sequence[Path | str] | Path | str,
+    *,
+    on_invalid: OnInvalid = "refuse",
+    devices: Sequence[str] | None = None,
+    ops: Sequence[str] | None = None,
+) -> Measurements:
+    """Read and check measurements.
+
+    Args:
+      paths: Parquet files of the schema, or folders that hold some, or that hold `kernels/`, `kernels_amd/`, `models/`.
+      on_invalid: what to do with bad rows: "refuse" raises, "drop" leaves them out and lists them in `problems`.
+      devices: only rows of these GPUs (names or aliases); rows of others are not even checked.
+      ops: only these operators (schema names such as `ln`, or families).
+    Raises: `InputError` when a path holds nothing of the schema, a file is unreadable, a column is missing, rows are
+      bad (and not dropped), or nothing is left.
+    """
+    if on_invalid not in ("refuse", "drop"):
+        raise unknown_name("on_invalid", str(on_invalid), ("refuse", "drop"))
+    wanted = None if devices is None else {find_device(name)[0] for name in devices}
+    chosen = None if ops is None else _schema_ops(ops)
+    roots = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
+    if not roots:
+        raise InputError("no measurements were given; expected Parquet files or folders of the measurement schema")
+    kernels, end_to_end, per_op = _find(roots)
+    frames, problems, notes = [], [], []
+    total = bad = 0
+    for file in kernels:
+        raw = _only(_read_parquet(file, _READ_COLUMNS), wanted, chosen)
+        checked = check_rows(raw, str(file))
+        total, bad = total + len(raw), bad + int(checked.bad.sum())
+        problems.append(checked.problems)
+        unmodelled = checked.frame["family"].isna().to_numpy()
+        left_out = int((unmodelled & ~checked.bad).sum())
+        if left_out:
+            names = ", ".join(sorted(set(checked.frame["op"][unmodelled & ~checked.bad])))
+            notes.append(f"{file}: {left_out} rows of {names} left out, no kernel family models it yet")
+        frames.append(checked.frame[~(unmodelled | checked.bad)])
+    tables: dict[str, pd.DataFrame | None] = {}
+    for table, files, read in ((END_TO_END, end_to_end, _read_csv), (PER_OP, per_op, _read_whole)):
+        tables[table.name], part_problems, rows, wrong = _read_models(table, files, read, wanted)
+        problems.append(part_problems)
+        total, bad = total + rows, bad + wrong
+    listed = join_problems(problems)
+    if bad and on_invalid == "refuse":
+        raise refusal(bad, total, listed)
+    if bad == total:
+        raise _nothing_left(roots, bad, wanted, chosen)
+    frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
+    return Measurements(frame, listed, tables[END_TO_END.name], tables[PER_OP.name], tuple(notes))
+
+
+def read_kernels(path: Path | str) -> KernelTable:
+    """Kernels of one Parquet file of the schema as a `KernelTable`, in file order, to be forecast on any GPU.
+
+    Args:
+      path: the file. `latency_s` may be absent and the device unknown or absent; what is there is checked.
+    Raises: `InputError` when the file is unreadable, lacks a column, or holds bad rows or an unmodelled operator.
+    """
+    file = Path(path)
+    if file.is_dir():
+        raise InputError(
+            f"{file} is a folder, expected one Parquet file of the measurement schema, such as {file}/linear.parquet"
+        )
+    raw = _read_parquet(file, _READ_COLUMNS)
+    checked = check_rows(raw, str(file), to_predict=True)
+    if checked.bad.any():
+        raise refusal(int(checked.bad.sum()), len(raw), checked.problems)
+    for op in checked.frame["op"][checked.frame["family"].isna()].unique():
+        schema.family_op(op)
+    return table_from_frame(checked.frame)
+
+
+def table_from_frame(frame: pd.DataFrame) -> KernelTable:
+    """A `KernelTable` from rows of the normalised frame, in frame order."""
+    families = frame["family"].to_numpy().astype(str)
+    ops, dtypes = frame["op"].to_numpy(), frame["dtype"].to_numpy()
+    dtype_index = pd.Series(dtypes, dtype=object).map({name: index for index, name in enumerate(DTYPES)}).to_numpy()
+    batches = {}
+    for name, family in FAMILIES.items():
+        where = np.flatnonzero(families == name)
+        batches[name] = batch_from_columns(
+            family,
+            ops[where],
+            {dim: frame[dim].to_numpy(np.float64)[where] for dim in family.dims},
+            dtype=dtype_index[where],
+            count=np.ones(len(where)),
+            phase=np.zeros(len(where), np.int32),
+            node=where,
+            row=where,
+        )
+    return KernelTable(batches)
+
+
+def _schema_ops(names: Iterable[str]) -> set[str]:
+    """Schema operators from names of operators and families."""
+    chosen: set[str] = set()
+    for name in names:
+        members = {op for op in schema.OPS if op not in schema.UNMODELLED_OPS and name in schema.family_op(op)}
+        members |= {name} & set(schema.OPS)
+        if not members:
+            raise unknown_name("op", name, (*schema.OPS, *FAMILIES))
+        chosen |= members
+    return chosen
+
+
+def _find(roots: Iterable[Path]) -> tuple[list[Path], list[Path], list[Path]]:
+    """Kernel files, end-to-end files and per-op files below the given paths, each once, in order."""
+    kernels: dict[Path, None] = {}
+    models: dict[str, dict[Path, None]] = {END_TO_END.file: {}, PER_OP.file: {}}
+    for root in roots:
+        if root.is_file():
+            models.get(root.name, kernels)[root] = None
+            continue
+        if not root.exists():
+            raise InputError(f"{root} does not exist; expected a Parquet file or folder of the measurement schema")
+        found = 0
+        for folder in (root, *(root / name for name in KERNEL_FOLDERS)):
+            files = [file for file in sorted(folder.glob("*.parquet")) if file.name != PER_OP.file and file.is_file()]
+            kernels.update(dict.fromkeys(files))
+            found += len(files)
+        for folder in (root, root / "models"):
+            for name, files_of in models.items():
+                if (folder / name).is_file():
+                    files_of[folder / name] = None
+                    found += 1
+        if not found:
+            raise InputError(
+                f"{root} holds no measurements; expected *.parquet of the measurement schema, or kernels/, "
+                "kernels_amd/ or models/; make such a folder with `neusight-jax import` or `neusight-jax profile`"
+            )
+    return list(kernels), list(models[END_TO_END.file]), list(models[PER_OP.file])
+
+
+def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
+    """Columns of a Parquet file that are there (all when None); one-line errors for all that can be wrong with it."""
+    if not file.exists():
+        raise InputError(f"{file} does not exist; expected a Parquet file of the measurement schema")
+    try:
+        with pq.ParquetFile(file) as opened:
+            names = opened.schema_arrow.names
+            if columns is not None:
+                known = set(columns)
+                names = [name for name in names if name in known] or names
+            frame: pd.DataFrame = opened.read(columns=names).to_pandas()
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise InputError(
+            f"{file} is not a readable Parquet file ({reason}); expected the measurement schema, copy or make it again"
+        ) from error
+    if frame.empty:
+        raise InputError(f"{file} holds no rows; remove it or measure again")
+    return frame.reset_index(drop=True)
+
+
+def _read_whole(file: Path) -> pd.DataFrame:
+    return _read_parquet(file)
+
+
+def _read_csv(file: Path) -> pd.DataFrame:
+    try:
+        frame = pd.read_csv(file)
+    except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors
+        reason = str(error).splitlines()[0][:200]
+        raise InputError(f"{file} is not a readable CSV file ({reason}); expected measured models") from error
+    if frame.empty:
+        raise InputError(f"{file} holds no rows; remove it or measure again")
+    return frame
+
+
+def _only(raw: pd.DataFrame, devices: set[str] | None, ops: set[str] | None) -> pd.DataFrame:
+    """Rows of the wanted devices and operators."""
+    if ops is not None and "op" in raw.columns:
+        raw = raw[raw["op"].isin(ops)]
+    if devices is not None and "device" in raw.columns:
+        wanted = [name for name in raw["device"].dropna().unique() if _is_one_of(str(name), devices)]
+        raw = raw[raw["device"].isin(wanted)]
+    return raw
+
+
+def _is_one_of(name: str, devices: set[str]) -> bool:
+    try:
+        return find_device(name)[0] in devices
+    except InputError:
+        return False
+
+
+def _read_models(
+    table: ModelTable, files: Iterable[Path], read: Callable[[Path], pd.DataFrame], devices: set[str] | None
+) -> tuple[pd.DataFrame | None, pd.DataFrame, int, int]:
+    """Model tables of a kind: good rows (None when there are no files), problems, rows seen, rows bad."""
+    frames, problems = [], []
+    rows = wrong = 0
+    for file in files:
+        raw = _only(read(file), devices, None)
+        good, found, bad = check_models(table, raw, str(file))
+        rows, wrong = rows + len(raw), wrong + bad
+        frames.append(good)
+        problems.append(found)
+    return (_concat(frames) if frames else None), join_problems(problems), rows, wrong
+
+
+def _concat(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    filled = [frame for frame in frames if len(frame)] or list(frames[:1])
+    return pd.concat(filled, ignore_index=True)
+
+
+def _nothing_left(roots: Iterable[Path], bad: int, devices: set[str] | None, ops: set[str] | None) -> InputError:
+    where = ", ".join(str(root) for root in roots)
+    if bad:
+        return InputError(f"all {bad} measurement rows of {where} are bad; none is left once they are dropped")
+    asked = [f"device {name!r}" for name in sorted(devices or ())] + [f"op {name!r}" for name in sorted(ops or ())]
+    return InputError(f"{where}: no measurements of {', '.join(asked)}; ask for others or give more folders")

@@ -1,0 +1,123 @@
+"""The measurement schema: operators, columns and dims, and the one door where its letters become ours.
+
+In the schema a matrix product is (m, n) × (n, k): **n is the contraction**. Inside, a product is M×K · K×N with K the
+contraction. Only `row_dims` knows both.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
+
+GEMM_OPS: tuple[str, ...] = ("linear", "bmm")
+"""Matrix products, dims b, m, n, k; `b` of linear may be absent (1)."""
+VECTOR_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "softmax", "ln")
+"""Operators on a tensor of b rows × h columns."""
+UNMODELLED_OPS: tuple[str, ...] = ("conv",)
+"""Operators of the schema that no kernel family models yet."""
+OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *UNMODELLED_OPS)
+"""Every operator of the schema: file names in `kernels/` and values of the column `op`."""
+
+CONV_COLUMNS: tuple[str, ...] = (
+    "b",
+    "input_channels",
+    "output_channels",
+    "kernel_size",
+    "input_size",
+    "stride",
+    "padding",
+)
+GRID_COLUMNS: tuple[str, ...] = ("grid_x", "grid_y", "grid_z")
+BLOCK_COLUMNS: tuple[str, ...] = ("block_x", "block_y", "block_z")
+DIM_COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(("b", "m", "n", "k", "h", *CONV_COLUMNS)))
+"""Every column that may hold a dim."""
+
+FRAME_DIMS: tuple[str, ...] = ("batch", "m", "n", "k", "rows", "cols", "reads", "writes")
+"""Dims of the normalised frame, in our letters; NaN where an operator has no such dim."""
+
+Columns = np.ndarray[Any, np.dtype[Any]]
+
+_FAMILY_OPS: dict[str, tuple[str, str]] = {
+    **{op: (op, op) for op in GEMM_OPS},
+    **{op: ("elementwise", op) for op in (*BINARY_OPS, *UNARY_OPS)},
+    "softmax": ("softmax", "softmax"),
+    "ln": ("norm", "layernorm"),
+}
+_TILES: tuple[re.Pattern[str], ...] = (
+    re.compile(r"sgemm_(\d+)x(\d+)"),
+    re.compile(r"tilesize(\d+)x(\d+)"),
+    re.compile(r"_mt(\d+)x(\d+)"),
+)
+
+
+def op_columns(op: str) -> tuple[str, ...]:
+    """Dim columns an operator's rows must have; `InputError` for an unknown operator."""
+    if op in GEMM_OPS:
+        return ("m", "n", "k") if op == "linear" else ("b", "m", "n", "k")
+    if op in VECTOR_OPS:
+        return ("b", "h")
+    if op in UNMODELLED_OPS:
+        return CONV_COLUMNS
+    raise unknown_name("op", op, OPS)
+
+
+def family_op(op: str) -> tuple[str, str]:
+    """Kernel family of a schema operator, and the operator's name in it (`ln` is `layernorm` of `norm`).
+
+    Raises: `InputError` for an unknown operator and for one no family models.
+    """
+    if op in UNMODELLED_OPS:
+        raise InputError(
+            f"op {op!r} is not modelled yet: its measurements are read and checked, but no kernel family forecasts it; "
+            f"leave its rows out, modelled are {', '.join(_FAMILY_OPS)}"
+        )
+    if op not in _FAMILY_OPS:
+        raise unknown_name("op", op, OPS)
+    return _FAMILY_OPS[op]
+
+
+def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Columns]]:
+    """Family and family dims of rows of one operator: the one door from the schema's letters to ours.
+
+    Args:
+      op: operator of the schema.
+      columns: its dim columns, equal length. For matrix products n is the contraction.
+    Returns: family name and its dims by name; our (m, n, k) is the schema's (m, k, n).
+    Raises: `InputError` for an unknown or unmodelled operator.
+    """
+    family, _ = family_op(op)
+    if op in GEMM_OPS:
+        batch = columns["b"] if "b" in columns else np.ones_like(columns["m"])
+        return family, {"batch": batch, "m": columns["m"], "n": columns["k"], "k": columns["n"]}
+    rows = columns["b"]
+    reads = 2.0 if op in BINARY_OPS else 1.0
+    dims = {"rows": rows, "cols": columns["h"], "reads": np.full_like(rows, reads), "writes": np.ones_like(rows)}
+    return family, {name: dims[name] for name in FAMILIES[family].dims}
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_tile(kernel_name: str) -> str | None:
+    """Output tile of a GEMM kernel from its name, as "rows of M x columns of N"; None when the name does not say.
+
+    Libraries are column-major, so the first number of the name tiles our N and the second our M: `sgemm_128x64` is
+    "64x128".
+    """
+    lowered = kernel_name.lower()
+    for pattern in _TILES:
+        match = pattern.search(lowered)
+        if match:
+            return f"{match[2]}x{match[1]}"
+    return None
+
+
+def grid_in_threads(kernel_name: str) -> bool:
+    """Whether the profiler gives this kernel's grid in threads, not blocks: AMD's GEMM library (`Cijk_...`) does."""
+    return kernel_name.lower().startswith("cijk_")
