@@ -1,0 +1,211 @@
+"""GPU: one machine as numbers, all traced, so that a forecast can be differentiated, swept and batched over it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from neusight_jax.arithmetic import DTYPES, PATHS
+from neusight_jax.errors import InputError
+from neusight_jax.units import GB, GIB, GIGA, MEGA, MIB, TERA
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GPU:
+    """One device as the framework shows it (an MI250 is one of its two dies). Peaks are dense; 0 marks an absent path.
+
+    Attributes:
+      num_sms: streaming multiprocessors (AMD: compute units; Intel: Xe cores).
+      clock_hz: boost clock, Hz.
+      mem_bytes_per_s: device memory bandwidth, bytes/s.
+      mem_bytes: device memory, bytes.
+      l2_bytes: L2 cache, bytes.
+      tdp_w: board power, W.
+      link_bytes_per_s: bandwidth to the other GPUs, each direction, bytes/s.
+      process_nm: lithography node, nm; stands for the energy of one FLOP.
+      fp32_flop_per_s: peak of the fp32 vector path, FLOP/s; every chip has it.
+      fp32_matrix_flop_per_s: peak of a separate fp32 matrix path (AMD), FLOP/s.
+      tf32_flop_per_s: peak of tf32 matrix products, FLOP/s.
+      bf16_flop_per_s: peak of bf16 matrix products, FLOP/s.
+      fp16_flop_per_s: peak of fp16 matrix products accumulated in fp32, FLOP/s.
+      fp8_flop_per_s: peak of fp8 matrix products accumulated in fp32, FLOP/s.
+      fp4_flop_per_s: peak of fp4 matrix products, FLOP/s.
+      int8_flop_per_s: peak of int8 matrix products, operations/s.
+    """
+
+    num_sms: ArrayLike
+    clock_hz: ArrayLike
+    mem_bytes_per_s: ArrayLike
+    mem_bytes: ArrayLike
+    l2_bytes: ArrayLike
+    tdp_w: ArrayLike
+    link_bytes_per_s: ArrayLike
+    process_nm: ArrayLike
+    fp32_flop_per_s: ArrayLike
+    fp32_matrix_flop_per_s: ArrayLike = 0.0
+    tf32_flop_per_s: ArrayLike = 0.0
+    bf16_flop_per_s: ArrayLike = 0.0
+    fp16_flop_per_s: ArrayLike = 0.0
+    fp8_flop_per_s: ArrayLike = 0.0
+    fp4_flop_per_s: ArrayLike = 0.0
+    int8_flop_per_s: ArrayLike = 0.0
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Names of the arithmetic paths this chip has, in the order of `arithmetic.PATHS`. Host only."""
+        return tuple(path for path in PATHS if np.all(np.asarray(getattr(self, peak_field(path))) > 0))
+
+    def peak_flop_per_s(self, path: str) -> ArrayLike:
+        """Peak of one arithmetic path, FLOP/s. Host only; `InputError` listing the paths present if it is absent."""
+        if path not in self.paths:
+            raise InputError(f"this GPU has no arithmetic path {path!r}; expected one of {', '.join(self.paths)}")
+        value: ArrayLike = getattr(self, peak_field(path))
+        return value
+
+    def matrix_paths(self) -> Float[Array, "*gpu dtype"]:
+        """Peak that matrix products of each dtype run on, in the order of `arithmetic.DTYPES`, FLOP/s; 0 where absent.
+
+        fp32 runs on the fp32 matrix path where there is one, else on the vector path. Works under `jit`, `grad` and
+        `vmap`; the gradient goes to the path that is used.
+        """
+        fp32 = jnp.where(
+            jnp.asarray(self.fp32_matrix_flop_per_s) > 0, self.fp32_matrix_flop_per_s, self.fp32_flop_per_s
+        )
+        named = [jnp.asarray(getattr(self, peak_field(dtype))) for dtype in DTYPES if dtype != "fp32"]
+        return jnp.stack([fp32, *named], axis=-1)
+
+    def replace(self, **changes: ArrayLike) -> GPU:
+        """This GPU with fields replaced: a hypothetical machine. `InputError` for a field there is not."""
+        for name in changes:
+            if name not in FIELDS:
+                raise InputError(f"a GPU has no field {name!r}; expected one of {', '.join(FIELDS)}")
+        floats = {name: float(value) if type(value) is int else value for name, value in changes.items()}
+        return dataclasses.replace(self, **floats)
+
+
+FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
+"""Names of the GPU figures."""
+
+REQUIRED_FIELDS: tuple[str, ...] = tuple(
+    field.name for field in dataclasses.fields(GPU) if field.default is dataclasses.MISSING
+)
+"""Figures every GPU must have; the others are arithmetic paths it may lack."""
+
+
+def peak_field(path: str) -> str:
+    """Name of the field that holds the peak of an arithmetic path."""
+    return f"{path}_flop_per_s"
+
+
+def stack_gpus(gpus: Sequence[GPU]) -> GPU:
+    """Several GPUs as one record with arrays [gpu], to `vmap` over. `InputError` for an empty list."""
+    if not gpus:
+        raise InputError("no GPU to stack; expected at least one")
+    stacked: GPU = jax.tree.map(lambda *values: jnp.stack([jnp.asarray(value, float) for value in values]), *gpus)
+    return stacked
+
+
+@dataclass(frozen=True)
+class _Range:
+    """What a figure may be, and which other units it may have been written in.
+
+    Attributes:
+      low, high: accepted values, base unit; generous, so that hypothetical machines pass.
+      usual_low, usual_high: where real machines lie; a unit is guessed if it brings the value here.
+      units: (unit, factor to the base unit as a number, the same as text).
+    """
+
+    low: float
+    high: float
+    usual_low: float
+    usual_high: float
+    units: tuple[tuple[str, float, str], ...] = ()
+
+
+_BANDWIDTH = (("GB/s", GB, "1e9"), ("TB/s", TERA, "1e12"), ("MB/s", MEGA, "1e6"))
+_PEAK = (("TFLOP/s", TERA, "1e12"), ("GFLOP/s", GIGA, "1e9"), ("PFLOP/s", 1e15, "1e15"))
+
+_RANGES: dict[str, _Range] = {
+    "num_sms": _Range(1.0, 1e5, 1.0, 1e3),
+    "clock_hz": _Range(1e8, 1e10, 5e8, 5e9, (("MHz", MEGA, "1e6"), ("GHz", GIGA, "1e9"), ("kHz", 1e3, "1e3"))),
+    "mem_bytes_per_s": _Range(1e10, 1e14, 5e10, 5e13, _BANDWIDTH),
+    "mem_bytes": _Range(
+        1e9,
+        1e14,
+        2e9,
+        2e12,
+        (("GB or GiB", GIB, "1e9 or 1073741824"), ("MiB", MIB, "1048576"), ("TB", TERA, "1e12")),
+    ),
+    "l2_bytes": _Range(1e5, 1e10, 1e6, 2e9, (("MB", MIB, "1048576"), ("kB", 1024.0, "1024"))),
+    "tdp_w": _Range(5.0, 1e5, 30.0, 5e3, (("kW", 1e3, "1e3"), ("mW", 1e-3, "1e-3"))),
+    "link_bytes_per_s": _Range(1e8, 1e14, 4e9, 5e12, _BANDWIDTH),
+    "process_nm": _Range(0.1, 200.0, 1.0, 100.0, (("metres", 1e9, "1e9"),)),
+    "fp32_flop_per_s": _Range(1e10, 1e17, 1e12, 5e14, _PEAK),
+    "fp32_matrix_flop_per_s": _Range(1e10, 1e17, 1e12, 5e14, _PEAK),
+    "tf32_flop_per_s": _Range(1e10, 1e18, 5e12, 4e15, _PEAK),
+    "bf16_flop_per_s": _Range(1e10, 1e19, 1e13, 8e15, _PEAK),
+    "fp16_flop_per_s": _Range(1e10, 1e19, 1e13, 8e15, _PEAK),
+    "fp8_flop_per_s": _Range(1e10, 1e19, 2e13, 2e16, _PEAK),
+    "fp4_flop_per_s": _Range(1e10, 1e19, 4e13, 8e16, _PEAK),
+    "int8_flop_per_s": _Range(1e10, 1e19, 2e13, 2e16, _PEAK),
+}
+
+
+def plain_number(value: float) -> str:
+    """A number as one would write it: 3350, 1e10."""
+    short = f"{value:.0e}"
+    text = short if value >= 1e5 and float(short) == value else f"{value:g}"
+    return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+
+
+def check_figure(field: str, value: float, where: str) -> None:
+    """`InputError` unless a figure is finite, positive (an optional path may be 0) and of a believable size.
+
+    Args:
+      field: one of `FIELDS`.
+      value: the figure, in the field's base unit.
+      where: opens the message, e.g. the file name.
+    """
+    limits = _RANGES[field]
+    if value == 0 and field not in REQUIRED_FIELDS:
+        return
+    span = f"{plain_number(limits.low)} to {plain_number(limits.high)}"
+    if not np.isfinite(value):
+        raise InputError(f"{where}: {field} is {value}, expected a finite number, {span}")
+    if value <= 0:
+        absent = "" if field in REQUIRED_FIELDS else ", or 0 for a path the chip lacks"
+        raise InputError(f"{where}: {field} is {plain_number(value)}, expected a positive number, {span}{absent}")
+    if limits.low <= value <= limits.high:
+        return
+    guess = "check its unit"
+    for unit, factor, text in limits.units:
+        if limits.usual_low <= value * factor <= limits.usual_high:
+            guess = f"this looks like {unit}, multiply by {text}"
+            break
+    raise InputError(f"{where}: {field} is {plain_number(value)}, expected {span}; {guess}")
+
+
+def validate_gpu(gpu: GPU, where: str = "GPU") -> None:
+    """`InputError` naming the first figure that is not a finite, positive, believable number.
+
+    Args:
+      gpu: one GPU, or several stacked; traced fields cannot be checked and are passed over.
+      where: opens the message.
+    """
+    for field in FIELDS:
+        value = getattr(gpu, field)
+        if isinstance(value, jax.core.Tracer):
+            continue
+        try:
+            figures = np.asarray(value, np.float64).ravel()
+        except (TypeError, ValueError):
+            raise InputError(f"{where}: {field} is {value!r}, expected a number") from None
+        for figure in figures:
+            check_figure(field, float(figure), where)

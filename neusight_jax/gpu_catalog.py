@@ -1,0 +1,109 @@
+"""The GPU catalog: `datasets/gpus.yaml`, by canonical name or alias."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from neusight_jax.errors import unknown_name
+from neusight_jax.gpu import FIELDS, GPU
+
+
+@dataclass(frozen=True)
+class GPUInfo:
+    """What the catalog says about a GPU beside its figures.
+
+    Attributes:
+      name: canonical name, the driver's where known.
+      vendor: "NVIDIA", "AMD" or "Intel".
+      architecture: e.g. "ampere", "cdna2".
+      aliases: other names it answers to.
+      lanes_per_sm: fp32 lanes of one SM; fp32 peak = SMs × lanes × 2 × clock.
+      sources: figure -> where it can be checked.
+      estimates: figures that are not public, or on which sources disagree.
+    """
+
+    name: str
+    vendor: str
+    architecture: str
+    aliases: tuple[str, ...]
+    lanes_per_sm: float
+    sources: Mapping[str, str]
+    estimates: tuple[str, ...]
+
+
+class Yaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Safe YAML that also reads `3.35e12` as a number, which YAML 1.1 takes for text."""
+
+
+Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9_]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def fold_name(name: str) -> str:
+    """A GPU name without case, spaces, dashes, underscores and leading vendor: what names are compared by."""
+    folded = re.sub(r"[\s_\-()]+", "", name.lower())
+    return re.sub(r"^(nvidia|amd|intel)(?=.)", "", folded)
+
+
+@functools.cache
+def _entries() -> dict[str, dict[str, Any]]:
+    """The catalog file, canonical name -> entry."""
+    text = resources.files("neusight_jax.datasets").joinpath("gpus.yaml").read_text(encoding="utf-8")
+    entries: dict[str, dict[str, Any]] = yaml.load(text, Loader=Yaml)
+    return entries
+
+
+@functools.cache
+def _index() -> dict[str, str]:
+    """Folded name or alias -> canonical name."""
+    return {fold_name(known): name for name, entry in _entries().items() for known in (name, *entry["aliases"])}
+
+
+def list_gpus() -> list[str]:
+    """Canonical names of the GPUs in the catalog."""
+    return list(_entries())
+
+
+def canonical_name(name: str) -> str | None:
+    """The catalog's name for a GPU, whatever alias it is given; None if the catalog does not have it."""
+    return _index().get(fold_name(name))
+
+
+def _entry(name: str) -> tuple[str, dict[str, Any]]:
+    """Canonical name and entry of a GPU; `InputError` offering the nearest names."""
+    canonical = canonical_name(name)
+    if canonical is None:
+        names = [known for each, entry in _entries().items() for known in (each, *entry["aliases"])]
+        hint = "`neusight-jax gpus` lists all; or give a JSON or YAML file with its figures"
+        raise unknown_name("GPU", name, names, hint)
+    return canonical, _entries()[canonical]
+
+
+def catalog_gpu(name: str) -> GPU:
+    """A GPU of the catalog by name or alias. `InputError` if there is none of that name."""
+    entry = _entry(name)[1]
+    return GPU(**{field: float(entry[field]) for field in FIELDS if field in entry})
+
+
+def gpu_info(name: str) -> GPUInfo:
+    """What the catalog says about a GPU, by name or alias. `InputError` if there is none of that name."""
+    canonical, entry = _entry(name)
+    return GPUInfo(
+        name=canonical,
+        vendor=entry["vendor"],
+        architecture=entry["architecture"],
+        aliases=tuple(str(alias) for alias in entry["aliases"]),
+        lanes_per_sm=float(entry["lanes_per_sm"]),
+        sources=entry["sources"],
+        estimates=tuple(entry["estimates"]),
+    )

@@ -1,0 +1,125 @@
+"""GPU files of the user, JSON or YAML, and the front door `load_gpu` that takes a catalog name or such a file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
+from neusight_jax.errors import InputError
+from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, plain_number
+from neusight_jax.gpu_catalog import Yaml, canonical_name, catalog_gpu
+
+_SUFFIXES = (".json", ".yaml", ".yml")
+_NOTES = ("name", "base", "vendor", "architecture", "aliases", "lanes_per_sm", "sources", "estimates", "note", "notes")
+"""Keys of a GPU file that are not figures; all but `name` and `base` are for the reader only."""
+
+
+def load_gpu(name_or_path: str | os.PathLike[str]) -> GPU:
+    """A GPU by catalog name or alias, or from a JSON or YAML file.
+
+    A file holds the fields of `GPU` in base units, with `base: <catalog GPU>` if it lists only what differs; a device
+    file of the NeuSight repository is read as well.
+
+    Raises: `InputError` naming the nearest GPUs, or what in the file is wrong.
+    """
+    return load_named_gpu(name_or_path)[1]
+
+
+def load_named_gpu(name_or_path: str | os.PathLike[str]) -> tuple[str, GPU]:
+    """As `load_gpu`, with a name for reports: the catalog's, or the file's `name`, or the file's own name."""
+    given = os.fspath(name_or_path)
+    canonical = canonical_name(given)
+    if canonical is not None and not isinstance(name_or_path, os.PathLike):
+        return canonical, catalog_gpu(canonical)
+    separators = [mark for mark in (os.sep, os.altsep, "/") if mark]
+    is_path = given.lower().endswith(_SUFFIXES) or any(mark in given for mark in separators)
+    if is_path or isinstance(name_or_path, os.PathLike):
+        return _read_gpu(Path(given).expanduser())
+    return given, catalog_gpu(given)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON or YAML file. `InputError` if there is no such file, or it holds something else."""
+    if not path.exists():
+        raise InputError(f"{path}: no such GPU file; check the path, or give a catalog name (`neusight-jax gpus`)")
+    if not path.is_file():
+        raise InputError(f"{path} is a folder, expected one GPU file in JSON or YAML")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text ({type(error).__name__})") from None
+    is_json = path.suffix.lower() == ".json"
+    try:
+        content = json.loads(text) if is_json else yaml.load(text, Loader=Yaml)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path.name}: not JSON: {error.msg} at line {error.lineno}; mend the syntax") from None
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark is not None else ""
+        raise InputError(f"{path.name}: not YAML: {getattr(error, 'problem', error)}{where}; mend the syntax") from None
+    if not isinstance(content, dict):
+        found = "nothing" if content is None else f"a {type(content).__name__}"
+        raise InputError(f"{path.name}: holds {found}, expected a mapping of GPU fields, e.g. num_sms: 132")
+    return {str(key): value for key, value in content.items()}
+
+
+def _read_gpu(path: Path) -> tuple[str, GPU]:
+    """Name and GPU from a file in either layout."""
+    content = read_mapping(path)
+    return gpu_from_sheet(content, path) if is_reference_sheet(content) else gpu_from_fields(content, path)
+
+
+def gpu_from_fields(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
+    """Name and GPU from a mapping of GPU fields.
+
+    Args:
+      content: figures in base units, `name` and `base` if wanted.
+      path: the file it is from, for messages and as the name if it gives none.
+    """
+    where = path.name
+    for key in content:
+        if key not in FIELDS and key not in _NOTES:
+            near = difflib.get_close_matches(key.lower(), FIELDS + _NOTES[:2], n=1, cutoff=0.3)
+            hint = f"nearest: {near[0]}" if near else f"expected one of {', '.join(FIELDS)}"
+            raise InputError(f"{where}: unknown field {key!r}; {hint}")
+    figures = {key: _number(key, value, where) for key, value in content.items() if key in FIELDS}
+    base = content.get("base")
+    if base is not None:
+        try:
+            start = catalog_gpu(str(base))
+        except InputError as error:
+            raise InputError(f"{where}: base: {error}") from None
+        gpu = start.replace(**figures)
+    else:
+        missing = [field for field in REQUIRED_FIELDS if field not in figures]
+        if missing:
+            hint = "add the figures, or `base` with the name of a GPU to take them from"
+            raise InputError(f"{where}: missing {', '.join(missing)}; {hint}")
+        gpu = GPU(**figures)
+    return str(content.get("name") or path.stem), gpu
+
+
+def _number(field: str, value: object, where: str) -> float:
+    """A checked figure; `InputError` if it is not a believable number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        shown = "empty" if value is None else f"{value!r}"
+        raise InputError(f"{where}: {field} is {shown}, expected a number in base units, e.g. {_example(field)}")
+    try:
+        figure = float(value)
+    except OverflowError:
+        figure = math.inf
+    check_figure(field, figure, where)
+    return figure
+
+
+def _example(field: str) -> str:
+    """A figure as it should be written: that of an H100."""
+    return plain_number(getattr(catalog_gpu("H100"), field) or 1e12)

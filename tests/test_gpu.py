@@ -1,0 +1,494 @@
+"""GPU record, catalog, user files and the importer of reference device files."""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neusight_jax import gpu_catalog
+from neusight_jax.arithmetic import DTYPES, PATHS
+from neusight_jax.datasets.reference_gpu import gpu_from_reference
+from neusight_jax.errors import InputError
+from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, peak_field, stack_gpus, validate_gpu
+from neusight_jax.gpu_catalog import canonical_name, catalog_gpu, fold_name, gpu_info, list_gpus
+from neusight_jax.gpu_file import load_gpu, load_named_gpu
+
+SHORT_NAMES = [
+    "P4",
+    "P100",
+    "V100",
+    "T4",
+    "A10",
+    "A30",
+    "A40",
+    "A6000",
+    "A100",
+    "RTX3090",
+    "RTX4090",
+    "RTX5090",
+    "RTX-6000-Ada",
+    "L4",
+    "L20",
+    "L40",
+    "L40S",
+    "H20",
+    "H800",
+    "H100",
+    "H200",
+    "B200",
+    "B300",
+    "GB200",
+    "GB300",
+    "RTX-PRO-6000",
+    "MI100",
+    "MI210",
+    "MI250",
+    "MI300X",
+    "Arc-B60",
+    "A100-40GB",
+    "A100-80GB",
+    "A100-PCIe",
+    "A100-SXM",
+    "H100-PCIe",
+    "h100_sxm",
+    "h200_sxm",
+    "b200_sxm",
+    "b300_sxm",
+    "a100_sxm",
+    "rtx_pro_6000_server",
+]
+
+MEASUREMENTS = Path(os.environ.get("NEUSIGHT_MEASUREMENTS", Path(__file__).parents[2] / "shared" / "measurements"))
+
+H100_FIELDS = {
+    "num_sms": 132,
+    "clock_hz": 1.98e9,
+    "mem_bytes_per_s": 3.35e12,
+    "mem_bytes": 8.59e10,
+    "l2_bytes": 5.2e7,
+    "tdp_w": 700,
+    "link_bytes_per_s": 4.5e11,
+    "process_nm": 4,
+    "fp32_flop_per_s": 6.69e13,
+}
+
+
+def write(path: Path, content: object) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def message(call, *args) -> str:
+    with pytest.raises(InputError) as caught:
+        call(*args)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# --- the record ---
+
+
+def test_every_field_is_a_traced_float():
+    leaves = jax.tree.leaves(load_gpu("H100"))
+    assert len(leaves) == len(FIELDS) == 16
+    assert all(type(leaf) is float for leaf in leaves)
+    assert [field for field in FIELDS if field.endswith("flop_per_s")] == [peak_field(path) for path in PATHS]
+
+
+def test_gradient_with_respect_to_the_gpu():
+    gpu = load_gpu("H100")
+    grads = jax.jit(jax.grad(lambda g: jnp.log(1e9 / g.mem_bytes_per_s)))(gpu)
+    assert isinstance(grads, GPU)
+    np.testing.assert_allclose(grads.mem_bytes_per_s * gpu.mem_bytes_per_s, -1.0, rtol=1e-6)
+    assert grads.num_sms == 0
+
+
+def test_a_second_gpu_compiles_nothing_new():
+    count = 0
+
+    @jax.jit
+    def ratio(gpu):
+        nonlocal count
+        count += 1
+        return gpu.mem_bytes_per_s / gpu.l2_bytes
+
+    for name in ("H100", "P4", "MI250"):
+        ratio(load_gpu(name))
+    assert count == 1
+
+
+def test_vmap_over_stacked_gpus():
+    names = ["T4", "H100", "MI250"]
+    gpus = [load_gpu(name) for name in names]
+    stacked = stack_gpus(gpus)
+    assert stacked.num_sms.shape == (3,)
+    peaks = jax.vmap(GPU.matrix_paths)(stacked)
+    assert peaks.shape == (3, len(DTYPES))
+    np.testing.assert_array_equal(peaks, jnp.stack([gpu.matrix_paths() for gpu in gpus]))
+    np.testing.assert_array_equal(peaks, stacked.matrix_paths())
+
+
+def test_vmap_over_one_field():
+    axes = GPU(**{field: 0 if field == "mem_bytes_per_s" else None for field in FIELDS})
+    gpu = load_gpu("H100").replace(mem_bytes_per_s=jnp.array([1e12, 2e12]))
+    seconds = jax.vmap(lambda g: 1e12 / g.mem_bytes_per_s, in_axes=(axes,))(gpu)
+    np.testing.assert_allclose(seconds, [1.0, 0.5])
+
+
+def test_stacking_nothing_is_an_error():
+    assert "at least one" in message(stack_gpus, [])
+
+
+def test_matrix_paths_takes_the_fp32_matrix_path_where_there_is_one():
+    mi100, h100 = load_gpu("MI100"), load_gpu("H100")
+    np.testing.assert_allclose(mi100.matrix_paths()[DTYPES.index("fp32")], 46.1e12, rtol=1e-6)
+    np.testing.assert_allclose(h100.matrix_paths()[DTYPES.index("fp32")], h100.fp32_flop_per_s, rtol=1e-6)
+    np.testing.assert_allclose(h100.matrix_paths()[DTYPES.index("bf16")], 989.4e12, rtol=1e-6)
+    assert h100.matrix_paths()[DTYPES.index("fp4")] == 0
+
+
+def test_gradient_of_matrix_paths_goes_to_the_path_in_use():
+    fp32 = jax.jit(jax.grad(lambda gpu: gpu.matrix_paths()[DTYPES.index("fp32")]))
+    assert (fp32(load_gpu("H100")).fp32_flop_per_s, fp32(load_gpu("H100")).fp32_matrix_flop_per_s) == (1.0, 0.0)
+    assert (fp32(load_gpu("MI100")).fp32_flop_per_s, fp32(load_gpu("MI100")).fp32_matrix_flop_per_s) == (0.0, 1.0)
+
+
+def test_paths_and_peaks():
+    assert load_gpu("V100").paths == ("fp32", "fp16")
+    assert load_gpu("H100").peak_flop_per_s("fp8") == 1978.9e12
+    text = message(load_gpu("V100").peak_flop_per_s, "fp8")
+    assert text == "this GPU has no arithmetic path 'fp8'; expected one of fp32, fp16"
+    assert "'fp12'" in message(load_gpu("V100").peak_flop_per_s, "fp12")
+
+
+def test_hypothetical_gpu():
+    h100 = load_gpu("H100")
+    wider = h100.replace(mem_bytes_per_s=4.8e12, num_sms=160)
+    assert (wider.mem_bytes_per_s, wider.num_sms, wider.clock_hz) == (4.8e12, 160.0, h100.clock_hz)
+    assert type(wider.num_sms) is float
+    assert h100.mem_bytes_per_s == 3.35e12
+    validate_gpu(wider)
+    validate_gpu(wider.replace(num_sms=131.5))
+    with pytest.raises(InputError, match=r"a GPU has no field 'bandwidth'; expected one of num_sms, clock_hz"):
+        h100.replace(bandwidth=1e12)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("mem_bytes_per_s", math.nan, "GPU: mem_bytes_per_s is nan, expected a finite number, 1e10 to 1e14"),
+        ("l2_bytes", math.inf, "GPU: l2_bytes is inf, expected a finite number, 1e5 to 1e10"),
+        ("tdp_w", 0.0, "GPU: tdp_w is 0, expected a positive number, 5 to 1e5"),
+        ("fp32_flop_per_s", 0.0, "GPU: fp32_flop_per_s is 0, expected a positive number, 1e10 to 1e17"),
+        (
+            "fp8_flop_per_s",
+            -1.0,
+            "GPU: fp8_flop_per_s is -1, expected a positive number, 1e10 to 1e19, or 0 for a path the chip lacks",
+        ),
+        ("num_sms", "many", "GPU: num_sms is 'many', expected a number"),
+    ],
+)
+def test_validate_gpu(field, value, expected):
+    assert message(validate_gpu, load_gpu("H100").replace(**{field: value})) == expected
+
+
+def test_validate_gpu_sees_every_entry_of_a_stack_and_passes_over_tracers():
+    stacked = stack_gpus([load_gpu("H100"), load_gpu("T4").replace(clock_hz=math.nan)])
+    assert "clock_hz is nan" in message(validate_gpu, stacked)
+
+    def check(gpu):
+        validate_gpu(gpu)
+        return gpu.num_sms
+
+    assert jax.jit(check)(load_gpu("H100")) == 132
+
+
+# --- the catalog ---
+
+
+@pytest.mark.parametrize("name", SHORT_NAMES)
+def test_short_names(name):
+    validate_gpu(load_gpu(name), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+        ("h100", "NVIDIA H100 80GB HBM3"),
+        ("H100 sxm", "NVIDIA H100 80GB HBM3"),
+        ("nvidia_h100-sxm", "NVIDIA H100 80GB HBM3"),
+        ("v100_pcie", "Tesla V100-PCIE-32GB"),
+        ("V100", "Tesla V100-SXM2-16GB"),
+        ("A100", "NVIDIA A100-SXM4-80GB"),
+        ("A100-PCIE-40GB", "NVIDIA A100-PCIE-40GB"),
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
+        ("rtx4090", "NVIDIA GeForce RTX 4090"),
+        ("mi250", "AMD Instinct MI250"),
+        ("Intel(R) Arc(TM) Pro B60 Graphics", "Intel Arc Pro B60"),
+    ],
+)
+def test_aliases(name, canonical):
+    assert canonical_name(name) == canonical
+    assert load_named_gpu(name) == (canonical, catalog_gpu(canonical))
+
+
+def test_no_alias_is_ambiguous():
+    owner: dict[str, str] = {}
+    for name in list_gpus():
+        for known in (name, *gpu_info(name).aliases):
+            assert owner.setdefault(fold_name(known), name) == name, known
+
+
+def test_unknown_gpu_offers_the_nearest():
+    text = message(load_gpu, "H1000")
+    assert text.startswith("unknown GPU 'H1000'; nearest: H100")
+    assert text.endswith("`neusight-jax gpus` lists all; or give a JSON or YAML file with its figures")
+    assert canonical_name("H1000") is None
+    assert "unknown GPU ''" in message(load_gpu, "")
+    assert "unknown GPU 'X1'" in message(gpu_info, "X1")
+
+
+@pytest.mark.parametrize("name", list_gpus())
+def test_catalog_entry(name):
+    gpu, info = catalog_gpu(name), gpu_info(name)
+    validate_gpu(gpu, name)
+    assert info.vendor in ("NVIDIA", "AMD", "Intel")
+    assert info.architecture
+    entry = gpu_catalog._entries()[name]
+    assert set(entry) - set(FIELDS) == {"aliases", "vendor", "architecture", "lanes_per_sm", "sources", "estimates"}
+    figures = {field for field in entry if field in FIELDS}
+    assert set(info.sources) == figures | {"lanes_per_sm"}
+    assert all(isinstance(source, str) and len(source) > 5 for source in info.sources.values())
+    assert set(info.estimates) <= figures
+    assert all(re.search("estimate|reported", info.sources[field]) for field in info.estimates)
+    assert not any("estimate" in info.sources[field] for field in figures - set(info.estimates))
+
+
+@pytest.mark.parametrize("name", list_gpus())
+def test_fp32_peak_is_sms_times_lanes_times_two_times_clock(name):
+    gpu, info = catalog_gpu(name), gpu_info(name)
+    derived = gpu.num_sms * info.lanes_per_sm * 2 * gpu.clock_hz
+    tolerance = 0.15 if "fp32_flop_per_s" in info.estimates else 0.02  # H20: reported peak and clock disagree
+    assert gpu.fp32_flop_per_s == pytest.approx(derived, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", list_gpus())
+def test_peaks_of_a_chip_agree_with_each_other(name):
+    gpu = catalog_gpu(name)
+    peak = {path: gpu.peak_flop_per_s(path) for path in gpu.paths}
+    if "bf16" in peak:
+        assert peak["fp16"] / peak["bf16"] == pytest.approx(2.0 if name == "AMD Instinct MI100" else 1.0, rel=0.01)
+    if "tf32" in peak:
+        assert peak["bf16"] / peak["tf32"] == pytest.approx(2.0, rel=0.03)
+    if "fp8" in peak:
+        assert peak["fp8"] / peak["bf16"] == pytest.approx(2.0, rel=0.03)
+    if "fp4" in peak:
+        assert 1.9 < peak["fp4"] / peak["fp8"] < 4.1
+    if "fp32_matrix" in peak:
+        assert 1.0 <= peak["fp32_matrix"] / peak["fp32"] <= 2.1
+    assert all(value >= 0.99 * peak["fp32"] for value in peak.values())
+
+
+def test_facts_that_other_sheets_have_wrong():
+    assert load_gpu("P4").num_sms == 20
+    assert (load_gpu("L4").num_sms, load_gpu("L4").l2_bytes) == (58, 48 * 2**20)
+    assert load_gpu("MI210").l2_bytes == load_gpu("MI250").l2_bytes == 8 * 2**20
+    assert (load_gpu("MI250").num_sms, load_gpu("MI250").mem_bytes) == (104, 64 * 2**30)
+    assert load_gpu("H100").mem_bytes_per_s == 3.35e12
+
+
+def test_catalog_agrees_with_the_measured_devices():
+    sheet = MEASUREMENTS / "fp32" / "gpus.json"
+    if not sheet.exists():
+        pytest.skip(f"no measurements folder at {MEASUREMENTS}")
+    devices = {name: row for name, row in json.loads(sheet.read_text()).items() if "note" not in row}
+    for name, row in devices.items():
+        gpu = catalog_gpu(name)
+        assert gpu.mem_bytes_per_s == pytest.approx(row["memory_bandwidth_gb_per_s"] * 1e9, rel=0.03)
+        assert gpu.mem_bytes == pytest.approx(row["memory_size_gb"] * 2**30, rel=0.07)
+        assert gpu.clock_hz == pytest.approx(row["clock_mhz"] * 1e6, rel=0.04)
+        peak = row.get("peak_fp32_gflop_per_s", row.get("peak_fp32_vector_gflop_per_s"))
+        assert gpu.fp32_flop_per_s == pytest.approx(peak * 1e9, rel=0.04)
+
+
+# --- files of the user ---
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml", ".yml"])
+def test_user_file(tmp_path, suffix):
+    path = write(tmp_path / f"mine{suffix}", {"name": "Mine", **H100_FIELDS, "fp8_flop_per_s": 0})
+    name, gpu = load_named_gpu(str(path))
+    assert name == "Mine"
+    assert gpu == GPU(**{field: float(value) for field, value in H100_FIELDS.items()})
+    assert load_gpu(path) == gpu
+
+
+def test_yaml_reads_a_plain_exponent_as_a_number(tmp_path):
+    path = write(tmp_path / "next.yaml", "base: h100_sxm\nmem_bytes_per_s: 8e12\nclock_hz: 2.1e9\ntdp_w: 1e+3\n")
+    name, gpu = load_named_gpu(path)
+    assert (name, gpu) == ("next", load_gpu("H100").replace(mem_bytes_per_s=8e12, clock_hz=2.1e9, tdp_w=1000.0))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("mem_bytes_per_s", 3350, "is 3350, expected 1e10 to 1e14; this looks like GB/s, multiply by 1e9"),
+        ("mem_bytes_per_s", 3.35, "is 3.35, expected 1e10 to 1e14; this looks like TB/s, multiply by 1e12"),
+        ("clock_hz", 1980, "is 1980, expected 1e8 to 1e10; this looks like MHz, multiply by 1e6"),
+        ("clock_hz", 1.98, "is 1.98, expected 1e8 to 1e10; this looks like GHz, multiply by 1e9"),
+        ("fp32_flop_per_s", 66.9, "is 66.9, expected 1e10 to 1e17; this looks like TFLOP/s, multiply by 1e12"),
+        ("fp32_flop_per_s", 66908, "is 66908, expected 1e10 to 1e17; this looks like GFLOP/s, multiply by 1e9"),
+        ("fp32_flop_per_s", 5699, "is 5699, expected 1e10 to 1e17; this looks like GFLOP/s, multiply by 1e9"),
+        ("bf16_flop_per_s", 989, "is 989, expected 1e10 to 1e19; this looks like TFLOP/s, multiply by 1e12"),
+        ("fp4_flop_per_s", 9, "is 9, expected 1e10 to 1e19; this looks like PFLOP/s, multiply by 1e15"),
+        ("mem_bytes", 80, "is 80, expected 1e9 to 1e14; this looks like GB or GiB, multiply by 1e9 or 1073741824"),
+        ("mem_bytes", 81920, "is 81920, expected 1e9 to 1e14; this looks like MiB, multiply by 1048576"),
+        ("l2_bytes", 50, "is 50, expected 1e5 to 1e10; this looks like MB, multiply by 1048576"),
+        ("link_bytes_per_s", 450, "is 450, expected 1e8 to 1e14; this looks like GB/s, multiply by 1e9"),
+        ("tdp_w", 0.7, "is 0.7, expected 5 to 1e5; this looks like kW, multiply by 1e3"),
+        ("process_nm", 7e-9, "is 7e-9, expected 0.1 to 200; this looks like metres, multiply by 1e9"),
+        ("num_sms", 1e9, "is 1e9, expected 1 to 1e5; check its unit"),
+        ("num_sms", 0, "is 0, expected a positive number, 1 to 1e5"),
+        ("clock_hz", -1.98e9, "is -1.98e9, expected a positive number, 1e8 to 1e10"),
+        ("clock_hz", math.nan, "is nan, expected a finite number, 1e8 to 1e10"),
+        ("clock_hz", math.inf, "is inf, expected a finite number, 1e8 to 1e10"),
+        ("clock_hz", 10**400, "is inf, expected a finite number, 1e8 to 1e10"),
+        ("clock_hz", "fast", "is 'fast', expected a number in base units, e.g. 1.98e9"),
+        ("clock_hz", True, "is True, expected a number in base units, e.g. 1.98e9"),
+        ("clock_hz", None, "is empty, expected a number in base units, e.g. 1.98e9"),
+        ("clock_hz", [1e9], "is [1000000000.0], expected a number in base units, e.g. 1.98e9"),
+    ],
+)
+def test_bad_figure(tmp_path, field, value, expected):
+    path = write(tmp_path / "h100.json", {**H100_FIELDS, field: value})
+    assert message(load_gpu, path) == f"h100.json: {field} {expected}"
+
+
+def test_bad_files(tmp_path):
+    gone = tmp_path / "gone.json"
+    hint = "check the path, or give a catalog name (`neusight-jax gpus`)"
+    assert message(load_gpu, str(gone)) == f"{gone}: no such GPU file; {hint}"
+    assert message(load_gpu, "gone.yml") == f"gone.yml: no such GPU file; {hint}"
+    assert message(load_gpu, "some/where") == f"some/where: no such GPU file; {hint}"
+    assert message(load_gpu, tmp_path) == f"{tmp_path} is a folder, expected one GPU file in JSON or YAML"
+    text = message(load_gpu, write(tmp_path / "a.json", "{num_sms: 132"))
+    assert text.startswith("a.json: not JSON: Expecting property name")
+    assert text.endswith("at line 1; mend the syntax")
+    text = message(load_gpu, write(tmp_path / "a.yaml", "num_sms: 132\nclock_hz: [1"))
+    assert text.startswith("a.yaml: not YAML: ")
+    assert "line" in text
+    text = message(load_gpu, write(tmp_path / "b.json", [1, 2]))
+    assert text == "b.json: holds a list, expected a mapping of GPU fields, e.g. num_sms: 132"
+    text = message(load_gpu, write(tmp_path / "b.yaml", ""))
+    assert text == "b.yaml: holds nothing, expected a mapping of GPU fields, e.g. num_sms: 132"
+    (tmp_path / "c.json").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read as UTF-8 text" in message(load_gpu, tmp_path / "c.json")
+
+
+def test_unknown_and_missing_fields(tmp_path):
+    path = tmp_path / "d.json"
+    text = message(load_gpu, write(path, {**H100_FIELDS, "mem_byte_per_s": 1e12}))
+    assert text == "d.json: unknown field 'mem_byte_per_s'; nearest: mem_bytes_per_s"
+    assert "unknown field 'zzz'; expected one of num_sms" in message(load_gpu, write(path, {**H100_FIELDS, "zzz": 1}))
+    few = {field: value for field, value in H100_FIELDS.items() if field not in ("tdp_w", "clock_hz")}
+    text = message(load_gpu, write(path, few))
+    hint = "add the figures, or `base` with the name of a GPU to take them from"
+    assert text == f"d.json: missing clock_hz, tdp_w; {hint}"
+    assert "d.json: missing num_sms" in message(load_gpu, write(path, {}))
+    assert "d.json: base: unknown GPU 'H1O0'" in message(load_gpu, write(path, {"base": "H1O0"}))
+    assert set(REQUIRED_FIELDS) == set(H100_FIELDS)
+
+
+# --- device files of the NeuSight repository ---
+
+P4_SHEET = {
+    "Device": "Tesla P4",
+    "Vendor": "NVIDIA",
+    "Dev_Mem": 8,
+    "Mem_Bw": 192,
+    "Num_Sm": 40,
+    "Cores_Per_Sm": 64,
+    "Clock": 1113,
+    "L2Cache": 2,
+    "SingleFLOPs": 5699,
+}
+
+
+def test_reference_sheet_with_a_known_slip(tmp_path):
+    path = write(tmp_path / "P4.json", P4_SHEET)
+    name, gpu = gpu_from_reference(path)
+    assert name == "Tesla P4"
+    assert (gpu.num_sms, gpu.fp32_flop_per_s, gpu.mem_bytes_per_s) == (20.0, 5699e9, 192e9)
+    assert (gpu.mem_bytes, gpu.l2_bytes, gpu.clock_hz) == (8 * 2**30, 2 * 2**20, 1.113e9)
+    assert gpu.tdp_w == load_gpu("P4").tdp_w
+    assert load_named_gpu(path) == (name, gpu)
+
+
+def test_reference_sheet_of_l4_and_of_amd(tmp_path):
+    l4 = {"device": "NVIDIA L4", "NUM_SM": 60, "single_flops": 31334, "mem bw": 300, "freq": 2040, "l2_cache": 48}
+    gpu = gpu_from_reference(write(tmp_path / "l4.json", l4))[1]
+    assert (gpu.num_sms, gpu.fp32_flop_per_s, gpu.clock_hz) == (58.0, 30.29e12, 2.04e9)
+    assert gpu.mem_bytes == load_gpu("L4").mem_bytes
+    amd = {
+        "Device": "AMD Instinct MI210",
+        "Num_Sm": 104,
+        "SingleFLOPsMM": 45300,
+        "SingleFLOPsVEC": 22600,
+        "L2Cache": 16,
+    }
+    gpu = load_gpu(write(tmp_path / "mi210.json", amd))
+    assert (gpu.fp32_flop_per_s, gpu.fp32_matrix_flop_per_s, gpu.l2_bytes) == (22.6e12, 45.3e12, 8 * 2**20)
+
+
+def test_sheet_in_snake_case_with_ghz(tmp_path):
+    sheet = {
+        "device": "NVIDIA A100-SXM4-40GB",
+        "memory_size_gb": 40,
+        "memory_bandwidth_gb_per_s": 1500,
+        "number_of_sms": 108,
+        "cores_per_sm": 64,
+        "clock_mhz": 1.41,
+        "l2_cache_mb": 40,
+        "peak_fp32_gflop_per_s": 19492,
+    }
+    gpu = load_gpu(write(tmp_path / "a100.json", sheet))
+    assert gpu.mem_bytes_per_s == 1.5e12
+    assert gpu.clock_hz == pytest.approx(1.41e9)
+    assert gpu.link_bytes_per_s == load_gpu("A100-SXM4-40GB").link_bytes_per_s
+
+
+def test_reference_sheet_of_a_device_outside_the_catalog(tmp_path):
+    path = tmp_path / "x1.json"
+    sheet = {**P4_SHEET, "Device": "X1"}
+    text = message(gpu_from_reference, write(path, sheet))
+    assert text == "x1.json: 'X1' is not in the GPU catalog and the file has no tdp_w; add tdp_w"
+    name, gpu = gpu_from_reference(write(path, {**sheet, "tdp_w": 75, "link_bytes_per_s": 16e9, "process_nm": 16}))
+    assert (name, gpu.num_sms, gpu.tdp_w) == ("X1", 40.0, 75.0)
+    del sheet["L2Cache"]
+    assert message(load_gpu, write(path, sheet)).endswith("the file has no l2_bytes; add L2Cache (MB)")
+
+
+def test_bad_reference_sheets(tmp_path):
+    path = tmp_path / "p4.json"
+    text = message(gpu_from_reference, write(path, {**P4_SHEET, "SingleFLOPs": 1_979_000}))
+    assert text.startswith("p4.json: the fp32 peak is 1979000 GFLOP/s but SMs x cores x 2 x clock is 5699;")
+    assert "p4.json: Mem_Bw is '192 GB/s', expected a number in GB/s" in message(
+        gpu_from_reference, write(path, {**P4_SHEET, "Mem_Bw": "192 GB/s"})
+    )
+    assert "p4.json: l2_bytes is nan" in message(gpu_from_reference, write(path, {**P4_SHEET, "L2Cache": math.nan}))
+    assert "p4.json: mem_bytes_per_s is 1.92e20, expected" in message(
+        gpu_from_reference, write(path, {**P4_SHEET, "Mem_Bw": 192e9})
+    )
+    assert "holds several devices" in message(load_gpu, write(path, {"P4": P4_SHEET, "X": P4_SHEET}))
+    assert "p4.json: holds a list" in message(gpu_from_reference, write(path, [1]))
+    assert "p4.json: not JSON" in message(gpu_from_reference, write(path, "{"))
+    assert "no such device file" in message(gpu_from_reference, tmp_path / "gone.json")
+    assert "cannot be read" in message(gpu_from_reference, tmp_path)
