@@ -61,7 +61,7 @@ class FamilyMixture:
       log_floor_s: launch floor of an isolated measurement, log seconds, per member.
       log_gap_s: what a launch costs inside a running model, log seconds, per member.
       raw_norm: p-norm order before softplus, per member.
-      in_model: log shift of each head inside a running model.
+      in_model: log shift of each head inside a running model, per member.
       effect: log shift of each head and the floor for one device (`EFFECTS`); zeros unless calibrated. [effect] or,
         in training, [kernel, effect].
     """
@@ -70,7 +70,7 @@ class FamilyMixture:
     log_floor_s: Float[Array, " member"]
     log_gap_s: Float[Array, " member"]
     raw_norm: Float[Array, " member"]
-    in_model: Float[Array, " head"]
+    in_model: Float[Array, "member head"]
     effect: Float[Array, "*kernel effect"]
 
 
@@ -109,8 +109,7 @@ def mix(
     """Mix physical times into a forecast (module docstring); members are averaged as logarithms."""
     outputs = apply_network(parameters.network, features)
     alone = jnp.asarray(isolated, dtype=float)
-    in_model = jnp.append(parameters.in_model, 0.0)
-    shift = parameters.effect + (1.0 - alone)[..., None] * in_model
+    inside = (1.0 - alone) * parameters.in_model.T[..., None]  # [head, member, 1 or kernel]
     logs, start = [], 0
     for head, name in enumerate(HEADS):
         component = jnp.log(jnp.maximum(getattr(times, name), 1e-30))
@@ -120,13 +119,13 @@ def mix(
         middle = (OFFSET_STARTS[head] - low) / (high - low)
         raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
         offset = low + (high - low) * jax.nn.sigmoid(raw)
-        logs.append(jnp.sum(weight * component, axis=-1) + offset + shift[..., head])
+        logs.append(jnp.sum(weight * component, axis=-1) + offset + inside[head] + parameters.effect[..., head])
         start += width + 1
     order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
     body = jax.nn.logsumexp(jnp.stack(logs[:BODY]) * order, axis=0) / order
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
-    launch_s = jnp.exp(logs[BODY]) + jnp.exp(floor + shift[..., -1])
+    launch_s = jnp.exp(logs[BODY]) + jnp.exp(floor + parameters.effect[..., -1])
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,
@@ -152,6 +151,6 @@ def init_family(
         log_floor_s=jnp.full((members,), jnp.log(25e-6)),
         log_gap_s=jnp.full((members,), jnp.log(2e-6)),
         raw_norm=jnp.zeros((members,)),
-        in_model=jnp.zeros((len(HEADS),)),
+        in_model=jnp.zeros((members, len(HEADS))),
         effect=jnp.zeros((len(EFFECTS),)),
     )

@@ -92,7 +92,7 @@ def peak_flop_per_s(gpu: GPU, family: Family, dtype: Int[Array, " kernel"]) -> F
     if not family.matrix:
         return jnp.broadcast_to(jnp.asarray(gpu.fp32_flop_per_s), dtype.shape)
     paths = gpu.matrix_paths()
-    return paths[dtype] if paths.ndim == 1 else paths[dtype, jnp.arange(dtype.shape[0])]
+    return paths[dtype] if paths.ndim == 1 else paths[jnp.arange(dtype.shape[0]), dtype]
 
 
 def whole_waves(blocks: Array, num_sms: Array, relaxation: Scalar) -> Array:

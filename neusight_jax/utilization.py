@@ -19,13 +19,13 @@ class Network:
     """An ensemble of multilayer perceptrons with tanh-like smooth activations, and the feature normalisation.
 
     Attributes:
-      center, scale: feature normalisation [feature], from the training rows.
+      center, scale: feature normalisation [member, feature], from the training rows.
       weights: per layer [member, in, out].
       biases: per layer [member, out].
     """
 
-    center: Float[Array, " feature"]
-    scale: Float[Array, " feature"]
+    center: Float[Array, "member feature"]
+    scale: Float[Array, "member feature"]
     weights: tuple[Float[Array, "member input output"], ...]
     biases: tuple[Float[Array, "member out"], ...]
 
@@ -48,8 +48,8 @@ def init_network(
     weights[-1] = 0.0 * weights[-1]
     spread = jnp.std(features, axis=0)
     return Network(
-        center=jnp.mean(features, axis=0),
-        scale=jnp.where(spread > 1e-6, spread, 1.0),
+        center=jnp.tile(jnp.mean(features, axis=0), (members, 1)),
+        scale=jnp.tile(jnp.where(spread > 1e-6, spread, 1.0), (members, 1)),
         weights=tuple(weights),
         biases=tuple(jnp.zeros((members, size)) for size in sizes[1:]),
     )
@@ -58,8 +58,8 @@ def init_network(
 def apply_network(network: Network, features: Float[Array, "kernel feature"]) -> Float[Array, "member kernel output"]:
     """Outputs of every member for every kernel."""
     center, scale = jax.lax.stop_gradient((network.center, network.scale))
-    hidden = jnp.clip((features - center) / scale, -FEATURE_RANGE, FEATURE_RANGE)
-    hidden = jnp.broadcast_to(hidden, (network.members, *hidden.shape))
+    hidden = (features[None] - center[:, None]) / scale[:, None]
+    hidden = jnp.clip(hidden, -FEATURE_RANGE, FEATURE_RANGE)
     last = len(network.weights) - 1
     for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
         hidden = jnp.einsum("eki,eio->eko", hidden, weight) + bias[:, None, :]

@@ -1,0 +1,174 @@
+"""From measurements to training rows: sweeps of every family, and nodes of measured models as in-model rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from neusight_jax.arithmetic import DTYPES
+from neusight_jax.datasets.measurements import Measurements
+from neusight_jax.gpu import stack_gpus
+from neusight_jax.gpu_file import load_gpu
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.training.rows import Rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
+"""Families that have a network of their own."""
+
+MIN_NODE_S = 50e-6
+"""Shortest model node used for training: below it the event overhead dominates."""
+CONTAMINATED: dict[str, tuple[str, ...]] = {"NVIDIA A100-PCIE-40GB": ("bert_large", "gpt2_large", "opt_13/2")}
+"""Models (or model/batch) whose per-node times on a device were taken in a low clock state: their sum is 1.2-1.5 times
+the whole-model label of the same run. Left out."""
+
+
+def sweep_rows(measurements: Measurements, name: str, devices: Sequence[str]) -> Rows:
+    """Sweep rows of one family on the given devices (canonical names)."""
+    frame = measurements.frame
+    frame = frame[(frame["family"] == name) & frame["device"].isin(devices)]
+    return _rows(frame, FAMILIES[name], devices, isolated=1.0)
+
+
+def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) -> Rows:
+    """Forward nodes of measured models that are one kernel of the family, event overhead taken off.
+
+    The overhead of a device is the median time of its nodes that launch nothing. Nodes shorter than `MIN_NODE_S` and
+    contaminated runs are left out.
+    """
+    import pandas as pd
+
+    nodes = measurements.per_op
+    records: list[dict[str, Any]] = []
+    if nodes is not None and "fw_ops" in nodes:
+        for device in devices:
+            records += _model_records(nodes[nodes["device"] == device], device, name)
+    columns = ["device", "op", "dtype", "latency_s", "tile", *FAMILIES[name].dims]
+    return _rows(pd.DataFrame(records, columns=columns), FAMILIES[name], devices, isolated=0.0)
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Rows of one family joined; all parts must list the same devices."""
+    import jax
+
+    def joined(attribute: str) -> Any:
+        return np.concatenate([getattr(part, attribute) for part in parts])
+
+    first = parts[0]
+    batch = jax.tree.map(lambda *columns: np.concatenate(columns), *(part.batch for part in parts))
+    columns = {name: joined(name) for name in ("seconds", "tile", "device", "isolated")}
+    return Rows(family=first.family, batch=batch, devices=first.devices, gpus=first.gpus, **columns)
+
+
+def thin(rows: Rows, per_device: int, seed: int = 0) -> Rows:
+    """At most this many rows of each device, drawn at random."""
+    generator = np.random.default_rng(seed)
+    chosen = [
+        generator.permutation(np.flatnonzero(rows.device == index))[:per_device] for index in range(len(rows.devices))
+    ]
+    return rows.take(np.sort(np.concatenate(chosen)))
+
+
+def measured_devices(measurements: Measurements) -> list[str]:
+    """Canonical names of the devices with sweep rows, sorted."""
+    return sorted(measurements.frame["device"].unique())
+
+
+def _rows(frame: pd.DataFrame, family: Family, devices: Sequence[str], isolated: float) -> Rows:
+    count = len(frame)
+    index = {name: position for position, name in enumerate(devices)}
+    ops = {name: position for position, name in enumerate(family.ops)}
+    dtypes = {name: position for position, name in enumerate(DTYPES)}
+    batch = KernelBatch(
+        dims={name: frame[name].to_numpy(np.float32) for name in family.dims},
+        op=frame["op"].map(ops).to_numpy(np.int32),
+        dtype=frame["dtype"].map(dtypes).to_numpy(np.int32),
+        count=np.ones(count, np.float32),
+        phase=np.zeros(count, np.int32),
+        node=np.arange(count, dtype=np.int32),
+        row=np.arange(count, dtype=np.int32),
+    )
+    return Rows(
+        family=family,
+        batch=batch,
+        seconds=frame["latency_s"].to_numpy(np.float32),
+        tile=_tile_labels(frame, family),
+        device=frame["device"].map(index).to_numpy(np.int32),
+        isolated=np.full(count, isolated, np.float32),
+        devices=tuple(devices),
+        gpus=stack_gpus([load_gpu(name) for name in devices]),
+    )
+
+
+def _tile_labels(frame: pd.DataFrame, family: Family) -> np.ndarray:
+    """Measured position in the tile menu: by name for matrix products, by elements or rows per block otherwise."""
+    if family.matrix:
+        menu = {name: position for position, name in enumerate(family.tiles)}
+        return np.asarray(frame["tile"].map(menu).fillna(-1).to_numpy(np.int32))
+    if "blocks" not in frame:
+        return np.full(len(frame), -1, np.int32)
+    sizes = np.array([float(name.split()[0]) for name in family.tiles])
+    units = frame["rows"] if family.tiles[0].endswith("rows") else frame["rows"] * frame["cols"]
+    per_block = (units / frame["blocks"]).to_numpy(np.float64)
+    known = np.isfinite(per_block) & (per_block > 0)
+    distance = np.abs(np.log(np.where(known, per_block, 1.0))[:, None] - np.log(sizes)[None, :])
+    return np.where(known & (distance.min(axis=1) < 0.5), distance.argmin(axis=1), -1).astype(np.int32)
+
+
+def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str, Any]]:
+    if nodes.empty:
+        return []
+    idle = nodes[nodes["output_shape"].isna() & (nodes["forward_s"] > 0)]["forward_s"]
+    overhead = float(idle.median()) if len(idle) else 0.0
+    dirty = CONTAMINATED.get(device, ())
+    records = []
+    for node in nodes.itertuples():
+        if node.model in dirty or f"{node.model}/{node.batch_size}" in dirty or not isinstance(node.fw_ops, str):
+            continue
+        seconds = node.forward_s - overhead
+        kernel = _reference_kernel(json.loads(node.fw_ops), node)
+        if kernel is None or kernel[0] != name or seconds < MIN_NODE_S:
+            continue
+        _, op, dims = kernel
+        records.append({"device": device, "op": op, "dtype": "fp32", "latency_s": seconds, "tile": None, **dims})
+    return records
+
+
+def _reference_kernel(ops: list[Any], node: Any) -> tuple[str, str, dict[str, float]] | None:
+    """Family, op and dims of a node that is one kernel; None for all others.
+
+    Matrix products of permuted operands (`matmul`) hide copies and are left out; `bmm` nodes are plain.
+    """
+    if len(ops) != 1:
+        return None
+    kind, sizes = ops[0]
+    if kind == "Linear":
+        m, k, n = sizes  # the source's (M, N, K) has N as the contraction
+        return "linear", "linear", {"batch": 1.0, "m": m, "n": n, "k": k}
+    if kind == "BMM" and node.name.startswith("bmm"):
+        batch, m, k, n = sizes
+        return "bmm", "bmm", {"batch": batch, "m": m, "n": n, "k": k}
+    if not kind.startswith("VEC"):
+        return None
+    rows, cols = sizes
+    op = kind[3:]
+    out = float(np.prod(json.loads(node.output_shape)))
+    if out != rows * cols:
+        return None
+    shapes = json.loads(node.input_shapes)
+    reads = sum(float(np.prod(shape)) for shape in shapes) / out
+    dims = {"rows": rows, "cols": cols, "reads": min(reads, 2.0), "writes": 1.0}
+    if op == "softmax":
+        return "softmax", "softmax", {**dims, "reads": 1.0}
+    if op == "ln":
+        return "norm", "layernorm", {**dims, "reads": 1.0}
+    if op in FAMILIES["elementwise"].ops:
+        return "elementwise", op, dims
+    return None
