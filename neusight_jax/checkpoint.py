@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from safetensors.numpy import load_file, save
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
+from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.mixture import MixturePredictor, init_family
@@ -81,9 +83,13 @@ def load_card(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
     return card
 
 
-def load_predictor(name_or_path: str | os.PathLike[str]) -> Predictor:
+def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = None) -> Predictor:
     """The predictor of a checkpoint: a shipped name or a path.
 
+    Args:
+      device: a GPU the checkpoint was trained on (`load_card(...)["device_effects"]`). Its small measured effect is kept
+        in the predictor: more accurate for that GPU and what-if variants of it. None (the default) is the predictor for
+        a GPU nobody has measured, with all effects at zero; compare different GPUs with that one.
     Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
     """
     folder = checkpoint_folder(name_or_path)
@@ -99,12 +105,26 @@ def load_predictor(name_or_path: str | os.PathLike[str]) -> Predictor:
         template = jax.eval_shape(lambda: untrained(card["kind"], card["architecture"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
-    return _unflatten(template, flat, path)
+    predictor: Predictor = tree_from_arrays(template, flat, path)
+    return predictor if device is None else _with_effect(predictor, card, device)
+
+
+def _with_effect(predictor: Predictor, card: Mapping[str, Any], device: str) -> Predictor:
+    effects = card.get("device_effects", {})
+    name = canonical_name(device) or device
+    if name not in effects:
+        raise unknown_name("measured device of this checkpoint", device, effects)
+    assert isinstance(predictor, MixturePredictor)
+    families = {
+        family: replace(parameters, effect=jnp.asarray(effects[name][family], jnp.float32))
+        for family, parameters in predictor.families.items()
+    }
+    return replace(predictor, families=families)
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
     """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format` is added."""
-    flat = {name: np.asarray(leaf, np.float32) for name, leaf in _flatten(predictor).items()}
+    flat = tree_to_arrays(predictor)
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(save(flat))
         (beside / CARD).write_text(json.dumps({"format": FORMAT, **card}, indent=1) + "\n")
@@ -144,12 +164,14 @@ def _names(tree: Any) -> tuple[list[str], list[Any], Any]:
     return names, [leaf for _, leaf in leaves], treedef
 
 
-def _flatten(tree: Any) -> dict[str, Any]:
+def tree_to_arrays(tree: Any) -> dict[str, np.ndarray]:
+    """Leaves of a pytree as float32 by their path."""
     names, leaves, _ = _names(tree)
-    return dict(zip(names, leaves, strict=True))
+    return {name: np.asarray(leaf, np.float32) for name, leaf in zip(names, leaves, strict=True)}
 
 
-def _unflatten(template: Any, flat: Mapping[str, np.ndarray], path: Path) -> Any:
+def tree_from_arrays(template: Any, flat: Mapping[str, np.ndarray], path: Path) -> Any:
+    """A pytree of the template's structure from `tree_to_arrays`; `InputError` names file and leaf that do not fit."""
     names, leaves, treedef = _names(template)
     extra = sorted(set(flat) - set(names))
     if extra:

@@ -86,3 +86,15 @@ def choose_tile(
         block_bytes=blend(work.block_bytes),
         waves=whole_waves(blocks, jnp.asarray(gpu.num_sms), relaxation),
     )
+
+
+def largest_tile(gpu: GPU, work: Work) -> ChosenTile:
+    """The last tile of the menu, for predictors that do not choose."""
+    blocks = work.blocks[:, -1, 0]
+    return ChosenTile(
+        index=jnp.full(blocks.shape, work.blocks.shape[1] - 1),
+        blocks=blocks,
+        block_flop=work.block_flop[:, -1, 0],
+        block_bytes=work.block_bytes[:, -1, 0],
+        waves=whole_waves(blocks, jnp.asarray(gpu.num_sms), 0.0),
+    )

@@ -1,0 +1,17 @@
+"""Rivals behind the predictor's interface, so that they forecast and are scored through the same door."""
+
+from __future__ import annotations
+
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.errors import unknown_name
+from neusight_jax.terms import Predictor
+
+BASELINES: dict[str, Predictor] = {"roofline": RooflinePredictor()}
+"""Baselines that need no fitting, by name."""
+
+
+def load_baseline(name: str) -> Predictor:
+    """A baseline by name; `InputError` for an unknown one."""
+    if name not in BASELINES:
+        raise unknown_name("baseline", name, BASELINES)
+    return BASELINES[name]

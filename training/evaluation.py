@@ -1,0 +1,210 @@
+"""Errors of a predictor on measurements: every family on every GPU, and whole models, beside baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Group, RenderableType
+
+from neusight_jax.baselines import load_baseline
+from neusight_jax.checkpoint import load_card, load_predictor
+from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
+from neusight_jax.gpu_file import load_gpu
+from neusight_jax.graph import graph_from_config
+from neusight_jax.latency import latency, predict_kernels
+from neusight_jax.report import table
+from neusight_jax.terms import Predictor
+
+if TYPE_CHECKING:
+    from neusight_jax.graph import Graph
+
+MODES: dict[str, str] = {"inf": "inference", "train": "training", "inference": "inference", "training": "training"}
+"""Spellings of the mode in measurement files."""
+OPTIONS: dict[str, bool] = {"": False, "fusion": True}
+"""Options of whole-model labels that can be forecast, and whether they are fused; others need several GPUs."""
+
+System = Callable[[str], Predictor]
+"""What is scored: device name -> the predictor used for it."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one or more systems on the same rows. Errors are absolute percentages.
+
+    Attributes:
+      kernels: system, device, family, rows, mean, median, p90.
+      models: system, device, model, mode, batch_size, sequence_length, option, measured_s, forecast_s, error (signed).
+      notes: what was left out, and why.
+    """
+
+    kernels: pd.DataFrame
+    models: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+    def models_by_device(self) -> pd.DataFrame:
+        """Mean, median and p90 of the whole-model errors: system, device, option, labels, mean, median, p90."""
+        return _summed(self.models, ["system", "option", "device"])
+
+    def models_total(self) -> pd.DataFrame:
+        """The same over all devices: system, option, labels, mean, median, p90."""
+        return _summed(self.models, ["system", "option"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        frames = {
+            "kernels": self.kernels,
+            "models": self.models,
+            "models_by_device": self.models_by_device(),
+            "models_total": self.models_total(),
+        }
+        return {**{name: frame.to_dict("records") for name, frame in frames.items()}, "notes": list(self.notes)}
+
+    def tables(self) -> RenderableType:
+        """Tables for people."""
+        parts: list[RenderableType] = []
+        if len(self.kernels):
+            parts.append(_kernel_table(self.kernels))
+        if len(self.models):
+            parts += [_model_table(self.models), _summary_table(self.models_by_device(), self.models_total())]
+        return Group(*parts, *(f"note: {note}" for note in self.notes))
+
+
+def evaluate(
+    measurements: Sequence[Path | str],
+    checkpoint: str,
+    devices: Sequence[str] | None = None,
+    baselines: Sequence[str] = (),
+    *,
+    drop_invalid: bool = False,
+) -> Evaluation:
+    """Score a checkpoint on measurements.
+
+    A GPU the checkpoint was trained on is forecast with its measured effect, any other without; baselines see the same
+    rows.
+
+    Args:
+      measurements: files or folders of the schema; checkpoint: name or path; devices: only these GPUs.
+      baselines: names of `baselines.BASELINES`; drop_invalid: leave bad rows out instead of refusing.
+    Raises: `InputError` for anything unreadable or unknown.
+    """
+    effects = load_card(checkpoint).get("device_effects", {})
+    plain = load_predictor(checkpoint)
+    tuned = {name: load_predictor(checkpoint, name) for name in effects}
+    systems: dict[str, System] = {checkpoint: lambda device: tuned.get(device, plain)}
+    for name in baselines:
+        systems[name] = _constant(load_baseline(name))
+    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse", devices=devices)
+    return score(data, systems)
+
+
+def score(data: Measurements, systems: dict[str, System]) -> Evaluation:
+    """Score systems on measurements already read."""
+    models, notes = _model_scores(data.end_to_end, systems)
+    return Evaluation(_kernel_scores(data.frame, systems), models, (*data.notes, *notes))
+
+
+def percentiles(errors: np.ndarray) -> dict[str, float]:
+    """Mean, median and 90th percentile of absolute percentage errors."""
+    return {
+        "mean": float(np.mean(errors)),
+        "median": float(np.median(errors)),
+        "p90": float(np.percentile(errors, 90)),
+    }
+
+
+def _constant(predictor: Predictor) -> System:
+    return lambda device: predictor
+
+
+def _kernel_scores(frame: pd.DataFrame, systems: dict[str, System]) -> pd.DataFrame:
+    records = []
+    for (device, family), rows in frame.groupby(["device", "family"], sort=True):
+        kernels, gpu = table_from_frame(rows.reset_index(drop=True)), load_gpu(str(device))
+        measured = rows["latency_s"].to_numpy()
+        for name, system in systems.items():
+            forecast = predict_kernels(system(str(device)), gpu, kernels, isolated=True)
+            errors = 100.0 * np.abs(forecast / measured - 1.0)
+            records.append(
+                {"system": name, "device": device, "family": family, "rows": len(rows), **percentiles(errors)}
+            )
+    return pd.DataFrame(records)
+
+
+def _model_scores(labels: pd.DataFrame | None, systems: dict[str, System]) -> tuple[pd.DataFrame, list[str]]:
+    records: list[dict[str, Any]] = []
+    graphs: dict[tuple[Any, ...], Graph] = {}
+    left_out: dict[str, int] = {}
+    for row in [] if labels is None else labels.to_dict("records"):
+        if row["option"] not in OPTIONS:
+            left_out[row["option"]] = left_out.get(row["option"], 0) + 1
+            continue
+        workload = (row["model"], int(row["batch_size"]), int(row["sequence_length"]), MODES[row["mode"]])
+        key = (*workload, row["option"])
+        if key not in graphs:
+            graphs[key] = graph_from_config(*workload, fused=OPTIONS[row["option"]])
+        gpu = load_gpu(row["device"])
+        for name, system in systems.items():
+            seconds = float(latency(system(row["device"]), gpu, graphs[key].kernels))
+            records.append(
+                {
+                    "system": name,
+                    **{column: row[column] for column in ("device", "model", "mode", "batch_size", "sequence_length")},
+                    "option": row["option"] or "eager",
+                    "measured_s": row["e2e_s"],
+                    "forecast_s": seconds,
+                    "error": 100.0 * (seconds / row["e2e_s"] - 1.0),
+                }
+            )
+    notes = [f"{count} labels of option {name!r} left out: several GPUs" for name, count in left_out.items()]
+    return pd.DataFrame(records), notes
+
+
+def _summed(models: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    if models.empty:
+        return pd.DataFrame(columns=[*keys, "labels", "mean", "median", "p90"])
+    records = []
+    for values, part in models.groupby(keys, sort=False):
+        errors = part["error"].abs().to_numpy()
+        records.append({**dict(zip(keys, values, strict=True)), "labels": len(part), **percentiles(errors)})
+    return pd.DataFrame(records)
+
+
+def _numbers(row: Any, names: Iterable[str] = ("mean", "median", "p90")) -> list[str]:
+    return [f"{row[name]:.1f}" for name in names]
+
+
+def _kernel_table(kernels: pd.DataFrame) -> RenderableType:
+    rows = [
+        [row["system"], row["device"], row["family"], f"{row['rows']}", *_numbers(row)]
+        for row in kernels.sort_values(["family", "device", "system"]).to_dict("records")
+    ]
+    header = ["system", "device", "family", "rows", "mean", "median", "p90"]
+    return table("Kernels measured alone: absolute percentage error", header, rows, text_columns=3)
+
+
+def _model_table(models: pd.DataFrame) -> RenderableType:
+    rows = [
+        [
+            *(str(row[name]) for name in ("system", "device", "model", "mode", "option")),
+            *(f"{row[name]}" for name in ("batch_size", "sequence_length")),
+            *(f"{row[name] * 1e3:.1f}" for name in ("measured_s", "forecast_s")),
+            f"{row['error']:+.1f}",
+        ]
+        for row in models.to_dict("records")
+    ]
+    header = ["system", "device", "model", "mode", "option", "batch", "seq", "measured ms", "forecast ms", "error %"]
+    return table("Whole models", header, rows, text_columns=5)
+
+
+def _summary_table(by_device: pd.DataFrame, total: pd.DataFrame) -> RenderableType:
+    rows = [
+        [row["system"], row["option"], row.get("device", "all"), f"{row['labels']}", *_numbers(row)]
+        for row in [*by_device.to_dict("records"), *total.to_dict("records")]
+    ]
+    header = ["system", "option", "device", "labels", "mean", "median", "p90"]
+    return table("Whole models: absolute percentage error", header, rows, text_columns=3)
