@@ -87,9 +87,9 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     """The predictor of a checkpoint: a shipped name or a path.
 
     Args:
-      device: a GPU the checkpoint was trained on (`load_card(...)["device_effects"]`). Its small measured effect is kept
-        in the predictor: more accurate for that GPU and what-if variants of it. None (the default) is the predictor for
-        a GPU nobody has measured, with all effects at zero; compare different GPUs with that one.
+      device: a GPU the checkpoint was trained on (`load_card(...)["device_effects"]`). Its small measured effect is
+        kept in the predictor: more accurate for that GPU and what-if variants of it. None (the default) is the
+        predictor for a GPU nobody has measured, with all effects at zero; compare different GPUs with that one.
     Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
     """
     folder = checkpoint_folder(name_or_path)

@@ -39,8 +39,10 @@ from neusight_jax.utilization import Network, apply_network, init_network
 
 HEADS: tuple[str, ...] = ("compute", "dram", "onchip", "power", "overhead")
 """Heads of the mixture, in the order of `PhysicalTimes`."""
-BODY = 4
-"""The first heads make the body; the last is added."""
+POWER = HEADS.index("power")
+OVERHEAD = HEADS.index("overhead")
+POWER_NORM = 12.0
+"""Order of the norm that joins the power time to the rest: nearly a maximum, as a card throttles only at its limit."""
 OFFSETS: tuple[tuple[float, float], ...] = ((0.0, 2.5), (0.0, 1.5), (-2.0, 2.5), (-1.0, 0.7), (-4.0, 2.0))
 """Bounds of b_j, natural logarithm. Compute and DRAM cannot beat their ideal."""
 OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, 0.0, 0.0, 0.0)
@@ -122,10 +124,11 @@ def mix(
         logs.append(jnp.sum(weight * component, axis=-1) + offset + inside[head] + parameters.effect[..., head])
         start += width + 1
     order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
-    body = jax.nn.logsumexp(jnp.stack(logs[:BODY]) * order, axis=0) / order
+    body = jax.nn.logsumexp(jnp.stack(logs[:POWER]) * order, axis=0) / order
+    body = jax.nn.logsumexp(jnp.stack([body, logs[POWER]]) * POWER_NORM, axis=0) / POWER_NORM
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
-    launch_s = jnp.exp(logs[BODY]) + jnp.exp(floor + parameters.effect[..., -1])
+    launch_s = jnp.exp(logs[OVERHEAD]) + jnp.exp(floor + parameters.effect[..., -1])
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,

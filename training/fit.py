@@ -121,8 +121,7 @@ def fit(
     groups = _Groups.of(rows)
     allowed = np.array([[name not in job.held_out for name in rows.devices] for job in jobs])
     choices = jnp.asarray(np.log(allowed[:, None, :] * (groups.counts > 0) + 1e-30))
-    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
-    optimizer = optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_weights_only)
+    optimizer = make_optimizer(settings)
     in_model_rows = round(settings.batch_size * settings.in_model_share) if groups.counts[1].sum() else 0
     sizes = (settings.batch_size - in_model_rows, in_model_rows)
     draw = _drawer(rows, groups, sizes)
@@ -156,6 +155,12 @@ def fit(
         if progress is not None and not progress(state, loss):
             break
     return state
+
+
+def make_optimizer(settings: Settings) -> optax.GradientTransformation:
+    """AdamW with a cosine schedule to zero; weight decay on weight matrices only."""
+    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
+    return optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_weights_only)
 
 
 def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], init_optimizer: Callable[[Any], Any]) -> FitState:

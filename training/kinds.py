@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neusight_jax.kernels.family import Family
 from neusight_jax.mixture import EFFECTS, FamilyMixture, MixturePredictor, init_family
@@ -97,6 +97,12 @@ class TileKind:
         entropy = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.maximum(sample.tile, 0))
         known = jnp.where(sample.tile >= 0, 1.0, 0.0)
         return jnp.sum(entropy * known) / jnp.maximum(jnp.sum(known), 1.0)
+
+    def choose(self, parameters: TileChoice, family: Family, sample: Sample) -> Int[Array, " kernel"]:
+        """The arg-max tile of every row."""
+        size = element_bytes(sample.batch.dtype)
+        work = family.work(sample.batch.dims, size)
+        return choose_tile(parameters, sample.gpu, work, family.features(sample.batch.dims, size)).index
 
 
 def forecast(

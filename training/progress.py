@@ -1,0 +1,89 @@
+"""The state of an unfinished training run, kept beside its output so that it can go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from neusight_jax.checkpoint import tree_from_arrays, tree_to_arrays
+from neusight_jax.errors import InputError
+from neusight_jax.files import write_atomically
+from neusight_jax.training.fit import FitState, Job, Kind, Settings, init_state, make_optimizer
+from neusight_jax.training.rows import Rows
+
+
+class Saved:
+    """A folder `.NAME.partial` beside the output: one file per fit, and what the run was asked to do."""
+
+    def __init__(self, output: Path, asked: Mapping[str, Any]) -> None:
+        self.folder = output.with_name(f".{output.name}.partial")
+        self.asked = json.loads(json.dumps(asked))
+
+    def check(self) -> None:
+        """`InputError` unless there is a run to go on with, and it was asked the same."""
+        path = self.folder / "run.json"
+        if not path.is_file():
+            raise InputError(f"nothing to resume: {self.folder} is missing; run without --resume")
+        if json.loads(path.read_text()) != self.asked:
+            raise InputError(f"{path}: recipe, hold-out or seed differ from this run; repeat them, or drop --resume")
+
+    def discard(self) -> None:
+        """Forget the run."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def save(self, name: str, state: FitState) -> None:
+        """Keep the state of one fit, whole or not at all."""
+        if not (self.folder / "run.json").exists():
+            write_atomically(self.folder / "run.json", lambda path: _write_text(path, json.dumps(self.asked)))
+        flat = tree_to_arrays(_tree(state))
+        write_atomically(self._file(name), lambda path: save_file(flat, path))
+
+    def load(self, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> FitState:
+        """The kept state of one fit, or a fresh one."""
+        fresh = init_state(kind, rows, jobs, make_optimizer(settings).init)
+        path = self._file(name)
+        if not path.is_file():
+            return fresh
+        try:
+            flat = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path}: not readable ({error}); remove it to train this family again") from None
+        kept = tree_from_arrays(_tree(fresh), flat, path)
+        return FitState(
+            kept["parameters"],
+            _like(fresh.optimizer, kept["optimizer"]),
+            int(kept["done"]),
+            kept["best"],
+            np.asarray(kept["best_loss"]),
+        )
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name.replace(' ', '-')}.safetensors"
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def _tree(state: FitState) -> dict[str, Any]:
+    return {
+        "parameters": state.parameters,
+        "optimizer": state.optimizer,
+        "done": np.float32(state.done),
+        "best": state.best,
+        "best_loss": np.where(np.isfinite(state.best_loss), state.best_loss, np.finfo(np.float32).max),
+    }
+
+
+def _like(template: Any, tree: Any) -> Any:
+    """Leaves of `tree` with the dtypes of `template` (step counters are integers)."""
+    return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), template, tree)

@@ -1,0 +1,293 @@
+"""Recipes: from measurements to a checkpoint, with progress, resuming, and an honest card."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+import neusight_jax
+from neusight_jax.checkpoint import save_checkpoint
+from neusight_jax.datasets.measurements import Measurements, read_measurements
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.files import refuse_existing
+from neusight_jax.gpu_catalog import canonical_name, list_gpus
+from neusight_jax.mixture import EFFECTS, MixturePredictor
+from neusight_jax.neusight import NeuSightPredictor
+from neusight_jax.terms import Predictor
+from neusight_jax.tiles import TileChoice
+from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
+from neusight_jax.training.fit import FitState, Job, Kind, Settings, fit, sample_of
+from neusight_jax.training.kinds import MixtureKind, NeuSightKind, TileKind, forecast, stack_members
+from neusight_jax.training.progress import Saved
+from neusight_jax.training.rows import Rows
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a kind of checkpoint is trained.
+
+    Attributes:
+      kind: "mixture" or "neusight".
+      members: ensemble size, one seed each.
+      hidden: hidden layers.
+      settings: of the optimizer, for the families and for the tile choice.
+      rows_per_device: at most this many sweep rows of each GPU and family.
+      in_model: whether nodes of measured models are trained on too.
+      smallest: least (rows, cols) of row-wise kernels trained on, by family; the published NeuSight's own filter.
+    """
+
+    kind: str
+    members: int
+    hidden: tuple[int, ...]
+    settings: Settings
+    tile_settings: Settings = field(default_factory=lambda: Settings(steps=600))
+    rows_per_device: int = 6000
+    in_model: bool = True
+    smallest: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+RECIPES: dict[str, Recipe] = {
+    "fp32": Recipe("mixture", members=4, hidden=(32, 32), settings=Settings(steps=1500)),
+    "fp32-neusight": Recipe(
+        "neusight",
+        members=1,
+        hidden=(64, 64, 64),
+        settings=Settings(steps=4000),
+        in_model=False,
+        smallest={"elementwise": (8192, 512), "softmax": (4096, 512), "norm": (4096, 512)},
+    ),
+    "tiny": Recipe(
+        "mixture", members=1, hidden=(8,), settings=Settings(steps=60, batch_size=64), tile_settings=Settings(steps=20)
+    ),
+}
+"""Recipes by name: `fp32` the default, `fp32-neusight` the paper's form, `tiny` a quick trial of the whole path."""
+
+
+def train(
+    measurements: Sequence[Path | str],
+    recipe: str,
+    output: Path | str,
+    hold_out: Sequence[str] = (),
+    seed: int = 0,
+    resume: bool = False,
+    drop_invalid: bool = False,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Train a checkpoint and write it to a folder.
+
+    Progress shows, after every epoch (100 steps), the training loss and the error on each held-out GPU. Ctrl-C writes
+    the best so far (lowest training loss; families not reached stay untrained) and says so in the card; `resume` goes
+    on from there, repeating nothing.
+
+    Args:
+      measurements: files or folders of the schema; recipe: key of `RECIPES`; output: folder to write, new or empty.
+      hold_out: GPUs whose rows are not trained on; seed: of the first member, the others follow.
+      drop_invalid: leave bad rows out instead of refusing; console: for progress (none = quiet).
+    Returns: the card.
+    Raises: `InputError` for bad measurements, unknown names, an output that cannot be written.
+    """
+    if recipe not in RECIPES:
+        raise unknown_name("recipe", recipe, RECIPES)
+    chosen, target = RECIPES[recipe], Path(output)
+    saved = Saved(target, {"recipe": recipe, "hold_out": sorted(hold_out), "seed": seed, **asdict(chosen)})
+    if resume:
+        saved.check()
+    else:
+        refuse_existing(target)
+        saved.discard()
+    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
+    held_out = tuple(_device(name) for name in hold_out)
+    devices = [name for name in measured_devices(data) if name not in held_out]
+    if not devices:
+        raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
+    run = _Run(chosen, data, tuple(devices), held_out, seed, saved, console)
+    begin = time.monotonic()
+    predictor, effects = run.all_families()
+    card = {
+        "kind": chosen.kind,
+        "architecture": {"families": list(run.families), "hidden": list(chosen.hidden), "members": chosen.members},
+        "trained_on": {"devices": devices, "rows": run.row_counts},
+        "trained_dtypes": sorted(data.frame["dtype"].unique()),
+        "held_out": list(held_out),
+        "recipe": recipe,
+        "settings": asdict(chosen.settings),
+        "seed": seed,
+        "seconds": round(time.monotonic() - begin, 1),
+        "version": neusight_jax.__version__,
+        "made_by": _command(recipe, hold_out, seed),
+        "interrupted": run.interrupted,
+        "errors_percent": run.errors,
+        "tile_accuracy": run.tile_accuracy,
+        "device_effects": effects,
+    }
+    if resume and target.exists():
+        shutil.rmtree(target)
+    save_checkpoint(target, predictor, card)
+    if not run.interrupted:
+        saved.discard()
+    return card
+
+
+def _command(recipe: str, hold_out: Sequence[str], seed: int) -> str:
+    held = "".join(f' --hold-out "{name}"' for name in hold_out)
+    return f"neusight-jax train --measurements DIR --recipe {recipe}{held} --seed {seed} --output DIR"
+
+
+def _device(name: str) -> str:
+    found = canonical_name(name)
+    if found is None:
+        raise unknown_name("GPU", name, list_gpus())
+    return found
+
+
+class _Run:
+    """One training run: fits every family in turn and gathers what the card says of it."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Measurements,
+        devices: tuple[str, ...],
+        held_out: tuple[str, ...],
+        seed: int,
+        saved: Saved,
+        console: Console | None,
+    ) -> None:
+        self.recipe, self.data, self.devices, self.held_out = recipe, data, devices, held_out
+        self.jobs = [Job(seed * 1000 + member) for member in range(recipe.members)]
+        self.saved, self.console = saved, console or Console(quiet=True)
+        present = set(data.frame.loc[data.frame["device"].isin(devices), "family"])
+        self.families = [name for name in NETWORKS if name in present]
+        self.row_counts: dict[str, int] = {}
+        self.errors: dict[str, dict[str, dict[str, float]]] = {}
+        self.tile_accuracy: dict[str, float] = {}
+        self.interrupted: dict[str, int] = {}
+
+    def all_families(self) -> tuple[Predictor, dict[str, dict[str, list[float]]]]:
+        """The predictor, and the effect of each training device by family."""
+        tiles: dict[str, TileChoice] = {}
+        parts: dict[str, Any] = {}
+        effects: dict[str, dict[str, list[float]]] = {name: {} for name in self.devices}
+        columns = (
+            TextColumn("{task.description:<14}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[s]}"),
+        )
+        with Progress(*columns, console=self.console) as bar:
+            for name in self.families:
+                rows = self._rows(name, self.devices)
+                self.row_counts[name] = len(rows.seconds)
+                tiles[name] = self._fit_tiles(bar, name, rows)
+                kind = self._kind(tiles[name])
+                best = self._fit(bar, name, kind, rows, self.jobs, self.recipe.settings)
+                self._score(name, kind, rows, best)
+                parts[name] = self._merged(best, rows, effects, name)
+        if self.recipe.kind == "neusight":
+            return NeuSightPredictor(parts, tiles), {}
+        return MixturePredictor(parts, tiles), effects
+
+    def _kind(self, tile: TileChoice) -> MixtureKind | NeuSightKind:
+        if self.recipe.kind == "neusight":
+            return NeuSightKind(tile, self.recipe.hidden)
+        return MixtureKind(tile, self.recipe.hidden)
+
+    def _rows(self, name: str, devices: Sequence[str]) -> Rows:
+        rows = sweep_rows(self.data, name, devices)
+        rows_at_least, cols_at_least = self.recipe.smallest.get(name, (0, 0))
+        if rows_at_least:
+            dims = rows.batch.dims
+            rows = rows.take((dims["rows"] > rows_at_least) & (dims["cols"] > cols_at_least))
+        rows = thin(rows, self.recipe.rows_per_device)
+        if self.recipe.in_model:
+            rows = join_rows([rows, model_rows(self.data, name, devices)])
+        return rows
+
+    def _fit_tiles(self, bar: Progress, name: str, rows: Rows) -> TileChoice:
+        best = self._fit(bar, f"{name} tiles", TileKind(), rows, self.jobs[:1], self.recipe.tile_settings)
+        choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
+        known = rows.take(rows.tile >= 0)
+        if len(known.seconds):
+            index = np.asarray(TileKind().choose(choice, rows.family, sample_of(known)))
+            self.tile_accuracy[name] = round(float(np.mean(index == known.tile)), 3)
+        return choice
+
+    def _fit(self, bar: Progress, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> Any:
+        """Best parameters of one fit, resumed and saved as it goes; Ctrl-C stops this fit and skips the rest."""
+        task = bar.add_task(name, total=settings.steps, s="")
+        begin = self.saved.load(name, kind, rows, jobs, settings)
+        latest: list[FitState] = [begin]
+        validate = self._validator(name, kind) if isinstance(kind, MixtureKind | NeuSightKind) else lambda _: ""
+
+        def progress(state: FitState, loss: np.ndarray) -> bool:
+            latest[0] = state
+            self.saved.save(name, state)
+            bar.update(task, completed=state.done, s=f"loss {loss.mean():.3f}{validate(state)}")
+            return True
+
+        if self.interrupted:
+            return begin.best
+        try:
+            return fit(kind, rows, jobs, settings, progress, state=begin).best
+        except KeyboardInterrupt:
+            self.interrupted[name] = latest[0].done
+            self.console.print(f"interrupted in {name} at step {latest[0].done}: keeping the best so far")
+            return latest[0].best
+
+    def _validator(self, name: str, kind: MixtureKind | NeuSightKind) -> Callable[[FitState], str]:
+        """Error on every held-out GPU with measurements: shown, never used to choose anything."""
+        measured = [device for device in self.held_out if device in set(self.data.frame["device"])]
+        if not measured:
+            return lambda _: ""
+        rows = thin(sweep_rows(self.data, name, measured), 500)
+
+        def text(state: FitState) -> str:
+            member = jax.tree.map(lambda leaf: leaf[0], state.parameters)
+            scores = _errors(kind, [member], rows, seen=False)
+            return "  held out: " + ", ".join(f"{device} {score:.1f}%" for device, score in scores.items())
+
+        return text
+
+    def _score(self, name: str, kind: MixtureKind | NeuSightKind, rows: Rows, best: Any) -> None:
+        """Errors for the card: training GPUs with and without their effect, held-out GPUs without."""
+        members = [jax.tree.map(lambda leaf, at=at: leaf[at], best) for at in range(len(self.jobs))]
+        alone = rows.take(rows.isolated > 0.5)
+        scores = {"training": _errors(kind, members, alone, seen=True)}
+        scores["training, as if unseen"] = _errors(kind, members, alone, seen=False)
+        measured = [device for device in self.held_out if device in set(self.data.frame["device"])]
+        if measured:
+            scores["held out"] = _errors(kind, members, sweep_rows(self.data, name, measured), seen=False)
+        self.errors[name] = {split: {k: round(v, 2) for k, v in errors.items()} for split, errors in scores.items()}
+
+    def _merged(self, best: Any, rows: Rows, effects: dict[str, dict[str, list[float]]], name: str) -> Any:
+        """Jobs as one ensemble; device effects averaged over members and taken out."""
+        if self.recipe.kind == "neusight":
+            return stack_members(best)
+        mean = np.asarray(jnp.mean(best.effect, axis=0))
+        for position, device in enumerate(rows.devices):
+            effects[device][name] = [round(float(value), 5) for value in mean[position]]
+        merged = stack_members(replace(best, effect=best.effect[:, None]))
+        return replace(merged, effect=jnp.zeros(len(EFFECTS)))
+
+
+def _errors(kind: MixtureKind | NeuSightKind, members: Sequence[Any], rows: Rows, seen: bool) -> dict[str, float]:
+    """Mean absolute percentage error by device, members averaged as logarithms."""
+    sample = sample_of(rows, seen=seen)
+    run = jax.jit(lambda member: jnp.log(forecast(kind, member, rows.family, sample)))
+    logs = [np.asarray(run(member)) for member in members]
+    errors = 100.0 * np.abs(np.exp(np.mean(logs, axis=0)) / rows.seconds - 1.0)
+    return {
+        device: float(errors[rows.device == index].mean())
+        for index, device in enumerate(rows.devices)
+        if (rows.device == index).any()
+    }
