@@ -1,8 +1,95 @@
-"""neusight_jax: forecast how long a deep-learning model takes on a GPU, as one differentiable JAX function."""
+"""neusight_jax: forecast how long a deep-learning model takes on a GPU, as one differentiable JAX function.
 
+The public names below load their module on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
 from pathlib import Path as _Path
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
+    from neusight_jax.datasets.measurements import read_kernels, read_measurements
+    from neusight_jax.errors import InputError
+    from neusight_jax.forecast import Forecast, predict
+    from neusight_jax.gpu import GPU, stack_gpus
+    from neusight_jax.gpu_catalog import list_gpus
+    from neusight_jax.gpu_file import load_gpu
+    from neusight_jax.graph.build import graph_from_config
+    from neusight_jax.graph.catalog import list_models
+    from neusight_jax.graph.graph import Graph
+    from neusight_jax.kernels.table import KernelTable
+    from neusight_jax.latency import kernel_latency, latency, predict_kernels
+
+__all__ = [
+    "GPU",
+    "Forecast",
+    "Graph",
+    "InputError",
+    "KernelTable",
+    "__version__",
+    "graph_from_config",
+    "kernel_latency",
+    "latency",
+    "list_checkpoints",
+    "list_gpus",
+    "list_models",
+    "load_card",
+    "load_gpu",
+    "load_predictor",
+    "predict",
+    "predict_kernels",
+    "read_kernels",
+    "read_measurements",
+    "stack_gpus",
+]
+
+_HOMES = {
+    "checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
+    "datasets.measurements": ("read_kernels", "read_measurements"),
+    "errors": ("InputError",),
+    "forecast": ("Forecast", "predict"),
+    "gpu": ("GPU", "stack_gpus"),
+    "gpu_catalog": ("list_gpus",),
+    "gpu_file": ("load_gpu",),
+    "graph.build": ("graph_from_config",),
+    "graph.catalog": ("list_models",),
+    "graph.graph": ("Graph",),
+    "kernels.table": ("KernelTable",),
+    "latency": ("kernel_latency", "latency", "predict_kernels"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 _root = _Path(__file__).resolve().parent.parent
 if (_root / "pyproject.toml").exists() and (_root / "training").is_dir():
     # A source checkout: `training/`, `datasets/` and `checkpoints/` lie beside this folder and install below it.
     __path__.append(str(_root))
+
+
+class _Package(_ModuleType):
+    def __setattr__(self, name: str, value: object) -> None:
+        # Importing a submodule sets it on the package; `latency` stays the function, whichever was asked for first.
+        if not (name in _HOME_OF and isinstance(value, _ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

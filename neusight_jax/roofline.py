@@ -72,11 +72,11 @@ class PhysicalTimes:
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
     """
 
-    compute: Float[Array, "kernel component"]
-    dram: Float[Array, "kernel component"]
-    onchip: Float[Array, "kernel component"]
-    power: Float[Array, "kernel component"]
-    overhead: Float[Array, "kernel component"]
+    compute: Float[Array, "kernel _component"]
+    dram: Float[Array, "kernel _component"]
+    onchip: Float[Array, "kernel _component"]
+    power: Float[Array, "kernel _component"]
+    overhead: Float[Array, "kernel _component"]
 
 
 def element_bytes(dtype: Int[Array, " kernel"]) -> Float[Array, " kernel"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ class KernelTerms:
         return jnp.minimum(self.light.speed_of_light_s / (self.seconds - self.launch_s), 1.0)
 
 
+@runtime_checkable
 class Predictor(Protocol):
     """What every predictor and baseline is: a pytree with one method."""
 

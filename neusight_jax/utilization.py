@@ -26,8 +26,8 @@ class Network:
 
     center: Float[Array, "member feature"]
     scale: Float[Array, "member feature"]
-    weights: tuple[Float[Array, "member input output"], ...]
-    biases: tuple[Float[Array, "member out"], ...]
+    weights: tuple[Float[Array, "member _input _output"], ...]
+    biases: tuple[Float[Array, "member _output"], ...]
 
     @property
     def members(self) -> int:

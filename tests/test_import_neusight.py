@@ -11,7 +11,7 @@ from neusight_jax.datasets import neusight_import
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.datasets.neusight_import import import_neusight
 from neusight_jax.errors import InputError
-from tests.synthetic import synthetic_rows
+from synthetic import synthetic_rows
 
 T4, V100, MI100 = "Tesla T4", "Tesla V100-PCIE-32GB", "AMD Instinct MI100"
 

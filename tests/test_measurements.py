@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +14,7 @@ from neusight_jax.datasets.devices import find_device
 from neusight_jax.datasets.measurements import Measurements, read_kernels, read_measurements, table_from_frame
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.families import FAMILIES
-from tests.synthetic import DEVICES, synthetic_rows, write_synthetic_measurements
+from synthetic import DEVICES, synthetic_rows, write_synthetic_measurements
 
 MEASURED = Path(os.environ.get("NEUSIGHT_MEASUREMENTS", Path(__file__).parents[2] / "shared" / "measurements")) / "fp32"
 
@@ -48,7 +49,7 @@ def test_letters_are_converted_at_the_door() -> None:
     assert {name: int(values[0]) for name, values in dims.items()} == {"batch": 2, "m": 3, "n": 7, "k": 5}
     # (b, m, n) × (b, n, k): n is contracted, so operands and result hold b·(mn + nk + mk) elements.
     work = FAMILIES[family].work(
-        {name: values.astype(np.float32) for name, values in dims.items()}, np.full(1, 4.0, np.float32)
+        {name: jnp.asarray(values, jnp.float32) for name, values in dims.items()}, jnp.full(1, 4.0, jnp.float32)
     )
     assert float(work.flop[0]) == 2 * 2 * 3 * 5 * 7
     assert float(work.bytes_moved[0]) == 4 * 2 * (3 * 5 + 5 * 7 + 3 * 7)

@@ -1,0 +1,139 @@
+"""Commands, exit codes and the one line an error gets.
+
+Exit codes: 0 done; 2 bad input, with one line on stderr; 130 interrupted; 141 the reader of a pipe went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from neusight_jax import __version__
+from neusight_jax.cli.evaluate import evaluate
+from neusight_jax.cli.importing import import_neusight
+from neusight_jax.cli.listings import checkpoints, gpus, models
+from neusight_jax.cli.predict import predict
+from neusight_jax.cli.startup import prepare_jax
+from neusight_jax.cli.train import train
+from neusight_jax.errors import InputError
+
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+LISTS = ("--measurements", "--hold-out", "--device", "--baseline")
+"""Options that take several values, as `--option A B` or `--option A --option B`."""
+
+# typer exports only a subclass of the exception it raises for unusable arguments.
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+
+class _Interrupted(Exception):
+    """A `KeyboardInterrupt` inside a command, out of sight of typer's own handling."""
+
+
+class _BrokenPipe(Exception):
+    """A `BrokenPipeError` inside a command, out of sight of typer's own handling."""
+
+
+class _Commands(TyperGroup):
+    """The commands; interruptions and broken pipes pass typer by."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+        except BrokenPipeError:
+            raise _BrokenPipe from None
+
+
+_PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+
+app = typer.Typer(cls=_Commands, help="Forecast how long a deep-learning model takes on a GPU.", **_PLAIN)
+app.command()(predict)
+app.command()(gpus)
+app.command()(models)
+app.command()(checkpoints)
+app.command()(train)
+app.command()(evaluate)
+imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
+app.add_typer(imports, name="import")
+imports.command("neusight")(import_neusight)
+
+
+@imports.callback()
+def _importers() -> None:
+    """Keeps `neusight` a name of its own: typer merges an only command into its group."""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"neusight-jax {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    prepare_jax(any_platform=ctx.invoked_subcommand == "train")
+
+
+def _spread(arguments: Sequence[str]) -> list[str]:
+    """`--option A B` as `--option A --option B`, for the options in `LISTS`."""
+    out: list[str] = []
+    option = ""
+    for argument in arguments:
+        if argument.startswith("-") and argument != "-":
+            option = argument if argument in LISTS else ""
+        elif option and out[-1] != option:
+            out.append(option)
+        out.append(argument)
+    return out
+
+
+def _fail(message: str, code: int = BAD_INPUT) -> int:
+    typer.echo(" ".join(message.split()), err=True)
+    return code
+
+
+def _drop_output() -> None:
+    """Let the interpreter flush into nothing when it ends."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the interpreter ends
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code; errors are one line on stderr."""
+    try:
+        code = app(_spread(arguments), prog_name="neusight-jax", standalone_mode=False)
+        sys.stdout.flush()
+    except InputError as error:
+        return _fail(f"error: {error}")
+    except _UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "neusight-jax"
+        return _fail(f"error: {error.format_message().rstrip('.')}; see `{path} --help`")
+    except typer.Abort:
+        return _fail("interrupted; nothing written", INTERRUPTED)
+    except (_Interrupted, KeyboardInterrupt):
+        return _fail("interrupted; nothing written", INTERRUPTED)
+    except (_BrokenPipe, BrokenPipeError):
+        _drop_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        _drop_output()
+        return _fail(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """The `neusight-jax` program."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""Where output goes: results to stdout, progress and remarks to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PIPE_WIDTH = 200
+"""Columns of a table that goes to a file or a pipe."""
+
+
+def show(renderable: RenderableType) -> None:
+    """Print a table to stdout: coloured on a terminal, plain text elsewhere."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(renderable)
+        return
+    from neusight_jax.report import as_text
+
+    text = as_text(renderable, PIPE_WIDTH)
+    typer.echo("\n".join(line.rstrip() for line in text.rstrip().splitlines()))
+
+
+def show_json(value: Any) -> None:
+    """Print JSON, and nothing else, to stdout."""
+    typer.echo(json.dumps(value, indent=1))
+
+
+def remark(line: str) -> None:
+    """A line for people, on stderr."""
+    typer.echo(line, err=True)
+
+
+def progress_console() -> Console:
+    """The console progress goes to: stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True)

@@ -1,0 +1,108 @@
+"""`neusight-jax gpus | models | checkpoints`: what can be asked for by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neusight_jax.cli.console import show, show_json
+from neusight_jax.cli.options import AsJson
+
+
+def gpus(as_json: AsJson = False) -> None:
+    """List the GPUs of the catalog with their figures; ~ marks an estimate."""
+    from neusight_jax.gpu_catalog import list_gpus
+
+    rows = [_gpu_row(name) for name in list_gpus()]
+    if as_json:
+        show_json(rows)
+        return
+    from neusight_jax.report import table
+    from neusight_jax.units import GB, GIB, GIGA, MIB, TERA
+
+    columns = (
+        ("SMs", "num_sms", 1.0, "{:.0f}"),
+        ("GHz", "clock_hz", GIGA, "{:.2f}"),
+        ("GB/s", "mem_bytes_per_s", GB, "{:.0f}"),
+        ("GiB", "mem_bytes", GIB, "{:.0f}"),
+        ("L2 MiB", "l2_bytes", MIB, "{:.3g}"),
+        ("W", "tdp_w", 1.0, "{:.0f}"),
+        ("fp32 TFLOP/s", "fp32_flop_per_s", TERA, "{:.1f}"),
+        ("bf16", "bf16_flop_per_s", TERA, "{:.0f}"),
+        ("fp16", "fp16_flop_per_s", TERA, "{:.0f}"),
+        ("fp8", "fp8_flop_per_s", TERA, "{:.0f}"),
+    )
+
+    def cell(row: dict[str, Any], field: str, unit: str, scale: float) -> str:
+        value = row["figures"][field]
+        return ("~" if field in row["estimates"] else "") + unit.format(value / scale) if value else "-"
+
+    shown = [
+        [row["name"], row["architecture"], *(cell(row, field, form, scale) for _, field, scale, form in columns)]
+        for row in rows
+    ]
+    show(table("", ["GPU", "architecture", *(title for title, *_ in columns)], shown, text_columns=2))
+
+
+def _gpu_row(name: str) -> dict[str, Any]:
+    from neusight_jax.gpu import FIELDS
+    from neusight_jax.gpu_catalog import catalog_gpu, gpu_info
+
+    info, gpu = gpu_info(name), catalog_gpu(name)
+    return {
+        "name": name,
+        "vendor": info.vendor,
+        "architecture": info.architecture,
+        "aliases": list(info.aliases),
+        "figures": {field: getattr(gpu, field) for field in FIELDS},
+        "estimates": list(info.estimates),
+        "sources": dict(info.sources),
+    }
+
+
+def models(as_json: AsJson = False) -> None:
+    """List the models of the catalog."""
+    from neusight_jax.graph.catalog import list_models, load_model_config
+    from neusight_jax.graph.sequence import longest_sequence
+
+    rows = [
+        {
+            "name": name,
+            "architecture": load_model_config(name)["model_type"],
+            "longest_sequence": longest_sequence(name),
+        }
+        for name in list_models()
+    ]
+    if as_json:
+        show_json(rows)
+        return
+    from neusight_jax.report import table
+
+    shown = [[row["name"], row["architecture"], str(row["longest_sequence"] or "any")] for row in rows]
+    show(table("", ["model", "architecture", "longest sequence"], shown, text_columns=2))
+
+
+def checkpoints(as_json: AsJson = False) -> None:
+    """List the checkpoints that ship with the package."""
+    from neusight_jax.checkpoint import list_checkpoints, load_card
+
+    rows = []
+    for name in list_checkpoints():
+        card = load_card(name)
+        rows.append(
+            {
+                "name": name,
+                "kind": card["kind"],
+                "trained_on": card.get("trained_on", {}).get("devices", []),
+                "held_out": card.get("held_out", []),
+            }
+        )
+    if as_json:
+        show_json(rows)
+        return
+    from neusight_jax.report import table
+
+    shown = [
+        [row["name"], row["kind"], ", ".join(row["trained_on"]) or "-", ", ".join(row["held_out"]) or "-"]
+        for row in rows
+    ]
+    show(table("", ["checkpoint", "kind", "trained on", "held out"], shown, text_columns=4))

@@ -1,0 +1,28 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name of `neusight-jax models`, or a config.json.")]
+Gpu = Annotated[str, typer.Option("--gpu", help="A name of `neusight-jax gpus`, or a JSON or YAML file.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences in a batch.")]
+SequenceLength = Annotated[
+    int | None,
+    typer.Option("--sequence-length", help="Tokens in a sequence.", show_default="the longest the model takes"),
+]
+Mode = Annotated[str, typer.Option("--mode", help="inference, or training (forward and backward).")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Of all tensors.")]
+Fused = Annotated[bool, typer.Option("--fused", help="Merge elementwise chains as a compiler would.")]
+Checkpoint = Annotated[
+    str, typer.Option("--checkpoint", help="A name of `neusight-jax checkpoints`, or a folder written by `train`.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
+MeasurementFolders = Annotated[
+    list[Path], typer.Option("--measurements", help="Folders or Parquet files of the measurement schema.")
+]
+DropInvalid = Annotated[bool, typer.Option("--drop-invalid", help="Leave bad rows out instead of refusing them.")]
+OutputFolder = Annotated[Path, typer.Option("--output", help="The folder to write; new or empty.")]

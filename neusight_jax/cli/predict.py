@@ -1,0 +1,75 @@
+"""`neusight-jax predict`: how long a model takes on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from neusight_jax.cli.console import show, show_json
+from neusight_jax.cli.options import AsJson, BatchSize, Checkpoint, Dtype, Fused, Gpu, Mode, Model, SequenceLength
+from neusight_jax.errors import InputError
+
+
+def predict(
+    model: Model,
+    gpu: Gpu,
+    batch_size: BatchSize = 1,
+    sequence_length: SequenceLength = None,
+    mode: Mode = "inference",
+    dtype: Dtype = "fp32",
+    fused: Fused = False,
+    checkpoint: Checkpoint = "fp32",
+    as_json: AsJson = False,
+) -> None:
+    """Forecast a model on a GPU, kernel by kernel."""
+    from neusight_jax.checkpoint import load_card, load_predictor
+    from neusight_jax.forecast import predict as forecast_model
+    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.graph.build import graph_from_config
+
+    gpu_name, machine = load_named_gpu(gpu)
+    if sequence_length is None:
+        sequence_length = _longest(model)
+    graph = graph_from_config(model, batch_size, sequence_length, mode, dtype, fused)
+    try:
+        machine.peak_flop_per_s(dtype)
+    except InputError as error:
+        raise InputError(f"{gpu_name}: {error}") from None
+    card = load_card(checkpoint)
+    notes = forecast_notes(card, checkpoint, gpu_name, dtype)
+    forecast = forecast_model(load_predictor(checkpoint), machine, graph, gpu_name=gpu_name, notes=notes)
+    if as_json:
+        show_json({"checkpoint": checkpoint, **forecast.to_dict()})
+        return
+    from neusight_jax.report import forecast_tables
+
+    show(forecast_tables(forecast))
+
+
+def _longest(model: str) -> int:
+    from neusight_jax.graph.sequence import longest_sequence
+
+    longest = longest_sequence(model)
+    if longest is None:
+        raise InputError(f"{model} takes sequences of any length; say which with --sequence-length")
+    return longest
+
+
+def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, dtype: str) -> list[str]:
+    """What to know before trusting a forecast: figures that are estimates, and what training did not see."""
+    from neusight_jax.gpu_catalog import canonical_name, gpu_info
+
+    notes = []
+    trained_on = card.get("trained_on", {}).get("devices")
+    if gpu_name in card.get("held_out", ()):
+        notes.append(f"this GPU was not in training: checkpoint {checkpoint} held {gpu_name} out")
+    elif trained_on is not None and gpu_name not in trained_on:
+        notes.append(f"this GPU was not in training: {checkpoint} forecasts {gpu_name} from its figures alone")
+    dtypes = card.get("trained_dtypes")
+    if dtypes is not None and dtype not in dtypes:
+        seen = ", ".join(dtypes)
+        notes.append(f"{checkpoint} was trained on {seen} only: this {dtype} forecast is an extrapolation")
+    estimates = gpu_info(gpu_name).estimates if canonical_name(gpu_name) == gpu_name else ()
+    if estimates:
+        notes.append(f"figures of {gpu_name} that are estimates, not public: {', '.join(estimates)}")
+    return notes

@@ -1,0 +1,64 @@
+"""Strict settings for all tests, and what many of them need."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jaxtyping import install_import_hook
+
+# Array shapes and types of the physics are checked at run time. Left out: modules that define parameter records, which
+# pytree transformations rebuild with leaves of any kind, and the front doors, which check what they are given.
+install_import_hook(
+    [f"neusight_jax.{name}" for name in ("roofline", "latency", "forecast", "kernels.gemm", "kernels.rowwise")],
+    "typecheck.checked",
+)
+
+import jax  # noqa: E402 - the hook comes before the first import of what it checks
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+NETWORKS = ("linear", "bmm", "elementwise", "softmax", "norm")
+ARCHITECTURE = {"families": list(NETWORKS), "hidden": [8], "members": 1}
+CARD: dict[str, Any] = {
+    "kind": "mixture",
+    "architecture": ARCHITECTURE,
+    "trained_on": {"devices": ["Tesla T4"]},
+    "held_out": ["Tesla V100-PCIE-32GB"],
+    "trained_dtypes": ["fp32"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _same_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test keeps compiled programs in the user's cache."""
+    monkeypatch.setenv("NEUSIGHT_JAX_CACHE", "0")
+
+
+@pytest.fixture(scope="session")
+def measurements() -> Path:
+    """The folder of real measurements, which is not part of the project."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "measurements"
+    folder = Path(os.environ.get("NEUSIGHT_MEASUREMENTS", default))
+    if not folder.is_dir():
+        pytest.skip(f"measurements not found at {folder}; set NEUSIGHT_MEASUREMENTS")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint() -> Callable[..., Path]:
+    """Writes an untrained checkpoint: `make_checkpoint(folder, **card)`."""
+    from neusight_jax.checkpoint import save_checkpoint, untrained
+
+    def make(folder: Path, **card: Any) -> Path:
+        save_checkpoint(folder, untrained("mixture", ARCHITECTURE), {**CARD, **card})
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def checkpoint(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that nothing trained: T4 seen, V100 32 GB held out, fp32 only."""
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "untrained")

@@ -1,0 +1,88 @@
+"""The public names: complete, lazy, and what their documentation says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import neusight_jax as nj
+from synthetic import synthetic_rows
+
+HOME = Path(nj.__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HOME), "NEUSIGHT_JAX_CACHE": "0", "JAX_PLATFORMS": "cpu"}
+
+
+def _python(code: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_public_name_loads() -> None:
+    for name in nj.__all__:
+        assert getattr(nj, name) is not None
+    assert set(nj.__all__) <= set(dir(nj))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'forecats'"):
+        nj.forecats  # noqa: B018
+
+
+def test_importing_the_package_loads_nothing(tmp_path: Path) -> None:
+    heavy = {"jax", "numpy", "pandas", "rich", "typer", "yaml"}
+    code = f"import sys, neusight_jax; print(sorted({heavy!r} & set(sys.modules)))"
+    assert _python(code, tmp_path).strip() == "[]"
+
+
+@pytest.mark.parametrize("first", ["neusight_jax.latency", "neusight_jax.forecast"])
+def test_latency_is_the_function_whatever_was_imported_first(tmp_path: Path, first: str) -> None:
+    code = f"import {first}, neusight_jax as nj; print(callable(nj.latency), callable(nj.predict))"
+    assert _python(code, tmp_path).strip() == "True True"
+
+
+def test_works_from_the_folder_of_the_package(tmp_path: Path) -> None:
+    code = "import neusight_jax as nj; print(float(nj.load_gpu('H100').num_sms))"
+    assert float(_python(code, HOME)) == float(_python(code, tmp_path)) > 100
+
+
+def test_the_contract(checkpoint: Path, tmp_path: Path) -> None:
+    predictor, gpu = nj.load_predictor(checkpoint), nj.load_gpu("NVIDIA H100 80GB HBM3")
+    rows = synthetic_rows("linear", "Tesla T4", 8)
+    rows.to_parquet(tmp_path / "linear.parquet", index=False)
+    table = nj.read_kernels(tmp_path / "linear.parquet")
+    seconds = nj.predict_kernels(predictor, gpu, table, isolated=True)
+    assert seconds.shape == (8,)
+    assert (seconds > 0).all()
+
+    graph = nj.graph_from_config("bert-tiny", batch_size=2, sequence_length=16, mode="training", dtype="fp32")
+    forecast = nj.predict(predictor, gpu, graph)
+    assert forecast.total_s == pytest.approx(forecast.forward_s + forecast.backward_s)
+    assert json.loads(forecast.to_json())["total_s"] == forecast.total_s
+    frame = forecast.to_frame()
+    assert (frame["seconds"] * frame["count"]).sum() == pytest.approx(forecast.total_s)
+    assert float(nj.latency(predictor, gpu, graph.kernels)) == pytest.approx(forecast.total_s, rel=1e-4)
+
+    slopes = jax.grad(nj.latency, argnums=1)(predictor, gpu, graph.kernels)
+    assert isinstance(slopes, nj.GPU)
+    assert float(slopes.mem_bytes_per_s) < 0.0
+    gpus = nj.stack_gpus([gpu, gpu.replace(mem_bytes_per_s=jnp.asarray(4.8e12))])
+    many = np.asarray(jax.vmap(nj.latency, in_axes=(None, 0, None))(predictor, gpus, graph.kernels))
+    assert many.shape == (2,)
+    assert many[1] < many[0]
+
+
+@pytest.mark.parametrize("name", nj.list_checkpoints())
+def test_shipped_checkpoints_forecast(name: str) -> None:
+    predictor, card = nj.load_predictor(name), nj.load_card(name)
+    graph = nj.graph_from_config("gpt2", batch_size=1, sequence_length=128)
+    assert 0.0 < nj.predict(predictor, nj.load_gpu("H100"), graph).total_s < 1.0
+    assert card["kind"] in ("mixture", "neusight")
