@@ -29,7 +29,7 @@ def evaluate(
     """Compare forecasts with measurements, by kernel family and GPU."""
     from neusight_jax.gpu_catalog import gpu_info
 
-    devices = [gpu_info(name).name for name in device or ()]
+    devices = [gpu_info(name).name for name in device] if device else None
     from neusight_jax.files import write_atomically
     from neusight_jax.training.evaluation import evaluate as evaluate_checkpoint
 

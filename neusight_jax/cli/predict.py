@@ -21,9 +21,13 @@ def predict(
     checkpoint: Checkpoint = "fp32",
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a model on a GPU, kernel by kernel."""
+    """Forecast a model on a GPU, kernel by kernel.
+
+    A GPU the checkpoint was trained on is forecast with its own measured effect, as `evaluate` does.
+    """
     from neusight_jax.checkpoint import load_card, load_predictor
     from neusight_jax.forecast import predict as forecast_model
+    from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.gpu_file import load_named_gpu
     from neusight_jax.graph.build import graph_from_config
 
@@ -36,8 +40,10 @@ def predict(
     except InputError as error:
         raise InputError(f"{gpu_name}: {error}") from None
     card = load_card(checkpoint)
+    # A name, not a file: the figures are those of the GPU that was measured.
+    measured = gpu_name if canonical_name(gpu) in card.get("device_effects", {}) else None
     notes = forecast_notes(card, checkpoint, gpu_name, dtype)
-    forecast = forecast_model(load_predictor(checkpoint), machine, graph, gpu_name=gpu_name, notes=notes)
+    forecast = forecast_model(load_predictor(checkpoint, measured), machine, graph, gpu_name=gpu_name, notes=notes)
     if as_json:
         show_json({"checkpoint": checkpoint, **forecast.to_dict()})
         return
