@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.cli.app import _spread
 from neusight_jax.cli.startup import prepare_jax
+from neusight_jax.mixture import EFFECTS
+from neusight_jax.training.data import NETWORKS
 from synthetic import synthetic_rows
 
 HOME = Path(nj.__file__).resolve().parents[1]
@@ -73,6 +76,24 @@ def test_predict_reads_a_config_and_a_gpu_file(capsys: Capture, checkpoint: Path
 def test_predict_says_what_to_know(capsys: Capture, checkpoint: Path, arguments: tuple[str, ...], note: str) -> None:
     out = _ok(capsys, "predict", *TINY, *arguments, "--checkpoint", str(checkpoint))
     assert any(line.startswith("note:") and note in line for line in out.splitlines()), out
+
+
+def test_predict_uses_the_measured_effect_of_a_gpu(
+    capsys: Capture, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    effect = [0.5] * len(EFFECTS)
+    own = make_checkpoint(tmp_path / "own", device_effects={"Tesla T4": dict.fromkeys(NETWORKS, effect)})
+    (tmp_path / "file.yaml").write_text("base: T4\n")
+
+    def total_s(gpu: str) -> float:
+        out = _ok(capsys, "predict", *TINY, "--gpu", gpu, "--checkpoint", str(own), "--json")
+        return float(json.loads(out)["total_s"])
+
+    graph = nj.graph_from_config("bert-tiny", 2, 16)
+    for gpu, device in (("T4", "Tesla T4"), (str(tmp_path / "file.yaml"), None)):
+        expected = nj.predict(nj.load_predictor(own, device), nj.load_gpu("T4"), graph).total_s
+        assert total_s(gpu) == pytest.approx(expected)
+    assert total_s("T4") > 1.1 * total_s(str(tmp_path / "file.yaml"))
 
 
 def test_lists(capsys: Capture) -> None:
