@@ -14,6 +14,7 @@ its rate elasticities sum to −1 less the share of the floor, and it never fall
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import jax
@@ -37,15 +38,22 @@ from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
 from neusight_jax.utilization import Network, apply_network, init_network
 
-HEADS: tuple[str, ...] = ("compute", "dram", "onchip", "power", "overhead")
+HEADS: tuple[str, ...] = ("compute", "dram", "onchip", "issue", "power", "overhead")
 """Heads of the mixture, in the order of `PhysicalTimes`."""
 POWER = HEADS.index("power")
 OVERHEAD = HEADS.index("overhead")
 POWER_NORM = 12.0
 """Order of the norm that joins the power time to the rest: nearly a maximum, as a card throttles only at its limit."""
-OFFSETS: tuple[tuple[float, float], ...] = ((0.0, 2.5), (0.0, 1.5), (-2.0, 2.5), (-1.0, 0.7), (-4.0, 2.0))
+OFFSETS: tuple[tuple[float, float], ...] = (
+    (0.0, 2.5),
+    (0.0, 1.5),
+    (-2.0, 2.5),
+    (0.1, 0.4),
+    (-1.0, 0.7),
+    (-4.0, 2.0),
+)
 """Bounds of b_j, natural logarithm. Compute and DRAM cannot beat their ideal."""
-OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, 0.0, 0.0, 0.0)
+OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, 0.0, 0.2, 0.0, 0.0)
 """b_j before training."""
 MIN_NORM = 3.0
 """Smallest order of the p-norm."""
@@ -93,7 +101,7 @@ class MixturePredictor:
         work = family.work(batch.dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
         bounds = light(gpu, work, peak)
-        times = physical_times(gpu, work, peak, batch.dtype, relaxation)
+        times = physical_times(gpu, family, work, peak, batch.dtype, relaxation)
         features = family.features(batch.dims, size)
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
         return mix(parameters, features, times, bounds, tile, isolated=isolated)
@@ -132,7 +140,7 @@ def mix(
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,
-        compute_s=jnp.exp(jnp.mean(jnp.maximum(logs[0], logs[3]), axis=0)),
+        compute_s=jnp.exp(jnp.mean(functools.reduce(jnp.maximum, (logs[0], logs[3], logs[POWER])), axis=0)),
         memory_s=jnp.exp(jnp.mean(jnp.maximum(logs[1], logs[2]), axis=0)),
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
         tile=tile,
@@ -142,7 +150,7 @@ def mix(
 def head_widths(family: Family) -> tuple[int, ...]:
     """Components of each head for a family, in the order of `HEADS`."""
     tiles = len(family.tiles)
-    return (tiles + 2, 2, tiles + 1, 1, 3)
+    return (tiles + 2, 2, tiles + 1, 1, 1, 3)
 
 
 def init_family(

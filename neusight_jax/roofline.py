@@ -24,6 +24,10 @@ Isolated: TypeAlias = bool | Float[Array, "*kernel"]
 
 L2_BYTES_PER_CYCLE = 64.0
 """Bytes an SM takes from L2 per clock (NVIDIA, Volta to Hopper: 64 B/clk/SM)."""
+ISSUE_FLOP_PER_CYCLE = 256.0
+"""fp32 FLOP an SM's four warp schedulers can issue per clock if every slot is a fused multiply-add (4 × 32 × 2). An SM
+of 64 lanes (Volta, A100) needs half of its slots for that and keeps the rest for loads and addresses; one of 128 lanes
+(GP104, Ada, Hopper) has none to spare, and SGEMM stays below its peak."""
 WARM_SHARE = 0.12
 """Share of the traffic that still goes to DRAM when the working set lies in L2."""
 WARM_RAMP = (0.9, 1.3)
@@ -69,6 +73,7 @@ class PhysicalTimes:
       dram: all traffic, and the traffic that cannot stay in L2, at DRAM bandwidth.
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power.
+      issue: fp32 vector arithmetic at the warp schedulers' rate; 0 on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
     """
 
@@ -76,6 +81,7 @@ class PhysicalTimes:
     dram: Float[Array, "kernel _component"]
     onchip: Float[Array, "kernel _component"]
     power: Float[Array, "kernel _component"]
+    issue: Float[Array, "kernel component"]
     overhead: Float[Array, "kernel _component"]
 
 
@@ -132,13 +138,18 @@ def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
 
 
 def physical_times(
-    gpu: GPU, work: Work, peak: Float[Array, " kernel"], dtype: Int[Array, " kernel"], relaxation: Scalar = 0.0
+    gpu: GPU,
+    family: Family,
+    work: Work,
+    peak: Float[Array, " kernel"],
+    dtype: Int[Array, " kernel"],
+    relaxation: Scalar = 0.0,
 ) -> PhysicalTimes:
     """All component times of kernels on a machine.
 
     Args:
       gpu: scalars, or arrays [kernel].
-      work, peak, dtype: of the kernels.
+      family, work, peak, dtype: of the kernels.
       relaxation: see `whole_waves`.
     Gradients: reach every GPU field; through `ceil` only when relaxation > 0. Splits of the contraction are the fastest
       one (a minimum: gradient of the chosen one).
@@ -154,10 +165,14 @@ def physical_times(
     serial = jnp.min(work.block_steps[:, 0, :], axis=1) / gpu.clock_hz
     flop_energy = JOULE_PER_FLOP_16NM * (gpu.process_nm / 16.0) ** PROCESS_EXPONENT
     energy = work.flop * flop_energy * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype] + work.bytes_moved * JOULE_PER_BYTE
+    issue = work.flop / (ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
+    off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
+    issue = jnp.where(off_vector_path, 0.0, issue)
     return PhysicalTimes(
         compute=jnp.concatenate([(work.flop / peak)[:, None], streamed[:, None], wave_compute], axis=1),
         dram=jnp.stack([work.bytes_moved / gpu.mem_bytes_per_s, dram_bytes(gpu, work) / gpu.mem_bytes_per_s], axis=1),
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
         power=(energy / gpu.tdp_w)[:, None],
+        issue=issue[:, None],
         overhead=jnp.stack([kilocycle, serial, block_s[:, -1, -1]], axis=1),
     )

@@ -21,6 +21,11 @@ from neusight_jax.training.rows import Rows
 from neusight_jax.utilization import Network, init_network
 
 
+EFFECT_WIDTH = 0.03
+"""Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median of the
+measured ones and not a mean that one odd machine pulls."""
+
+
 def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> Float[Array, ""]:
     """mean √(r² + s²), r the log error: near-absolute, symmetric in too fast and too slow."""
     return jnp.mean(jnp.sqrt((log_forecast - sample.log_seconds) ** 2 + settings.softening**2))
@@ -51,7 +56,7 @@ class MixtureKind:
     def loss(self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
         """Log error, device effects and in-model shifts shrunk to zero."""
         log_forecast = jnp.log(forecast(self, parameters, family, sample))
-        penalty = settings.effect_penalty * jnp.sum(parameters.effect**2)
+        penalty = settings.effect_penalty * jnp.sum(jnp.sqrt(parameters.effect**2 + EFFECT_WIDTH**2))
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
         return log_error_loss(log_forecast, sample, settings) + penalty
 
