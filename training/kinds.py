@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
 from neusight_jax.kernels.family import Family
 from neusight_jax.mixture import EFFECTS, FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
@@ -20,10 +21,9 @@ from neusight_jax.training.fit import Sample, Settings, sample_of
 from neusight_jax.training.rows import Rows
 from neusight_jax.utilization import Network, init_network
 
-
 EFFECT_WIDTH = 0.03
-"""Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median of the
-measured ones and not a mean that one odd machine pulls."""
+"""Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
+of the measured ones and not a mean that one odd machine pulls."""
 
 
 def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> Float[Array, ""]:
@@ -87,6 +87,23 @@ class NeuSightKind:
 
 
 @dataclass(frozen=True)
+class Roofline3Kind:
+    """The three-parameter roofline, a fitted baseline."""
+
+    def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
+        """Efficiencies 0.73 and a floor of 25 us."""
+        return ThreeNumbers(jnp.ones(()), jnp.ones(()), jnp.log(25e-6))
+
+    def predictor(self, parameters: ThreeNumbers, family: Family, sample: Sample) -> Predictor:
+        """The predictor of one family."""
+        return Roofline3Predictor({family.network: parameters})
+
+    def loss(self, parameters: ThreeNumbers, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
+        """Log error."""
+        return log_error_loss(jnp.log(forecast(self, parameters, family, sample)), sample, settings)
+
+
+@dataclass(frozen=True)
 class TileKind:
     """The tile choice, supervised by measured tiles; rows without one do not count."""
 
@@ -110,9 +127,11 @@ class TileKind:
         return choose_tile(parameters, sample.gpu, work, family.features(sample.batch.dims, size)).index
 
 
-def forecast(
-    kind: MixtureKind | NeuSightKind, parameters: Any, family: Family, sample: Sample
-) -> Float[Array, " kernel"]:
+LatencyKind: TypeAlias = MixtureKind | NeuSightKind | Roofline3Kind
+"""Kinds that forecast a latency."""
+
+
+def forecast(kind: LatencyKind, parameters: Any, family: Family, sample: Sample) -> Float[Array, " kernel"]:
     """Seconds of a sample, each row on its own GPU."""
     predictor = kind.predictor(parameters, family, sample)
     return predictor.terms(family, sample.gpu, sample.batch, isolated=sample.isolated).seconds

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from neusight_jax.cli.console import remark, show, show_json
+from neusight_jax.cli.console import progress_console, remark, show, show_json
 from neusight_jax.cli.options import Checkpoint, DropInvalid, MeasurementFolders
+from neusight_jax.errors import InputError
+from neusight_jax.files import atomic_folder, refuse_existing, write_atomically
 
 
 def evaluate(
     measurements: MeasurementFolders,
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint = "fp32",
+    protocol: Annotated[
+        str | None,
+        typer.Option("--protocol", help="logo or logo-size: train with each GPU left out, instead of a checkpoint."),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Fits per GPU left out, with --protocol.")] = 5,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="With --protocol: a new folder for table.md, scores.json and rows.csv."),
+    ] = None,
     device: Annotated[
         list[str] | None, typer.Option("--device", metavar="DEVICE", help="Only these GPUs; default: all measured.")
     ] = None,
@@ -26,19 +37,45 @@ def evaluate(
     ] = None,
     drop_invalid: DropInvalid = False,
 ) -> None:
-    """Compare forecasts with measurements, by kernel family and GPU."""
+    """Compare forecasts with measurements, by kernel family and GPU.
+
+    Of a checkpoint; or, with --protocol, of predictors fitted without the GPU they are scored on.
+    """
     from neusight_jax.gpu_catalog import gpu_info
 
     devices = [gpu_info(name).name for name in device] if device else None
-    from neusight_jax.files import write_atomically
-    from neusight_jax.training.evaluation import evaluate as evaluate_checkpoint
+    if output is not None:
+        if protocol is None:
+            raise InputError("--output belongs to --protocol; use --json FILE to write the scores of a checkpoint")
+        refuse_existing(output)
+    evaluation: Any
+    if protocol is not None:
+        from neusight_jax.training.protocol import run_protocol
 
-    evaluation = evaluate_checkpoint(measurements, checkpoint, devices, list(baseline or ()), drop_invalid=drop_invalid)
+        evaluation = run_protocol(
+            measurements, protocol, seeds=seeds, devices=devices, drop_invalid=drop_invalid, console=progress_console()
+        )
+    else:
+        from neusight_jax.training.evaluation import evaluate as evaluate_checkpoint
+
+        evaluation = evaluate_checkpoint(
+            measurements, checkpoint, devices, list(baseline or ()), drop_invalid=drop_invalid
+        )
+    text = json.dumps(evaluation.to_dict(), indent=1) + "\n"
+    if output is not None:
+        with atomic_folder(output) as folder:
+            _write(folder / "table.md", evaluation.to_markdown())
+            _write(folder / "scores.json", text)
+            evaluation.rows.to_csv(folder / "rows.csv", index=False)
+        remark(f"wrote {output}")
     if json_file == "-":
         show_json(evaluation.to_dict())
         return
     if json_file is not None:
-        text = json.dumps(evaluation.to_dict(), indent=1) + "\n"
-        write_atomically(Path(json_file), lambda path: path.write_text(text, encoding="utf-8") and None)
+        write_atomically(Path(json_file), lambda path: _write(path, text))
         remark(f"wrote {json_file}")
     show(evaluation.tables())
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

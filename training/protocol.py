@@ -1,0 +1,194 @@
+"""Protocols: train with one GPU left out, score that GPU, for every GPU and several seeds.
+
+`logo` (leave one GPU out) scores all rows of the GPU left out. `logo-size` also extrapolates in size: it trains on the
+smaller 70 % of the rows (by FLOP, or bytes where there are few) and scores the largest 15 % of the GPU left out. Errors
+are of single seeds, not of their ensemble; device effects are at zero, as for any GPU nobody has measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from rich.console import Console, RenderableType
+
+from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.report import table
+from neusight_jax.roofline import element_bytes, light, peak_flop_per_s
+from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
+from neusight_jax.training.evaluation import percentiles
+from neusight_jax.training.fit import Job, Settings, fit, sample_of
+from neusight_jax.training.kinds import LatencyKind, MixtureKind, NeuSightKind, Roofline3Kind, TileKind, forecast
+from neusight_jax.training.rows import Rows
+
+PROTOCOLS: tuple[str, ...] = ("logo", "logo-size")
+SMALL, LARGE = 0.70, 0.85
+"""Quantiles of size: train below the first, score above the second (`logo-size`)."""
+ROWS_PER_DEVICE = 3000
+TILE_SETTINGS = Settings(steps=400)
+SYSTEMS: dict[str, Callable[[Any], LatencyKind]] = {
+    "mixture": lambda tile: MixtureKind(tile),
+    "neusight": lambda tile: NeuSightKind(tile),
+    "roofline3": lambda _: Roofline3Kind(),
+}
+"""Fitted systems by name: from the family's tile choice to what is fitted."""
+SETTINGS: dict[str, Settings] = {
+    "mixture": Settings(),
+    "neusight": Settings(steps=2000),
+    "roofline3": Settings(steps=400, learning_rate=0.05),
+}
+
+
+@dataclass(frozen=True)
+class ProtocolResult:
+    """Scores and rows of a protocol.
+
+    Attributes:
+      protocol, seeds: what was run.
+      scores: system, family, device, rows, mean, median, p90 (absolute percentage errors, averaged over seeds), sd of
+        the mean over seeds.
+      rows: one row per scored kernel: family, device, dims, measured_s, and the forecast of seed 0 of every system.
+    """
+
+    protocol: str
+    seeds: int
+    scores: pd.DataFrame
+    rows: pd.DataFrame
+
+    def by_family(self) -> pd.DataFrame:
+        """Mean error per system (rows) and family (columns), GPUs weighted equally."""
+        means = self.scores.groupby(["system", "family"])["mean"].mean().unstack("family")
+        return means[[name for name in NETWORKS if name in means]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the rows are left to `rows`."""
+        return {"protocol": self.protocol, "seeds": self.seeds, "scores": self.scores.to_dict("records")}
+
+    def to_markdown(self) -> str:
+        """A table: systems × families, and GPUs apart."""
+        lines = [f"Protocol `{self.protocol}`, {self.seeds} seeds, mean absolute percentage error.", ""]
+        families = self.by_family()
+        lines += ["| system | " + " | ".join(families) + " |", "|---" * (len(families.columns) + 1) + "|"]
+        lines += [
+            f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + " |"
+            for name, values in zip(families.index, families.to_numpy(), strict=True)
+        ]
+        header = ("system", "family", "GPU left out", "rows", "mean (sd)", "median", "p90")
+        lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+        for row in self.scores.to_dict("records"):
+            mean = f"{row['mean']:.1f} ({row['sd']:.1f})"
+            cells = (row["system"], row["family"], row["device"], row["rows"], mean)
+            lines.append(f"| {' | '.join(map(str, cells))} | {row['median']:.1f} | {row['p90']:.1f} |")
+        return "\n".join(lines) + "\n"
+
+    def tables(self) -> RenderableType:
+        """The table of systems and families for people."""
+        families = self.by_family()
+        rows = [
+            [str(name), *(f"{value:.1f}" for value in values)]
+            for name, values in zip(families.index, families.to_numpy(), strict=True)
+        ]
+        title = f"{self.protocol}, {self.seeds} seeds: mean absolute percentage error on the GPU left out"
+        return table(title, ["system", *families], rows)
+
+
+def run_protocol(
+    measurements: Sequence[Path | str],
+    protocol: str,
+    *,
+    seeds: int = 5,
+    devices: Sequence[str] | None = None,
+    systems: Sequence[str] = tuple(SYSTEMS),
+    drop_invalid: bool = False,
+    console: Console | None = None,
+) -> ProtocolResult:
+    """Run a protocol over every GPU of the measurements, every family, and the systems, beside the roofline.
+
+    Args:
+      measurements: files or folders of the schema; protocol: one of `PROTOCOLS`; seeds: fits per GPU left out.
+      devices: only these GPUs; systems: keys of `SYSTEMS`; console: for progress.
+    Raises: `InputError` for unknown names or fewer than two GPUs.
+    """
+    if protocol not in PROTOCOLS:
+        raise unknown_name("protocol", protocol, PROTOCOLS)
+    for name in systems:
+        if name not in SYSTEMS:
+            raise unknown_name("system", name, SYSTEMS)
+    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse", devices=devices)
+    names = measured_devices(data)
+    if len(names) < 2 or seeds < 1:
+        raise InputError(f"{protocol} needs at least two GPUs and one seed; found {len(names)} GPUs, {seeds} seeds")
+    console = console or Console(quiet=True)
+    scores: list[dict[str, Any]] = []
+    frames: list[pd.DataFrame] = []
+    for family in NETWORKS:
+        rows = thin(sweep_rows(data, family, names), ROWS_PER_DEVICE)
+        if not len(rows.seconds):
+            continue
+        training, scored = rows, rows
+        if protocol == "logo-size":
+            size = _size(rows)
+            training, scored = rows.take(size < np.quantile(size, SMALL)), rows.take(size > np.quantile(size, LARGE))
+        found, frame = _family_scores(training, scored, systems, seeds, console)
+        scores += found
+        frames.append(frame)
+    return ProtocolResult(protocol, seeds, pd.DataFrame(scores), pd.concat(frames, ignore_index=True))
+
+
+def _size(rows: Rows) -> np.ndarray:
+    work = rows.family.work(jax.tree.map(jnp.asarray, rows.batch.dims), element_bytes(jnp.asarray(rows.batch.dtype)))
+    return np.asarray(work.flop if rows.family.matrix else work.bytes_moved)
+
+
+def _family_scores(
+    training: Rows, scored: Rows, systems: Sequence[str], seeds: int, console: Console
+) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+    family, devices = training.family, training.devices
+    jobs = [Job(seed, (device,)) for seed in range(seeds) for device in devices]
+    tiles = fit(TileKind(), training, jobs[:1], TILE_SETTINGS).best
+    tile = jax.tree.map(lambda leaf: leaf[0], tiles)
+    parts = {device: scored.of_device(device) for device in devices}
+    samples = {device: sample_of(part, seen=False) for device, part in parts.items()}
+    forecasts: dict[tuple[str, str], list[np.ndarray]] = {}
+    for name in systems:
+        kind = SYSTEMS[name](tile)
+        console.print(f"{family.name}: fitting {name}, {len(jobs)} fits together")
+        best = fit(kind, training, jobs, SETTINGS[name]).best
+        run = jax.jit(lambda parameters, sample, kind=kind: forecast(kind, parameters, family, sample))
+        for position, job in enumerate(jobs):
+            device = job.held_out[0]
+            member = jax.tree.map(lambda leaf, at=position: leaf[at], best)
+            forecasts.setdefault((name, device), []).append(np.asarray(run(member, samples[device])))
+    for device, sample in samples.items():
+        work = family.work(sample.batch.dims, element_bytes(sample.batch.dtype))
+        bounds = light(sample.gpu, work, peak_flop_per_s(sample.gpu, family, sample.batch.dtype))
+        forecasts["roofline", device] = [np.asarray(bounds.roofline_s)]
+    scores = []
+    for (name, device), runs in forecasts.items():
+        measured = parts[device].seconds
+        each = [percentiles(100.0 * np.abs(run / measured - 1.0)) for run in runs]
+        mean = {key: float(np.mean([item[key] for item in each])) for key in each[0]}
+        spread = float(np.std([item["mean"] for item in each]))
+        scores.append(
+            {"system": name, "family": family.name, "device": device, "rows": len(measured), **mean, "sd": spread}
+        )
+    frames = [
+        pd.DataFrame(
+            {
+                "family": family.name,
+                "device": device,
+                **part.batch.dims,
+                "measured_s": part.seconds,
+                **{f"{name}_s": forecasts[name, device][0] for name in (*systems, "roofline")},
+            }
+        )
+        for device, part in parts.items()
+    ]
+    return scores, pd.concat(frames, ignore_index=True)
