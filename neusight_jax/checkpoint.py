@@ -154,7 +154,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
 
 
 def _feature_count(family: Family) -> int:
-    one = jax.ShapeDtypeStruct((1,), jnp.float32)
+    one = jax.ShapeDtypeStruct((1,), jnp.float32)  # type: ignore[no-untyped-call]
     return int(jax.eval_shape(family.features, dict.fromkeys(family.dims, one), one).shape[-1])
 
 

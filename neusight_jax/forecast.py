@@ -209,7 +209,8 @@ def _bound(term: KernelTerms) -> jax.Array:
 def _kernel_columns(table: KernelTable) -> dict[str, np.ndarray]:
     def named(attribute: str, words: Sequence[str]) -> np.ndarray:
         values = {name: np.asarray(getattr(batch, attribute)) for name, batch in table.families.items()}
-        return np.array(words, object)[in_row_order(table, values)]
+        named_rows: np.ndarray = np.array(words, object)[in_row_order(table, values)]
+        return named_rows
 
     plain = {
         attribute: in_row_order(

@@ -66,7 +66,8 @@ def kernel_latency(
     Returns: family -> seconds [kernel]. A GPU without the kernel's arithmetic path gives infinity.
     Gradients: reach predictor and GPU; at relaxation 0 the wave count is a step function of the SM count.
     """
-    return _kernel_latency(predictor, on_device(gpu), kernels, relaxation, _switch(isolated))
+    seconds: dict[str, Array] = _kernel_latency(predictor, on_device(gpu), kernels, relaxation, _switch(isolated))
+    return seconds
 
 
 def latency(
@@ -77,7 +78,8 @@ def latency(
     `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
     machines with one program. Tables of equal padded size share a program too.
     """
-    return _latency(predictor, on_device(gpu), kernels, relaxation, _switch(isolated))
+    seconds: Array = _latency(predictor, on_device(gpu), kernels, relaxation, _switch(isolated))
+    return seconds
 
 
 def predict_kernels(

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from neusight_jax.arithmetic import ELEMENT_BYTES
 from neusight_jax.gpu import GPU
@@ -113,7 +113,7 @@ def whole_waves(blocks: Array, num_sms: Array, relaxation: Scalar) -> Array:
     return (1.0 - relaxation) * jnp.ceil(ratio) + relaxation * jnp.maximum(ratio, 1.0)
 
 
-def _column(value: Scalar | Array, axes: int) -> Array:
+def _column(value: ArrayLike, axes: int) -> Array:
     """A GPU field as an array that broadcasts over `axes` trailing axes, whether scalar or [kernel]."""
     array = jnp.asarray(value)
     return array.reshape(array.shape + (1,) * axes)

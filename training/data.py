@@ -86,15 +86,16 @@ def _rows(frame: pd.DataFrame, family: Family, devices: Sequence[str], isolated:
     index = {name: position for position, name in enumerate(devices)}
     ops = {name: position for position, name in enumerate(family.ops)}
     dtypes = {name: position for position, name in enumerate(DTYPES)}
-    batch = KernelBatch(
-        dims={name: frame[name].to_numpy(np.float32) for name in family.dims},
-        op=frame["op"].map(ops).to_numpy(np.int32),
-        dtype=frame["dtype"].map(dtypes).to_numpy(np.int32),
-        count=np.ones(count, np.float32),
-        phase=np.zeros(count, np.int32),
-        node=np.arange(count, dtype=np.int32),
-        row=np.arange(count, dtype=np.int32),
-    )
+    columns: dict[str, Any] = {
+        "dims": {name: frame[name].to_numpy(np.float32) for name in family.dims},
+        "op": frame["op"].map(ops).to_numpy(np.int32),
+        "dtype": frame["dtype"].map(dtypes).to_numpy(np.int32),
+        "count": np.ones(count, np.float32),
+        "phase": np.zeros(count, np.int32),
+        "node": np.arange(count, dtype=np.int32),
+        "row": np.arange(count, dtype=np.int32),
+    }
+    batch = KernelBatch(**columns)
     return Rows(
         family=family,
         batch=batch,
@@ -129,6 +130,7 @@ def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str
     overhead = float(idle.median()) if len(idle) else 0.0
     dirty = CONTAMINATED.get(device, ())
     records = []
+    node: Any
     for node in nodes.itertuples():
         if node.model in dirty or f"{node.model}/{node.batch_size}" in dirty or not isinstance(node.fw_ops, str):
             continue

@@ -204,7 +204,8 @@ def _drawer(rows: Rows, groups: _Groups, sizes: tuple[int, int]) -> Callable[[Ar
             place = jnp.floor(jax.random.uniform(row_key, (size,)) * counts[source, device]).astype(int)
             parts.append(order[starts[source, device] + place])
         where = jnp.concatenate(parts)
-        return jax.tree.map(lambda column: column[where], everything)
+        drawn: Sample = jax.tree.map(lambda column: column[where], everything)
+        return drawn
 
     return draw
 

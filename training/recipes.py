@@ -207,7 +207,7 @@ class _Run:
         rows_at_least, cols_at_least = self.recipe.smallest.get(name, (0, 0))
         if rows_at_least:
             dims = rows.batch.dims
-            rows = rows.take((dims["rows"] > rows_at_least) & (dims["cols"] > cols_at_least))
+            rows = rows.take(np.asarray((dims["rows"] > rows_at_least) & (dims["cols"] > cols_at_least)))
         rows = thin(rows, self.recipe.rows_per_device)
         if self.recipe.in_model:
             rows = join_rows([rows, model_rows(self.data, name, devices)])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
@@ -41,7 +42,7 @@ class Kernel:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KernelBatch:
-    """Kernels of one family as arrays of equal length; `count` 0 marks padding.
+    """Kernels of one family as arrays of equal length, NumPy's until they are traced; `count` 0 marks padding.
 
     Attributes:
       dims: family dims by name, each [kernel].
@@ -53,13 +54,13 @@ class KernelBatch:
       row: position in the order given by the caller.
     """
 
-    dims: dict[str, Float[np.ndarray, " kernel"]]
-    op: Int[np.ndarray, " kernel"]
-    dtype: Int[np.ndarray, " kernel"]
-    count: Float[np.ndarray, " kernel"]
-    phase: Int[np.ndarray, " kernel"]
-    node: Int[np.ndarray, " kernel"]
-    row: Int[np.ndarray, " kernel"]
+    dims: dict[str, Float[Array, " kernel"]]
+    op: Int[Array, " kernel"]
+    dtype: Int[Array, " kernel"]
+    count: Float[Array, " kernel"]
+    phase: Int[Array, " kernel"]
+    node: Int[Array, " kernel"]
+    row: Int[Array, " kernel"]
 
 
 @jax.tree_util.register_dataclass
@@ -100,8 +101,8 @@ def batch_from_columns(
     if missing:
         raise InputError(f"family {family.name} has no op {missing[0]!r}; expected one of {', '.join(family.ops)}")
 
-    def pad(values: np.ndarray, fill: float, kind: type) -> np.ndarray:
-        out = np.full(length, fill, kind)
+    def pad(values: np.ndarray, fill: float, kind: type) -> Any:
+        out: np.ndarray = np.full(length, fill, kind)
         out[:rows] = values
         return out
 
