@@ -19,7 +19,9 @@ PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient")
 """Phases of a training step, in the order of `KernelBatch.phase`."""
 
 MIN_BATCH = 32
-"""Smallest padded length of a batch; longer ones are padded to the next power of two, so that models share programs."""
+"""Smallest padded length of a batch. Up to `FINE_BATCH` lengths are powers of two, so that models share programs."""
+FINE_BATCH = 4096
+"""Above this, lengths go in eighths of a power of two: at most an eighth of a large table is padding."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,11 @@ class KernelTable:
 
 def padded_length(rows: int) -> int:
     """Length a batch of `rows` kernels is padded to."""
-    return max(MIN_BATCH, 1 << max(rows - 1, 0).bit_length())
+    power = 1 << max(rows - 1, 0).bit_length()
+    if power <= FINE_BATCH:
+        return max(MIN_BATCH, power)
+    step = power // 16
+    return -(-rows // step) * step
 
 
 def batch_from_columns(
