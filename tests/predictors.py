@@ -1,0 +1,166 @@
+"""Arbitrary predictors, machines and kernels: what must hold by construction is tested on weights nobody trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neusight_jax.arithmetic import DTYPES
+from neusight_jax.checkpoint import untrained
+from neusight_jax.gpu import FIELDS, GPU
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.roofline import Isolated, Scalar
+from neusight_jax.terms import KernelTerms, Predictor
+
+NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
+KINDS: tuple[str, ...] = ("mixture", "neusight")
+PEAKS: tuple[str, ...] = tuple(name for name in FIELDS if name.endswith("_flop_per_s"))
+RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
+"""Figures per second: scaling all of them scales a machine's time."""
+
+
+def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, ...] = (8,)) -> Predictor:
+    """A predictor with every leaf moved away from its start: last layers, floors, norms, shifts and effects too."""
+    random = np.random.default_rng(seed)
+    template = untrained(kind, {"families": NETWORKS, "hidden": hidden, "members": members})
+
+    def moved(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path)
+        noise = random.normal(size=leaf.shape)
+        if name.endswith("center"):
+            value = 6.0 + 3.0 * noise
+        elif name.endswith("scale"):
+            value = 2.0 * np.exp(0.5 * noise)
+        else:
+            value = np.asarray(leaf) + 0.5 * noise
+        return jnp.asarray(value, jnp.float32)
+
+    predictor: Predictor = jax.tree_util.tree_map_with_path(moved, template)
+    return predictor
+
+
+def random_gpus(seed: int, count: int, absent: float = 0.0) -> GPU:
+    """Machines [count], every figure log-uniform over more than real machines span; SM counts are whole.
+
+    Args:
+      absent: share of machines without a separate fp32 matrix path.
+    """
+    random = np.random.default_rng([seed, 1])
+
+    def draw(low: float, high: float) -> np.ndarray:
+        return np.exp(random.uniform(np.log(low), np.log(high), count)).astype(np.float32)
+
+    figures = {
+        "num_sms": np.ceil(draw(1, 1000)),
+        "clock_hz": draw(3e8, 5e9),
+        "mem_bytes_per_s": draw(3e10, 5e13),
+        "mem_bytes": draw(4e9, 1e12),
+        "l2_bytes": draw(5e5, 1e9),
+        "tdp_w": draw(20, 4e3),
+        "link_bytes_per_s": draw(1e9, 1e13),
+        "process_nm": draw(2, 40),
+        **{name: draw(5e11, 5e15) for name in PEAKS},
+    }
+    lacking = random.random(count) < absent
+    figures["fp32_matrix_flop_per_s"] = np.where(lacking, 0.0, figures["fp32_matrix_flop_per_s"]).astype(np.float32)
+    return GPU(**figures)
+
+
+def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTable:
+    """As many kernels of every family, shapes log-uniform; not padded, so that rows pair with GPUs.
+
+    Args:
+      dtypes: of the first so many of `DTYPES`.
+    """
+    random = np.random.default_rng([seed, 2])
+
+    def whole(high: float) -> np.ndarray:
+        return np.floor(np.exp(random.uniform(0.0, np.log(high), rows))).astype(np.float32)
+
+    def batch(family: Family) -> KernelBatch:
+        if family.matrix:
+            dims = {"batch": whole(256), "m": whole(32768), "n": whole(32768), "k": whole(32768)}
+        else:
+            dims = {"rows": whole(1e6), "cols": whole(65536)}
+            dims["reads"] = random.choice(np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0], np.float32), rows)
+            dims["writes"] = random.choice(np.array([1.0, 2.0], np.float32), rows)
+        position = np.arange(rows, dtype=np.int32)
+        return KernelBatch(
+            dims=dims,
+            op=np.zeros(rows, np.int32),
+            dtype=random.integers(dtypes, size=rows).astype(np.int32),
+            count=np.ones(rows, np.float32),
+            phase=np.zeros(rows, np.int32),
+            node=position,
+            row=position,
+        )
+
+    return KernelTable({name: batch(family) for name, family in FAMILIES.items()})
+
+
+def repadded(table: KernelTable, length: int) -> KernelTable:
+    """The table with every family padded to at least this length."""
+
+    def pad(values: np.ndarray, fill: float) -> np.ndarray:
+        return np.pad(values, (0, max(length - len(values), 0)), constant_values=fill)
+
+    fills = {"op": 0, "dtype": 0, "count": 0, "phase": 0, "node": -1, "row": -1}
+    families = {}
+    for name, batch in table.families.items():
+        columns = {column: pad(getattr(batch, column), fill) for column, fill in fills.items()}
+        families[name] = KernelBatch(dims={key: pad(size, 1.0) for key, size in batch.dims.items()}, **columns)
+    return KernelTable(families)
+
+
+def only(table: KernelTable, *names: str) -> KernelTable:
+    """Some families of a table: quicker to compile."""
+    return KernelTable({name: table.families[name] for name in names})
+
+
+def as_float64(tree: Any) -> Any:
+    """Floating leaves in double precision; use under `jax.enable_x64(True)`."""
+
+    def cast(leaf: Any) -> Any:
+        array = np.asarray(leaf)
+        return array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array
+
+    return jax.tree.map(cast, tree)
+
+
+def scaled(gpu: GPU, fields: tuple[str, ...], factor: Any) -> GPU:
+    """A machine with some figures times a factor."""
+    return replace(gpu, **{name: getattr(gpu, name) * factor for name in fields})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Backwards:
+    """A wrong predictor, the control of the physics checks: its memory slows down as bandwidth grows."""
+
+    inner: Predictor
+
+    def terms(
+        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+    ) -> KernelTerms:
+        mirrored = replace(gpu, mem_bytes_per_s=1.5e24 / jnp.asarray(gpu.mem_bytes_per_s))
+        return self.inner.terms(family, mirrored, batch, isolated=isolated, relaxation=relaxation)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TooFast:
+    """A wrong predictor, the control of the speed-of-light check: a tenth of what the inner one says."""
+
+    inner: Predictor
+
+    def terms(
+        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+    ) -> KernelTerms:
+        terms = self.inner.terms(family, gpu, batch, isolated=isolated, relaxation=relaxation)
+        return replace(terms, seconds=0.1 * terms.light.speed_of_light_s)

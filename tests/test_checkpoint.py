@@ -1,0 +1,201 @@
+"""Checkpoints: bit-exact round trips, one line for each way a file can be wrong, and every shipped one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from predictors import KINDS, NETWORKS, random_predictor
+from safetensors.numpy import load_file, save_file
+
+import neusight_jax as nj
+from neusight_jax.checkpoint import CARD, WEIGHTS, save_checkpoint, tree_to_arrays, untrained
+
+SHIPPED = nj.list_checkpoints()
+EFFECT_DEVICE = "Tesla T4"
+
+
+def _architecture(members: int = 2) -> dict[str, Any]:
+    return {"families": list(NETWORKS), "hidden": [8], "members": members}
+
+
+def _save(folder: Path, kind: str = "mixture", **card: Any) -> Any:
+    predictor = random_predictor(kind, 0, members=2)
+    save_checkpoint(folder, predictor, {"kind": kind, "architecture": _architecture(), **card})
+    return predictor
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_round_trip_is_bit_exact(tmp_path: Path, kind: str) -> None:
+    predictor = _save(tmp_path / "kept", kind)
+    for place in (tmp_path / "kept", tmp_path / "kept" / WEIGHTS, str(tmp_path / "kept" / CARD)):
+        read = nj.load_predictor(place)
+        assert jax.tree.structure(read) == jax.tree.structure(predictor)
+        for old, new in zip(jax.tree.leaves(predictor), jax.tree.leaves(read), strict=True):
+            np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
+            assert np.asarray(new).dtype == np.float32
+
+
+def test_saving_again_writes_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        _save(tmp_path / name)
+    for name in (WEIGHTS, CARD):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_members_change_the_forecast_that_is_read(tmp_path: Path) -> None:
+    predictor = _save(tmp_path / "kept")
+    graph, gpu = nj.graph_from_config("bert-tiny", batch_size=1, sequence_length=16), nj.load_gpu("Tesla T4")
+    expected = nj.predict(predictor, gpu, graph).total_s
+    assert nj.predict(nj.load_predictor(tmp_path / "kept"), gpu, graph).total_s == expected
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _flip_header_bit(folder: Path) -> None:
+    path = folder / WEIGHTS
+    data = bytearray(path.read_bytes())
+    data[9] ^= 0x40
+    path.write_bytes(bytes(data))
+
+
+def _empty(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"")
+
+
+def _edit_weights(change: Callable[[dict[str, np.ndarray], str], None], suffix: str = "weights/0") -> Any:
+    def edit(folder: Path) -> None:
+        flat = dict(load_file(folder / WEIGHTS))
+        change(flat, next(name for name in sorted(flat) if name.endswith(suffix)))
+        save_file(flat, folder / WEIGHTS)
+
+    return edit
+
+
+def _edit_card(**changes: Any) -> Any:
+    def edit(folder: Path) -> None:
+        card = json.loads((folder / CARD).read_text())
+        (folder / CARD).write_text(json.dumps({**card, **changes}))
+
+    return edit
+
+
+def _drop(flat: dict[str, np.ndarray], name: str) -> None:
+    del flat[name]
+
+
+def _add(flat: dict[str, np.ndarray], name: str) -> None:
+    flat["stranger"] = np.zeros(3, np.float32)
+
+
+def _reshape(flat: dict[str, np.ndarray], name: str) -> None:
+    flat[name] = np.ascontiguousarray(flat[name][:, :-1])
+
+
+def _poison(flat: dict[str, np.ndarray], name: str) -> None:
+    flat[name].reshape(-1)[3] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_truncate, [WEIGHTS, "not a whole safetensors file", "copy the checkpoint again"]),
+        (_flip_header_bit, [WEIGHTS, "not a whole safetensors file"]),
+        (_empty, [WEIGHTS, "not a whole safetensors file"]),
+        (lambda folder: (folder / WEIGHTS).unlink(), [WEIGHTS, "missing"]),
+        (lambda folder: (folder / CARD).unlink(), [CARD]),
+        (lambda folder: (folder / CARD).write_text("{"), [CARD]),
+        (lambda folder: (folder / CARD).write_text("[]"), [CARD]),
+        (_edit_card(format=999), [CARD, "999"]),
+        (_edit_card(kind="mixtur"), ["mixtur", "mixture"]),
+        (_edit_card(architecture={}), [CARD, "architecture"]),
+        (_edit_card(architecture={**_architecture(), "families": ["linear", "conv"]}), [CARD]),
+        (_edit_card(architecture=_architecture(members=3)), [WEIGHTS, "leaf ", "shape"]),
+        (_edit_weights(_drop), [WEIGHTS, "weights/0", "missing"]),
+        (_edit_weights(_add), [WEIGHTS, "unexpected leaf stranger"]),
+        (_edit_weights(_reshape), [WEIGHTS, "weights/0", "has shape"]),
+        (_edit_weights(_poison), [WEIGHTS, "weights/0", "not finite"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, damage: Any, words: list[str]) -> None:
+    folder = tmp_path / "kept"
+    _save(folder)
+    damage(folder)
+    with pytest.raises(nj.InputError) as caught:
+        nj.load_predictor(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_a_missing_folder_and_an_unknown_name_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(nj.InputError, match="no such folder"):
+        nj.load_predictor(tmp_path / "nowhere")
+    with pytest.raises(nj.InputError, match="unknown checkpoint 'nowhere'"):
+        nj.load_predictor("nowhere")
+
+
+def test_a_measured_device_gets_its_effect(tmp_path: Path) -> None:
+    plain = random_predictor("mixture", 0, members=2)
+    effects = {name: list(np.linspace(-0.2, 0.3, plain.families[name].effect.shape[-1])) for name in NETWORKS}  # type: ignore[attr-defined]
+    _save(tmp_path / "kept", device_effects={EFFECT_DEVICE: effects})
+    tuned = nj.load_predictor(tmp_path / "kept", device="t4")
+    for name, values in effects.items():
+        np.testing.assert_allclose(tuned.families[name].effect, values, rtol=1e-6)  # type: ignore[attr-defined]
+        before = replace(plain.families[name], effect=tuned.families[name].effect)  # type: ignore[attr-defined]
+        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(tuned.families[name]), strict=True):  # type: ignore[attr-defined]
+            np.testing.assert_array_equal(old, new)
+    with pytest.raises(nj.InputError, match="unknown measured device of this checkpoint 'Tesla V100-PCIE-32GB'"):
+        nj.load_predictor(tmp_path / "kept", device="Tesla V100-PCIE-32GB")
+    with pytest.raises(nj.InputError, match="unknown measured device"):
+        nj.load_predictor(tmp_path / "kept", device="no such chip")
+
+
+def test_saving_over_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    _save(tmp_path / "kept")
+    before = (tmp_path / "kept" / WEIGHTS).read_bytes()
+    with pytest.raises(nj.InputError, match="not empty"):
+        _save(tmp_path / "kept")
+    assert (tmp_path / "kept" / WEIGHTS).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_leaves_are_named_by_family() -> None:
+    names = tree_to_arrays(untrained("mixture", _architecture()))
+    assert all("/" in name for name in names)
+    assert {name.split("/")[1] for name in names} == set(NETWORKS)
+
+
+@pytest.mark.skipif(not SHIPPED, reason="no checkpoint ships yet")
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_checkpoint_is_whole(name: str) -> None:
+    card = nj.load_card(name)
+    for key in ("kind", "architecture", "trained_on", "trained_dtypes", "held_out", "recipe", "seed", "made_by"):
+        assert key in card, key
+    assert not card["interrupted"]
+    trained, held_out = set(card["trained_on"]["devices"]), set(card["held_out"])
+    assert trained
+    assert not trained & held_out
+    assert trained | held_out <= set(nj.list_gpus())
+    assert set(card["errors_percent"]) == set(card["architecture"]["families"]) == set(NETWORKS)
+    for family in card["errors_percent"].values():
+        assert set(family["training"]) <= trained
+        assert all(0 < error < 100 for error in family["training"].values())
+    assert "neusight-jax train" in card["made_by"]
+    graph = nj.graph_from_config("gpt2", batch_size=1, sequence_length=64, mode="training")
+    predictor, gpu = nj.load_predictor(name), nj.load_gpu("NVIDIA H100 80GB HBM3")
+    assert 1e-4 < nj.predict(predictor, gpu, graph).total_s < 1.0
+    for device in card.get("device_effects", {}):
+        tuned = nj.predict(nj.load_predictor(name, device), nj.load_gpu(device), graph).total_s
+        assert tuned == pytest.approx(nj.predict(predictor, nj.load_gpu(device), graph).total_s, rel=1.0)

@@ -1,0 +1,218 @@
+"""Gradients of the one function with respect to the GPU: finite everywhere, right in logarithms, the same every way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from predictors import KINDS, as_float64, only, random_gpus, random_kernels, random_predictor, repadded
+
+import neusight_jax as nj
+from neusight_jax.gpu import FIELDS, GPU
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import KernelTable
+
+Total = Callable[[GPU], Any]
+STEP = 1e-7
+"""Relative step of the central differences, in float64."""
+TOLERANCE = 1e-4
+"""Of a log slope; the steps that come from single-precision constants are the same on both sides."""
+
+
+def _kernels(model: str, dtype: str = "fp32", mode: str = "training") -> KernelTable:
+    return nj.graph_from_config(model, batch_size=2, sequence_length=64, mode=mode, dtype=dtype).kernels
+
+
+@cache
+def _value_and_slopes() -> Any:
+    """Values and gradients of many machines in one call; compiled once for tables of equal size."""
+
+    def one(predictor: Any, gpu: GPU, kernels: KernelTable, relaxation: Any, isolated: Any) -> Any:
+        return jax.value_and_grad(
+            lambda machine: nj.latency(predictor, machine, kernels, relaxation=relaxation, isolated=isolated)
+        )(gpu)
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, None, None, None)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_finite_for_every_model_on_every_gpu(kind: str) -> None:
+    names = nj.list_gpus()
+    gpus = nj.stack_gpus([nj.load_gpu(name) for name in names])
+    for seed, model in enumerate(nj.list_models()):
+        kernels = _kernels(model)
+        sizes = [len(batch.row) for batch in kernels.families.values()]
+        kernels = repadded(kernels, 64 if max(sizes) <= 64 else 512)
+        values, slopes = _value_and_slopes()(random_predictor(kind, seed), gpus, kernels, 0.0, 0.0)
+        assert np.all(np.isfinite(values) & (np.asarray(values) > 0)), model
+        for field in FIELDS:
+            slope = np.asarray(getattr(slopes, field))
+            assert slope.shape == (len(names),)
+            assert np.all(np.isfinite(slope)), (model, field, [names[i] for i in np.flatnonzero(~np.isfinite(slope))])
+        assert np.all(np.asarray(slopes.mem_bytes_per_s) < 0), model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_finite_for_extreme_machines_and_shapes(kind: str) -> None:
+    rows = 4096
+    kernels, gpus, predictor = random_kernels(3, rows), random_gpus(3, rows, absent=0.5), random_predictor(kind, 3)
+    for name in FAMILIES:
+        part = only(kernels, name)
+        slopes = jax.grad(lambda gpu, part=part: nj.latency(predictor, gpu, part))(gpus)
+        for field in FIELDS:
+            slope = np.asarray(getattr(slopes, field))
+            assert np.all(np.isfinite(slope)), (name, field, np.flatnonzero(~np.isfinite(slope))[:5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_with_respect_to_weights_are_finite(kind: str) -> None:
+    kernels = only(_kernels("gpt2"), "linear", "softmax")
+    slopes = jax.grad(nj.latency)(random_predictor(kind, 4), nj.load_gpu("Tesla T4"), kernels)
+    leaves = jax.tree.leaves(slopes)
+    assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+    assert sum(bool(np.any(np.asarray(leaf) != 0.0)) for leaf in leaves) > 5
+
+
+def _double() -> ExitStack:
+    """float64 with the usual promotion: the core holds single-precision constants."""
+    stack = ExitStack()
+    stack.enter_context(jax.enable_x64(True))
+    stack.enter_context(jax.numpy_dtype_promotion("standard"))
+    return stack
+
+
+def _machine() -> GPU:
+    """A machine off every round number: its SM count divides no count of blocks."""
+    figures = {"num_sms": 131.37, "l2_bytes": 50.3e6, "clock_hz": 1.7777e9}
+    return nj.load_gpu("NVIDIA H100 80GB HBM3").replace(**figures)
+
+
+def slope_errors(values_and_slopes: Callable[[GPU], Any], fields: tuple[str, ...]) -> dict[str, float]:
+    """|d log t / d log figure by gradient − by central differences| in float64, for some figures.
+
+    Args:
+      values_and_slopes: stacked machines -> (seconds, GPU of gradients), both [machine].
+    """
+    gpu = _machine()
+    machines = [gpu]
+    for field in fields:
+        figure = float(getattr(gpu, field))
+        machines += [replace(gpu, **{field: figure * np.exp(sign * STEP)}) for sign in (1.0, -1.0)]
+    values, slopes = values_and_slopes(nj.stack_gpus(machines))
+    logs = np.log(np.asarray(values))
+    assert logs.dtype == np.float64
+    errors = {}
+    for position, field in enumerate(fields):
+        differences = (logs[1 + 2 * position] - logs[2 + 2 * position]) / (2.0 * STEP)
+        slope = float(getattr(slopes, field)[0]) * float(getattr(gpu, field)) / float(values[0])
+        errors[field] = abs(slope - differences)
+    return errors
+
+
+def present(gpu: GPU) -> tuple[str, ...]:
+    return tuple(field for field in FIELDS if float(getattr(gpu, field)) > 0)
+
+
+def _worst(errors: dict[str, float]) -> tuple[float, str]:
+    return max((error if np.isfinite(error) else np.inf, field) for field, error in errors.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_agree_with_differences_for_a_model(kind: str) -> None:
+    with _double():
+        predictor = as_float64(random_predictor(kind, 5))
+        for dtype in ("fp32", "bf16"):
+            kernels = as_float64(_kernels("gpt2", dtype))
+            for relaxation, isolated in ((0.5, 0.0), (1.0, 1.0)):
+                errors = slope_errors(
+                    lambda gpus, k=kernels, r=relaxation, i=isolated: _value_and_slopes()(predictor, gpus, k, r, i),
+                    present(_machine()),
+                )
+                assert _worst(errors)[0] < TOLERANCE, (dtype, relaxation, _worst(errors))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_gradients_agree_with_differences_for_a_family(kind: str, family: str) -> None:
+    with _double():
+        predictor = as_float64(random_predictor(kind, 6, members=2))
+        kernels = as_float64(only(random_kernels(11, 64, dtypes=5), family))
+        for relaxation in (0.0, 0.5):
+            fields = tuple(field for field in present(_machine()) if relaxation > 0 or field != "num_sms")
+            errors = slope_errors(
+                lambda gpus, r=relaxation: _value_and_slopes()(predictor, gpus, kernels, r, 1.0), fields
+            )
+            assert _worst(errors)[0] < TOLERANCE, (relaxation, _worst(errors))
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.9, -1.0])
+def test_a_wrong_gradient_is_caught(factor: float) -> None:
+    """The control: the bandwidth's derivative scaled; compared on raw values near 1e12 even 0 would pass."""
+
+    @jax.custom_jvp
+    def bent(value: Any) -> Any:
+        return value
+
+    bent.defjvp(lambda primals, tangents: (primals[0], factor * tangents[0]))
+    with _double():
+        predictor, kernels = as_float64(random_predictor("mixture", 5)), as_float64(only(_kernels("gpt2"), "softmax"))
+
+        def wrong(gpu: GPU) -> Any:
+            machine = replace(gpu, mem_bytes_per_s=bent(jnp.asarray(gpu.mem_bytes_per_s)))
+            return nj.latency(predictor, machine, kernels, relaxation=0.5)
+
+        errors = slope_errors(jax.vmap(jax.value_and_grad(wrong)), ("mem_bytes_per_s", "clock_hz"))
+    assert errors["mem_bytes_per_s"] > 100 * TOLERANCE
+    assert errors["clock_hz"] < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reverse_forward_vmap_and_jit_agree(kind: str) -> None:
+    gpus = [nj.load_gpu(name) for name in ("Tesla T4", "Tesla P100-PCIE-16GB", "NVIDIA H100 80GB HBM3")]
+    predictor, kernels = random_predictor(kind, 8), only(_kernels("gpt2"), "linear", "norm")
+
+    def total(gpu: GPU) -> Any:
+        return nj.latency(predictor, gpu, kernels, relaxation=0.5)
+
+    single = [jax.tree.map(jnp.asarray, gpu) for gpu in gpus]
+    reverse = [jax.grad(total)(gpu) for gpu in single]
+    forward = [jax.jacfwd(total)(gpu) for gpu in single]
+    jitted = [jax.jit(jax.grad(total))(gpu) for gpu in single]
+    values, batched = jax.vmap(jax.value_and_grad(total))(nj.stack_gpus(gpus))
+    for position, gpu in enumerate(single):
+        scale = float(total(gpu))
+        assert float(values[position]) == pytest.approx(scale, rel=1e-5)
+        for field in FIELDS:
+            figure = float(getattr(gpu, field))
+            slopes = [float(getattr(each[position], field)) for each in (reverse, forward, jitted)]
+            slopes.append(float(getattr(batched, field)[position]))
+            np.testing.assert_allclose(np.array(slopes) * figure / scale, slopes[0] * figure / scale, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unused_figures_have_no_slope(kind: str) -> None:
+    """fp32 work asks nothing of the other paths or the link."""
+    gpu, kernels = nj.load_gpu("NVIDIA H100 80GB HBM3"), only(_kernels("gpt2"), "linear")
+    slopes = jax.grad(nj.latency, argnums=1)(random_predictor(kind, 9), gpu, kernels)
+    for field in ("link_bytes_per_s", "bf16_flop_per_s", "fp8_flop_per_s", "fp32_matrix_flop_per_s"):
+        assert float(getattr(slopes, field)) == 0.0
+    assert float(slopes.fp32_flop_per_s) < 0.0
+
+
+def test_relaxed_waves_let_the_sm_count_speed_up() -> None:
+    """At fixed peaks more SMs mean slower blocks and fewer waves; `ceil` hides the second unless relaxed."""
+    predictor, gpu = random_predictor("mixture", 10), nj.load_gpu("NVIDIA H100 80GB HBM3")
+    kernels = only(_kernels("gpt2"), "linear")
+
+    def slope(relaxation: float) -> float:
+        return float(jax.grad(lambda each: nj.latency(predictor, each, kernels, relaxation=relaxation))(gpu).num_sms)
+
+    assert slope(1.0) < slope(0.0)

@@ -1,0 +1,227 @@
+"""The one function's contract: one program for all machines, neutral to padding and order, its sums and switches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from predictors import KINDS, NETWORKS, only, random_gpus, random_kernels, random_predictor, repadded
+
+import neusight_jax as nj
+from neusight_jax.baselines import load_baseline
+from neusight_jax.checkpoint import untrained
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+
+COMPILED: list[str] = []
+
+
+def _note(event: str, duration: float, **_: Any) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        COMPILED.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(_note)
+
+
+@contextmanager
+def compilations(expected: int) -> Iterator[None]:
+    before = len(COMPILED)
+    yield
+    assert len(COMPILED) - before == expected
+
+
+def _kernels(model: str, **workload: Any) -> KernelTable:
+    kernels: KernelTable = nj.graph_from_config(model, batch_size=2, sequence_length=64, **workload).kernels
+    return kernels
+
+
+def _mixed(rows: int, seed: int = 0) -> list[Kernel]:
+    """Kernels of all families in a random order."""
+    random = np.random.default_rng(seed)
+    kernels = []
+    for _ in range(rows):
+        family = FAMILIES[str(random.choice(list(FAMILIES)))]
+        sizes = [float(size) for size in np.exp(random.uniform(0, 7, 4)).astype(int)]
+        if not family.matrix:
+            sizes[2:] = [1.0, 1.0]
+        kernels.append(Kernel(family.name, family.ops[0], dict(zip(family.dims, sizes, strict=True))))
+    return kernels
+
+
+T4, H100 = nj.load_gpu("Tesla T4"), nj.load_gpu("NVIDIA H100 80GB HBM3")
+
+
+def test_a_thousand_machines_are_one_program() -> None:
+    kernels, gpus = _kernels("gpt2"), random_gpus(0, 1000)
+    forecast = jax.jit(jax.vmap(nj.latency, in_axes=(None, 0, None)))
+    predictor, other = random_predictor("mixture", 0), random_predictor("mixture", 1)
+    larger, others = _kernels("gpt2-medium"), random_gpus(1, 1000)
+    with compilations(1):
+        seconds = forecast(predictor, gpus, kernels)
+    assert seconds.shape == (1000,)
+    with compilations(0):
+        forecast(predictor, gpus, larger)
+        forecast(other, others, kernels)
+    few = [jax.tree.map(lambda figures, i=i: figures[i], gpus) for i in (0, 500, 999)]
+    alone = [float(nj.latency(predictor, gpu, kernels)) for gpu in few]
+    np.testing.assert_allclose(np.asarray(seconds)[[0, 500, 999]], alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_machine_model_and_switch_compile_nothing(kind: str) -> None:
+    first, second = _kernels("gpt2"), _kernels("gpt2-medium")
+    predictor, other = random_predictor(kind, 0), random_predictor(kind, 1)
+    nj.latency(predictor, T4, first)
+    nj.predict_kernels(predictor, T4, first)
+    with compilations(0):
+        nj.latency(predictor, H100, second, isolated=True, relaxation=0.25)
+        nj.latency(other, H100.replace(num_sms=200), first)
+        nj.predict_kernels(other, H100, second, isolated=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_no_sum(kind: str) -> None:
+    kernels, predictor = only(_kernels("gpt2"), "linear", "norm"), random_predictor(kind, 2)
+    plain = float(nj.latency(predictor, H100, kernels))
+    padded = repadded(kernels, 256)
+    assert padded.num_rows == kernels.num_rows
+    assert float(nj.latency(predictor, H100, padded)) == pytest.approx(plain, rel=1e-5)
+    np.testing.assert_allclose(
+        nj.predict_kernels(predictor, H100, _renumbered(padded)),
+        nj.predict_kernels(predictor, H100, _renumbered(kernels)),
+        rtol=1e-5,
+    )
+
+
+def _renumbered(table: KernelTable) -> KernelTable:
+    """Rows counted afresh after families were dropped."""
+    start, families = 0, {}
+    for name, batch in table.families.items():
+        real = int((batch.row >= 0).sum())
+        row = np.where(batch.row >= 0, np.arange(len(batch.row)) + start, -1).astype(np.int32)
+        families[name] = replace(batch, row=row)
+        start += real
+    return KernelTable(families)
+
+
+def test_padding_on_a_chip_without_the_path_is_no_time() -> None:
+    """Rows of count 0 are no part of the sum, whatever they would cost."""
+    kernels = table_from_kernels([Kernel("softmax", "softmax", {"rows": 64, "cols": 64, "reads": 1, "writes": 1})])
+    assert np.isfinite(float(nj.latency(random_predictor("mixture", 0), H100, kernels)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_changes_nothing(kind: str) -> None:
+    kernels, predictor = _mixed(60), random_predictor(kind, 3)
+    order = np.random.default_rng(1).permutation(len(kernels))
+    straight, shuffled = table_from_kernels(kernels), table_from_kernels([kernels[i] for i in order])
+    seconds = nj.predict_kernels(predictor, T4, straight)
+    assert seconds.shape == (60,)
+    assert seconds.dtype == np.float32
+    np.testing.assert_allclose(nj.predict_kernels(predictor, T4, shuffled), seconds[order], rtol=1e-5)
+    total = float(nj.latency(predictor, T4, straight, isolated=True))
+    assert total == pytest.approx(float(nj.latency(predictor, T4, shuffled, isolated=True)), rel=1e-5)
+    assert total == pytest.approx(float(seconds.sum(dtype=np.float64)), rel=1e-5)
+
+
+def test_rows_come_back_in_the_order_of_the_file() -> None:
+    kernels, predictor = _mixed(40, seed=5), random_predictor("mixture", 4)
+    together = nj.predict_kernels(predictor, T4, table_from_kernels(kernels))
+    alone = [nj.predict_kernels(predictor, T4, table_from_kernels([kernel]))[0] for kernel in kernels]
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+    assert len(np.unique(together)) > 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_count_of_three_is_three_launches(kind: str) -> None:
+    predictor = random_predictor(kind, 5)
+    kernels = _mixed(10, seed=7)
+    thrice = [Kernel(kernel.family, kernel.op, kernel.dims, 3.0) for kernel in kernels]
+    counted = float(nj.latency(predictor, T4, table_from_kernels(thrice)))
+    assert counted == pytest.approx(float(nj.latency(predictor, T4, table_from_kernels(kernels * 3))), rel=1e-5)
+    assert counted == pytest.approx(3 * float(nj.latency(predictor, T4, table_from_kernels(kernels))), rel=1e-5)
+    # One launch of a row is its latency, whatever its count.
+    rows = nj.predict_kernels(predictor, T4, table_from_kernels(thrice))
+    np.testing.assert_allclose(rows, nj.predict_kernels(predictor, T4, table_from_kernels(kernels)), rtol=1e-5)
+
+
+def test_an_empty_table_takes_no_time() -> None:
+    empty = table_from_kernels([])
+    assert float(nj.latency(random_predictor("mixture", 0), T4, empty)) == 0.0
+    assert nj.predict_kernels(random_predictor("mixture", 0), T4, empty).shape == (0,)
+
+
+def test_a_launch_alone_pays_the_floor() -> None:
+    """Untrained weights: a sweep's kernel pays a launch floor that a running model's mostly does not."""
+    predictor = untrained("mixture", {"families": NETWORKS, "hidden": (8,), "members": 1})
+    kernels = table_from_kernels(_mixed(40))
+    alone, inside = (nj.predict_kernels(predictor, T4, kernels, isolated=switch) for switch in (True, False))
+    assert np.all(alone > inside)
+    default = nj.predict_kernels(predictor, T4, kernels)
+    np.testing.assert_array_equal(default, alone)
+    assert float(nj.latency(predictor, T4, kernels)) == pytest.approx(float(inside.sum()), rel=1e-5)
+
+
+def test_each_kernel_may_have_its_own_switch_and_machine() -> None:
+    rows = 32
+    kernels, predictor, gpus = random_kernels(8, rows), random_predictor("mixture", 8), random_gpus(8, rows)
+    switch = jnp.asarray(np.arange(rows) % 2, float)
+    mixed = nj.kernel_latency(predictor, gpus, kernels, isolated=switch)
+    alone, inside = (nj.kernel_latency(predictor, gpus, kernels, isolated=each) for each in (True, False))
+    for name in FAMILIES:
+        expected = np.where(np.asarray(switch) > 0, alone[name], inside[name])
+        np.testing.assert_allclose(mixed[name], expected, rtol=1e-5)
+    last = jax.tree.map(lambda figures: figures[-1], gpus)
+    for name, seconds in nj.kernel_latency(predictor, last, kernels, isolated=True).items():
+        np.testing.assert_allclose(seconds[-1], alone[name][-1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_latency_by_family_has_the_length_of_its_batch(kind: str) -> None:
+    kernels = _kernels("switch-base-8", mode="training")
+    seconds = nj.kernel_latency(random_predictor(kind, 6), H100, kernels)
+    assert {name: values.shape for name, values in seconds.items()} == {
+        name: batch.row.shape for name, batch in kernels.families.items()
+    }
+    assert len({values.shape for values in seconds.values()}) > 1
+
+
+@pytest.mark.parametrize("predictor", ["neusight", "roofline"])
+def test_kinds_without_a_launch_term_ignore_the_switch(predictor: str) -> None:
+    chosen = load_baseline("roofline") if predictor == "roofline" else random_predictor(predictor, 7)
+    kernels = table_from_kernels(_mixed(20))
+    alone, inside = (nj.predict_kernels(chosen, T4, kernels, isolated=switch) for switch in (True, False))
+    np.testing.assert_array_equal(alone, inside)
+
+
+def test_roofline_is_flop_over_peak_or_bytes_over_bandwidth() -> None:
+    gpu = T4.replace(fp32_flop_per_s=8e12, mem_bytes_per_s=300e9)
+    sizes = {"batch": 1, "m": 4096, "n": 4096, "k": 4096}
+    kernels = table_from_kernels(
+        [
+            Kernel("linear", "linear", sizes),
+            Kernel("elementwise", "add", {"rows": 1 << 14, "cols": 1 << 12, "reads": 2, "writes": 1}),
+        ]
+    )
+    seconds = nj.predict_kernels(load_baseline("roofline"), gpu, kernels)
+    np.testing.assert_allclose(seconds, [2 * 4096**3 / 8e12, 3 * 4 * (1 << 26) / 300e9], rtol=1e-5)
+
+
+def test_an_unknown_baseline_is_refused() -> None:
+    with pytest.raises(nj.InputError, match="unknown baseline 'rooflin'; nearest: roofline"):
+        load_baseline("rooflin")
+
+
+def test_a_missing_path_takes_forever() -> None:
+    sizes = {"batch": 1, "m": 64, "n": 64, "k": 64}
+    kernels = table_from_kernels([Kernel("linear", "linear", sizes)], dtype="fp8")
+    predictor = random_predictor("mixture", 0)
+    assert np.isinf(nj.predict_kernels(predictor, T4, kernels)[0])
+    assert np.isfinite(nj.predict_kernels(predictor, H100, kernels)[0])
