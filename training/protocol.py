@@ -75,7 +75,10 @@ class ProtocolResult:
         """A table: systems × families, and GPUs apart."""
         lines = [f"Protocol `{self.protocol}`, {self.seeds} seeds, mean absolute percentage error.", ""]
         families = self.by_family()
-        lines += ["| system | " + " | ".join(families) + " |", "|---" * (len(families.columns) + 1) + "|"]
+        lines += [
+            "| system | " + " | ".join(map(str, families.columns)) + " |",
+            "|---" * (len(families.columns) + 1) + "|",
+        ]
         lines += [
             f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + " |"
             for name, values in zip(families.index, families.to_numpy(), strict=True)
