@@ -1,10 +1,10 @@
 """The default predictor: a shape-only network mixes physical times.
 
-For each head j (compute, DRAM, on-chip, power, overhead):
+For each head j (compute, DRAM, on-chip, issue, power, overhead):
 
     log t_j = Σ_i w_ji(shape) · log T_i(GPU, shape) + b_j(shape),   w_j a softmax, b_j bounded
 
-    body  = max(p-norm of compute, DRAM, on-chip and power, speed of light)
+    body  = max(p-norm of compute, DRAM and on-chip, issue, power, speed of light)   # the limits nearly a maximum
     total = body + overhead + floor
 
 The T_i are monotone in every GPU field and homogeneous of degree −1 in its rates (`roofline`), the weights are
@@ -40,10 +40,11 @@ from neusight_jax.utilization import Network, apply_network, init_network
 
 HEADS: tuple[str, ...] = ("compute", "dram", "onchip", "issue", "power", "overhead")
 """Heads of the mixture, in the order of `PhysicalTimes`."""
-POWER = HEADS.index("power")
+LIMITS = HEADS.index("issue")
+"""The heads before this one overlap; issue rate and power are limits that only bind when reached."""
 OVERHEAD = HEADS.index("overhead")
-POWER_NORM = 12.0
-"""Order of the norm that joins the power time to the rest: nearly a maximum, as a card throttles only at its limit."""
+LIMIT_NORM = 12.0
+"""Order of the norm that joins the limits to the rest: nearly a maximum, as a card throttles only at its limit."""
 OFFSETS: tuple[tuple[float, float], ...] = (
     (0.0, 2.5),
     (0.0, 1.5),
@@ -57,6 +58,8 @@ OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, 0.0, 0.2, 0.0, 0.0)
 """b_j before training."""
 MIN_NORM = 3.0
 """Smallest order of the p-norm."""
+LAUNCH_GAP_S = 2e-6
+"""What a launch costs inside a running model, seconds: kernels queue up behind each other, so nearly nothing."""
 EFFECTS: tuple[str, ...] = (*HEADS, "floor")
 """What a device effect scales (as logarithms); all zero for a GPU nobody has measured."""
 
@@ -132,15 +135,15 @@ def mix(
         logs.append(jnp.sum(weight * component, axis=-1) + offset + inside[head] + parameters.effect[..., head])
         start += width + 1
     order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
-    body = jax.nn.logsumexp(jnp.stack(logs[:POWER]) * order, axis=0) / order
-    body = jax.nn.logsumexp(jnp.stack([body, logs[POWER]]) * POWER_NORM, axis=0) / POWER_NORM
+    body = jax.nn.logsumexp(jnp.stack(logs[:LIMITS]) * order, axis=0) / order
+    body = jax.nn.logsumexp(jnp.stack([body, *logs[LIMITS:OVERHEAD]]) * LIMIT_NORM, axis=0) / LIMIT_NORM
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
     launch_s = jnp.exp(logs[OVERHEAD]) + jnp.exp(floor + parameters.effect[..., -1])
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,
-        compute_s=jnp.exp(jnp.mean(functools.reduce(jnp.maximum, (logs[0], logs[3], logs[POWER])), axis=0)),
+        compute_s=jnp.exp(jnp.mean(functools.reduce(jnp.maximum, (logs[0], *logs[LIMITS:OVERHEAD])), axis=0)),
         memory_s=jnp.exp(jnp.mean(jnp.maximum(logs[1], logs[2]), axis=0)),
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
         tile=tile,
@@ -156,11 +159,11 @@ def head_widths(family: Family) -> tuple[int, ...]:
 def init_family(
     key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], hidden: tuple[int, ...], members: int
 ) -> FamilyMixture:
-    """Untrained parameters: uniform mixing, offsets at `OFFSET_STARTS`, floor 25 us, in-model launch gap 2 us."""
+    """Untrained parameters: uniform mixing, offsets at `OFFSET_STARTS`, floor 25 us, `LAUNCH_GAP_S`."""
     return FamilyMixture(
         network=init_network(key, features, hidden, sum(head_widths(family)) + len(HEADS), members),
         log_floor_s=jnp.full((members,), jnp.log(25e-6)),
-        log_gap_s=jnp.full((members,), jnp.log(2e-6)),
+        log_gap_s=jnp.full((members,), jnp.log(LAUNCH_GAP_S)),
         raw_norm=jnp.zeros((members,)),
         in_model=jnp.zeros((members, len(HEADS))),
         effect=jnp.zeros((len(EFFECTS),)),

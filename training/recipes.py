@@ -21,7 +21,7 @@ from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.gpu_catalog import canonical_name, list_gpus
-from neusight_jax.mixture import EFFECTS, MixturePredictor
+from neusight_jax.mixture import EFFECTS, LAUNCH_GAP_S, MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice
@@ -270,14 +270,19 @@ class _Run:
         self.errors[name] = {split: {k: round(v, 2) for k, v in errors.items()} for split, errors in scores.items()}
 
     def _merged(self, best: Any, rows: Rows, effects: dict[str, dict[str, list[float]]], name: str) -> Any:
-        """Jobs as one ensemble; device effects averaged over members and taken out."""
+        """Jobs as one ensemble; device effects averaged over members and taken out.
+
+        The launch gap fitted to model nodes timed one by one is mostly their event overhead, 5 to 20 us; a model that
+        runs queues its kernels, so the gap becomes `LAUNCH_GAP_S`.
+        """
         if self.recipe.kind == "neusight":
             return stack_members(best)
         mean = np.asarray(jnp.mean(best.effect, axis=0))
         for position, device in enumerate(rows.devices):
             effects[device][name] = [round(float(value), 5) for value in mean[position]]
         merged = stack_members(replace(best, effect=best.effect[:, None]))
-        return replace(merged, effect=jnp.zeros(len(EFFECTS)))
+        gap = jnp.full_like(merged.log_gap_s, jnp.log(LAUNCH_GAP_S))
+        return replace(merged, effect=jnp.zeros(len(EFFECTS)), log_gap_s=gap)
 
 
 def _errors(kind: MixtureKind | NeuSightKind, members: Sequence[Any], rows: Rows, seen: bool) -> dict[str, float]:

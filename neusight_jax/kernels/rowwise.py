@@ -60,7 +60,7 @@ def _by_elements(name: str, flop_per_element: float, ops: tuple[str, ...], netwo
         blocks = jnp.ceil(elements(dims)[:, None] / tile)
         return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
 
-    return _rowwise(name, ops, tuple(str(tile) for tile in ELEMENT_BLOCKS), network, work)
+    return _rowwise(name, ops, tuple(str(tile) for tile in ELEMENT_BLOCKS), network, work, _stream_features)
 
 
 def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...]) -> Family:
@@ -69,7 +69,7 @@ def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...]) -> Family
         blocks = jnp.ceil(dims["rows"][:, None] / tile)
         return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
 
-    return _rowwise(name, ops, tuple(f"{tile} rows" for tile in ROW_BLOCKS), name, work)
+    return _rowwise(name, ops, tuple(f"{tile} rows" for tile in ROW_BLOCKS), name, work, _reduction_features)
 
 
 def _rowwise(
@@ -78,28 +78,34 @@ def _rowwise(
     tiles: tuple[str, ...],
     network: str,
     work: Callable[[Dims, Float[Array, " kernel"]], Work],
+    features: Callable[[Dims, Float[Array, " kernel"]], Float[Array, "kernel _feature"]],
 ) -> Family:
     return Family(
-        name=name, ops=ops, dims=DIMS, tiles=tiles, matrix=False, network=network, work=work, features=_features
+        name=name, ops=ops, dims=DIMS, tiles=tiles, matrix=False, network=network, work=work, features=features
     )
 
 
-def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
-    rows, cols, reads, writes = (dims[name] for name in DIMS)
-    row_bytes = cols * element_bytes
+def _stream_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel _feature"]:
+    """Bytes only: measured kernels make two or three passes, so a network that saw the passes could not interpolate."""
+    total = bytes_moved(dims, element_bytes)
     return jnp.stack(
-        [
-            jnp.log(rows),
-            jnp.log(cols),
-            jnp.log(rows * cols),
-            jnp.log(bytes_moved(dims, element_bytes)),
-            reads / (reads + writes),
-            reads + writes,
-            jnp.where(row_bytes % 16.0 == 0, 1.0, 0.0),
-            jnp.where(cols > 1024.0, 1.0, 0.0),
-        ],
+        [jnp.log(dims["rows"]), jnp.log(total / dims["rows"]), jnp.log(total), _aligned_row(dims, element_bytes)],
         axis=-1,
     )
+
+
+def _reduction_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel _feature"]:
+    """The shape only; the passes of every measured reduction are the same."""
+    rows, cols = dims["rows"], dims["cols"]
+    wide = jnp.where(cols > 1024.0, 1.0, 0.0)
+    return jnp.stack(
+        [jnp.log(rows), jnp.log(cols), jnp.log(rows * cols), _aligned_row(dims, element_bytes), wide], axis=-1
+    )
+
+
+def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
+    """1 where rows start on 16 bytes, the widest load."""
+    return jnp.where((dims["cols"] * element_bytes) % 16.0 == 0, 1.0, 0.0)
 
 
 ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], BINARY_OPS + UNARY_OPS, "elementwise")
