@@ -50,7 +50,8 @@ class NeuSightPredictor:
         tile = choose_tile(self.tiles[family.network], gpu, work, family.features(batch.dims, size), relaxation)
         zero = jnp.zeros_like(work.flop)
         if family.network != family.name:
-            return KernelTerms(bounds.roofline_s, bounds, bounds.compute_s, bounds.roofline_s, zero, tile)
+            seconds = jnp.maximum(bounds.roofline_s, bounds.speed_of_light_s)
+            return KernelTerms(seconds, bounds, bounds.compute_s, bounds.roofline_s, zero, tile)
         padded = tile.blocks * tile.block_flop
         roofline = jnp.minimum(peak, padded / work.bytes_moved * gpu.mem_bytes_per_s)
         inputs = neusight_inputs(gpu, tile, peak)

@@ -28,6 +28,8 @@ ISSUE_FLOP_PER_CYCLE = 256.0
 """fp32 FLOP an SM's four warp schedulers can issue per clock if every slot is a fused multiply-add (4 × 32 × 2). An SM
 of 64 lanes (Volta, A100) needs half of its slots for that and keeps the rest for loads and addresses; one of 128 lanes
 (GP104, Ada, Hopper) has none to spare, and SGEMM stays below its peak."""
+LEAST_SHARE = 1e-3
+"""Arithmetic times are at least this share of the DRAM time."""
 WARM_SHARE = 0.12
 """Share of the traffic that still goes to DRAM when the working set lies in L2."""
 WARM_RAMP = (0.9, 1.3)
@@ -73,7 +75,7 @@ class PhysicalTimes:
       dram: all traffic, and the traffic that cannot stay in L2, at DRAM bandwidth.
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power.
-      issue: fp32 vector arithmetic at the warp schedulers' rate; 0 on matrix paths.
+      issue: fp32 vector arithmetic at the warp schedulers' rate; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
     """
 
@@ -163,16 +165,19 @@ def physical_times(
     streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * block_s[:, -1, 0]
     kilocycle = jnp.broadcast_to(1e3 / gpu.clock_hz, work.flop.shape)
     serial = jnp.min(work.block_steps[:, 0, :], axis=1) / gpu.clock_hz
+    # A kernel without FLOP still issues an instruction for every few bytes: its logarithms stay finite and scale.
+    least = LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s
     flop_energy = JOULE_PER_FLOP_16NM * (gpu.process_nm / 16.0) ** PROCESS_EXPONENT
     energy = work.flop * flop_energy * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype] + work.bytes_moved * JOULE_PER_BYTE
     issue = work.flop / (ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(off_vector_path, 0.0, issue)
+    compute = jnp.concatenate([(work.flop / peak)[:, None], streamed[:, None], wave_compute], axis=1)
     return PhysicalTimes(
-        compute=jnp.concatenate([(work.flop / peak)[:, None], streamed[:, None], wave_compute], axis=1),
+        compute=jnp.maximum(compute, least[:, None]),
         dram=jnp.stack([work.bytes_moved / gpu.mem_bytes_per_s, dram_bytes(gpu, work) / gpu.mem_bytes_per_s], axis=1),
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
         power=(energy / gpu.tdp_w)[:, None],
-        issue=issue[:, None],
+        issue=jnp.maximum(issue, least)[:, None],
         overhead=jnp.stack([kilocycle, serial, block_s[:, -1, -1]], axis=1),
     )

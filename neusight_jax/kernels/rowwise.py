@@ -48,7 +48,7 @@ def _streamed(
         flop=flop_per_element * elements(dims),
         bytes_moved=bytes_moved(dims, element_bytes),
         blocks=blocks[:, :, None],
-        block_flop=(flop_per_element * block_elements)[:, :, None],
+        block_flop=(max(flop_per_element, 1.0) * block_elements)[:, :, None],  # moving one takes an instruction
         block_bytes=(passes[:, None] * block_elements)[:, :, None],
         block_steps=jnp.ones_like(blocks)[:, :, None],
     )
