@@ -40,6 +40,7 @@ from neusight_jax.utilization import Network, apply_network, init_network
 
 HEADS: tuple[str, ...] = ("compute", "dram", "onchip", "issue", "power", "overhead")
 """Heads of the mixture, in the order of `PhysicalTimes`."""
+DRAM = HEADS.index("dram")
 LIMITS = HEADS.index("issue")
 """The heads before this one overlap; issue rate and power are limits that only bind when reached."""
 OVERHEAD = HEADS.index("overhead")
@@ -144,7 +145,7 @@ def mix(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,
         compute_s=jnp.exp(jnp.mean(functools.reduce(jnp.maximum, (logs[0], *logs[LIMITS:OVERHEAD])), axis=0)),
-        memory_s=jnp.exp(jnp.mean(jnp.maximum(logs[1], logs[2]), axis=0)),
+        memory_s=jnp.exp(jnp.mean(logs[DRAM], axis=0)),
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
         tile=tile,
     )

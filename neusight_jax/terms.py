@@ -24,7 +24,8 @@ class KernelTerms:
     Attributes:
       seconds: forecast latency of one launch.
       light: lower bounds.
-      compute_s, memory_s: time of the compute side and of the memory side, before they overlap.
+      compute_s, memory_s: time of the arithmetic side (its limits included) and of memory, before they overlap; the
+        way between L2 and SMs is in neither.
       launch_s: what is added before and after the body: launch and serial overhead.
       tile: the tile reported.
     """
