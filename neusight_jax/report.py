@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
 
 def duration(seconds: float) -> str:
-    """A time with a unit people read: 1.23 s, 4.56 ms, 7.8 us."""
-    if seconds >= 1.0:
-        return f"{seconds:.3f} s"
-    if seconds >= MS:
-        return f"{seconds / MS:.3f} ms"
-    return f"{seconds / US:.2f} us"
+    """A time with a unit people read, four digits: 1.234 s, 45.67 ms, 7.891 us."""
+    for unit, name in ((1.0, "s"), (MS, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.4g} {name}"
+    return f"{seconds / US:.4g} us"
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> Table:
