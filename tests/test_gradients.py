@@ -17,7 +17,7 @@ from predictors import KINDS, as_float64, only, random_gpus, random_kernels, ran
 import neusight_jax as nj
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelTable
+from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 
 Total = Callable[[GPU], Any]
 STEP = 1e-7
@@ -125,6 +125,7 @@ def _worst(errors: dict[str, float]) -> tuple[float, str]:
     return max((error if np.isfinite(error) else np.inf, field) for field, error in errors.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_agree_with_differences_for_a_model(kind: str) -> None:
     with _double():
@@ -139,8 +140,9 @@ def test_gradients_agree_with_differences_for_a_model(kind: str) -> None:
                 assert _worst(errors)[0] < TOLERANCE, (dtype, relaxation, _worst(errors))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize(
+    ("kind", "family"), [*(("mixture", name) for name in FAMILIES), ("neusight", "linear"), ("neusight", "softmax")]
+)
 def test_gradients_agree_with_differences_for_a_family(kind: str, family: str) -> None:
     with _double():
         predictor = as_float64(random_predictor(kind, 6, members=2))
@@ -153,7 +155,7 @@ def test_gradients_agree_with_differences_for_a_family(kind: str, family: str) -
             assert _worst(errors)[0] < TOLERANCE, (relaxation, _worst(errors))
 
 
-@pytest.mark.parametrize("factor", [0.0, 0.9, -1.0])
+@pytest.mark.parametrize("factor", [0.0, 0.9])
 def test_a_wrong_gradient_is_caught(factor: float) -> None:
     """The control: the bandwidth's derivative scaled; compared on raw values near 1e12 even 0 would pass."""
 
@@ -163,7 +165,9 @@ def test_a_wrong_gradient_is_caught(factor: float) -> None:
 
     bent.defjvp(lambda primals, tangents: (primals[0], factor * tangents[0]))
     with _double():
-        predictor, kernels = as_float64(random_predictor("mixture", 5)), as_float64(only(_kernels("gpt2"), "softmax"))
+        large = Kernel("softmax", "softmax", {"rows": 65536, "cols": 4096, "reads": 1, "writes": 1})
+        kernels = as_float64(only(table_from_kernels([large]), "softmax"))
+        predictor = as_float64(random_predictor("mixture", 5))
 
         def wrong(gpu: GPU) -> Any:
             machine = replace(gpu, mem_bytes_per_s=bent(jnp.asarray(gpu.mem_bytes_per_s)))
@@ -177,7 +181,7 @@ def test_a_wrong_gradient_is_caught(factor: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_reverse_forward_vmap_and_jit_agree(kind: str) -> None:
     gpus = [nj.load_gpu(name) for name in ("Tesla T4", "Tesla P100-PCIE-16GB", "NVIDIA H100 80GB HBM3")]
-    predictor, kernels = random_predictor(kind, 8), only(_kernels("gpt2"), "linear", "norm")
+    predictor, kernels = random_predictor(kind, 8), only(_kernels("gpt2"), "norm")
 
     def total(gpu: GPU) -> Any:
         return nj.latency(predictor, gpu, kernels, relaxation=0.5)
