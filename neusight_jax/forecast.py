@@ -15,7 +15,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
-from neusight_jax.latency import in_row_order, kernel_terms, on_device
+from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
 from neusight_jax.roofline import Scalar, element_bytes
 from neusight_jax.terms import KernelTerms, Predictor
 
@@ -166,6 +166,7 @@ def predict(
     """
     gpu.peak_flop_per_s(graph.dtype)
     table = graph.kernels
+    require_covered(predictor, table)
     terms = _explained(predictor, on_device(gpu), table, relaxation)
     columns = {**_kernel_columns(table), **_term_columns(table, jax.tree.map(np.asarray, terms))}
     names = np.array([node.name for node in graph.nodes], object)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
@@ -21,11 +23,32 @@ from neusight_jax.terms import KernelTerms, Predictor
 def kernel_terms(
     predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Scalar = 0.0
 ) -> dict[str, KernelTerms]:
-    """Latency, bounds and launch share of every kernel, by family; pure and not jitted itself."""
-    return {
-        name: predictor.terms(FAMILIES[name], gpu, batch, isolated=isolated, relaxation=relaxation)
-        for name, batch in kernels.families.items()
-    }
+    """Latency, bounds and launch share of every kernel, by family; pure and not jitted itself.
+
+    Kernels of a family the predictor does not cover get NaN seconds.
+    """
+    terms = {}
+    for name, batch in kernels.families.items():
+        family = FAMILIES[name]
+        if predictor.covers(family):
+            terms[name] = predictor.terms(family, gpu, batch, isolated=isolated, relaxation=relaxation)
+        else:
+            bound = RooflinePredictor().terms(family, gpu, batch, isolated=isolated)
+            terms[name] = replace(bound, seconds=jnp.full_like(bound.seconds, jnp.nan))
+    return terms
+
+
+def require_covered(predictor: Predictor, kernels: KernelTable) -> None:
+    """`InputError` when a table holds kernels of a family the predictor does not cover; traced tables pass."""
+    for name, batch in kernels.families.items():
+        if predictor.covers(FAMILIES[name]) or isinstance(batch.row, jax.core.Tracer):
+            continue
+        rows = int(np.sum(np.asarray(batch.row) >= 0))
+        if rows:
+            raise InputError(
+                f"the predictor was not trained on {name}, and the table holds {rows} kernels of it; "
+                "leave them out or take a checkpoint trained on all families"
+            )
 
 
 @jax.jit
@@ -66,6 +89,7 @@ def kernel_latency(
     Returns: family -> seconds [kernel]. A GPU without the kernel's arithmetic path gives infinity.
     Gradients: reach predictor and GPU; at relaxation 0 the wave count is a step function of the SM count.
     """
+    require_covered(predictor, kernels)
     seconds: dict[str, Array] = _kernel_latency(predictor, on_device(gpu), kernels, relaxation, _switch(isolated))
     return seconds
 
@@ -78,6 +102,7 @@ def latency(
     `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
     machines with one program. Tables of equal padded size share a program too.
     """
+    require_covered(predictor, kernels)
     seconds: Array = _latency(predictor, on_device(gpu), kernels, relaxation, _switch(isolated))
     return seconds
 

@@ -96,6 +96,10 @@ class MixturePredictor:
     families: dict[str, FamilyMixture] = field(default_factory=dict)
     tiles: dict[str, TileChoice] = field(default_factory=dict)
 
+    def covers(self, family: Family) -> bool:
+        """Families whose network was trained."""
+        return family.network in self.families
+
     def terms(
         self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:

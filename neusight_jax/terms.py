@@ -48,7 +48,11 @@ class KernelTerms:
 
 @runtime_checkable
 class Predictor(Protocol):
-    """What every predictor and baseline is: a pytree with one method."""
+    """What every predictor and baseline is: a pytree that forecasts the families it covers."""
+
+    def covers(self, family: Family) -> bool:
+        """Whether it can forecast a family; a checkpoint covers those it was trained on."""
+        ...
 
     def terms(
         self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0

@@ -201,7 +201,7 @@ def _drawer(rows: Rows, groups: _Groups, sizes: tuple[int, int]) -> Callable[[Ar
         for source, size in enumerate(sizes):
             key, device_key, row_key = jax.random.split(key, 3)
             device = jax.random.categorical(device_key, choice[source], shape=(size,))
-            place = jnp.floor(jax.random.uniform(row_key, (size,)) * counts[source, device]).astype(int)
+            place = jnp.floor(jax.random.uniform(row_key, (size,)) * counts[source, device].astype(float)).astype(int)
             parts.append(order[starts[source, device] + place])
         where = jnp.concatenate(parts)
         drawn: Sample = jax.tree.map(lambda column: column[where], everything)

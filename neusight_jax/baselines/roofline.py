@@ -23,6 +23,10 @@ from neusight_jax.tiles import largest_tile
 class RooflinePredictor:
     """The textbook roofline; it has no parameters."""
 
+    def covers(self, family: Family) -> bool:
+        """All families."""
+        return True
+
     def terms(
         self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:

@@ -36,6 +36,10 @@ class Roofline3Predictor:
 
     families: dict[str, ThreeNumbers] = field(default_factory=dict)
 
+    def covers(self, family: Family) -> bool:
+        """Families with fitted numbers."""
+        return family.network in self.families
+
     def terms(
         self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:

@@ -144,6 +144,9 @@ def table_from_kernels(
     for position, item in enumerate(items):
         if item.family not in chosen:
             raise InputError(f"unknown kernel family {item.family!r}; expected one of {', '.join(FAMILIES)}")
+        absent = [dim for dim in FAMILIES[item.family].dims if dim not in item.dims]
+        if absent:
+            raise InputError(f"kernel {position} of family {item.family} lacks the dim {absent[0]!r}")
         chosen[item.family].append(position)
     families = {}
     for name, where in chosen.items():
