@@ -145,6 +145,9 @@ class Backwards:
 
     inner: Predictor
 
+    def covers(self, family: Family) -> bool:
+        return self.inner.covers(family)
+
     def terms(
         self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
@@ -158,6 +161,9 @@ class TooFast:
     """A wrong predictor, the control of the speed-of-light check: a tenth of what the inner one says."""
 
     inner: Predictor
+
+    def covers(self, family: Family) -> bool:
+        return self.inner.covers(family)
 
     def terms(
         self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0

@@ -31,8 +31,11 @@ QUICK = "quick"
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_recipes() -> Iterator[None]:
-    """Recipes small enough for a test; three chunks of steps, so that a run can stop in the middle."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Recipes small enough for a test; three chunks of steps, so that a run can stop in the middle.
+
+    Promotion is not strict here: optax raises a float to an integer step count.
+    """
+    with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
         tiles = Settings(steps=5, batch_size=32)
         quick = Settings(steps=250, batch_size=64)
         learn = Settings(steps=800, batch_size=128)
