@@ -50,6 +50,15 @@ def write_atomically(path: Path | str, write: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_text_atomically(path: Path | str, text: str) -> None:
+    """`write_atomically` for text, as UTF-8."""
+
+    def write(target: Path) -> None:
+        target.write_text(text, encoding="utf-8")
+
+    write_atomically(path, write)
+
+
 @contextmanager
 def atomic_folder(path: Path | str) -> Iterator[Path]:
     """A folder to fill that becomes `path` when the block ends, and is removed when the block fails.

@@ -208,24 +208,18 @@ def _bound(term: KernelTerms) -> jax.Array:
 
 
 def _kernel_columns(table: KernelTable) -> dict[str, np.ndarray]:
-    def named(attribute: str, words: Sequence[str]) -> np.ndarray:
+    def gathered(attribute: str) -> np.ndarray:
         values = {name: np.asarray(getattr(batch, attribute)) for name, batch in table.families.items()}
-        named_rows: np.ndarray = np.array(words, object)[in_row_order(table, values)]
-        return named_rows
+        return in_row_order(table, values)
 
-    plain = {
-        attribute: in_row_order(
-            table, {name: np.asarray(getattr(batch, attribute)) for name, batch in table.families.items()}
-        )
-        for attribute in ("count", "node")
-    }
     ops = {name: np.array(FAMILIES[name].ops, object)[np.asarray(batch.op)] for name, batch in table.families.items()}
     own = {name: np.full(batch.row.shape, name, object) for name, batch in table.families.items()}
     network = {name: np.full(batch.row.shape, FAMILIES[name].network, object) for name, batch in table.families.items()}
     return {
-        **plain,
-        "phase": named("phase", PHASES),
-        "dtype": named("dtype", DTYPES),
+        "count": gathered("count"),
+        "node": gathered("node"),
+        "phase": np.array(PHASES, object)[gathered("phase")],
+        "dtype": np.array(DTYPES, object)[gathered("dtype")],
         "op": in_row_order(table, ops),
         "family": in_row_order(table, own),
         "network": in_row_order(table, network),

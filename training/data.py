@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
@@ -56,7 +57,6 @@ def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
     """Rows of one family joined; all parts must list the same devices."""
-    import jax
 
     def joined(attribute: str) -> Any:
         return np.concatenate([getattr(part, attribute) for part in parts])

@@ -6,7 +6,7 @@ Trains through the predictor's own `terms`, the same door as every forecast.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -193,7 +193,7 @@ def sample_of(rows: Rows, *, seen: bool = True) -> Sample:
 
 
 def _drawer(rows: Rows, groups: _Groups, sizes: tuple[int, int]) -> Callable[[Array, Array], Sample]:
-    everything = sample_of(replace(rows, gpus=jax.tree.map(jnp.asarray, rows.gpus)))
+    everything = sample_of(rows)
     order, starts, counts = (jnp.asarray(item) for item in (groups.order, groups.starts, groups.counts))
 
     def draw(key: Array, choice: Array) -> Sample:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from neusight_jax.checkpoint import tree_from_arrays, tree_to_arrays
 from neusight_jax.errors import InputError
-from neusight_jax.files import write_atomically
+from neusight_jax.files import write_atomically, write_text_atomically
 from neusight_jax.training.fit import FitState, Job, Kind, Settings, init_state, make_optimizer
 from neusight_jax.training.rows import Rows
 
@@ -43,7 +43,7 @@ class Saved:
     def save(self, name: str, state: FitState) -> None:
         """Keep the state of one fit, whole or not at all."""
         if not (self.folder / "run.json").exists():
-            write_atomically(self.folder / "run.json", lambda path: _write_text(path, json.dumps(self.asked)))
+            write_text_atomically(self.folder / "run.json", json.dumps(self.asked))
         flat = tree_to_arrays(_tree(state))
         write_atomically(self._file(name), lambda path: save_file(flat, path))
 
@@ -68,10 +68,6 @@ class Saved:
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name.replace(' ', '-')}.safetensors"
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 def _tree(state: FitState) -> dict[str, Any]:

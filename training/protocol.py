@@ -18,10 +18,11 @@ import numpy as np
 import pandas as pd
 from rich.console import Console, RenderableType
 
+from neusight_jax.baselines import load_baseline
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.report import table
-from neusight_jax.roofline import element_bytes, light, peak_flop_per_s
+from neusight_jax.roofline import element_bytes
 from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
 from neusight_jax.training.evaluation import percentiles
 from neusight_jax.training.fit import Job, Settings, fit, sample_of
@@ -170,9 +171,8 @@ def _family_scores(
             member = jax.tree.map(lambda leaf, at=position: leaf[at], best)
             forecasts.setdefault((name, device), []).append(np.asarray(run(member, samples[device])))
     for device, sample in samples.items():
-        work = family.work(sample.batch.dims, element_bytes(sample.batch.dtype))
-        bounds = light(sample.gpu, work, peak_flop_per_s(sample.gpu, family, sample.batch.dtype))
-        forecasts["roofline", device] = [np.asarray(bounds.roofline_s)]
+        terms = load_baseline("roofline").terms(family, sample.gpu, sample.batch, isolated=sample.isolated)
+        forecasts["roofline", device] = [np.asarray(terms.seconds)]
     scores = []
     for (name, device), runs in forecasts.items():
         measured = parts[device].seconds

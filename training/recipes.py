@@ -20,7 +20,7 @@ from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
-from neusight_jax.gpu_catalog import canonical_name, list_gpus
+from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.mixture import EFFECTS, LAUNCH_GAP_S, MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
 from neusight_jax.terms import Predictor
@@ -106,7 +106,7 @@ def train(
         refuse_existing(target)
         saved.discard()
     data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
-    held_out = tuple(_device(name) for name in hold_out)
+    held_out = tuple(gpu_info(name).name for name in hold_out)
     devices = [name for name in measured_devices(data) if name not in held_out]
     if not devices:
         raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
@@ -143,13 +143,6 @@ def _command(recipe: str, hold_out: Sequence[str], seed: int) -> str:
     return f"neusight-jax train --measurements DIR --recipe {recipe}{held} --seed {seed} --output DIR"
 
 
-def _device(name: str) -> str:
-    found = canonical_name(name)
-    if found is None:
-        raise unknown_name("GPU", name, list_gpus())
-    return found
-
-
 class _Run:
     """One training run: fits every family in turn and gathers what the card says of it."""
 
@@ -163,7 +156,9 @@ class _Run:
         saved: Saved,
         console: Console | None,
     ) -> None:
-        self.recipe, self.data, self.devices, self.held_out = recipe, data, devices, held_out
+        self.recipe, self.data, self.devices = recipe, data, devices
+        measured = measured_devices(data)
+        self.scored_apart = [device for device in held_out if device in measured]
         self.jobs = [Job(seed * 1000 + member) for member in range(recipe.members)]
         self.saved, self.console = saved, console or Console(quiet=True)
         present = set(data.frame.loc[data.frame["device"].isin(devices), "family"])
@@ -246,10 +241,9 @@ class _Run:
 
     def _validator(self, name: str, kind: MixtureKind | NeuSightKind) -> Callable[[FitState], str]:
         """Error on every held-out GPU with measurements: shown, never used to choose anything."""
-        measured = [device for device in self.held_out if device in set(self.data.frame["device"])]
-        if not measured:
+        if not self.scored_apart:
             return lambda _: ""
-        rows = thin(sweep_rows(self.data, name, measured), 500)
+        rows = thin(sweep_rows(self.data, name, self.scored_apart), 500)
 
         def text(state: FitState) -> str:
             member = jax.tree.map(lambda leaf: leaf[0], state.parameters)
@@ -264,9 +258,8 @@ class _Run:
         alone = rows.take(rows.isolated > 0.5)
         scores = {"training": _errors(kind, members, alone, seen=True)}
         scores["training, as if unseen"] = _errors(kind, members, alone, seen=False)
-        measured = [device for device in self.held_out if device in set(self.data.frame["device"])]
-        if measured:
-            scores["held out"] = _errors(kind, members, sweep_rows(self.data, name, measured), seen=False)
+        if self.scored_apart:
+            scores["held out"] = _errors(kind, members, sweep_rows(self.data, name, self.scored_apart), seen=False)
         self.errors[name] = {split: {k: round(v, 2) for k, v in errors.items()} for split, errors in scores.items()}
 
     def _merged(self, best: Any, rows: Rows, effects: dict[str, dict[str, list[float]]], name: str) -> Any:

@@ -11,7 +11,7 @@ import typer
 from neusight_jax.cli.console import progress_console, remark, show, show_json
 from neusight_jax.cli.options import Checkpoint, DropInvalid, MeasurementFolders
 from neusight_jax.errors import InputError
-from neusight_jax.files import atomic_folder, refuse_existing, write_atomically
+from neusight_jax.files import atomic_folder, refuse_existing, write_text_atomically
 
 
 def evaluate(
@@ -64,18 +64,14 @@ def evaluate(
     text = json.dumps(evaluation.to_dict(), indent=1) + "\n"
     if output is not None:
         with atomic_folder(output) as folder:
-            _write(folder / "table.md", evaluation.to_markdown())
-            _write(folder / "scores.json", text)
+            (folder / "table.md").write_text(evaluation.to_markdown(), encoding="utf-8")
+            (folder / "scores.json").write_text(text, encoding="utf-8")
             evaluation.rows.to_csv(folder / "rows.csv", index=False)
         remark(f"wrote {output}")
     if json_file == "-":
         show_json(evaluation.to_dict())
         return
     if json_file is not None:
-        write_atomically(Path(json_file), lambda path: _write(path, text))
+        write_text_atomically(json_file, text)
         remark(f"wrote {json_file}")
     show(evaluation.tables())
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
