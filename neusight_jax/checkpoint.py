@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from safetensors.numpy import load_file, save
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
-from neusight_jax.gpu_catalog import canonical_name
+from neusight_jax.gpu_catalog import canonical_name, kernel_generation
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.mixture import MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
+from neusight_jax.trust import empty_trust
 from neusight_jax.utilization import init_network
 
 FORMAT = 1
@@ -87,9 +88,10 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     """The predictor of a checkpoint: a shipped name or a path.
 
     Args:
-      device: a GPU the checkpoint was trained on (`load_card(...)["device_effects"]`). Its small measured effect is
-        kept in the predictor: more accurate for that GPU and what-if variants of it. None (the default) is the
-        predictor for a GPU nobody has measured, with all effects at zero; compare different GPUs with that one.
+      device: the GPU to forecast, by name. One the checkpoint was trained on (`load_card(...)["device_effects"]`) gets
+        its small measured effect: more accurate for it and what-if variants of it. Any other gets what the GPUs that
+        run the same generation of library kernels share, if any was trained on. None (the default) has all effects at
+        zero; compare different GPUs with that one.
     Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
     """
     folder = checkpoint_folder(name_or_path)
@@ -106,20 +108,29 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
     predictor: Predictor = tree_from_arrays(template, flat, path)
-    return predictor if device is None else _with_effect(predictor, card, device)
+    if device is None:
+        return predictor
+    effects, name = card.get("device_effects", {}), canonical_name(device)
+    if name is None:
+        raise unknown_name("GPU", device, effects)
+    if not isinstance(predictor, MixturePredictor):
+        return predictor
+    if name in effects:
+        return with_effect(predictor, effects[name], measured=True)
+    shared = card.get("generation_effects", {}).get(kernel_generation(name))
+    return predictor if shared is None else with_effect(predictor, shared, measured=False)
 
 
-def _with_effect(predictor: Predictor, card: Mapping[str, Any], device: str) -> Predictor:
-    effects = card.get("device_effects", {})
-    name = canonical_name(device) or device
-    if name not in effects:
-        raise unknown_name("measured device of this checkpoint", device, effects)
-    assert isinstance(predictor, MixturePredictor)
+def with_effect(
+    predictor: MixturePredictor, effects: Mapping[str, Sequence[float]], *, measured: bool
+) -> MixturePredictor:
+    """The predictor with an effect by family; `measured` puts the narrower intervals of a measured device in force."""
     families = {
-        family: replace(parameters, effect=jnp.asarray(effects[name][family], jnp.float32))
-        for family, parameters in predictor.families.items()
+        name: replace(parameters, effect=jnp.asarray(effects[name], jnp.float32))
+        for name, parameters in predictor.families.items()
     }
-    return replace(predictor, families=families)
+    trust = predictor.trust.measured() if measured and predictor.trust is not None else predictor.trust
+    return replace(predictor, families=families, trust=trust)
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
@@ -135,7 +146,8 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
 
     Args:
       kind: "mixture" or "neusight".
-      architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size).
+      architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size), `trust`
+        (whether it carries intervals).
     """
     key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
     chosen = {name: FAMILIES[name] for name in architecture["families"]}
@@ -145,7 +157,8 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
     }
     if kind == "mixture":
         families = {name: init_family(key, family, features[name], hidden, members) for name, family in chosen.items()}
-        return MixturePredictor(families, tiles)
+        trust = empty_trust({name: table.shape[-1] for name, table in features.items()})
+        return MixturePredictor(families, tiles, trust if architecture.get("trust") else None)
     if kind == "neusight":
         inputs = jnp.zeros((2, NEUSIGHT_INPUTS))
         networks = {name: init_network(key, inputs, hidden, OUTPUTS, members) for name in chosen}

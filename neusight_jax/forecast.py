@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
@@ -18,6 +19,7 @@ from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
 from neusight_jax.roofline import Scalar, element_bytes
 from neusight_jax.terms import KernelTerms, Predictor
+from neusight_jax.trust import LEVEL, kernel_interval, total_interval, trust_warnings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,9 +39,12 @@ COLUMNS: tuple[str, ...] = (
     "utilization",
     "bound",
     "seconds",
+    "seconds_low",
+    "seconds_high",
     "network",
 )
-"""Columns of `Forecast.to_frame`: one row per distinct kernel; `seconds` is one launch, total = Σ seconds · count."""
+"""Columns of `Forecast.to_frame`: one row per distinct kernel; `seconds` is one launch, total = Σ seconds · count.
+`seconds_low` and `seconds_high` are its 80 % interval, NaN from a predictor that carries none (`trust`)."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Forecast:
       model, gpu: names, for people.
       mode, dtype, batch_size, sequence_length, fused: the workload.
       columns: per distinct kernel, see `COLUMNS`.
+      interval_s: 80 % interval of `total_s`, (low, high); None from a predictor that carries none.
       notes: what a reader should know before trusting the number.
     """
 
@@ -61,6 +67,7 @@ class Forecast:
     sequence_length: int
     fused: bool
     columns: dict[str, np.ndarray]
+    interval_s: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -123,6 +130,8 @@ class Forecast:
             "sequence_length": self.sequence_length,
             "fused": self.fused,
             "total_s": self.total_s,
+            "interval_s": self.interval_s,
+            "interval_level": LEVEL if self.interval_s else None,
             "forward_s": self.forward_s,
             "backward_s": self.backward_s,
             "weight_gradient_s": self.weight_gradient_s,
@@ -171,6 +180,13 @@ def predict(
     columns = {**_kernel_columns(table), **_term_columns(table, jax.tree.map(np.asarray, terms))}
     names = np.array([node.name for node in graph.nodes], object)
     columns["node"] = names[columns["node"]]
+    trust = getattr(predictor, "trust", None)
+    interval, warnings = None, []
+    if trust is not None:
+        cost = columns["seconds"] * columns["count"]
+        wider = float(np.average(columns["widening"], weights=cost)) if cost.sum() > 0 else 1.0
+        interval = total_interval(trust, float(np.sum(cost, dtype=np.float64)), wider)
+        warnings = trust_warnings(trust, gpu, columns["shape_widening"], cost)
     return Forecast(
         model=graph.name,
         gpu=gpu_name,
@@ -180,7 +196,8 @@ def predict(
         sequence_length=graph.sequence_length,
         fused=graph.fused,
         columns={name: columns[name] for name in COLUMNS},
-        notes=tuple(notes),
+        interval_s=interval,
+        notes=(*notes, *warnings),
     )
 
 
@@ -190,8 +207,13 @@ def _explained(predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: S
     for name, term in kernel_terms(predictor, gpu, table, isolated=False, relaxation=relaxation).items():
         batch = table.families[name]
         work = FAMILIES[name].work(batch.dims, element_bytes(batch.dtype))
+        bounds = kernel_interval(predictor, FAMILIES[name], gpu, batch)
         out[name] = {
             "seconds": term.seconds,
+            "seconds_low": jnp.maximum(term.seconds * jnp.exp(bounds.log_low), term.light.speed_of_light_s),
+            "seconds_high": term.seconds * jnp.exp(bounds.log_high),
+            "widening": bounds.widening,
+            "shape_widening": bounds.shape_widening,
             "flop": work.flop,
             "bytes": work.bytes_moved,
             "tile": term.tile.index,
@@ -203,8 +225,8 @@ def _explained(predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: S
 
 
 def _bound(term: KernelTerms) -> jax.Array:
-    body = jax.numpy.where(term.compute_s >= term.memory_s, 0, 1)
-    return jax.numpy.where(term.launch_s > term.seconds - term.launch_s, 2, body)
+    body = jnp.where(term.compute_s >= term.memory_s, 0, 1)
+    return jnp.where(term.launch_s > term.seconds - term.launch_s, 2, body)
 
 
 def _kernel_columns(table: KernelTable) -> dict[str, np.ndarray]:

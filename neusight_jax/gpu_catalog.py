@@ -107,3 +107,13 @@ def gpu_info(name: str) -> GPUInfo:
         sources=entry["sources"],
         estimates=tuple(entry["estimates"]),
     )
+
+
+KERNEL_GENERATIONS: dict[str, str] = {"turing": "volta", "ada": "ampere", "hopper": "ampere", "cdna2": "cdna"}
+"""Architectures that run another one's kernels in the vendor's libraries (fp32 matrix products), by kernel name."""
+
+
+def kernel_generation(device: str) -> str:
+    """Which generation of library kernels a device runs: its architecture, or the one whose kernels it borrows."""
+    architecture = gpu_info(device).architecture
+    return KERNEL_GENERATIONS.get(architecture, architecture)

@@ -1,10 +1,10 @@
 """The default predictor: a shape-only network mixes physical times.
 
-For each head j (compute, DRAM, on-chip, issue, power, overhead):
+For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
 
     log t_j = Σ_i w_ji(shape) · log T_i(GPU, shape) + b_j(shape),   w_j a softmax, b_j bounded
 
-    body  = max(p-norm of compute, DRAM and on-chip, issue, power, speed of light)   # the limits nearly a maximum
+    body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max
     total = body + overhead + floor
 
 The T_i are monotone in every GPU field and homogeneous of degree −1 in its rates (`roofline`), the weights are
@@ -36,11 +36,13 @@ from neusight_jax.roofline import (
 )
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
-from neusight_jax.utilization import Network, apply_network, init_network
+from neusight_jax.trust import Trust
+from neusight_jax.utilization import Network, apply_network, init_network, normalised
 
-HEADS: tuple[str, ...] = ("compute", "dram", "onchip", "issue", "power", "overhead")
+HEADS: tuple[str, ...] = ("compute", "dram", "reread", "onchip", "issue", "power", "overhead")
 """Heads of the mixture, in the order of `PhysicalTimes`."""
 DRAM = HEADS.index("dram")
+REREAD = HEADS.index("reread")
 LIMITS = HEADS.index("issue")
 """The heads before this one overlap; issue rate and power are limits that only bind when reached."""
 OVERHEAD = HEADS.index("overhead")
@@ -49,20 +51,21 @@ LIMIT_NORM = 12.0
 OFFSETS: tuple[tuple[float, float], ...] = (
     (0.0, 2.5),
     (0.0, 1.5),
+    (-3.0, 1.6),
     (-2.0, 2.5),
     (0.1, 0.4),
-    (-1.0, 0.7),
+    (0.0, 0.45),
     (-4.0, 2.0),
 )
 """Bounds of b_j, natural logarithm. Compute and DRAM cannot beat their ideal."""
-OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, 0.0, 0.2, 0.0, 0.0)
+OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, -2.0, 0.0, 0.2, 0.2, 0.0)
 """b_j before training."""
 MIN_NORM = 3.0
 """Smallest order of the p-norm."""
 LAUNCH_GAP_S = 2e-6
 """What a launch costs inside a running model, seconds: kernels queue up behind each other, so nearly nothing."""
 EFFECTS: tuple[str, ...] = (*HEADS, "floor")
-"""What a device effect scales (as logarithms); all zero for a GPU nobody has measured."""
+"""What a device effect shifts (as logarithms); all zero for a GPU nobody has measured."""
 
 
 @jax.tree_util.register_dataclass
@@ -76,8 +79,8 @@ class FamilyMixture:
       log_gap_s: what a launch costs inside a running model, log seconds, per member.
       raw_norm: p-norm order before softplus, per member.
       in_model: log shift of each head inside a running model, per member.
-      effect: log shift of each head and the floor for one device (`EFFECTS`); zeros unless calibrated. [effect] or,
-        in training, [kernel, effect].
+      effect: what sets one device apart (`effect_width` numbers); zeros unless calibrated. [effect] or, in training,
+        [kernel, effect].
     """
 
     network: Network
@@ -91,10 +94,11 @@ class FamilyMixture:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MixturePredictor:
-    """The `mixture` predictor: parameters and tile choice of every measured family."""
+    """The `mixture` predictor: parameters and tile choice of every measured family, and how far to trust them."""
 
     families: dict[str, FamilyMixture] = field(default_factory=dict)
     tiles: dict[str, TileChoice] = field(default_factory=dict)
+    trust: Trust | None = None
 
     def covers(self, family: Family) -> bool:
         """Families whose network was trained."""
@@ -112,7 +116,25 @@ class MixturePredictor:
         times = physical_times(gpu, family, work, peak, batch.dtype, relaxation)
         features = family.features(batch.dims, size)
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
-        return mix(parameters, features, times, bounds, tile, isolated=isolated)
+        shift = device_shift(parameters, family, features)
+        return mix(parameters, features, times, bounds, tile, shift, isolated=isolated)
+
+
+def effect_width(family: Family) -> int:
+    """Numbers of a device effect: `EFFECTS`, then the tilt of each along every one of the family's directions."""
+    return len(EFFECTS) * (1 + len(family.directions))
+
+
+def device_shift(
+    parameters: FamilyMixture, family: Family, features: Float[Array, "kernel feature"]
+) -> Float[Array, "#member #kernel effect"]:
+    """Log shift of each head and the floor for the device of `parameters.effect`; a function of the shape only."""
+    constant = parameters.effect[..., : len(EFFECTS)]
+    if not family.directions:
+        return jnp.atleast_2d(constant)[None]
+    tilt = parameters.effect[..., len(EFFECTS) :].reshape(*constant.shape, len(family.directions))
+    along = normalised(parameters.network, features)[..., jnp.array(family.directions)]
+    return constant + jnp.sum(tilt * along[:, :, None, :], axis=-1)
 
 
 def mix(
@@ -121,6 +143,7 @@ def mix(
     times: PhysicalTimes,
     bounds: Light,
     tile: ChosenTile,
+    shift: Float[Array, "#member #kernel effect"],
     *,
     isolated: Isolated,
 ) -> KernelTerms:
@@ -137,19 +160,19 @@ def mix(
         middle = (OFFSET_STARTS[head] - low) / (high - low)
         raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
         offset = low + (high - low) * jax.nn.sigmoid(raw)
-        logs.append(jnp.sum(weight * component, axis=-1) + offset + inside[head] + parameters.effect[..., head])
+        logs.append(jnp.sum(weight * component, axis=-1) + offset + inside[head] + shift[..., head])
         start += width + 1
     order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
     body = jax.nn.logsumexp(jnp.stack(logs[:LIMITS]) * order, axis=0) / order
     body = jax.nn.logsumexp(jnp.stack([body, *logs[LIMITS:OVERHEAD]]) * LIMIT_NORM, axis=0) / LIMIT_NORM
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
-    launch_s = jnp.exp(logs[OVERHEAD]) + jnp.exp(floor + parameters.effect[..., -1])
+    launch_s = jnp.exp(logs[OVERHEAD]) + jnp.exp(floor + shift[..., -1])
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,
         compute_s=jnp.exp(jnp.mean(functools.reduce(jnp.maximum, (logs[0], *logs[LIMITS:OVERHEAD])), axis=0)),
-        memory_s=jnp.exp(jnp.mean(logs[DRAM], axis=0)),
+        memory_s=jnp.exp(jnp.mean(jnp.maximum(logs[DRAM], logs[REREAD]), axis=0)),
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
         tile=tile,
     )
@@ -158,7 +181,7 @@ def mix(
 def head_widths(family: Family) -> tuple[int, ...]:
     """Components of each head for a family, in the order of `HEADS`."""
     tiles = len(family.tiles)
-    return (tiles + 2, 2, tiles + 1, 1, 1, 3)
+    return (tiles + 2, 2, tiles, tiles + 1, 1, tiles + 1, 3)
 
 
 def init_family(
@@ -171,5 +194,5 @@ def init_family(
         log_gap_s=jnp.full((members,), jnp.log(LAUNCH_GAP_S)),
         raw_norm=jnp.zeros((members,)),
         in_model=jnp.zeros((members, len(HEADS))),
-        effect=jnp.zeros((len(EFFECTS),)),
+        effect=jnp.zeros((effect_width(family),)),
     )

@@ -45,7 +45,11 @@ def forecast_tables(forecast: Forecast) -> RenderableType:
     flop = float((forecast.columns["flop"] * forecast.columns["count"]).sum())
     launches = int(forecast.columns["count"].sum())
     speed = f"{flop / total / TERA:.2f} TFLOP/s over {launches} kernel launches"
-    summary = [f"total {duration(total)}  ({tokens / total:,.0f} tokens/s, {speed})"]
+    interval = ""
+    if forecast.interval_s is not None:
+        low, high = forecast.interval_s
+        interval = f", 80% interval {duration(low)} to {duration(high)}"
+    summary = [f"total {duration(total)}{interval}  ({tokens / total:,.0f} tokens/s, {speed})"]
 
     def shares(title: str, column: str) -> Table:
         rows = [[key, duration(value), f"{value / total:.1%}"] for key, value in forecast.seconds_by(column).items()]

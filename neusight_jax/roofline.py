@@ -73,14 +73,16 @@ class PhysicalTimes:
     Attributes:
       compute: ideal; every tile of the menu in whole waves; blocks streamed without whole waves.
       dram: all traffic, and the traffic that cannot stay in L2, at DRAM bandwidth.
+      reread: the traffic of every tile of the menu at DRAM bandwidth, as if L2 kept nothing for the next block.
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
-      power: energy over board power.
+      power: energy over board power, of the useful arithmetic and of every tile of the menu with its padding.
       issue: fp32 vector arithmetic at the warp schedulers' rate; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
     """
 
     compute: Float[Array, "kernel _component"]
     dram: Float[Array, "kernel _component"]
+    reread: Float[Array, "kernel _component"]
     onchip: Float[Array, "kernel _component"]
     power: Float[Array, "kernel _component"]
     issue: Float[Array, "kernel component"]
@@ -168,7 +170,9 @@ def physical_times(
     # A kernel without FLOP still issues an instruction for every few bytes: its logarithms stay finite and scale.
     least = LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s
     flop_energy = JOULE_PER_FLOP_16NM * (gpu.process_nm / 16.0) ** PROCESS_EXPONENT
-    energy = work.flop * flop_energy * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype] + work.bytes_moved * JOULE_PER_BYTE
+    flop_energy = _column(flop_energy, 1) * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype][:, None]
+    padded = jnp.concatenate([work.flop[:, None], jnp.min(work.blocks * work.block_flop, axis=2)], axis=1)
+    energy = padded * flop_energy + work.bytes_moved[:, None] * JOULE_PER_BYTE
     issue = work.flop / (ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(off_vector_path, 0.0, issue)
@@ -176,8 +180,9 @@ def physical_times(
     return PhysicalTimes(
         compute=jnp.maximum(compute, least[:, None]),
         dram=jnp.stack([work.bytes_moved / gpu.mem_bytes_per_s, dram_bytes(gpu, work) / gpu.mem_bytes_per_s], axis=1),
+        reread=jnp.min(work.blocks * work.block_bytes, axis=2) / _column(gpu.mem_bytes_per_s, 1),
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
-        power=(energy / gpu.tdp_w)[:, None],
+        power=energy / _column(gpu.tdp_w, 1),
         issue=jnp.maximum(issue, least)[:, None],
         overhead=jnp.stack([kilocycle, serial, block_s[:, -1, -1]], axis=1),
     )

@@ -55,11 +55,16 @@ def init_network(
     )
 
 
+def normalised(network: Network, features: Float[Array, "kernel feature"]) -> Float[Array, "member kernel feature"]:
+    """Features on each member's scale, clipped to ±`FEATURE_RANGE`."""
+    center, scale = jax.lax.stop_gradient((network.center, network.scale))
+    inputs = (features[None] - center[:, None]) / scale[:, None]
+    return jnp.clip(inputs, -FEATURE_RANGE, FEATURE_RANGE)
+
+
 def apply_network(network: Network, features: Float[Array, "kernel feature"]) -> Float[Array, "member kernel output"]:
     """Outputs of every member for every kernel."""
-    center, scale = jax.lax.stop_gradient((network.center, network.scale))
-    hidden = (features[None] - center[:, None]) / scale[:, None]
-    hidden = jnp.clip(hidden, -FEATURE_RANGE, FEATURE_RANGE)
+    hidden = normalised(network, features)
     last = len(network.weights) - 1
     for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
         hidden = jnp.einsum("eki,eio->eko", hidden, weight) + bias[:, None, :]

@@ -104,7 +104,7 @@ def evaluate(
 
 def score(data: Measurements, systems: dict[str, System]) -> Evaluation:
     """Score systems on measurements already read."""
-    models, notes = _model_scores(data.end_to_end, systems)
+    models, notes = model_scores(data.end_to_end, systems)
     return Evaluation(_kernel_scores(data.frame, systems), models, (*data.notes, *notes))
 
 
@@ -135,7 +135,8 @@ def _kernel_scores(frame: pd.DataFrame, systems: dict[str, System]) -> pd.DataFr
     return pd.DataFrame(records)
 
 
-def _model_scores(labels: pd.DataFrame | None, systems: dict[str, System]) -> tuple[pd.DataFrame, list[str]]:
+def model_scores(labels: pd.DataFrame | None, systems: dict[str, System]) -> tuple[pd.DataFrame, list[str]]:
+    """Whole-model labels forecast by every system (`Evaluation.models`), and notes on labels left out."""
     records: list[dict[str, Any]] = []
     graphs: dict[tuple[Any, ...], Graph] = {}
     left_out: dict[str, int] = {}

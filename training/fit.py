@@ -16,10 +16,11 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neusight_jax.gpu import GPU
+from neusight_jax.gpu_catalog import kernel_generation
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import element_bytes
-from neusight_jax.training.rows import Rows
+from neusight_jax.training.rows import Rows, generations
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Settings:
     Attributes:
       steps, batch_size: minibatch steps and rows a step.
       learning_rate, weight_decay: AdamW, cosine schedule to zero.
-      effect_penalty: weight of the squared device effects (they shrink to zero).
+      effect_penalty: weight of the device and generation effects (they shrink to zero).
       shift_penalty: weight of the squared in-model shifts.
       in_model_share: share of a minibatch drawn from in-model rows, where there are any.
       softening: s in the loss mean √(r² + s²), r the log error.
@@ -56,11 +57,15 @@ class Settings:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sample:
-    """A minibatch: kernels, each with its own GPU (fields [kernel]), device index, switch and labels."""
+    """A minibatch: kernels, each with its own GPU (fields [kernel]), switch and labels.
+
+    Effects are one array, devices first and then generations: `device` and `generation` are positions in it, or −1.
+    """
 
     batch: KernelBatch
     gpu: GPU
     device: Int[Array, " kernel"]
+    generation: Int[Array, " kernel"]
     isolated: Float[Array, " kernel"]
     log_seconds: Float[Array, " kernel"]
     tile: Int[Array, " kernel"]
@@ -180,12 +185,23 @@ def row_features(rows: Rows) -> Float[Array, "row feature"]:
     return rows.family.features(dims, element_bytes(jnp.asarray(rows.batch.dtype)))
 
 
-def sample_of(rows: Rows, *, seen: bool = True) -> Sample:
-    """All rows as one sample; `seen` = False drops the device index, and with it the device effect."""
+def sample_of(rows: Rows, *, seen: bool = True, trained: Sequence[str] | None = None) -> Sample:
+    """All rows as one sample; `seen` = False drops the device index, and with it the device effect.
+
+    The generation stays: which kernels a GPU will run is known before it is measured. `trained` names the devices the
+    parameters were fitted to, where these are not those of the rows.
+    """
+    names = rows.devices if trained is None else tuple(trained)
+    order = generations(names)
+    places = [
+        len(names) + order.index(own) if (own := kernel_generation(name)) in order else -1 for name in rows.devices
+    ]
+    groups = np.asarray(places)[rows.device]
     return Sample(
         batch=jax.tree.map(jnp.asarray, rows.batch),
         gpu=jax.tree.map(lambda column: jnp.asarray(column)[rows.device], rows.gpus),
         device=jnp.asarray(rows.device if seen else np.full(len(rows.device), -1)),
+        generation=jnp.asarray(groups),
         isolated=jnp.asarray(rows.isolated),
         log_seconds=jnp.log(jnp.asarray(rows.seconds)),
         tile=jnp.asarray(rows.tile),

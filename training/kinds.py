@@ -7,12 +7,13 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
 from neusight_jax.kernels.family import Family
-from neusight_jax.mixture import EFFECTS, FamilyMixture, MixturePredictor, init_family
+from neusight_jax.mixture import EFFECTS, FamilyMixture, MixturePredictor, effect_width, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.terms import Predictor
@@ -31,32 +32,61 @@ def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> F
     return jnp.mean(jnp.sqrt((log_forecast - sample.log_seconds) ** 2 + settings.softening**2))
 
 
+def generation_mask(family: Family) -> Bool[np.ndarray, " effect"]:
+    """Which effects a generation shares: the heads of matrix products, as its library kernels make them.
+
+    Floors and launches are the host's, power is the board's.
+    """
+    own = np.array([name not in ("power", "overhead", "floor") for name in EFFECTS])
+    width = effect_width(family) // len(EFFECTS)
+    return np.concatenate([own, np.repeat(own, width - 1)]) & family.matrix
+
+
+def effect_penalties(rows: Rows) -> tuple[float, ...]:
+    """What each effect of the rows costs: 1 for a device; less for an older generation than for the newest.
+
+    Whoever asks for a GPU nobody has measured asks for a newer one, so the oldest kernels should set the middle least.
+    """
+    process_nm = np.asarray(rows.gpus.process_nm)
+    order = np.asarray(rows.generation)
+    newest = [float(process_nm[order == index].min()) for index in range(max(order) + 1)]
+    return (*[1.0] * len(rows.devices), *[min(newest) / size for size in newest])
+
+
 @dataclass(frozen=True)
 class MixtureKind:
-    """The `mixture` predictor with one small effect per device, dropped for a device nobody has measured.
+    """The `mixture` predictor with a small effect per device and per generation, dropped for an unmeasured device.
 
     Attributes:
       tile: the family's tile choice (fitted before).
       hidden: hidden layers of the network.
+      penalties: what each effect costs, devices and then generations (`effect_penalties`); empty = 1 for all.
     """
 
     tile: TileChoice
     hidden: tuple[int, ...] = (32, 32)
+    penalties: tuple[float, ...] = ()
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
-        """Parameters with `effect` [device, effect]."""
+        """Parameters with `effect` [device and then generation, effect]."""
         parameters = init_family(key, family, features, self.hidden, members=1)
-        return replace(parameters, effect=jnp.zeros((len(rows.devices), len(EFFECTS))))
+        groups = len(rows.devices) + len(set(rows.generation))
+        return replace(parameters, effect=jnp.zeros((groups, effect_width(family))))
 
     def predictor(self, parameters: FamilyMixture, family: Family, sample: Sample) -> Predictor:
-        """The predictor with each row's device effect; device −1 has none."""
-        effect = jnp.where((sample.device >= 0)[:, None], parameters.effect[sample.device], 0.0)
+        """The predictor with the effects of each row's device and generation; index −1 has none."""
+        devices = jnp.where((sample.device >= 0)[:, None], parameters.effect[sample.device], 0.0)
+        known = (sample.generation >= 0)[:, None] & generation_mask(family)
+        generations = jnp.where(known, parameters.effect[sample.generation], 0.0)
+        effect = devices + generations
         return MixturePredictor({family.network: replace(parameters, effect=effect)}, {family.network: self.tile})
 
     def loss(self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
         """Log error, device effects and in-model shifts shrunk to zero."""
         log_forecast = jnp.log(forecast(self, parameters, family, sample))
-        penalty = settings.effect_penalty * jnp.sum(jnp.sqrt(parameters.effect**2 + EFFECT_WIDTH**2))
+        shrunk = jnp.sum(jnp.sqrt(parameters.effect**2 + EFFECT_WIDTH**2), axis=1)
+        costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
+        penalty = settings.effect_penalty * jnp.sum(costs * shrunk)
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
         return log_error_loss(log_forecast, sample, settings) + penalty
 

@@ -16,20 +16,32 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import neusight_jax
-from neusight_jax.checkpoint import save_checkpoint
+from neusight_jax.checkpoint import save_checkpoint, with_effect
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
-from neusight_jax.gpu_catalog import gpu_info
-from neusight_jax.mixture import EFFECTS, LAUNCH_GAP_S, MixturePredictor
+from neusight_jax.gpu import stack_gpus
+from neusight_jax.gpu_catalog import gpu_info, kernel_generation
+from neusight_jax.gpu_file import load_gpu
+from neusight_jax.mixture import MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice
+from neusight_jax.training.conformal import Residuals
 from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
 from neusight_jax.training.fit import FitState, Job, Kind, Settings, fit, sample_of
-from neusight_jax.training.kinds import MixtureKind, NeuSightKind, TileKind, forecast, stack_members
+from neusight_jax.training.kinds import (
+    MixtureKind,
+    NeuSightKind,
+    TileKind,
+    effect_penalties,
+    forecast,
+    stack_members,
+)
+from neusight_jax.training.left_out import LeftOut, merged, shared_effect
 from neusight_jax.training.progress import Saved
 from neusight_jax.training.rows import Rows
+from neusight_jax.training.trusting import Evidence, make_trust
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class Recipe:
       settings: of the optimizer, for the families and for the tile choice.
       rows_per_device: at most this many sweep rows of each GPU and family.
       in_model: whether nodes of measured models are trained on too.
+      left_out_seeds, left_out_settings: fits that leave each device out, the evidence for intervals; 0 seeds = none.
       smallest: least (rows, cols) of row-wise kernels trained on, by family; the published NeuSight's own filter.
     """
 
@@ -53,6 +66,8 @@ class Recipe:
     tile_settings: Settings = field(default_factory=lambda: Settings(steps=600))
     rows_per_device: int = 6000
     in_model: bool = True
+    left_out_seeds: int = 1
+    left_out_settings: Settings = field(default_factory=lambda: Settings(steps=1000))
     smallest: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -64,10 +79,16 @@ RECIPES: dict[str, Recipe] = {
         hidden=(64, 64, 64),
         settings=Settings(steps=4000),
         in_model=False,
+        left_out_seeds=0,
         smallest={"elementwise": (8192, 512), "softmax": (4096, 512), "norm": (4096, 512)},
     ),
     "tiny": Recipe(
-        "mixture", members=1, hidden=(8,), settings=Settings(steps=60, batch_size=64), tile_settings=Settings(steps=20)
+        "mixture",
+        members=1,
+        hidden=(8,),
+        settings=Settings(steps=60, batch_size=64),
+        tile_settings=Settings(steps=20),
+        left_out_settings=Settings(steps=20, batch_size=64),
     ),
 }
 """Recipes by name: `fp32` the default, `fp32-neusight` the paper's form, `tiny` a quick trial of the whole path."""
@@ -115,7 +136,12 @@ def train(
     predictor, effects = run.all_families()
     card = {
         "kind": chosen.kind,
-        "architecture": {"families": list(run.families), "hidden": list(chosen.hidden), "members": chosen.members},
+        "architecture": {
+            "families": list(run.families),
+            "hidden": list(chosen.hidden),
+            "members": chosen.members,
+            "trust": bool(run.trust_card),
+        },
         "trained_on": {"devices": devices, "rows": run.row_counts},
         "trained_dtypes": sorted(data.frame["dtype"].unique()),
         "held_out": list(held_out),
@@ -128,6 +154,8 @@ def train(
         "interrupted": run.interrupted,
         "errors_percent": run.errors,
         "tile_accuracy": run.tile_accuracy,
+        **run.trust_card,
+        "generation_effects": run.generation_effects,
         "device_effects": effects,
     }
     if resume and target.exists():
@@ -167,12 +195,15 @@ class _Run:
         self.errors: dict[str, dict[str, dict[str, float]]] = {}
         self.tile_accuracy: dict[str, float] = {}
         self.interrupted: dict[str, int] = {}
+        self.generation_effects: dict[str, dict[str, list[float]]] = {}
+        self.trust_card: dict[str, Any] = {}
 
     def all_families(self) -> tuple[Predictor, dict[str, dict[str, list[float]]]]:
         """The predictor, and the effect of each training device by family."""
         tiles: dict[str, TileChoice] = {}
         parts: dict[str, Any] = {}
         effects: dict[str, dict[str, list[float]]] = {name: {} for name in self.devices}
+        evidence = Evidence()
         columns = (
             TextColumn("{task.description:<14}"),
             BarColumn(),
@@ -184,18 +215,32 @@ class _Run:
                 rows = self._rows(name, self.devices)
                 self.row_counts[name] = len(rows.seconds)
                 tiles[name] = self._fit_tiles(bar, name, rows)
-                kind = self._kind(tiles[name])
+                kind = self._kind(tiles[name], rows)
                 best = self._fit(bar, name, kind, rows, self.jobs, self.recipe.settings)
-                self._score(name, kind, rows, best)
+                seen = self._score(name, kind, rows, best)
                 parts[name] = self._merged(best, rows, effects, name)
+                if isinstance(kind, MixtureKind) and self.recipe.left_out_seeds and len(self.devices) > 1:
+                    evidence.add(name, rows, self._fit_left_out(bar, name, kind, rows), seen)
         if self.recipe.kind == "neusight":
             return NeuSightPredictor(parts, tiles), {}
-        return MixturePredictor(parts, tiles), effects
+        predictor = MixturePredictor(parts, tiles)
+        if len(evidence.left_out) == len(parts) and not self.interrupted:
+            gpus = stack_gpus([load_gpu(name) for name in self.devices])
+            trust, self.trust_card = make_trust(
+                evidence,
+                self.data,
+                gpus,
+                self.devices,
+                tiles,
+                lambda name: with_effect(predictor, effects[name], measured=True),
+            )
+            predictor = replace(predictor, trust=trust)
+        return predictor, effects
 
-    def _kind(self, tile: TileChoice) -> MixtureKind | NeuSightKind:
+    def _kind(self, tile: TileChoice, rows: Rows) -> MixtureKind | NeuSightKind:
         if self.recipe.kind == "neusight":
             return NeuSightKind(tile, self.recipe.hidden)
-        return MixtureKind(tile, self.recipe.hidden)
+        return MixtureKind(tile, self.recipe.hidden, effect_penalties(rows))
 
     def _rows(self, name: str, devices: Sequence[str]) -> Rows:
         rows = sweep_rows(self.data, name, devices)
@@ -222,7 +267,9 @@ class _Run:
         task = bar.add_task(name, total=settings.steps, s="")
         begin = self.saved.load(name, kind, rows, jobs, settings)
         latest: list[FitState] = [begin]
-        validate = self._validator(name, kind) if isinstance(kind, MixtureKind | NeuSightKind) else lambda _: ""
+        validate = (
+            self._validator(rows.family.name, kind) if isinstance(kind, MixtureKind | NeuSightKind) else lambda _: ""
+        )
 
         def progress(state: FitState, loss: np.ndarray) -> bool:
             latest[0] = state
@@ -247,45 +294,64 @@ class _Run:
 
         def text(state: FitState) -> str:
             member = jax.tree.map(lambda leaf: leaf[0], state.parameters)
-            scores = _errors(kind, [member], rows, seen=False)
-            return "  held out: " + ", ".join(f"{device} {score:.1f}%" for device, score in scores.items())
+            residuals = _residuals(kind, [member], rows, False, self.devices)
+            errors = {device: 100 * np.mean(np.abs(np.exp(-log) - 1)) for device, log in residuals.items()}
+            return "  held out: " + ", ".join(f"{device} {error:.1f}%" for device, error in errors.items())
 
         return text
 
-    def _score(self, name: str, kind: MixtureKind | NeuSightKind, rows: Rows, best: Any) -> None:
-        """Errors for the card: training GPUs with and without their effect, held-out GPUs without."""
+    def _score(self, name: str, kind: MixtureKind | NeuSightKind, rows: Rows, best: Any) -> Residuals:
+        """Errors for the card: training GPUs with and without their effect, held-out GPUs without.
+
+        Returns: log(measured / forecast) of the training GPUs with their effect.
+        """
         members = [jax.tree.map(lambda leaf, at=at: leaf[at], best) for at in range(len(self.jobs))]
         alone = rows.take(rows.isolated > 0.5)
-        scores = {"training": _errors(kind, members, alone, seen=True)}
-        scores["training, as if unseen"] = _errors(kind, members, alone, seen=False)
+        seen = _residuals(kind, members, alone, seen=True)
+        splits = {"training": seen, "training, as if unseen": _residuals(kind, members, alone, seen=False)}
         if self.scored_apart:
-            scores["held out"] = _errors(kind, members, sweep_rows(self.data, name, self.scored_apart), seen=False)
-        self.errors[name] = {split: {k: round(v, 2) for k, v in errors.items()} for split, errors in scores.items()}
+            apart = sweep_rows(self.data, name, self.scored_apart)
+            splits["held out"] = _residuals(kind, members, apart, False, self.devices)
+        self.errors[name] = {
+            split: {
+                device: round(float(100 * np.mean(np.abs(np.exp(-log) - 1))), 2) for device, log in residuals.items()
+            }
+            for split, residuals in splits.items()
+        }
+        return seen
 
     def _merged(self, best: Any, rows: Rows, effects: dict[str, dict[str, list[float]]], name: str) -> Any:
-        """Jobs as one ensemble; device effects averaged over members and taken out.
-
-        The launch gap fitted to model nodes timed one by one is mostly their event overhead, 5 to 20 us; a model that
-        runs queues its kernels, so the gap becomes `LAUNCH_GAP_S`.
-        """
+        """Jobs as one ensemble; device effects, their generation's included, averaged over members and taken out."""
         if self.recipe.kind == "neusight":
             return stack_members(best)
         mean = np.asarray(jnp.mean(best.effect, axis=0))
         for position, device in enumerate(rows.devices):
-            effects[device][name] = [round(float(value), 5) for value in mean[position]]
-        merged = stack_members(replace(best, effect=best.effect[:, None]))
-        gap = jnp.full_like(merged.log_gap_s, jnp.log(LAUNCH_GAP_S))
-        return replace(merged, effect=jnp.zeros(len(EFFECTS)), log_gap_s=gap)
+            own = mean[position] + shared_effect(mean, rows, device)
+            effects[device][name] = [round(float(value), 5) for value in own]
+        for device in rows.devices:
+            shared = [round(float(value), 5) for value in shared_effect(mean, rows, device)]
+            self.generation_effects.setdefault(kernel_generation(device), {})[name] = shared
+        return merged(best, rows)
+
+    def _fit_left_out(self, bar: Progress, name: str, kind: MixtureKind, rows: Rows) -> LeftOut:
+        jobs = [Job(seed, (device,)) for seed in range(self.recipe.left_out_seeds) for device in rows.devices]
+        best = self._fit(bar, f"{name} left out", kind, rows, jobs, self.recipe.left_out_settings)
+        return LeftOut(kind, rows, tuple(jobs), best)
 
 
-def _errors(kind: MixtureKind | NeuSightKind, members: Sequence[Any], rows: Rows, seen: bool) -> dict[str, float]:
-    """Mean absolute percentage error by device, members averaged as logarithms."""
-    sample = sample_of(rows, seen=seen)
+def _residuals(
+    kind: MixtureKind | NeuSightKind,
+    members: Sequence[Any],
+    rows: Rows,
+    seen: bool,
+    trained: Sequence[str] | None = None,
+) -> Residuals:
+    """log(measured / forecast) by device, members averaged as logarithms; see `sample_of`."""
+    sample = sample_of(rows, seen=seen, trained=trained)
     run = jax.jit(lambda member: jnp.log(forecast(kind, member, rows.family, sample)))
-    logs = [np.asarray(run(member)) for member in members]
-    errors = 100.0 * np.abs(np.exp(np.mean(logs, axis=0)) / rows.seconds - 1.0)
+    residual = np.log(rows.seconds) - np.mean([np.asarray(run(member)) for member in members], axis=0)
     return {
-        device: float(errors[rows.device == index].mean())
+        device: residual[rows.device == index]
         for index, device in enumerate(rows.devices)
         if (rows.device == index).any()
     }

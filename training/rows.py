@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -9,8 +10,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from neusight_jax.gpu import GPU
+from neusight_jax.gpu_catalog import kernel_generation
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
+
+
+def generations(devices: Sequence[str]) -> list[str]:
+    """The kernel generations of devices, each once, sorted."""
+    return sorted({kernel_generation(name) for name in devices})
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,12 @@ class Rows:
     isolated: Float[np.ndarray, " row"]
     devices: tuple[str, ...]
     gpus: GPU
+
+    @property
+    def generation(self) -> tuple[int, ...]:
+        """Index of each device's kernel generation among those present [device]."""
+        order = generations(self.devices)
+        return tuple(order.index(kernel_generation(name)) for name in self.devices)
 
     def take(self, where: np.ndarray) -> Rows:
         """The rows at these positions (or under this mask)."""

@@ -41,11 +41,11 @@ def predict(
         raise InputError(f"{gpu_name}: {error}") from None
     card = load_card(checkpoint)
     # A name, not a file: the figures are those of the GPU that was measured.
-    measured = gpu_name if canonical_name(gpu) in card.get("device_effects", {}) else None
+    device = canonical_name(gpu)
     notes = forecast_notes(card, checkpoint, gpu_name, dtype)
-    if measured is not None:
+    if device in card.get("device_effects", {}):
         notes.append(f"with the effect {checkpoint} measured on this GPU; other GPUs are forecast from figures alone")
-    forecast = forecast_model(load_predictor(checkpoint, measured), machine, graph, gpu_name=gpu_name, notes=notes)
+    forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
     if as_json:
         show_json({"checkpoint": checkpoint, **forecast.to_dict()})
         return

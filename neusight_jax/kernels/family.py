@@ -53,6 +53,7 @@ class Family:
       network: name of the family whose utilization network it uses (its own, save where nothing was measured).
       work: (dims, element_bytes [kernel]) -> Work.
       features: (dims, element_bytes [kernel]) -> shape-only network inputs [kernel, feature].
+      directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
     """
 
     name: str
@@ -63,3 +64,4 @@ class Family:
     network: str
     work: Callable[[Dims, Float[Array, " kernel"]], Work]
     features: Callable[[Dims, Float[Array, " kernel"]], Float[Array, "kernel feature"]]
+    directions: tuple[int, ...] = ()

@@ -28,6 +28,10 @@ MIN_SPLIT_STEPS = 128.0
 """Shortest contraction a split-K block is given; a shape-only rule, so that choosing a split keeps slopes monotone."""
 
 
+DIRECTIONS: tuple[int, ...] = (2, 4, 6)
+"""Features a device effect may tilt along: the contraction (page reach), FLOP (heating up) and intensity."""
+
+
 def flop(dims: Dims) -> Float[Array, " kernel"]:
     """Arithmetic of the product, 2·batch·M·N·K FLOP."""
     return 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
@@ -87,6 +91,7 @@ def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work]) ->
         network=name,
         work=work,
         features=_features,
+        directions=DIRECTIONS,
     )
 
 

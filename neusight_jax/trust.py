@@ -1,0 +1,132 @@
+"""How far to trust a forecast: 80 % intervals from left-out GPUs, wider where GPU or shapes leave what was trained on.
+
+Quantiles of log(measured / forecast) come from fits that never saw the GPU they are scored on (`training.conformal`).
+They are widened by a stated rule, not a fitted one: the log half-width of a kernel is multiplied by
+
+    (1 + distance of the GPU) · (1 + distance of the shape / 2)
+
+where the distance of the GPU is the sum over `GPU_RATIOS` of how far (natural logarithm) it lies outside the range of
+the training GPUs, and the distance of a shape the largest excess of a feature over its trained range, in quarters of
+that range. A total takes the widening of its kernels, weighted by their time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.roofline import element_bytes
+
+if TYPE_CHECKING:
+    from neusight_jax.terms import Predictor
+
+LEVEL = 0.8
+"""Share of measurements an interval is meant to hold."""
+GPU_RATIOS: tuple[str, ...] = ("SMs", "FLOP per byte of bandwidth", "FLOP per joule of TDP", "L2 bytes per SM")
+"""What is compared between a GPU and those trained on."""
+WORTH_SAYING = 0.05
+"""Smallest distance of a GPU, natural logarithm, that is put into words."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Trust:
+    """What a predictor knows of its own errors.
+
+    Attributes:
+      kernels: low and high log(measured / forecast) of an isolated kernel on a GPU nobody has measured, by family [2].
+      total: the same for a whole model [2].
+      measured_kernels, measured_total: for a GPU that was trained on, forecast with its device effect.
+      gpu_range: smallest and largest log `GPU_RATIOS` trained on [2, ratio].
+      shape_range: the same for the features of each family [2, feature].
+    """
+
+    kernels: dict[str, Float[Array, "2"]] = field(default_factory=dict)
+    total: Float[Array, "2"] = field(default_factory=lambda: jnp.zeros(2))
+    measured_kernels: dict[str, Float[Array, "2"]] = field(default_factory=dict)
+    measured_total: Float[Array, "2"] = field(default_factory=lambda: jnp.zeros(2))
+    gpu_range: Float[Array, "2 ratio"] = field(default_factory=lambda: jnp.zeros((2, len(GPU_RATIOS))))
+    shape_range: dict[str, Float[Array, "2 feature"]] = field(default_factory=dict)
+
+    def measured(self) -> Trust:
+        """The same with the intervals of a measured GPU in force."""
+        return replace(self, kernels=self.measured_kernels, total=self.measured_total)
+
+
+def empty_trust(feature_counts: Mapping[str, int]) -> Trust:
+    """Zeros of the right sizes, by family: the template a checkpoint is read into."""
+    pairs = {name: jnp.zeros(2) for name in feature_counts}
+    shapes = {name: jnp.zeros((2, count)) for name, count in feature_counts.items()}
+    return Trust(kernels=pairs, measured_kernels=pairs, shape_range=shapes)
+
+
+def gpu_ratios(gpu: GPU) -> Float[Array, "*gpu ratio"]:
+    """Natural logarithms of `GPU_RATIOS`."""
+    peak = jnp.asarray(gpu.fp32_flop_per_s)
+    ratios = (gpu.num_sms, peak / gpu.mem_bytes_per_s, peak / gpu.tdp_w, gpu.l2_bytes / jnp.asarray(gpu.num_sms))
+    return jnp.stack([jnp.log(ratio) for ratio in ratios], axis=-1)
+
+
+def outside(
+    value: Float[Array, "*batch item"], low: Float[Array, " item"], high: Float[Array, " item"]
+) -> Float[Array, "*batch item"]:
+    """How far values lie outside a range; 0 inside."""
+    return jnp.maximum(jnp.maximum(low - value, value - high), 0.0)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelInterval:
+    """Interval of kernels, [kernel]: logarithms of the bounds over the forecast, and how far they were widened."""
+
+    log_low: Float[Array, " kernel"]
+    log_high: Float[Array, " kernel"]
+    widening: Float[Array, " kernel"]
+    shape_widening: Float[Array, " kernel"]
+
+
+def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: KernelBatch) -> KernelInterval:
+    """The 80 % interval of isolated kernels of one family (module docstring); NaN bounds without a trust record."""
+    trust: Trust | None = getattr(predictor, "trust", None)
+    one = jnp.ones(batch.row.shape)
+    if trust is None or family.network not in trust.kernels:
+        return KernelInterval(jnp.nan * one, jnp.nan * one, one, one)
+    features = family.features(batch.dims, element_bytes(batch.dtype))
+    low, high = trust.shape_range[family.network]
+    shape = 1.0 + jnp.max(outside(features, low, high) / jnp.maximum(0.25 * (high - low), 1e-6), axis=-1) / 2.0
+    machine = 1.0 + jnp.sum(outside(gpu_ratios(gpu), *trust.gpu_range), axis=-1)
+    below, above = trust.kernels[family.network]
+    return KernelInterval(below * machine * shape, above * machine * shape, machine * shape, shape)
+
+
+def total_interval(trust: Trust, seconds: float, wider: float) -> tuple[float, float]:
+    """The 80 % interval of a whole model, seconds, widened by this factor. Host only."""
+    low, high = np.asarray(trust.total, np.float64) * wider
+    return seconds * math.exp(low), seconds * math.exp(high)
+
+
+def trust_warnings(
+    trust: Trust, gpu: GPU, shape_widening: Float[np.ndarray, " kernel"], cost: Float[np.ndarray, " kernel"]
+) -> list[str]:
+    """Sentences for a GPU or shapes outside what was trained on, naming the figures; none inside. Host only."""
+    ratios, (low, high) = np.asarray(gpu_ratios(gpu)), np.asarray(trust.gpu_range)
+    far = [
+        f"{name} {math.exp(value):.3g} against {math.exp(least):.3g} to {math.exp(most):.3g}"
+        for name, value, least, most in zip(GPU_RATIOS, ratios, low, high, strict=True)
+        if max(least - value, value - most) > WORTH_SAYING
+    ]
+    said = [f"this GPU lies outside those trained on ({'; '.join(far)}): the interval is widened"] if far else []
+    share = float(cost[shape_widening > 1.0 + WORTH_SAYING].sum() / max(float(cost.sum()), 1e-30))
+    if share >= WORTH_SAYING:
+        said.append(f"{share:.0%} of the time is in kernels of shapes outside those trained on: extrapolated")
+    return said

@@ -1,0 +1,76 @@
+"""Conformal intervals whose unit is a whole GPU: quantiles of left-out residuals, checked on yet another GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from neusight_jax.trust import LEVEL
+
+Residuals = Mapping[str, np.ndarray]
+"""log(measured / forecast) by device, each forecast by a fit that did not see the device."""
+CANDIDATES: np.ndarray = np.round(np.arange(0.60, 0.996, 0.01), 3)
+"""Nominal levels tried."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A pooled interval and how it held on GPUs that had no part in it.
+
+    Attributes:
+      low, high: of log(measured / forecast).
+      nominal: the quantile level used, at least what was asked for where few GPUs demand it.
+      coverage: share of each device's residuals inside the interval made of the other devices, and nothing else.
+    """
+
+    low: float
+    high: float
+    nominal: float
+    coverage: dict[str, float]
+
+    @property
+    def mean_coverage(self) -> float:
+        """Mean over devices, the devices being the units."""
+        return float(np.mean(list(self.coverage.values()))) if self.coverage else float("nan")
+
+
+def pooled_quantiles(residuals: Residuals, level: float) -> tuple[float, float]:
+    """The central interval of this level over all devices, each device weighing the same; holds 0 (the forecast)."""
+    values = np.concatenate(list(residuals.values()))
+    weights = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in residuals.values()]) / len(residuals)
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    low, high = np.interp([(1 - level) / 2, (1 + level) / 2], reached, values[order])
+    return float(min(low, 0.0)), float(max(high, 0.0))
+
+
+def coverage(residuals: Residuals, level: float) -> dict[str, float]:
+    """For every device, the share of its residuals inside the interval of all others."""
+    out = {}
+    for device, own in residuals.items():
+        others = {name: each for name, each in residuals.items() if name != device}
+        low, high = pooled_quantiles(others, level)
+        out[device] = float(np.mean((own >= low) & (own <= high)))
+    return out
+
+
+def conformal_interval(residuals: Residuals, level: float = LEVEL) -> Interval:
+    """The interval whose mean coverage of a further GPU comes closest to `level`.
+
+    GPUs differ by more than the rows of one GPU do, so pooled quantiles of the same level hold less than they say on a
+    further GPU; the nominal level is raised (or lowered) until the held-out coverage is right.
+
+    Args:
+      residuals: at least two devices; with one, its own quantiles are returned and `coverage` is empty.
+    """
+    if len(residuals) < 2:
+        low, high = pooled_quantiles(residuals, level)
+        return Interval(low, high, level, {})
+    found = [
+        (abs(float(np.mean(list(coverage(residuals, nominal).values()))) - level), nominal) for nominal in CANDIDATES
+    ]
+    nominal = float(min(found)[1])
+    low, high = pooled_quantiles(residuals, nominal)
+    return Interval(low, high, nominal, coverage(residuals, nominal))

@@ -1,0 +1,90 @@
+"""Fits that leave each GPU out in turn: the evidence for intervals and for every claim about unmeasured GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neusight_jax.mixture import LAUNCH_GAP_S, FamilyMixture, MixturePredictor
+from neusight_jax.tiles import TileChoice
+from neusight_jax.training.fit import Job, Progress, Settings, fit, sample_of
+from neusight_jax.training.kinds import MixtureKind, forecast, generation_mask, stack_members
+from neusight_jax.training.rows import Rows
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """One family, fitted once per (seed, device left out).
+
+    Attributes:
+      kind, rows: what was fitted to what.
+      jobs: the fits; best: their parameters, leading axis [job].
+    """
+
+    kind: MixtureKind
+    rows: Rows
+    jobs: tuple[Job, ...]
+    best: Any
+
+    def members(self, device: str) -> Any:
+        """Parameters of the fits that did not see a device [seed, ...]."""
+        where = np.array([job.held_out == (device,) for job in self.jobs])
+        return jax.tree.map(lambda leaf: leaf[where], self.best)
+
+    def residuals(self) -> dict[str, np.ndarray]:
+        """log(measured / forecast) of the isolated rows of every device, by the fits that did not see it."""
+        family = self.rows.family
+        run = jax.jit(lambda member, sample: jnp.log(forecast(self.kind, member, family, sample)))
+        out = {}
+        for device in self.rows.devices:
+            alone = self.rows.of_device(device)
+            alone = alone.take(alone.isolated > 0.5)
+            if not len(alone.seconds):
+                continue
+            sample, members = sample_of(alone, seen=False), self.members(device)
+            count = len(jax.tree.leaves(members)[0])
+            logs = [run(jax.tree.map(lambda leaf, at=at: leaf[at], members), sample) for at in range(count)]
+            out[device] = np.log(alone.seconds) - np.mean(np.asarray(logs), axis=0)
+        return out
+
+    def parameters(self, device: str) -> FamilyMixture:
+        """The ensemble that did not see a device, with the effect of the device's generation, as `merged` makes it."""
+        return merged(self.members(device), self.rows, generation_of=device)
+
+
+def fit_left_out(
+    kind: MixtureKind, rows: Rows, seeds: Sequence[int], settings: Settings, progress: Progress | None = None
+) -> LeftOut:
+    """Fit a family with each of its devices left out, all fits together."""
+    jobs = tuple(Job(seed, (device,)) for seed in seeds for device in rows.devices)
+    return LeftOut(kind, rows, jobs, fit(kind, rows, jobs, settings, progress).best)
+
+
+def left_out_predictor(parts: Mapping[str, LeftOut], tiles: Mapping[str, TileChoice], device: str) -> MixturePredictor:
+    """The predictor of all families that did not see a device."""
+    return MixturePredictor({name: part.parameters(device) for name, part in parts.items()}, dict(tiles))
+
+
+def shared_effect(effect: np.ndarray, rows: Rows, device: str) -> np.ndarray:
+    """What a device's generation shares [effect], from effects [device and then generation, effect]."""
+    position = rows.devices.index(device)
+    shared = effect[len(rows.devices) + rows.generation[position]]
+    return np.where(generation_mask(rows.family), shared, 0.0)
+
+
+def merged(best: Any, rows: Rows, generation_of: str | None = None) -> FamilyMixture:
+    """Fits as one ensemble, device effects taken out, that of one generation kept if asked for.
+
+    The launch gap fitted to model nodes timed one by one is mostly their event overhead, 5 to 20 us; a model that
+    runs queues its kernels, so the gap becomes `LAUNCH_GAP_S`.
+    """
+    mean = np.asarray(jnp.mean(best.effect, axis=0))
+    effect = np.zeros(mean.shape[-1]) if generation_of is None else shared_effect(mean, rows, generation_of)
+    stacked = stack_members(replace(best, effect=best.effect[:, None]))
+    gap = jnp.full_like(stacked.log_gap_s, jnp.log(LAUNCH_GAP_S))
+    return replace(stacked, effect=jnp.asarray(effect, jnp.float32), log_gap_s=gap)

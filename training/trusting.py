@@ -1,0 +1,125 @@
+"""From left-out and seen residuals to what a checkpoint says of its own errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from neusight_jax.datasets.measurements import Measurements
+from neusight_jax.gpu import GPU
+from neusight_jax.terms import Predictor
+from neusight_jax.tiles import TileChoice
+from neusight_jax.training.conformal import Interval, Residuals, conformal_interval
+from neusight_jax.training.evaluation import System, model_scores
+from neusight_jax.training.fit import row_features
+from neusight_jax.training.left_out import LeftOut, left_out_predictor
+from neusight_jax.training.rows import Rows
+from neusight_jax.trust import Trust, gpu_ratios
+
+
+@dataclass
+class Evidence:
+    """What a run gathers family by family.
+
+    Attributes:
+      left_out: fits that left each device out, by family.
+      seen: log(measured / forecast) of training devices forecast with their effect, by family.
+      shapes: smallest and largest features trained on, by family.
+    """
+
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    seen: dict[str, Residuals] = field(default_factory=dict)
+    shapes: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def add(self, name: str, rows: Rows, left_out: LeftOut, seen: Residuals) -> None:
+        """Add one family."""
+        features = np.asarray(row_features(rows))
+        self.left_out[name], self.seen[name] = left_out, seen
+        self.shapes[name] = np.stack([features.min(axis=0), features.max(axis=0)])
+
+
+def model_residuals(data: Measurements, devices: tuple[str, ...], system: System) -> dict[str, np.ndarray]:
+    """log(measured / forecast) of the eager whole-model labels of each device that has any."""
+    labels = data.end_to_end
+    if labels is None:
+        return {}
+    labels = labels[labels["device"].isin(devices) & (labels["option"] == "")]
+    models, _ = model_scores(labels, {"": system})
+    if models.empty:
+        return {}
+    models["log"] = np.log(models["measured_s"] / models["forecast_s"])
+    return {str(device): part["log"].to_numpy() for device, part in models.groupby("device")}
+
+
+def make_trust(
+    evidence: Evidence,
+    data: Measurements,
+    gpus: GPU,
+    devices: tuple[str, ...],
+    tiles: Mapping[str, TileChoice],
+    with_effect: System,
+) -> tuple[Trust, dict[str, Any]]:
+    """The trust record of a predictor, and what its card says of the evidence.
+
+    Args:
+      evidence: of every family; data: the measurements, for whole-model labels.
+      gpus, devices: trained on, stacked [device] and named; tiles: tile choices.
+      with_effect: device -> the final predictor with that device's effect.
+    """
+    kernels = {name: conformal_interval(part.residuals()) for name, part in evidence.left_out.items()}
+    cache: dict[str, Predictor] = {}
+
+    def unseen(device: str) -> Predictor:
+        if device not in cache:
+            cache[device] = left_out_predictor(evidence.left_out, tiles, device)
+        return cache[device]
+
+    models = {"left out": model_residuals(data, devices, unseen), "seen": model_residuals(data, devices, with_effect)}
+    widest = Interval(
+        min(item.low for item in kernels.values()), max(item.high for item in kernels.values()), float("nan"), {}
+    )
+    total = conformal_interval(models["left out"]) if models["left out"] else widest
+    measured = {name: conformal_interval(residuals) for name, residuals in evidence.seen.items()}
+    measured_total = conformal_interval(models["seen"]) if models["seen"] else total
+    ratios = np.asarray(gpu_ratios(gpus))
+    trust = Trust(
+        kernels={name: _pair(item) for name, item in kernels.items()},
+        total=_pair(total),
+        measured_kernels={name: _pair(item) for name, item in measured.items()},
+        measured_total=_pair(measured_total),
+        gpu_range=jnp.asarray(np.stack([ratios.min(axis=0), ratios.max(axis=0)]), jnp.float32),
+        shape_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.shapes.items()},
+    )
+    card = {
+        "intervals": {
+            "left out": {**{name: _said(item) for name, item in kernels.items()}, "models": _said(total)},
+            "seen": {**{name: _said(item) for name, item in measured.items()}, "models": _said(measured_total)},
+        },
+        "left_out_errors_percent": {
+            **{name: _errors(part.residuals()) for name, part in evidence.left_out.items()},
+            "models": _errors(models["left out"]),
+        },
+    }
+    return trust, card
+
+
+def _pair(interval: Interval) -> Any:
+    return jnp.array([interval.low, interval.high], jnp.float32)
+
+
+def _said(interval: Interval) -> dict[str, Any]:
+    return {
+        "log_low": round(interval.low, 4),
+        "log_high": round(interval.high, 4),
+        "nominal": interval.nominal,
+        "coverage": {name: round(value, 3) for name, value in interval.coverage.items()},
+        "mean_coverage": round(interval.mean_coverage, 3),
+    }
+
+
+def _errors(residuals: Residuals) -> dict[str, float]:
+    return {device: round(float(100 * np.mean(np.abs(np.exp(-each) - 1))), 2) for device, each in residuals.items()}
