@@ -234,9 +234,7 @@ def _points(
         where = real[kept[seen : seen + len(real)]]
         seen += len(real)
         part: KernelBatch = jax.tree.map(lambda column, where=where: np.asarray(column)[where], batch)
-        features = FAMILIES[name].features(
-            jax.tree.map(jnp.asarray, part.dims), element_bytes(jnp.asarray(part.dtype))
-        )
+        features = FAMILIES[name].features(jax.tree.map(jnp.asarray, part.dims), element_bytes(jnp.asarray(part.dtype)))
         points.append(np.asarray(shape_points(predictor.families[network], features, prior.length)))
         logs.append(np.log(measured[part.row]))
         taken[name] = (part, slice(done, done + len(where)))
@@ -278,5 +276,3 @@ def summary_lines(summary: dict[str, dict[str, float]]) -> list[str]:
         "(each kernel forecast from the others)"
         for name, item in summary.items()
     ]
-
-
