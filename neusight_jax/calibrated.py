@@ -1,6 +1,6 @@
 """The `mixture` predictor with what was measured on one GPU: small shifts of its heads, larger near measured shapes.
 
-    effect_j(shape) = effect_j + c_j + Σ_i κ(shape, shape_i) w_ij,   κ the Matérn 3/2 kernel of the shape features
+    effect_j(shape) = effect_j + c_j + Σ_i κ(shape, shape_i) w_ij,   κ the Matérn 3/2 kernel of `shape_points`
 
 The shifts see the shape only and scale the heads before the speed-of-light maximum. So a calibrated predictor keeps
 what holds for the mixture by construction: the sign of every slope, its rate elasticities, the speed of light. Far from
@@ -18,10 +18,12 @@ from jaxtyping import Array, Float
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.mixture import EFFECTS, FamilyMixture, MixturePredictor
+from neusight_jax.mixture import EFFECTS, MixturePredictor
 from neusight_jax.roofline import Isolated, Scalar, element_bytes
 from neusight_jax.terms import KernelTerms
-from neusight_jax.utilization import FEATURE_RANGE
+
+PADDING = 4.0
+"""Weight of the padding coordinates beside those of size."""
 
 
 @jax.tree_util.register_dataclass
@@ -36,30 +38,43 @@ class ShapeEffect:
     """
 
     constant: Float[Array, " effect"]
-    points: Float[Array, "point feature"]
+    points: Float[Array, "point coordinate"]
     weights: Float[Array, "point effect"]
 
-    def at(self, points: Float[Array, "kernel feature"]) -> Float[Array, "kernel effect"]:
+    def at(self, points: Float[Array, "kernel coordinate"]) -> Float[Array, "kernel effect"]:
         """The shifts of kernels."""
         return self.constant + shape_kernel(points, self.points) @ self.weights
 
 
-def shape_points(
-    parameters: FamilyMixture, features: Float[Array, "kernel feature"], length: float | Scalar = 1.0
-) -> Float[Array, "kernel feature"]:
-    """Features as the family's network sees them, normalised and clipped, over a length per √feature."""
-    center = jnp.mean(parameters.network.center, axis=0)
-    scale = jnp.mean(parameters.network.scale, axis=0)
-    normal = jnp.clip((features - center) / scale, -FEATURE_RANGE, FEATURE_RANGE)
-    return normal / (length * features.shape[-1] ** 0.5)
+def shape_points(family: Family, batch: KernelBatch, length: float | Scalar = 1.0) -> Float[Array, "kernel coordinate"]:
+    """Where kernels lie in the space of shapes, whatever the machine: coordinates over a length, in log units.
+
+    The logarithms of the dims, of the bytes, of the arithmetic intensity (matrix products), and what padding to the
+    smallest and to the largest tile costs, `PADDING` times: it matters within a few percent.
+    """
+    size = element_bytes(batch.dtype)
+    work = family.work(batch.dims, size)
+    moved = jnp.log(work.bytes_moved)
+    sizes = [jnp.log(batch.dims[name]) for name in family.dims if name not in ("reads", "writes")]
+    if family.matrix:
+        padded, useful = work.blocks * work.block_flop, work.flop
+        sizes += [moved, jnp.log(work.flop) - moved]
+    else:
+        padded, useful = work.blocks * work.block_bytes, work.bytes_moved
+        sizes += [moved]
+    waste = [PADDING * (jnp.log(padded[:, tile, 0]) - jnp.log(useful)) for tile in (0, -1)]
+    return jnp.stack([*sizes, *waste], axis=-1) / length
 
 
-def shape_kernel(left: Float[Array, "row feature"], right: Float[Array, "point feature"]) -> Float[Array, "row point"]:
+def shape_kernel(
+    left: Float[Array, "row coordinate"], right: Float[Array, "point coordinate"]
+) -> Float[Array, "row point"]:
     """Matérn 3/2: (1 + √3 d) exp(−√3 d), d the distance. 1 for equal shapes, 0 far away."""
     squares = jnp.sum((left[:, None, :] - right[None, :, :]) ** 2, axis=-1)
     # The square root has no slope at zero; the kernel is flat there, so the small distance costs nothing.
     distance = jnp.sqrt(3.0 * jnp.maximum(squares, 1e-12))
-    return (1.0 + distance) * jnp.exp(-distance)
+    kernel: Array = (1.0 + distance) * jnp.exp(-distance)
+    return kernel
 
 
 @jax.tree_util.register_dataclass
@@ -70,7 +85,7 @@ class CalibratedPredictor:
     Attributes:
       base: the predictor before.
       shapes: by network, what was measured; a network without entry is as before.
-      length: distance over which shapes resemble each other, in standard deviations of a feature.
+      length: distance over which shapes resemble each other, in log units of the dims.
     """
 
     base: MixturePredictor
@@ -88,8 +103,7 @@ class CalibratedPredictor:
         base = self.base
         if family.network in self.shapes:
             parameters = base.families[family.network]
-            features = family.features(batch.dims, element_bytes(batch.dtype))
-            shift = self.shapes[family.network].at(shape_points(parameters, features, self.length))
+            shift = self.shapes[family.network].at(shape_points(family, batch, self.length))
             base = shifted(base, family.network, parameters.effect + shift)
         return base.terms(family, gpu, batch, isolated=isolated, relaxation=relaxation)
 
@@ -99,6 +113,11 @@ def shifted(base: MixturePredictor, network: str, effect: Float[Array, "*kernel 
     return replace(base, families={**base.families, network: replace(base.families[network], effect=effect)})
 
 
-def init_shape_effect(points: int, features: int) -> ShapeEffect:
+def init_shape_effect(points: int, coordinates: int) -> ShapeEffect:
     """No shift at all; the sizes a checkpoint is read into."""
-    return ShapeEffect(jnp.zeros(len(EFFECTS)), jnp.zeros((points, features)), jnp.zeros((points, len(EFFECTS))))
+    return ShapeEffect(jnp.zeros(len(EFFECTS)), jnp.zeros((points, coordinates)), jnp.zeros((points, len(EFFECTS))))
+
+
+def shape_coordinates(family: Family) -> int:
+    """How many coordinates `shape_points` gives."""
+    return len(family.dims) + 4 if family.matrix else len(family.dims) + 1

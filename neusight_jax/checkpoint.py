@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect
+from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
 from neusight_jax.gpu_catalog import canonical_name
@@ -156,7 +156,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
         base = untrained("mixture", architecture)
         assert isinstance(base, MixturePredictor)
         shapes = {
-            name: init_shape_effect(int(points), features[name].shape[1])
+            name: init_shape_effect(int(points), shape_coordinates(FAMILIES[name]))
             for name, points in architecture["points"].items()
         }
         return CalibratedPredictor(base, shapes)

@@ -30,7 +30,6 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.latency import on_device, require_covered
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.roofline import element_bytes
 from neusight_jax.terms import Predictor
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Prior:
     Attributes:
       constant: σ_c, spread of each head over GPUs.
       shape: σ_s, spread of its shape-dependent part; common: σ_b, of the part all heads share.
-      length: distance over which shapes resemble each other, standard deviations of a feature (× √features).
+      length: distance over which shapes resemble each other, log units of the dims.
       noise: spread of a measurement around what the model can say.
       width: residual from which a row counts less.
     """
@@ -52,7 +51,7 @@ class Prior:
     constant: float = 0.25
     shape: float = 0.2
     common: float = 0.2
-    length: float = 0.93
+    length: float = 4.0
     noise: float = 0.1
     width: float = 0.2
 
@@ -60,7 +59,8 @@ class Prior:
         """cov(x, x') from the head shares J of both sides and κ."""
         heads = left @ right.T
         common = np.outer(left.sum(axis=1), right.sum(axis=1))
-        return heads * (self.constant**2 + self.shape**2 * kernel) + self.common**2 * kernel * common
+        total: np.ndarray = heads * (self.constant**2 + self.shape**2 * kernel) + self.common**2 * kernel * common
+        return total
 
 
 STEPS = 5
@@ -176,7 +176,7 @@ def _fit(
 ) -> tuple[ShapeEffect, dict[str, float]]:
     network = FAMILIES[parts[0]].network
     given = sum(_rows(table.families[name]) for name in parts)
-    rows = _points(predictor, network, {name: table.families[name] for name in parts}, measured, prior)
+    rows = _points({name: table.families[name] for name in parts}, measured, prior)
     start = np.asarray(predictor.families[network].effect, np.float64)
     kernel = np.asarray(shape_kernel(jnp.asarray(rows.points), jnp.asarray(rows.points)), np.float64)
     shift = np.zeros((len(rows.log_seconds), len(start)))
@@ -190,8 +190,8 @@ def _fit(
         covariance = prior.covariance(shares, shares, kernel)
         inverse = np.linalg.inv(covariance + np.diag(prior.noise**2 / weight))
         solution = inverse @ target
-        effect = _posterior(prior, rows.points, shares, solution)
-        shift = effect.constant + kernel @ effect.weights
+        constant, weights = _posterior(prior, shares, solution)
+        shift = constant + kernel @ weights
         weight = 1.0 / np.maximum(1.0, np.abs(target - covariance @ solution) / prior.width)
     assert before is not None
     left_out = solution / np.diag(inverse)  # the residual of each row from a fit to the others
@@ -201,17 +201,15 @@ def _fit(
         "before": _percent(before),
         "after": _percent(left_out),
     }
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), effect), summary
+    leaves = (jnp.asarray(leaf, jnp.float32) for leaf in (constant, rows.points, weights))
+    return ShapeEffect(*leaves), summary
 
 
-def _posterior(prior: Prior, points: np.ndarray, shares: np.ndarray, solution: np.ndarray) -> ShapeEffect:
+def _posterior(prior: Prior, shares: np.ndarray, solution: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Constants [effect] and kernel weights [row, effect] of the posterior mean."""
     weighted = shares * solution[:, None]
     common = weighted.sum(axis=1, keepdims=True)
-    return ShapeEffect(
-        constant=prior.constant**2 * weighted.sum(axis=0),
-        points=points,
-        weights=prior.shape**2 * weighted + prior.common**2 * common,
-    )
+    return prior.constant**2 * weighted.sum(axis=0), prior.shape**2 * weighted + prior.common**2 * common
 
 
 def _percent(log_errors: np.ndarray) -> float:
@@ -219,9 +217,7 @@ def _percent(log_errors: np.ndarray) -> float:
     return round(float(100.0 * np.mean(np.abs(np.expm1(-log_errors)))), 2)
 
 
-def _points(
-    predictor: MixturePredictor, network: str, batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior
-) -> _Points:
+def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior) -> _Points:
     """Rows of the families that share a network, padding dropped, at most `MOST_ROWS` of them."""
     total = sum(_rows(batch) for batch in batches.values())
     kept = np.ones(total, bool)
@@ -234,8 +230,8 @@ def _points(
         where = real[kept[seen : seen + len(real)]]
         seen += len(real)
         part: KernelBatch = jax.tree.map(lambda column, where=where: np.asarray(column)[where], batch)
-        features = FAMILIES[name].features(jax.tree.map(jnp.asarray, part.dims), element_bytes(jnp.asarray(part.dtype)))
-        points.append(np.asarray(shape_points(predictor.families[network], features, prior.length)))
+        traced = jax.tree.map(jnp.asarray, part)
+        points.append(np.asarray(shape_points(FAMILIES[name], traced, prior.length)))
         logs.append(np.log(measured[part.row]))
         taken[name] = (part, slice(done, done + len(where)))
         done += len(where)

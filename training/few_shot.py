@@ -20,6 +20,7 @@ from rich.console import Console, RenderableType
 from neusight_jax.calibrated import shape_kernel, shape_points
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
+from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import catalog_gpu
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import on_device, predict_kernels
@@ -29,7 +30,7 @@ from neusight_jax.training.calibration import Prior, calibrate, linearised
 from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.evaluation import percentiles
-from neusight_jax.training.fit import Job, fit, row_features
+from neusight_jax.training.fit import Job, fit
 from neusight_jax.training.kinds import MixtureKind, TileKind
 from neusight_jax.training.protocol import ROWS_PER_DEVICE, SETTINGS, TILE_SETTINGS
 from neusight_jax.training.rows import Rows
@@ -172,7 +173,7 @@ def _job_scores(
     random = np.random.default_rng([job.seed, 7])
     pool = random.permutation(len(rows.seconds))[:POOL]
     shares = np.asarray(_shares(predictor, rows.take(pool), gpu), np.float64)
-    points = shape_points(predictor.families[family.network], row_features(rows.take(pool)), prior.length)
+    points = shape_points(family, jax.tree.map(jnp.asarray, rows.take(pool).batch), prior.length)
     covariance = prior.covariance(shares, shares, np.asarray(shape_kernel(points, points), np.float64))
     designed = pool[most_telling([covariance], max(counts), prior.noise)]
     drawn = random.permutation(len(rows.seconds))
@@ -201,7 +202,7 @@ def _job_scores(
     return records
 
 
-def _shares(predictor: MixturePredictor, rows: Rows, gpu: Any) -> jax.Array:
+def _shares(predictor: MixturePredictor, rows: Rows, gpu: GPU) -> Any:
     batch = rows.batch
     zeros = jnp.zeros((len(rows.seconds), len(EFFECTS)))
     return linearised(rows.family.name, predictor, on_device(gpu), batch, zeros)[1]
@@ -209,5 +210,5 @@ def _shares(predictor: MixturePredictor, rows: Rows, gpu: Any) -> jax.Array:
 
 def _table(rows: Rows) -> KernelTable:
     """Rows of one device as a table, in their order."""
-    position = np.arange(len(rows.seconds), dtype=np.int32)
+    position: Any = np.arange(len(rows.seconds), dtype=np.int32)
     return KernelTable({rows.family.name: replace(rows.batch, row=position, node=position)})

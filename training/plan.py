@@ -30,7 +30,6 @@ from neusight_jax.kernels.rowwise import BINARY_OPS
 from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
 from neusight_jax.latency import on_device
 from neusight_jax.mixture import EFFECTS, MixturePredictor
-from neusight_jax.roofline import element_bytes
 from neusight_jax.training.calibration import Prior, linearised
 from neusight_jax.training.design import most_telling
 from neusight_jax.units import GIB
@@ -177,8 +176,7 @@ def _chosen(
     batch: KernelBatch = jax.tree.map(
         lambda column: column[: len(kernels)], table_from_kernels(kernels).families[family]
     )
-    features = FAMILIES[family].features(jax.tree.map(jnp.asarray, batch.dims), element_bytes(jnp.asarray(batch.dtype)))
-    points = shape_points(predictor.families[FAMILIES[family].network], features, prior.length)
+    points = shape_points(FAMILIES[family], jax.tree.map(jnp.asarray, batch), prior.length)
     kernel = np.asarray(shape_kernel(points, points), np.float64)
     zeros = jnp.zeros((len(kernels), len(EFFECTS)))
     covariances = []
