@@ -6,6 +6,7 @@ those that lower the uncertainty of all of them most, for the GPU named, or on a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from neusight_jax.graph.build import graph_from_config
 from neusight_jax.graph.catalog import list_models
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.rowwise import BINARY_OPS
-from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
+from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
 from neusight_jax.latency import on_device
 from neusight_jax.mixture import EFFECTS, MixturePredictor
 from neusight_jax.training.calibration import Prior, linearised
@@ -112,12 +113,9 @@ def candidates(family: str) -> list[Kernel]:
     """Kernels of a family worth measuring: of the catalog's models first, then drawn; the same list every time."""
     random = np.random.default_rng(0)
     found: dict[tuple[float, ...], Kernel] = {}
-    for model in list_models():
-        for batch_size, length in ((1, 512), (8, 512)):
-            for mode in ("inference", "training"):
-                table = graph_from_config(model, batch_size, length, mode).kernels
-                for kernel in _measurable(family, table.families[family]):
-                    found.setdefault((*kernel.dims.values(),), kernel)
+    for table in _model_tables():
+        for kernel in _measurable(family, table.families[family]):
+            found.setdefault((*kernel.dims.values(),), kernel)
     of_models = list(found.values())
     order = random.permutation(len(of_models))[:MOST_MODEL_KERNELS]
     kept = [of_models[at] for at in sorted(order)]
@@ -126,6 +124,13 @@ def candidates(family: str) -> list[Kernel]:
         if not _fits(kept[-1]):
             kept.pop()
     return kept
+
+
+@functools.cache
+def _model_tables() -> tuple[KernelTable, ...]:
+    """Kernels of the catalog's models in training, forward pass included, with one sequence and with eight."""
+    workloads = [(model, batch_size) for model in list_models() for batch_size in (1, 8)]
+    return tuple(graph_from_config(model, batch_size, 512, "training").kernels for model, batch_size in workloads)
 
 
 def _measurable(family: str, batch: KernelBatch) -> list[Kernel]:
