@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,8 @@ from neusight_jax.datasets.devices import find_device
 from neusight_jax.datasets.model_tables import END_TO_END, PER_OP, ModelTable, check_models
 from neusight_jax.datasets.row_checks import FRAME_COLUMNS, check_rows, join_problems, refusal
 from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.gpu import GPU
+from neusight_jax.gpu_catalog import canonical_name, fold_name
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 
@@ -126,6 +128,49 @@ def read_kernels(path: Path | str) -> KernelTable:
     for op in checked.frame["op"][checked.frame["family"].isna()].unique():
         schema.family_op(op)
     return table_from_frame(checked.frame)
+
+
+def read_measured_on(
+    paths: Sequence[Path | str], name: str, gpu: GPU, *, on_invalid: OnInvalid = "refuse"
+) -> Measurements:
+    """Kernel measurements of one GPU, of the catalog or not.
+
+    Args:
+      paths: as `read_measurements`; CSV files with the columns of the schema are fine too, such as a filled plan.
+      name: of the GPU; rows whose column `device` names another are left out, rows without one are taken to be its.
+      gpu: its figures; on_invalid: what to do with bad rows.
+    Raises: as `read_measurements`.
+    """
+    roots = [Path(path) for path in paths]
+    frames, problems = [], []
+    total = bad = 0
+    for file in _find(roots)[0]:
+        raw = _read_csv(file) if file.suffix.lower() == ".csv" else _read_parquet(file, _READ_COLUMNS)
+        raw = raw[_measured_on(raw, name)]
+        if raw.empty:
+            continue
+        checked = check_rows(raw, str(file), measured_on=(name, gpu))
+        total, bad = total + len(raw), bad + int(checked.bad.sum())
+        problems.append(checked.problems)
+        frames.append(checked.frame[~checked.bad & checked.frame["family"].notna().to_numpy()])
+    listed = join_problems(problems)
+    if bad and on_invalid == "refuse":
+        raise refusal(bad, total, listed)
+    if not sum(map(len, frames)):
+        raise _nothing_left(roots, bad, {name}, None)
+    return Measurements(_concat(frames), listed)
+
+
+def _measured_on(raw: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Rows of a GPU, and rows that name none."""
+    if "device" not in raw.columns:
+        return np.ones(len(raw), bool)
+    own = {given for given in raw["device"].dropna().unique() if _same_gpu(str(given), name)}
+    return np.asarray(raw["device"].isna() | raw["device"].isin(own), bool)
+
+
+def _same_gpu(given: str, name: str) -> bool:
+    return fold_name(given) == fold_name(name) or (canonical_name(given) or given) == name
 
 
 def table_from_frame(frame: pd.DataFrame) -> KernelTable:

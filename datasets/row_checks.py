@@ -91,7 +91,9 @@ def numbers(column: pd.Series) -> Values:
     return np.asarray(pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan))
 
 
-def check_rows(raw: pd.DataFrame, file: str, *, to_predict: bool = False) -> CheckedRows:
+def check_rows(
+    raw: pd.DataFrame, file: str, *, to_predict: bool = False, measured_on: tuple[str, GPU] | None = None
+) -> CheckedRows:
     """Check and normalise rows of the schema.
 
     Args:
@@ -99,12 +101,17 @@ def check_rows(raw: pd.DataFrame, file: str, *, to_predict: bool = False) -> Che
       file: where the rows come from, for messages.
       to_predict: the rows are asked about, not learned from: the device may be unknown or absent, and so may
         `latency_s`; what is there is still checked.
+      measured_on: the GPU of all rows, whatever their column `device` says.
     Raises: `InputError` for a missing column. Bad rows are reported, not raised.
     """
-    need_columns(raw, ("op",) if to_predict else ("device", "op", "latency_s"), file)
+    columns = ("op",) if to_predict else ("op", "latency_s") if measured_on else ("device", "op", "latency_s")
+    need_columns(raw, columns, file)
     size = len(raw)
     problems = Problems(file, raw.index.to_numpy(), np.zeros(size, bool))
-    devices, gpus = device_column(raw, problems, to_predict)
+    if measured_on is None:
+        devices, gpus = device_column(raw, problems, to_predict)
+    else:
+        devices, gpus = np.full(size, measured_on[0], object), dict([measured_on])
     dtype = _dtypes(raw, problems)
     frame = pd.DataFrame({"device": devices, "family": None, "op": None, "dtype": dtype}, dtype=object)
     for name in schema.FRAME_DIMS:

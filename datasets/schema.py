@@ -103,6 +103,19 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
     return family, {name: dims[name] for name in FAMILIES[family].dims}
 
 
+def schema_dims(op: str, dims: Mapping[str, float]) -> dict[str, int]:
+    """Dim columns of one kernel in the schema's letters, `row_dims` backwards.
+
+    Args:
+      op: operator of the schema; dims: dims of its family. Passes (`reads`, `writes`) are the operator's own.
+    """
+    if op in GEMM_OPS:
+        named = {"b": dims["batch"], "m": dims["m"], "n": dims["k"], "k": dims["n"]}
+    else:
+        named = {"b": dims["rows"], "h": dims["cols"]}
+    return {name: int(size) for name, size in named.items()}
+
+
 @functools.lru_cache(maxsize=4096)
 def parse_tile(kernel_name: str) -> str | None:
     """Output tile of a GEMM kernel from its name, as "rows of M x columns of N"; None when the name does not say.

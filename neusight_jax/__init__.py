@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
+    from neusight_jax.training.calibration import calibrate
 
 __all__ = [
     "GPU",
@@ -34,6 +35,7 @@ __all__ = [
     "InputError",
     "KernelTable",
     "__version__",
+    "calibrate",
     "graph_from_config",
     "kernel_latency",
     "latency",
@@ -63,6 +65,7 @@ _HOMES = {
     "graph.graph": ("Graph",),
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
+    "training.calibration": ("calibrate",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
 from neusight_jax.gpu_catalog import canonical_name, kernel_generation
@@ -145,9 +146,9 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
     """A predictor of these sizes with initial weights: the template a checkpoint is read into.
 
     Args:
-      kind: "mixture" or "neusight".
-      architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size), `trust`
-        (whether it carries intervals).
+      kind: "mixture", "neusight" or "calibrated" (a mixture calibrated on one GPU).
+      architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size); of a
+        calibrated one also `points` (measured shapes by network); `trust`: whether it carries intervals.
     """
     key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
     chosen = {name: FAMILIES[name] for name in architecture["families"]}
@@ -163,7 +164,15 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
         inputs = jnp.zeros((2, NEUSIGHT_INPUTS))
         networks = {name: init_network(key, inputs, hidden, OUTPUTS, members) for name in chosen}
         return NeuSightPredictor(networks, tiles)
-    raise unknown_name("predictor kind", kind, ("mixture", "neusight"))
+    if kind == "calibrated":
+        base = untrained("mixture", architecture)
+        assert isinstance(base, MixturePredictor)
+        shapes = {
+            name: init_shape_effect(int(points), shape_coordinates(FAMILIES[name]))
+            for name, points in architecture["points"].items()
+        }
+        return CalibratedPredictor(base, shapes)
+    raise unknown_name("predictor kind", kind, ("mixture", "neusight", "calibrated"))
 
 
 def _feature_count(family: Family) -> int:

@@ -125,6 +125,14 @@ def effect_width(family: Family) -> int:
     return len(EFFECTS) * (1 + len(family.directions))
 
 
+def add_shift(effect: Float[Array, "*kernel effect"], shift: Float[Array, "*row head"]) -> Float[Array, "*row effect"]:
+    """A device effect with the shifts of `EFFECTS` moved, its tilts as they are."""
+    tilt = effect[..., len(EFFECTS) :]
+    return jnp.concatenate(
+        [effect[..., : len(EFFECTS)] + shift, jnp.broadcast_to(tilt, (*shift.shape[:-1], tilt.shape[-1]))], -1
+    )
+
+
 def device_shift(
     parameters: FamilyMixture, family: Family, features: Float[Array, "kernel feature"]
 ) -> Float[Array, "#member #kernel effect"]:

@@ -14,10 +14,12 @@ import typer
 from typer.core import TyperGroup
 
 from neusight_jax import __version__
+from neusight_jax.cli.calibrate import calibrate
 from neusight_jax.cli.evaluate import evaluate
 from neusight_jax.cli.importing import import_neusight
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.predict import predict
+from neusight_jax.cli.profile import profile
 from neusight_jax.cli.startup import prepare_jax
 from neusight_jax.cli.train import train
 from neusight_jax.errors import InputError
@@ -59,6 +61,8 @@ app.command()(models)
 app.command()(checkpoints)
 app.command()(train)
 app.command()(evaluate)
+app.command()(calibrate)
+app.command()(profile)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
 app.add_typer(imports, name="import")
 imports.command("neusight")(import_neusight)

@@ -19,7 +19,9 @@ def evaluate(
     checkpoint: Checkpoint = "fp32",
     protocol: Annotated[
         str | None,
-        typer.Option("--protocol", help="logo or logo-size: train with each GPU left out, instead of a checkpoint."),
+        typer.Option(
+            "--protocol", help="logo, logo-size or few-shot: train with each GPU left out, instead of a checkpoint."
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Fits per GPU left out, with --protocol.")] = 5,
     output: Annotated[
@@ -49,7 +51,13 @@ def evaluate(
             raise InputError("--output belongs to --protocol; use --json FILE to write the scores of a checkpoint")
         refuse_existing(output)
     evaluation: Any
-    if protocol is not None:
+    if protocol == "few-shot":
+        from neusight_jax.training.few_shot import run_few_shot
+
+        evaluation = run_few_shot(
+            measurements, seeds=seeds, devices=devices, drop_invalid=drop_invalid, console=progress_console()
+        )
+    elif protocol is not None:
         from neusight_jax.training.protocol import run_protocol
 
         evaluation = run_protocol(

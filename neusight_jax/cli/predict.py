@@ -69,7 +69,14 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, dtyp
 
     notes = []
     trained_on = card.get("trained_on", {}).get("devices")
-    if gpu_name in card.get("held_out", ()):
+    calibrated = card.get("calibrated")
+    if calibrated is not None and calibrated["gpu"] == gpu_name:
+        rows = sum(calibrated["rows"].values())
+        notes.append(f"calibrated with {rows} kernels measured on this GPU ({', '.join(calibrated['rows'])})")
+    elif calibrated is not None:
+        measured, before = calibrated["gpu"], calibrated["checkpoint"]
+        notes.append(f"calibrated on {measured}, and forecast as if {gpu_name} deviated alike; {before} does not")
+    elif gpu_name in card.get("held_out", ()):
         notes.append(f"this GPU was not in training: checkpoint {checkpoint} held {gpu_name} out")
     elif trained_on is not None and gpu_name not in trained_on:
         notes.append(f"this GPU was not in training: {checkpoint} forecasts {gpu_name} from its figures alone")

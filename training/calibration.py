@@ -1,0 +1,274 @@
+"""Few-shot calibration: a handful of measured kernels of one GPU into shifts of the predictor's heads.
+
+The log error of an unmeasured GPU is modelled as a Gaussian process: with J_j(x) = ∂ log t(x) / ∂ effect_j, the share
+of head j in the forecast of shape x,
+
+    cov(x, x') = Σ_j J_j(x) J_j(x') (σ_c² + σ_s² κ(x, x')) + σ_b² κ(x, x') Σ_j J_j(x) Σ_j J_j(x'),
+
+a constant per head, a shape-dependent part per head, and one common to all heads; κ from `calibrated`. The posterior
+mean is found by Gauss-Newton steps through the predictor itself, with weights that keep a bad row from counting fully
+(Huber). The widths were chosen by leave-one-GPU-out (`evaluate --protocol few-shot`): flat around these values, so one
+set serves all families.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.calibrated import CalibratedPredictor, ShapeEffect, shape_kernel, shape_points, shifted
+from neusight_jax.errors import InputError
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.latency import on_device, require_covered
+from neusight_jax.mixture import EFFECTS, MixturePredictor, add_shift
+from neusight_jax.terms import Predictor
+
+if TYPE_CHECKING:
+    from neusight_jax.datasets.measurements import Measurements
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is believed of a GPU before it is measured; natural logarithms.
+
+    Attributes:
+      constant: σ_c, spread of each head over GPUs.
+      shape: σ_s, spread of its shape-dependent part; common: σ_b, of the part all heads share.
+      length: distance over which shapes resemble each other, log units of the dims.
+      noise: spread of a measurement around what the model can say.
+      width: residual from which a row counts less.
+    """
+
+    constant: float = 0.25
+    shape: float = 0.2
+    common: float = 0.2
+    length: float = 4.0
+    noise: float = 0.1
+    width: float = 0.2
+
+    def covariance(self, left: np.ndarray, right: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+        """cov(x, x') from the head shares J of both sides and κ."""
+        heads = left @ right.T
+        common = np.outer(left.sum(axis=1), right.sum(axis=1))
+        total: np.ndarray = heads * (self.constant**2 + self.shape**2 * kernel) + self.common**2 * kernel * common
+        return total
+
+
+STEPS = 5
+"""Gauss-Newton steps."""
+MOST_ROWS = 500
+"""At most this many rows of a family are used: solving is cubic in them, and little is gained beyond."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What came of a calibration.
+
+    Attributes:
+      predictor: the calibrated predictor.
+      summary: by family: rows given and used; mean absolute percentage error of the used rows before, and after with
+        each row left out of its own forecast.
+    """
+
+    predictor: CalibratedPredictor
+    summary: dict[str, dict[str, float]]
+
+
+def calibrate(
+    predictor: Predictor,
+    gpu: GPU,
+    table: KernelTable | Measurements,
+    seconds: Float[np.ndarray, " row"] | Sequence[float] | None = None,
+    prior: Prior | None = None,
+) -> CalibratedPredictor:
+    """Calibrate a predictor with measured kernels of one GPU, 4 to 200 of each family.
+
+    Args:
+      predictor: of kind `mixture`; its own device effects, if any, are where the calibration starts.
+      gpu: the GPU the kernels were measured on.
+      table: the kernels (`read_kernels`), measured one by one; or `read_measurements` of that GPU, seconds included.
+      seconds: measured latency of each row of the table, in file order.
+      prior: widths of the shifts; the default was chosen by leave-one-GPU-out.
+    Returns: the predictor for this GPU and what-if variants of it. Families without rows are as before: measured on
+      other GPUs, the shift of one family says nothing of another's.
+    Raises: `InputError` for a predictor of another kind, rows of several devices, or latencies that cannot be.
+    """
+    if not isinstance(table, KernelTable):
+        table, seconds = _from_measurements(table, seconds)
+    return calibration(predictor, gpu, table, seconds, prior).predictor
+
+
+def calibration(
+    predictor: Predictor,
+    gpu: GPU,
+    table: KernelTable,
+    seconds: Float[np.ndarray, " row"] | Sequence[float] | None,
+    prior: Prior | None = None,
+) -> Calibration:
+    """`calibrate` with a summary by family."""
+    if isinstance(predictor, CalibratedPredictor):
+        raise InputError("this predictor is calibrated already; start from the one before, with all measured kernels")
+    if not isinstance(predictor, MixturePredictor):
+        raise InputError("only predictors of kind mixture can be calibrated; take a checkpoint such as fp32")
+    measured = _checked(table, seconds)
+    require_covered(predictor, table)
+    prior = prior or Prior()
+    shapes, summary = {}, {}
+    for network in predictor.families:
+        parts = [name for name, batch in table.families.items() if FAMILIES[name].network == network and _rows(batch)]
+        if parts:
+            shapes[network], summary[network] = _fit(predictor, gpu, table, parts, measured, prior)
+    return Calibration(CalibratedPredictor(predictor, shapes, jnp.float32(prior.length)), summary)
+
+
+def _from_measurements(data: Measurements, seconds: Any) -> tuple[KernelTable, np.ndarray]:
+    from neusight_jax.datasets.measurements import table_from_frame
+
+    devices = sorted(data.frame["device"].unique())
+    if len(devices) != 1:
+        raise InputError(
+            f"calibration takes kernels of one GPU, these were measured on {len(devices)}: {', '.join(devices)}; "
+            "read one with read_measurements(..., devices=[name])"
+        )
+    if seconds is not None:
+        raise InputError("measurements hold their own latencies; leave `seconds` out")
+    return table_from_frame(data.frame.reset_index(drop=True)), data.frame["latency_s"].to_numpy(np.float64)
+
+
+def _checked(table: KernelTable, seconds: Any) -> np.ndarray:
+    if seconds is None:
+        raise InputError("a kernel table holds no latencies; give the measured seconds of its rows too")
+    measured = np.asarray(seconds, np.float64)
+    if measured.shape != (table.num_rows,):
+        raise InputError(f"seconds has shape {measured.shape}, expected one for each of the {table.num_rows} kernels")
+    if not measured.size:
+        raise InputError("no kernel was measured; give at least one, better ten of each family")
+    wrong = np.flatnonzero(~(np.isfinite(measured) & (measured > 0)))
+    if wrong.size:
+        raise InputError(f"seconds of row {wrong[0]} is {measured[wrong[0]]}, expected a number above 0")
+    return measured
+
+
+def _rows(batch: KernelBatch) -> int:
+    return int(np.sum(np.asarray(batch.row) >= 0))
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Measured kernels of one network: shape points, and where each family's rows lie among them."""
+
+    batches: dict[str, tuple[KernelBatch, slice]]
+    points: np.ndarray
+    log_seconds: np.ndarray
+
+
+def _fit(
+    predictor: MixturePredictor, gpu: GPU, table: KernelTable, parts: list[str], measured: np.ndarray, prior: Prior
+) -> tuple[ShapeEffect, dict[str, float]]:
+    network = FAMILIES[parts[0]].network
+    given = sum(_rows(table.families[name]) for name in parts)
+    rows = _points({name: table.families[name] for name in parts}, measured, prior)
+    kernel = np.asarray(shape_kernel(jnp.asarray(rows.points), jnp.asarray(rows.points)), np.float64)
+    shift = np.zeros((len(rows.log_seconds), len(EFFECTS)))
+    weight = np.ones(len(rows.log_seconds))
+    before = None
+    for _ in range(STEPS):
+        logs, shares = _linear(predictor, network, gpu, rows, shift)
+        error = rows.log_seconds - logs
+        before = error if before is None else before
+        target = error + np.sum(shares * shift, axis=1)
+        covariance = prior.covariance(shares, shares, kernel)
+        inverse = np.linalg.inv(covariance + np.diag(prior.noise**2 / weight))
+        solution = inverse @ target
+        constant, weights = _posterior(prior, shares, solution)
+        shift = constant + kernel @ weights
+        weight = 1.0 / np.maximum(1.0, np.abs(target - covariance @ solution) / prior.width)
+    assert before is not None
+    left_out = solution / np.diag(inverse)  # the residual of each row from a fit to the others
+    summary = {
+        "given": given,
+        "rows": len(before),
+        "before": _percent(before),
+        "after": _percent(left_out),
+    }
+    leaves = (jnp.asarray(leaf, jnp.float32) for leaf in (constant, rows.points, weights))
+    return ShapeEffect(*leaves), summary
+
+
+def _posterior(prior: Prior, shares: np.ndarray, solution: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Constants [effect] and kernel weights [row, effect] of the posterior mean."""
+    weighted = shares * solution[:, None]
+    common = weighted.sum(axis=1, keepdims=True)
+    return prior.constant**2 * weighted.sum(axis=0), prior.shape**2 * weighted + prior.common**2 * common
+
+
+def _percent(log_errors: np.ndarray) -> float:
+    """Mean absolute percentage error from log(measured / forecast)."""
+    return round(float(100.0 * np.mean(np.abs(np.expm1(-log_errors)))), 2)
+
+
+def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior) -> _Points:
+    """Rows of the families that share a network, padding dropped, at most `MOST_ROWS` of them."""
+    total = sum(_rows(batch) for batch in batches.values())
+    kept = np.ones(total, bool)
+    if total > MOST_ROWS:
+        kept[np.random.default_rng(0).permutation(total)[MOST_ROWS:]] = False
+    taken: dict[str, tuple[KernelBatch, slice]] = {}
+    points, logs, done, seen = [], [], 0, 0
+    for name, batch in batches.items():
+        real = np.flatnonzero(np.asarray(batch.row) >= 0)
+        where = real[kept[seen : seen + len(real)]]
+        seen += len(real)
+        part: KernelBatch = jax.tree.map(lambda column, where=where: np.asarray(column)[where], batch)
+        traced = jax.tree.map(jnp.asarray, part)
+        points.append(np.asarray(shape_points(FAMILIES[name], traced, prior.length)))
+        logs.append(np.log(measured[part.row]))
+        taken[name] = (part, slice(done, done + len(where)))
+        done += len(where)
+    return _Points(taken, np.concatenate(points), np.concatenate(logs))
+
+
+def _linear(
+    predictor: MixturePredictor, network: str, gpu: GPU, rows: _Points, shift: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log forecasts of the rows at these shifts [row, effect], and their slopes J in them."""
+    logs, shares = np.zeros(len(shift)), np.zeros(shift.shape)
+    for name, (batch, where) in rows.batches.items():
+        part = jnp.asarray(shift[where], jnp.float32)
+        log, share = linearised(name, predictor, on_device(gpu), batch, part)
+        logs[where], shares[where] = np.asarray(log), np.asarray(share)
+    return logs, shares
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def linearised(
+    name: str, predictor: MixturePredictor, gpu: GPU, batch: KernelBatch, shift: Float[Array, "kernel effect"]
+) -> tuple[Float[Array, " kernel"], Float[Array, "kernel effect"]]:
+    """Log seconds of kernels measured alone, and their slopes in the kernel's own shifts (the shares of the heads)."""
+    family = FAMILIES[name]
+    effect = predictor.families[family.network].effect
+
+    def logs(shift: Array) -> Array:
+        moved = shifted(predictor, family.network, add_shift(effect, shift))
+        return jnp.log(moved.terms(family, gpu, batch, isolated=True).seconds)
+
+    value, pull = jax.vjp(logs, shift)
+    return value, pull(jnp.ones_like(value))[0]
+
+
+def summary_lines(summary: dict[str, dict[str, float]]) -> list[str]:
+    """A line for each family, for people."""
+    return [
+        f"{name}: {item['rows']:.0f} kernels, error {item['before']:.1f}% before, {item['after']:.1f}% after "
+        "(each kernel forecast from the others)"
+        for name, item in summary.items()
+    ]

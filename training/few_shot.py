@@ -1,0 +1,215 @@
+"""The few-shot protocol: predictors that never saw a GPU, calibrated with a few of its kernels, scored on the rest.
+
+For every GPU left out and every seed: fit on the other GPUs, take K kernels of the one left out (at random, or by
+`design` from the shapes alone), calibrate, and score all its other rows. Errors are of single seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from rich.console import Console, RenderableType
+
+from neusight_jax.calibrated import shape_kernel, shape_points
+from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.errors import InputError
+from neusight_jax.gpu import GPU
+from neusight_jax.gpu_catalog import catalog_gpu
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.latency import on_device, predict_kernels
+from neusight_jax.mixture import EFFECTS, MixturePredictor
+from neusight_jax.report import table
+from neusight_jax.training.calibration import Prior, calibrate, linearised
+from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
+from neusight_jax.training.design import most_telling
+from neusight_jax.training.evaluation import percentiles
+from neusight_jax.training.fit import Job, fit
+from neusight_jax.training.kinds import MixtureKind, TileKind, effect_penalties
+from neusight_jax.training.left_out import merged
+from neusight_jax.training.protocol import ROWS_PER_DEVICE, SETTINGS, TILE_SETTINGS
+from neusight_jax.training.rows import Rows
+
+FEW_SHOT = "few-shot"
+"""Name of the protocol."""
+COUNTS: tuple[int, ...] = (2, 10, 50, 200)
+"""Kernels measured of each family; 2 of each is ten in all."""
+DESIGNS: tuple[str, ...] = ("random", "designed")
+POOL = 500
+"""Rows, drawn at random, that designed kernels are chosen among and for."""
+
+
+@dataclass(frozen=True)
+class FewShotResult:
+    """Scores of the protocol.
+
+    Attributes:
+      seeds: fits and draws of each GPU left out.
+      rows: family, device, seed, design, kernels (K), rows scored, before (zero-shot mean error on the same rows), and
+        mean, median, p90 after; absolute percentage errors.
+    """
+
+    seeds: int
+    rows: pd.DataFrame
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """`rows` averaged over seeds, with `sd` of the mean error over seeds."""
+        keys = ["family", "device", "design", "kernels"]
+        groups = self.rows.groupby(keys, sort=False)
+        mean = groups[["rows", "before", "mean", "median", "p90"]].mean()
+        return mean.assign(sd=groups["mean"].std(ddof=0)).reset_index()
+
+    def by_family(self) -> pd.DataFrame:
+        """Mean error before and after by family, design and K, GPUs weighted equally; `change` is relative, %."""
+        keys = ["family", "design", "kernels"]
+        out = self.scores.groupby(keys, sort=False)[["before", "mean"]].mean().reset_index()
+        return out.assign(change=100.0 * (out["mean"] / out["before"] - 1.0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the rows are left to `rows`."""
+        return {
+            "protocol": FEW_SHOT,
+            "seeds": self.seeds,
+            "by_family": self.by_family().to_dict("records"),
+            "scores": self.scores.to_dict("records"),
+        }
+
+    def to_markdown(self) -> str:
+        """Tables: families × K and design, and GPUs apart."""
+        header, cells = self._cells()
+        lines = [f"Protocol `{FEW_SHOT}`, {self.seeds} seeds, mean absolute percentage error.", ""]
+        lines += [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in cells]
+        names = ("family", "GPU left out", "kernels", "rows", "before", "after (sd)", "median", "p90")
+        lines += ["", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+        for row in self.scores.to_dict("records"):
+            lines.append(
+                f"| {row['family']} | {row['device']} | {row['kernels']} {row['design']} | {row['rows']:.0f} | "
+                f"{row['before']:.1f} | {row['mean']:.1f} ({row['sd']:.1f}) | {row['median']:.1f} | {row['p90']:.1f} |"
+            )
+        return "\n".join(lines) + "\n"
+
+    def tables(self) -> RenderableType:
+        """The table of families for people."""
+        header, cells = self._cells()
+        title = f"{FEW_SHOT}, {self.seeds} seeds: mean absolute percentage error on the GPU left out"
+        return table(title, header, cells, text_columns=1)
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        means = self.by_family()
+        counts = sorted(means["kernels"].unique())
+        designs = [name for name in DESIGNS if name in set(means["design"])]
+        header = ["family", "zero-shot", *(f"{count} {design}" for count in counts for design in designs)]
+        cells = []
+        for family, part in means.groupby("family", sort=False):
+            row = [str(family), f"{part['before'].mean():.1f}"]
+            for count in counts:
+                for design in designs:
+                    found = part[(part["kernels"] == count) & (part["design"] == design)]
+                    row += [f"{after:.1f} ({change:+.0f}%)" for after, change in found[["mean", "change"]].to_numpy()]
+            cells.append(row)
+        return header, cells
+
+
+def run_few_shot(
+    measurements: Sequence[Path | str],
+    *,
+    seeds: int = 5,
+    devices: Sequence[str] | None = None,
+    counts: Sequence[int] = COUNTS,
+    prior: Prior | None = None,
+    drop_invalid: bool = False,
+    console: Console | None = None,
+) -> FewShotResult:
+    """Run the protocol over every GPU of the measurements and every family.
+
+    Args:
+      measurements: files or folders of the schema; seeds: fits and draws per GPU left out; devices: only these GPUs.
+      counts: kernels measured of each family; prior: of the calibration; console: for progress.
+    Raises: `InputError` for fewer than two GPUs.
+    """
+    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse", devices=devices)
+    names = measured_devices(data)
+    if len(names) < 2 or seeds < 1:
+        raise InputError(f"{FEW_SHOT} needs at least two GPUs and one seed; found {len(names)} GPUs, {seeds} seeds")
+    console = console or Console(quiet=True)
+    records: list[dict[str, Any]] = []
+    for family in NETWORKS:
+        rows = thin(sweep_rows(data, family, names), ROWS_PER_DEVICE)
+        if not len(rows.seconds):
+            continue
+        jobs = [Job(seed, (device,)) for seed in range(seeds) for device in names]
+        console.print(f"{family}: fitting, {len(jobs)} fits together")
+        for job, predictor in zip(jobs, left_out_predictors(rows, jobs), strict=True):
+            records += _job_scores(predictor, rows.of_device(job.held_out[0]), job, counts, prior or Prior())
+    return FewShotResult(seeds, pd.DataFrame(records))
+
+
+def left_out_predictors(rows: Rows, jobs: Sequence[Job]) -> list[MixturePredictor]:
+    """The predictor of one family fitted by each job, device effects at zero."""
+    network = rows.family.network
+    tiles = fit(TileKind(), rows, jobs[:1], TILE_SETTINGS).best
+    tile = jax.tree.map(lambda leaf: leaf[0], tiles)
+    best = fit(MixtureKind(tile, penalties=effect_penalties(rows)), rows, jobs, SETTINGS["mixture"]).best
+    single = [jax.tree.map(lambda leaf, at=at: leaf[at : at + 1], best) for at in range(len(jobs))]
+    return [
+        MixturePredictor({network: merged(each, rows, generation_of=job.held_out[0])}, {network: tile})
+        for each, job in zip(single, jobs, strict=True)
+    ]
+
+
+def _job_scores(
+    predictor: MixturePredictor, rows: Rows, job: Job, counts: Sequence[int], prior: Prior
+) -> list[dict[str, Any]]:
+    device, family = job.held_out[0], rows.family
+    gpu, everything = catalog_gpu(device), _table(rows)
+    plain = predict_kernels(predictor, gpu, everything)
+    random = np.random.default_rng([job.seed, 7])
+    pool = random.permutation(len(rows.seconds))[:POOL]
+    shares = np.asarray(_shares(predictor, rows.take(pool), gpu), np.float64)
+    points = shape_points(family, jax.tree.map(jnp.asarray, rows.take(pool).batch), prior.length)
+    covariance = prior.covariance(shares, shares, np.asarray(shape_kernel(points, points), np.float64))
+    designed = pool[most_telling([covariance], max(counts), prior.noise)]
+    drawn = random.permutation(len(rows.seconds))
+    records = []
+    for count in counts:
+        for design, order in zip(DESIGNS, (drawn, designed), strict=True):
+            measured = order[:count]
+            tuned = calibrate(predictor, gpu, _table(rows.take(measured)), rows.seconds[measured], prior)
+            rest = np.setdiff1d(np.arange(len(rows.seconds)), measured)
+            before, after = (
+                100.0 * np.abs(seconds[rest] / rows.seconds[rest] - 1.0)
+                for seconds in (plain, predict_kernels(tuned, gpu, everything))
+            )
+            records.append(
+                {
+                    "family": family.name,
+                    "device": device,
+                    "seed": job.seed,
+                    "design": design,
+                    "kernels": count,
+                    "rows": len(rest),
+                    "before": float(before.mean()),
+                    **percentiles(after),
+                }
+            )
+    return records
+
+
+def _shares(predictor: MixturePredictor, rows: Rows, gpu: GPU) -> Any:
+    batch = rows.batch
+    zeros = jnp.zeros((len(rows.seconds), len(EFFECTS)))
+    return linearised(rows.family.name, predictor, on_device(gpu), batch, zeros)[1]
+
+
+def _table(rows: Rows) -> KernelTable:
+    """Rows of one device as a table, in their order."""
+    position: Any = np.arange(len(rows.seconds), dtype=np.int32)
+    return KernelTable({rows.family.name: replace(rows.batch, row=position, node=position)})
