@@ -42,7 +42,8 @@ def pooled_quantiles(residuals: Residuals, level: float) -> tuple[float, float]:
     weights = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in residuals.values()]) / len(residuals)
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
-    low, high = np.interp([(1 - level) / 2, (1 + level) / 2], reached, values[order])
+    places = np.searchsorted(reached, [(1 - level) / 2, (1 + level) / 2 - 1e-9])
+    low, high = values[order][np.minimum(places, len(values) - 1)]
     return float(min(low, 0.0)), float(max(high, 0.0))
 
 

@@ -33,11 +33,8 @@ def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> F
 
 
 def generation_mask(family: Family) -> Bool[np.ndarray, " effect"]:
-    """Which effects a generation shares: the heads of matrix products, as its library kernels make them.
-
-    Floors and launches are the host's, power is the board's.
-    """
-    own = np.array([name not in ("power", "overhead", "floor") for name in EFFECTS])
+    """Which effects a generation shares: the heads of matrix products. Floors and launches are the host's."""
+    own = np.array([name not in ("overhead", "floor") for name in EFFECTS])
     width = effect_width(family) // len(EFFECTS)
     return np.concatenate([own, np.repeat(own, width - 1)]) & family.matrix
 

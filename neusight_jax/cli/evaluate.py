@@ -20,7 +20,8 @@ def evaluate(
     protocol: Annotated[
         str | None,
         typer.Option(
-            "--protocol", help="logo, logo-size or few-shot: train with each GPU left out, instead of a checkpoint."
+            "--protocol",
+            help="logo, logo-size, logo-models or few-shot: train with each GPU left out, instead of a checkpoint.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Fits per GPU left out, with --protocol.")] = 5,
@@ -55,6 +56,12 @@ def evaluate(
         from neusight_jax.training.few_shot import run_few_shot
 
         evaluation = run_few_shot(
+            measurements, seeds=seeds, devices=devices, drop_invalid=drop_invalid, console=progress_console()
+        )
+    elif protocol == "logo-models":
+        from neusight_jax.training.models_protocol import run_models_protocol
+
+        evaluation = run_models_protocol(
             measurements, seeds=seeds, devices=devices, drop_invalid=drop_invalid, console=progress_console()
         )
     elif protocol is not None:

@@ -1,0 +1,148 @@
+"""Intervals: quantiles by hand, coverage on GPUs that had no part, widening outside what was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from predictors import NETWORKS, random_predictor
+
+import neusight_jax as nj
+from neusight_jax.checkpoint import untrained
+from neusight_jax.mixture import MixturePredictor
+from neusight_jax.training.conformal import conformal_interval, coverage, pooled_quantiles
+from neusight_jax.trust import Trust, gpu_ratios, total_interval, trust_warnings
+
+WIDTH = np.array([-0.2, 0.3], np.float32)
+
+
+def test_devices_weigh_the_same_however_many_rows_they_have() -> None:
+    # A: -1 and +1 equally often; B: always 0, ten times the rows. Half of the weight is at 0.
+    residuals = {"a": np.array([-1.0, 1.0]), "b": np.zeros(20)}
+    low, high = pooled_quantiles(residuals, 0.8)
+    assert (low, high) == (pytest.approx(-1.0, abs=0.01), pytest.approx(1.0, abs=0.01))
+    assert pooled_quantiles(residuals, 0.4) == (0.0, 0.0)
+
+
+def test_an_interval_always_holds_the_forecast() -> None:
+    assert pooled_quantiles({"slow": np.linspace(0.5, 0.6, 50)}, 0.8)[0] == 0.0
+    assert pooled_quantiles({"fast": np.linspace(-0.6, -0.5, 50)}, 0.8)[1] == 0.0
+
+
+def test_coverage_of_a_gpu_comes_from_the_others() -> None:
+    # a and b lie in ±0.1, c is off by 1: the interval of a and b holds none of c; those with c in them hold a and b.
+    small = np.linspace(-0.1, 0.1, 101)
+    held = coverage({"a": small, "b": small, "c": small + 1.0}, 0.9)
+    assert held["c"] == 0.0
+    assert held["a"] > 0.9
+    assert held["b"] > 0.9
+
+
+def test_the_held_out_coverage_is_what_was_asked_for() -> None:
+    """GPUs that differ by a scalar of spread 0.2, rows by 0.1: with eight GPUs a further one is held to about 80 %."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(40):
+        scalars = random.normal(0.0, 0.2, 9)
+        residuals = {str(at): scalar + random.normal(0.0, 0.1, 200) for at, scalar in enumerate(scalars)}
+        further = residuals.pop("8")
+        interval = conformal_interval(residuals)
+        assert interval.mean_coverage == pytest.approx(0.8, abs=0.06)
+        found.append(np.mean((further >= interval.low) & (further <= interval.high)))
+    assert np.mean(found) == pytest.approx(0.8, abs=0.08)
+
+
+def test_one_gpu_gives_no_coverage() -> None:
+    interval = conformal_interval({"only": np.linspace(-1.0, 1.0, 101)})
+    assert interval.coverage == {}
+    assert (interval.low, interval.high) == (pytest.approx(-0.8, abs=0.03), pytest.approx(0.8, abs=0.03))
+
+
+def _trusting(gpus: tuple[str, ...] = ("V100-PCIE-32GB", "A100-PCIE-40GB")) -> MixturePredictor:
+    """A predictor with intervals of −0.2 and +0.3 everywhere, trained on two GPUs and any shape."""
+    predictor: Any = random_predictor("mixture", 0)
+    ratios = np.stack([np.asarray(gpu_ratios(nj.load_gpu(name))) for name in gpus])
+    counts = {name: parameters.network.center.shape[-1] for name, parameters in predictor.families.items()}
+    pairs = {name: jnp.asarray(WIDTH) for name in NETWORKS}
+    trust = Trust(
+        kernels=pairs,
+        total=jnp.asarray(WIDTH / 2),
+        measured_kernels={name: jnp.asarray(WIDTH / 10) for name in NETWORKS},
+        measured_total=jnp.asarray(WIDTH / 20),
+        gpu_range=jnp.asarray(np.stack([ratios.min(axis=0), ratios.max(axis=0)]), jnp.float32),
+        shape_range={name: jnp.asarray([[-50.0] * count, [50.0] * count]) for name, count in counts.items()},
+    )
+    return replace(predictor, trust=trust)
+
+
+@pytest.fixture(scope="module")
+def graph() -> Any:
+    return nj.graph_from_config("gpt2", batch_size=1, sequence_length=128, mode="inference")
+
+
+def test_a_forecast_carries_its_interval(graph: Any) -> None:
+    forecast = nj.predict(_trusting(), nj.load_gpu("V100-PCIE-32GB"), graph)
+    low, high = forecast.interval_s or (0.0, 0.0)
+    assert (low, high) == (
+        pytest.approx(forecast.total_s * np.exp(-0.1), rel=1e-5),
+        pytest.approx(forecast.total_s * np.exp(0.15), rel=1e-5),
+    )
+    frame = forecast.to_frame()
+    np.testing.assert_allclose(frame["seconds_high"], frame["seconds"] * np.exp(0.3), rtol=1e-5)
+    assert (frame["seconds_low"] <= frame["seconds"]).all()
+    assert (frame["seconds_low"] >= frame["seconds"] * np.exp(-0.2) * (1 - 1e-5)).all()
+    assert forecast.notes == ()
+    assert "80% interval" in str(forecast)
+    assert forecast.to_dict()["interval_s"] == [low, high] or forecast.to_dict()["interval_s"] == (low, high)
+
+
+def test_a_predictor_without_evidence_gives_none(graph: Any) -> None:
+    forecast = nj.predict(random_predictor("mixture", 0), nj.load_gpu("V100-PCIE-32GB"), graph)
+    assert forecast.interval_s is None
+    assert forecast.to_frame()["seconds_high"].isna().all()
+    assert "interval" not in str(forecast)
+
+
+def test_a_gpu_outside_the_trained_range_is_wider_and_said(graph: Any) -> None:
+    inside = nj.load_gpu("V100-PCIE-32GB")
+    outside = inside.replace(num_sms=80 * 8, l2_bytes=float(inside.l2_bytes) * 8)
+    near, far = (nj.predict(_trusting(), gpu, graph) for gpu in (inside, outside))
+    assert near.interval_s
+    assert far.interval_s
+    # A100 has 108 SMs: 640 of them lie log(640 / 108) outside; L2 per SM is unchanged.
+    factor = 1.0 + np.log(640 / 108)
+    assert np.log(far.interval_s[1] / far.total_s) == pytest.approx(0.15 * factor, rel=1e-4)
+    assert len(far.notes) == 1
+    assert "SMs 640 against 80 to 108" in far.notes[0]
+
+
+def test_shapes_outside_the_trained_range_are_wider_and_said(graph: Any) -> None:
+    predictor = _trusting()
+    assert predictor.trust is not None
+    ranges = predictor.trust.shape_range
+    narrow = {name: jnp.asarray([[0.0], [0.01]]) * jnp.ones_like(low) for name, low in ranges.items()}
+    strict = replace(predictor, trust=replace(predictor.trust, shape_range=narrow))
+    forecast = nj.predict(strict, nj.load_gpu("V100-PCIE-32GB"), graph)
+    wide = nj.predict(predictor, nj.load_gpu("V100-PCIE-32GB"), graph)
+    assert forecast.total_s == wide.total_s
+    assert forecast.interval_s
+    assert wide.interval_s
+    assert forecast.interval_s[1] > 2 * wide.interval_s[1]
+    assert any("100% of the time is in kernels of shapes outside" in note for note in forecast.notes)
+
+
+def test_measured_intervals_take_over() -> None:
+    trust = _trusting().trust
+    assert trust is not None
+    assert total_interval(trust.measured(), 1.0, 1.0)[1] == pytest.approx(np.exp(0.015), rel=1e-6)
+    assert trust_warnings(trust, nj.load_gpu("V100-PCIE-32GB"), np.ones(3), np.ones(3)) == []
+
+
+def test_the_template_of_a_checkpoint_has_room_for_trust() -> None:
+    sizes = {"families": NETWORKS, "hidden": (8,), "members": 1}
+    assert untrained("mixture", sizes).trust is None  # type: ignore[attr-defined]
+    trust = untrained("mixture", {**sizes, "trust": True}).trust  # type: ignore[attr-defined]
+    assert set(trust.kernels) == set(trust.shape_range) == set(NETWORKS)

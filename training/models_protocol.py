@@ -1,0 +1,123 @@
+"""The whole-model protocol: every label forecast by fits, kernels and in-model rows alike, that never saw its GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import pandas as pd
+from rich.console import Console, RenderableType
+
+from neusight_jax.baselines import load_baseline
+from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.errors import InputError
+from neusight_jax.report import table
+from neusight_jax.terms import Predictor
+from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
+from neusight_jax.training.evaluation import model_scores, percentiles
+from neusight_jax.training.fit import Job, Settings, fit
+from neusight_jax.training.kinds import MixtureKind, TileKind, effect_penalties
+from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_predictor
+
+LOGO_MODELS = "logo-models"
+"""Name of the protocol."""
+ROWS_PER_DEVICE = 3000
+SETTINGS = Settings()
+
+
+@dataclass(frozen=True)
+class ModelsResult:
+    """Scores of the protocol.
+
+    Attributes:
+      seeds: members of every ensemble.
+      rows: one row per label and system: `evaluation.Evaluation.models`.
+    """
+
+    seeds: int
+    rows: pd.DataFrame
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """Mean, median and p90 absolute percentage error: system, option, device ("all" for all), labels."""
+        records = []
+        for (system, option), part in self.rows.groupby(["system", "option"], sort=False):
+            groups = [(str(device), own) for device, own in part.groupby("device", sort=True)]
+            for device, own in [*groups, ("all", part)]:
+                errors = percentiles(own["error"].abs().to_numpy())
+                records.append({"system": system, "option": option, "device": device, "labels": len(own), **errors})
+        return pd.DataFrame(records)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"protocol": LOGO_MODELS, "seeds": self.seeds, "scores": self.scores.to_dict("records")}
+
+    def to_markdown(self) -> str:
+        """A table: systems and GPUs."""
+        header, cells = self._cells()
+        lines = [f"Protocol `{LOGO_MODELS}`, {self.seeds} seeds as one ensemble, absolute percentage error.", ""]
+        lines += ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells)]) + "\n"
+
+    def tables(self) -> RenderableType:
+        """The same for people."""
+        header, cells = self._cells()
+        title = f"{LOGO_MODELS}, {self.seeds} seeds as one ensemble: whole models on the GPU left out"
+        return table(title, header, cells, text_columns=3)
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        header = ["system", "option", "GPU left out", "labels", "mean", "median", "p90"]
+        cells = [
+            [row["system"], row["option"], row["device"], str(row["labels"])]
+            + [f"{row[name]:.1f}" for name in ("mean", "median", "p90")]
+            for row in self.scores.to_dict("records")
+        ]
+        return header, cells
+
+
+def run_models_protocol(
+    measurements: Sequence[Path | str],
+    *,
+    seeds: int = 5,
+    devices: Sequence[str] | None = None,
+    drop_invalid: bool = False,
+    console: Console | None = None,
+) -> ModelsResult:
+    """Fit every family with each GPU left out, and forecast that GPU's whole-model labels, beside the roofline.
+
+    Args:
+      measurements: files or folders of the schema with whole-model labels; seeds: members of every ensemble.
+      devices: only these GPUs; console: for progress.
+    Raises: `InputError` for fewer than two GPUs, or without whole-model labels.
+    """
+    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse", devices=devices)
+    names = measured_devices(data)
+    if len(names) < 2 or seeds < 1:
+        raise InputError(f"{LOGO_MODELS} needs at least two GPUs and one seed; found {len(names)} GPUs, {seeds} seeds")
+    labels = data.end_to_end
+    if labels is None or not labels["device"].isin(names).any():
+        raise InputError(f"{LOGO_MODELS} scores whole models; the measurements hold no end_to_end.csv of these GPUs")
+    console = console or Console(quiet=True)
+    parts: dict[str, LeftOut] = {}
+    tiles = {}
+    for name in NETWORKS:
+        rows = thin(sweep_rows(data, name, names), ROWS_PER_DEVICE)
+        if not len(rows.seconds):
+            continue
+        rows = join_rows([rows, model_rows(data, name, names)])
+        console.print(f"{name}: fitting, {seeds * len(names)} fits together")
+        tiles[name] = jax.tree.map(lambda leaf: leaf[0], fit(TileKind(), rows, [Job(0)], Settings(steps=1)).best)
+        kind = MixtureKind(tiles[name], penalties=effect_penalties(rows))
+        parts[name] = fit_left_out(kind, rows, range(seeds), SETTINGS)
+
+    @functools.cache
+    def unseen(device: str) -> Predictor:
+        return left_out_predictor(parts, tiles, device)
+
+    roofline = load_baseline("roofline")
+    found, _ = model_scores(labels[labels["device"].isin(names)], {"mixture": unseen, "roofline": lambda _: roofline})
+    return ModelsResult(seeds, found)
