@@ -1,0 +1,242 @@
+"""The search: many gradient descents at once, then exact refinement on the grid of values a chip can have.
+
+1. *Descent.* `starts` machines, Sobol points inside the bounds, go down together under `vmap`: optax Adam on a logistic
+   parametrisation of log fields, budgets by an augmented Lagrangian on log(metric / limit), whole waves relaxed
+   (`Settings.relaxation`), the relaxation lowered linearly to `Settings.last_relaxation`. It does not reach 0: the slope
+   of the SM count that a relaxation passes on is proportional to it.
+2. *Refinement.* Exact forecasts from here on. Candidates around the best points, in log fields with a shrinking
+   spread, are rounded to the fields' steps and grown or shrunk until a budget binds (bisection on the cost model, which needs
+   no forecast). The best feasible exact candidate is the answer.
+
+Every forecast of all workloads on one machine counts as one evaluation, one with its gradient as `GRADIENT_COST`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from neusight_jax.design.problem import Problem, arguments, cost_metrics, metrics
+from neusight_jax.errors import InputError
+
+GRADIENT_COST = 4
+"""Evaluations a value with its gradient counts as: an upper limit of its measured time over a value's."""
+SLACK = 1e-6
+"""Relative excess over a budget that counts as rounding of single precision."""
+_INSIDE = 0.02
+"""Starts keep this share of a range away from its ends, where the logistic function is flat."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How hard to search.
+
+    Attributes:
+      starts: descents at once.
+      steps: of each descent.
+      learning_rate: of Adam, in logistic units.
+      relaxation, last_relaxation: of whole waves at the first and last step.
+      rounds, candidates: of the refinement, and per round.
+      spread, last_spread: standard deviation of candidates in log fields, first and last round.
+    """
+
+    starts: int = 8
+    steps: int = 30
+    learning_rate: float = 0.25
+    relaxation: float = 1.0
+    last_relaxation: float = 0.5
+    rounds: int = 10
+    candidates: int = 64
+    spread: float = 0.1
+    last_spread: float = 0.004
+
+    def __post_init__(self) -> None:
+        for name in ("starts", "steps", "rounds", "candidates"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, expected at least 1")
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of one search, gradients at `GRADIENT_COST`."""
+        return self.starts * self.steps * GRADIENT_COST + self.starts + self.rounds * self.candidates
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best machine a search found.
+
+    Attributes:
+      logs: logarithms of the free fields, on their steps.
+      objective: log objective, exact.
+      feasible: whether it keeps every budget.
+      evaluations: spent, gradients at `GRADIENT_COST`.
+      trace: evaluations so far, best feasible log objective so far; infinite while there is none.
+    """
+
+    logs: Float[np.ndarray, " field"]
+    objective: float
+    feasible: bool
+    evaluations: int
+    trace: tuple[tuple[int, float], ...]
+
+
+class Search:
+    """A problem compiled: reuse it for other seeds and budgets without compiling again."""
+
+    def __init__(self, problem: Problem, settings: Settings | None = None) -> None:
+        self.problem = problem
+        self.settings = settings or Settings()
+        self.low, self.high = problem.bounds
+        self.arguments = arguments(problem)
+        self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
+        self._descend = jax.jit(jax.vmap(self._descent, in_axes=(None, 0, None)))
+        self._exact = jax.jit(jax.vmap(partial(self._value, relaxation=0.0), in_axes=(None, 0)))
+        self._fill = jax.jit(jax.vmap(self._filled, in_axes=(None, 0, 0, None)))
+
+    def _limits(self, limits: dict[str, float] | None) -> dict[str, Array]:
+        chosen = {**self.problem.budgets, **(limits or {})}
+        return {name: jnp.asarray(chosen[name], float) for name in self.problem.budgets}
+
+    def _value(self, given: Any, logs: Array, relaxation: Any) -> tuple[Array, dict[str, Array]]:
+        """Log objective and logs of the budgeted metrics of one machine."""
+        found, seconds = metrics(*given, self.problem.figures(logs), relaxation)
+        found |= {load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}
+        objective = sum(power * jnp.log(found[name]) for name, power in self.problem.exponents.items())
+        return jnp.asarray(objective), {name: jnp.log(found[name]) for name in self.problem.budgets}
+
+    def _descent(self, given: Any, start: Array, limits: dict[str, Array]) -> Array:
+        settings = self.settings
+        low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
+        optimizer = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps, 0.05))
+
+        def logs_of(raw: Array) -> Array:
+            return low + (high - low) * jax.nn.sigmoid(raw)
+
+        def loss(raw: Array, prices: Array, relaxation: Array) -> tuple[Array, Array]:
+            objective, spent = self._value(given, logs_of(raw), relaxation)
+            excess = jnp.stack([spent[name] - jnp.log(limits[name]) for name in limits] or [jnp.full((), -1.0)])
+            push = jax.nn.relu(prices + _STIFFNESS * excess)
+            return objective + jnp.sum(push**2) / (2.0 * _STIFFNESS), push
+
+        def step(state: Any, relaxation: Array) -> tuple[Any, None]:
+            raw, prices, moments = state
+            slope, push = jax.grad(loss, has_aux=True)(raw, prices, relaxation)
+            change, moments = optimizer.update(slope, moments)
+            prices = prices + _PRICE_RATE * (push - prices)
+            return (raw + change, prices, moments), None
+
+        share = jnp.clip((start - low) / jnp.maximum(high - low, 1e-9), _INSIDE, 1.0 - _INSIDE)
+        raw = jnp.log(share / (1.0 - share))
+        prices = jnp.zeros((max(len(limits), 1),))
+        relaxations = jnp.linspace(settings.relaxation, settings.last_relaxation, settings.steps)
+        (raw, _, _), _ = jax.lax.scan(step, (raw, prices, optimizer.init(raw)), relaxations)
+        return logs_of(raw)
+
+    def _filled(self, given: Any, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
+        """The point moved along `ways` (log field per step, ≥ 0) until a cheap budget binds or all are at a bound."""
+        low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
+
+        def at(amount: Array) -> Array:
+            return jnp.clip(logs + amount * ways, low, high)
+
+        def fits(amount: Array) -> Array:
+            found = cost_metrics(given[1], given[2], self.problem.figures(at(amount)))
+            kept = [jnp.log(found[name]) <= jnp.log(limits[name]) + SLACK for name in self.problem.cheap]
+            return jnp.all(jnp.stack(kept)) if kept else jnp.asarray(True)
+
+        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+            middle = 0.5 * (ends[0] + ends[1])
+            good = fits(middle)
+            return jnp.where(good, middle, ends[0]), jnp.where(good, ends[1], middle)
+
+        reach = jnp.asarray(_REACH, float)
+        amount, _ = jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))
+        return jnp.where(fits(reach), at(reach), at(amount))
+
+    def _on_steps(self, logs: np.ndarray) -> np.ndarray:
+        """Log fields rounded to the fields' steps."""
+        columns = [np.log(each.rounded(np.exp(logs[:, place]))) for place, each in enumerate(self.problem.free)]
+        return np.stack(columns, axis=1)
+
+    def _repaired(self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
+        """Points on the steps, grown or shrunk to the budgets: all fields along `ways`, then those without a step."""
+        filled = np.asarray(self._fill(self.arguments, logs, ways, limits), np.float64)
+        stepped = self._on_steps(filled)
+        plain = np.array([each.grain == 0 for each in self.problem.free])
+        if plain.any():
+            stepped = np.asarray(self._fill(self.arguments, stepped, 1.0 * plain[None] * np.ones_like(ways), limits))
+            stepped = self._on_steps(np.asarray(stepped, np.float64))
+        return stepped
+
+    def evaluate(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
+        """Exact log objective of points [point, field]; infinite where a budget is broken."""
+        objective, feasible = self._judge(np.asarray(logs), self._limits(limits))
+        return np.where(feasible, objective, np.inf)
+
+    def _judge(self, logs: np.ndarray, limits: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
+        objective, spent = self._exact(self.arguments, jnp.asarray(logs, float))
+        kept = np.ones(len(logs), bool)
+        for name, limit in limits.items():
+            kept &= np.asarray(spent[name]) <= float(jnp.log(limit)) + 2.0 * SLACK + 1e-6
+        return np.asarray(objective, np.float64), kept
+
+    def run(self, seed: int = 0, limits: dict[str, float] | None = None) -> Found:
+        """Search once.
+
+        Args:
+          seed: of starts and candidates.
+          limits: budgets to use instead of the problem's, same names.
+        """
+        from neusight_jax.sweep.space import Samples
+
+        settings, chosen = self.settings, self._limits(limits)
+        random = np.random.default_rng([seed, 17])
+        space = Samples(self.problem.free, settings.starts, "sobol", seed)
+        points = space.slice(0, settings.starts)
+        starts = np.log(np.stack([points[each.field] for each in self.problem.free], axis=1))
+        ends = np.asarray(self._descend(self.arguments, jnp.asarray(starts, float), chosen), np.float64)
+        spent = settings.starts * settings.steps * GRADIENT_COST
+        best, best_value, kept, trace = ends[0], np.inf, False, []
+        pool = self._repaired(ends, np.ones_like(ends), chosen)
+        parents = pool
+        for number in range(settings.rounds + 1):
+            objective, feasible = self._judge(pool, chosen)
+            spent += len(pool)
+            value = np.where(feasible, objective, np.inf)
+            first = int(np.argmin(value))
+            if value[first] < best_value:
+                best, best_value, kept = pool[first], float(value[first]), True
+            trace.append((spent, best_value))
+            if number == 0:
+                order = np.argsort(value)
+                parents = pool[order[: max(1, settings.starts // 2)]]
+            if number == settings.rounds:
+                break
+            share = number / max(settings.rounds - 1, 1)
+            spread = settings.spread * (settings.last_spread / settings.spread) ** share
+            chosen_parents = parents[random.integers(len(parents), size=settings.candidates)] if number < 2 else best
+            shift = spread * random.normal(size=(settings.candidates, len(self.problem.free)))
+            ways = random.dirichlet(np.ones(len(self.problem.free)), settings.candidates) + 1e-3
+            moved = np.clip(chosen_parents + shift, self.low, self.high)
+            pool = self._repaired(moved, ways, chosen)
+        if not kept:
+            objective, _ = self._judge(best[None], chosen)
+            best_value = float(objective[0])
+        return Found(best, best_value, kept, spent, tuple(trace))
+
+
+_STIFFNESS = 20.0
+"""Of the augmented Lagrangian's quadratic term, in logs."""
+_PRICE_RATE = 0.3
+"""How fast its multipliers follow."""
+_REACH = 20.0
+"""Farthest a point is grown or shrunk, in logs along its way."""
+_HALVINGS = 40
+"""Bisections of that distance."""
