@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,11 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import latency, require_covered
+from neusight_jax.latency import kernel_latency, require_covered
 from neusight_jax.roofline import Scalar
 from neusight_jax.sweep.space import Range
 from neusight_jax.terms import Predictor
-from neusight_jax.workload import Workload
+from neusight_jax.workload import Workload, combined
 
 OBJECTIVES: dict[str, dict[str, float]] = {
     "latency": {"latency_s": 1.0},
@@ -127,7 +127,8 @@ def metrics(
     predictor: Predictor,
     costs: CostModel,
     base: GPU,
-    tables: Sequence[KernelTable],
+    kernels: KernelTable,
+    counts: Mapping[str, Float[Array, "workload kernel"]],
     shares: Float[Array, " workload"],
     tokens: Float[Array, " workload"],
     figures: Mapping[str, Array],
@@ -136,10 +137,12 @@ def metrics(
     """All metrics of one machine, and seconds of every workload.
 
     Args:
+      kernels, counts: as `workload.combined`.
       shares: weights that sum to 1; tokens: of one step of each workload.
     """
     gpu = vary(base, figures)
-    seconds = jnp.stack([latency(predictor, gpu, table, relaxation=relaxation) for table in tables])
+    each = kernel_latency(predictor, gpu, kernels, relaxation=relaxation)
+    seconds = sum((counts[name] @ values for name, values in each.items()), jnp.zeros(shares.shape))
     logs = jnp.log(seconds)
     times = {
         "latency_s": jnp.exp(jnp.sum(shares * logs)),
@@ -156,7 +159,7 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
         problem.predictor,
         problem.costs,
         _floats(problem.base),
-        tuple(load.kernels for load in problem.workloads),
+        *combined(problem.workloads),
         jnp.asarray(weights / weights.sum(), float),
         jnp.asarray(tokens, float),
     )

@@ -98,6 +98,7 @@ class Search:
         self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
         self._descend = jax.jit(jax.vmap(self._descent, in_axes=(None, 0, None)))
         self._exact = jax.jit(jax.vmap(partial(self._value, relaxation=0.0), in_axes=(None, 0)))
+        self._slopes = jax.jit(jax.jacrev(self._value, argnums=1))
         self._fill = jax.jit(jax.vmap(self._filled, in_axes=(None, 0, 0, None)))
 
     def _limits(self, limits: dict[str, float] | None) -> dict[str, Array]:
@@ -174,6 +175,16 @@ class Search:
             stepped = np.asarray(self._fill(self.arguments, stepped, 1.0 * plain[None] * np.ones_like(ways), limits))
             stepped = self._on_steps(np.asarray(stepped, np.float64))
         return stepped
+
+    def exact(self, logs: np.ndarray) -> tuple[float, dict[str, float]]:
+        """Exact log objective of one point [field], and logs of the budgeted metrics."""
+        objective, spent = self._exact(self.arguments, jnp.asarray(logs, float)[None])
+        return float(objective[0]), {name: float(values[0]) for name, values in spent.items()}
+
+    def slopes(self, logs: np.ndarray, relaxation: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Gradients of the log objective and of the log budgeted metrics with respect to log fields, at one point."""
+        objective, spent = self._slopes(self.arguments, jnp.asarray(logs, float), relaxation)
+        return np.asarray(objective, np.float64), {name: np.asarray(each, np.float64) for name, each in spent.items()}
 
     def evaluate(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
         """Exact log objective of points [point, field]; infinite where a budget is broken."""
