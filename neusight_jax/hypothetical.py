@@ -13,7 +13,7 @@ from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, peak_field
 PEAKS: tuple[str, ...] = (peak_field("fp32"), *(name for name in FIELDS if name not in REQUIRED_FIELDS))
 """Peak figures, one for each arithmetic path."""
 RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", "link_bytes_per_s", *PEAKS)
-"""Figures per second (a watt is a joule per second): scaling all of them by c divides every time but the launch by c."""
+"""Figures per second (a watt is a joule per second): all of them times c divide every time but the launch by c."""
 KNOBS: dict[str, tuple[str, ...]] = {"num_sms": ("num_sms", *PEAKS), "clock_hz": ("clock_hz", *PEAKS)}
 """Figures that move together on a real chip: SMs bring their peaks along, and so does the clock."""
 
@@ -31,7 +31,7 @@ def vary(base: GPU, figures: Mapping[str, ArrayLike], *, peaks_follow: bool = Tr
     Args:
       base: one machine, scalars.
       figures: field -> value in the field's unit; arrays must have equal shapes.
-      peaks_follow: peaks that are not in `figures` keep their rate per SM and clock: peak · SMs · clock over the base's.
+      peaks_follow: peaks not in `figures` keep their rate per SM and clock: times SMs · clock over the base's.
     Returns: a GPU whose fields all have the shape of the values.
     Raises: `InputError` for a field there is not.
     Gradients: reach `figures` (SM count and clock through the peaks too) and `base`.

@@ -159,9 +159,7 @@ def _elasticities(predictor: Predictor, gpu: GPU, kernels: KernelTable, isolated
     units = GPU(**{name: jnp.eye(len(FIELDS))[position] for position, name in enumerate(FIELDS)})
     value, stacked = jax.vmap(along, out_axes=(None, 0))(units)
     slopes = dict(zip(FIELDS, _unstacked(stacked), strict=True))
-    return value, [
-        {name: sum(slopes[field][name] for field in fields) for name in value} for fields in ROWS.values()
-    ]
+    return value, [{name: sum(slopes[field][name] for field in fields) for name in value} for fields in ROWS.values()]
 
 
 def _unstacked(stacked: dict[str, Array]) -> list[dict[str, Array]]:

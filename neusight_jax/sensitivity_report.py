@@ -20,7 +20,7 @@ def sensitivity_tables(result: Sensitivity) -> RenderableType:
     phases = result.by("phase") if len(result.by("phase")) > 1 else {}
     parts = {**families, **phases}
     shown = [name for name in total if any(abs(each[name]) > 5e-4 for each in (total, secants, *parts.values()))]
-    shown = [name for name in sorted(shown, key=lambda name: total[name])]
+    shown.sort(key=lambda name: total[name])
     head = (
         f"{forecast.model} on {forecast.gpu or 'the given GPU'}: {forecast.mode}, batch {forecast.batch_size}, "
         f"sequence {forecast.sequence_length}, {forecast.dtype}"
@@ -30,10 +30,7 @@ def sensitivity_tables(result: Sensitivity) -> RenderableType:
     if result.relaxation > 0:
         bias = result.relaxed_total_s / result.total_s - 1.0
         summary += f" (total {duration(result.relaxed_total_s)}, bias {bias:+.2%})"
-    rows = [
-        [name, *(f"{each[name]:+.3f}" for each in (total, secants, *parts.values()))]
-        for name in shown
-    ]
+    rows = [[name, *(f"{each[name]:+.3f}" for each in (total, secants, *parts.values()))] for name in shown]
     header = ["d log time / d log", "total", f"exact ±{SECANT:.0%}", *parts]
     notes = [Text(f"note: {note}") for note in forecast.notes]
     return Group(Text(head, style="bold"), Text(summary), Text(""), table("", header, rows), *notes)

@@ -48,7 +48,9 @@ def combined(loads: Sequence[Workload]) -> tuple[KernelTable, dict[str, Float[np
     """One table of all workloads' kernels, and how often each workload launches each: one program for all of them."""
     families, counts = {}, {}
     for name in dict.fromkeys(name for load in loads for name in load.kernels.families):
-        own = [(place, load.kernels.families[name]) for place, load in enumerate(loads) if name in load.kernels.families]
+        own = [
+            (place, load.kernels.families[name]) for place, load in enumerate(loads) if name in load.kernels.families
+        ]
         rows = np.cumsum([0, *(len(batch.row) for _, batch in own)])
         counts[name] = np.zeros((len(loads), rows[-1]), np.float32)
         for (place, batch), start, stop in zip(own, rows[:-1], rows[1:], strict=True):

@@ -36,9 +36,9 @@ def sensitivity(
     as_json: AsJson = False,
 ) -> None:
     """Elasticities of a model's latency with respect to every figure of a GPU."""
+    from neusight_jax.checkpoint import load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.cli.workloads import check_dtype, check_relaxation, graph_of
-    from neusight_jax.checkpoint import load_card, load_predictor
     from neusight_jax.gpu_file import load_named_gpu
     from neusight_jax.sensitivity import sensitivity as elasticities_of
 
@@ -54,10 +54,10 @@ def sensitivity(
     predictor = load_predictor(checkpoint)
     result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)
     if plot is not None:
-        from neusight_jax.plot import report
+        from neusight_jax.plot import figures, report
         from neusight_jax.plot.files import save
 
-        save(report.sensitivity_page(result, machine) if plot.suffix == ".html" else report.bars(result), plot)
+        save(report.sensitivity_page(result, machine) if plot.suffix == ".html" else figures.bars(result), plot)
         remark(f"wrote {plot}")
     if as_json:
         show_json({"checkpoint": checkpoint, **result.to_dict()})

@@ -225,7 +225,9 @@ def required(
         met = np.flatnonzero(seconds <= target_s)
         if not len(met):
             least = f"{seconds.min():.4g} s at {wanted.field} = {values[int(seconds.argmin())]:.4g}"
-            raise InputError(f"{load.name} does not get to {target_s:.4g} s: {least} is the least; change more than this field")
+            raise InputError(
+                f"{load.name} does not get to {target_s:.4g} s: {least} is the least; change more than this field"
+            )
         place = int(met[0])
         if place == 0:
             return float(values[0])

@@ -50,9 +50,9 @@ class SiliconCosts:
 
     Area: at `NODE_NM`, an SM is sm_mm2 + lane_mm2 · lanes/128 + matrix_mm2 · matrix FLOP per clock/4096; areas but the
     memory interface's grow with the node. The four SM and uncore figures are a least-squares fit (relative) to the
-    published areas of eight full dies, from NVIDIA's architecture whitepapers: GP100 610 mm2, GP104 314, GV100 815, TU102 754,
-    TU104 545, GA100 826, AD102 608.5, GH100 814; it meets them within 12 % (tests/test_design_cost.py). L2 and the
-    memory interface are priors of that fit: SRAM at about three times the bit cell's 0.021 um2 (TSMC N5, ISSCC 2020),
+    published areas of eight full dies, from NVIDIA's architecture whitepapers: GP100 610 mm2, GP104 314, GV100 815,
+    TU102 754, TU104 545, GA100 826, AD102 608.5, GH100 814; it meets them within 13 % (tests/test_design_cost.py). L2
+    and the memory interface are priors of that fit: SRAM at about three times the bit cell's 0.021 um2 (TSMC N5, ISSCC 2020),
     HBM interface about 25 mm2 per TB/s.
 
     Power: the energies the forecast itself uses (`roofline`: FLOP by node, bytes), all lanes busy at the clock, with

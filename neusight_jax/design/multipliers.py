@@ -22,7 +22,7 @@ class Multipliers:
     """First-order conditions at a machine, in logarithms.
 
     Attributes:
-      budgets: budget -> −d log objective / d log limit: one percent more buys this many percent; 0 where it does not bind.
+      budgets: budget -> −d log objective / d log limit: one percent more buys this many percent; 0 if it does not bind.
       left: budget -> share of it that is left.
       bounds: fields at a bound -> the same for moving that bound outwards by 1 %.
       residual: norm of what the multipliers leave of the objective's gradient, over its norm; small at an optimum.
@@ -34,7 +34,9 @@ class Multipliers:
     residual: float
 
 
-def multipliers(search: Search, logs: Float[np.ndarray, " field"], limits: dict[str, float] | None = None) -> Multipliers:
+def multipliers(
+    search: Search, logs: Float[np.ndarray, " field"], limits: dict[str, float] | None = None
+) -> Multipliers:
     """Non-negative least squares of −∇ log objective on the gradients of binding budgets and bounds.
 
     Reference: Karush-Kuhn-Tucker conditions; Lawson and Hanson, Solving Least Squares Problems, 1974 (scipy nnls).

@@ -50,7 +50,7 @@ class Problem:
       workloads: what the machine is for; `latency_s` is the weighted geometric mean of their seconds, so that weights
         trade percents for percents.
       objective: a name of `OBJECTIVES`, or exponents of metrics.
-      budgets: metric -> upper limit. Metrics: the cost model's, `latency_s`, a workload's name (its seconds), GPU fields.
+      budgets: metric -> upper limit. Metrics: the cost model's, `latency_s`, a workload's name (seconds), GPU fields.
       costs: the cost model.
     """
 

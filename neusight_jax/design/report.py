@@ -47,7 +47,9 @@ def design_tables(design: Design) -> RenderableType:
     head = f"best of {design.evaluations} evaluations (seed {design.seed}){state}"
     pairs = [(name, value, design.base_seconds[name]) for name, value in design.seconds.items()]
     pairs += [(name, value, design.base_metrics[name]) for name, value in design.metrics.items()]
-    effects = [[name, shown(name, own), shown(name, before), f"{own / before - 1.0:+.1%}"] for name, own, before in pairs]
+    effects = [
+        [name, shown(name, own), shown(name, before), f"{own / before - 1.0:+.1%}"] for name, own, before in pairs
+    ]
     return Group(
         Text(head, style="bold"),
         Text(""),
@@ -62,9 +64,8 @@ def design_tables(design: Design) -> RenderableType:
 def _binding(design: Design) -> Table:
     prices = design.multipliers
     rows = [
-        [name, shown(name, limit), f"{prices.left[name]:.1%}", "yes" if prices.budgets[name] > 0 else "no"]
-        + [f"{prices.budgets[name]:.2f} %"]
-        for name, limit in design.budgets.items()
+        [name, shown(name, limit), f"{prices.left[name]:.1%}", "yes" if price > 0 else "no", f"{price:.2f} %"]
+        for (name, limit), price in zip(design.budgets.items(), prices.budgets.values(), strict=True)
     ]
     rows += [[f"bound of {name}", "", "", "yes", f"{price:.2f} %"] for name, price in prices.bounds.items()]
     title = f"Budgets (first-order residual {prices.residual:.2f})"

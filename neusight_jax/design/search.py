@@ -2,11 +2,11 @@
 
 1. *Descent.* `starts` machines, Sobol points inside the bounds, go down together under `vmap`: optax Adam on a logistic
    parametrisation of log fields, budgets by an augmented Lagrangian on log(metric / limit), whole waves relaxed
-   (`Settings.relaxation`), the relaxation lowered linearly to `Settings.last_relaxation`. It does not reach 0: the slope
-   of the SM count that a relaxation passes on is proportional to it.
+   (`Settings.relaxation`), the relaxation lowered linearly to `Settings.last_relaxation`. It does not reach 0: the
+   slope of the SM count that a relaxation passes on is proportional to it.
 2. *Refinement.* Exact forecasts from here on. Candidates around the best points, in log fields with a shrinking
-   spread, are rounded to the fields' steps and grown or shrunk until a budget binds (bisection on the cost model, which needs
-   no forecast). The best feasible exact candidate is the answer.
+   spread, are rounded to the fields' steps and grown or shrunk until a budget binds (bisection on the cost model,
+   which needs no forecast). The best feasible exact candidate is the answer.
 
 Every forecast of all workloads on one machine counts as one evaluation, one with its gradient as `GRADIENT_COST`.
 """

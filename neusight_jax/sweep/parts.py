@@ -44,7 +44,9 @@ class Parts:
         before = json.loads(path.read_text(encoding="utf-8"))
         for key in {**before, **self.asked}:
             if before.get(key) != self.asked.get(key):
-                raise InputError(f"{path}: {key} differs from this sweep; repeat the first command, or remove the folder")
+                raise InputError(
+                    f"{path}: {key} differs from this sweep; repeat the first command, or remove the folder"
+                )
 
     def spans(self) -> list[tuple[int, int]]:
         """Row spans [start, stop) that are on disk, in order."""

@@ -113,7 +113,10 @@ def sweep(
     _check(predictor, tasks, chunk)
     asked = {
         "label": label,
-        "gpus": {name: {item.name: float(np.asarray(getattr(gpu, item.name))) for item in fields(gpu)} for name, gpu in gpus.items()},
+        "gpus": {
+            name: {item.name: float(np.asarray(getattr(gpu, item.name))) for item in fields(gpu)}
+            for name, gpu in gpus.items()
+        },
         "workloads": [_describe(graph) for graph in graphs],
         "space": space.describe(),
         "relaxation": relaxation,
@@ -195,9 +198,7 @@ def _compute(
         pending = ahead
 
 
-def _write(
-    chunk: _Chunk, figures: Mapping[str, np.ndarray], seconds: Array, spread: Spread, parts: Parts
-) -> None:
+def _write(chunk: _Chunk, figures: Mapping[str, np.ndarray], seconds: Array, spread: Spread, parts: Parts) -> None:
     import pyarrow as pa
 
     values = spread.get(seconds)

@@ -51,7 +51,9 @@ class Range:
         if self.low > self.high:
             raise InputError(f"{where}: {self.low:g} to {self.high:g} is empty, expected low <= high")
         if self.step < 0 or (self.step > 0 and self.low / self.step > math.floor(self.high / self.step + 1e-9)):
-            raise InputError(f"{where}: no multiple of the step {self.step:g} lies between {self.low:g} and {self.high:g}")
+            raise InputError(
+                f"{where}: no multiple of the step {self.step:g} lies between {self.low:g} and {self.high:g}"
+            )
 
     @property
     def grain(self) -> float:
@@ -60,10 +62,8 @@ class Range:
 
     def at(self, share: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
         """Values at shares in [0, 1] of the way from low to high, rounded to the grain inside the range."""
-        if self.log:
-            values = self.low * (self.high / self.low) ** share
-        else:
-            values = self.low + (self.high - self.low) * share
+        grown = self.low * (self.high / self.low) ** share
+        values = grown if self.log else self.low + (self.high - self.low) * share
         return self.rounded(values)
 
     def rounded(self, values: Any) -> Any:
@@ -122,8 +122,7 @@ class Grid:
         """Points `start` up to `stop`."""
         places = np.unravel_index(np.arange(start, stop), [each.count for each in self.ranges])
         return {
-            each.field: each.at(place / max(each.count - 1, 1))
-            for each, place in zip(self.ranges, places, strict=True)
+            each.field: each.at(place / max(each.count - 1, 1)) for each, place in zip(self.ranges, places, strict=True)
         }
 
     def describe(self) -> dict[str, Any]:
@@ -178,7 +177,9 @@ class Samples:
 
     def _random(self, start: int, stop: int) -> Float[np.ndarray, "row field"]:
         first, last = start // BLOCK, -(-stop // BLOCK)
-        blocks = [np.random.default_rng([self.seed, block]).random((BLOCK, len(self.ranges))) for block in range(first, last)]
+        blocks = [
+            np.random.default_rng([self.seed, block]).random((BLOCK, len(self.ranges))) for block in range(first, last)
+        ]
         return np.concatenate(blocks)[start - first * BLOCK : stop - first * BLOCK]
 
     def describe(self) -> dict[str, Any]:
