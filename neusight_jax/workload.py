@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -61,8 +62,8 @@ def combined(loads: Sequence[Workload]) -> tuple[KernelTable, dict[str, Float[np
 
 def _joined(batches: Sequence[KernelBatch]) -> KernelBatch:
     first = batches[0]
-    columns = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in _COLUMNS}
-    dims = {dim: np.concatenate([batch.dims[dim] for batch in batches]) for dim in first.dims}
+    columns: dict[str, Any] = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in _COLUMNS}
+    dims: dict[str, Any] = {dim: np.concatenate([batch.dims[dim] for batch in batches]) for dim in first.dims}
     return replace(first, dims=dims, **columns)
 
 

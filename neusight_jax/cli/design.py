@@ -13,8 +13,6 @@ from neusight_jax.cli.options import AsJson, BatchSize, Checkpoint, Dtype, Fused
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from neusight_jax.design.answers import Design
     from neusight_jax.gpu import GPU
     from neusight_jax.sweep.space import Range
@@ -191,7 +189,7 @@ def _load(text: str, given: dict[str, Any], fused: bool) -> Workload:
     return workload(graph, weight)
 
 
-def _front(text: str | None, budgets: dict[str, float]) -> tuple[str, np.ndarray | list[float]]:
+def _front(text: str | None, budgets: dict[str, float]) -> tuple[str, list[float]]:
     """Metric and limits of a Pareto front; the widest limit becomes a budget unless there is one."""
     if text is None:
         return "", []
@@ -204,4 +202,4 @@ def _front(text: str | None, budgets: dict[str, float]) -> tuple[str, np.ndarray
     if len(parts) != 3 or not 0 < parts[0] < parts[1] or parts[2] != int(parts[2]) or parts[2] < 2:
         raise InputError(f"--pareto {text!r}: expected METRIC=LO:HI:N with 0 < LO < HI and N of at least 2")
     budgets.setdefault(metric, parts[1])
-    return metric, np.geomspace(parts[0], parts[1], int(parts[2]))
+    return metric, [float(limit) for limit in np.geomspace(parts[0], parts[1], int(parts[2]))]

@@ -89,7 +89,7 @@ def sweep(
         graph_of(model, batch, positions, mode, dtype, fused)
         for model in models
         for batch in batch_size or [1]
-        for positions in sequence_length or [None]
+        for positions in (sequence_length or (None,))
     ]
     try:
         done = run_sweep(

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from neusight_jax.design.cost import CostModel, costs_for
 from neusight_jax.design.multipliers import Multipliers, multipliers
-from neusight_jax.design.problem import Problem, arguments, metrics
+from neusight_jax.design.problem import Given, Problem, arguments, metrics
 from neusight_jax.design.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU
@@ -161,7 +160,7 @@ def _exact_metrics(search: Search, figures: Mapping[str, float]) -> tuple[dict[s
     asked = search.problem
     given = {each.field: jnp.asarray(float(np.asarray(getattr(asked.base, each.field)))) for each in asked.free}
     given |= {name: jnp.asarray(value) for name, value in figures.items()}
-    found, seconds = _metrics(*search.arguments, given, 0.0)
+    found, seconds = _metrics(search.arguments, given, 0.0)
     names = [load.name for load in asked.workloads]
     return (
         {name: float(value) for name, value in found.items() if name not in FIELDS},
@@ -221,7 +220,7 @@ def required(
     low, high = np.log(float(wanted.rounded(wanted.low))), np.log(float(wanted.rounded(wanted.high)))
     for _ in range(rounds):
         values = np.asarray(wanted.rounded(np.exp(np.linspace(low, high, points))), np.float64)
-        seconds = np.asarray(_times(*given, {wanted.field: jnp.asarray(values, float)}), np.float64)[:, 0]
+        seconds = np.asarray(_times(given, {wanted.field: jnp.asarray(values, float)}), np.float64)[:, 0]
         met = np.flatnonzero(seconds <= target_s)
         if not len(met):
             least = f"{seconds.min():.4g} s at {wanted.field} = {values[int(seconds.argmin())]:.4g}"
@@ -236,13 +235,8 @@ def required(
 
 
 @jax.jit
-def _times(*given: Any) -> Array:
-    *rest, figures = given
-    return jax.vmap(partial(_seconds_of, *rest))(figures)
-
-
-def _seconds_of(*given: Any) -> Array:
-    return metrics(*given, 0.0)[1]
+def _times(given: Given, figures: dict[str, Array]) -> Float[Array, "gpu workload"]:
+    return jax.vmap(lambda each: metrics(given, each, 0.0)[1])(figures)
 
 
 def read_costs(path: Path, base: GPU) -> CostModel:

@@ -20,7 +20,7 @@ from jaxtyping import Array, ArrayLike, Float
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.roofline import DTYPE_ENERGY, JOULE_PER_BYTE, JOULE_PER_FLOP_16NM, PROCESS_EXPONENT
-from neusight_jax.units import MIB, TERA
+from neusight_jax.units import GB, MIB, TERA
 
 LANES = 128.0
 """Lanes of the reference SM."""
@@ -52,8 +52,8 @@ class SiliconCosts:
     memory interface's grow with the node. The four SM and uncore figures are a least-squares fit (relative) to the
     published areas of eight full dies, from NVIDIA's architecture whitepapers: GP100 610 mm2, GP104 314, GV100 815,
     TU102 754, TU104 545, GA100 826, AD102 608.5, GH100 814; it meets them within 13 % (tests/test_design_cost.py). L2
-    and the memory interface are priors of that fit: SRAM at about three times the bit cell's 0.021 um2 (TSMC N5, ISSCC 2020),
-    HBM interface about 25 mm2 per TB/s.
+    and the memory interface are priors of that fit: SRAM at about three times the 0.021 um2 bit cell (TSMC N5, ISSCC
+    2020), HBM interface about 25 mm2 per TB/s.
 
     Power: the energies the forecast itself uses (`roofline`: FLOP by node, bytes), all lanes busy at the clock, with
     energy growing as the square of the clock over `nominal_clock_hz` because voltage follows frequency (P = C·V²·f),
@@ -113,9 +113,8 @@ class SiliconCosts:
         sm = self.sm_mm2 + self.lane_mm2 * lanes / LANES + self.matrix_mm2 * matrix / MATRIX_FLOP_PER_CYCLE
         arrays = gpu.num_sms * sm + self.l2_mm2_per_mib * gpu.l2_bytes / MIB
         shrink = jnp.asarray(gpu.process_nm) / NODE_NM
-        return (arrays / self.enabled_share + self.uncore_mm2) * shrink + (
-            self.memory_mm2_per_tb_per_s * gpu.mem_bytes_per_s / TERA
-        )
+        memory = self.memory_mm2_per_tb_per_s * gpu.mem_bytes_per_s / TERA
+        return jnp.asarray((arrays / self.enabled_share + self.uncore_mm2) * shrink + memory)
 
     def power_w(self, gpu: GPU, area_mm2: ArrayLike) -> Float[Array, ""]:
         """Power with the busiest path at its peak and memory at full rate, W."""
@@ -131,11 +130,8 @@ class SiliconCosts:
         wafer = self.wafer_dollars * NODE_NM / gpu.process_nm
         dies = math.pi * (WAFER_MM / 2.0) ** 2 / area - math.pi * WAFER_MM / jnp.sqrt(2.0 * area)
         good = (1.0 + area * self.defects_per_mm2 / self.defect_clustering) ** (-1.0 * self.defect_clustering)
-        return (
-            wafer / (jnp.maximum(dies, 1.0) * good)
-            + self.memory_dollars_per_gb * gpu.mem_bytes / 1e9
-            + self.board_dollars_per_w * power_w
-        )
+        memory = self.memory_dollars_per_gb * gpu.mem_bytes / GB
+        return jnp.asarray(wafer / (jnp.maximum(dies, 1.0) * good) + memory + self.board_dollars_per_w * power_w)
 
 
 def costs_for(base: GPU, changes: Mapping[str, Any] | None = None) -> SiliconCosts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +114,8 @@ class Problem:
 
 
 def _floats(gpu: GPU) -> GPU:
-    return jax.tree.map(lambda value: jnp.asarray(value, float), gpu)
+    floats: GPU = jax.tree.map(lambda value: jnp.asarray(value, float), gpu)
+    return floats
 
 
 def cost_metrics(costs: CostModel, base: GPU, figures: Mapping[str, Array]) -> dict[str, Array]:
@@ -123,39 +124,51 @@ def cost_metrics(costs: CostModel, base: GPU, figures: Mapping[str, Array]) -> d
     return {**costs.costs(gpu), **{name: jnp.asarray(getattr(gpu, name)) for name in FIELDS}}
 
 
+class Given(NamedTuple):
+    """A problem as arrays: what does not vary in a search.
+
+    Attributes:
+      predictor, costs, base: as `Problem`.
+      kernels, counts: as `workload.combined`.
+      shares: weights of the workloads, summing to 1.
+      tokens: of one step of each workload.
+    """
+
+    predictor: Predictor
+    costs: CostModel
+    base: GPU
+    kernels: KernelTable
+    counts: dict[str, Any]
+    shares: Float[Array, " workload"]
+    tokens: Float[Array, " workload"]
+
+
 def metrics(
-    predictor: Predictor,
-    costs: CostModel,
-    base: GPU,
-    kernels: KernelTable,
-    counts: Mapping[str, Float[Array, "workload kernel"]],
-    shares: Float[Array, " workload"],
-    tokens: Float[Array, " workload"],
-    figures: Mapping[str, Array],
-    relaxation: Scalar,
+    given: Given, figures: Mapping[str, Array], relaxation: Scalar
 ) -> tuple[dict[str, Array], Float[Array, " workload"]]:
     """All metrics of one machine, and seconds of every workload.
 
     Args:
-      kernels, counts: as `workload.combined`.
-      shares: weights that sum to 1; tokens: of one step of each workload.
+      given: the problem.
+      figures: the free fields.
+      relaxation: see `latency.kernel_latency`.
     """
-    gpu = vary(base, figures)
-    each = kernel_latency(predictor, gpu, kernels, relaxation=relaxation)
-    seconds = sum((counts[name] @ values for name, values in each.items()), jnp.zeros(shares.shape))
+    gpu = vary(given.base, figures)
+    each = kernel_latency(given.predictor, gpu, given.kernels, relaxation=relaxation)
+    seconds = sum((given.counts[name] @ values for name, values in each.items()), jnp.zeros(given.shares.shape))
     logs = jnp.log(seconds)
     times = {
-        "latency_s": jnp.exp(jnp.sum(shares * logs)),
-        "tokens_per_s": jnp.exp(jnp.sum(shares * (jnp.log(tokens) - logs))),
+        "latency_s": jnp.exp(jnp.sum(given.shares * logs)),
+        "tokens_per_s": jnp.exp(jnp.sum(given.shares * (jnp.log(given.tokens) - logs))),
     }
-    return {**times, **cost_metrics(costs, base, figures)}, seconds
+    return {**times, **cost_metrics(given.costs, given.base, figures)}, seconds
 
 
-def arguments(problem: Problem) -> tuple[Any, ...]:
-    """What `metrics` takes before the figures, from a problem."""
+def arguments(problem: Problem) -> Given:
+    """A problem as arrays."""
     weights = np.array([load.weight for load in problem.workloads])
     tokens = np.array([load.tokens for load in problem.workloads], float)
-    return (
+    return Given(
         problem.predictor,
         problem.costs,
         _floats(problem.base),

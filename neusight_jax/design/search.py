@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from neusight_jax.design.problem import Problem, arguments, cost_metrics, metrics
+from neusight_jax.design.problem import Given, Problem, arguments, cost_metrics, metrics
 from neusight_jax.errors import InputError
 
 GRADIENT_COST = 4
@@ -105,14 +105,14 @@ class Search:
         chosen = {**self.problem.budgets, **(limits or {})}
         return {name: jnp.asarray(chosen[name], float) for name in self.problem.budgets}
 
-    def _value(self, given: Any, logs: Array, relaxation: Any) -> tuple[Array, dict[str, Array]]:
+    def _value(self, given: Given, logs: Array, relaxation: Any) -> tuple[Array, dict[str, Array]]:
         """Log objective and logs of the budgeted metrics of one machine."""
-        found, seconds = metrics(*given, self.problem.figures(logs), relaxation)
+        found, seconds = metrics(given, self.problem.figures(logs), relaxation)
         found |= {load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}
         objective = sum(power * jnp.log(found[name]) for name, power in self.problem.exponents.items())
         return jnp.asarray(objective), {name: jnp.log(found[name]) for name in self.problem.budgets}
 
-    def _descent(self, given: Any, start: Array, limits: dict[str, Array]) -> Array:
+    def _descent(self, given: Given, start: Array, limits: dict[str, Array]) -> Array:
         settings = self.settings
         low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
         optimizer = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps, 0.05))
@@ -140,7 +140,7 @@ class Search:
         (raw, _, _), _ = jax.lax.scan(step, (raw, prices, optimizer.init(raw)), relaxations)
         return logs_of(raw)
 
-    def _filled(self, given: Any, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
+    def _filled(self, given: Given, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
         """The point moved along `ways` (log field per step, ≥ 0) until a cheap budget binds or all are at a bound."""
         low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
 
@@ -148,7 +148,7 @@ class Search:
             return jnp.clip(logs + amount * ways, low, high)
 
         def fits(amount: Array) -> Array:
-            found = cost_metrics(given[1], given[2], self.problem.figures(at(amount)))
+            found = cost_metrics(given.costs, given.base, self.problem.figures(at(amount)))
             kept = [jnp.log(found[name]) <= jnp.log(limits[name]) + SLACK for name in self.problem.cheap]
             return jnp.all(jnp.stack(kept)) if kept else jnp.asarray(True)
 

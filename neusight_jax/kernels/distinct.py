@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from neusight_jax.kernels.table import KernelBatch, KernelTable
@@ -21,15 +23,18 @@ def distinct(table: KernelTable) -> KernelTable:
         keys = np.stack([*(np.asarray(size)[real] for size in batch.dims.values()), np.asarray(batch.dtype)[real]], 1)
         rows, which = np.unique(keys.astype(np.float64), axis=0, return_inverse=True)
         count = np.bincount(which.ravel(), weights=np.asarray(batch.count, np.float64)[real], minlength=len(rows))
-        zeros = np.zeros(len(rows), np.int32)
+        zeros: Any = np.zeros(len(rows), np.int32)
+        columns: Any = rows.T.astype(np.float32)
+        counts: Any = count.astype(np.float32)
+        position: Any = np.arange(start, start + len(rows), dtype=np.int32)
         families[name] = KernelBatch(
-            dims={dim: rows[:, column].astype(np.float32) for column, dim in enumerate(batch.dims)},
+            dims=dict(zip(batch.dims, columns[:-1], strict=True)),
             op=zeros,
-            dtype=rows[:, -1].astype(np.int32),
-            count=count.astype(np.float32),
+            dtype=columns[-1].astype(np.int32),
+            count=counts,
             phase=zeros,
             node=zeros,
-            row=np.arange(start, start + len(rows), dtype=np.int32),
+            row=position,
         )
         start += len(rows)
     return KernelTable(families)

@@ -62,8 +62,8 @@ def roofline(forecast: Forecast, gpu: GPU) -> Figure:
         rate = columns["flop"][own] / columns["seconds"][own] / TERA
         area = 8.0 + 1500.0 * cost[own] / cost.sum()
         axes.scatter(intensity[own], rate, s=area, alpha=0.6, label=family, linewidths=0.5, edgecolors="black")
-    ends = np.array([min(0.05, 0.5 * float(intensity[real].min())), max(1e3, 2.0 * float(intensity[real].max()))])
-    span = np.geomspace(*ends, 200)
+    least, most = float(intensity[real].min()), float(intensity[real].max())
+    span = np.geomspace(min(0.05, 0.5 * least), max(1e3, 2.0 * most), 200)
     peaks = {"fp32 vector": float(np.asarray(gpu.fp32_flop_per_s))}
     peaks[f"{forecast.dtype} matrix"] = float(np.asarray(gpu.peak_flop_per_s(forecast.dtype)))
     for name, peak in peaks.items():

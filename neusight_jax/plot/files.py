@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from neusight_jax.errors import InputError
 from neusight_jax.files import write_atomically, write_text_atomically
@@ -52,8 +52,7 @@ def svg(figure: Figure, salt: str) -> str:
     """
     import matplotlib
 
-    settings: dict[str, Any] = {"svg.hashsalt": salt}
     buffer = io.StringIO()
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context({"svg.hashsalt": salt}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()

