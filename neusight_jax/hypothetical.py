@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike
 
-from neusight_jax.errors import unknown_name
+from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, peak_field
 
 PEAKS: tuple[str, ...] = (peak_field("fp32"), *(name for name in FIELDS if name not in REQUIRED_FIELDS))
@@ -19,9 +19,9 @@ KNOBS: dict[str, tuple[str, ...]] = {"num_sms": ("num_sms", *PEAKS), "clock_hz":
 
 
 def require_field(name: str) -> str:
-    """The name of a GPU figure, as given; `InputError` with the nearest names if there is none of it."""
+    """The name of a GPU figure, as given; `InputError` listing all if there is none of it."""
     if name not in FIELDS:
-        raise unknown_name("GPU field", name, FIELDS)
+        raise InputError(f"a GPU has no field {name!r}; expected one of {', '.join(FIELDS)}")
     return name
 
 
