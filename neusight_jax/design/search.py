@@ -96,9 +96,10 @@ class Search:
         self.low, self.high = problem.bounds
         self.arguments = arguments(problem)
         self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
-        self._descend = jax.jit(jax.vmap(self._descent, in_axes=(None, 0, None)))
+        self._descend = jax.jit(jax.vmap(self._descent, in_axes=(None, 0, None, None, None, None)))
         self._exact = jax.jit(jax.vmap(partial(self._value, relaxation=0.0), in_axes=(None, 0)))
         self._slopes = jax.jit(jax.jacrev(self._value, argnums=1))
+        self._fits = jax.jit(jax.vmap(self._cheap_fit, in_axes=(None, 0, None)))
         self._fill = jax.jit(jax.vmap(self._filled, in_axes=(None, 0, 0, None)))
 
     def _limits(self, limits: dict[str, float] | None) -> dict[str, Array]:
@@ -112,10 +113,11 @@ class Search:
         objective = sum(power * jnp.log(found[name]) for name, power in self.problem.exponents.items())
         return jnp.asarray(objective), {name: jnp.log(found[name]) for name in self.problem.budgets}
 
-    def _descent(self, given: Given, start: Array, limits: dict[str, Array]) -> Array:
-        settings = self.settings
+    def _descent(
+        self, given: Given, start: Array, limits: dict[str, Array], steps: Array, rate: Array, relaxations: Array
+    ) -> Array:
         low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
-        optimizer = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps, 0.05))
+        optimizer = optax.scale_by_adam()
 
         def logs_of(raw: Array) -> Array:
             return low + (high - low) * jax.nn.sigmoid(raw)
@@ -126,18 +128,22 @@ class Search:
             push = jax.nn.relu(prices + _STIFFNESS * excess)
             return objective + jnp.sum(push**2) / (2.0 * _STIFFNESS), push
 
-        def step(state: Any, relaxation: Array) -> tuple[Any, None]:
+        def step(number: Array, state: Any) -> Any:
             raw, prices, moments = state
+            share = number / jnp.maximum(steps - 1.0, 1.0)
+            relaxation = relaxations[0] + (relaxations[1] - relaxations[0]) * share
             slope, push = jax.grad(loss, has_aux=True)(raw, prices, relaxation)
-            change, moments = optimizer.update(slope, moments)
+            with jax.numpy_dtype_promotion("standard"):  # optax mixes its step count into floats
+                change, moments = optimizer.update(slope, moments)
             prices = prices + _PRICE_RATE * (push - prices)
-            return (raw + change, prices, moments), None
+            pace = rate * (_LAST_PACE + (1.0 - _LAST_PACE) * 0.5 * (1.0 + jnp.cos(jnp.pi * share)))
+            return raw - pace * change, prices, moments
 
         share = jnp.clip((start - low) / jnp.maximum(high - low, 1e-9), _INSIDE, 1.0 - _INSIDE)
         raw = jnp.log(share / (1.0 - share))
         prices = jnp.zeros((max(len(limits), 1),))
-        relaxations = jnp.linspace(settings.relaxation, settings.last_relaxation, settings.steps)
-        (raw, _, _), _ = jax.lax.scan(step, (raw, prices, optimizer.init(raw)), relaxations)
+        begin = (raw, prices, optimizer.init(raw))
+        raw, _, _ = jax.lax.fori_loop(0, steps.astype(jnp.int32), step, begin)
         return logs_of(raw)
 
     def _filled(self, given: Given, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
@@ -148,9 +154,7 @@ class Search:
             return jnp.clip(logs + amount * ways, low, high)
 
         def fits(amount: Array) -> Array:
-            found = cost_metrics(given.costs, given.base, self.problem.figures(at(amount)))
-            kept = [jnp.log(found[name]) <= jnp.log(limits[name]) + SLACK for name in self.problem.cheap]
-            return jnp.all(jnp.stack(kept)) if kept else jnp.asarray(True)
+            return self._cheap_fit(given, at(amount), limits)
 
         def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
             middle = 0.5 * (ends[0] + ends[1])
@@ -161,25 +165,57 @@ class Search:
         amount, _ = jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))
         return jnp.where(fits(reach), at(reach), at(amount))
 
-    def _on_steps(self, logs: np.ndarray) -> np.ndarray:
+    def _cheap_fit(self, given: Given, logs: Array, limits: dict[str, Array]) -> Array:
+        """Whether a point keeps the budgets that need no forecast."""
+        found = cost_metrics(given.costs, given.base, self.problem.figures(logs))
+        kept = [jnp.log(found[name]) <= jnp.log(limits[name]) + SLACK for name in self.problem.cheap]
+        return jnp.all(jnp.stack(kept)) if kept else jnp.asarray(True)
+
+    def on_steps(self, logs: np.ndarray) -> np.ndarray:
         """Log fields rounded to the fields' steps."""
         columns = [np.log(each.rounded(np.exp(logs[:, place]))) for place, each in enumerate(self.problem.free)]
         return np.stack(columns, axis=1)
 
-    def _repaired(self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
-        """Points on the steps, grown or shrunk to the budgets: all fields along `ways`, then those without a step."""
+    def fits(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
+        """Whether points [point, field] keep the budgets that need no forecast."""
+        kept: np.ndarray = np.asarray(self._fits(self.arguments, jnp.asarray(logs, float), self._limits(limits)))
+        return kept
+
+    def repaired(
+        self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, float] | None = None
+    ) -> Float[np.ndarray, "point field"]:
+        """Points on the steps, grown or shrunk to the budgets: all fields along `ways`, then those without a step.
+
+        Asks the cost model only. `ways` [point, field] are log fields per unit of growth, ≥ 0.
+        """
+        return self._repair(logs, ways, self._limits(limits))
+
+    def _repair(self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
         filled = np.asarray(self._fill(self.arguments, logs, ways, limits), np.float64)
-        stepped = self._on_steps(filled)
+        stepped = self.on_steps(filled)
         plain = np.array([each.grain == 0 for each in self.problem.free])
         if plain.any():
             stepped = np.asarray(self._fill(self.arguments, stepped, 1.0 * plain[None] * np.ones_like(ways), limits))
-            stepped = self._on_steps(np.asarray(stepped, np.float64))
+            stepped = self.on_steps(np.asarray(stepped, np.float64))
         return stepped
+
+    def _ends(self, starts: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
+        """Where the descents from `starts` [start, field] end; other steps and rates compile nothing anew."""
+        settings = self.settings
+        pace = [jnp.asarray(value, float) for value in (settings.steps, settings.learning_rate)]
+        relaxations = jnp.asarray([settings.relaxation, settings.last_relaxation], float)
+        ends = self._descend(self.arguments, jnp.asarray(starts, float), limits, *pace, relaxations)
+        return np.asarray(ends, np.float64)
+
+    def values(self, logs: np.ndarray) -> tuple[Float[np.ndarray, " point"], dict[str, np.ndarray]]:
+        """Exact log objectives of points [point, field], and logs of the budgeted metrics [point]."""
+        objective, spent = self._exact(self.arguments, jnp.asarray(logs, float))
+        return np.asarray(objective, np.float64), {name: np.asarray(each, np.float64) for name, each in spent.items()}
 
     def exact(self, logs: np.ndarray) -> tuple[float, dict[str, float]]:
         """Exact log objective of one point [field], and logs of the budgeted metrics."""
-        objective, spent = self._exact(self.arguments, jnp.asarray(logs, float)[None])
-        return float(objective[0]), {name: float(values[0]) for name, values in spent.items()}
+        objective, spent = self.values(logs[None])
+        return float(objective[0]), {name: float(each[0]) for name, each in spent.items()}
 
     def slopes(self, logs: np.ndarray, relaxation: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Gradients of the log objective and of the log budgeted metrics with respect to log fields, at one point."""
@@ -192,11 +228,11 @@ class Search:
         return np.where(feasible, objective, np.inf)
 
     def _judge(self, logs: np.ndarray, limits: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
-        objective, spent = self._exact(self.arguments, jnp.asarray(logs, float))
+        objective, spent = self.values(logs)
         kept = np.ones(len(logs), bool)
         for name, limit in limits.items():
-            kept &= np.asarray(spent[name]) <= float(jnp.log(limit)) + 2.0 * SLACK + 1e-6
-        return np.asarray(objective, np.float64), kept
+            kept &= spent[name] <= float(jnp.log(limit)) + 3.0 * SLACK
+        return objective, kept
 
     def run(self, seed: int = 0, limits: dict[str, float] | None = None) -> Found:
         """Search once.
@@ -212,10 +248,10 @@ class Search:
         space = Samples(self.problem.free, settings.starts, "sobol", seed)
         points = space.slice(0, settings.starts)
         starts = np.log(np.stack([points[each.field] for each in self.problem.free], axis=1))
-        ends = np.asarray(self._descend(self.arguments, jnp.asarray(starts, float), chosen), np.float64)
+        ends = self._ends(starts, chosen)
         spent = settings.starts * settings.steps * GRADIENT_COST
         best, best_value, kept, trace = ends[0], np.inf, False, []
-        pool = self._repaired(ends, np.ones_like(ends), chosen)
+        pool = self._repair(ends, np.ones_like(ends), chosen)
         parents = pool
         for number in range(settings.rounds + 1):
             objective, feasible = self._judge(pool, chosen)
@@ -236,7 +272,7 @@ class Search:
             shift = spread * random.normal(size=(settings.candidates, len(self.problem.free)))
             ways = random.dirichlet(np.ones(len(self.problem.free)), settings.candidates) + 1e-3
             moved = np.clip(chosen_parents + shift, self.low, self.high)
-            pool = self._repaired(moved, ways, chosen)
+            pool = self._repair(moved, ways, chosen)
         if not kept:
             objective, _ = self._judge(best[None], chosen)
             best_value = float(objective[0])
@@ -245,6 +281,8 @@ class Search:
 
 _STIFFNESS = 20.0
 """Of the augmented Lagrangian's quadratic term, in logs."""
+_LAST_PACE = 0.05
+"""Learning rate of the last step over the first; a cosine in between."""
 _PRICE_RATE = 0.3
 """How fast its multipliers follow."""
 _REACH = 20.0
