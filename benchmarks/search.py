@@ -1,7 +1,7 @@
 """The design search beside random search, CMA-ES and TPE at equal numbers of forecasts, and an exhaustive grid.
 
     pip install 'neusight-jax[bench]'
-    python benchmarks/search.py --seeds 10 --grid 32 [--skip-tpe] [--json FILE]
+    python benchmarks/search.py --seeds 10 --grid 32 [--methods NAME ...] [--json FILE]
 
 Problem: SM count, clock, bandwidth and L2 of an H100-like machine, for GPT-3 XL training and BERT-large inference
 (geometric mean of their seconds), at most 800 mm2 and 600 W. One evaluation is an exact forecast of both workloads on
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=2000)
     parser.add_argument("--grid", type=int, default=32, help="points per field of the exhaustive grid; 0 = none")
     parser.add_argument("--checkpoint", default="fp32")
-    parser.add_argument("--skip-tpe", action="store_true")
+    parser.add_argument("--methods", nargs="*", help="only these; default all")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     begin = time.perf_counter()
@@ -200,10 +200,11 @@ def main() -> None:
         more = ", filled" if filled else ""
         methods["random" + more] = lambda seed, f=filled: run_random(search, chosen.evaluations, seed, f)
         methods["CMA-ES" + more] = lambda seed, f=filled: run_cma(search, chosen.evaluations, seed, f)
-        if not chosen.skip_tpe:
-            methods["TPE" + more] = lambda seed, f=filled: run_tpe(search, chosen.evaluations, seed, f)
+        methods["TPE" + more] = lambda seed, f=filled: run_tpe(search, chosen.evaluations, seed, f)
     traces = {}
     for name, run in methods.items():
+        if chosen.methods and name not in chosen.methods:
+            continue
         begin = time.perf_counter()
         traces[name] = np.array([run(seed)[: chosen.evaluations] for seed in range(chosen.seeds)])
         print(f"{name}: {(time.perf_counter() - begin) / chosen.seeds:.2f} s a seed", flush=True)
@@ -212,12 +213,11 @@ def main() -> None:
     if chosen.grid:
         grid, where, points, seconds = grid_best(search)
         figures = {each.field: float(value) for each, value in zip(search.problem.free, np.exp(where), strict=True)}
-        print(
-            f"grid: {points} points in {seconds:.1f} s ({seconds / points * 1e6:.1f} us each), best {np.exp(grid):.6f} s"
-        )
+        each = seconds / points * 1e6
+        print(f"grid: {points} points in {seconds:.1f} s ({each:.1f} us each), best {np.exp(grid):.6f} s")
         print(f"  at {figures}; best of any method {np.expm1(best - grid):+.3%}")
         best, label = grid, "best of the grid"
-    target = float(np.median(traces["random"][:, -1]))
+    target = float(np.median(traces["random"][:, -1])) if "random" in traces else best
     print(f"\n{chosen.seeds} seeds, {chosen.evaluations} evaluations; distance from the {label}")
     print(f"{'method':<16} {'median':>8} {'least':>8} {'most':>8}   evaluations to the random median (median, most)")
     table = {}

@@ -42,7 +42,7 @@ def sweep(output: Path, rows: int, checkpoint: str) -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     print(
         f"process {jax.process_index()} of {jax.process_count()}, {jax.device_count()} devices: {rows} forecasts in "
-        f"{seconds:.1f} s, {seconds / rows * 1e6:.1f} us each, first chunk {first:.1f} s, at most {memory:.2f} GB",
+        f"{seconds:.1f} s, {seconds / rows * 1e6:.1f} us each, first chunk {first:.1f} s, {memory:.2f} GB",
         flush=True,
     )
 
@@ -84,9 +84,7 @@ def main() -> None:
         import pandas as pd
 
         one, two = (pd.read_parquet(path)["seconds"].to_numpy() for path in (chosen.compare, output))
-        print(
-            f"largest relative difference from {chosen.compare}: {np.max(np.abs(two / one - 1)):.1e} over {len(one)} rows"
-        )
+        print(f"largest relative difference: {np.max(np.abs(two / one - 1)):.1e} over {len(one)} rows")
     if not chosen.join:
         print(f"file: {output.stat().st_size / 1e6:.1f} MB")
 

@@ -23,7 +23,7 @@ from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.sweep.space import Grid, Range
 
-FEW = Settings(starts=4, steps=25, rounds=8, candidates=32)
+FEW = Settings(starts=3, steps=20, rounds=8, candidates=32)
 
 
 @jax.tree_util.register_dataclass
@@ -56,9 +56,14 @@ def analytic(weights: tuple[float, float] = (1.0, 1.0), **more: Any) -> Search:
     return Search(problem(RooflinePredictor(), nj.load_gpu("H100"), FREE, loads, **asked), FEW)
 
 
+@pytest.fixture(scope="module")
+def equal() -> Search:
+    return analytic()
+
+
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0)])
-def test_a_known_optimum(weights: tuple[float, float]) -> None:
-    search = analytic(weights)
+def test_a_known_optimum(weights: tuple[float, float], equal: Search) -> None:
+    search = equal if weights == (1.0, 1.0) else analytic(weights)
     found = answer(search, search.run(0))
     share = weights[0] / sum(weights)
     assert found.feasible
@@ -68,7 +73,7 @@ def test_a_known_optimum(weights: tuple[float, float]) -> None:
     # log t = −Σ share · log(part) and parts scale with the budget: 1 % more area buys 1 %.
     assert found.multipliers.budgets["area_mm2"] == pytest.approx(1.0, abs=0.05)
     assert found.multipliers.residual < 0.1
-    assert found.evaluations == FEW.evaluations == 4 * 25 * 4 + 4 + 8 * 32
+    assert found.evaluations == FEW.evaluations == 3 * 20 * 4 + 3 + 8 * 32
     best = np.exp(-share * np.log(800 * share / 4) - (1 - share) * np.log(8e12 * (1 - share)))
     own = np.exp(-share * np.log(found.free["num_sms"]) - (1 - share) * np.log(found.free["mem_bytes_per_s"]))
     assert own / best < 1.002
@@ -84,42 +89,47 @@ def test_multipliers_agree_with_another_search() -> None:
         assert first.multipliers.budgets[name] == pytest.approx(slope, abs=0.06), name
 
 
-def test_a_loose_budget_is_worth_nothing_and_bounds_are_named() -> None:
-    search = analytic(budgets={"area_mm2": 1e5})
-    found = answer(search, search.run(0))
+def test_a_loose_budget_is_worth_nothing_and_bounds_are_named(equal: Search) -> None:
+    loose = {"area_mm2": 1e5}
+    found = answer(equal, equal.run(0, loose), limits=loose)
     assert found.multipliers.budgets["area_mm2"] == 0.0
     assert set(found.multipliers.bounds) == {"num_sms", "mem_bytes_per_s"}
     assert found.free["num_sms"] == 1000
     assert found.multipliers.bounds["num_sms"] == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_goal_on_latency_and_least_area() -> None:
+def test_a_goal_on_latency_and_least_area(equal: Search) -> None:
     """The dual problem: least area for a latency, a budget that needs forecasts."""
-    base = analytic()
-    best = answer(base, base.run(0))
+    best = answer(equal, equal.run(0))
     dual = analytic(objective="area", budgets={"latency_s": best.metrics["latency_s"]})
     found = answer(dual, dual.run(0))
     assert found.feasible
     assert found.metrics["area_mm2"] == pytest.approx(800.0, rel=0.02)
 
 
-def test_no_machine_is_said_so() -> None:
-    search = analytic(budgets={"area_mm2": 20.0})
+@pytest.mark.parametrize(("power", "area"), [(2.0, 50.0), (0.5, 800.0)])
+def test_an_objective_with_costs_need_not_use_up_a_budget(power: float, area: float) -> None:
+    """latency · area^p over the whole range: latency falls as 1/area, so p > 1 asks for the least machine of all."""
+    search = analytic(objective={"latency_s": 1.0, "area_mm2": power})
     found = answer(search, search.run(0))
+    assert found.metrics["area_mm2"] == pytest.approx(area, rel=0.02)
+
+
+def test_no_machine_is_said_so(equal: Search) -> None:
+    found = answer(equal, equal.run(0, {"area_mm2": 20.0}))
     assert not found.feasible
     assert "NO MACHINE IN THE BOUNDS KEEPS EVERY BUDGET" in str(found)
 
 
-def test_a_front_falls_and_equals_single_searches() -> None:
-    search = analytic()
-    front = pareto(search, "area_mm2", [200.0, 400.0, 800.0])
+def test_a_front_falls_and_equals_single_searches(equal: Search) -> None:
+    front = pareto(equal, "area_mm2", [200.0, 400.0, 800.0])
     assert [each.metrics["area_mm2"] for each in front] == pytest.approx([200, 400, 800], rel=0.01)
     times = np.array([each.metrics["latency_s"] for each in front])
     np.testing.assert_allclose(times[:-1] / times[1:], 2.0, rtol=0.02)
-    assert front[-1].free == answer(search, search.run(0)).free
+    assert front[-1].free == answer(equal, equal.run(0)).free
     assert non_dominated([*front, front[0]], "area_mm2") == front
     with pytest.raises(InputError, match="needs a budget on it"):
-        pareto(search, "power_w", [1.0])
+        pareto(equal, "power_w", [1.0])
 
 
 STEPPED = (Range("num_sms", 40, 160, count=25), Range("mem_bytes_per_s", 1e12, 6e12, count=25))

@@ -55,9 +55,9 @@ def design(
     dtype: Dtype = "fp32",
     fused: Fused = False,
     checkpoint: Checkpoint = "fp32",
-    starts: Annotated[int, typer.Option("--starts", help="Descents at once.")] = 8,
-    steps: Annotated[int, typer.Option("--steps", help="Of each descent.")] = 30,
-    rounds: Annotated[int, typer.Option("--rounds", help="Of exact refinement, 64 machines each.")] = 10,
+    starts: Annotated[int, typer.Option("--starts", help="Descents at once.")] = 3,
+    steps: Annotated[int, typer.Option("--steps", help="Of each descent.")] = 15,
+    rounds: Annotated[int, typer.Option("--rounds", help="Of exact refinement, 64 machines each.")] = 16,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal answers.")] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", help="A folder for design.json and report.html; new or empty.")

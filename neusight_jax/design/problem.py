@@ -96,6 +96,12 @@ class Problem:
         return (*TIMES, *(load.name for load in self.workloads), *costs, *FIELDS)
 
     @property
+    def grows(self) -> bool:
+        """Whether only times count, so that a larger machine is never worse."""
+        timed = (*TIMES, *(load.name for load in self.workloads))
+        return all(name in timed for name in self.exponents)
+
+    @property
     def cheap(self) -> tuple[str, ...]:
         """Budgets that need no forecast."""
         timed = (*TIMES, *(load.name for load in self.workloads))

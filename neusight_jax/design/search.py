@@ -1,9 +1,13 @@
 """The search: many gradient descents at once, then exact refinement on the grid of values a chip can have.
 
 1. *Descent.* `starts` machines, Sobol points inside the bounds, go down together under `vmap`: optax Adam on a logistic
-   parametrisation of log fields, budgets by an augmented Lagrangian on log(metric / limit), whole waves relaxed
-   (`Settings.relaxation`), the relaxation lowered linearly to `Settings.last_relaxation`. It does not reach 0: the
-   slope of the SM count that a relaxation passes on is proportional to it.
+   parametrisation of log fields. Every point lies on the surface where the first budget binds: it is grown or shrunk
+   there, all fields alike, by bisection on the cost model, and the gradient is that along the surface. Budgets that
+   need a forecast are kept by an augmented Lagrangian instead. Whole waves are relaxed, fully by default; the
+   relaxation can be lowered linearly to `Settings.last_relaxation`, but the slope of the SM count that a relaxation
+   passes on is proportional to it, and ending at 0.5 left the descents 4 to 9 times further from the optimum
+   (docs/design.md). An objective that holds costs is not better on a larger machine (`Problem.grows`): there points are
+   only shrunk into the budgets, never grown.
 2. *Refinement.* Exact forecasts from here on. Candidates around the best points, in log fields with a shrinking
    spread, are rounded to the fields' steps and grown or shrunk until a budget binds (bisection on the cost model,
    which needs no forecast). The best feasible exact candidate is the answer.
@@ -47,12 +51,12 @@ class Settings:
       spread, last_spread: standard deviation of candidates in log fields, first and last round.
     """
 
-    starts: int = 8
-    steps: int = 30
-    learning_rate: float = 0.25
+    starts: int = 3
+    steps: int = 15
+    learning_rate: float = 1.0
     relaxation: float = 1.0
-    last_relaxation: float = 0.5
-    rounds: int = 10
+    last_relaxation: float = 1.0
+    rounds: int = 16
     candidates: int = 64
     spread: float = 0.1
     last_spread: float = 0.004
@@ -113,18 +117,45 @@ class Search:
         objective = sum(power * jnp.log(found[name]) for name, power in self.problem.exponents.items())
         return jnp.asarray(objective), {name: jnp.log(found[name]) for name in self.problem.budgets}
 
+    def _logs(self, raw: Array) -> Array:
+        """Log fields inside their bounds from logistic units."""
+        low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
+        return low + (high - low) * jax.nn.sigmoid(raw)
+
+    def _grown(self, given: Given, raw: Array, limits: dict[str, Array]) -> Array:
+        """The point with all logistic units moved alike until a cheap budget binds; see the module docstring.
+
+        Gradient: that of the surface the budgets bound (implicit function theorem), corners rounded by `_SHARPNESS`.
+        """
+        if not self.problem.cheap:
+            return raw
+
+        def excess(point: Array, amount: Array) -> Array:
+            found = cost_metrics(given.costs, given.base, self.problem.figures(self._logs(point + amount)))
+            over = jnp.stack([jnp.log(found[name]) - jnp.log(limits[name]) for name in self.problem.cheap])
+            return jax.nn.logsumexp(over * _SHARPNESS) / _SHARPNESS
+
+        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+            middle = 0.5 * (ends[0] + ends[1])
+            inside = excess(jax.lax.stop_gradient(raw), middle) <= 0.0
+            return jnp.where(inside, middle, ends[0]), jnp.where(inside, ends[1], middle)
+
+        reach = jnp.asarray(_REACH, float)
+        amount = jax.lax.stop_gradient(jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))[0])
+        left, slope = jax.value_and_grad(excess, argnums=1)(raw, amount)
+        slope = jax.lax.stop_gradient(slope)
+        amount = amount - jnp.where(slope > _FLAT, left / jnp.maximum(slope, _FLAT), 0.0)
+        return raw + (amount if self.problem.grows else jnp.minimum(amount, 0.0))
+
     def _descent(
         self, given: Given, start: Array, limits: dict[str, Array], steps: Array, rate: Array, relaxations: Array
     ) -> Array:
         low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
         optimizer = optax.scale_by_adam()
 
-        def logs_of(raw: Array) -> Array:
-            return low + (high - low) * jax.nn.sigmoid(raw)
-
         def loss(raw: Array, prices: Array, relaxation: Array) -> tuple[Array, Array]:
-            objective, spent = self._value(given, logs_of(raw), relaxation)
-            excess = jnp.stack([spent[name] - jnp.log(limits[name]) for name in limits] or [jnp.full((), -1.0)])
+            objective, spent = self._value(given, self._logs(self._grown(given, raw, limits)), relaxation)
+            excess = jnp.stack([spent[name] - jnp.log(limits[name]) for name in self.timed] or [jnp.full((), -1.0)])
             push = jax.nn.relu(prices + _STIFFNESS * excess)
             return objective + jnp.sum(push**2) / (2.0 * _STIFFNESS), push
 
@@ -137,14 +168,15 @@ class Search:
                 change, moments = optimizer.update(slope, moments)
             prices = prices + _PRICE_RATE * (push - prices)
             pace = rate * (_LAST_PACE + (1.0 - _LAST_PACE) * 0.5 * (1.0 + jnp.cos(jnp.pi * share)))
-            return raw - pace * change, prices, moments
+            raw = jax.lax.stop_gradient(self._grown(given, raw - pace * change, limits))
+            return jnp.clip(raw, -_FAR, _FAR), prices, moments
 
         share = jnp.clip((start - low) / jnp.maximum(high - low, 1e-9), _INSIDE, 1.0 - _INSIDE)
-        raw = jnp.log(share / (1.0 - share))
-        prices = jnp.zeros((max(len(limits), 1),))
+        raw = jnp.clip(self._grown(given, jnp.log(share / (1.0 - share)), limits), -_FAR, _FAR)
+        prices = jnp.zeros((max(len(self.timed), 1),))
         begin = (raw, prices, optimizer.init(raw))
         raw, _, _ = jax.lax.fori_loop(0, steps.astype(jnp.int32), step, begin)
-        return logs_of(raw)
+        return self._logs(raw)
 
     def _filled(self, given: Given, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
         """The point moved along `ways` (log field per step, ≥ 0) until a cheap budget binds or all are at a bound."""
@@ -163,7 +195,8 @@ class Search:
 
         reach = jnp.asarray(_REACH, float)
         amount, _ = jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))
-        return jnp.where(fits(reach), at(reach), at(amount))
+        amount = jnp.where(fits(reach), reach, amount)
+        return at(amount if self.problem.grows else jnp.minimum(amount, 0.0))
 
     def _cheap_fit(self, given: Given, logs: Array, limits: dict[str, Array]) -> Array:
         """Whether a point keeps the budgets that need no forecast."""
@@ -279,6 +312,12 @@ class Search:
         return Found(best, best_value, kept, spent, tuple(trace))
 
 
+_SHARPNESS = 50.0
+"""Rounding of the corner where two budgets bind: both are kept, log(2)/50 = 1.4 % is left there for the refinement."""
+_FLAT = 1e-4
+"""Slope of the budgets below which all fields are at their bounds."""
+_FAR = 6.0
+"""Largest logistic unit: 0.25 % of a range from its end."""
 _STIFFNESS = 20.0
 """Of the augmented Lagrangian's quadratic term, in logs."""
 _LAST_PACE = 0.05
