@@ -48,7 +48,8 @@ class Settings:
       learning_rate: of Adam, in logistic units.
       relaxation, last_relaxation: of whole waves at the first and last step.
       rounds, candidates: of the refinement, and per round.
-      spread, last_spread: standard deviation of candidates in log fields, first and last round.
+      spread, last_spread: standard deviation of candidates in log fields, first and last round; rounds that gain much
+        widen it instead.
     """
 
     starts: int = 3
@@ -257,15 +258,17 @@ class Search:
 
     def evaluate(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
         """Exact log objective of points [point, field]; infinite where a budget is broken."""
-        objective, feasible = self._judge(np.asarray(logs), self._limits(limits))
-        return np.where(feasible, objective, np.inf)
+        objective, excess = self._judge(np.asarray(logs), self._limits(limits))
+        return np.where(excess == 0.0, objective, np.inf)
 
     def _judge(self, logs: np.ndarray, limits: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
+        """Exact log objectives, and log excesses summed over the budgets: 0 where all are kept."""
         objective, spent = self.values(logs)
-        kept = np.ones(len(logs), bool)
+        excess = np.zeros(len(logs))
         for name, limit in limits.items():
-            kept &= spent[name] <= float(jnp.log(limit)) + 3.0 * SLACK
-        return objective, kept
+            over = spent[name] - float(jnp.log(limit))
+            excess += np.where(over > 3.0 * SLACK, over, 0.0)
+        return objective, excess
 
     def run(self, seed: int = 0, limits: dict[str, float] | None = None) -> Found:
         """Search once.
@@ -283,35 +286,43 @@ class Search:
         starts = np.log(np.stack([points[each.field] for each in self.problem.free], axis=1))
         ends = self._ends(starts, chosen)
         spent = settings.starts * settings.steps * GRADIENT_COST
-        best, best_value, kept, trace = ends[0], np.inf, False, []
+        best, best_value, trace = ends[0], np.inf, []
+        center, center_merit = ends[0], np.inf
         pool = self._repair(ends, np.ones_like(ends), chosen)
-        parents = pool
+        parents, spread = pool, settings.spread
+        narrow = (settings.last_spread / settings.spread) ** (1.0 / max(settings.rounds - 1, 1))
         for number in range(settings.rounds + 1):
-            objective, feasible = self._judge(pool, chosen)
+            objective, excess = self._judge(pool, chosen)
             spent += len(pool)
-            value = np.where(feasible, objective, np.inf)
-            first = int(np.argmin(value))
-            if value[first] < best_value:
-                best, best_value, kept = pool[first], float(value[first]), True
+            value = np.where(excess == 0.0, objective, np.inf)
+            if value.min() < best_value:
+                best, best_value = pool[int(value.argmin())], float(value.min())
+            merit = objective + _PENALTY * excess
+            if number > 0:
+                spread *= _WIDEN if center_merit - merit.min() > _FAST else narrow
+            if merit.min() < center_merit:
+                center, center_merit = pool[int(merit.argmin())], float(merit.min())
             trace.append((spent, best_value))
             if number == 0:
-                order = np.argsort(value)
-                parents = pool[order[: max(1, settings.starts // 2)]]
+                parents = pool[np.argsort(merit)[: max(1, settings.starts // 2)]]
             if number == settings.rounds:
                 break
-            share = number / max(settings.rounds - 1, 1)
-            spread = settings.spread * (settings.last_spread / settings.spread) ** share
-            chosen_parents = parents[random.integers(len(parents), size=settings.candidates)] if number < 2 else best
+            around = parents[random.integers(len(parents), size=settings.candidates)] if number < 2 else center
             shift = spread * random.normal(size=(settings.candidates, len(self.problem.free)))
             ways = random.dirichlet(np.ones(len(self.problem.free)), settings.candidates) + 1e-3
-            moved = np.clip(chosen_parents + shift, self.low, self.high)
+            moved = np.clip(around + shift, self.low, self.high)
             pool = self._repair(moved, ways, chosen)
+        kept = np.isfinite(best_value)
         if not kept:
-            objective, _ = self._judge(best[None], chosen)
-            best_value = float(objective[0])
-        return Found(best, best_value, kept, spent, tuple(trace))
+            best = center
+            best_value = float(self._judge(best[None], chosen)[0][0])
+        return Found(best, best_value, bool(kept), spent, tuple(trace))
 
 
+_FAST, _WIDEN = 0.02, 1.6
+"""A round that gains more than this in log merit widens the spread by this factor; others narrow it."""
+_PENALTY = 10.0
+"""Of the log excess over budgets, where candidates are compared; more than any multiplier met."""
 _SHARPNESS = 50.0
 """Rounding of the corner where two budgets bind: both are kept, log(2)/50 = 1.4 % is left there for the refinement."""
 _FLAT = 1e-4
