@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from neusight_jax.arithmetic import dtype_index
 from neusight_jax.design.answers import Design
 from neusight_jax.design.report import UNITS
 from neusight_jax.errors import InputError, unknown_name
@@ -37,9 +38,9 @@ def _axes(title: str, across: str, up: str) -> tuple[Figure, Any]:
 def _scaled(name: str) -> tuple[float, str]:
     """Factor and label of a field or metric in the unit people use."""
     if name.endswith("_flop_per_s"):
-        return TERA, f"{name.removesuffix('_flop_per_s')} peak, TFLOP/s"
+        return TERA, f"{name} (TFLOP/s)"
     scale, unit = UNITS.get(name, (1.0, "s"))
-    return scale, f"{name.rsplit('_bytes', 1)[0]}, {unit}" if name in UNITS else f"{name}, s"
+    return scale, f"{name} ({unit})"
 
 
 def roofline(forecast: Forecast, gpu: GPU) -> Figure:
@@ -65,7 +66,9 @@ def roofline(forecast: Forecast, gpu: GPU) -> Figure:
     least, most = float(intensity[real].min()), float(intensity[real].max())
     span = np.geomspace(min(0.05, 0.5 * least), max(1e3, 2.0 * most), 200)
     peaks = {"fp32 vector": float(np.asarray(gpu.fp32_flop_per_s))}
-    peaks[f"{forecast.dtype} matrix"] = float(np.asarray(gpu.peak_flop_per_s(forecast.dtype)))
+    matrix = float(np.asarray(gpu.matrix_paths())[dtype_index(forecast.dtype)])
+    if matrix != peaks["fp32 vector"]:
+        peaks[f"{forecast.dtype} matrix"] = matrix
     for name, peak in peaks.items():
         roof = np.minimum(peak, span * float(np.asarray(gpu.mem_bytes_per_s))) / TERA
         axes.plot(span, roof, linewidth=1.2, label=f"roof, {name}")
