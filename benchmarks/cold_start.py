@@ -37,9 +37,7 @@ def main() -> None:
         bare = [seconds([sys.executable, "-c", "import jax"], environment) for _ in range(chosen.rounds)]
         whole = [seconds(predict, environment) for _ in range(chosen.rounds)]
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
-    print(
-        f"import jax {min(bare):.2f} s; predict {min(whole):.2f} s, the first time {first:.2f} s; at most {memory:.2f} GB"
-    )
+    print(f"import jax {min(bare):.2f} s; predict {min(whole):.2f} s, first {first:.2f} s; at most {memory:.2f} GB")
     print(f"predict / import jax {min(whole) / min(bare):.2f}  (target: at most 5)")
 
 

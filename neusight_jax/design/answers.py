@@ -133,8 +133,15 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
     asked = search.problem
     figures = {each.field: float(value) for each, value in zip(asked.free, np.exp(found.logs), strict=True)}
     figures = {name: float(each.rounded(figures[name])) for name, each in zip(figures, asked.free, strict=True)}
-    own, seconds = _exact_metrics(search, figures)
-    before, base_seconds = _exact_metrics(search, {})
+    base_logs = np.log([float(np.asarray(getattr(asked.base, each.field))) for each in asked.free])
+    metrics_of, seconds_of = search.metrics(np.stack([found.logs, base_logs]))
+    own, before = (
+        {name: float(values[place]) for name, values in metrics_of.items() if name not in FIELDS} for place in (0, 1)
+    )
+    seconds, base_seconds = (
+        {load.name: float(value) for load, value in zip(asked.workloads, seconds_of[place], strict=True)}
+        for place in (0, 1)
+    )
     return Design(
         gpu=jax.tree.map(float, vary(asked.base, figures)),
         free=figures,
@@ -149,22 +156,6 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
         evaluations=found.evaluations,
         seed=seed,
         trace=found.trace,
-    )
-
-
-_metrics = jax.jit(metrics)
-
-
-def _exact_metrics(search: Search, figures: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Metrics but the GPU fields, and seconds by workload."""
-    asked = search.problem
-    given = {each.field: jnp.asarray(float(np.asarray(getattr(asked.base, each.field)))) for each in asked.free}
-    given |= {name: jnp.asarray(value) for name, value in figures.items()}
-    found, seconds = _metrics(search.arguments, given, 0.0)
-    names = [load.name for load in asked.workloads]
-    return (
-        {name: float(value) for name, value in found.items() if name not in FIELDS},
-        {name: float(value) for name, value in zip(names, np.asarray(seconds), strict=True)},
     )
 
 

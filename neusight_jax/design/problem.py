@@ -19,7 +19,7 @@ from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import kernel_latency, require_covered
 from neusight_jax.roofline import Scalar
-from neusight_jax.sweep.space import Range
+from neusight_jax.sweep.space import WHOLE, Range
 from neusight_jax.terms import Predictor
 from neusight_jax.workload import Workload, combined
 
@@ -114,9 +114,13 @@ class Problem:
         low, high = (np.log(np.array([float(end[side]) for end in ends])) for side in (0, 1))
         return low, high
 
-    def figures(self, logs: Float[Array, " field"]) -> dict[str, Float[Array, ""]]:
-        """Free fields by name from their logarithms."""
-        return {each.field: jnp.exp(logs[place]) for place, each in enumerate(self.free)}
+    def figures(self, logs: Float[Array, " field"], *, whole: bool = False) -> dict[str, Float[Array, ""]]:
+        """Free fields by name from their logarithms; `whole` undoes the rounding of logarithms of whole numbers.
+
+        128 SMs must not come back as 127.99999: ten waves would be eleven.
+        """
+        figures = {each.field: jnp.exp(logs[place]) for place, each in enumerate(self.free)}
+        return {name: jnp.round(value) if whole and name in WHOLE else value for name, value in figures.items()}
 
 
 def _floats(gpu: GPU) -> GPU:

@@ -18,7 +18,6 @@ Every forecast of all workloads on one machine counts as one evaluation, one wit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -102,7 +101,7 @@ class Search:
         self.arguments = arguments(problem)
         self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
         self._descend = jax.jit(jax.vmap(self._descent, in_axes=(None, 0, None, None, None, None)))
-        self._exact = jax.jit(jax.vmap(partial(self._value, relaxation=0.0), in_axes=(None, 0)))
+        self._exact = jax.jit(jax.vmap(self._exactly, in_axes=(None, 0)))
         self._slopes = jax.jit(jax.jacrev(self._value, argnums=1))
         self._fits = jax.jit(jax.vmap(self._cheap_fit, in_axes=(None, 0, None)))
         self._fill = jax.jit(jax.vmap(self._filled, in_axes=(None, 0, 0, None)))
@@ -113,10 +112,18 @@ class Search:
 
     def _value(self, given: Given, logs: Array, relaxation: Any) -> tuple[Array, dict[str, Array]]:
         """Log objective and logs of the budgeted metrics of one machine."""
-        found, seconds = metrics(given, self.problem.figures(logs), relaxation)
-        found |= {load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}
+        return self._judged(metrics(given, self.problem.figures(logs), relaxation))
+
+    def _judged(self, known: tuple[dict[str, Array], Array]) -> tuple[Array, dict[str, Array]]:
+        found, seconds = known
+        found = {**found, **{load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}}
         objective = sum(power * jnp.log(found[name]) for name, power in self.problem.exponents.items())
         return jnp.asarray(objective), {name: jnp.log(found[name]) for name in self.problem.budgets}
+
+    def _exactly(self, given: Given, logs: Array) -> tuple[Array, dict[str, Array], dict[str, Array], Array]:
+        """As `_value` with whole waves and whole SMs, and all metrics and seconds."""
+        known = metrics(given, self.problem.figures(logs, whole=True), 0.0)
+        return (*self._judged(known), *known)
 
     def _logs(self, raw: Array) -> Array:
         """Log fields inside their bounds from logistic units."""
@@ -243,8 +250,20 @@ class Search:
 
     def values(self, logs: np.ndarray) -> tuple[Float[np.ndarray, " point"], dict[str, np.ndarray]]:
         """Exact log objectives of points [point, field], and logs of the budgeted metrics [point]."""
-        objective, spent = self._exact(self.arguments, jnp.asarray(logs, float))
-        return np.asarray(objective, np.float64), {name: np.asarray(each, np.float64) for name, each in spent.items()}
+        objective, spent, _, _ = self._padded(logs)
+        return objective, spent
+
+    def metrics(self, logs: np.ndarray) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "point workload"]]:
+        """Exact metrics of points [point, field], and seconds of their workloads."""
+        _, _, found, seconds = self._padded(logs)
+        return found, seconds
+
+    def _padded(self, logs: np.ndarray) -> Any:
+        """`_exactly` of points, filled up to one batch size so that few of them and many share a program."""
+        count, width = len(logs), max(len(logs), self.settings.candidates, self.settings.starts)
+        padded = np.concatenate([logs, np.repeat(logs[-1:], width - count, axis=0)])
+        known = self._exact(self.arguments, jnp.asarray(padded, float))
+        return jax.tree.map(lambda values: np.asarray(values, np.float64)[:count], known)
 
     def exact(self, logs: np.ndarray) -> tuple[float, dict[str, float]]:
         """Exact log objective of one point [field], and logs of the budgeted metrics."""
