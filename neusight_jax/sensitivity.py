@@ -143,7 +143,8 @@ def elasticities(
     Args: as `latency.kernel_latency`; a GPU of arrays [kernel] gives every kernel a machine of its own.
     Returns: family -> seconds [kernel]; name of `ROWS` -> family -> d log seconds / d log figure [kernel].
     """
-    seconds, slopes = _elasticities(predictor, on_device(gpu), kernels, isolated, relaxation)
+    switches = (jnp.asarray(isolated, float), jnp.asarray(relaxation, float))
+    seconds, slopes = _elasticities(predictor, on_device(gpu), kernels, *switches)
     return seconds, dict(zip(ROWS, slopes, strict=True))
 
 
