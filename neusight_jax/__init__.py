@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
+    from neusight_jax.design.answers import design
     from neusight_jax.errors import InputError
     from neusight_jax.forecast import Forecast, predict
     from neusight_jax.gpu import GPU, stack_gpus
@@ -26,16 +27,24 @@ if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
+    from neusight_jax.sensitivity import sensitivity
+    from neusight_jax.sweep.run import sweep
+    from neusight_jax.sweep.space import Grid, Range, Samples
     from neusight_jax.training.calibration import calibrate
+    from neusight_jax.workload import workload
 
 __all__ = [
     "GPU",
     "Forecast",
     "Graph",
+    "Grid",
     "InputError",
     "KernelTable",
+    "Range",
+    "Samples",
     "__version__",
     "calibrate",
+    "design",
     "graph_from_config",
     "kernel_latency",
     "latency",
@@ -49,12 +58,16 @@ __all__ = [
     "predict_kernels",
     "read_kernels",
     "read_measurements",
+    "sensitivity",
     "stack_gpus",
+    "sweep",
+    "workload",
 ]
 
 _HOMES = {
     "checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
     "datasets.measurements": ("read_kernels", "read_measurements"),
+    "design.answers": ("design",),
     "errors": ("InputError",),
     "forecast": ("Forecast", "predict"),
     "gpu": ("GPU", "stack_gpus"),
@@ -66,6 +79,10 @@ _HOMES = {
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
     "training.calibration": ("calibrate",),
+    "sensitivity": ("sensitivity",),
+    "sweep.run": ("sweep",),
+    "sweep.space": ("Grid", "Range", "Samples"),
+    "workload": ("workload",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

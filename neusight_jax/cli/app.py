@@ -15,18 +15,26 @@ from typer.core import TyperGroup
 
 from neusight_jax import __version__
 from neusight_jax.cli.calibrate import calibrate
+from neusight_jax.cli.design import design
 from neusight_jax.cli.evaluate import evaluate
 from neusight_jax.cli.importing import import_neusight
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.predict import predict
 from neusight_jax.cli.profile import profile
+from neusight_jax.cli.sensitivity import sensitivity
 from neusight_jax.cli.startup import prepare_jax
+from neusight_jax.cli.sweep import sweep
 from neusight_jax.cli.train import train
 from neusight_jax.errors import InputError
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 LISTS = ("--measurements", "--hold-out", "--device", "--baseline")
 """Options that take several values, as `--option A B` or `--option A --option B`."""
+COMMAND_LISTS = {
+    "sweep": ("--gpu", "--grid", "--range", "--batch-size", "--sequence-length"),
+    "design": ("--free", "--budget", "--set"),
+}
+"""The same for single commands."""
 
 # typer exports only a subclass of the exception it raises for unusable arguments.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -63,6 +71,9 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(calibrate)
 app.command()(profile)
+app.command()(sensitivity)
+app.command()(sweep)
+app.command()(design)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
 app.add_typer(imports, name="import")
 imports.command("neusight")(import_neusight)
@@ -86,16 +97,17 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    prepare_jax(any_platform=ctx.invoked_subcommand == "train")
+    prepare_jax(any_platform=ctx.invoked_subcommand in ("train", "sweep"))
 
 
 def _spread(arguments: Sequence[str]) -> list[str]:
-    """`--option A B` as `--option A --option B`, for the options in `LISTS`."""
+    """`--option A B` as `--option A --option B`, for the options in `LISTS` and `COMMAND_LISTS`."""
+    lists = (*LISTS, *COMMAND_LISTS.get(arguments[0] if arguments else "", ()))
     out: list[str] = []
     option = ""
     for argument in arguments:
         if argument.startswith("-") and argument != "-":
-            option = argument if argument in LISTS else ""
+            option = argument if argument in lists else ""
         elif option and out[-1] != option:
             out.append(option)
         out.append(argument)

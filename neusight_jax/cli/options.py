@@ -20,6 +20,12 @@ Fused = Annotated[bool, typer.Option("--fused", help="Merge elementwise chains a
 Checkpoint = Annotated[
     str, typer.Option("--checkpoint", help="A name of `neusight-jax checkpoints`, or a folder written by `train`.")
 ]
+Models = Annotated[
+    list[str], typer.Argument(metavar="MODEL...", help="Names of `neusight-jax models`, or config.json files.")
+]
+Relaxation = Annotated[
+    float, typer.Option("--relaxation", help="0 = whole waves, 1 = none: smooths what has no slope.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 MeasurementFolders = Annotated[
     list[Path], typer.Option("--measurements", help="Folders or Parquet files of the measurement schema.")

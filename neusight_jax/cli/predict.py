@@ -33,7 +33,7 @@ def predict(
 
     gpu_name, machine = load_named_gpu(gpu)
     if sequence_length is None:
-        sequence_length = _longest(model)
+        sequence_length = longest(model)
     graph = graph_from_config(model, batch_size, sequence_length, mode, dtype, fused)
     try:
         machine.peak_flop_per_s(dtype)
@@ -54,13 +54,14 @@ def predict(
     show(forecast_tables(forecast))
 
 
-def _longest(model: str) -> int:
+def longest(model: str) -> int:
+    """The longest sequence a model takes; `InputError` when it has no limit."""
     from neusight_jax.graph.sequence import longest_sequence
 
-    longest = longest_sequence(model)
-    if longest is None:
+    positions = longest_sequence(model)
+    if positions is None:
         raise InputError(f"{model} takes sequences of any length; say which with --sequence-length")
-    return longest
+    return positions
 
 
 def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, dtype: str) -> list[str]:

@@ -1,0 +1,143 @@
+"""`neusight-jax sweep`: many hypothetical machines × models into one Parquet file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from neusight_jax.cli.console import progress_console, remark, show_json
+from neusight_jax.cli.options import AsJson, Checkpoint, Dtype, Fused, Mode, Models, Relaxation
+from neusight_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from neusight_jax.sweep.space import Range
+
+
+def sweep(
+    models: Models,
+    gpu: Annotated[list[str], typer.Option("--gpu", help="Base machines: names, or JSON or YAML files.")],
+    output: Annotated[Path, typer.Option("--output", help="The Parquet file to write; must not exist.")],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="FIELD=LO:HI:N", help="N values of a field, even in log; all combinations."),
+    ] = None,
+    span: Annotated[
+        list[str] | None,
+        typer.Option("--range", metavar="FIELD=LO:HI", help="A field of random points; with --samples."),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", help="How many points to draw from the ranges.")] = 0,
+    method: Annotated[str, typer.Option("--method", help="sobol or random points.")] = "sobol",
+    seed: Annotated[int, typer.Option("--seed", help="Of the points.")] = 0,
+    batch_size: Annotated[list[int] | None, typer.Option("--batch-size", help="One or several.")] = None,
+    sequence_length: Annotated[
+        list[int] | None,
+        typer.Option("--sequence-length", help="One or several.", show_default="the longest the model takes"),
+    ] = None,
+    mode: Mode = "inference",
+    dtype: Dtype = "fp32",
+    fused: Fused = False,
+    checkpoint: Checkpoint = "fp32",
+    relaxation: Relaxation = 0.0,
+    chunk: Annotated[int, typer.Option("--chunk", help="Machines in one call; memory grows with it.")] = 2048,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted sweep stopped.")] = False,
+    coordinator: Annotated[
+        str | None, typer.Option("--coordinator", metavar="HOST:PORT", help="Process 0, to share the work.")
+    ] = None,
+    num_processes: Annotated[int, typer.Option("--num-processes", help="How many share the work.")] = 1,
+    process_id: Annotated[int, typer.Option("--process-id", help="Which of them this is, from 0.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Also draw the first two fields as a heat map: .png or .svg.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast models on many hypothetical machines; peaks follow SM count and clock."""
+    from neusight_jax.cli.workloads import check_relaxation, graph_of
+    from neusight_jax.sweep.space import Grid, Samples
+
+    check_relaxation(relaxation)
+    if plot is not None:
+        from neusight_jax.plot.files import require_format
+
+        require_format(plot)
+    if bool(grid) == bool(span) or bool(span) != (samples != 0):
+        raise InputError(
+            "say what to sweep: either --grid FIELD=LO:HI:N ..., or --range FIELD=LO:HI ... with --samples N"
+        )
+    space: Grid | Samples
+    if grid:
+        space = Grid(tuple(_range("--grid", text) for text in grid))
+    else:
+        if method not in ("sobol", "random"):
+            raise InputError(f"--method is {method!r}, expected sobol or random")
+        ranges = tuple(_range("--range", text) for text in span or ())
+        space = Samples(ranges, samples, "sobol" if method == "sobol" else "random", seed)
+    if plot is not None and len(space.fields) < 2:
+        raise InputError("--plot needs two fields that vary; add a --grid, or drop --plot")
+    from neusight_jax.sweep.devices import join_processes
+
+    join_processes(coordinator, num_processes, process_id)
+    import jax
+
+    from neusight_jax.checkpoint import load_predictor
+    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.sweep.run import sweep as run_sweep
+
+    gpus = dict(load_named_gpu(name) for name in gpu)
+    graphs = [
+        graph_of(model, batch, positions, mode, dtype, fused)
+        for model in models
+        for batch in batch_size or [1]
+        for positions in (sequence_length or (None,))
+    ]
+    try:
+        done = run_sweep(
+            load_predictor(checkpoint),
+            gpus,
+            graphs,
+            space,
+            output,
+            chunk=chunk,
+            relaxation=relaxation,
+            resume=resume,
+            label=checkpoint,
+            console=progress_console(),
+        )
+    except KeyboardInterrupt:
+        remark(f"the rows so far are kept beside {output}; go on with --resume")
+        raise
+    if jax.process_index() > 0:
+        return
+    if plot is not None:
+        import pandas as pd
+
+        from neusight_jax.plot.figures import heat_map
+        from neusight_jax.plot.files import save
+
+        save(heat_map(pd.read_parquet(output), *space.fields[:2]), plot)
+    if as_json:
+        show_json({"output": str(output), "rows": done.rows, "resumed_rows": done.resumed_rows})
+        return
+    resumed = f", {done.resumed_rows} of them from before" if done.resumed_rows else ""
+    typer.echo(f"{output}: {done.rows} forecasts of {', '.join(dict.fromkeys(models))}{resumed}")
+
+
+def _range(option: str, text: str) -> Range:
+    from neusight_jax.cli.workloads import numbers, split_assignment
+    from neusight_jax.sweep.space import Range
+
+    field, value = split_assignment(option, text)
+    parts = value.split(":")
+    wanted = 3 if option == "--grid" else 2
+    form = "FIELD=LO:HI:N" if option == "--grid" else "FIELD=LO:HI"
+    if len(parts) not in (wanted, wanted + 1):
+        raise InputError(f"{option} {text!r}: expected {form}, or {form}:linear for values even in the field itself")
+    log = len(parts) == wanted
+    if not log and parts[-1] != "linear":
+        raise InputError(f"{option} {text!r}: {parts[-1]!r} is no spacing, expected {form}:linear or {form}")
+    figures = numbers(option, text, parts[:wanted])
+    count = int(figures[2]) if wanted == 3 else 0
+    if wanted == 3 and (count != figures[2] or count < 1):
+        raise InputError(f"{option} {text!r}: {parts[2]} points, expected a whole number of at least 1")
+    return Range(field, figures[0], figures[1], count=count, log=log)

@@ -1,0 +1,1 @@
+"""Hardware design: costs of a chip, search under budgets, Pareto fronts, inverse questions."""

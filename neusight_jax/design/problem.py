@@ -1,0 +1,188 @@
+"""A design problem: what may vary, what it is for, what is wanted and what it may cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.design.cost import CostModel
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.gpu import FIELDS, GPU
+from neusight_jax.hypothetical import vary
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.latency import kernel_latency, require_covered
+from neusight_jax.roofline import Scalar
+from neusight_jax.sweep.space import WHOLE, Range
+from neusight_jax.terms import Predictor
+from neusight_jax.workload import Workload, combined
+
+OBJECTIVES: dict[str, dict[str, float]] = {
+    "latency": {"latency_s": 1.0},
+    "throughput": {"tokens_per_s": -1.0},
+    "latency_area": {"latency_s": 1.0, "area_mm2": 1.0},
+    "energy_delay": {"power_w": 1.0, "latency_s": 2.0},
+    "performance_per_dollar": {"latency_s": 1.0, "dollars": 1.0},
+    "area": {"area_mm2": 1.0},
+    "power": {"power_w": 1.0},
+    "cost": {"dollars": 1.0},
+}
+"""Objectives as exponents: the product of metrics to these powers is minimised (its logarithm, in the search).
+
+Energy of a step is power · latency, so energy-delay is power · latency². Performance per dollar is maximised."""
+TIMES: tuple[str, ...] = ("latency_s", "tokens_per_s")
+"""Metrics that need a forecast; the others need only the cost model."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One design question.
+
+    Attributes:
+      predictor, base: what forecasts, and the machine whose other figures stay (peaks follow SM count and clock).
+      free: fields that vary, with bounds and steps.
+      workloads: what the machine is for; `latency_s` is the weighted geometric mean of their seconds, so that weights
+        trade percents for percents.
+      objective: a name of `OBJECTIVES`, or exponents of metrics.
+      budgets: metric -> upper limit. Metrics: the cost model's, `latency_s`, a workload's name (seconds), GPU fields.
+      costs: the cost model.
+    """
+
+    predictor: Predictor
+    base: GPU
+    free: tuple[Range, ...]
+    workloads: tuple[Workload, ...]
+    costs: CostModel
+    objective: str | Mapping[str, float] = "latency"
+    budgets: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fields = [each.field for each in self.free]
+        if not fields:
+            raise InputError("a design needs at least one free field, e.g. mem_bytes_per_s=1e12:8e12")
+        if not self.workloads:
+            raise InputError("a design needs at least one model to run")
+        for names, what in ((fields, "free field"), ([load.name for load in self.workloads], "workload")):
+            twice = [name for name in names if names.count(name) > 1]
+            if twice:
+                raise InputError(f"{what} {twice[0]} is given twice, expected once")
+        for load in self.workloads:
+            require_covered(self.predictor, load.kernels)
+            self.base.peak_flop_per_s(load.graph.dtype)
+        if isinstance(self.objective, str) and self.objective not in OBJECTIVES:
+            raise unknown_name("objective", self.objective, OBJECTIVES)
+        for name in (*self.exponents, *self.budgets):
+            if name not in self.metric_names:
+                raise unknown_name("metric", name, self.metric_names)
+        for name, limit in self.budgets.items():
+            if not 0 < limit < math.inf:
+                raise InputError(f"budget of {name} is {limit!r}, expected a positive number")
+
+    @property
+    def exponents(self) -> Mapping[str, float]:
+        """Metric -> exponent in the objective."""
+        return OBJECTIVES[self.objective] if isinstance(self.objective, str) else self.objective
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Everything an objective or a budget may name."""
+        costs = tuple(jax.eval_shape(lambda: self.costs.costs(_floats(self.base))))
+        return (*TIMES, *(load.name for load in self.workloads), *costs, *FIELDS)
+
+    @property
+    def grows(self) -> bool:
+        """Whether only times count, so that a larger machine is never worse."""
+        timed = (*TIMES, *(load.name for load in self.workloads))
+        return all(name in timed for name in self.exponents)
+
+    @property
+    def cheap(self) -> tuple[str, ...]:
+        """Budgets that need no forecast."""
+        timed = (*TIMES, *(load.name for load in self.workloads))
+        return tuple(name for name in self.budgets if name not in timed)
+
+    @property
+    def bounds(self) -> tuple[Float[np.ndarray, " field"], Float[np.ndarray, " field"]]:
+        """Logarithms of the lowest and highest value of every free field, on its grain."""
+        ends = [(each.rounded(each.low), each.rounded(each.high)) for each in self.free]
+        low, high = (np.log(np.array([float(end[side]) for end in ends])) for side in (0, 1))
+        return low, high
+
+    def figures(self, logs: Float[Array, " field"], *, whole: bool = False) -> dict[str, Float[Array, ""]]:
+        """Free fields by name from their logarithms; `whole` undoes the rounding of logarithms of whole numbers.
+
+        128 SMs must not come back as 127.99999: ten waves would be eleven.
+        """
+        figures = {each.field: jnp.exp(logs[place]) for place, each in enumerate(self.free)}
+        return {name: jnp.round(value) if whole and name in WHOLE else value for name, value in figures.items()}
+
+
+def _floats(gpu: GPU) -> GPU:
+    floats: GPU = jax.tree.map(lambda value: jnp.asarray(value, float), gpu)
+    return floats
+
+
+def cost_metrics(costs: CostModel, base: GPU, figures: Mapping[str, Array]) -> dict[str, Array]:
+    """Metrics that need no forecast: costs, and the machine's own figures."""
+    gpu = vary(base, figures)
+    return {**costs.costs(gpu), **{name: jnp.asarray(getattr(gpu, name)) for name in FIELDS}}
+
+
+class Given(NamedTuple):
+    """A problem as arrays: what does not vary in a search.
+
+    Attributes:
+      predictor, costs, base: as `Problem`.
+      kernels, counts: as `workload.combined`.
+      shares: weights of the workloads, summing to 1.
+      tokens: of one step of each workload.
+    """
+
+    predictor: Predictor
+    costs: CostModel
+    base: GPU
+    kernels: KernelTable
+    counts: dict[str, Any]
+    shares: Float[Array, " workload"]
+    tokens: Float[Array, " workload"]
+
+
+def metrics(
+    given: Given, figures: Mapping[str, Array], relaxation: Scalar
+) -> tuple[dict[str, Array], Float[Array, " workload"]]:
+    """All metrics of one machine, and seconds of every workload.
+
+    Args:
+      given: the problem.
+      figures: the free fields.
+      relaxation: see `latency.kernel_latency`.
+    """
+    gpu = vary(given.base, figures)
+    each = kernel_latency(given.predictor, gpu, given.kernels, relaxation=relaxation)
+    seconds = sum((given.counts[name] @ values for name, values in each.items()), jnp.zeros(given.shares.shape))
+    logs = jnp.log(seconds)
+    times = {
+        "latency_s": jnp.exp(jnp.sum(given.shares * logs)),
+        "tokens_per_s": jnp.exp(jnp.sum(given.shares * (jnp.log(given.tokens) - logs))),
+    }
+    return {**times, **cost_metrics(given.costs, given.base, figures)}, seconds
+
+
+def arguments(problem: Problem) -> Given:
+    """A problem as arrays."""
+    weights = np.array([load.weight for load in problem.workloads])
+    tokens = np.array([load.tokens for load in problem.workloads], float)
+    return Given(
+        problem.predictor,
+        problem.costs,
+        _floats(problem.base),
+        *combined(problem.workloads),
+        jnp.asarray(weights / weights.sum(), float),
+        jnp.asarray(tokens, float),
+    )

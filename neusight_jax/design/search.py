@@ -1,0 +1,360 @@
+"""The search: many gradient descents at once, then exact refinement on the grid of values a chip can have.
+
+1. *Descent.* `starts` machines, Sobol points inside the bounds, go down together under `vmap`: optax Adam on a logistic
+   parametrisation of log fields. Every point lies on the surface where the first budget binds: it is grown or shrunk
+   there, all fields alike, by bisection on the cost model, and the gradient is that along the surface. Budgets that
+   need a forecast are kept by an augmented Lagrangian instead. Whole waves are relaxed, fully by default; the
+   relaxation can be lowered linearly to `Settings.last_relaxation`, but the slope of the SM count that a relaxation
+   passes on is proportional to it, and ending at 0.5 left the descents 4 to 9 times further from the optimum
+   (docs/design.md). An objective that holds costs is not better on a larger machine (`Problem.grows`): there points are
+   only shrunk into the budgets, never grown.
+2. *Refinement.* Exact forecasts from here on. Candidates around the best points, in log fields with a shrinking
+   spread, are rounded to the fields' steps and grown or shrunk until a budget binds (bisection on the cost model,
+   which needs no forecast). The best feasible exact candidate is the answer.
+
+Every forecast of all workloads on one machine counts as one evaluation, one with its gradient as `GRADIENT_COST`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from neusight_jax.design.problem import Given, Problem, arguments, cost_metrics, metrics
+from neusight_jax.errors import InputError
+
+GRADIENT_COST = 4
+"""Evaluations a value with its gradient counts as: an upper limit of its measured time over a value's."""
+SLACK = 1e-6
+"""Relative excess over a budget that counts as rounding of single precision."""
+_INSIDE = 0.02
+"""Starts keep this share of a range away from its ends, where the logistic function is flat."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How hard to search.
+
+    Attributes:
+      starts: descents at once.
+      steps: of each descent.
+      learning_rate: of Adam, in logistic units.
+      relaxation, last_relaxation: of whole waves at the first and last step.
+      rounds, candidates: of the refinement, and per round.
+      spread, last_spread: standard deviation of candidates in log fields, first and last round; rounds that gain much
+        widen it instead.
+    """
+
+    starts: int = 3
+    steps: int = 15
+    learning_rate: float = 1.0
+    relaxation: float = 1.0
+    last_relaxation: float = 1.0
+    rounds: int = 16
+    candidates: int = 64
+    spread: float = 0.1
+    last_spread: float = 0.004
+
+    def __post_init__(self) -> None:
+        for name in ("starts", "steps", "rounds", "candidates"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, expected at least 1")
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of one search, gradients at `GRADIENT_COST`."""
+        return self.starts * self.steps * GRADIENT_COST + self.starts + self.rounds * self.candidates
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best machine a search found.
+
+    Attributes:
+      logs: logarithms of the free fields, on their steps.
+      objective: log objective, exact.
+      feasible: whether it keeps every budget.
+      evaluations: spent, gradients at `GRADIENT_COST`.
+      trace: evaluations so far, best feasible log objective so far; infinite while there is none.
+    """
+
+    logs: Float[np.ndarray, " field"]
+    objective: float
+    feasible: bool
+    evaluations: int
+    trace: tuple[tuple[int, float], ...]
+
+
+class Search:
+    """A problem compiled: reuse it for other seeds and budgets without compiling again."""
+
+    def __init__(self, problem: Problem, settings: Settings | None = None) -> None:
+        self.problem = problem
+        self.settings = settings or Settings()
+        self.low, self.high = problem.bounds
+        self.arguments = arguments(problem)
+        self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
+        self._descend = jax.jit(jax.vmap(self._descent, in_axes=(None, 0, None, None, None, None)))
+        self._exact = jax.jit(jax.vmap(self._exactly, in_axes=(None, 0)))
+        self._slopes = jax.jit(jax.jacrev(self._value, argnums=1))
+        self._fits = jax.jit(jax.vmap(self._cheap_fit, in_axes=(None, 0, None)))
+        self._fill = jax.jit(jax.vmap(self._filled, in_axes=(None, 0, 0, None)))
+
+    def _limits(self, limits: dict[str, float] | None) -> dict[str, Array]:
+        chosen = {**self.problem.budgets, **(limits or {})}
+        return {name: jnp.asarray(chosen[name], float) for name in self.problem.budgets}
+
+    def _value(self, given: Given, logs: Array, relaxation: Any) -> tuple[Array, dict[str, Array]]:
+        """Log objective and logs of the budgeted metrics of one machine."""
+        return self._judged(metrics(given, self.problem.figures(logs), relaxation))
+
+    def _judged(self, known: tuple[dict[str, Array], Array]) -> tuple[Array, dict[str, Array]]:
+        found, seconds = known
+        found = {**found, **{load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}}
+        objective = sum(power * jnp.log(found[name]) for name, power in self.problem.exponents.items())
+        return jnp.asarray(objective), {name: jnp.log(found[name]) for name in self.problem.budgets}
+
+    def _exactly(self, given: Given, logs: Array) -> tuple[Array, dict[str, Array], dict[str, Array], Array]:
+        """As `_value` with whole waves and whole SMs, and all metrics and seconds."""
+        known = metrics(given, self.problem.figures(logs, whole=True), 0.0)
+        return (*self._judged(known), *known)
+
+    def _logs(self, raw: Array) -> Array:
+        """Log fields inside their bounds from logistic units."""
+        low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
+        return low + (high - low) * jax.nn.sigmoid(raw)
+
+    def _grown(self, given: Given, raw: Array, limits: dict[str, Array]) -> Array:
+        """The point with all logistic units moved alike until a cheap budget binds; see the module docstring.
+
+        Gradient: that of the surface the budgets bound (implicit function theorem), corners rounded by `_SHARPNESS`.
+        """
+        if not self.problem.cheap:
+            return raw
+
+        def excess(point: Array, amount: Array) -> Array:
+            found = cost_metrics(given.costs, given.base, self.problem.figures(self._logs(point + amount)))
+            over = jnp.stack([jnp.log(found[name]) - jnp.log(limits[name]) for name in self.problem.cheap])
+            return jax.nn.logsumexp(over * _SHARPNESS) / _SHARPNESS
+
+        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+            middle = 0.5 * (ends[0] + ends[1])
+            inside = excess(jax.lax.stop_gradient(raw), middle) <= 0.0
+            return jnp.where(inside, middle, ends[0]), jnp.where(inside, ends[1], middle)
+
+        reach = jnp.asarray(_REACH, float)
+        amount = jax.lax.stop_gradient(jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))[0])
+        left, slope = jax.value_and_grad(excess, argnums=1)(raw, amount)
+        slope = jax.lax.stop_gradient(slope)
+        amount = amount - jnp.where(slope > _FLAT, left / jnp.maximum(slope, _FLAT), 0.0)
+        return raw + (amount if self.problem.grows else jnp.minimum(amount, 0.0))
+
+    def _descent(
+        self, given: Given, start: Array, limits: dict[str, Array], steps: Array, rate: Array, relaxations: Array
+    ) -> Array:
+        low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
+        optimizer = optax.scale_by_adam()
+
+        def loss(raw: Array, prices: Array, relaxation: Array) -> tuple[Array, Array]:
+            objective, spent = self._value(given, self._logs(self._grown(given, raw, limits)), relaxation)
+            excess = jnp.stack([spent[name] - jnp.log(limits[name]) for name in self.timed] or [jnp.full((), -1.0)])
+            push = jax.nn.relu(prices + _STIFFNESS * excess)
+            return objective + jnp.sum(push**2) / (2.0 * _STIFFNESS), push
+
+        def step(number: Array, state: Any) -> Any:
+            raw, prices, moments = state
+            share = number / jnp.maximum(steps - 1.0, 1.0)
+            relaxation = relaxations[0] + (relaxations[1] - relaxations[0]) * share
+            slope, push = jax.grad(loss, has_aux=True)(raw, prices, relaxation)
+            with jax.numpy_dtype_promotion("standard"):  # optax mixes its step count into floats
+                change, moments = optimizer.update(slope, moments)
+            prices = prices + _PRICE_RATE * (push - prices)
+            pace = rate * (_LAST_PACE + (1.0 - _LAST_PACE) * 0.5 * (1.0 + jnp.cos(jnp.pi * share)))
+            raw = jax.lax.stop_gradient(self._grown(given, raw - pace * change, limits))
+            return jnp.clip(raw, -_FAR, _FAR), prices, moments
+
+        share = jnp.clip((start - low) / jnp.maximum(high - low, 1e-9), _INSIDE, 1.0 - _INSIDE)
+        raw = jnp.clip(self._grown(given, jnp.log(share / (1.0 - share)), limits), -_FAR, _FAR)
+        prices = jnp.zeros((max(len(self.timed), 1),))
+        begin = (raw, prices, optimizer.init(raw))
+        raw, _, _ = jax.lax.fori_loop(0, steps.astype(jnp.int32), step, begin)
+        return self._logs(raw)
+
+    def _filled(self, given: Given, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
+        """The point moved along `ways` (log field per step, ≥ 0) until a cheap budget binds or all are at a bound."""
+        low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
+
+        def at(amount: Array) -> Array:
+            return jnp.clip(logs + amount * ways, low, high)
+
+        def fits(amount: Array) -> Array:
+            return self._cheap_fit(given, at(amount), limits)
+
+        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+            middle = 0.5 * (ends[0] + ends[1])
+            good = fits(middle)
+            return jnp.where(good, middle, ends[0]), jnp.where(good, ends[1], middle)
+
+        reach = jnp.asarray(_REACH, float)
+        amount, _ = jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))
+        amount = jnp.where(fits(reach), reach, amount)
+        return at(amount if self.problem.grows else jnp.minimum(amount, 0.0))
+
+    def _cheap_fit(self, given: Given, logs: Array, limits: dict[str, Array]) -> Array:
+        """Whether a point keeps the budgets that need no forecast."""
+        found = cost_metrics(given.costs, given.base, self.problem.figures(logs))
+        kept = [jnp.log(found[name]) <= jnp.log(limits[name]) + SLACK for name in self.problem.cheap]
+        return jnp.all(jnp.stack(kept)) if kept else jnp.asarray(True)
+
+    def on_steps(self, logs: np.ndarray) -> np.ndarray:
+        """Log fields rounded to the fields' steps."""
+        columns = [np.log(each.rounded(np.exp(logs[:, place]))) for place, each in enumerate(self.problem.free)]
+        return np.stack(columns, axis=1)
+
+    def fits(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
+        """Whether points [point, field] keep the budgets that need no forecast."""
+        kept: np.ndarray = np.asarray(self._fits(self.arguments, jnp.asarray(logs, float), self._limits(limits)))
+        return kept
+
+    def repaired(
+        self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, float] | None = None
+    ) -> Float[np.ndarray, "point field"]:
+        """Points on the steps, grown or shrunk to the budgets: all fields along `ways`, then those without a step.
+
+        Asks the cost model only. `ways` [point, field] are log fields per unit of growth, ≥ 0.
+        """
+        return self._repair(logs, ways, self._limits(limits))
+
+    def _repair(self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
+        filled = np.asarray(self._fill(self.arguments, logs, ways, limits), np.float64)
+        stepped = self.on_steps(filled)
+        plain = np.array([each.grain == 0 for each in self.problem.free])
+        if plain.any():
+            stepped = np.asarray(self._fill(self.arguments, stepped, 1.0 * plain[None] * np.ones_like(ways), limits))
+            stepped = self.on_steps(np.asarray(stepped, np.float64))
+        return stepped
+
+    def _ends(self, starts: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
+        """Where the descents from `starts` [start, field] end; other steps and rates compile nothing anew."""
+        settings = self.settings
+        pace = [jnp.asarray(value, float) for value in (settings.steps, settings.learning_rate)]
+        relaxations = jnp.asarray([settings.relaxation, settings.last_relaxation], float)
+        ends = self._descend(self.arguments, jnp.asarray(starts, float), limits, *pace, relaxations)
+        return np.asarray(ends, np.float64)
+
+    def values(self, logs: np.ndarray) -> tuple[Float[np.ndarray, " point"], dict[str, np.ndarray]]:
+        """Exact log objectives of points [point, field], and logs of the budgeted metrics [point]."""
+        objective, spent, _, _ = self._padded(logs)
+        return objective, spent
+
+    def metrics(self, logs: np.ndarray) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "point workload"]]:
+        """Exact metrics of points [point, field], and seconds of their workloads."""
+        _, _, found, seconds = self._padded(logs)
+        return found, seconds
+
+    def _padded(self, logs: np.ndarray) -> Any:
+        """`_exactly` of points, filled up to one batch size so that few of them and many share a program."""
+        count, width = len(logs), max(len(logs), self.settings.candidates, self.settings.starts)
+        padded = np.concatenate([logs, np.repeat(logs[-1:], width - count, axis=0)])
+        known = self._exact(self.arguments, jnp.asarray(padded, float))
+        return jax.tree.map(lambda values: np.asarray(values, np.float64)[:count], known)
+
+    def exact(self, logs: np.ndarray) -> tuple[float, dict[str, float]]:
+        """Exact log objective of one point [field], and logs of the budgeted metrics."""
+        objective, spent = self.values(logs[None])
+        return float(objective[0]), {name: float(each[0]) for name, each in spent.items()}
+
+    def slopes(self, logs: np.ndarray, relaxation: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Gradients of the log objective and of the log budgeted metrics with respect to log fields, at one point."""
+        objective, spent = self._slopes(self.arguments, jnp.asarray(logs, float), relaxation)
+        return np.asarray(objective, np.float64), {name: np.asarray(each, np.float64) for name, each in spent.items()}
+
+    def evaluate(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
+        """Exact log objective of points [point, field]; infinite where a budget is broken."""
+        objective, excess = self._judge(np.asarray(logs), self._limits(limits))
+        return np.where(excess == 0.0, objective, np.inf)
+
+    def _judge(self, logs: np.ndarray, limits: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
+        """Exact log objectives, and log excesses summed over the budgets: 0 where all are kept."""
+        objective, spent = self.values(logs)
+        excess = np.zeros(len(logs))
+        for name, limit in limits.items():
+            over = spent[name] - float(jnp.log(limit))
+            excess += np.where(over > 3.0 * SLACK, over, 0.0)
+        return objective, excess
+
+    def run(self, seed: int = 0, limits: dict[str, float] | None = None) -> Found:
+        """Search once.
+
+        Args:
+          seed: of starts and candidates.
+          limits: budgets to use instead of the problem's, same names.
+        """
+        from neusight_jax.sweep.space import Samples
+
+        settings, chosen = self.settings, self._limits(limits)
+        random = np.random.default_rng([seed, 17])
+        space = Samples(self.problem.free, settings.starts, "sobol", seed)
+        points = space.slice(0, settings.starts)
+        starts = np.log(np.stack([points[each.field] for each in self.problem.free], axis=1))
+        ends = self._ends(starts, chosen)
+        spent = settings.starts * settings.steps * GRADIENT_COST
+        best, best_value, trace = ends[0], np.inf, []
+        center, center_merit = ends[0], np.inf
+        pool = self._repair(ends, np.ones_like(ends), chosen)
+        parents, spread = pool, settings.spread
+        narrow = (settings.last_spread / settings.spread) ** (1.0 / max(settings.rounds - 1, 1))
+        for number in range(settings.rounds + 1):
+            objective, excess = self._judge(pool, chosen)
+            spent += len(pool)
+            value = np.where(excess == 0.0, objective, np.inf)
+            if value.min() < best_value:
+                best, best_value = pool[int(value.argmin())], float(value.min())
+            merit = objective + _PENALTY * excess
+            if number > 0:
+                spread *= _WIDEN if center_merit - merit.min() > _FAST else narrow
+            if merit.min() < center_merit:
+                center, center_merit = pool[int(merit.argmin())], float(merit.min())
+            trace.append((spent, best_value))
+            if number == 0:
+                parents = pool[np.argsort(merit)[: max(1, settings.starts // 2)]]
+            if number == settings.rounds:
+                break
+            around = parents[random.integers(len(parents), size=settings.candidates)] if number < 2 else center
+            shift = spread * random.normal(size=(settings.candidates, len(self.problem.free)))
+            ways = random.dirichlet(np.ones(len(self.problem.free)), settings.candidates) + 1e-3
+            moved = np.clip(around + shift, self.low, self.high)
+            pool = self._repair(moved, ways, chosen)
+        kept = np.isfinite(best_value)
+        if not kept:
+            best = center
+            best_value = float(self._judge(best[None], chosen)[0][0])
+        return Found(best, best_value, bool(kept), spent, tuple(trace))
+
+
+_FAST, _WIDEN = 0.02, 1.6
+"""A round that gains more than this in log merit widens the spread by this factor; others narrow it."""
+_PENALTY = 10.0
+"""Of the log excess over budgets, where candidates are compared; more than any multiplier met."""
+_SHARPNESS = 50.0
+"""Rounding of the corner where two budgets bind: both are kept, log(2)/50 = 1.4 % is left there for the refinement."""
+_FLAT = 1e-4
+"""Slope of the budgets below which all fields are at their bounds."""
+_FAR = 6.0
+"""Largest logistic unit: 0.25 % of a range from its end."""
+_STIFFNESS = 20.0
+"""Of the augmented Lagrangian's quadratic term, in logs."""
+_LAST_PACE = 0.05
+"""Learning rate of the last step over the first; a cosine in between."""
+_PRICE_RATE = 0.3
+"""How fast its multipliers follow."""
+_REACH = 20.0
+"""Farthest a point is grown or shrunk, in logs along its way."""
+_HALVINGS = 40
+"""Bisections of that distance."""

@@ -1,0 +1,1 @@
+"""Pictures: roofline, elasticities, sweeps, Pareto fronts, and self-contained HTML reports. Needs the extra `plot`."""

@@ -1,0 +1,145 @@
+"""The pictures, each from one result; matplotlib figures without any global state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from neusight_jax.arithmetic import dtype_index
+from neusight_jax.design.answers import Design
+from neusight_jax.design.report import UNITS
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.forecast import Forecast
+from neusight_jax.gpu import GPU
+from neusight_jax.report import duration
+from neusight_jax.sensitivity import SECANT, Sensitivity
+from neusight_jax.units import TERA
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SIZE = (8.0, 5.0)
+_LEAST = 5e-4
+"""Elasticities below this are left out of the bars."""
+
+
+def _axes(title: str, across: str, up: str) -> tuple[Figure, Any]:
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    return figure, axes
+
+
+def _scaled(name: str) -> tuple[float, str]:
+    """Factor and label of a field or metric in the unit people use."""
+    if name.endswith("_flop_per_s"):
+        return TERA, f"{name} (TFLOP/s)"
+    scale, unit = UNITS.get(name, (1.0, "s"))
+    return scale, f"{name} ({unit})"
+
+
+def roofline(forecast: Forecast, gpu: GPU) -> Figure:
+    """Roofline of a GPU with a model's kernels: intensity across, forecast FLOP/s up, area = share of the time.
+
+    Kernels without arithmetic are left out, and the title says their share of the time.
+    """
+    columns = forecast.columns
+    cost = columns["seconds"] * columns["count"]
+    real = columns["flop"] > 0
+    rest = float(cost[~real].sum() / cost.sum())
+    figure, axes = _axes(
+        f"{forecast.model} on {forecast.gpu or 'the GPU'}, {forecast.mode} ({rest:.0%} of the time has no arithmetic)",
+        "arithmetic intensity, FLOP/byte",
+        "TFLOP/s",
+    )
+    intensity = np.where(real, columns["flop"], 1.0) / columns["bytes"]
+    for family in dict.fromkeys(columns["family"][real].astype(str)):
+        own = real & (columns["family"].astype(str) == family)
+        rate = columns["flop"][own] / columns["seconds"][own] / TERA
+        area = 8.0 + 1500.0 * cost[own] / cost.sum()
+        axes.scatter(intensity[own], rate, s=area, alpha=0.6, label=family, linewidths=0.5, edgecolors="black")
+    least, most = float(intensity[real].min()), float(intensity[real].max())
+    span = np.geomspace(min(0.05, 0.5 * least), max(1e3, 2.0 * most), 200)
+    peaks = {"fp32 vector": float(np.asarray(gpu.fp32_flop_per_s))}
+    matrix = float(np.asarray(gpu.matrix_paths())[dtype_index(forecast.dtype)])
+    if matrix != peaks["fp32 vector"]:
+        peaks[f"{forecast.dtype} matrix"] = matrix
+    for name, peak in peaks.items():
+        roof = np.minimum(peak, span * float(np.asarray(gpu.mem_bytes_per_s))) / TERA
+        axes.plot(span, roof, linewidth=1.2, label=f"roof, {name}")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.legend(fontsize="small", markerscale=0.5)
+    return figure
+
+
+def bars(result: Sensitivity) -> Figure:
+    """Elasticities of the total, one bar per figure, with the exact secant as a mark."""
+    total, secants = result.total, result.secants
+    names = [name for name in total if max(abs(total[name]), abs(secants[name])) > _LEAST]
+    names.sort(key=lambda name: -total[name])
+    forecast = result.forecast
+    figure, axes = _axes(
+        f"{forecast.model} on {forecast.gpu or 'the GPU'}, {forecast.mode}: {duration(result.total_s)}",
+        "d log time / d log figure",
+        "",
+    )
+    places = np.arange(len(names))
+    values = [total[name] for name in names]
+    axes.barh(places, values, color=["tab:blue" if value < 0 else "tab:red" for value in values])
+    axes.plot([secants[name] for name in names], places, "k|", markersize=12, label=f"exact, ±{SECANT:.0%}")
+    axes.set_yticks(places, names)
+    axes.axvline(0.0, color="black", linewidth=0.8)
+    axes.legend(fontsize="small", loc="lower left")
+    return figure
+
+
+def heat_map(frame: pd.DataFrame, across: str, up: str) -> Figure:
+    """A sweep over two fields as a map of seconds; other fields and workloads are averaged as logarithms."""
+    for name in (across, up):
+        if name not in frame.columns:
+            raise unknown_name("column", name, map(str, frame.columns))
+    logs = frame.assign(_log=np.log(frame["seconds"])).pivot_table(index=up, columns=across, values="_log")
+    if min(logs.shape) < 2:
+        raise InputError(f"a heat map needs at least two values of {across} and {up}, found {logs.shape[::-1]}")
+    (scale_x, label_x), (scale_y, label_y) = _scaled(across), _scaled(up)
+    figure, axes = _axes("seconds", label_x, label_y)
+    mesh = axes.pcolormesh(
+        np.asarray(logs.columns, float) / scale_x,
+        np.asarray(logs.index, float) / scale_y,
+        np.exp(logs.to_numpy()),
+        shading="nearest",
+        norm="log",
+    )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    figure.colorbar(mesh, ax=axes, label="seconds")
+    return figure
+
+
+def front(designs: Sequence[Design], metric: str, base: Design | None = None) -> Figure:
+    """A Pareto front: a metric across, latency up; the base machine beside it."""
+    if not designs:
+        raise InputError("no design on the front; widen the limits")
+    scale, label = _scaled(metric)
+    figure, axes = _axes("Pareto front", label, "latency, s (weighted geometric mean)")
+    points = [(each.metrics[metric] / scale, each.metrics["latency_s"]) for each in designs]
+    axes.plot(*zip(*points, strict=True), "o-", label="designs")
+    shown = base or designs[0]
+    axes.plot(shown.base_metrics[metric] / scale, shown.base_metrics["latency_s"], "k*", markersize=12, label="base")
+    axes.legend()
+    return figure
+
+
+def progress(design: Design) -> Figure:
+    """How a search came to its answer: evaluations across, best objective up."""
+    figure, axes = _axes("Search", "evaluations", "best objective, relative to the answer")
+    points = [(spent, np.exp(value - design.objective)) for spent, value in design.trace if np.isfinite(value)]
+    if points:
+        axes.plot(*zip(*points, strict=True), "o-")
+    return figure

@@ -1,0 +1,212 @@
+"""Sensitivity: d log latency / d log figure of a GPU, per kernel, family, phase and in total.
+
+An elasticity of −0.4 says: one percent more of this figure takes 0.4 percent off the time. Each is a partial
+derivative, everything else fixed. Two figures bring others along on a real chip, so `KNOBS` has rows for them as well:
+SMs with their share of every peak, and the clock with every peak.
+
+Exact forecasts (relaxation 0) count whole waves, and `ceil` passes no gradient: more SMs at fixed peaks then show only
+their slower blocks. `secants` are differences of the exact forecast over ±`SECANT` and say what really happens;
+`relaxation` > 0 smooths the waves, and `relaxed_total_s` beside `total_s` is its bias.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.forecast import Forecast, predict
+from neusight_jax.gpu import FIELDS, GPU
+from neusight_jax.graph.graph import Graph
+from neusight_jax.hypothetical import KNOBS, RATES
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.latency import in_row_order, kernel_latency, latency, on_device
+from neusight_jax.roofline import Isolated, Scalar
+from neusight_jax.terms import Predictor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SECANT = 0.05
+"""Half width, in log, of the differences the derivatives are shown beside."""
+ALL_RATES = "all rates"
+"""Row of the sum over `RATES`: −1 less the share of the launch, which no rate buys."""
+
+
+def knob(name: str) -> str:
+    """Name of the row in which a figure's followers move along."""
+    return f"{name} with peaks"
+
+
+ROWS: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in FIELDS},
+    **{knob(name): fields for name, fields in KNOBS.items()},
+    ALL_RATES: RATES,
+}
+"""What an elasticity is given for: every figure alone, `KNOBS`, and all rates together."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Elasticities of a model's latency on one GPU.
+
+    Attributes:
+      forecast: the exact forecast they belong to, kernel by kernel.
+      elasticities: name of `ROWS` -> [kernel], in the forecast's row order.
+      relaxed_seconds: seconds of one launch at `relaxation`, [kernel].
+      relaxation: smoothing of whole waves the derivatives were taken at, 0 = exact.
+      secants: name of `ROWS` -> elasticity of the exact total over ±`SECANT`.
+    """
+
+    forecast: Forecast
+    elasticities: dict[str, np.ndarray]
+    relaxed_seconds: np.ndarray
+    relaxation: float
+    secants: dict[str, float]
+
+    @property
+    def total_s(self) -> float:
+        """Exact seconds of the step."""
+        return self.forecast.total_s
+
+    @property
+    def relaxed_total_s(self) -> float:
+        """Seconds of the step at `relaxation`."""
+        return float(self._cost.sum())
+
+    @property
+    def total(self) -> dict[str, float]:
+        """Elasticities of the total, in the order of `ROWS`."""
+        return self._mean(np.ones(len(self._cost), bool))
+
+    @property
+    def _cost(self) -> np.ndarray:
+        return np.asarray(self.relaxed_seconds * self.forecast.columns["count"], np.float64)
+
+    def _mean(self, chosen: np.ndarray) -> dict[str, float]:
+        """Elasticity of a sum = mean of elasticities, weighted with time."""
+        weight = self._cost[chosen] / self._cost[chosen].sum()
+        return {name: float(values[chosen] @ weight) for name, values in self.elasticities.items()}
+
+    def by(self, column: str) -> dict[str, dict[str, float]]:
+        """Elasticities by the values of a forecast column (family, phase, node, op, bound), dearest first."""
+        labels = self.forecast.columns[column].astype(str)
+        return {label: self._mean(labels == label) for label in self.forecast.seconds_by(column)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """The forecast's table with a column `d_FIELD` for every name of `ROWS`."""
+        frame = self.forecast.to_frame()
+        return frame.assign(**{f"d_{name}": values for name, values in self.elasticities.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: totals, elasticities in total, by family and phase, secants."""
+        return {
+            "model": self.forecast.model,
+            "gpu": self.forecast.gpu,
+            "mode": self.forecast.mode,
+            "dtype": self.forecast.dtype,
+            "batch_size": self.forecast.batch_size,
+            "sequence_length": self.forecast.sequence_length,
+            "relaxation": self.relaxation,
+            "total_s": self.total_s,
+            "relaxed_total_s": self.relaxed_total_s,
+            "total": self.total,
+            "secant": self.secants,
+            "family": self.by("family"),
+            "phase": self.by("phase"),
+            "notes": list(self.forecast.notes),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        """A table for people."""
+        from neusight_jax.report import as_text
+        from neusight_jax.sensitivity_report import sensitivity_tables
+
+        return as_text(sensitivity_tables(self))
+
+
+def elasticities(
+    predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Scalar = 0.0
+) -> tuple[dict[str, Float[Array, " kernel"]], dict[str, dict[str, Float[Array, " kernel"]]]]:
+    """Seconds of every kernel and their elasticities, by family.
+
+    Args: as `latency.kernel_latency`; a GPU of arrays [kernel] gives every kernel a machine of its own.
+    Returns: family -> seconds [kernel]; name of `ROWS` -> family -> d log seconds / d log figure [kernel].
+    """
+    switches = (jnp.asarray(isolated, float), jnp.asarray(relaxation, float))
+    seconds, slopes = _elasticities(predictor, on_device(gpu), kernels, *switches)
+    return seconds, dict(zip(ROWS, slopes, strict=True))
+
+
+@jax.jit
+def _elasticities(predictor: Predictor, gpu: GPU, kernels: KernelTable, isolated: Any, relaxation: Any) -> Any:
+    def seconds(figures: GPU) -> dict[str, Array]:
+        return kernel_latency(predictor, figures, kernels, isolated=isolated, relaxation=relaxation)
+
+    def along(unit: GPU) -> tuple[dict[str, Array], dict[str, Array]]:
+        value, change = jax.jvp(seconds, (gpu,), (jax.tree.map(jnp.multiply, unit, gpu),))
+        return value, {name: change[name] / value[name] for name in value}
+
+    units = GPU(**{name: jnp.eye(len(FIELDS))[position] for position, name in enumerate(FIELDS)})
+    value, stacked = jax.vmap(along, out_axes=(None, 0))(units)
+    slopes = dict(zip(FIELDS, _unstacked(stacked), strict=True))
+    return value, [{name: sum(slopes[field][name] for field in fields) for name in value} for fields in ROWS.values()]
+
+
+def _unstacked(stacked: dict[str, Array]) -> list[dict[str, Array]]:
+    return [{name: values[position] for name, values in stacked.items()} for position in range(len(FIELDS))]
+
+
+def _secants(predictor: Predictor, gpu: GPU, kernels: KernelTable) -> dict[str, float]:
+    """Elasticity of the exact total by differences over ±`SECANT`, for every name of `ROWS`."""
+    figures = {name: np.tile(np.asarray(getattr(gpu, name), np.float64), (2, len(ROWS))) for name in FIELDS}
+    for position, fields in enumerate(ROWS.values()):
+        for name in fields:
+            figures[name][:, position] *= np.exp([-SECANT, SECANT])
+    machines = GPU(**{name: jnp.asarray(values.ravel(), float) for name, values in figures.items()})
+    seconds = jax.vmap(latency, in_axes=(None, 0, None))(predictor, machines, kernels)
+    low, high = np.log(np.asarray(seconds, np.float64)).reshape(2, len(ROWS))
+    return {name: float(value) for name, value in zip(ROWS, (high - low) / (2.0 * SECANT), strict=True)}
+
+
+def sensitivity(
+    predictor: Predictor,
+    gpu: GPU,
+    graph: Graph,
+    *,
+    relaxation: float = 0.0,
+    gpu_name: str = "",
+    notes: tuple[str, ...] | list[str] = (),
+) -> Sensitivity:
+    """Elasticities of a model's latency with respect to every figure of a GPU.
+
+    Args:
+      predictor, gpu, graph: as `nj.predict`.
+      relaxation: 0 = exact; 1 = no whole waves (module docstring).
+      gpu_name, notes: for the report only.
+    Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
+    """
+    forecast = predict(predictor, gpu, graph, gpu_name=gpu_name, notes=notes)
+    table = graph.kernels
+    seconds, slopes = elasticities(predictor, gpu, table, relaxation=relaxation)
+    return Sensitivity(
+        forecast=forecast,
+        elasticities={name: _rows(table, values) for name, values in slopes.items()},
+        relaxed_seconds=_rows(table, seconds),
+        relaxation=float(relaxation),
+        secants=_secants(predictor, gpu, table),
+    )
+
+
+def _rows(table: KernelTable, values: Mapping[str, Array]) -> np.ndarray:
+    return in_row_order(table, {name: np.asarray(each, np.float64) for name, each in values.items()})

@@ -1,0 +1,107 @@
+"""The rows of an unfinished sweep: a hidden folder of whole files beside the output, merged when all are there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from neusight_jax.errors import InputError
+from neusight_jax.files import write_atomically, write_text_atomically
+
+_NAME = re.compile(r"rows-(\d+)-(\d+)\.parquet")
+
+
+class Parts:
+    """Folder `.NAME.parts` beside `NAME`: `sweep.json` says what was asked, `rows-START-STOP.parquet` what is done.
+
+    Every file is written beside and renamed, so a killed sweep leaves whole files only.
+    """
+
+    def __init__(self, output: Path, asked: Mapping[str, Any]) -> None:
+        self.output = output
+        self.folder = output.with_name(f".{output.name}.parts")
+        self.asked = json.loads(json.dumps(asked))
+
+    def open(self, resume: bool) -> None:
+        """Start, or go on with what was asked before.
+
+        Raises: `InputError` when there is an unfinished sweep and `resume` is False, or it was asked something else, or
+          there is nothing to resume.
+        """
+        path = self.folder / "sweep.json"
+        if not path.is_file():
+            if resume and not self.output.exists():
+                raise InputError(f"nothing to resume: {self.folder} is missing; run without --resume")
+            write_text_atomically(path, json.dumps(self.asked, indent=1))
+            return
+        if not resume:
+            raise InputError(f"{self.folder} holds an unfinished sweep; go on with --resume, or remove the folder")
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for key in {**before, **self.asked}:
+            if before.get(key) != self.asked.get(key):
+                raise InputError(
+                    f"{path}: {key} differs from this sweep; repeat the first command, or remove the folder"
+                )
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Row spans [start, stop) that are on disk, in order."""
+        found = (_NAME.fullmatch(path.name) for path in self.folder.glob("rows-*.parquet"))
+        return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+    def path(self, start: int, stop: int) -> Path:
+        """Where the rows of a span go."""
+        return self.folder / f"rows-{start:012d}-{stop:012d}.parquet"
+
+    def missing(self, chunks: Sequence[tuple[int, int]]) -> list[bool]:
+        """Whether each chunk [start, stop) lacks rows on disk."""
+        spans, out = self.spans(), []
+        for start, stop in chunks:
+            reached = start
+            for low, high in spans[max(bisect_right(spans, (start, 0)) - 1, 0) :]:
+                if low > reached or reached >= stop:
+                    break
+                reached = max(reached, high)
+            out.append(reached < stop)
+        return out
+
+    def clear(self, chunks: Sequence[tuple[int, int]]) -> None:
+        """Remove what there is of chunks that are not complete."""
+        for low, high in self.spans():
+            place = bisect_right(chunks, (low, high)) - 1
+            if any(low < stop and high > start for start, stop in chunks[max(place, 0) : place + 2]):
+                self.path(low, high).unlink(missing_ok=True)
+
+    def write(self, start: int, stop: int, table: Any) -> None:
+        """Write the rows of a span, whole or not at all."""
+        import pyarrow.parquet as pq
+
+        write_atomically(self.path(start, stop), lambda path: pq.write_table(table, path, compression="zstd"))
+
+    def merge(self, rows: int, metadata: Mapping[str, str]) -> None:
+        """Stream all parts, in order, into the output and remove them.
+
+        Raises: `InputError` unless they hold every row exactly once.
+        """
+        import pyarrow.parquet as pq
+
+        spans, reached = self.spans(), 0
+        for start, stop in spans:
+            if start != reached:
+                raise InputError(f"{self.folder}: rows {reached} to {start} are missing or repeated; run it again")
+            reached = stop
+        if reached != rows:
+            raise InputError(f"{self.folder}: rows {reached} to {rows} are missing; go on with --resume")
+
+        def write(path: Path) -> None:
+            schema = pq.read_schema(self.path(*spans[0])).with_metadata(dict(metadata))
+            with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+                for span in spans:
+                    writer.write_table(pq.read_table(self.path(*span)).replace_schema_metadata(dict(metadata)))
+
+        write_atomically(self.output, write)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,237 @@
+"""`nj.sweep`: machines × workloads, chunk by chunk, into one Parquet file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.errors import InputError
+from neusight_jax.gpu import GPU
+from neusight_jax.graph.graph import Graph
+from neusight_jax.hypothetical import vary
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.latency import latency, require_covered
+from neusight_jax.roofline import Scalar
+from neusight_jax.sweep.devices import Spread, barrier, on_host, spread_rows
+from neusight_jax.sweep.parts import Parts
+from neusight_jax.sweep.space import Space
+from neusight_jax.terms import Predictor
+from neusight_jax.workload import Workload, workload
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CHUNK = 2048
+"""Machines in one program call: bounds the memory, and short enough to stay in cache."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep did.
+
+    Attributes:
+      output: the Parquet file.
+      rows: rows in it.
+      resumed_rows: of them, rows an earlier run had left.
+    """
+
+    output: Path
+    rows: int
+    resumed_rows: int
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One base GPU under one workload."""
+
+    gpu_name: str
+    gpu: GPU
+    load: Workload
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A run of samples of one task; rows [start, stop) of the sweep are samples [first, first + stop − start)."""
+
+    task: _Task
+    start: int
+    stop: int
+    first: int
+
+
+@jax.jit
+def _seconds(
+    predictor: Predictor, base: GPU, figures: Mapping[str, Array], kernels: KernelTable, relaxation: Scalar
+) -> Float[Array, " gpu"]:
+    def one(each: Mapping[str, Array]) -> Array:
+        return latency(predictor, vary(base, each), kernels, relaxation=relaxation)
+
+    return jax.vmap(one)(figures)
+
+
+def sweep(
+    predictor: Predictor,
+    gpus: Mapping[str, GPU],
+    graphs: Sequence[Graph],
+    space: Space,
+    output: Path | str,
+    *,
+    chunk: int = CHUNK,
+    relaxation: float = 0.0,
+    resume: bool = False,
+    label: str = "",
+    console: Console | None = None,
+) -> Swept:
+    """Forecast every point of a space around every base GPU under every workload; write them to a Parquet file.
+
+    Args:
+      predictor: what forecasts.
+      gpus: name -> base machine; the space replaces its fields, peaks follow SM count and clock (`hypothetical.vary`).
+      graphs: the workloads.
+      space: a `Grid` or `Samples`.
+      output: the Parquet file: sample, gpu, model, mode, dtype, batch_size, sequence_length, the fields, `seconds`.
+      chunk: machines in one call; memory grows with it.
+      relaxation: see `latency.kernel_latency`; 0 = exact.
+      resume: go on with an interrupted sweep that was asked the same.
+      label: what made the predictor, e.g. the checkpoint's name; resuming with another is refused.
+      console: where progress is shown; None = nowhere.
+    Rows lie in the order gpu, workload, sample. All devices of all processes share the rows of a chunk; every process
+    calls this with equal arguments and sees the same file system. A killed sweep leaves its rows in a hidden folder
+    beside the output; no row is lost or computed twice but those of the chunk it was at.
+    Raises: `InputError` for an unusable request, or when the output or an unfinished sweep is in the way.
+    """
+    output = Path(output)
+    tasks = [_Task(name, gpu, workload(graph)) for name, gpu in gpus.items() for graph in graphs]
+    _check(predictor, tasks, chunk)
+    asked = {
+        "label": label,
+        "gpus": {
+            name: {item.name: float(np.asarray(getattr(gpu, item.name))) for item in fields(gpu)}
+            for name, gpu in gpus.items()
+        },
+        "workloads": [_describe(graph) for graph in graphs],
+        "space": space.describe(),
+        "relaxation": relaxation,
+        "chunk": chunk,
+    }
+    rows, parts = space.rows * len(tasks), Parts(output, asked)
+    first = jax.process_index() == 0
+    if first:
+        if output.exists():
+            raise InputError(f"output {output} exists; remove it or give another --output")
+        parts.open(resume)
+    barrier("opened")
+    chunks = [
+        _Chunk(task, place * space.rows + low, place * space.rows + min(low + chunk, space.rows), low)
+        for place, task in enumerate(tasks)
+        for low in range(0, space.rows, chunk)
+    ]
+    missing = parts.missing([(each.start, each.stop) for each in chunks])
+    todo = [each for each, lacks in zip(chunks, missing, strict=True) if lacks]
+    barrier("looked")
+    if first:
+        parts.clear([(each.start, each.stop) for each in todo])
+    barrier("cleared")
+    done = rows - sum(each.stop - each.start for each in todo)
+    with _progress(console if first else None, rows, done) as advance:
+        _compute(on_host(predictor), todo, space, spread_rows(min(chunk, space.rows)), parts, relaxation, advance)
+    barrier("computed")
+    if first:
+        parts.merge(rows, {"neusight_jax.sweep": json.dumps(parts.asked)})
+    barrier("merged")
+    return Swept(output, rows, done)
+
+
+def _check(predictor: Predictor, tasks: Sequence[_Task], chunk: int) -> None:
+    if not tasks:
+        raise InputError("nothing to sweep; expected at least one GPU and one model")
+    if chunk < 1:
+        raise InputError(f"chunk is {chunk}, expected at least 1")
+    for task in tasks:
+        require_covered(predictor, task.load.kernels)
+        try:
+            task.gpu.peak_flop_per_s(task.load.graph.dtype)
+        except InputError as error:
+            raise InputError(f"{task.gpu_name}: {error}") from None
+
+
+def _describe(graph: Graph) -> dict[str, Any]:
+    names = ("name", "mode", "dtype", "batch_size", "sequence_length", "fused")
+    return {**{name: getattr(graph, name) for name in names}, "launches": graph.launches()}
+
+
+def _compute(
+    predictor: Predictor,
+    todo: Sequence[_Chunk],
+    space: Space,
+    spread: Spread,
+    parts: Parts,
+    relaxation: float,
+    advance: Any,
+) -> None:
+    """Compute and write this process's rows of every chunk; one chunk is computed while the last is written."""
+    pending: tuple[_Chunk, dict[str, np.ndarray], Array] | None = None
+    for each in [*todo, None]:
+        ahead = None
+        if each is not None:
+            # Rows past the end repeat the last sample, so that every chunk has one shape.
+            last = each.first + each.stop - each.start
+            low, high = (min(each.first + place, last - 1) for place in (spread.start, spread.stop - 1))
+            figures = {
+                name: np.pad(values, (0, spread.stop - spread.start - len(values)), mode="edge")
+                for name, values in space.slice(low, high + 1).items()
+            }
+            base = on_host(each.task.gpu)
+            seconds = _seconds(predictor, base, spread.put(figures), each.task.load.kernels, np.float32(relaxation))
+            ahead = (each, figures, seconds)
+        if pending is not None:
+            _write(*pending, spread, parts)
+            advance(pending[0].stop - pending[0].start)
+        pending = ahead
+
+
+def _write(chunk: _Chunk, figures: Mapping[str, np.ndarray], seconds: Array, spread: Spread, parts: Parts) -> None:
+    import pyarrow as pa
+
+    values = spread.get(seconds)
+    count = max(min(spread.stop, chunk.stop - chunk.start) - spread.start, 0)
+    if count == 0:
+        return
+    graph = chunk.task.load.graph
+
+    def constant(text: str) -> Any:
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text]))
+
+    texts = {"gpu": chunk.task.gpu_name, "model": graph.name, "mode": graph.mode, "dtype": graph.dtype}
+    sizes = {"batch_size": graph.batch_size, "sequence_length": graph.sequence_length}
+    sample = chunk.first + spread.start
+    columns = {
+        "sample": pa.array(np.arange(sample, sample + count)),
+        **{name: constant(text) for name, text in texts.items()},
+        **{name: pa.array(np.full(count, size, np.int32)) for name, size in sizes.items()},
+        **{name: pa.array(each[:count].astype(np.float32)) for name, each in figures.items()},
+        "seconds": pa.array(values[:count].astype(np.float32)),
+    }
+    start = chunk.start + spread.start
+    parts.write(start, start + count, pa.table(columns))
+
+
+@contextmanager
+def _progress(console: Console | None, rows: int, done: int) -> Iterator[Any]:
+    if console is None:
+        yield lambda count: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("forecasts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("forecasts", total=rows, completed=done)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,79 @@
+"""Natural experiments: the ratio between two GPUs, on data made by hand and on real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import neusight_jax as nj
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.errors import InputError
+from neusight_jax.training.counterfactual import natural_experiment, shared_shapes
+from synthetic import synthetic_rows
+
+V100, T4 = "Tesla V100-PCIE-32GB", "Tesla T4"
+
+
+def write(folder: Path, op: str, seconds: dict[str, float]) -> None:
+    """The same 32 large shapes on every device, each as long as a roofline says times a factor."""
+    rows = synthetic_rows(op, T4, 32)
+    size = ("m", "n", "k") if op == "linear" else ("b", "h")
+    for name in size:
+        rows[name] = rows[name] % 512 + 4096
+    parts = []
+    for device, factor in seconds.items():
+        gpu = nj.load_gpu(device)
+        if op == "linear":
+            seconds_of = 2.0 * rows["m"] * rows["n"] * rows["k"] / float(gpu.fp32_flop_per_s)
+        else:
+            seconds_of = 12.0 * rows["b"] * rows["h"] / float(gpu.mem_bytes_per_s)
+        parts.append(rows.assign(device=device, latency_s=factor * seconds_of))
+    (folder / "kernels").mkdir(parents=True, exist_ok=True)
+    pd.concat(parts, ignore_index=True).to_parquet(folder / "kernels" / f"{op}.parquet", index=False)
+
+
+def test_a_world_of_rooflines(tmp_path: Path) -> None:
+    """Measured ratio 1.2 · roofline ratio for products, exactly the roofline's for sums."""
+    write(tmp_path, "linear", {V100: 1.2, T4: 1.0})
+    write(tmp_path, "add", {V100: 1.5, T4: 1.5})
+    found = natural_experiment(RooflinePredictor(), read_measurements(tmp_path).frame, T4, V100).set_index("family")
+    t4, v100 = nj.load_gpu(T4), nj.load_gpu(V100)
+    compute = float(t4.fp32_flop_per_s) / float(v100.fp32_flop_per_s)
+    memory = float(t4.mem_bytes_per_s) / float(v100.mem_bytes_per_s)
+    assert list(found["kernels"]) == [32, 32, 64]
+    assert found.loc["linear", "measured"] == pytest.approx(1.2 * compute, rel=1e-5)
+    assert found.loc["linear", "forecast"] == pytest.approx(compute, rel=1e-5)
+    assert found.loc["linear", "error"] == pytest.approx(1 - 1 / 1.2, rel=1e-4)
+    assert found.loc["elementwise", "forecast"] == pytest.approx(memory, rel=1e-5)
+    assert found.loc["elementwise", "error"] == pytest.approx(0.0, abs=1e-5)
+    assert found.loc["elementwise", "no_change"] == pytest.approx(1 / memory - 1, rel=1e-4)
+    assert (found["direction"] == 1.0).all()
+
+
+def test_a_wrong_direction_is_seen(tmp_path: Path) -> None:
+    """Measurements in which the faster card is slower: every direction is wrong, and noise has none."""
+    write(tmp_path, "linear", {V100: 4.0, T4: 1.0})
+    frame = read_measurements(tmp_path).frame
+    assert natural_experiment(RooflinePredictor(), frame, T4, V100)["direction"].tolist() == [0.0, 0.0]
+    level = frame.assign(latency_s=np.where(frame["device"] == T4, 1.0, 1.01))
+    found = natural_experiment(RooflinePredictor(), level, T4, V100)
+    assert found["clear"].tolist() == [0, 0]
+    with pytest.raises(InputError, match="no kernel was measured on both"):
+        shared_shapes(frame[frame["device"] == T4], T4, V100)
+
+
+def test_mi100_to_mi210(measurements: Path) -> None:
+    """CDNA 1 to 2: bandwidth +33 %, clock +13 %, SMs −13 %; neither card was in training."""
+    frame = read_measurements(measurements / "fp32", devices=["MI100", "MI210"], on_invalid="drop").frame
+    found = natural_experiment(nj.load_predictor("fp32-heldout"), frame, "MI100", "MI210").set_index("family")
+    print(found.round(3).to_string())  # noqa: T201 - shown with -s
+    assert found.loc["all", "kernels"] > 20_000
+    assert found.loc["all", "error"] < found.loc["all", "no_change"]
+    assert found.loc["all", "direction"] > 0.85
+    for family in ("elementwise", "softmax", "norm"):
+        assert found.loc[family, "direction"] > 0.9
+        assert found.loc[family, "error"] < found.loc[family, "no_change"]

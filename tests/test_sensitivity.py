@@ -1,0 +1,150 @@
+"""Elasticities: signs and sums over random machines and kernels, agreement with exact differences, the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from predictors import Backwards, only, random_gpus, random_kernels, random_predictor, scaled
+
+import neusight_jax as nj
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.cli import run
+from neusight_jax.gpu import FIELDS
+from neusight_jax.hypothetical import PEAKS, RATES
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.latency import kernel_latency
+from neusight_jax.sensitivity import ALL_RATES, ROWS, Sensitivity, elasticities, knob
+from neusight_jax.terms import Predictor
+
+PAIRS, SEEDS = 4096, (0, 1)
+FALLING = ("mem_bytes_per_s", "l2_bytes", "clock_hz", "tdp_w", knob("num_sms"), knob("clock_hz"), *PEAKS)
+
+
+def wrong_signs(predictor: Predictor, seed: int, isolated: bool, relaxation: float) -> dict[str, int]:
+    """Elasticities above rounding that should not be, by row; `benchmarks/physics.py` does 1e5 pairs."""
+    kernels, gpus = random_kernels(seed, PAIRS), random_gpus(seed, PAIRS, absent=0.5)
+    _, slopes = elasticities(predictor, gpus, kernels, isolated=isolated, relaxation=relaxation)
+    counts = {name: sum(int(np.sum(~(np.asarray(e) <= 1e-4))) for e in slopes[name].values()) for name in FALLING}
+    return {name: count for name, count in counts.items() if count}
+
+
+def test_no_elasticity_has_the_wrong_sign() -> None:
+    for seed in SEEDS:
+        predictor = random_predictor("mixture", seed)
+        for isolated, relaxation in ((False, 0.0), (True, 0.5)):
+            assert not wrong_signs(predictor, seed, isolated, relaxation)
+
+
+def test_a_backwards_bandwidth_is_caught() -> None:
+    found = wrong_signs(Backwards(random_predictor("mixture", 0)), 0, False, 0.0)
+    assert set(found) == {"mem_bytes_per_s"}
+    assert found["mem_bytes_per_s"] > 0.1 * PAIRS
+
+
+def test_rate_elasticities_sum_to_minus_one_less_the_launch_share() -> None:
+    """In single precision; the launch share is the time of an infinitely fast machine over the time."""
+    for seed in SEEDS:
+        predictor, kernels = random_predictor("mixture", seed), random_kernels(seed, PAIRS)
+        gpus = random_gpus(seed, PAIRS)
+        now, slopes = elasticities(predictor, gpus, kernels)
+        floor = kernel_latency(predictor, scaled(gpus, RATES, 1e10), kernels)
+        for name in FAMILIES:
+            share = np.asarray(floor[name]) / np.asarray(now[name])
+            np.testing.assert_allclose(slopes[ALL_RATES][name], share - 1.0, atol=1e-3, err_msg=name)
+
+
+def test_rows_are_sums_of_their_fields() -> None:
+    kernels, gpu = only(random_kernels(0, 32), "linear"), nj.load_gpu("H100")
+    _, slopes = elasticities(random_predictor("mixture", 0), gpu, kernels, relaxation=1.0)
+    for row, names in ROWS.items():
+        total = sum(np.asarray(slopes[name]["linear"]) for name in names)
+        np.testing.assert_allclose(slopes[row]["linear"], total, atol=1e-6)
+
+
+def test_roofline_by_hand() -> None:
+    """A large product follows its peak alone, a large sum the bandwidth alone, in proportion."""
+    kernels = table_from_kernels(
+        [
+            Kernel("linear", "linear", {"batch": 1, "m": 8192, "n": 8192, "k": 8192}),
+            Kernel("elementwise", "add", {"rows": 65536, "cols": 4096, "reads": 2, "writes": 1}),
+        ]
+    )
+    _, slopes = elasticities(RooflinePredictor(), nj.load_gpu("H100"), kernels)
+    for name in FIELDS:
+        product, addition = (float(slopes[name][family][0]) for family in ("linear", "elementwise"))
+        assert product == pytest.approx(-1.0 if name == "fp32_flop_per_s" else 0.0, abs=1e-5), name
+        assert addition == pytest.approx(-1.0 if name == "mem_bytes_per_s" else 0.0, abs=1e-5), name
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[float, Sensitivity]:
+    graph = nj.graph_from_config("bert-tiny", batch_size=8, sequence_length=128, mode="training")
+    predictor, gpu = random_predictor("mixture", 2, members=2), nj.load_gpu("H100")
+    return {each: nj.sensitivity(predictor, gpu, graph, relaxation=each, gpu_name="H100") for each in (0.0, 1.0)}
+
+
+def test_sums_and_differences_agree(results: dict[float, Sensitivity]) -> None:
+    exact = results[0.0]
+    assert exact.total_s == pytest.approx(exact.relaxed_total_s, rel=1e-5)
+    cost = exact.forecast.columns["seconds"] * exact.forecast.columns["count"]
+    for name, value in exact.total.items():
+        assert value == pytest.approx(float(exact.elasticities[name] @ cost / cost.sum()), abs=1e-5)
+        if "num_sms" not in name:
+            assert value == pytest.approx(exact.secants[name], abs=0.02), name
+    for column in ("family", "phase"):
+        parts, seconds = exact.by(column), exact.forecast.seconds_by(column)
+        joined = sum(parts[label]["mem_bytes_per_s"] * seconds[label] for label in seconds) / exact.total_s
+        assert joined == pytest.approx(exact.total["mem_bytes_per_s"], abs=1e-5)
+
+
+def test_relaxed_waves_are_biased_low_and_show_the_sms(results: dict[float, Sensitivity]) -> None:
+    exact, relaxed = results[0.0], results[1.0]
+    assert relaxed.total_s == exact.total_s
+    assert 0.7 * exact.total_s < relaxed.relaxed_total_s <= exact.total_s
+    assert relaxed.total[knob("num_sms")] <= exact.total[knob("num_sms")]
+
+
+def test_plain_values_and_tables(results: dict[float, Sensitivity]) -> None:
+    content = json.loads(results[1.0].to_json())
+    assert set(content["total"]) == set(ROWS)
+    assert set(content["family"]) == set(results[1.0].forecast.seconds_by("family"))
+    frame = results[0.0].to_frame()
+    assert len(frame) == len(results[0.0].relaxed_seconds)
+    assert "d_mem_bytes_per_s" in frame
+    text = str(results[1.0])
+    assert "waves relaxed by 1" in text
+    assert "bias" in text
+    assert "whole waves" in str(results[0.0])
+    assert "bf16_flop_per_s" not in text
+
+
+def test_the_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["sensitivity", "bert-tiny", "--gpu", "T4", "--batch-size", "2", "--sequence-length", "16"]
+    arguments += ["--checkpoint", str(checkpoint)]
+    assert run([*arguments, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["total"]["mem_bytes_per_s"] < 0
+    assert content["checkpoint"] == str(checkpoint)
+    for bad, message in (
+        (("--relaxation", "-1"), "--relaxation is -1"),
+        (("--dtype", "bf16"), "Tesla T4: this GPU has no arithmetic path 'bf16'"),
+        (("--plot", str(tmp_path / "x.pdf")), "expected a name that ends in .png, .svg, .html"),
+        (("--sequence-length", "0"), "sequence_length"),
+    ):
+        assert run([*arguments, *bad]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.splitlines()) == 1
+
+
+def test_absent_paths_have_no_elasticity() -> None:
+    gpu = nj.load_gpu("T4")
+    assert float(gpu.bf16_flop_per_s) == 0.0
+    _, slopes = elasticities(random_predictor("mixture", 0), gpu, only(random_kernels(0, 32, dtypes=1), "linear"))
+    assert not np.any(np.asarray(slopes["bf16_flop_per_s"]["linear"]))
+    assert jnp.all(jnp.isfinite(slopes[ALL_RATES]["linear"]))

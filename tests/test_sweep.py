@@ -1,0 +1,275 @@
+"""Sweeps: every row once and right, whatever the chunks, the devices, the processes, and a kill in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from predictors import random_predictor
+
+import neusight_jax as nj
+from neusight_jax.cli import run
+from neusight_jax.errors import InputError
+from neusight_jax.graph.graph import Graph, Node
+from neusight_jax.hypothetical import vary
+from neusight_jax.kernels.distinct import distinct
+from neusight_jax.kernels.table import Kernel
+from neusight_jax.sweep.parts import Parts
+from neusight_jax.sweep.space import BLOCK, Grid, Range, Samples
+from neusight_jax.workload import combined, workload
+
+HOME = Path(nj.__file__).resolve().parents[1]
+MEMORY = Range("mem_bytes_per_s", 1e11, 1e13, count=5)
+SMS = Range("num_sms", 10, 160, count=4)
+TINY = ("bert-tiny", "--gpu", "T4", "--batch-size", "2", "--sequence-length", "16")
+
+
+def test_a_grid_is_every_combination() -> None:
+    grid = Grid((SMS, MEMORY))
+    points = grid.slice(0, grid.rows)
+    assert grid.rows == 20
+    assert list(points["num_sms"][::5]) == [10, 25, 63, 160]  # 10 · 16^(i/3), whole
+    np.testing.assert_allclose(points["mem_bytes_per_s"][:5], [1e11, 10**11.5, 1e12, 10**12.5, 1e13])
+    assert len({tuple(row) for row in np.stack(list(points.values()), 1)}) == 20
+
+
+@pytest.mark.parametrize("method", ["sobol", "random"])
+def test_any_slice_of_samples_is_part_of_the_whole(method: Any) -> None:
+    space = Samples((SMS, MEMORY), 2 * BLOCK + 100, method, seed=3)
+    whole = space.slice(0, space.rows)
+    for start, stop in ((0, 7), (5, 6), (BLOCK - 3, BLOCK + 3), (2 * BLOCK, space.rows)):
+        part = space.slice(start, stop)
+        for name, values in part.items():
+            np.testing.assert_array_equal(values, whole[name][start:stop])
+    assert np.all((whole["num_sms"] == np.round(whole["num_sms"])) & (whole["num_sms"] >= 10))
+    shares = np.log(whole["mem_bytes_per_s"] / 1e11) / np.log(100)
+    np.testing.assert_allclose(np.quantile(shares, [0.1, 0.5, 0.9]), [0.1, 0.5, 0.9], atol=0.02)
+    other = Samples((SMS, MEMORY), 10, method, seed=4).slice(0, 10)
+    assert not np.array_equal(other["mem_bytes_per_s"], whole["mem_bytes_per_s"][:10])
+
+
+def test_steps_and_plain_spacing() -> None:
+    stepped = Range("l2_bytes", 1.5 * 2**20, 9.9 * 2**20, step=2**20)
+    np.testing.assert_array_equal(stepped.rounded(np.array([1.0, 3.4e6, 1e12])) / 2**20, [2, 3, 9])
+    plain = Range("clock_hz", 1e9, 2e9, count=3, log=False)
+    np.testing.assert_allclose(Grid((plain,)).slice(0, 3)["clock_hz"], [1e9, 1.5e9, 2e9])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Range("bandwidth", 1e11, 1e12), "a GPU has no field 'bandwidth'; expected one of num_sms, "),
+        (lambda: Range("num_sms", 10, 5), "10 to 5 is empty"),
+        (lambda: Range("num_sms", 0, 5), "0 is not positive"),
+        (lambda: Range("mem_bytes_per_s", 100, 900), "this looks like GB/s, multiply by 1e9"),
+        (lambda: Range("l2_bytes", 1.1e6, 1.9e6, step=1e6), "no multiple of the step"),
+        (lambda: Grid((MEMORY, MEMORY)), "two ranges"),
+        (lambda: Grid((Range("num_sms", 1, 2),)), "0 points"),
+        (lambda: Samples((MEMORY,), 0), "0 samples"),
+        (lambda: Grid(()), "at least one field"),
+    ],
+)
+def test_bad_spaces_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_peaks_follow_sms_and_clock() -> None:
+    base = nj.load_gpu("H100")
+    machine = vary(base, {"num_sms": np.array([66.0, 132.0]), "clock_hz": 2.0 * float(base.clock_hz)})
+    np.testing.assert_allclose(np.asarray(machine.fp32_flop_per_s) / base.fp32_flop_per_s, [1.0, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(machine.mem_bytes_per_s, [base.mem_bytes_per_s] * 2, rtol=1e-6)
+    fixed = vary(base, {"num_sms": 66.0}, peaks_follow=False)
+    assert float(fixed.fp32_flop_per_s) == pytest.approx(base.fp32_flop_per_s)
+    given = vary(base, {"num_sms": 66.0, "bf16_flop_per_s": 1e15})
+    assert float(given.bf16_flop_per_s) == pytest.approx(1e15)
+
+
+def test_distinct_kernels_sum_to_the_same() -> None:
+    predictor, gpu = random_predictor("mixture", 0), nj.load_gpu("T4")
+    graphs = [nj.graph_from_config("bert-tiny", 2, size, mode) for size, mode in ((16, "training"), (32, "inference"))]
+    loads = [workload(graph) for graph in graphs]
+    table, counts = combined(loads)
+    each = nj.kernel_latency(predictor, gpu, table)
+    for place, (graph, load) in enumerate(zip(graphs, loads, strict=True)):
+        whole = float(nj.latency(predictor, gpu, graph.kernels))
+        assert load.kernels.num_rows < graph.kernels.num_rows
+        assert float(nj.latency(predictor, gpu, distinct(graph.kernels))) == pytest.approx(whole, rel=1e-5)
+        joined = sum(float(counts[name][place] @ np.asarray(values)) for name, values in each.items())
+        assert joined == pytest.approx(whole, rel=1e-5)
+
+
+def _forecasts(frame: pd.DataFrame, predictor: Any, bases: dict[str, nj.GPU], graphs: Sequence[nj.Graph]) -> np.ndarray:
+    """Seconds of every row, one at a time, from what its columns say."""
+    by_size = {graph.batch_size: graph.kernels for graph in graphs}
+    out = []
+    for row in frame.itertuples():
+        machine = vary(bases[row.gpu], {"num_sms": row.num_sms, "mem_bytes_per_s": row.mem_bytes_per_s})
+        out.append(float(nj.latency(predictor, machine, by_size[row.batch_size])))
+    return np.array(out)
+
+
+def _small(batch: int) -> Graph:
+    """A graph of one product, quick to compile."""
+    kernel = Kernel("linear", "linear", {"batch": 1, "m": 300 * batch, "n": 512, "k": 1024})
+    node = Node("product", "linear", (kernel,), (), (), 3, "", (), (1,), "", ())
+    return Graph("small", (node,), "inference", "fp32", batch, 300, False)
+
+
+def test_rows_are_what_their_columns_say(tmp_path: Path) -> None:
+    predictor = random_predictor("mixture", 1)
+    gpus = {name: nj.load_gpu(name) for name in ("T4", "H100")}
+    graphs = [_small(batch) for batch in (1, 2)]
+    whole = nj.sweep(predictor, gpus, graphs, Grid((SMS, MEMORY)), tmp_path / "whole.parquet")
+    assert (whole.rows, whole.resumed_rows) == (80, 0)
+    frame = pd.read_parquet(whole.output)
+    assert list(frame["sample"]) == [*range(20)] * 4
+    assert list(frame["gpu"].astype(str).unique()) == ["T4", "H100"]
+    some = frame.iloc[::13]
+    np.testing.assert_allclose(some["seconds"], _forecasts(some, predictor, gpus, graphs), rtol=1e-5)
+    nj.sweep(predictor, gpus, graphs, Grid((SMS, MEMORY)), tmp_path / "chunks.parquet", chunk=7)
+    chunks = pd.read_parquet(tmp_path / "chunks.parquet")
+    pd.testing.assert_frame_equal(frame, chunks, rtol=1e-6, check_categorical=False)
+    assert json.loads(pq.read_schema(whole.output).metadata[b"neusight_jax.sweep"])["space"]["method"] == "grid"
+    assert not list(tmp_path.glob(".*"))
+    with pytest.raises(InputError, match="exists; remove it"):
+        nj.sweep(predictor, gpus, graphs, Grid((SMS, MEMORY)), tmp_path / "whole.parquet")
+
+
+def test_missing_and_half_written_chunks_are_found(tmp_path: Path) -> None:
+    parts, nothing = Parts(tmp_path / "x.parquet", {"a": 1}), pd.DataFrame({"sample": [0]})
+    parts.open(False)
+    import pyarrow as pa
+
+    for start, stop in ((0, 10), (10, 15), (15, 20), (20, 25), (35, 40)):
+        parts.write(start, stop, pa.table(nothing))
+    chunks = [(0, 10), (10, 20), (20, 30), (30, 40), (40, 50)]
+    assert parts.missing(chunks) == [False, False, True, True, True]
+    parts.clear([(20, 30), (30, 40), (40, 50)])
+    assert parts.spans() == [(0, 10), (10, 15), (15, 20)]
+    with pytest.raises(InputError, match="rows 20 to 50 are missing"):
+        parts.merge(50, {})
+    with pytest.raises(InputError, match="a differs from this sweep"):
+        Parts(tmp_path / "x.parquet", {"a": 2}).open(True)
+    with pytest.raises(InputError, match="unfinished sweep"):
+        Parts(tmp_path / "x.parquet", {"a": 1}).open(False)
+    with pytest.raises(InputError, match="nothing to resume"):
+        Parts(tmp_path / "y.parquet", {"a": 1}).open(True)
+
+
+def _environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(HOME), "NEUSIGHT_JAX_CACHE": "0", "JAX_PLATFORMS": "cpu", **changes}
+
+
+def _command(output: Path, checkpoint: Path, *options: str) -> list[str]:
+    head = [sys.executable, "-m", "neusight_jax", "sweep", *TINY, "--checkpoint", str(checkpoint)]
+    return [*head, "--output", str(output), *options]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.slow
+def test_two_devices_two_processes_and_a_kill_give_the_same_file(checkpoint: Path, tmp_path: Path) -> None:
+    """101 samples in chunks of 10: the last chunk leaves whole devices and processes without a row."""
+    points = ("--range", "num_sms=10:160", "mem_bytes_per_s=1e11:1e13", "--samples", "101", "--chunk", "10")
+    started = []
+
+    def start(name: str, *more: str, **environment: str) -> Path:
+        output = tmp_path / f"{name}.parquet"
+        command = _command(output, checkpoint, *points, *more)
+        log = (tmp_path / f"{name}{len(started)}.log").open("wb")
+        started.append((subprocess.Popen(command, env=_environment(**environment), stderr=log, stdout=log), log))
+        return output
+
+    devices = start("devices", JAX_NUM_CPU_DEVICES="2")
+    port = _free_port()
+    join = ("--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process-id")
+    processes = start("processes", *join, "0")
+    start("processes", *join, "1")
+    assert run([*_command(tmp_path / "one.parquet", checkpoint, *points)[3:]]) == 0
+    one = pd.read_parquet(tmp_path / "one.parquet")
+    assert len(one) == 101
+    for process, log in started:
+        code = process.wait(timeout=300)
+        log.close()
+        assert code == 0, Path(log.name).read_text()
+    for other in (devices, processes):
+        pd.testing.assert_frame_equal(one, pd.read_parquet(other), rtol=1e-6, check_categorical=False)
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "killed.parquet"
+    points = ("--range", "num_sms=10:160", "mem_bytes_per_s=1e11:1e13", "--samples", "4000", "--chunk", "8")
+    command = _command(output, checkpoint, *points)
+    process = subprocess.Popen(command, env=_environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    folder = tmp_path / ".killed.parquet.parts"
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("rows-*.parquet"))) < 3:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not output.exists()
+    assert run(command[3:]) == 2
+    assert "go on with --resume" in capsys.readouterr().err
+    assert run([*command[3:], "--resume", "--seed", "1"]) == 2
+    assert "space differs from this sweep" in capsys.readouterr().err
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("rows-*.parquet")}
+    assert run([*command[3:], "--resume", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["resumed_rows"] == 8 * len(before) > 0
+    assert run([*_command(tmp_path / "whole.parquet", checkpoint, *points)[3:]]) == 0
+    whole = pd.read_parquet(tmp_path / "whole.parquet")
+    assert list(whole["sample"]) == list(range(4000))
+    pd.testing.assert_frame_equal(whole, pd.read_parquet(output), rtol=1e-6, check_categorical=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "say what to sweep"),
+        (("--grid", "num_sms=1:9:3", "--range", "clock_hz=1e9:2e9"), "say what to sweep"),
+        (("--range", "clock_hz=1e9:2e9"), "say what to sweep"),
+        (("--grid", "num_sms=1:9"), "expected FIELD=LO:HI:N"),
+        (("--grid", "num_sms=1:9:2.5"), "expected a whole number"),
+        (("--grid", "num_sms=a:9:2"), "expected numbers in base units"),
+        (("--grid", "num_sms=1:9:2:cubic"), "'cubic' is no spacing"),
+        (("--grid", "num_sms"), "expected FIELD=..."),
+        (("--grid", "sms=1:9:2"), "a GPU has no field 'sms'; expected one of num_sms"),
+        (("--range", "num_sms=1:9", "--samples", "4", "--method", "halton"), "expected sobol or random"),
+        (("--grid", "num_sms=1:9:2", "--chunk", "0"), "chunk is 0"),
+        (("--grid", "num_sms=1:9:2", "--relaxation", "2"), "--relaxation is 2"),
+        (("--grid", "num_sms=1:9:2", "--resume"), "nothing to resume"),
+        (("--grid", "num_sms=1:9:2", "--plot", "x.gif"), "expected a name that ends in .png, .svg"),
+        (("--grid", "num_sms=1:9:2", "--plot", "x.png"), "--plot needs two fields"),
+        (("--grid", "num_sms=1:9:2", "--dtype", "bf16"), "no arithmetic path 'bf16'"),
+    ],
+)
+def test_bad_requests_are_one_line(
+    options: tuple[str, ...], message: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.parquet"
+    assert run([*_command(output, checkpoint, *options)[3:]]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
