@@ -37,15 +37,14 @@ def forecast_tables(forecast: Forecast) -> RenderableType:
     """Totals, phases, families and the ten most expensive kernels."""
     total = forecast.total_s
     fused = ", fused" if forecast.fused else ""
-    head = (
-        f"{forecast.model} on {forecast.gpu or 'the given GPU'}: {forecast.mode}, batch {forecast.batch_size}, "
-        f"sequence {forecast.sequence_length}, {forecast.dtype}{fused}"
-    )
+    size = f"batch {forecast.batch_size}, sequence {forecast.sequence_length}, " if forecast.sequence_length else ""
+    head = f"{forecast.model} on {forecast.gpu or 'the given GPU'}: {forecast.mode}, {size}{forecast.dtype}{fused}"
     tokens = forecast.batch_size * forecast.sequence_length
     flop = float((forecast.columns["flop"] * forecast.columns["count"]).sum())
     launches = int(forecast.columns["count"].sum())
     speed = f"{flop / total / TERA:.2f} TFLOP/s over {launches} kernel launches"
-    summary = [f"total {duration(total)}  ({tokens / total:,.0f} tokens/s, {speed})"]
+    rate = f"{tokens / total:,.0f} tokens/s, " if tokens else ""
+    summary = [f"total {duration(total)}  ({rate}{speed})"]
 
     def shares(title: str, column: str) -> Table:
         rows = [[key, duration(value), f"{value / total:.1%}"] for key, value in forecast.seconds_by(column).items()]

@@ -50,9 +50,9 @@ class Light:
     """Lower bounds on a kernel's time, seconds.
 
     Attributes:
-      compute_s: FLOP / peak of its path.
+      compute_s: FLOP that no algorithm avoids / peak of its path.
       memory_s: traffic that cannot stay in L2 / DRAM bandwidth, or all traffic / L2 rate, whichever is longer.
-      roofline_s: the textbook roof, max(compute_s, all traffic / DRAM bandwidth).
+      roofline_s: the textbook roof, max(all FLOP / peak, all traffic / DRAM bandwidth).
     """
 
     compute_s: Float[Array, " kernel"]
@@ -72,10 +72,10 @@ class PhysicalTimes:
 
     Attributes:
       compute: ideal; every tile of the menu in whole waves; blocks streamed without whole waves.
-      dram: all traffic, and the traffic that cannot stay in L2, at DRAM bandwidth.
+      dram: all traffic, the traffic that cannot stay in L2, and that of a staged algorithm, at DRAM bandwidth.
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
-      power: energy over board power.
-      issue: fp32 vector arithmetic at the warp schedulers' rate; none on matrix paths.
+      power: energy over board power, with all FLOP and, where algorithms differ, with the fewest.
+      issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
     """
 
@@ -83,7 +83,7 @@ class PhysicalTimes:
     dram: Float[Array, "kernel _component"]
     onchip: Float[Array, "kernel _component"]
     power: Float[Array, "kernel _component"]
-    issue: Float[Array, "kernel component"]
+    issue: Float[Array, "kernel _component"]
     overhead: Float[Array, "kernel _component"]
 
 
@@ -131,11 +131,11 @@ def dram_bytes(gpu: GPU, work: Work) -> Float[Array, " kernel"]:
 def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
     """Lower bounds for kernels on a machine. Source: Williams, Waterman, Patterson, CACM 2009; L2 term ours."""
     onchip_s = work.bytes_moved / (L2_BYTES_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
-    compute_s = work.flop / peak
+    compute_s = work.bound_flop / peak
     return Light(
         compute_s=compute_s,
         memory_s=jnp.maximum(dram_bytes(gpu, work) / gpu.mem_bytes_per_s, onchip_s),
-        roofline_s=jnp.maximum(compute_s, work.bytes_moved / gpu.mem_bytes_per_s),
+        roofline_s=jnp.maximum(work.flop / peak, work.bytes_moved / gpu.mem_bytes_per_s),
     )
 
 
@@ -168,16 +168,23 @@ def physical_times(
     # A kernel without FLOP still issues an instruction for every few bytes: its logarithms stay finite and scale.
     least = LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s
     flop_energy = JOULE_PER_FLOP_16NM * (gpu.process_nm / 16.0) ** PROCESS_EXPONENT
-    energy = work.flop * flop_energy * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype] + work.bytes_moved * JOULE_PER_BYTE
-    issue = work.flop / (ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
+    flop = work.flop[:, None]
+    if work.least_flop is not None:
+        flop = jnp.stack([work.flop, work.least_flop], axis=1)
+    flop_energy = flop_energy * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype]
+    energy = flop * flop_energy[:, None] + (work.bytes_moved * JOULE_PER_BYTE)[:, None]
+    issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
-    issue = jnp.where(off_vector_path, 0.0, issue)
-    compute = jnp.concatenate([(work.flop / peak)[:, None], streamed[:, None], wave_compute], axis=1)
+    issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
+    dram = [work.bytes_moved, dram_bytes(gpu, work)]
+    if work.staged_bytes is not None:
+        dram.append(work.staged_bytes)
+    compute = jnp.concatenate([(work.bound_flop / peak)[:, None], streamed[:, None], wave_compute], axis=1)
     return PhysicalTimes(
         compute=jnp.maximum(compute, least[:, None]),
-        dram=jnp.stack([work.bytes_moved / gpu.mem_bytes_per_s, dram_bytes(gpu, work) / gpu.mem_bytes_per_s], axis=1),
+        dram=jnp.stack([traffic / gpu.mem_bytes_per_s for traffic in dram], axis=1),
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
-        power=(energy / gpu.tdp_w)[:, None],
-        issue=jnp.maximum(issue, least)[:, None],
+        power=energy / _column(gpu.tdp_w, 1),
+        issue=jnp.maximum(issue, least[:, None]),
         overhead=jnp.stack([kilocycle, serial, block_s[:, -1, -1]], axis=1),
     )
