@@ -40,7 +40,8 @@ class Measurements:
     """Checked measurements.
 
     Attributes:
-      frame: one row per kernel measurement: device (canonical), family, op, dtype, the family's dims (NaN elsewhere), latency_s, kernel_name, tile ("MxN"), blocks, file, row (from 0).
+      frame: one row per kernel measurement: device (canonical), family, op, dtype, the family's dims (NaN elsewhere),
+        latency_s, kernel_name, tile ("MxN"), blocks, file, row (from 0).
       problems: file, row, problem, detail of rows that were dropped.
       end_to_end: measured whole models, or None.
       per_op: measured graph nodes, or None.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.errors import unknown_name
 from neusight_jax.kernels.conv import DIMS as CONV_DIMS
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES

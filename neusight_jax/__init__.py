@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from neusight_jax.graph.build import graph_from_config
     from neusight_jax.graph.catalog import list_models
     from neusight_jax.graph.graph import Graph
+    from neusight_jax.graph.jaxpr import graph_from_function
+    from neusight_jax.graph.torch_export import graph_from_torch
+    from neusight_jax.graph.trace_options import TraceOptions
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
 
@@ -33,8 +36,11 @@ __all__ = [
     "Graph",
     "InputError",
     "KernelTable",
+    "TraceOptions",
     "__version__",
     "graph_from_config",
+    "graph_from_function",
+    "graph_from_torch",
     "kernel_latency",
     "latency",
     "list_checkpoints",
@@ -61,6 +67,9 @@ _HOMES = {
     "graph.build": ("graph_from_config",),
     "graph.catalog": ("list_models",),
     "graph.graph": ("Graph",),
+    "graph.jaxpr": ("graph_from_function",),
+    "graph.torch_export": ("graph_from_torch",),
+    "graph.trace_options": ("TraceOptions",),
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
 }

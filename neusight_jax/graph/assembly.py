@@ -11,13 +11,13 @@ from neusight_jax.graph.attention import SOFTMAX, mark_attention
 from neusight_jax.graph.graph import Graph, Node, Operand
 from neusight_jax.graph.grouping import cheap_sources, group, kernels_of
 from neusight_jax.graph.operation import Operation, arithmetic_dtype
+from neusight_jax.graph.trace_options import PRODUCT_FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel
 
-PRODUCT_FAMILIES = frozenset({"linear", "bmm", "conv"})
 _NUMBER = re.compile(r"\d+")
 
 
-def assemble(name: str, operations: Sequence[Operation], results: Iterable[int], fused: bool) -> Graph:
+def assemble(name: str, operations: Sequence[Operation], results: Iterable[int], fused: bool, mode: str) -> Graph:
     """The graph of a traced program.
 
     Args:
@@ -25,9 +25,10 @@ def assemble(name: str, operations: Sequence[Operation], results: Iterable[int],
       operations: in order of execution.
       results: ids of the arrays the program returns.
       fused: whether operations are fused, as `grouping` says.
+      mode: one of `graph.MODES`.
     """
     needed = set(results)
-    live = _free_transposes(mark_attention(_live(operations, needed)), needed)
+    live, needed = _free_transposes(mark_attention(_live(operations, needed)), needed)
     readers: dict[int, set[int]] = {}
     for at, item in enumerate(live):
         for value in item.inputs:
@@ -48,7 +49,7 @@ def assemble(name: str, operations: Sequence[Operation], results: Iterable[int],
     return Graph(
         name=name,
         nodes=tuple(merged),
-        mode="training" if any(item.phase for item in live) else "inference",
+        mode=mode,
         dtype=_main_dtype(merged),
         batch_size=0,
         sequence_length=0,
@@ -67,32 +68,38 @@ def _live(operations: Sequence[Operation], results: set[int]) -> list[Operation]
     return kept[::-1]
 
 
-def _free_transposes(operations: Sequence[Operation], results: set[int]) -> list[Operation]:
-    """Transposes that only products read are left out: products take operands in either order."""
+def _free_transposes(operations: Sequence[Operation], results: set[int]) -> tuple[list[Operation], set[int]]:
+    """Transposes beside products are left out, as products read and write either order; operations and results."""
     readers: dict[int, list[Operation]] = {}
+    maker: dict[int, Operation] = {}
     for item in operations:
+        maker.update((value.id, item) for value in item.outputs)
         for value in item.inputs:
             readers.setdefault(value.id, []).append(item)
-    stands_for: dict[int, int] = {}
-    kept = []
+    dropped: set[int] = set()
+    names: dict[int, int] = {}
     for item in reversed(operations):
-        users = readers.get(item.outputs[0].id, []) if item.outputs else []
-        plain = item.op == "transpose" and item.outputs[0].id not in results
-        if plain and all(_is_product(user) or id(user) in stands_for for user in users):
-            stands_for[id(item)] = item.inputs[0].id
-        else:
-            kept.append(item)
-    names = {item.outputs[0].id: item.inputs[0].id for item in operations if id(item) in stands_for}
+        if item.op != "transpose":
+            continue
+        source, made = item.inputs[0].id, item.outputs[0].id
+        users = readers.get(made, [])
+        read = made not in results and all(_is_product(user) or id(user) in dropped for user in users)
+        written = source in maker and _is_product(maker[source]) and len(readers[source]) == 1
+        if read or (written and source not in results):
+            dropped.add(id(item))
+            names[made] = source
 
-    def source(array: int) -> int:
+    def stands_for(array: int) -> int:
         while array in names:
             array = names[array]
         return array
 
-    return [
-        replace(item, inputs=tuple(replace(value, id=source(value.id)) for value in item.inputs))
-        for item in reversed(kept)
+    kept = [
+        replace(item, inputs=tuple(replace(value, id=stands_for(value.id)) for value in item.inputs))
+        for item in operations
+        if id(item) not in dropped
     ]
+    return kept, {stands_for(array) for array in results}
 
 
 def _is_product(item: Operation) -> bool:

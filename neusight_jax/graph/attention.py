@@ -65,7 +65,7 @@ def _between(
             softmax.append(at)
         elif item.kind == "row":
             reduced = True
-        elif item.kind not in ("pointwise", "free"):
+        elif item.kind not in ("pointwise", "free") and item.op != "dropout":
             continue
         todo += [value.id for value in item.inputs if value.stored > 1]
     if len(products) != 1 or not softmax or not reduced:

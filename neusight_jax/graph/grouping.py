@@ -2,9 +2,10 @@
 
 The rule of the fused form follows XLA on GPUs: operations that iterate over the same elements join the kernel of the
 operation that makes their input, a reduction over innermost axes may be read back by its own kernel (softmax, norms),
-any other reduction ends one, and a smaller array that only one kernel reads is made inside it. No kernel may need its own
-result by way of another. Matrix products, convolutions, gathers and sorts stay apart. A kernel reads each outer array
-once and writes each array that something outside it reads: its time is that traffic.
+any other reduction ends one, and a smaller array that only one kernel reads is made inside it. No kernel may need its
+own result by way of another. What is cheap is computed again rather than stored. Matrix products, convolutions, gathers
+and sorts stay apart. A kernel reads each outer array once and writes each array that something outside it reads: its
+time is that traffic.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from math import prod
 
 from neusight_jax.graph.attention import EXPONENTIALS, SOFTMAX
 from neusight_jax.graph.operation import Operation, Value, main_dtype, streamed
+from neusight_jax.graph.operators import operators
 from neusight_jax.kernels.table import PHASES, Kernel
 
 FUSABLE = frozenset({"pointwise", "row", "column"})
@@ -22,11 +24,10 @@ SCALAR_ELEMENTS = 1
 """Arrays of so many elements are kernel arguments, not traffic."""
 JOINING = frozenset({"concatenate", "pad", "cat", "stack"})
 """Operations whose inputs are parts of their output."""
-CHEAP = frozenset(
-    """add sub mul div neg integer_pow square convert_element_type max min abs sign copy select_n eq ne lt le gt ge not
-    add.Tensor sub.Tensor mul.Tensor div.Tensor relu _to_copy""".split()
-)
+CHEAP = operators("fusion", "cheap")
 """Operations that cost less to repeat than to store: XLA repeats them in every kernel that reads their result."""
+COPIES = operators("fusion", "copies")
+"""Operations that only move elements."""
 _BACKWARD = PHASES.index("backward")
 
 
@@ -83,9 +84,9 @@ class _Grouping:
             self.group_of.append(own)
             if item.kind in FUSABLE:
                 for value in item.inputs:
-                    maker = self.producer.get(value.id)
-                    if maker is not None and maker != at:
-                        self._try(at, maker, value)
+                    source = self.producer.get(value.id)
+                    if source is not None and source != at:
+                        self._try(at, source)
         seen: set[int] = set()
         out = []
         for at in range(len(self.operations) - 1, -1, -1):
@@ -95,17 +96,17 @@ class _Grouping:
                 out.append([self.operations[member] for member in sorted(found.members)])
         return [members for members in reversed(out) if members[0].kind != "free"]
 
-    def _try(self, at: int, maker: int, value: Value) -> None:
+    def _try(self, at: int, maker: int) -> None:
         mine, theirs = self.group_of[at], self.group_of[maker]
         if mine is theirs:
             return
         reader, source = self.operations[at], self.operations[maker]
         if source.kind not in ("pointwise", "row") or (source.body, source.phase) != (reader.body, reader.phase):
             return
-        if self._fits(mine, theirs, reader, source, maker) and not self._circular(mine, theirs):
+        if self._fits(mine, theirs, reader, source) and not self._circular(mine, theirs):
             self._merge(mine, theirs)
 
-    def _fits(self, mine: Group, theirs: Group, reader: Operation, source: Operation, maker: int) -> bool:
+    def _fits(self, mine: Group, theirs: Group, reader: Operation, source: Operation) -> bool:
         if mine.row and theirs.row and mine.row != theirs.row:
             return False
         if (theirs.row and reader.kind == "column") or (mine.row and self._has_column(theirs)):
@@ -214,6 +215,6 @@ def _family(members: Sequence[Operation]) -> tuple[str, str, int | None]:
         return "memory", "reduce", rows[0].reduced
     if columns:
         return "memory", "reduce", None
-    if all(item.op in ("copy", "transpose", "concatenate", "pad", "rev", "slice") for item in members):
+    if all(item.op in COPIES for item in members):
         return "memory", "copy", None
     return "elementwise", "pointwise", None

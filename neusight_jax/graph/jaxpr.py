@@ -11,52 +11,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
 from neusight_jax.graph.assembly import assemble, loop_cost
 from neusight_jax.graph.graph import UNMODELLED, Graph
 from neusight_jax.graph.operation import Operation, Value
+from neusight_jax.graph.operators import operators
 from neusight_jax.graph.primitives import COLLECTIVES, GENERATED, REDUCTIONS, VIEWS, kernels_of_primitive, kind_of
-from neusight_jax.kernels.table import PHASES
+from neusight_jax.graph.trace_options import TraceOptions, on_path
+from neusight_jax.kernels.table import PHASES, Kernel
 
 BACKWARD, AFTER = PHASES.index("backward"), PHASES.index("weight_gradient")
 
 _INLINED: tuple[str, ...] = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-_CALLS = frozenset(
-    """jit pjit closed_call core_call xla_call remat remat2 checkpoint custom_jvp_call custom_vjp_call
-    custom_vjp_call_jaxpr custom_jvp_call_jaxpr shard_map custom_linear_call run_state xla_pmap core_closed_call""".split()
-)
+_CALLS = operators("jax", "calls")
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
-
-
-@dataclass(frozen=True)
-class TraceOptions:
-    """How a function or module is read.
-
-    Attributes:
-      fused: whether operations are fused into kernels as a compiler would; None = as the framework runs (JAX fused,
-        torch not).
-      while_trips: how often the body of every `while_loop` runs; None = a function with one is refused.
-      branch: which branch of a `cond` or `switch` runs: "worst" (most FLOP + 50 FLOP per byte) or its index.
-      fp32_products: arithmetic path of fp32 matrix products and convolutions, "fp32" or "tf32".
-      name: of the graph; "" = that of the function.
-    """
-
-    fused: bool | None = None
-    while_trips: int | None = None
-    branch: str | int = "worst"
-    fp32_products: str = "fp32"
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        trips = self.while_trips
-        if trips is not None and (isinstance(trips, bool) or not isinstance(trips, int) or trips < 0):
-            raise InputError(f"while_trips is {trips!r}, expected a whole number of at least 0, or None")
-        if self.branch != "worst" and (isinstance(self.branch, bool) or not isinstance(self.branch, int)):
-            raise InputError(f"branch is {self.branch!r}, expected 'worst' or the index of a branch")
-        if self.fp32_products not in ("fp32", "tf32"):
-            raise InputError(f"fp32_products is {self.fp32_products!r}, expected 'fp32' or 'tf32'")
-        dtype_index(self.fp32_products)
 
 
 def graph_from_function(
@@ -81,7 +49,8 @@ def graph_from_function(
     walk = _Walk(options)
     results = walk.closed(closed, [walk.fresh(var.aval) for var in closed.jaxpr.invars], _Place())
     fused = True if options.fused is None else options.fused
-    return assemble(name, walk.operations, [value.id for value in results], fused)
+    mode = "training" if any(item.phase for item in walk.operations) else "inference"
+    return assemble(name, walk.operations, [value.id for value in results], fused, mode)
 
 
 def _trace(fn: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -114,10 +83,11 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _shape(leaf: Any) -> Any:
+    shaped: Any = jax.ShapeDtypeStruct
     if isinstance(leaf, np.ndarray | np.generic):
-        return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+        return shaped(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
     weak = bool(getattr(leaf, "weak_type", False))
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+    return shaped(leaf.shape, leaf.dtype, weak_type=weak)
 
 
 @dataclass(frozen=True)
@@ -202,7 +172,12 @@ class _Walk:
             return [inputs[0].view(shapes[0])]
         if name in GENERATED:
             return [self.fresh(var.aval).view(shape, 0.0) for var, shape in zip(eqn.outvars, shapes, strict=True)]
-        if name in REDUCTIONS and len(shapes) == 1 and not name.startswith("arg") and inputs[0].elements == prod(shapes[0]):
+        if (
+            name in REDUCTIONS
+            and len(shapes) == 1
+            and not name.startswith("arg")
+            and inputs[0].elements == prod(shapes[0])
+        ):
             return [inputs[0].view(shape) for shape in shapes]
         if name in ("slice", "split", "unstack"):
             return [value_view(inputs[0], shape) for shape in shapes]
@@ -215,13 +190,14 @@ class _Walk:
         if phase:
             self.late.update(value.id for value in outputs)
         kind = kind_of(name, eqn.params, inputs)
-        kernels, known = ((), True)
+        kernels: tuple[Kernel, ...] = ()
+        known = True
         if kind == "opaque":
             kernels, known = kernels_of_primitive(name, eqn.params, inputs, outputs, phase)
             if name in COLLECTIVES:
                 known = False
         if self.options.fp32_products != "fp32":
-            kernels = tuple(_on_path(kernel, self.options.fp32_products) for kernel in kernels)
+            kernels = tuple(on_path(kernel, self.options.fp32_products) for kernel in kernels)
         op = name if known else f"{UNMODELLED} {_full_name(eqn)}"
         loop, reduced = outputs[0].shape if outputs else (), 1
         if kind in ("row", "column"):
@@ -268,10 +244,7 @@ class _Walk:
         results = self.closed(params["jaxpr"], given, self._body(place, float(length)))
         carry = results[:carried]
         # What is carried out is carried in again: a result may need every value carried.
-        return [
-            self._link((value, *carry) if at < carried else (value, *carry), var.aval, place)
-            for at, (value, var) in enumerate(zip(results, eqn.outvars, strict=True))
-        ]
+        return [self._link((value, *carry), var.aval, place) for value, var in zip(results, eqn.outvars, strict=True)]
 
     def _entering(self, value: Value, aval: Any, whole: bool) -> Value:
         """A loop body's view of an array: the array itself, or one slice of it."""
@@ -318,14 +291,6 @@ def value_view(value: Value, shape: Sequence[int]) -> Value:
     """A part of an array: only that part is read."""
     share = prod(shape) / max(value.elements, 1)
     return value.view(tuple(shape), value.stored * min(share, 1.0))
-
-
-def _on_path(kernel: Any, path: str) -> Any:
-    from dataclasses import replace
-
-    if kernel.family in ("linear", "bmm", "conv") and kernel.dtype == "fp32":
-        return replace(kernel, dtype=path)
-    return kernel
 
 
 def _telling(label: Any) -> bool:

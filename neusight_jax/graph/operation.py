@@ -16,8 +16,8 @@ from neusight_jax.graph.graph import Shape
 from neusight_jax.kernels.table import Kernel
 
 Kind: TypeAlias = Literal["pointwise", "row", "column", "opaque", "free"]
-"""How an operation runs: element by element; reducing innermost axes; reducing others; as kernels of its own; not at all
-(a loop's boundary)."""
+"""How an operation runs: element by element; reducing innermost axes; reducing others; as kernels of its own; not at
+all (a loop's boundary)."""
 
 SORT_PASSES = 8.0
 """Passes of a sort, each read and written: radix sort of 32-bit keys, 8 bits at a time, keys and payload."""
@@ -123,7 +123,7 @@ def matrix_product(batch: int, m: int, n: int, k: int, dtype: str, count: float 
 
 
 def moved(op: str, inputs: Sequence[Value], outputs: Sequence[Value], passes: float = 1.0) -> Kernel:
-    """A memory kernel that reads its inputs and writes its outputs, `passes` times over: the rule for the unmodelled."""
+    """A memory kernel that reads its inputs and writes its outputs, `passes` times: the rule for the unmodelled."""
     largest = max((*inputs, *outputs), key=lambda value: value.elements, default=None)
     loop = largest.shape if largest is not None else ()
     dtype = main_dtype((*outputs, *inputs))

@@ -20,39 +20,18 @@ from neusight_jax.graph.operation import (
     moved,
     streamed,
 )
+from neusight_jax.graph.operators import operators
 from neusight_jax.graph.windows import convolution, pooling
 from neusight_jax.kernels.table import Kernel
 
-POINTWISE = frozenset(
-    """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
-    concatenate conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor
-    ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul
-    ne neg nextafter not or pad polygamma population_count pow real reduce_precision regularized_incomplete_beta rem rev
-    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh
-    tile transpose xor zeta stack""".split()
-)
-"""Primitives that make each element of their output from one element of each input."""
-REDUCTIONS = frozenset(
-    """argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor reduce""".split()
-)
-VIEWS = frozenset(
-    """reshape squeeze expand_dims bitcast_convert_type stop_gradient optimization_barrier sharding_constraint pvary pcast
-    device_put copy_to_host_async name reduce_precision_p random_wrap random_unwrap mesh_cast reshard
-    pbroadcast psum_invariant dce_sink layout_constraint""".split()
-)
-"""Primitives whose outputs are their inputs under another shape or type."""
-GENERATED = frozenset({"iota", "broadcast_in_dim_scalar", "empty", "axis_index", "create_token", "after_all", "full"})
-"""Primitives that make their output from nothing, on the way."""
-SCANS = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "cumred_sum"})
-SORTS = frozenset({"sort", "top_k", "approx_top_k"})
-RANDOM = frozenset(
-    {"random_bits", "random_seed", "random_split", "random_fold_in", "threefry2x32", "rng_bit_generator", "rng_uniform"}
-)
-COLLECTIVES = frozenset(
-    """all_gather all_to_all psum psum2 pmax pmin ppermute reduce_scatter psum_scatter ragged_all_to_all
-    all_gather_invariant all_gather_reduced unreduced_psum""".split()
-)
-"""Exchange between devices. Their links are not modelled here: they go with the unmodelled, and are listed."""
+POINTWISE = operators("jax", "pointwise")
+REDUCTIONS = operators("jax", "reductions")
+VIEWS = operators("jax", "views")
+GENERATED = operators("jax", "generated")
+SCANS = operators("jax", "scans")
+SORTS = operators("jax", "sorts")
+RANDOM = operators("jax", "random")
+COLLECTIVES = operators("jax", "collectives")
 
 Rule: TypeAlias = Callable[[Mapping[str, Any], Sequence[Value], Sequence[Value], int], tuple[Kernel, ...]]
 
@@ -95,7 +74,7 @@ def kernels_of_primitive(
 def _dot_general(
     params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
 ) -> tuple[Kernel, ...]:
-    (left_contract, right_contract), (left_batch, right_batch) = params["dimension_numbers"]
+    (left_contract, _), (left_batch, _) = params["dimension_numbers"]
     left, right = inputs[0], inputs[1]
     batch = prod(left.shape[axis] for axis in left_batch)
     k = prod(left.shape[axis] for axis in left_contract)

@@ -74,8 +74,8 @@ def convolution(
 
     JAX writes both gradients as convolutions too. The gradient of the weights convolves image with result: its "window"
     is the result (dilated by the stride), its output the window, its "batch" the input channels. The gradient of the
-    data dilates the result by the stride, and so does a transposed convolution: it is counted as that gradient. So every
-    pass is as much work as the forward pass of the convolution it belongs to.
+    data dilates the result by the stride, and so does a transposed convolution: it is counted as that gradient. So
+    every pass is as much work as the forward pass of the convolution it belongs to.
 
     Args:
       batch, channels, in_size: of the first operand; features, images, window: outputs, inputs and size of the second.

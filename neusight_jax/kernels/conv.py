@@ -3,13 +3,14 @@
 Each pass of a convolution of `groups` groups is `groups` products M×K · K×N, never written out:
 
     forward           M = batch · output pixels   N = output channels   K = input channels · taps
-    data gradient     M = batch · input pixels    N = input channels    K = output channels · taps · output / input pixels
+    data gradient     M = batch · input pixels    N = input channels    K = output channels · taps · shrinkage
     weight gradient   M = input channels · taps   N = output channels   K = batch · output pixels
 
-with channels of one group and taps the positions of the window (9 for 3×3). All three need 2·groups·M·N·K FLOP. A 3×3
-window of stride 1 also has Winograd's transforms: F(2×2) and F(4×4) multiply 2.25 and 4 times less (Lavin, Gray, CVPR
-2016), as 16 and 36 products of transformed tiles. Libraries choose among these by shape, so the tile menu holds all
-three. The network does not see the window itself, as measured kernels have only one: 3×3.
+with channels of one group, shrinkage the output pixels over the input pixels, and taps the positions of the window (9
+for 3×3). All three need 2·groups·M·N·K FLOP. A 3×3 window of stride 1 also has Winograd's transforms: F(2×2) and F(4×4)
+multiply 2.25 and 4 times less (Lavin, Gray, CVPR 2016), as 16 and 36 products of transformed tiles. Libraries choose
+among these by shape, so the tile menu holds all three. The network does not see the window itself, as measured kernels
+have only one: 3×3.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from jaxtyping import Array, Float
 from neusight_jax.kernels.family import Dims, Family, Work
 from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS
 
-DIMS: tuple[str, ...] = ("groups", "m", "n", "k", "pixels", "image", "filter", "result", "m_2x2", "k_2x2", "m_4x4", "k_4x4")
-"""The implicit product; outputs of one image; elements of images, filter and result; M and K of Winograd's products for tiles of 2×2 and
-4×4 outputs (0 where the window is not 3×3 of stride 1)."""
+_PRODUCT: tuple[str, ...] = ("groups", "m", "n", "k")
+_ELEMENTS: tuple[str, ...] = ("pixels", "image", "filter", "result")
+_WINOGRAD: tuple[str, ...] = ("m_2x2", "k_2x2", "m_4x4", "k_4x4")
+DIMS: tuple[str, ...] = (*_PRODUCT, *_ELEMENTS, *_WINOGRAD)
+"""The implicit product; outputs of one image, elements of all images, filter and result; M and K of Winograd's products
+for tiles of 2×2 and 4×4 outputs (0 where the window is not 3×3 of stride 1)."""
 OPS: tuple[str, ...] = ("conv", "conv_data_gradient", "conv_weight_gradient")
 
 FORMS: tuple[str, ...] = ("", "_2x2", "_4x4")

@@ -30,7 +30,8 @@ class Work:
       block_flop: work of one full block, padding included, FLOP.
       block_bytes: traffic of one block between L2 and its SM, bytes.
       block_steps: length of the serial loop inside a block (the contraction for GEMM), in elements.
-      staged_bytes: memory traffic of an algorithm that writes operands out in another form, bytes; None where none does.
+      staged_bytes: memory traffic of an algorithm that writes operands out in another form, bytes; None where none
+        does.
       least_flop: arithmetic that no known algorithm avoids, FLOP; None where that is `flop`.
     """
 
