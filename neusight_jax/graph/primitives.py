@@ -129,6 +129,7 @@ def _conv(
         groups=max(params["feature_group_count"], params["batch_group_count"]),
         # Images come first in every layout in use; where channels do, JAX has transposed the operands.
         weight_gradient=numbers.lhs_spec[0] != 0,
+        backward=phase > 0,
         dtype=product_dtype(inputs[0], inputs[1]),
     )
 

@@ -68,6 +68,7 @@ def convolution(
     window_dilation: Sequence[int],
     groups: int,
     weight_gradient: bool,
+    backward: bool,
     dtype: str,
 ) -> tuple[Kernel, ...]:
     """A general dilated convolution, read back as the pass of a plain one that it is.
@@ -82,6 +83,7 @@ def convolution(
       out_batch, out_size: of the result.
       stride, image_dilation, window_dilation, groups: of the operation.
       weight_gradient: whether it is the gradient of the weights.
+      backward: whether it stands in a backward pass.
     """
     dilated = prod(image_dilation) > 1
     if weight_gradient:
@@ -100,7 +102,7 @@ def convolution(
             groups=groups,
             dtype=dtype,
         )
-    if dilated or prod(in_size) < prod(out_size):
+    if dilated or prod(in_size) < prod(out_size) or (backward and prod(in_size) == prod(out_size)):
         return conv_kernel(
             "conv_data_gradient",
             batch=out_batch,
