@@ -159,7 +159,7 @@ def head_widths(family: Family) -> tuple[int, ...]:
     """Components of each head for a family, in the order of `HEADS`."""
     tiles = len(family.tiles)
     ways = 2 if family.alternatives else 1
-    return (tiles + 2, 1 + ways, tiles + 1, ways, ways, 3)
+    return (tiles + 1 + ways, 1 + ways, tiles + 1, ways, ways, 3)
 
 
 def init_family(

@@ -71,8 +71,10 @@ class PhysicalTimes:
     """Times a kernel could be bound by, seconds, one array [kernel, component] for each head of the mixture.
 
     Attributes:
-      compute: ideal; every tile of the menu in whole waves; blocks streamed without whole waves.
-      dram: all traffic, the traffic that cannot stay in L2, and that of a staged algorithm, at DRAM bandwidth.
+      compute: ideal; blocks streamed without whole waves; where algorithms differ, the roofline of the fastest; every
+        tile of the menu in whole waves.
+      dram: all traffic, the traffic that cannot stay in L2 and, where algorithms differ, the most any of them moves, at
+        DRAM bandwidth.
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power, with all FLOP and, where algorithms differ, with the fewest.
       issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
@@ -169,19 +171,21 @@ def physical_times(
     least = LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s
     flop_energy = JOULE_PER_FLOP_16NM * (gpu.process_nm / 16.0) ** PROCESS_EXPONENT
     flop = work.flop[:, None]
-    if work.least_flop is not None:
-        flop = jnp.stack([work.flop, work.least_flop], axis=1)
+    compute = [work.bound_flop / peak, streamed]
+    dram = [work.bytes_moved, dram_bytes(gpu, work)]
+    if work.form_flop is not None and work.form_bytes is not None:
+        flop = jnp.stack([work.flop, work.bound_flop], axis=1)
+        forms = jnp.maximum(work.form_flop / peak[:, None], work.form_bytes / _column(gpu.mem_bytes_per_s, 1))
+        compute.append(jnp.min(forms, axis=1))
+        dram.append(jnp.max(work.form_bytes, axis=1))
     flop_energy = flop_energy * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype]
     energy = flop * flop_energy[:, None] + (work.bytes_moved * JOULE_PER_BYTE)[:, None]
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
-    dram = [work.bytes_moved, dram_bytes(gpu, work)]
-    if work.staged_bytes is not None:
-        dram.append(work.staged_bytes)
-    compute = jnp.concatenate([(work.bound_flop / peak)[:, None], streamed[:, None], wave_compute], axis=1)
+    all_compute = jnp.concatenate([jnp.stack(compute, axis=1), wave_compute], axis=1)
     return PhysicalTimes(
-        compute=jnp.maximum(compute, least[:, None]),
+        compute=jnp.maximum(all_compute, least[:, None]),
         dram=jnp.stack([traffic / gpu.mem_bytes_per_s for traffic in dram], axis=1),
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
         power=energy / _column(gpu.tdp_w, 1),

@@ -50,8 +50,8 @@ TILES: tuple[tuple[int, int, int], ...] = (
     (2, 128, 64),
 )
 """Tile of one thread block: which form (index into `FORMS`), rows of M, columns of N; what cuDNN 8.9 launched."""
-WINOGRAD_GAIN = 4.0
-"""Most that Winograd's F(4×4, 3×3) saves in multiplications."""
+SAVINGS: tuple[float, float, float] = (1.0, 2.25, 4.0)
+"""How many times fewer multiplications each form makes."""
 
 
 Sizes: TypeAlias = float | np.ndarray[Any, np.dtype[Any]]
@@ -141,18 +141,19 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     products = jnp.where(transformed, jnp.array([PRODUCTS[form] for form in forms], jnp.float32)[None, :], 1.0)
     blocks = dims["groups"][:, None] * products * jnp.ceil(m / tile_m) * jnp.ceil(dims["n"][:, None] / tile_n)
     split = jnp.clip(jnp.floor(k[:, :, None] / MIN_SPLIT_STEPS), 1.0, jnp.array(SPLITS, jnp.float32)[None, None, :])
+    split = jnp.where(transformed[:, :, None], 1.0, split)
     steps = k[:, :, None] / split
     area, edge = (tile_m * tile_n)[:, :, None], (tile_m + tile_n)[:, :, None]
-    total = flop(dims)
+    total, moved = flop(dims), elements_moved(dims) * element_bytes
     return Work(
         flop=total,
-        bytes_moved=elements_moved(dims) * element_bytes,
+        bytes_moved=moved,
         blocks=blocks[:, :, None] * split,
         block_flop=2.0 * area * steps,
         block_bytes=size * (edge * steps + area),
         block_steps=steps,
-        staged_bytes=jnp.where(winograd > 0, _staged(dims), elements_moved(dims)) * element_bytes,
-        least_flop=total / jnp.where(winograd > 0, WINOGRAD_GAIN, 1.0),
+        form_flop=total[:, None] / jnp.where(winograd[:, None] > 0, jnp.array(SAVINGS, jnp.float32)[None, :], 1.0),
+        form_bytes=jnp.stack([moved, moved, jnp.where(winograd > 0, _staged(dims) * element_bytes, moved)], axis=1),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
@@ -30,9 +31,8 @@ class Work:
       block_flop: work of one full block, padding included, FLOP.
       block_bytes: traffic of one block between L2 and its SM, bytes.
       block_steps: length of the serial loop inside a block (the contraction for GEMM), in elements.
-      staged_bytes: memory traffic of an algorithm that writes operands out in another form, bytes; None where none
-        does.
-      least_flop: arithmetic that no known algorithm avoids, FLOP; None where that is `flop`.
+      form_flop: where libraries choose among algorithms: arithmetic of each, FLOP; else None.
+      form_bytes: memory traffic of each, what it writes out in another form included, bytes.
     """
 
     flop: Float[Array, " kernel"]
@@ -41,13 +41,13 @@ class Work:
     block_flop: Float[Array, "kernel tile split"]
     block_bytes: Float[Array, "kernel tile split"]
     block_steps: Float[Array, "kernel tile split"]
-    staged_bytes: Float[Array, " kernel"] | None = None
-    least_flop: Float[Array, " kernel"] | None = None
+    form_flop: Float[Array, "kernel form"] | None = None
+    form_bytes: Float[Array, "kernel form"] | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:
-        """Arithmetic that bounds the time from below, FLOP."""
-        return self.flop if self.least_flop is None else self.least_flop
+        """Arithmetic that no algorithm avoids, FLOP."""
+        return self.flop if self.form_flop is None else jnp.min(self.form_flop, axis=1)
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ class Family:
       dims: names of its dims.
       tiles: names of its tile menu, e.g. "128x64".
       matrix: whether its arithmetic runs on the matrix path of its dtype (else on the fp32 vector path).
-      alternatives: whether libraries choose among algorithms of different arithmetic: `work` gives `staged_bytes` and
-        `least_flop`.
+      alternatives: whether libraries choose among algorithms: `work` gives `form_flop` and `form_bytes`.
       network: name of the family whose utilization network it uses (its own, save where nothing was measured).
       work: (dims, element_bytes [kernel]) -> Work.
       features: (dims, element_bytes [kernel]) -> shape-only network inputs [kernel, feature].
