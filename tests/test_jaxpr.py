@@ -176,6 +176,13 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         nj.TraceOptions(**options)
 
 
+def test_a_function_that_does_nothing_takes_no_time() -> None:
+    for graph in (trace(lambda x: x, array(4)), trace(lambda: 3.0), trace(lambda x: x[None], array(4))):
+        forecast = nj.predict(load_baseline("roofline"), nj.load_gpu("T4"), graph)
+        assert forecast.total_s == 0
+        assert "total 0 us" in str(forecast)
+
+
 def test_what_cannot_be_traced_is_one_line() -> None:
     with pytest.raises(InputError, match=r"expected a function and its arguments"):
         nj.graph_from_function(3)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def assemble(name: str, operations: Sequence[Operation], results: Iterable[int],
             return array in needed or bool(readers.get(array, set()) - inside)
 
         kernels = kernels_of(members, outside, sources)
-        if kernels:
+        if kernels and members[-1].repeat:
             nodes.append(_node(members, kernels))
     merged = _merge_equal(nodes)
     return Graph(
@@ -121,7 +121,7 @@ def _node(members: Sequence[Operation], kernels: tuple[Kernel, ...]) -> Node:
         forward=by_phase[0],
         backward=by_phase[1],
         weight_gradient=by_phase[2],
-        repeat=last.repeat,  # type: ignore[arg-type]
+        repeat=round(last.repeat),
         section="",
         operands=tuple(Operand(f"array{array}", elements, False) for array, elements in read.items()),
         shape=last.outputs[0].shape if last.outputs else (),
