@@ -37,13 +37,11 @@ class Group:
 
     Attributes:
       members: in order of execution.
-      elements: of the largest loop.
       row: (rows, cols) of the reductions over innermost axes inside, None without one.
       mask: members as bits; outer: operations outside that make its inputs.
     """
 
     members: list[int] = field(default_factory=list)
-    elements: int = 1
     row: tuple[int, int] | None = None
     mask: int = 0
     outer: set[int] = field(default_factory=set)
@@ -78,7 +76,7 @@ class _Grouping:
             for maker in makers:
                 above |= self.above[maker] | (1 << maker)
             self.above.append(above)
-            own = Group([at], max(prod(item.loop), 1), None, 1 << at, set(makers))
+            own = Group([at], None, 1 << at, set(makers))
             if item.kind == "row":
                 own.row = (max(prod(item.loop) // max(item.reduced, 1), 1), item.reduced)
             self.group_of.append(own)
@@ -134,7 +132,6 @@ class _Grouping:
 
     def _merge(self, mine: Group, theirs: Group) -> None:
         theirs.members += mine.members
-        theirs.elements = max(theirs.elements, mine.elements)
         theirs.row = theirs.row or mine.row
         theirs.mask |= mine.mask
         theirs.outer |= mine.outer

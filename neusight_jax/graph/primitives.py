@@ -142,9 +142,13 @@ def _gather(
 
 
 def _scatter(inputs: Sequence[Value], outputs: Sequence[Value]) -> tuple[Kernel, ...]:
-    """Reads indices, updates and what they change, writes it; the array they change is updated in place."""
-    indices, updates = inputs[1], inputs[2]
-    return (moved("scatter", (updates, updates, indices), (updates,)),)
+    """Reads indices, updates and what they change, writes it, in place; an array of one value is made first."""
+    target, indices, updates = inputs[:3]
+    scatter = moved("scatter", (updates, updates, indices), (updates,))
+    if target.stored > 1:
+        return (scatter,)
+    size = target.elements * target.element_bytes
+    return streamed("memory", "fill", target.shape, 0.0, size, main_dtype((target,))), scatter
 
 
 def _dynamic_slice(
