@@ -42,8 +42,8 @@ class Measurements:
     """Checked measurements.
 
     Attributes:
-      frame: one row per kernel measurement: device (canonical), family, op, dtype, the dims batch m n k | rows cols
-        reads writes (NaN where not of the family), latency_s, kernel_name, tile ("MxN"), blocks, file, row (from 0).
+      frame: one row per kernel measurement: device (canonical), family, op, dtype, the family's dims (NaN elsewhere),
+        latency_s, kernel_name, tile ("MxN"), blocks, file, row (from 0).
       problems: file, row, problem, detail of rows that were dropped.
       end_to_end: measured whole models, or None.
       per_op: measured graph nodes, or None.
@@ -82,19 +82,14 @@ def read_measurements(
     if not roots:
         raise InputError("no measurements were given; expected Parquet files or folders of the measurement schema")
     kernels, end_to_end, per_op = _find(roots)
-    frames, problems, notes = [], [], []
+    frames, problems = [], []
     total = bad = 0
     for file in kernels:
         raw = _only(_read_parquet(file, _READ_COLUMNS), wanted, chosen)
         checked = check_rows(raw, str(file))
         total, bad = total + len(raw), bad + int(checked.bad.sum())
         problems.append(checked.problems)
-        unmodelled = checked.frame["family"].isna().to_numpy()
-        left_out = int((unmodelled & ~checked.bad).sum())
-        if left_out:
-            names = ", ".join(sorted(set(checked.frame["op"][unmodelled & ~checked.bad])))
-            notes.append(f"{file}: {left_out} rows of {names} left out, no kernel family models it yet")
-        frames.append(checked.frame[~(unmodelled | checked.bad)])
+        frames.append(checked.frame[~checked.bad])
     tables: dict[str, pd.DataFrame | None] = {}
     for table, files, read in ((END_TO_END, end_to_end, _read_csv), (PER_OP, per_op, _read_whole)):
         tables[table.name], part_problems, rows, wrong = _read_models(table, files, read, wanted)
@@ -106,7 +101,7 @@ def read_measurements(
     if bad == total:
         raise _nothing_left(roots, bad, wanted, chosen)
     frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
-    return Measurements(frame, listed, tables[END_TO_END.name], tables[PER_OP.name], tuple(notes))
+    return Measurements(frame, listed, tables[END_TO_END.name], tables[PER_OP.name])
 
 
 def read_kernels(path: Path | str) -> KernelTable:
@@ -114,7 +109,7 @@ def read_kernels(path: Path | str) -> KernelTable:
 
     Args:
       path: the file. `latency_s` may be absent and the device unknown or absent; what is there is checked.
-    Raises: `InputError` when the file is unreadable, lacks a column, or holds bad rows or an unmodelled operator.
+    Raises: `InputError` when the file is unreadable, lacks a column, or holds bad rows.
     """
     file = Path(path)
     if file.is_dir():
@@ -125,8 +120,6 @@ def read_kernels(path: Path | str) -> KernelTable:
     checked = check_rows(raw, str(file), to_predict=True)
     if checked.bad.any():
         raise refusal(int(checked.bad.sum()), len(raw), checked.problems)
-    for op in checked.frame["op"][checked.frame["family"].isna()].unique():
-        schema.family_op(op)
     return table_from_frame(checked.frame)
 
 
@@ -198,7 +191,7 @@ def _schema_ops(names: Iterable[str]) -> set[str]:
     """Schema operators from names of operators and families."""
     chosen: set[str] = set()
     for name in names:
-        members = {op for op in schema.OPS if op not in schema.UNMODELLED_OPS and name in schema.family_op(op)}
+        members = {op for op in schema.OPS if name in schema.family_op(op)}
         members |= {name} & set(schema.OPS)
         if not members:
             raise unknown_name("op", name, (*schema.OPS, *FAMILIES))

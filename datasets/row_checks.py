@@ -68,7 +68,7 @@ class CheckedRows:
     """Rows of one file after the checks.
 
     Attributes:
-      frame: `FRAME_COLUMNS`, every row in file order, bad ones included; `family` is null for unmodelled operators.
+      frame: `FRAME_COLUMNS`, every row in file order, bad ones included; `family` is null for unknown operators.
       bad: which rows have a problem.
       problems: file, row, problem, detail.
     """
@@ -199,8 +199,6 @@ def _fill_ops(raw: pd.DataFrame, frame: pd.DataFrame, problems: Problems, file: 
         columns = {name: numbers(raw[name])[where] for name in present}
         _check_dims(raw, op, columns, where, problems)
         family_ops[where] = op
-        if op in schema.UNMODELLED_OPS:
-            continue
         families[where], converted = schema.row_dims(op, columns)
         _, family_ops[where] = schema.family_op(op)
         for name, values in converted.items():
@@ -268,7 +266,7 @@ def _check_light(frame: pd.DataFrame, gpus: dict[str, GPU], problems: Problems) 
 def _program(family: str) -> Callable[..., Any]:
     def measure(dims: dict[str, jax.Array], element_bytes: jax.Array) -> tuple[jax.Array, jax.Array]:
         work = FAMILIES[family].work(dims, element_bytes)
-        return work.flop, work.bytes_moved
+        return work.bound_flop, work.bytes_moved
 
     return jax.jit(measure)
 
@@ -276,7 +274,7 @@ def _program(family: str) -> Callable[..., Any]:
 def flop_and_bytes(
     family: str, dims: dict[str, Values], dtype: np.ndarray[Any, np.dtype[Any]]
 ) -> tuple[Values, Values]:
-    """FLOP and compulsory bytes of rows of one family, from the family itself.
+    """Least FLOP and compulsory bytes of rows of one family, from the family itself.
 
     Args:
       family: key of `FAMILIES`.
@@ -305,9 +303,11 @@ def _fill_launch(raw: pd.DataFrame, frame: pd.DataFrame) -> None:
     codes, unique = pd.factorize(pd.Series(names, dtype=object))
     tiles = np.array([*(schema.parse_tile(str(name)) for name in unique), None], object)
     in_threads = np.array([*(schema.grid_in_threads(str(name)) for name in unique), False], bool)
-    matrix = np.isin(frame["op"].to_numpy().astype(str), schema.GEMM_OPS)
+    conv_tiles = np.array([*(schema.parse_conv_tile(str(name)) for name in unique), None], object)
+    ops = frame["op"].to_numpy().astype(str)
     frame["kernel_name"] = names
-    frame["tile"] = np.where(matrix, tiles[codes], np.array(None, object))
+    tile = np.where(np.isin(ops, schema.GEMM_OPS), tiles[codes], np.array(None, object))
+    frame["tile"] = np.where(np.isin(ops, schema.CONV_OPS), conv_tiles[codes], tile)
     blocks = np.full(size, np.nan)
     if all(name in raw.columns for name in schema.GRID_COLUMNS):
         blocks = np.prod([numbers(raw[name]) for name in schema.GRID_COLUMNS], axis=0)

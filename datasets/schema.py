@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.errors import unknown_name
+from neusight_jax.kernels.conv import DIMS as CONV_DIMS
+from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
 
@@ -21,9 +23,9 @@ GEMM_OPS: tuple[str, ...] = ("linear", "bmm")
 """Matrix products, dims b, m, n, k; `b` of linear may be absent (1)."""
 VECTOR_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "softmax", "ln")
 """Operators on a tensor of b rows × h columns."""
-UNMODELLED_OPS: tuple[str, ...] = ("conv",)
-"""Operators of the schema that no kernel family models yet."""
-OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *UNMODELLED_OPS)
+CONV_OPS: tuple[str, ...] = ("conv",)
+"""Forward convolutions of square images and windows, without bias."""
+OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *CONV_OPS)
 """Every operator of the schema: file names in `kernels/` and values of the column `op`."""
 
 CONV_COLUMNS: tuple[str, ...] = (
@@ -40,7 +42,9 @@ BLOCK_COLUMNS: tuple[str, ...] = ("block_x", "block_y", "block_z")
 DIM_COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(("b", "m", "n", "k", "h", *CONV_COLUMNS)))
 """Every column that may hold a dim."""
 
-FRAME_DIMS: tuple[str, ...] = ("batch", "m", "n", "k", "rows", "cols", "reads", "writes")
+FRAME_DIMS: tuple[str, ...] = tuple(
+    dict.fromkeys(("batch", "m", "n", "k", "rows", "cols", "reads", "writes", *CONV_DIMS))
+)
 """Dims of the normalised frame, in our letters; NaN where an operator has no such dim."""
 
 Columns = np.ndarray[Any, np.dtype[Any]]
@@ -50,11 +54,17 @@ _FAMILY_OPS: dict[str, tuple[str, str]] = {
     **{op: ("elementwise", op) for op in (*BINARY_OPS, *UNARY_OPS)},
     "softmax": ("softmax", "softmax"),
     "ln": ("norm", "layernorm"),
+    "conv": ("conv", "conv"),
 }
 _TILES: tuple[re.Pattern[str], ...] = (
     re.compile(r"sgemm_(\d+)x(\d+)"),
     re.compile(r"tilesize(\d+)x(\d+)"),
     re.compile(r"_mt(\d+)x(\d+)"),
+)
+_CONV_TILES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"scudnn_winograd_(\d+)x(\d+)"), "winograd_2x2 "),
+    (re.compile(r"sgemm_(\d+)x(\d+)"), "winograd_4x4 "),
+    (re.compile(r"scudnn_(\d+)x(\d+)_(?!3dconv)"), ""),
 )
 
 
@@ -64,7 +74,7 @@ def op_columns(op: str) -> tuple[str, ...]:
         return ("m", "n", "k") if op == "linear" else ("b", "m", "n", "k")
     if op in VECTOR_OPS:
         return ("b", "h")
-    if op in UNMODELLED_OPS:
+    if op in CONV_OPS:
         return CONV_COLUMNS
     raise unknown_name("op", op, OPS)
 
@@ -72,13 +82,8 @@ def op_columns(op: str) -> tuple[str, ...]:
 def family_op(op: str) -> tuple[str, str]:
     """Kernel family of a schema operator, and the operator's name in it (`ln` is `layernorm` of `norm`).
 
-    Raises: `InputError` for an unknown operator and for one no family models.
+    Raises: `InputError` for an unknown operator.
     """
-    if op in UNMODELLED_OPS:
-        raise InputError(
-            f"op {op!r} is not modelled yet: its measurements are read and checked, but no kernel family forecasts it; "
-            f"leave its rows out, modelled are {', '.join(_FAMILY_OPS)}"
-        )
     if op not in _FAMILY_OPS:
         raise unknown_name("op", op, OPS)
     return _FAMILY_OPS[op]
@@ -91,12 +96,14 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
       op: operator of the schema.
       columns: its dim columns, equal length. For matrix products n is the contraction.
     Returns: family name and its dims by name; our (m, n, k) is the schema's (m, k, n).
-    Raises: `InputError` for an unknown or unmodelled operator.
+    Raises: `InputError` for an unknown operator.
     """
     family, _ = family_op(op)
     if op in GEMM_OPS:
         batch = columns["b"] if "b" in columns else np.ones_like(columns["m"])
         return family, {"batch": batch, "m": columns["m"], "n": columns["k"], "k": columns["n"]}
+    if op in CONV_OPS:
+        return family, _conv_dims(columns)
     rows = columns["b"]
     reads = 2.0 if op in BINARY_OPS else 1.0
     dims = {"rows": rows, "cols": columns["h"], "reads": np.full_like(rows, reads), "writes": np.ones_like(rows)}
@@ -116,6 +123,23 @@ def schema_dims(op: str, dims: Mapping[str, float]) -> dict[str, int]:
     return {name: int(size) for name, size in named.items()}
 
 
+def _conv_dims(columns: Mapping[str, Columns]) -> dict[str, Columns]:
+    size, window, stride = columns["input_size"], columns["kernel_size"], columns["stride"]
+    # A bad row may have no stride; it is refused elsewhere.
+    out = np.floor((size + 2.0 * columns["padding"] - window) / np.maximum(stride, 1.0)) + 1.0
+    dims = conv_dims(
+        "conv",
+        batch=columns["b"],
+        in_channels=columns["input_channels"],
+        out_channels=columns["output_channels"],
+        in_size=(size, size),
+        out_size=(out, out),
+        window=(window, window),
+        stride=(stride, stride),
+    )
+    return {name: np.broadcast_to(np.asarray(values, np.float64), size.shape) for name, values in dims.items()}
+
+
 @functools.lru_cache(maxsize=4096)
 def parse_tile(kernel_name: str) -> str | None:
     """Output tile of a GEMM kernel from its name, as "rows of M x columns of N"; None when the name does not say.
@@ -128,6 +152,21 @@ def parse_tile(kernel_name: str) -> str | None:
         match = pattern.search(lowered)
         if match:
             return f"{match[2]}x{match[1]}"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_conv_tile(kernel_name: str) -> str | None:
+    """Tile of the main kernel of a convolution, as `kernels.conv` names it; None when the name does not say.
+
+    Images are stored with pixels innermost, so that the first number tiles our M. Winograd's fused kernels transform
+    2×2 outputs; a matrix product in a convolution multiplies tiles of 4×4 outputs that were transformed apart.
+    """
+    lowered = kernel_name.lower()
+    for pattern, form in _CONV_TILES:
+        match = pattern.search(lowered)
+        if match:
+            return f"{form}{match[1]}x{match[2]}"
     return None
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from neusight_jax.graph.build import graph_from_config
     from neusight_jax.graph.catalog import list_models
     from neusight_jax.graph.graph import Graph
+    from neusight_jax.graph.jaxpr import graph_from_function
+    from neusight_jax.graph.torch_export import graph_from_torch
+    from neusight_jax.graph.trace_options import TraceOptions
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
     from neusight_jax.sensitivity import sensitivity
@@ -42,10 +45,13 @@ __all__ = [
     "KernelTable",
     "Range",
     "Samples",
+    "TraceOptions",
     "__version__",
     "calibrate",
     "design",
     "graph_from_config",
+    "graph_from_function",
+    "graph_from_torch",
     "kernel_latency",
     "latency",
     "list_checkpoints",
@@ -76,6 +82,9 @@ _HOMES = {
     "graph.build": ("graph_from_config",),
     "graph.catalog": ("list_models",),
     "graph.graph": ("Graph",),
+    "graph.jaxpr": ("graph_from_function",),
+    "graph.torch_export": ("graph_from_torch",),
+    "graph.trace_options": ("TraceOptions",),
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
     "training.calibration": ("calibrate",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.gpu import GPU
-from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.graph import UNMODELLED, Graph
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
@@ -178,6 +178,7 @@ def predict(
     require_covered(predictor, table)
     terms = _explained(predictor, on_device(gpu), table, relaxation)
     columns = {**_kernel_columns(table), **_term_columns(table, jax.tree.map(np.asarray, terms))}
+    notes = (*notes, *unmodelled_notes(graph, columns))
     names = np.array([node.name for node in graph.nodes], object)
     columns["node"] = names[columns["node"]]
     trust = getattr(predictor, "trust", None)
@@ -199,6 +200,27 @@ def predict(
         interval_s=interval,
         notes=(*notes, *warnings),
     )
+
+
+def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Share of the time of every operator nobody has modelled, by name; its time is that of the memory it moves."""
+    cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
+    shares: dict[str, float] = {}
+    for position, node in enumerate(graph.nodes):
+        if node.op.startswith(UNMODELLED):
+            name = node.op.removeprefix(UNMODELLED).strip()
+            share = float(cost[columns["node"] == position].sum() / max(cost.sum(), 1e-30))
+            shares[name] = shares.get(name, 0.0) + share
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def unmodelled_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """One note that lists the unmodelled operators, none when there are none."""
+    shares = unmodelled_shares(graph, columns)
+    if not shares:
+        return ()
+    listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    return (f"not modelled, charged as memory traffic (inputs and outputs once): {listed} of the time",)
 
 
 @jax.jit

@@ -189,7 +189,8 @@ def mix(
 def head_widths(family: Family) -> tuple[int, ...]:
     """Components of each head for a family, in the order of `HEADS`."""
     tiles = len(family.tiles)
-    return (tiles + 2, 2, tiles, tiles + 1, 1, tiles + 1, 3)
+    ways = 2 if family.alternatives else 1
+    return (tiles + 1 + ways, 1 + ways, tiles, tiles + 1, ways, tiles + ways, 3)
 
 
 def init_family(

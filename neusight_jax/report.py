@@ -35,21 +35,20 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], text
 
 def forecast_tables(forecast: Forecast) -> RenderableType:
     """Totals, phases, families and the ten most expensive kernels."""
-    total = forecast.total_s
+    total = max(forecast.total_s, 1e-30)  # a program that launches nothing takes no time
     fused = ", fused" if forecast.fused else ""
-    head = (
-        f"{forecast.model} on {forecast.gpu or 'the given GPU'}: {forecast.mode}, batch {forecast.batch_size}, "
-        f"sequence {forecast.sequence_length}, {forecast.dtype}{fused}"
-    )
+    size = f"batch {forecast.batch_size}, sequence {forecast.sequence_length}, " if forecast.sequence_length else ""
+    head = f"{forecast.model} on {forecast.gpu or 'the given GPU'}: {forecast.mode}, {size}{forecast.dtype}{fused}"
     tokens = forecast.batch_size * forecast.sequence_length
     flop = float((forecast.columns["flop"] * forecast.columns["count"]).sum())
     launches = int(forecast.columns["count"].sum())
     speed = f"{flop / total / TERA:.2f} TFLOP/s over {launches} kernel launches"
+    rate = f"{tokens / total:,.0f} tokens/s, " if tokens else ""
     interval = ""
     if forecast.interval_s is not None:
         low, high = forecast.interval_s
         interval = f", 80% interval {duration(low)} to {duration(high)}"
-    summary = [f"total {duration(total)}{interval}  ({tokens / total:,.0f} tokens/s, {speed})"]
+    summary = [f"total {duration(forecast.total_s)}{interval}  ({rate}{speed})"]
 
     def shares(title: str, column: str) -> Table:
         rows = [[key, duration(value), f"{value / total:.1%}"] for key, value in forecast.seconds_by(column).items()]

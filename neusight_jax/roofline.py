@@ -50,9 +50,9 @@ class Light:
     """Lower bounds on a kernel's time, seconds.
 
     Attributes:
-      compute_s: FLOP / peak of its path.
+      compute_s: FLOP that no algorithm avoids / peak of its path.
       memory_s: traffic that cannot stay in L2 / DRAM bandwidth, or all traffic / L2 rate, whichever is longer.
-      roofline_s: the textbook roof, max(compute_s, all traffic / DRAM bandwidth).
+      roofline_s: the textbook roof, max(all FLOP / peak, all traffic / DRAM bandwidth).
     """
 
     compute_s: Float[Array, " kernel"]
@@ -71,12 +71,15 @@ class PhysicalTimes:
     """Times a kernel could be bound by, seconds, one array [kernel, component] for each head of the mixture.
 
     Attributes:
-      compute: ideal; every tile of the menu in whole waves; blocks streamed without whole waves.
-      dram: all traffic, and the traffic that cannot stay in L2, at DRAM bandwidth.
+      compute: ideal; blocks streamed without whole waves; where algorithms differ, the roofline of the fastest; every
+        tile of the menu in whole waves.
+      dram: all traffic, the traffic that cannot stay in L2 and, where algorithms differ, the most any of them moves, at
+        DRAM bandwidth.
       reread: the traffic of every tile of the menu at DRAM bandwidth, as if L2 kept nothing for the next block.
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
-      power: energy over board power, of the useful arithmetic and of every tile of the menu with its padding.
-      issue: fp32 vector arithmetic at the warp schedulers' rate; none on matrix paths.
+      power: energy over board power, with all FLOP, where algorithms differ with the fewest, and of every tile of the
+        menu with its padding.
+      issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
     """
 
@@ -85,7 +88,7 @@ class PhysicalTimes:
     reread: Float[Array, "kernel _component"]
     onchip: Float[Array, "kernel _component"]
     power: Float[Array, "kernel _component"]
-    issue: Float[Array, "kernel component"]
+    issue: Float[Array, "kernel _component"]
     overhead: Float[Array, "kernel _component"]
 
 
@@ -133,11 +136,11 @@ def dram_bytes(gpu: GPU, work: Work) -> Float[Array, " kernel"]:
 def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
     """Lower bounds for kernels on a machine. Source: Williams, Waterman, Patterson, CACM 2009; L2 term ours."""
     onchip_s = work.bytes_moved / (L2_BYTES_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
-    compute_s = work.flop / peak
+    compute_s = work.bound_flop / peak
     return Light(
         compute_s=compute_s,
         memory_s=jnp.maximum(dram_bytes(gpu, work) / gpu.mem_bytes_per_s, onchip_s),
-        roofline_s=jnp.maximum(compute_s, work.bytes_moved / gpu.mem_bytes_per_s),
+        roofline_s=jnp.maximum(work.flop / peak, work.bytes_moved / gpu.mem_bytes_per_s),
     )
 
 
@@ -170,19 +173,27 @@ def physical_times(
     # A kernel without FLOP still issues an instruction for every few bytes: its logarithms stay finite and scale.
     least = LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s
     flop_energy = JOULE_PER_FLOP_16NM * (gpu.process_nm / 16.0) ** PROCESS_EXPONENT
+    flop = work.flop[:, None]
+    compute = [work.bound_flop / peak, streamed]
+    dram = [work.bytes_moved, dram_bytes(gpu, work)]
+    if work.form_flop is not None and work.form_bytes is not None:
+        flop = jnp.stack([work.flop, work.bound_flop], axis=1)
+        forms = jnp.maximum(work.form_flop / peak[:, None], work.form_bytes / _column(gpu.mem_bytes_per_s, 1))
+        compute.append(jnp.min(forms, axis=1))
+        dram.append(jnp.max(work.form_bytes, axis=1))
     flop_energy = _column(flop_energy, 1) * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype][:, None]
-    padded = jnp.concatenate([work.flop[:, None], jnp.min(work.blocks * work.block_flop, axis=2)], axis=1)
+    padded = jnp.concatenate([flop, jnp.min(work.blocks * work.block_flop, axis=2)], axis=1)
     energy = padded * flop_energy + work.bytes_moved[:, None] * JOULE_PER_BYTE
-    issue = work.flop / (ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
+    issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
-    issue = jnp.where(off_vector_path, 0.0, issue)
-    compute = jnp.concatenate([(work.flop / peak)[:, None], streamed[:, None], wave_compute], axis=1)
+    issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
+    all_compute = jnp.concatenate([jnp.stack(compute, axis=1), wave_compute], axis=1)
     return PhysicalTimes(
-        compute=jnp.maximum(compute, least[:, None]),
-        dram=jnp.stack([work.bytes_moved / gpu.mem_bytes_per_s, dram_bytes(gpu, work) / gpu.mem_bytes_per_s], axis=1),
+        compute=jnp.maximum(all_compute, least[:, None]),
+        dram=jnp.stack([traffic / gpu.mem_bytes_per_s for traffic in dram], axis=1),
         reread=jnp.min(work.blocks * work.block_bytes, axis=2) / _column(gpu.mem_bytes_per_s, 1),
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
         power=energy / _column(gpu.tdp_w, 1),
-        issue=jnp.maximum(issue, least)[:, None],
+        issue=jnp.maximum(issue, least[:, None]),
         overhead=jnp.stack([kilocycle, serial, block_s[:, -1, -1]], axis=1),
     )

@@ -11,7 +11,10 @@ from jaxtyping import install_import_hook
 # Array shapes and types of the physics are checked at run time. Left out: modules that define parameter records, which
 # pytree transformations rebuild with leaves of any kind, and the front doors, which check what they are given.
 install_import_hook(
-    [f"neusight_jax.{name}" for name in ("roofline", "latency", "forecast", "kernels.gemm", "kernels.rowwise")],
+    [
+        f"neusight_jax.{name}"
+        for name in ("roofline", "latency", "forecast", "kernels.gemm", "kernels.conv", "kernels.rowwise")
+    ],
     "typecheck.checked",
 )
 
@@ -19,7 +22,7 @@ import jax  # noqa: E402 - the hook comes before the first import of what it che
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-NETWORKS = ("linear", "bmm", "elementwise", "softmax", "norm")
+NETWORKS = ("linear", "bmm", "conv", "elementwise", "softmax", "norm")
 ARCHITECTURE = {"families": list(NETWORKS), "hidden": [8], "members": 1}
 CARD: dict[str, Any] = {
     "kind": "mixture",

@@ -12,6 +12,7 @@ import numpy as np
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.checkpoint import untrained
 from neusight_jax.gpu import FIELDS, GPU
+from neusight_jax.kernels.conv import CONV, conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch, KernelTable
@@ -72,6 +73,35 @@ def random_gpus(seed: int, count: int, absent: float = 0.0) -> GPU:
     return GPU(**figures)
 
 
+def random_convolutions(random: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+    """Dims of convolutions of all passes, windows and strides."""
+
+    def whole(low: float, high: float) -> np.ndarray:
+        return np.floor(np.exp(random.uniform(np.log(low), np.log(high), rows)))
+
+    size, window = whole(3, 300), random.choice(np.array([1.0, 3.0, 3.0, 5.0, 7.0]), rows)
+    stride, groups = random.choice(np.array([1.0, 1.0, 2.0]), rows), random.choice(np.array([1.0, 1.0, 32.0]), rows)
+    passes = [
+        conv_dims(
+            op,
+            batch=whole(1, 256),
+            in_channels=groups * whole(1, 2048),
+            out_channels=groups * whole(1, 2048),
+            in_size=(size, size),
+            out_size=(np.ceil(size / stride),) * 2,
+            window=(window, window),
+            stride=(stride, stride),
+            groups=groups,
+        )
+        for op in CONV.ops
+    ]
+    chosen = random.integers(len(passes), size=rows)
+    return {
+        name: np.choose(chosen, [np.broadcast_to(dims[name], rows) for dims in passes]).astype(np.float32)
+        for name in CONV.dims
+    }
+
+
 def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTable:
     """As many kernels of every family, shapes log-uniform; not padded, so that rows pair with GPUs.
 
@@ -84,7 +114,9 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
         return np.floor(np.exp(random.uniform(0.0, np.log(high), rows))).astype(np.float32)
 
     def batch(family: Family) -> KernelBatch:
-        if family.matrix:
+        if family is CONV:
+            dims = random_convolutions(random, rows)
+        elif family.matrix:
             dims = {"batch": whole(256), "m": whole(32768), "n": whole(32768), "k": whole(32768)}
         else:
             dims = {"rows": whole(1e6), "cols": whole(65536)}

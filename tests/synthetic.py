@@ -31,18 +31,16 @@ def synthetic_rows(op: str, device: str, rows: int = 64, seed: int = 0) -> pd.Da
     elif op in schema.VECTOR_OPS:
         frame["b"], frame["h"] = _log_uniform(random, 64, 16384, rows), _log_uniform(random, 64, 4096, rows)
     else:
-        sizes = {"b": 8, "input_channels": 64, "output_channels": 64, "kernel_size": 3, "input_size": 28}
-        for name, size in {**sizes, "stride": 1, "padding": 1}.items():
-            frame[name] = size
+        for name, high in (("b", 32), ("input_channels", 512), ("output_channels", 512), ("input_size", 56)):
+            frame[name] = _log_uniform(random, 4, high, rows)
+        frame["kernel_size"], frame["stride"], frame["padding"] = 3, 1, 1
     gpu = find_device(device)[1]
     noise = np.exp(random.normal(0.0, 0.03, rows))
-    body_s: np.ndarray | float = 1e-3
-    if op not in schema.UNMODELLED_OPS:
-        columns = {name: frame[name].to_numpy(np.float64) for name in schema.op_columns(op)}
-        family, dims = schema.row_dims(op, columns)
-        flop, moved = flop_and_bytes(family, dims, np.zeros(rows, np.int32))
-        compute_s = flop / (0.7 * float(gpu.fp32_flop_per_s))
-        body_s = np.maximum(compute_s, moved / (0.75 * float(gpu.mem_bytes_per_s)))
+    columns = {name: frame[name].to_numpy(np.float64) for name in schema.op_columns(op)}
+    family, dims = schema.row_dims(op, columns)
+    flop, moved = flop_and_bytes(family, dims, np.zeros(rows, np.int32))
+    compute_s = flop / (0.7 * float(gpu.fp32_flop_per_s))
+    body_s = np.maximum(compute_s, moved / (0.75 * float(gpu.mem_bytes_per_s)))
     frame["latency_s"] = (FLOOR_S + body_s) * noise
     if op in schema.GEMM_OPS:
         frame["kernel_name"] = "volta_sgemm_128x64_tn"

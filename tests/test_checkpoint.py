@@ -118,7 +118,7 @@ def _poison(flat: dict[str, np.ndarray], name: str) -> None:
         (_edit_card(format=999), [CARD, "999"]),
         (_edit_card(kind="mixtur"), ["mixtur", "mixture"]),
         (_edit_card(architecture={}), [CARD, "architecture"]),
-        (_edit_card(architecture={**_architecture(), "families": ["linear", "conv"]}), [CARD]),
+        (_edit_card(architecture={**_architecture(), "families": ["linear", "pool"]}), [CARD]),
         (_edit_card(architecture=_architecture(members=3)), [WEIGHTS, "leaf ", "shape"]),
         (_edit_weights(_drop), [WEIGHTS, "weights/0", "missing"]),
         (_edit_weights(_add), [WEIGHTS, "unexpected leaf stranger"]),
@@ -188,7 +188,7 @@ def test_a_shipped_checkpoint_is_whole(name: str) -> None:
     assert trained
     assert not trained & held_out
     assert trained | held_out <= set(nj.list_gpus())
-    assert set(card["errors_percent"]) == set(card["architecture"]["families"]) == set(NETWORKS)
+    assert set(card["errors_percent"]) == set(card["architecture"]["families"]) <= set(NETWORKS)
     for family in card["errors_percent"].values():
         assert set(family["training"]) <= trained
         assert all(0 < error < 100 for error in family["training"].values())

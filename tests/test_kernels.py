@@ -154,7 +154,7 @@ def test_a_table_keeps_what_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("kernel", "dtype", "message"),
     [
-        (Kernel("conv", "conv", {}), "fp32", "unknown kernel family 'conv'; expected one of linear, bmm"),
+        (Kernel("pool", "pool", {}), "fp32", "unknown kernel family 'pool'; expected one of linear, bmm, conv"),
         (
             Kernel("norm", "softmax", {"rows": 1, "cols": 1, "reads": 1, "writes": 1}),
             "fp32",

@@ -48,7 +48,7 @@ def _mixed(rows: int, seed: int = 0) -> list[Kernel]:
     kernels = []
     for _ in range(rows):
         family = FAMILIES[str(random.choice(list(FAMILIES)))]
-        sizes = [float(size) for size in np.exp(random.uniform(0, 7, 4)).astype(int)]
+        sizes = [float(size) for size in np.exp(random.uniform(0, 7, len(family.dims))).astype(int)]
         if not family.matrix:
             sizes[2:] = [1.0, 1.0]
         kernels.append(Kernel(family.name, family.ops[0], dict(zip(family.dims, sizes, strict=True))))

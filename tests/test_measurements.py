@@ -71,14 +71,10 @@ def test_vector_dims(op: str, reads: float) -> None:
     }
 
 
-def test_every_op_has_a_family_or_says_so() -> None:
+def test_every_op_has_a_family() -> None:
     for op in schema.OPS:
-        if op in schema.UNMODELLED_OPS:
-            with pytest.raises(InputError, match="'conv' is not modelled yet"):
-                schema.family_op(op)
-        else:
-            family, name = schema.family_op(op)
-            assert name in FAMILIES[family].ops
+        family, name = schema.family_op(op)
+        assert name in FAMILIES[family].ops
     with pytest.raises(InputError, match="unknown op 'sofmax'; nearest: softmax"):
         schema.op_columns("sofmax")
     with pytest.raises(InputError, match="unknown op"):
@@ -103,17 +99,15 @@ def test_tile_of_a_kernel_name(kernel_name: str, tile: str | None) -> None:
 
 def test_reads_a_folder(folder: Path) -> None:
     read = read_measurements([folder])
-    modelled = [op for op in schema.OPS if op not in schema.UNMODELLED_OPS]
-    assert len(read.frame) == 16 * 2 * len(modelled)
+    assert len(read.frame) == 16 * 2 * len(schema.OPS)
     assert set(read.frame["device"]) == {find_device(name)[0] for name in DEVICES}
-    assert set(read.frame["family"]) == {"linear", "bmm", "elementwise", "softmax", "norm"}
+    assert set(read.frame["family"]) == {"linear", "bmm", "conv", "elementwise", "softmax", "norm"}
     assert read.problems.empty
     assert read.per_op is None
     assert read.end_to_end is not None
     assert len(read.end_to_end) == 6
     assert set(read.end_to_end["option"]) == {""}
-    assert len(read.notes) == 1
-    assert "32 rows of conv left out" in read.notes[0]
+    assert not read.notes
     gemm = read.frame[read.frame["family"] == "bmm"]
     assert set(gemm["tile"]) == {"64x128"}
     expected = np.ceil(gemm["m"] / 64) * np.ceil(gemm["n"] / 128) * gemm["batch"]
@@ -321,8 +315,6 @@ def test_read_kernels_asks_little(tmp_path: Path) -> None:
 def test_read_kernels_refuses(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"1 of 8 .* \(1 bad dims\)"):
         read_kernels(_file(tmp_path, _linear().assign(m=[0] + [1] * 7).drop(columns="latency_s")))
-    with pytest.raises(InputError, match="op 'conv' is not modelled yet"):
-        read_kernels(_file(tmp_path, synthetic_rows("conv", "Tesla T4", 4)))
     with pytest.raises(InputError, match="is a folder, expected one Parquet file"):
         read_kernels(tmp_path)
     with pytest.raises(InputError, match="does not exist"):

@@ -85,6 +85,13 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
         matrix32 = np.where(machine["fp32_matrix"] > 0, machine["fp32_matrix"], vector)
         by_dtype = np.stack([matrix32 if dtype == "fp32" else machine[dtype] for dtype in DTYPES])
         peak = by_dtype[batch.dtype, np.arange(len(size))]
+    elif name == "conv":
+        moved = size * (dims["image"] + dims["filter"] + dims["result"])
+        winograd = (dims["m_4x4"] > 0) & (size >= 4)  # F(4×4, 3×3) multiplies four times less
+        flop = 2 * dims["groups"] * dims["m"] * dims["n"] * dims["k"] / np.where(winograd, 4, 1)
+        matrix32 = np.where(machine["fp32_matrix"] > 0, machine["fp32_matrix"], vector)
+        by_dtype = np.stack([matrix32 if dtype == "fp32" else machine[dtype] for dtype in DTYPES])
+        peak = by_dtype[batch.dtype, np.arange(len(size))]
     else:
         per_element = {"elementwise": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0}[name]
         elements = dims["rows"] * dims["cols"]

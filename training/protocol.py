@@ -115,6 +115,8 @@ def run_protocol(
 ) -> ProtocolResult:
     """Run a protocol over every GPU of the measurements, every family, and the systems, beside the roofline.
 
+    A family is scored on the GPUs that have measurements of it, where there are at least two.
+
     Args:
       measurements: files or folders of the schema; protocol: one of `PROTOCOLS`; seeds: fits per GPU left out.
       devices: only these GPUs; systems: keys of `SYSTEMS`; console: for progress.
@@ -133,9 +135,10 @@ def run_protocol(
     scores: list[dict[str, Any]] = []
     frames: list[pd.DataFrame] = []
     for family in NETWORKS:
-        rows = thin(sweep_rows(data, family, names), ROWS_PER_DEVICE)
-        if not len(rows.seconds):
+        present = set(data.frame.loc[data.frame["family"] == family, "device"])
+        if len(present) < 2:
             continue
+        rows = thin(sweep_rows(data, family, [name for name in names if name in present]), ROWS_PER_DEVICE)
         training, scored = rows, rows
         if protocol == "logo-size":
             size = _size(rows)

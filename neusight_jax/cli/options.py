@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name of `neusight-jax models`, or a config.json.")]
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A name of `neusight-jax models`, a config.json, or PATH.py:FUNCTION."),
+]
 Gpu = Annotated[str, typer.Option("--gpu", help="A name of `neusight-jax gpus`, or a JSON or YAML file.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences in a batch.")]
 SequenceLength = Annotated[
@@ -16,7 +19,14 @@ SequenceLength = Annotated[
 ]
 Mode = Annotated[str, typer.Option("--mode", help="inference, or training (forward and backward).")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Of all tensors.")]
-Fused = Annotated[bool, typer.Option("--fused", help="Merge elementwise chains as a compiler would.")]
+Fused = Annotated[
+    bool | None,
+    typer.Option(
+        "--fused/--eager",
+        help="Merge elementwise chains as a compiler would, or not.",
+        show_default="as the framework runs: JAX functions fused, all others not",
+    ),
+]
 Checkpoint = Annotated[
     str, typer.Option("--checkpoint", help="A name of `neusight-jax checkpoints`, or a folder written by `train`.")
 ]

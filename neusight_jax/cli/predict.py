@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neusight_jax.cli.console import show, show_json
 from neusight_jax.cli.options import AsJson, BatchSize, Checkpoint, Dtype, Fused, Gpu, Mode, Model, SequenceLength
 from neusight_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from neusight_jax.graph.graph import Graph
 
 
 def predict(
@@ -17,11 +20,14 @@ def predict(
     sequence_length: SequenceLength = None,
     mode: Mode = "inference",
     dtype: Dtype = "fp32",
-    fused: Fused = False,
+    fused: Fused = None,
     checkpoint: Checkpoint = "fp32",
     as_json: AsJson = False,
 ) -> None:
     """Forecast a model on a GPU, kernel by kernel.
+
+    MODEL may be a function in a Python file, path/to/file.py:function, that returns a JAX function or a torch module
+    and its example arguments: batch, lengths and dtypes are then those of the arguments.
 
     A GPU the checkpoint was trained on is forecast with its own measured effect, as `evaluate` does.
     """
@@ -29,12 +35,10 @@ def predict(
     from neusight_jax.forecast import predict as forecast_model
     from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.gpu_file import load_named_gpu
-    from neusight_jax.graph.build import graph_from_config
 
     gpu_name, machine = load_named_gpu(gpu)
-    if sequence_length is None:
-        sequence_length = longest(model)
-    graph = graph_from_config(model, batch_size, sequence_length, mode, dtype, fused)
+    graph = _graph(model, batch_size, sequence_length, mode, dtype, fused)
+    dtype = graph.dtype
     try:
         machine.peak_flop_per_s(dtype)
     except InputError as error:
@@ -52,6 +56,27 @@ def predict(
     from neusight_jax.report import forecast_tables
 
     show(forecast_tables(forecast))
+
+
+def _graph(
+    model: str, batch_size: int, sequence_length: int | None, mode: str, dtype: str, fused: bool | None
+) -> Graph:
+    from neusight_jax.graph.source_file import graph_from_source, is_source
+
+    if is_source(model):
+        from neusight_jax.graph.trace_options import TraceOptions
+
+        if sequence_length is not None or batch_size != 1 or dtype != "fp32":
+            raise InputError(
+                f"{model}: its example arguments say batch, lengths and dtypes; "
+                "leave --batch-size, --sequence-length and --dtype out"
+            )
+        return graph_from_source(model, mode, TraceOptions(fused=fused))
+    from neusight_jax.graph.build import graph_from_config
+
+    if sequence_length is None:
+        sequence_length = longest(model)
+    return graph_from_config(model, batch_size, sequence_length, mode, dtype, bool(fused))
 
 
 def longest(model: str) -> int:

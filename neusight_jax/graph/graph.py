@@ -15,6 +15,9 @@ Fuse: TypeAlias = Literal["", "pointwise", "softmax", "norm"]
 MODES: tuple[str, ...] = ("inference", "training")
 """Workloads: a forward pass, or a forward and a backward pass (no optimizer step)."""
 
+UNMODELLED = "unmodelled"
+"""What the `op` of a node starts with when nobody has modelled its operator; its name follows."""
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -83,8 +86,9 @@ class Graph:
       name: of the model.
       nodes: in order of execution, layers once with their repeat count.
       mode: one of `MODES`.
-      dtype: of all tensors, one of `arithmetic.DTYPES`.
-      batch_size, sequence_length: of the input; an encoder-decoder reads it on both sides.
+      dtype: of all tensors that do not say otherwise, one of `arithmetic.DTYPES`.
+      batch_size, sequence_length: of the input; an encoder-decoder reads it on both sides. 0 where the front-end knows
+        neither (functions and modules).
       fused: whether elementwise chains were merged as a compiler would.
     """
 
@@ -99,17 +103,17 @@ class Graph:
     @cached_property
     def kernels(self) -> KernelTable:
         """Distinct launches of the whole model, repeats in `count`; `node` indexes `nodes`, `phase` `PHASES`."""
-        counts: defaultdict[tuple[int, int, str, str, tuple[tuple[str, float], ...]], float] = defaultdict(float)
+        counts: defaultdict[tuple[int, int, str, str, str, tuple[tuple[str, float], ...]], float] = defaultdict(float)
         for position, node in enumerate(self.nodes):
             for phase, kernels in enumerate(node.phases):
                 for kernel in kernels:
-                    key = (position, phase, kernel.family, kernel.op, tuple(kernel.dims.items()))
+                    key = (position, phase, kernel.family, kernel.op, kernel.dtype, tuple(kernel.dims.items()))
                     counts[key] += kernel.count * node.repeat
         return table_from_kernels(
-            [Kernel(family, op, dict(dims), count) for (_, _, family, op, dims), count in counts.items()],
+            [Kernel(family, op, dict(dims), n, dtype) for (_, _, family, op, dtype, dims), n in counts.items()],
             dtype=self.dtype,
-            phase=[phase for _, phase, _, _, _ in counts],
-            node=[position for position, _, _, _, _ in counts],
+            phase=[key[1] for key in counts],
+            node=[key[0] for key in counts],
         )
 
     def launches(self, phase: str | None = None) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
@@ -30,6 +31,8 @@ class Work:
       block_flop: work of one full block, padding included, FLOP.
       block_bytes: traffic of one block between L2 and its SM, bytes.
       block_steps: length of the serial loop inside a block (the contraction for GEMM), in elements.
+      form_flop: where libraries choose among algorithms: arithmetic of each, FLOP; else None.
+      form_bytes: memory traffic of each, what it writes out in another form included, bytes.
     """
 
     flop: Float[Array, " kernel"]
@@ -38,6 +41,13 @@ class Work:
     block_flop: Float[Array, "kernel tile split"]
     block_bytes: Float[Array, "kernel tile split"]
     block_steps: Float[Array, "kernel tile split"]
+    form_flop: Float[Array, "kernel form"] | None = None
+    form_bytes: Float[Array, "kernel form"] | None = None
+
+    @property
+    def bound_flop(self) -> Float[Array, " kernel"]:
+        """Arithmetic that no algorithm avoids, FLOP."""
+        return self.flop if self.form_flop is None else jnp.min(self.form_flop, axis=1)
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,7 @@ class Family:
       dims: names of its dims.
       tiles: names of its tile menu, e.g. "128x64".
       matrix: whether its arithmetic runs on the matrix path of its dtype (else on the fp32 vector path).
+      alternatives: whether libraries choose among algorithms: `work` gives `form_flop` and `form_bytes`.
       network: name of the family whose utilization network it uses (its own, save where nothing was measured).
       work: (dims, element_bytes [kernel]) -> Work.
       features: (dims, element_bytes [kernel]) -> shape-only network inputs [kernel, feature].
@@ -65,3 +76,4 @@ class Family:
     work: Callable[[Dims, Float[Array, " kernel"]], Work]
     features: Callable[[Dims, Float[Array, " kernel"]], Float[Array, "kernel feature"]]
     directions: tuple[int, ...] = ()
+    alternatives: bool = False

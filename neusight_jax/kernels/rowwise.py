@@ -108,7 +108,8 @@ def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Ar
     return jnp.where((dims["cols"] * element_bytes) % 16.0 == 0, 1.0, 0.0)
 
 
-ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], BINARY_OPS + UNARY_OPS, "elementwise")
+ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")
+ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEMENTWISE_OPS, "elementwise")
 SOFTMAX = _by_rows("softmax", FLOP_PER_ELEMENT["softmax"], ("softmax", "softmax_backward"))
 NORM = _by_rows("norm", FLOP_PER_ELEMENT["norm"], ("layernorm", "layernorm_backward", "layernorm_weight_gradient"))
 MEMORY = _by_elements(
@@ -127,6 +128,15 @@ MEMORY = _by_elements(
         "cumsum",
         "reduce",
         "max",
+        "sort",
+        "random",
+        "pool",
+        "pool_backward",
+        "batchnorm",
+        "batchnorm_backward",
+        "groupnorm",
+        "groupnorm_backward",
+        "unmodelled",
     ),
     "elementwise",
 )

@@ -33,12 +33,14 @@ class Kernel:
       op: one of the family's operators.
       dims: the family's dims by name.
       count: how many such launches.
+      dtype: of its tensors; "" = that of the table it goes into.
     """
 
     family: str
     op: str
     dims: Mapping[str, float]
     count: float = 1.0
+    dtype: str = ""
 
 
 @jax.tree_util.register_dataclass
@@ -134,10 +136,11 @@ def table_from_kernels(
 
     Args:
       kernels: the kernels; `Kernel.count` becomes `KernelBatch.count`.
-      dtype: dtype of all of them.
+      dtype: dtype of those that do not say.
       phase, node: per-kernel phase index and node position (default: forward; the kernel's own position).
     """
     items = list(kernels)
+    dtype_index(dtype)
     phases = np.zeros(len(items), np.int32) if phase is None else np.array(list(phase), np.int32)
     nodes = np.arange(len(items)) if node is None else np.array(list(node), np.int32)
     chosen: dict[str, list[int]] = {name: [] for name in FAMILIES}
@@ -155,7 +158,7 @@ def table_from_kernels(
             family,
             [items[i].op for i in where],
             {dim: np.array([items[i].dims[dim] for i in where], np.float32) for dim in family.dims},
-            dtype=np.full(len(where), dtype_index(dtype)),
+            dtype=np.array([dtype_index(items[i].dtype or dtype) for i in where], np.int32),
             count=np.array([items[i].count for i in where], np.float32),
             phase=phases[where] if where else np.zeros(0, np.int32),
             node=nodes[where] if where else np.zeros(0, np.int32),

@@ -1,0 +1,203 @@
+"""JAX primitives as operations: what each moves and multiplies.
+
+One table by name for what streams, one function for each family of kernels with a shape of its own. What is in neither
+is charged as memory traffic, inputs and outputs once, and marked `unmodelled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+from neusight_jax.graph.operation import (
+    SORT_PASSES,
+    Kind,
+    Value,
+    arithmetic_dtype,
+    main_dtype,
+    matrix_product,
+    moved,
+    streamed,
+)
+from neusight_jax.graph.operators import operators
+from neusight_jax.graph.windows import convolution, pooling
+from neusight_jax.kernels.table import Kernel
+
+POINTWISE = operators("jax", "pointwise")
+REDUCTIONS = operators("jax", "reductions")
+VIEWS = operators("jax", "views")
+GENERATED = operators("jax", "generated")
+SCANS = operators("jax", "scans")
+SORTS = operators("jax", "sorts")
+RANDOM = operators("jax", "random")
+COLLECTIVES = operators("jax", "collectives")
+
+Rule: TypeAlias = Callable[[Mapping[str, Any], Sequence[Value], Sequence[Value], int], tuple[Kernel, ...]]
+
+
+def kind_of(name: str, params: Mapping[str, Any], inputs: Sequence[Value]) -> Kind:
+    """How a primitive runs."""
+    if name in POINTWISE:
+        return "pointwise"
+    if name in REDUCTIONS:
+        axes = params.get("axes", params.get("dimensions", ()))
+        return "row" if innermost(axes, inputs[0].shape) else "column"
+    return "opaque"
+
+
+def innermost(axes: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether the axes are the last ones, axes of length 1 aside."""
+    kept = [axis for axis, size in enumerate(shape) if size > 1 and axis not in axes]
+    taken = [axis for axis in axes if shape[axis] > 1]
+    return not kept or not taken or min(taken) > max(kept)
+
+
+def kernels_of_primitive(
+    name: str, params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
+) -> tuple[tuple[Kernel, ...], bool]:
+    """Kernels of a primitive of kind "opaque", and whether it is modelled."""
+    rule = _RULES.get(name)
+    if rule is not None:
+        return rule(params, inputs, outputs, phase), True
+    if name in SCANS:
+        return (moved("cumsum", inputs, outputs),), True
+    if name in SORTS:
+        return (moved("sort", inputs[:1], inputs[:1], SORT_PASSES),), True
+    if name in RANDOM:
+        return (moved("random", (), outputs),), True
+    if name.startswith("scatter"):
+        return _scatter(inputs, outputs), True
+    return (moved("unmodelled", inputs, outputs),), False
+
+
+def _dot_general(
+    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
+) -> tuple[Kernel, ...]:
+    (left_contract, _), (left_batch, _) = params["dimension_numbers"]
+    left, right = inputs[0], inputs[1]
+    batch = prod(left.shape[axis] for axis in left_batch)
+    k = prod(left.shape[axis] for axis in left_contract)
+    m = left.elements // max(batch * k, 1)
+    n = right.elements // max(batch * k, 1)
+    if min(batch, m, n, k) == 0:
+        return ()
+    return (matrix_product(batch, m, n, k, product_dtype(left, right), 4.0 if "complex" in left.dtype else 1.0),)
+
+
+def product_dtype(left: Value, right: Value) -> str:
+    """Arithmetic path of a product: that of its narrower operand."""
+    narrow = left if left.element_bytes <= right.element_bytes else right
+    return arithmetic_dtype(narrow.dtype)
+
+
+def _ragged_dot(
+    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
+) -> tuple[Kernel, ...]:
+    """Products of groups of rows with a matrix each, taken as balanced."""
+    rows, weights = inputs[0], inputs[1]
+    groups = weights.shape[0] if len(weights.shape) == 3 else max(inputs[-1].elements, 1)
+    if len(weights.shape) == 3:
+        m, k, n = rows.shape[-2], rows.shape[-1], weights.shape[-1]
+        return (matrix_product(groups, max(m // groups, 1), n, k, product_dtype(rows, weights)),)
+    m, k, n = rows.shape[-1], rows.shape[-2], weights.shape[-1]
+    return (matrix_product(groups, m, n, max(k // groups, 1), product_dtype(rows, weights)),)
+
+
+def _conv(
+    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
+) -> tuple[Kernel, ...]:
+    numbers = params["dimension_numbers"]
+    image, window, out = (
+        [value.shape[axis] for axis in spec]
+        for value, spec in zip(
+            (inputs[0], inputs[1], outputs[0]), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec), strict=True
+        )
+    )
+    return convolution(
+        batch=image[0],
+        out_batch=out[0],
+        channels=image[1],
+        features=window[0],
+        images=window[1],
+        in_size=image[2:],
+        window=window[2:],
+        out_size=out[2:],
+        stride=params["window_strides"],
+        image_dilation=params["lhs_dilation"],
+        window_dilation=params["rhs_dilation"],
+        groups=max(params["feature_group_count"], params["batch_group_count"]),
+        # Images come first in every layout in use; where channels do, JAX has transposed the operands.
+        weight_gradient=numbers.lhs_spec[0] != 0,
+        backward=phase > 0,
+        dtype=product_dtype(inputs[0], inputs[1]),
+    )
+
+
+def _gather(
+    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
+) -> tuple[Kernel, ...]:
+    taken = outputs[0].view(outputs[0].shape)
+    return (moved("gather", (taken, *inputs[1:2]), outputs),)
+
+
+def _scatter(inputs: Sequence[Value], outputs: Sequence[Value]) -> tuple[Kernel, ...]:
+    """Reads indices, updates and what they change, writes it, in place; an array of one value is made first."""
+    target, indices, updates = inputs[:3]
+    scatter = moved("scatter", (updates, updates, indices), (updates,))
+    if target.stored > 1:
+        return (scatter,)
+    size = target.elements * target.element_bytes
+    return streamed("memory", "fill", target.shape, 0.0, size, main_dtype((target,))), scatter
+
+
+def _dynamic_slice(
+    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
+) -> tuple[Kernel, ...]:
+    return (moved("copy", outputs, outputs),)
+
+
+def _dynamic_update_slice(
+    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
+) -> tuple[Kernel, ...]:
+    """In place: only the update is read and written."""
+    return (moved("copy", inputs[1:2], inputs[1:2]),)
+
+
+def _reduce_window(
+    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
+) -> tuple[Kernel, ...]:
+    return pooling(inputs[:1], outputs[:1])
+
+
+def _pool_gradient(
+    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
+) -> tuple[Kernel, ...]:
+    return pooling(inputs, outputs, backward=True)
+
+
+def _fill(
+    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
+) -> tuple[Kernel, ...]:
+    value = outputs[0]
+    dtype = main_dtype(outputs)
+    return (streamed("memory", "fill", value.shape, 0.0, value.elements * value.element_bytes, dtype),)
+
+
+_RULES: dict[str, Rule] = {
+    "dot_general": _dot_general,
+    "ragged_dot": _ragged_dot,
+    "ragged_dot_general": _ragged_dot,
+    "conv_general_dilated": _conv,
+    "gather": _gather,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "reduce_window": _reduce_window,
+    "reduce_window_max": _reduce_window,
+    "reduce_window_min": _reduce_window,
+    "reduce_window_sum": _reduce_window,
+    "select_and_gather_add": _pool_gradient,
+    "select_and_scatter": _pool_gradient,
+    "select_and_scatter_add": _pool_gradient,
+    "fill": _fill,
+}

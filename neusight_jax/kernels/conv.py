@@ -1,0 +1,189 @@
+"""Convolutions as implicit matrix products: forward, gradient of the data, gradient of the weights.
+
+Each pass of a convolution of `groups` groups is `groups` products M×K · K×N, never written out:
+
+    forward           M = batch · output pixels   N = output channels   K = input channels · taps
+    data gradient     M = batch · input pixels    N = input channels    K = output channels · taps · shrinkage
+    weight gradient   M = input channels · taps   N = output channels   K = batch · output pixels
+
+with channels of one group, shrinkage the output pixels over the input pixels, and taps the positions of the window (9
+for 3×3). All three need 2·groups·M·N·K FLOP. A 3×3 window of stride 1 also has Winograd's transforms: F(2×2) and F(4×4)
+multiply 2.25 and 4 times less (Lavin, Gray, CVPR 2016), as 16 and 36 products of transformed tiles. Libraries choose
+among these by shape, so the tile menu holds all three. The network does not see the window itself, as measured kernels
+have only one: 3×3.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.kernels.family import Dims, Family, Work
+from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS
+
+_PRODUCT: tuple[str, ...] = ("groups", "m", "n", "k")
+_ELEMENTS: tuple[str, ...] = ("pixels", "image", "filter", "result")
+_WINOGRAD: tuple[str, ...] = ("m_2x2", "k_2x2", "m_4x4", "k_4x4")
+DIMS: tuple[str, ...] = (*_PRODUCT, *_ELEMENTS, *_WINOGRAD)
+"""The implicit product; outputs of one image, elements of all images, filter and result; M and K of Winograd's products
+for tiles of 2×2 and 4×4 outputs (0 where the window is not 3×3 of stride 1)."""
+OPS: tuple[str, ...] = ("conv", "conv_data_gradient", "conv_weight_gradient")
+
+FORMS: tuple[str, ...] = ("", "_2x2", "_4x4")
+"""Direct, and Winograd's two: suffix of their dims."""
+PRODUCTS: tuple[float, float, float] = (1.0, 16.0, 36.0)
+"""Products of one Winograd tile: (2 + 2)² and (4 + 2)²; 1 for the direct form, whose tile is one output."""
+TILES: tuple[tuple[int, int, int], ...] = (
+    (0, 128, 32),
+    (0, 128, 64),
+    (0, 128, 128),
+    (1, 128, 128),
+    (2, 32, 128),
+    (2, 128, 32),
+    (2, 64, 64),
+    (2, 128, 64),
+)
+"""Tile of one thread block: which form (index into `FORMS`), rows of M, columns of N; what cuDNN 8.9 launched."""
+SAVINGS: tuple[float, float, float] = (1.0, 2.25, 4.0)
+"""How many times fewer multiplications each form makes."""
+
+
+Sizes: TypeAlias = float | np.ndarray[Any, np.dtype[Any]]
+
+
+def conv_dims(
+    op: str,
+    *,
+    batch: Sizes,
+    in_channels: Sizes,
+    out_channels: Sizes,
+    in_size: Sequence[Sizes],
+    out_size: Sequence[Sizes],
+    window: Sequence[Sizes],
+    stride: Sequence[Sizes],
+    dilation: Sequence[Sizes] = (),
+    groups: Sizes = 1.0,
+) -> dict[str, Sizes]:
+    """Dims of one pass of a convolution with 1, 2 or 3 spatial axes; every size a number, or an array [row].
+
+    Args:
+      op: one of `OPS`.
+      batch: images.
+      in_channels, out_channels: of the whole convolution, all groups together.
+      in_size, out_size: pixels along each axis.
+      window, stride, dilation: along each axis, of the forward convolution.
+      groups: of channels.
+    """
+    inner, outer = in_channels / groups, out_channels / groups
+    taps, steps = _product(window), _product(stride)
+    pixels_in, pixels_out = batch * _product(in_size), batch * _product(out_size)
+    eligible: Any = np.asarray(len(window) == 2) & (steps * _product(dilation) == 1)
+    for side in window:
+        eligible = eligible & (side == 3)
+    image = in_size if op == "conv_data_gradient" else out_size
+    tiles = [eligible * batch * _product([np.ceil(size / side) for size in image]) for side in (2.0, 4.0)]
+    tensors = (in_channels * pixels_in, groups * inner * outer * taps, out_channels * pixels_out)
+    sizes: tuple[Sizes, Sizes, Sizes]
+    if op == "conv_weight_gradient":
+        sizes = (inner * taps, outer, pixels_out)
+        forms = [size for count in tiles for size in (inner * (count > 0), count)]
+    elif op == "conv_data_gradient":
+        sizes = (pixels_in, inner, outer * taps * pixels_out / pixels_in)
+        forms = [size for count in tiles for size in (count, outer * (count > 0))]
+    else:
+        sizes = (pixels_out, outer, inner * taps)
+        forms = [size for count in tiles for size in (count, inner * (count > 0))]
+    return dict(zip(DIMS, (groups, *sizes, _product(out_size), *tensors, *forms), strict=True))
+
+
+def _product(sizes: Sequence[Sizes]) -> Any:
+    return functools.reduce(operator.mul, sizes, 1.0)
+
+
+def flop(dims: Dims) -> Float[Array, " kernel"]:
+    """Arithmetic of the direct form, 2·groups·M·N·K FLOP."""
+    return 2.0 * dims["groups"] * dims["m"] * dims["n"] * dims["k"]
+
+
+def elements_moved(dims: Dims) -> Float[Array, " kernel"]:
+    """Elements of images, filter and result."""
+    return dims["image"] + dims["filter"] + dims["result"]
+
+
+def _staged(dims: Dims) -> Float[Array, " kernel"]:
+    """Elements moved by F(4×4) in separate kernels: transformed tensors, 36/16 of each, are written and read again."""
+    grown = 1.0 + 2.0 * PRODUCTS[2] / 16.0
+    return grown * (dims["image"] + dims["result"]) + (1.0 + 2.0 * PRODUCTS[2] / 9.0) * dims["filter"]
+
+
+def _winograd(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
+    """1 where Winograd applies, else 0; in 16 bits and less it loses too many digits and libraries leave it out."""
+    return jnp.where((dims["m_4x4"] > 0) & (element_bytes >= 4.0), 1.0, 0.0)
+
+
+def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    size = element_bytes[:, None, None]
+    winograd = _winograd(dims, element_bytes)
+    forms = [tile[0] for tile in TILES]
+    tile_m = jnp.array([tile[1] for tile in TILES], jnp.float32)[None, :]
+    tile_n = jnp.array([tile[2] for tile in TILES], jnp.float32)[None, :]
+    transformed = (winograd[:, None] > 0) & jnp.array([form > 0 for form in forms])[None, :]
+    m, k = (
+        jnp.where(transformed, jnp.stack([dims[name + FORMS[form]] for form in forms], axis=1), dims[name][:, None])
+        for name in ("m", "k")
+    )
+    products = jnp.where(transformed, jnp.array([PRODUCTS[form] for form in forms], jnp.float32)[None, :], 1.0)
+    blocks = dims["groups"][:, None] * products * jnp.ceil(m / tile_m) * jnp.ceil(dims["n"][:, None] / tile_n)
+    split = jnp.clip(jnp.floor(k[:, :, None] / MIN_SPLIT_STEPS), 1.0, jnp.array(SPLITS, jnp.float32)[None, None, :])
+    split = jnp.where(transformed[:, :, None], 1.0, split)
+    steps = k[:, :, None] / split
+    area, edge = (tile_m * tile_n)[:, :, None], (tile_m + tile_n)[:, :, None]
+    total, moved = flop(dims), elements_moved(dims) * element_bytes
+    return Work(
+        flop=total,
+        bytes_moved=moved,
+        blocks=blocks[:, :, None] * split,
+        block_flop=2.0 * area * steps,
+        block_bytes=size * (edge * steps + area),
+        block_steps=steps,
+        form_flop=total[:, None] / jnp.where(winograd[:, None] > 0, jnp.array(SAVINGS, jnp.float32)[None, :], 1.0),
+        form_bytes=jnp.stack([moved, moved, jnp.where(winograd > 0, _staged(dims) * element_bytes, moved)], axis=1),
+    )
+
+
+def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
+    groups, m, n, k = dims["groups"], dims["m"], dims["n"], dims["k"]
+    total, moved = flop(dims), elements_moved(dims) * element_bytes
+    fills = [m / (jnp.ceil(m / tile) * tile) for tile in (32.0, 128.0)]
+    fills += [n / (jnp.ceil(n / tile) * tile) for tile in (32.0, 128.0)]
+    winograd = _winograd(dims, element_bytes)
+    padded = jnp.maximum(dims["m_4x4"] * dims["k_4x4"], 1.0) * 16.0 * 9.0
+    fills.append(jnp.where(winograd > 0, m * k / padded, 1.0))  # outputs of the 4×4 tiles that are wanted
+    padded = jnp.maximum(dims["m_2x2"] * dims["k_2x2"], 1.0) * 4.0 * 9.0
+    fills.append(jnp.where(winograd > 0, m * k / padded, 1.0))
+    aligned = [jnp.where(size % 4.0 == 0, 1.0, 0.0) for size in (k, n)]
+    logs = [jnp.log(size) for size in (m, n, k, groups, total, moved, total / moved, groups * m * n, dims["pixels"])]
+    return jnp.stack([*logs, *fills, *aligned], axis=-1)
+
+
+def _tile_name(form: int, rows: int, cols: int) -> str:
+    return f"winograd{FORMS[form]} {rows}x{cols}" if form else f"{rows}x{cols}"
+
+
+CONV = Family(
+    name="conv",
+    ops=OPS,
+    dims=DIMS,
+    tiles=tuple(_tile_name(*tile) for tile in TILES),
+    matrix=True,
+    network="conv",
+    work=_work,
+    features=_features,
+    alternatives=True,
+)

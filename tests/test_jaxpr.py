@@ -1,0 +1,489 @@
+"""The front-end for JAX functions: what each construct becomes, against counts worked out by hand."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from graphs import conv_kernels, kernels, product_flop, products
+from jax import lax
+
+import neusight_jax as nj
+from neusight_jax.baselines import load_baseline
+from neusight_jax.errors import InputError
+
+F32 = jnp.float32
+
+
+def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def trace(fn: Callable[..., Any], *args: Any, **options: Any) -> nj.Graph:
+    return nj.graph_from_function(fn, *args, trace_options=nj.TraceOptions(**options))
+
+
+def stream_bytes(graph: nj.Graph, dtype_bytes: float = 4.0) -> float:
+    """Bytes of all kernels that stream."""
+    return sum(
+        kernel.dims["rows"] * kernel.dims["cols"] * (kernel.dims["reads"] + kernel.dims["writes"]) * dtype_bytes * count
+        for kernel, count in kernels(graph)
+        if "reads" in kernel.dims
+    )
+
+
+@pytest.mark.parametrize(
+    ("equation", "left", "right", "expected"),
+    [
+        ("mk,kn->mn", (3, 5), (5, 7), (1, 3, 7, 5)),
+        ("bmk,bkn->bmn", (2, 3, 5), (2, 5, 7), (2, 3, 7, 5)),
+        ("bqhd,bkhd->bhqk", (2, 3, 4, 5), (2, 6, 4, 5), (8, 3, 6, 5)),
+        ("abcd,cde->abe", (2, 3, 4, 5), (4, 5, 6), (1, 6, 6, 20)),
+        ("m,n->mn", (3,), (4,), (1, 3, 4, 1)),
+        ("k,k->", (9,), (9,), (1, 1, 1, 9)),
+    ],
+)
+def test_any_contraction_is_a_product(
+    equation: str, left: tuple[int, ...], right: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    graph = trace(lambda a, b: lax.dot_general(a, b, _numbers(equation)), array(*left), array(*right))
+    batch, m, n, k = expected
+    assert products(graph) == Counter({(batch, *sorted((m, n)), k): 1})
+    family = "bmm" if batch > 1 else "linear"
+    assert [kernel.family for kernel, _ in kernels(graph)] == [family]
+
+
+def _numbers(equation: str) -> Any:
+    left, right = equation.split("->")[0].split(",")
+    out = equation.split("->")[1]
+    contract = [name for name in left if name in right and name not in out]
+    batch = [name for name in left if name in right and name in out]
+    return (
+        ([left.index(name) for name in contract], [right.index(name) for name in contract]),
+        ([left.index(name) for name in batch], [right.index(name) for name in batch]),
+    )
+
+
+def test_nothing_is_computed() -> None:
+    """A product of 10^15 FLOP is traced in no time, from shapes alone and from arrays."""
+    huge = array(100_000, 100_000)
+    graph = trace(lambda a, b: a @ b, huge, huge)
+    assert product_flop(graph) == 2e15
+    small = np.ones((4, 4), np.float32)
+    assert products(trace(lambda a, b: a @ b, small, jnp.ones((4, 4)))) == Counter({(1, 4, 4, 4): 1})
+
+
+def test_arguments_that_are_no_arrays_pass_through() -> None:
+    def scaled(x: jax.Array, factors: dict[str, Any], *, power: int) -> jax.Array:
+        return x @ factors["w"] if factors["use"] and power == 2 else x
+
+    graph = nj.graph_from_function(scaled, array(4, 8), {"w": array(8, 2), "use": True}, power=2)
+    assert products(graph) == Counter({(1, 2, 4, 8): 1})
+    assert graph.name == "scaled"
+
+
+def _custom_jvp(fn: Callable[..., Any]) -> Callable[..., Any]:
+    wrapped = jax.custom_jvp(fn)
+    wrapped.defjvp(lambda primals, tangents: (fn(*primals), tangents[0]))
+    return wrapped
+
+
+def _custom_vjp(fn: Callable[..., Any]) -> Callable[..., Any]:
+    wrapped = jax.custom_vjp(fn)
+    wrapped.defvjp(lambda x: (fn(x), None), lambda _, slope: (slope,))
+    return wrapped
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint, _custom_jvp, _custom_vjp])
+def test_calls_are_walked_through(wrap: Callable[..., Any]) -> None:
+    inner = wrap(lambda x: x @ x)
+    graph = trace(lambda x: inner(inner(x)), array(16, 16))
+    assert products(graph) == Counter({(1, 16, 16, 16): 2})
+
+
+def test_remat_computes_the_forward_pass_again() -> None:
+    def layer(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w))
+
+    plain = trace(jax.value_and_grad(layer), array(16, 16), array(4, 16))
+    again = trace(jax.value_and_grad(jax.checkpoint(layer)), array(16, 16), array(4, 16))
+    assert sum(products(plain).values()) == 5  # forward 2, gradients 3, as x needs none
+    assert sum(products(again).values()) == 7
+
+
+def test_scan_repeats_its_body() -> None:
+    def loop(w: jax.Array, xs: jax.Array) -> Any:
+        return lax.scan(lambda carry, x: (jnp.tanh(carry @ w + x), carry), jnp.zeros((8, 32)), xs)
+
+    one, many = (trace(loop, array(32, 32), array(steps, 8, 32)) for steps in (1, 1000))
+    assert products(one) == Counter({(1, 8, 32, 32): 1})
+    assert products(many) == Counter({(1, 8, 32, 32): 1000})
+    assert len(many.nodes) == len(one.nodes)
+    # A step reads its slice of xs, not all of it.
+    assert stream_bytes(many) == pytest.approx(1000 * stream_bytes(one), rel=0.01)
+
+
+def test_gradient_of_a_scan_runs_backward_as_often() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=10)[0])
+
+    graph = trace(jax.grad(loss), array(32, 32), array(8, 32))
+    assert products(graph) == Counter({(1, 8, 32, 32): 20, (1, 32, 32, 8): 10})
+    assert graph.mode == "training"
+
+
+def test_while_needs_a_trip_count() -> None:
+    def loop(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda x: jnp.sum(x) < 1e9, lambda x: x @ x, x)
+
+    with pytest.raises(InputError, match=r"while loop, whose trip count no shape tells; .*while_trips=N"):
+        trace(loop, array(8, 8))
+    assert products(trace(loop, array(8, 8), while_trips=7)) == Counter({(1, 8, 8, 8): 7})
+
+
+def test_cond_takes_the_worst_branch_or_the_given_one() -> None:
+    def choose(flag: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.cond(flag, lambda x: x @ x @ x, lambda x: x + 1.0, x)
+
+    flag, x = array(dtype=jnp.bool_), array(64, 64)
+    assert sum(products(trace(choose, flag, x)).values()) == 2
+    assert sum(products(trace(choose, flag, x, branch=0)).values()) == 0  # the branch of False comes first
+    assert sum(products(trace(choose, flag, x, branch=1)).values()) == 2
+    with pytest.raises(InputError, match="branch is 2, but a cond has 2 branches"):
+        trace(choose, flag, x, branch=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"while_trips": -1}, "while_trips is -1, expected a whole number"),
+        ({"while_trips": 1.5}, "while_trips is 1.5"),
+        ({"branch": "best"}, "branch is 'best', expected 'worst' or the index"),
+        ({"fp32_products": "fp64"}, "fp32_products is 'fp64', expected 'fp32' or 'tf32'"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        nj.TraceOptions(**options)
+
+
+def test_a_function_that_does_nothing_takes_no_time() -> None:
+    for graph in (trace(lambda x: x, array(4)), trace(lambda: 3.0), trace(lambda x: x[None], array(4))):
+        forecast = nj.predict(load_baseline("roofline"), nj.load_gpu("T4"), graph)
+        assert forecast.total_s == 0
+        assert "total 0 us" in str(forecast)
+
+
+def test_what_cannot_be_traced_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"expected a function and its arguments"):
+        nj.graph_from_function(3)  # type: ignore[arg-type]
+
+    def branchy(x: jax.Array) -> jax.Array:
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(InputError, match=r"^branchy: cannot be traced \(TracerBoolConversionError") as error:
+        nj.graph_from_function(branchy, array(3))
+    assert "\n" not in str(error.value)
+
+
+def test_dtypes_follow_the_operands() -> None:
+    x = array(32, 64, dtype=jnp.bfloat16)
+    graph = trace(lambda a, b: jnp.matmul(a, b, preferred_element_type=F32), x, array(64, 16, dtype=jnp.bfloat16))
+    assert graph.dtype == "bf16"
+    ((kernel, _),) = kernels(graph)
+    assert kernel.dtype == "bf16"
+    as_tf32 = trace(lambda a: a @ a, array(16, 16), fp32_products="tf32")
+    assert [kernel.dtype for kernel, _ in kernels(as_tf32)] == ["tf32"]
+
+
+def test_chain_becomes_one_kernel_of_its_outer_traffic() -> None:
+    def chain(x: jax.Array, bias: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.exp(x + bias) * 2.0)
+
+    fused, eager = trace(chain, array(512, 256), array(256)), trace(chain, array(512, 256), array(256), fused=False)
+    ((kernel, count),) = kernels(fused)
+    assert count == 1
+    assert (kernel.family, kernel.dims["rows"], kernel.dims["cols"]) == ("elementwise", 512, 256)
+    assert kernel.dims["reads"] == pytest.approx(1 + 1 / 512)
+    assert kernel.dims["writes"] == 1
+    assert eager.launches() == 4
+    assert fused.fused
+    assert not eager.fused
+
+
+def test_softmax_and_norm_are_row_kernels() -> None:
+    def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+        mean = jnp.mean(x, -1, keepdims=True)
+        return (x - mean) * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-6) * scale
+
+    ((soft, _),) = kernels(trace(lambda x: jax.nn.softmax(x), array(128, 1024)))
+    assert (soft.family, soft.op, soft.dims["rows"], soft.dims["cols"]) == ("softmax", "softmax", 128, 1024)
+    assert (soft.dims["reads"], soft.dims["writes"]) == (1, 1)
+    ((row, _),) = kernels(trace(norm, array(128, 1024), array(1024)))
+    assert (row.family, row.dims["rows"], row.dims["cols"]) == ("norm", 128, 1024)
+
+
+def test_reduction_over_outer_axes_ends_a_kernel() -> None:
+    graph = trace(lambda x: jnp.tanh(jnp.sum(jnp.exp(x), axis=0)), array(4096, 64))
+    first, second = (kernel for kernel, _ in kernels(graph))
+    assert (first.family, first.op) == ("memory", "reduce")
+    assert first.dims["reads"] == 1
+    assert second.dims["rows"] * second.dims["cols"] == 64
+
+
+def test_fusion_never_needs_its_own_result() -> None:
+    """x + f(x @ w) reads x twice: the chain before the product cannot hold what comes after it."""
+
+    def residual(x: jax.Array, w: jax.Array) -> jax.Array:
+        y = jnp.tanh(x)
+        return jnp.tanh(y @ w) + y
+
+    graph = trace(residual, array(64, 64), array(64, 64))
+    assert [node.op for node in graph.nodes] == ["tanh", "dot_general", "fused(tanh+add)"]
+
+
+def test_views_and_layouts_are_free() -> None:
+    def views(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x, 0, 1).reshape(8, 32) @ w[:, :4]
+
+    graph = trace(views, array(32, 8), array(32, 16))
+    assert [kernel.family for kernel, _ in kernels(graph)] == ["linear"]
+
+
+def test_unused_results_cost_nothing() -> None:
+    def wasteful(x: jax.Array) -> jax.Array:
+        _ = x @ x
+        return x + 1.0
+
+    assert not products(trace(wasteful, array(64, 64)))
+
+
+@pytest.mark.parametrize("style", ["written out", "dot_product_attention"])
+def test_attention_is_recognised(style: str) -> None:
+    def written(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 8.0
+        scores = jnp.where(jnp.tril(jnp.ones((128, 128), bool)), scores, -1e30)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+    fn = written if style == "written out" else lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    x = array(2, 128, 4, 64)
+    graph = trace(fn, x, x, x)
+    ops = [node.op for node in graph.nodes]
+    assert [op for op in ops if op.startswith("attention")] == [
+        "attention.scores",
+        "attention.softmax",
+        "attention.context",
+    ]
+    softmax = next(node for node in graph.nodes if node.op == "attention.softmax").forward[0]
+    assert (softmax.family, softmax.dims["rows"], softmax.dims["cols"]) == ("softmax", 2 * 4 * 128, 128)
+
+
+def test_a_softmax_between_unlike_products_is_no_attention() -> None:
+    def router(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w) @ v
+
+    graph = trace(router, array(64, 32), array(32, 16), array(16, 8))
+    assert not [node for node in graph.nodes if node.op.startswith("attention")]
+
+
+def test_operators_beyond_products() -> None:
+    def many(x: jax.Array, ids: jax.Array, key: jax.Array) -> Any:
+        return (
+            x[ids],
+            jnp.zeros((100, 64)).at[ids].add(1.0),
+            jnp.sort(x, axis=0),
+            jnp.cumsum(x, axis=0),
+            jax.random.normal(key, (100, 64)),
+            lax.top_k(x, 3)[0],
+        )
+
+    graph = trace(many, array(100, 64), array(10, dtype=jnp.int32), jax.random.key(0))
+    found = Counter(kernel.op for kernel, _ in kernels(graph))
+    assert {"gather", "scatter", "sort", "cumsum", "random"} <= set(found)
+    assert not [node for node in graph.nodes if node.op.startswith("unmodelled")]
+    fill, scatter = (next(kernel for kernel, _ in kernels(graph) if kernel.op == op) for op in ("fill", "scatter"))
+    assert fill.dims["rows"] * fill.dims["cols"] == 6400  # the zeros that are added to
+    assert scatter.dims["rows"] * scatter.dims["cols"] == 640
+    gather = next(kernel for kernel, _ in kernels(graph) if kernel.op == "gather")
+    assert gather.dims["rows"] * gather.dims["cols"] == 640  # the rows that are picked, not the table
+
+
+def test_the_unmodelled_are_charged_and_listed() -> None:
+    def strange(x: jax.Array) -> jax.Array:
+        return jnp.abs(jnp.fft.fft(x)) + jnp.linalg.cholesky(x @ x.T)
+
+    graph = trace(strange, array(256, 256))
+    gpu = nj.load_gpu("V100-PCIE-32GB")
+    forecast = nj.predict(load_baseline("roofline"), gpu, graph)
+    (note,) = forecast.notes
+    found = re.findall(r"(\w+) ([\d.]+)%", note)
+    assert {name for name, _ in found} >= {"fft", "cholesky"}
+    assert 0 < sum(float(share) for _, share in found) <= 100
+    fft = next(node for node in graph.nodes if node.op == "unmodelled fft").forward[0]
+    assert (fft.family, fft.op) == ("memory", "unmodelled")
+    moved = fft.dims["rows"] * fft.dims["cols"] * (fft.dims["reads"] + fft.dims["writes"]) * 4
+    assert moved == 256 * 256 * (8 + 8)  # complex64 in, complex64 out
+    assert not nj.predict(load_baseline("roofline"), gpu, trace(lambda x: x @ x, array(8, 8))).notes
+
+
+def test_collectives_are_listed() -> None:
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def exchange(x: jax.Array) -> jax.Array:
+        return jax.shard_map(
+            lambda part: lax.psum(part @ part.T, "d"), mesh=mesh, in_specs=spec, out_specs=jax.sharding.PartitionSpec()
+        )(x)
+
+    graph = trace(exchange, array(8, 8))
+    assert products(graph) == Counter({(1, 8, 8, 8): 1})
+    assert [node.op for node in graph.nodes if node.op.startswith("unmodelled psum")]
+
+
+def test_a_whole_training_step_with_optax() -> None:
+    optimizer = optax.adamw(1e-3)
+    shapes = {"w": array(64, 32), "v": array(32, 8)}
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean((jax.nn.relu(x @ params["w"]) @ params["v"]) ** 2)
+
+    def step(params: Any, state: Any, x: jax.Array) -> Any:
+        value, slopes = jax.value_and_grad(loss)(params, x)
+        updates, state = optimizer.update(slopes, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    with jax.numpy_dtype_promotion("standard"):
+        state = jax.eval_shape(optimizer.init, shapes)
+        graph = trace(step, shapes, state, array(128, 64))
+    forward = {(1, 32, 128, 64): 1, (1, 8, 128, 32): 1}
+    assert products(graph) == Counter({**forward, (1, 8, 32, 128): 1, (1, 32, 128, 8): 1, (1, 32, 64, 128): 1})
+    phases = Counter(
+        phase for node in graph.nodes for phase, found in zip(("f", "b", "u"), node.phases, strict=True) if found
+    )
+    assert set(phases) == {"f", "b", "u"}
+    # AdamW reads and writes weight and two moments, and reads the gradient: 7 passes over each parameter.
+    update = [kernel for node in graph.nodes for kernel in node.weight_gradient if kernel.dims["cols"] == 32]
+    assert sum(kernel.dims["reads"] + kernel.dims["writes"] for kernel in update) == pytest.approx(7, abs=1.5)
+
+
+def test_flop_of_a_dense_net_are_exact() -> None:
+    sizes = (784, 512, 256, 10)
+
+    def net(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in weights[:-1]:
+            x = jax.nn.relu(x @ w)
+        return x @ weights[-1]
+
+    weights = [array(m, n) for m, n in pairwise(sizes)]
+    analytic = sum(2 * 64 * m * n for m, n in pairwise(sizes))
+    assert product_flop(trace(net, weights, array(64, 784))) == analytic
+    loss = jax.value_and_grad(lambda weights, x: jnp.sum(net(weights, x)))
+    # Backward: twice as much, less the gradient of the input of the first layer.
+    assert product_flop(trace(loss, weights, array(64, 784))) == 3 * analytic - 2 * 64 * sizes[0] * sizes[1]
+
+
+def test_flop_beside_xla() -> None:
+    """XLA's count is the same for products; it leaves out what a convolution's window finds in the padding."""
+
+    def dense(x: jax.Array, w: jax.Array) -> jax.Array:
+        return x @ w
+
+    def conv(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def counted(fn: Callable[..., Any], *args: Any) -> float:
+        return float(jax.jit(fn).lower(*args).cost_analysis()["flops"])
+
+    args = array(32, 64), array(64, 16)
+    assert product_flop(trace(dense, *args)) == counted(dense, *args) == 2 * 32 * 64 * 16
+    image, window = array(1, 8, 8, 4), array(3, 3, 4, 16)
+    ours = product_flop(trace(conv, image, window))
+    assert ours == 2 * 64 * 9 * 4 * 16
+    # Of 8 · 3 positions along an axis, 2 lie in the padding: (22 / 24)² of the products.
+    assert counted(conv, image, window) == pytest.approx(ours * (22 / 24) ** 2)
+
+
+@pytest.mark.parametrize(("stride", "groups", "side"), [(1, 1, 16), (2, 1, 16), (1, 8, 16), (2, 1, 9)])
+def test_every_pass_of_a_convolution_is_as_much_work(stride: int, groups: int, side: int) -> None:
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        out = lax.conv_general_dilated(
+            x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+        )
+        return jnp.sum(out**2)
+
+    x, w = array(4, side, side, 8), array(3, 3, 8 // groups, 16)
+    found = conv_kernels(trace(jax.grad(loss, argnums=(0, 1)), x, w))
+    out = -(-side // stride)
+    forward = 2 * 4 * out * out * 9 * (8 // groups) * 16
+    assert sorted(found) == ["conv", "conv_data_gradient", "conv_weight_gradient"]
+    assert [found[op] for op in sorted(found)] == [pytest.approx(forward)] * 3
+
+
+def test_transposed_convolution_is_a_gradient() -> None:
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sum(lax.conv_transpose(x, w, (2, 2), "SAME") ** 2)
+
+    found = conv_kernels(trace(jax.grad(loss, argnums=(0, 1)), array(4, 8, 8, 32), array(4, 4, 32, 16)))
+    assert {op: round(flop) for op, flop in found.items()} == dict.fromkeys(
+        ("conv", "conv_data_gradient", "conv_weight_gradient"), 2 * 4 * 64 * 16 * 32 * 16
+    )
+
+
+def test_a_window_of_one_pixel_is_a_product() -> None:
+    def conv(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    graph = trace(conv, array(4, 8, 8, 32), array(1, 1, 32, 16))
+    assert products(graph) == Counter({(1, 16, 256, 32): 1})
+
+
+def test_pooling_goes_by_bytes() -> None:
+    def pool(x: jax.Array) -> jax.Array:
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+    ((kernel, _),) = kernels(trace(pool, array(2, 16, 16, 8)))
+    assert (kernel.family, kernel.op, kernel.dims["reads"], kernel.dims["writes"]) == ("memory", "pool", 1, 0.25)
+
+
+def test_thousand_equations_in_a_second() -> None:
+    def long(x: jax.Array, w: jax.Array) -> jax.Array:
+        for _ in range(250):
+            x = jnp.tanh(x @ w) * 0.5 + x
+        return x
+
+    args, predictor, gpu = (array(64, 64), array(64, 64)), load_baseline("roofline"), nj.load_gpu("T4")
+    assert len(jax.make_jaxpr(long)(*args).eqns) == 1000
+    nj.predict(predictor, gpu, trace(lambda x, w: x @ w, *args))  # compiles the program all small graphs share
+    seconds = []
+    for _ in range(3):
+        begin = time.process_time()  # of the processor, as other programs share the machine
+        graph = trace(long, *args)
+        forecast = nj.predict(predictor, gpu, graph)
+        seconds.append(time.process_time() - begin)
+    assert forecast.total_s > 0
+    assert sum(products(graph).values()) == 250
+    assert min(seconds) < 1.0
+
+
+def test_layers_that_are_alike_are_one_node() -> None:
+    def net(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for layer, w in enumerate(weights):
+            with jax.named_scope(f"layer_{layer}"):
+                x = jnp.tanh(x @ w)
+        return x
+
+    graph = trace(net, [array(16, 16)] * 12, array(4, 16))
+    assert [(node.name, node.repeat) for node in graph.nodes] == [
+        ("layer_*.dot_general", 12),
+        ("layer_*.tanh", 12),
+    ]
+    assert graph.launches() == 24

@@ -1,0 +1,101 @@
+"""`neusight-jax predict path/to/file.py:function`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from neusight_jax.cli.app import run
+from neusight_jax.errors import InputError
+from neusight_jax.graph.source_file import graph_from_source, is_source
+
+SOURCE = """
+from helper import WIDTH
+
+def step():
+    import jax, jax.numpy as jnp
+    def loss(w, x):
+        return jnp.mean((x @ w) ** 2)
+    shapes = jax.ShapeDtypeStruct((WIDTH, 32), jnp.float32), jax.ShapeDtypeStruct((16, WIDTH), jnp.float32)
+    return jax.value_and_grad(loss), shapes
+
+def named():
+    import jax, jax.numpy as jnp
+    return (lambda x, scale: x * scale), (jax.ShapeDtypeStruct((64, 64), jnp.float32),), {"scale": 2.0}
+
+def three():
+    return 3
+
+def fails():
+    raise KeyError("weights")
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "helper.py").write_text("WIDTH = 64\n")
+    path = tmp_path / "model.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_what_is_a_source() -> None:
+    assert is_source("a/b.py:make")
+    assert not is_source("gpt2-large")
+    assert not is_source("config.json")
+    assert not is_source("C:/configs/config.json")
+    assert not is_source("a/b.py")
+
+
+def test_graphs(source: Path) -> None:
+    graph = graph_from_source(f"{source}:step")
+    assert (graph.name, graph.mode, graph.fused) == ("step", "training", True)
+    assert len([node for node in graph.nodes if node.op == "dot_general"]) == 2
+    assert graph_from_source(f"{source}:named").launches() == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("three", r"model.py:three returned a int, expected \(callable, arguments\)"),
+        ("fails", r"model.py:fails failed \(KeyError: 'weights'\)"),
+        ("stp", r"unknown function in .*model.py 'stp'; nearest: step"),
+    ],
+)
+def test_bad_sources(source: Path, function: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        graph_from_source(f"{source}:{function}")
+    with pytest.raises(InputError, match="no such file; expected a Python file"):
+        graph_from_source(f"{source.parent}/other.py:step")
+
+
+def test_command_line(source: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["predict", f"{source}:step", "--gpu", "T4", "--checkpoint", str(checkpoint)]
+    assert run([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["mode"], found["fused"]) == ("step", "training", True)
+    assert run([*arguments, "--eager"]) == 0
+    text = capsys.readouterr().out
+    assert "step on Tesla T4: training, fp32" in text
+    assert "sequence" not in text.splitlines()[0]
+
+
+def test_command_line_refuses(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["predict", f"{source}:step", "--gpu", "T4", "--batch-size", "4"]) == 2
+    assert "leave --batch-size, --sequence-length and --dtype out" in capsys.readouterr().err
+    assert run(["predict", f"{source}:three", "--gpu", "T4"]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+
+
+def test_torch_module(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed; `pip install 'neusight-jax[torch]'`")
+    make: Callable[[str], str] = (
+        "import torch\ndef net():\n    return torch.nn.Linear(8, 4), (torch.zeros(2, 8),)\n".format
+    )
+    (tmp_path / "net.py").write_text(make(""))
+    graph = graph_from_source(f"{tmp_path / 'net.py'}:net", "training")
+    assert (graph.name, graph.mode, graph.fused) == ("net", "training", False)

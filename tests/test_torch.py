@@ -1,0 +1,160 @@
+"""The front-end for PyTorch modules; skipped without torch."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from typing import Any
+
+import pytest
+from graphs import conv_kernels, kernels, product_flop, products
+
+import neusight_jax as nj
+from neusight_jax.baselines import load_baseline
+from neusight_jax.errors import InputError
+
+
+def test_without_torch_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        InputError, match=r"torch is not installed; install it with `pip install 'neusight-jax\[torch\]'`"
+    ):
+        nj.graph_from_torch(object())
+    with pytest.raises(InputError, match="mode is 'train', expected one of inference, training"):
+        nj.graph_from_torch(object(), mode="train")
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed; `pip install 'neusight-jax[torch]'`")
+
+
+def _meta(torch: Any, *shape: int) -> Any:
+    return torch.zeros(*shape, device="meta")
+
+
+def test_mlp(torch: Any) -> None:
+    with torch.device("meta"):
+        net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+    graph = nj.graph_from_torch(net, (_meta(torch, 16, 32),))
+    forward = {(1, 16, 64, 32): 1, (1, 8, 16, 64): 1}
+    assert products(graph) == forward
+    assert [node.name for node in graph.nodes] == ["0.addmm", "1.gelu", "2.addmm"]
+    assert (graph.mode, graph.dtype, graph.fused) == ("inference", "fp32", False)
+    step = nj.graph_from_torch(net, (_meta(torch, 16, 32),), mode="training")
+    assert products(step) == {**forward, (1, 8, 64, 16): 1, (1, 16, 64, 8): 1, (1, 32, 64, 16): 1}
+    # Two bias sums and the gradient of GELU.
+    others = Counter(kernel.op for node in step.nodes for kernel in node.backward if kernel.family != "linear")
+    assert others == {"reduce": 2, "pointwise": 1}
+
+
+def test_conv_net_by_hand(torch: Any) -> None:
+    with torch.device("meta"):
+        net = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+            torch.nn.BatchNorm2d(8),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            torch.nn.Conv2d(8, 16, 3, padding=1, bias=False),
+            torch.nn.GroupNorm(2, 16),
+            torch.nn.ConvTranspose2d(16, 4, 4, stride=2, padding=1, bias=False),
+        )
+    graph = nj.graph_from_torch(net, (_meta(torch, 2, 3, 32, 32),), mode="training")
+    first, second, third = 2 * 2 * 256 * 27 * 8, 2 * 2 * 64 * 72 * 16, 2 * 2 * 64 * 16 * 16 * 4
+    # The gradient of the input of the first convolution is not needed; a transposed one is a gradient itself.
+    assert conv_kernels(graph) == {
+        "conv": pytest.approx(first + second + third),
+        "conv_data_gradient": pytest.approx(second + third),
+        "conv_weight_gradient": pytest.approx(first + second + third),
+    }
+    ops = {kernel.op for kernel, _ in kernels(graph)}
+    norms = {"batchnorm", "batchnorm_backward", "groupnorm", "groupnorm_backward"}
+    assert norms | {"pool", "pool_backward"} <= ops
+    assert not [node.op for node in graph.nodes if node.op.startswith("unmodelled")]
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_recurrent_cells_are_their_products(torch: Any, kind: str) -> None:
+    gates = {"LSTM": 4, "GRU": 3}[kind]
+    with torch.device("meta"):
+        net = getattr(torch.nn, kind)(32, 64, num_layers=2)
+    graph = nj.graph_from_torch(net, (_meta(torch, 10, 4, 32),))
+    flop = 10 * 2 * 4 * 64 * gates * (32 + 64 + 64 + 64)
+    assert product_flop(graph) == flop
+
+
+def test_fusion_is_a_choice(torch: Any) -> None:
+    class Chain(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.tanh(torch.exp(x) * 2.0 + 1.0)
+
+    eager = nj.graph_from_torch(Chain(), (_meta(torch, 64, 32),))
+    fused = nj.graph_from_torch(Chain(), (_meta(torch, 64, 32),), trace_options=nj.TraceOptions(fused=True))
+    assert eager.launches() == 4
+    assert fused.launches() == 1
+    assert fused.fused
+
+
+def test_dropout_is_one_kernel(torch: Any) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1)).to("meta")
+    graph = nj.graph_from_torch(net, (_meta(torch, 4, 8),), mode="training")
+    found = Counter(kernel.op for kernel, _ in kernels(graph))
+    assert (found["dropout"], found["dropout_backward"], found["random"]) == (1, 1, 0)
+
+
+def test_half_precision(torch: Any) -> None:
+    net = torch.nn.Linear(32, 64, dtype=torch.bfloat16, device="meta")
+    graph = nj.graph_from_torch(net, (torch.zeros(16, 32, dtype=torch.bfloat16, device="meta"),))
+    assert graph.dtype == "bf16"
+
+
+def test_what_cannot_be_exported_is_one_line(torch: Any) -> None:
+    class Branchy(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(InputError, match=r"^Branchy: torch.export cannot trace it") as error:
+        nj.graph_from_torch(Branchy(), (torch.zeros(3),))
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match=r"module is a int, expected a torch\.nn\.Module"):
+        nj.graph_from_torch(3)
+    with pytest.raises(InputError, match="nothing in it requires a gradient"):
+        nj.graph_from_torch(torch.nn.ReLU(), (torch.zeros(3),), mode="training")
+
+
+def _architectures() -> list[str]:
+    from torch_models import ARCHITECTURES
+
+    return list(ARCHITECTURES)
+
+
+QUICK = ("llama", "mixtral", "t5", "vit", "mamba", "clip")
+"""Architectures traced in every run; the others are marked slow."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in _architectures()]
+)
+def test_transformers_architectures(torch: Any, name: str, record_property: Any) -> None:
+    """Forecasts of a small model of each, from its config; the share of what is not modelled is small."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from torch_models import make
+
+    from neusight_jax.forecast import unmodelled_shares
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, inputs = make(name, torch, transformers)
+        graph = nj.graph_from_torch(model, (), inputs)
+    forecast = nj.predict(load_baseline("roofline"), nj.load_gpu("V100-PCIE-32GB"), graph)
+    assert forecast.total_s > 0
+    columns = {**forecast.columns}
+    names = {node.name: at for at, node in enumerate(graph.nodes)}
+    columns["node"] = columns["node"].copy()
+    for at, node in enumerate(forecast.columns["node"]):
+        columns["node"][at] = names[node]
+    share = sum(unmodelled_shares(graph, columns).values())
+    record_property("unmodelled", share)
+    print(f"{name}: unmodelled {share:.1%} of the time")  # noqa: T201 - shown by pytest -s
+    assert share < 0.05
