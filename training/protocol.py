@@ -7,7 +7,8 @@ are of single seeds, not of their ensemble; device effects are at zero, as for a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,33 +19,24 @@ import numpy as np
 import pandas as pd
 from rich.console import Console, RenderableType
 
-from neusight_jax.baselines import load_baseline
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.kernels.family import Family
 from neusight_jax.report import table
 from neusight_jax.roofline import element_bytes
+from neusight_jax.terms import Predictor
 from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
 from neusight_jax.training.evaluation import percentiles
-from neusight_jax.training.fit import Job, Settings, fit, sample_of
-from neusight_jax.training.kinds import LatencyKind, MixtureKind, NeuSightKind, Roofline3Kind, TileKind, forecast
+from neusight_jax.training.fit import Job, Sample, Settings, fit, sample_of
+from neusight_jax.training.kinds import TileKind
 from neusight_jax.training.rows import Rows
+from neusight_jax.training.systems import DEFAULT_SYSTEMS, SYSTEMS
 
 PROTOCOLS: tuple[str, ...] = ("logo", "logo-size")
 SMALL, LARGE = 0.70, 0.85
 """Quantiles of size: train below the first, score above the second (`logo-size`)."""
 ROWS_PER_DEVICE = 3000
 TILE_SETTINGS = Settings(steps=400)
-SYSTEMS: dict[str, Callable[[Any], LatencyKind]] = {
-    "mixture": lambda tile: MixtureKind(tile),
-    "neusight": lambda tile: NeuSightKind(tile),
-    "roofline3": lambda _: Roofline3Kind(),
-}
-"""Fitted systems by name: from the family's tile choice to what is fitted."""
-SETTINGS: dict[str, Settings] = {
-    "mixture": Settings(),
-    "neusight": Settings(steps=2000),
-    "roofline3": Settings(steps=400, learning_rate=0.05),
-}
 
 
 @dataclass(frozen=True)
@@ -109,11 +101,11 @@ def run_protocol(
     *,
     seeds: int = 5,
     devices: Sequence[str] | None = None,
-    systems: Sequence[str] = tuple(SYSTEMS),
+    systems: Sequence[str] = DEFAULT_SYSTEMS,
     drop_invalid: bool = False,
     console: Console | None = None,
 ) -> ProtocolResult:
-    """Run a protocol over every GPU of the measurements, every family, and the systems, beside the roofline.
+    """Run a protocol over every GPU of the measurements, every family, and the systems.
 
     Args:
       measurements: files or folders of the schema; protocol: one of `PROTOCOLS`; seeds: fits per GPU left out.
@@ -146,6 +138,11 @@ def run_protocol(
     return ProtocolResult(protocol, seeds, pd.DataFrame(scores), pd.concat(frames, ignore_index=True))
 
 
+@functools.partial(jax.jit, static_argnames="family")
+def _seconds(family: Family, predictor: Predictor, sample: Sample) -> jax.Array:
+    return predictor.terms(family, sample.gpu, sample.batch, isolated=sample.isolated).seconds
+
+
 def _size(rows: Rows) -> np.ndarray:
     work = rows.family.work(jax.tree.map(jnp.asarray, rows.batch.dims), element_bytes(jnp.asarray(rows.batch.dtype)))
     return np.asarray(work.flop if rows.family.matrix else work.bytes_moved)
@@ -162,17 +159,10 @@ def _family_scores(
     samples = {device: sample_of(part, seen=False) for device, part in parts.items()}
     forecasts: dict[tuple[str, str], list[np.ndarray]] = {}
     for name in systems:
-        kind = SYSTEMS[name](tile)
-        console.print(f"{family.name}: fitting {name}, {len(jobs)} fits together")
-        best = fit(kind, training, jobs, SETTINGS[name]).best
-        run = jax.jit(lambda parameters, sample, kind=kind: forecast(kind, parameters, family, sample))
-        for position, job in enumerate(jobs):
-            device = job.held_out[0]
-            member = jax.tree.map(lambda leaf, at=position: leaf[at], best)
-            forecasts.setdefault((name, device), []).append(np.asarray(run(member, samples[device])))
-    for device, sample in samples.items():
-        terms = load_baseline("roofline").terms(family, sample.gpu, sample.batch, isolated=sample.isolated)
-        forecasts["roofline", device] = [np.asarray(terms.seconds)]
+        console.print(f"{family.name}: fitting {name}, {len(jobs)} fits")
+        for device, predictors in SYSTEMS[name].fit(training, jobs, tile).items():
+            sample = samples[device]
+            forecasts[name, device] = [np.asarray(_seconds(family, predictor, sample)) for predictor in predictors]
     scores = []
     for (name, device), runs in forecasts.items():
         measured = parts[device].seconds
@@ -189,7 +179,7 @@ def _family_scores(
                 "device": device,
                 **part.batch.dims,
                 "measured_s": part.seconds,
-                **{f"{name}_s": forecasts[name, device][0] for name in (*systems, "roofline")},
+                **{f"{name}_s": forecasts[name, device][0] for name in systems},
             }
         )
         for device, part in parts.items()
