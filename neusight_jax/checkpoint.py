@@ -134,7 +134,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
     """A predictor of these sizes with initial weights: the template a checkpoint is read into.
 
     Args:
-      kind: "mixture" or "neusight".
+      kind: "mixture", "neusight" or a baseline.
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size).
     """
     key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
@@ -150,7 +150,11 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
         inputs = jnp.zeros((2, NEUSIGHT_INPUTS))
         networks = {name: init_network(key, inputs, hidden, OUTPUTS, members) for name in chosen}
         return NeuSightPredictor(networks, tiles)
-    raise unknown_name("predictor kind", kind, ("mixture", "neusight"))
+    from neusight_jax.baselines.templates import TEMPLATES
+
+    if kind in TEMPLATES:
+        return TEMPLATES[kind](chosen, hidden)
+    raise unknown_name("predictor kind", kind, ("mixture", "neusight", *TEMPLATES))
 
 
 def _feature_count(family: Family) -> int:

@@ -13,7 +13,7 @@ import pytest
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.terms import Predictor
-from neusight_jax.training import protocol
+from neusight_jax.training import protocol, systems
 from neusight_jax.training.fit import Settings
 from neusight_jax.training.protocol import run_protocol
 from neusight_jax.training.rows import Rows
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few steps; promotion is not strict inside the optimizer."""
-    monkeypatch.setattr(protocol, "TILE_SETTINGS", Settings(steps=2, batch_size=8))
+    monkeypatch.setattr(systems, "TILE_SETTINGS", Settings(steps=2, batch_size=8))
     for name, system in SYSTEMS.items():
         if isinstance(system, GradientSystem):
             quick = replace(system.settings, steps=3, batch_size=8)
@@ -89,10 +89,11 @@ def test_scores_are_of_the_rows_left_out(folder: Path) -> None:
         assert row["sd"] == 0.0
 
 
-def test_every_system_runs(folder: Path) -> None:
+def test_every_baseline_runs(folder: Path) -> None:
     pytest.importorskip("lightgbm")
-    found = _run(folder, tuple(SYSTEMS), seeds=1)
-    assert set(found.scores["system"]) == set(SYSTEMS)
+    rest = set(SYSTEMS) - {"mixture", "neusight"}  # both slow to compile, and trained in other tests
+    found = _run(folder, sorted(rest), seeds=1)
+    assert set(found.scores["system"]) == rest
     assert np.isfinite(found.scores["mean"]).all()
     assert list(found.by_family().columns) == ["softmax"]
 

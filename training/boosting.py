@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neusight_jax.baselines.gbt import MAX_DEPTH, Forest, gbt_inputs
+from neusight_jax.baselines.gbt import LEAVES, MAX_DEPTH, TREES, Forest, gbt_inputs
 from neusight_jax.errors import InputError
 from neusight_jax.training.fit import sample_of
 from neusight_jax.training.rows import Rows
 
-TREES, LEAVES = 300, 31
 SETTINGS: dict[str, Any] = {
     "objective": "l1",  # the log error's absolute value, as the other systems are fitted
     "num_leaves": LEAVES,

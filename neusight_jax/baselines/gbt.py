@@ -25,6 +25,8 @@ from neusight_jax.roofline import Isolated, PhysicalTimes, Scalar, element_bytes
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import largest_tile
 
+TREES, LEAVES = 300, 31
+"""Trees of a forest, and leaves of a tree, at most."""
 MAX_DEPTH = 8
 """Splits on the way to a leaf, at most; a walk takes exactly as many steps."""
 
