@@ -116,7 +116,7 @@ def test_only_a_measured_gpu_uses_its_effect(folder: Path, checkpoint: Path) -> 
 
 def test_fitted_baselines_are_fitted_to_the_checkpoints_gpus(folder: Path, checkpoint: Path) -> None:
     """Li's line over one GPU: the checkpoint saw the T4 only, so the V100 gets the T4's share of its bandwidth."""
-    found = evaluate([folder], str(checkpoint), devices=[V100], baselines=["li"])
+    found = evaluate([folder / "kernels"], str(checkpoint), devices=[V100], baselines=["li"])
     line = fit_baseline("li", read_measurements(folder), [T4]).families["softmax"]  # type: ignore[attr-defined]
     assert 0.4 < float(line.per_bandwidth) < 1.0  # measured at 1 to 2 times the roofline
     seconds = [_roof_s(V100, *size) / float(line.per_bandwidth) + float(line.floor_s) for size in ROWS]
