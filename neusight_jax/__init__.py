@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
+    from neusight_jax.scaling.scale import ScaledRun, scale_trace
 
 __all__ = [
     "GPU",
@@ -33,6 +34,7 @@ __all__ = [
     "Graph",
     "InputError",
     "KernelTable",
+    "ScaledRun",
     "__version__",
     "graph_from_config",
     "kernel_latency",
@@ -47,6 +49,7 @@ __all__ = [
     "predict_kernels",
     "read_kernels",
     "read_measurements",
+    "scale_trace",
     "stack_gpus",
 ]
 
@@ -63,6 +66,7 @@ _HOMES = {
     "graph.graph": ("Graph",),
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
+    "scaling.scale": ("ScaledRun", "scale_trace"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

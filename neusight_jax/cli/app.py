@@ -18,12 +18,13 @@ from neusight_jax.cli.evaluate import evaluate
 from neusight_jax.cli.importing import import_neusight
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.predict import predict
+from neusight_jax.cli.scale_trace import scale_trace
 from neusight_jax.cli.startup import prepare_jax
 from neusight_jax.cli.train import train
 from neusight_jax.errors import InputError
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
-LISTS = ("--measurements", "--hold-out", "--device", "--baseline")
+LISTS = ("--measurements", "--hold-out", "--device", "--baseline", "--to", "--select")
 """Options that take several values, as `--option A B` or `--option A --option B`."""
 
 # typer exports only a subclass of the exception it raises for unusable arguments.
@@ -59,6 +60,7 @@ app.command()(models)
 app.command()(checkpoints)
 app.command()(train)
 app.command()(evaluate)
+app.command("scale-trace")(scale_trace)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
 app.add_typer(imports, name="import")
 imports.command("neusight")(import_neusight)
