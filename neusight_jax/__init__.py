@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
+    from neusight_jax.compare import Comparison, Prices, compare, read_prices
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
     from neusight_jax.errors import InputError
     from neusight_jax.forecast import Forecast, predict
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GPU",
+    "Comparison",
     "Forecast",
     "Graph",
     "InputError",
     "KernelTable",
+    "Prices",
     "ScaledRun",
     "__version__",
+    "compare",
     "graph_from_config",
     "kernel_latency",
     "latency",
@@ -49,12 +53,14 @@ __all__ = [
     "predict_kernels",
     "read_kernels",
     "read_measurements",
+    "read_prices",
     "scale_trace",
     "stack_gpus",
 ]
 
 _HOMES = {
     "checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
+    "compare": ("Comparison", "Prices", "compare", "read_prices"),
     "datasets.measurements": ("read_kernels", "read_measurements"),
     "errors": ("InputError",),
     "forecast": ("Forecast", "predict"),

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from neusight_jax import __version__
+from neusight_jax.cli.compare import compare
 from neusight_jax.cli.evaluate import evaluate
 from neusight_jax.cli.importing import import_neusight
 from neusight_jax.cli.listings import checkpoints, gpus, models
@@ -24,8 +25,10 @@ from neusight_jax.cli.train import train
 from neusight_jax.errors import InputError
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
-LISTS = ("--measurements", "--hold-out", "--device", "--baseline", "--to", "--select")
+LISTS = ("--measurements", "--hold-out", "--device", "--baseline")
 """Options that take several values, as `--option A B` or `--option A --option B`."""
+LISTS_OF: dict[str, tuple[str, ...]] = {"compare": ("--gpu",), "scale-trace": ("--to", "--select")}
+"""The same for one command only."""
 
 # typer exports only a subclass of the exception it raises for unusable arguments.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -60,6 +63,7 @@ app.command()(models)
 app.command()(checkpoints)
 app.command()(train)
 app.command()(evaluate)
+app.command()(compare)
 app.command("scale-trace")(scale_trace)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
 app.add_typer(imports, name="import")
@@ -88,12 +92,13 @@ def _options(
 
 
 def _spread(arguments: Sequence[str]) -> list[str]:
-    """`--option A B` as `--option A --option B`, for the options in `LISTS`."""
+    """`--option A B` as `--option A --option B`, for the options in `LISTS` and `LISTS_OF`."""
+    lists = (*LISTS, *LISTS_OF.get(arguments[0] if arguments else "", ()))
     out: list[str] = []
     option = ""
     for argument in arguments:
         if argument.startswith("-") and argument != "-":
-            option = argument if argument in LISTS else ""
+            option = argument if argument in lists else ""
         elif option and out[-1] != option:
             out.append(option)
         out.append(argument)
