@@ -17,6 +17,7 @@ from neusight_jax import __version__
 from neusight_jax.cli.compare import compare
 from neusight_jax.cli.evaluate import evaluate
 from neusight_jax.cli.importing import import_neusight
+from neusight_jax.cli.leaderboard import leaderboard
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.predict import predict
 from neusight_jax.cli.scale_trace import scale_trace
@@ -64,6 +65,7 @@ app.command()(checkpoints)
 app.command()(train)
 app.command()(evaluate)
 app.command()(compare)
+app.command()(leaderboard)
 app.command("scale-trace")(scale_trace)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
 app.add_typer(imports, name="import")
