@@ -16,10 +16,12 @@ from neusight_jax.baselines.habitat_wave import memory_boundedness, wave_ratio
 from neusight_jax.baselines.li import LiLine, LiPredictor
 from neusight_jax.baselines.templates import TEMPLATES
 from neusight_jax.checkpoint import save_checkpoint, untrained
+from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
 from neusight_jax.training.rivals import fit_li, fit_published_li, wave_predictors
 from neusight_jax.training.rows import Rows
+from synthetic import write_synthetic_measurements
 
 V100 = "Tesla V100-PCIE-32GB"
 
@@ -226,3 +228,19 @@ def test_baselines_are_checkpoints(kind: str, tmp_path: Path) -> None:
     read = nj.predict_kernels(nj.load_predictor(tmp_path / kind), gpu, table)
     np.testing.assert_array_equal(read, nj.predict_kernels(predictor, gpu, table))
     assert np.isfinite(read).all()
+
+
+def test_a_baseline_is_trained_and_used_like_any_checkpoint(tmp_path: Path) -> None:
+    """The synthetic law: 20 us + max(FLOP / 0.7 peak, bytes / 0.75 bandwidth), with 3 % of noise."""
+    folder = write_synthetic_measurements(tmp_path / "measured", rows=64)
+    home = tmp_path / "li"
+    assert run(["train", "--measurements", str(folder), "--recipe", "li", "--output", str(home)]) == 0
+    predictor = nj.load_predictor(home)
+    gpu = nj.load_gpu("H100")
+    dims = {"rows": 65536, "cols": 4096, "reads": 1, "writes": 1}
+    found = nj.predict_kernels(predictor, gpu, table_from_kernels([Kernel("softmax", "softmax", dims)]))
+    assert found == pytest.approx([20e-6 + 8 * 65536 * 4096 / (0.75 * float(gpu.mem_bytes_per_s))], rel=0.1)
+    graph = nj.graph_from_config("bert-large", batch_size=2, sequence_length=128, mode="training")
+    assert nj.predict(predictor, gpu, graph).total_s > 0
+    assert run(["train", "--measurements", str(folder), "--recipe", "roofline", "--output", str(tmp_path / "r")]) == 2
+    assert run(["train", "--measurements", str(folder), "--recipe", "li", "--resume", "--output", str(home)]) == 2
