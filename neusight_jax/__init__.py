@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
+    from neusight_jax.compare import Comparison, Prices, compare, read_prices
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
     from neusight_jax.design.answers import design
     from neusight_jax.errors import InputError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from neusight_jax.graph.trace_options import TraceOptions
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
+    from neusight_jax.scaling.scale import ScaledRun, scale_trace
     from neusight_jax.sensitivity import sensitivity
     from neusight_jax.sweep.run import sweep
     from neusight_jax.sweep.space import Grid, Range, Samples
@@ -38,16 +40,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GPU",
+    "Comparison",
     "Forecast",
     "Graph",
     "Grid",
     "InputError",
     "KernelTable",
+    "Prices",
     "Range",
     "Samples",
+    "ScaledRun",
     "TraceOptions",
     "__version__",
     "calibrate",
+    "compare",
     "design",
     "graph_from_config",
     "graph_from_function",
@@ -64,6 +70,8 @@ __all__ = [
     "predict_kernels",
     "read_kernels",
     "read_measurements",
+    "read_prices",
+    "scale_trace",
     "sensitivity",
     "stack_gpus",
     "sweep",
@@ -72,6 +80,7 @@ __all__ = [
 
 _HOMES = {
     "checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
+    "compare": ("Comparison", "Prices", "compare", "read_prices"),
     "datasets.measurements": ("read_kernels", "read_measurements"),
     "design.answers": ("design",),
     "errors": ("InputError",),
@@ -92,6 +101,7 @@ _HOMES = {
     "sweep.run": ("sweep",),
     "sweep.space": ("Grid", "Range", "Samples"),
     "workload": ("workload",),
+    "scaling.scale": ("ScaledRun", "scale_trace"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -146,7 +146,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
     """A predictor of these sizes with initial weights: the template a checkpoint is read into.
 
     Args:
-      kind: "mixture", "neusight" or "calibrated" (a mixture calibrated on one GPU).
+      kind: "mixture", "neusight", "calibrated" (a mixture calibrated on one GPU) or a baseline.
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size); of a
         calibrated one also `points` (measured shapes by network); `trust`: whether it carries intervals.
     """
@@ -172,7 +172,11 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
             for name, points in architecture["points"].items()
         }
         return CalibratedPredictor(base, shapes)
-    raise unknown_name("predictor kind", kind, ("mixture", "neusight", "calibrated"))
+    from neusight_jax.baselines.templates import TEMPLATES
+
+    if kind in TEMPLATES:
+        return TEMPLATES[kind](chosen, hidden)
+    raise unknown_name("predictor kind", kind, ("mixture", "neusight", "calibrated", *TEMPLATES))
 
 
 def _feature_count(family: Family) -> int:

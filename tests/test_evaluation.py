@@ -17,6 +17,7 @@ from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.report import as_text
 from neusight_jax.training.evaluation import evaluate, percentiles, score
+from neusight_jax.training.systems import fit_baseline
 
 T4, V100 = "Tesla T4", "Tesla V100-PCIE-32GB"
 ROWS = ((8192, 1024), (16384, 2048), (32768, 512), (65536, 1024))
@@ -111,6 +112,19 @@ def test_only_a_measured_gpu_uses_its_effect(folder: Path, checkpoint: Path) -> 
     assert frame[str(checkpoint), V100] == pytest.approx(_softmax_error(plain, V100), rel=1e-4)
     assert frame["roofline", T4] == pytest.approx(_softmax_error(load_baseline("roofline"), T4), rel=1e-4)
     assert list(frame.index.get_level_values(0).unique()) == [str(checkpoint), "roofline"]
+
+
+def test_fitted_baselines_are_fitted_to_the_checkpoints_gpus(folder: Path, checkpoint: Path) -> None:
+    """Li's line over one GPU: the checkpoint saw the T4 only, so the V100 gets the T4's share of its bandwidth."""
+    found = evaluate([folder / "kernels"], str(checkpoint), devices=[V100], baselines=["li"])
+    line = fit_baseline("li", read_measurements(folder), [T4]).families["softmax"]  # type: ignore[attr-defined]
+    assert 0.4 < float(line.per_bandwidth) < 1.0  # measured at 1 to 2 times the roofline
+    seconds = [_roof_s(V100, *size) / float(line.per_bandwidth) + float(line.floor_s) for size in ROWS]
+    measured = np.array([_roof_s(V100, *size) * max(off, 1.0) for size, off in zip(ROWS, OFF, strict=True)])
+    expected = 100 * np.abs(np.array(seconds) / measured - 1).mean()
+    assert found.kernels.set_index("system")["mean"]["li"] == pytest.approx(expected, rel=1e-3)
+    with pytest.raises(nj.InputError, match="habitat-wave scales a time measured on another GPU"):
+        evaluate([folder], str(checkpoint), baselines=["habitat-wave"])
 
 
 def test_whole_models_are_forecast_as_the_user_would(folder: Path, checkpoint: Path) -> None:

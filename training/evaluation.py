@@ -11,14 +11,16 @@ import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
 
-from neusight_jax.baselines import load_baseline
+from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.checkpoint import load_card, load_predictor
-from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
+from neusight_jax.datasets.measurements import Measurements, OnInvalid, read_measurements, table_from_frame
 from neusight_jax.gpu_file import load_gpu
 from neusight_jax.graph import graph_from_config
 from neusight_jax.latency import latency, predict_kernels
 from neusight_jax.report import table
 from neusight_jax.terms import Predictor
+from neusight_jax.training.data import measured_devices
+from neusight_jax.training.systems import chosen_baselines, fit_baseline
 
 if TYPE_CHECKING:
     from neusight_jax.graph import Graph
@@ -84,21 +86,29 @@ def evaluate(
 ) -> Evaluation:
     """Score a checkpoint on measurements.
 
-    A GPU the checkpoint was trained on is forecast with its measured effect, any other without; baselines see the same
-    rows.
+    A GPU the checkpoint was trained on is forecast with its measured effect, any other without. Baselines that need
+    fitting are fitted to the measurements of the checkpoint's own GPUs, and scored on the same rows.
 
     Args:
       measurements: files or folders of the schema; checkpoint: name or path; devices: only these GPUs.
-      baselines: names of `baselines.BASELINES`; drop_invalid: leave bad rows out instead of refusing.
+      baselines: names of `systems.BASELINES`, or `all`; drop_invalid: leave bad rows out instead of refusing.
     Raises: `InputError` for anything unreadable or unknown.
     """
     effects = load_card(checkpoint).get("device_effects", {})
     plain = load_predictor(checkpoint)
     tuned = {name: load_predictor(checkpoint, name) for name in effects}
     systems: dict[str, System] = {checkpoint: lambda device: tuned.get(device, plain)}
-    for name in baselines:
-        systems[name] = _constant(load_baseline(name))
-    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse", devices=devices)
+    on_invalid: OnInvalid = "drop" if drop_invalid else "refuse"
+    data = read_measurements(measurements, on_invalid=on_invalid, devices=devices)
+    names = chosen_baselines(baselines)
+    if all(name in UNFITTED for name in names):
+        everything, known = data, []
+    else:
+        everything = data if devices is None else read_measurements(measurements, on_invalid=on_invalid)
+        measured = measured_devices(everything)
+        known = [name for name in load_card(checkpoint).get("trained_on", {}).get("devices", ()) if name in measured]
+    for name in names:
+        systems[name] = _constant(fit_baseline(name, everything, known))
     return score(data, systems)
 
 

@@ -30,11 +30,12 @@ from neusight_jax.training.calibration import Prior, calibrate, linearised
 from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.evaluation import percentiles
-from neusight_jax.training.fit import Job, fit
-from neusight_jax.training.kinds import MixtureKind, TileKind, effect_penalties
+from neusight_jax.training.fit import Job, Settings, fit
+from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import merged
-from neusight_jax.training.protocol import ROWS_PER_DEVICE, SETTINGS, TILE_SETTINGS
+from neusight_jax.training.protocol import ROWS_PER_DEVICE
 from neusight_jax.training.rows import Rows
+from neusight_jax.training.systems import fit_tile
 
 FEW_SHOT = "few-shot"
 """Name of the protocol."""
@@ -155,9 +156,8 @@ def run_few_shot(
 def left_out_predictors(rows: Rows, jobs: Sequence[Job]) -> list[MixturePredictor]:
     """The predictor of one family fitted by each job, device effects at zero."""
     network = rows.family.network
-    tiles = fit(TileKind(), rows, jobs[:1], TILE_SETTINGS).best
-    tile = jax.tree.map(lambda leaf: leaf[0], tiles)
-    best = fit(MixtureKind(tile, penalties=effect_penalties(rows)), rows, jobs, SETTINGS["mixture"]).best
+    tile = fit_tile(rows, jobs[0])
+    best = fit(MixtureKind(tile, penalties=effect_penalties(rows)), rows, jobs, Settings()).best
     single = [jax.tree.map(lambda leaf, at=at: leaf[at : at + 1], best) for at in range(len(jobs))]
     return [
         MixturePredictor({network: merged(each, rows, generation_of=job.held_out[0])}, {network: tile})

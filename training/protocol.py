@@ -2,12 +2,14 @@
 
 `logo` (leave one GPU out) scores all rows of the GPU left out. `logo-size` also extrapolates in size: it trains on the
 smaller 70 % of the rows (by FLOP, or bytes where there are few) and scores the largest 15 % of the GPU left out. Errors
-are of single seeds, not of their ensemble; device effects are at zero, as for any GPU nobody has measured.
+are of single seeds, not of their ensemble; device effects are at zero, as for any GPU nobody has measured. Wave scaling
+is told more than the others, in both: the measured time of the very kernel on another GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,33 +20,22 @@ import numpy as np
 import pandas as pd
 from rich.console import Console, RenderableType
 
-from neusight_jax.baselines import load_baseline
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.kernels.family import Family
 from neusight_jax.report import table
 from neusight_jax.roofline import element_bytes
+from neusight_jax.terms import Predictor
 from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
 from neusight_jax.training.evaluation import percentiles
-from neusight_jax.training.fit import Job, Settings, fit, sample_of
-from neusight_jax.training.kinds import LatencyKind, MixtureKind, NeuSightKind, Roofline3Kind, TileKind, forecast
+from neusight_jax.training.fit import Job, Sample, sample_of
 from neusight_jax.training.rows import Rows
+from neusight_jax.training.systems import DEFAULT_SYSTEMS, SYSTEMS, Shown, fit_tile
 
 PROTOCOLS: tuple[str, ...] = ("logo", "logo-size")
 SMALL, LARGE = 0.70, 0.85
 """Quantiles of size: train below the first, score above the second (`logo-size`)."""
 ROWS_PER_DEVICE = 3000
-TILE_SETTINGS = Settings(steps=400)
-SYSTEMS: dict[str, Callable[[Any], LatencyKind]] = {
-    "mixture": lambda tile: MixtureKind(tile),
-    "neusight": lambda tile: NeuSightKind(tile),
-    "roofline3": lambda _: Roofline3Kind(),
-}
-"""Fitted systems by name: from the family's tile choice to what is fitted."""
-SETTINGS: dict[str, Settings] = {
-    "mixture": Settings(),
-    "neusight": Settings(steps=2000),
-    "roofline3": Settings(steps=400, learning_rate=0.05),
-}
 
 
 @dataclass(frozen=True)
@@ -109,11 +100,11 @@ def run_protocol(
     *,
     seeds: int = 5,
     devices: Sequence[str] | None = None,
-    systems: Sequence[str] = tuple(SYSTEMS),
+    systems: Sequence[str] = DEFAULT_SYSTEMS,
     drop_invalid: bool = False,
     console: Console | None = None,
 ) -> ProtocolResult:
-    """Run a protocol over every GPU of the measurements, every family, and the systems, beside the roofline.
+    """Run a protocol over every GPU of the measurements, every family, and the systems.
 
     A family is scored on the GPUs that have measurements of it, where there are at least two.
 
@@ -138,15 +129,21 @@ def run_protocol(
         present = set(data.frame.loc[data.frame["family"] == family, "device"])
         if len(present) < 2:
             continue
-        rows = thin(sweep_rows(data, family, [name for name in names if name in present]), ROWS_PER_DEVICE)
+        every = sweep_rows(data, family, [name for name in names if name in present])
+        rows = thin(every, ROWS_PER_DEVICE)
         training, scored = rows, rows
         if protocol == "logo-size":
             size = _size(rows)
             training, scored = rows.take(size < np.quantile(size, SMALL)), rows.take(size > np.quantile(size, LARGE))
-        found, frame = _family_scores(training, scored, systems, seeds, console)
+        found, frame = _family_scores(training, scored, every, systems, seeds, console)
         scores += found
         frames.append(frame)
     return ProtocolResult(protocol, seeds, pd.DataFrame(scores), pd.concat(frames, ignore_index=True))
+
+
+@functools.partial(jax.jit, static_argnames="family")
+def _seconds(family: Family, predictor: Predictor, sample: Sample) -> jax.Array:
+    return predictor.terms(family, sample.gpu, sample.batch, isolated=sample.isolated).seconds
 
 
 def _size(rows: Rows) -> np.ndarray:
@@ -155,27 +152,19 @@ def _size(rows: Rows) -> np.ndarray:
 
 
 def _family_scores(
-    training: Rows, scored: Rows, systems: Sequence[str], seeds: int, console: Console
+    training: Rows, scored: Rows, every: Rows, systems: Sequence[str], seeds: int, console: Console
 ) -> tuple[list[dict[str, Any]], pd.DataFrame]:
     family, devices = training.family, training.devices
     jobs = [Job(seed, (device,)) for seed in range(seeds) for device in devices]
-    tiles = fit(TileKind(), training, jobs[:1], TILE_SETTINGS).best
-    tile = jax.tree.map(lambda leaf: leaf[0], tiles)
+    shown = Shown(training, every, fit_tile(training, jobs[0]))
     parts = {device: scored.of_device(device) for device in devices}
     samples = {device: sample_of(part, seen=False) for device, part in parts.items()}
     forecasts: dict[tuple[str, str], list[np.ndarray]] = {}
     for name in systems:
-        kind = SYSTEMS[name](tile)
-        console.print(f"{family.name}: fitting {name}, {len(jobs)} fits together")
-        best = fit(kind, training, jobs, SETTINGS[name]).best
-        run = jax.jit(lambda parameters, sample, kind=kind: forecast(kind, parameters, family, sample))
-        for position, job in enumerate(jobs):
-            device = job.held_out[0]
-            member = jax.tree.map(lambda leaf, at=position: leaf[at], best)
-            forecasts.setdefault((name, device), []).append(np.asarray(run(member, samples[device])))
-    for device, sample in samples.items():
-        terms = load_baseline("roofline").terms(family, sample.gpu, sample.batch, isolated=sample.isolated)
-        forecasts["roofline", device] = [np.asarray(terms.seconds)]
+        console.print(f"{family.name}: fitting {name}, {len(jobs)} fits")
+        for (device,), predictors in SYSTEMS[name].fit(shown, jobs).items():
+            sample = samples[device]
+            forecasts[name, device] = [np.asarray(_seconds(family, predictor, sample)) for predictor in predictors]
     scores = []
     for (name, device), runs in forecasts.items():
         measured = parts[device].seconds
@@ -192,7 +181,7 @@ def _family_scores(
                 "device": device,
                 **part.batch.dims,
                 "measured_s": part.seconds,
-                **{f"{name}_s": forecasts[name, device][0] for name in (*systems, "roofline")},
+                **{f"{name}_s": forecasts[name, device][0] for name in systems},
             }
         )
         for device, part in parts.items()

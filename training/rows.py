@@ -49,7 +49,7 @@ class Rows:
         order = generations(self.devices)
         return tuple(order.index(kernel_generation(name)) for name in self.devices)
 
-    def take(self, where: np.ndarray) -> Rows:
+    def take(self, where: np.ndarray | slice) -> Rows:
         """The rows at these positions (or under this mask)."""
         return replace(
             self,
@@ -59,6 +59,11 @@ class Rows:
             device=self.device[where],
             isolated=self.isolated[where],
         )
+
+    def without(self, names: Sequence[str]) -> Rows:
+        """The rows of all other devices; the list of devices stays."""
+        held_out = [position for position, name in enumerate(self.devices) if name in names]
+        return self.take(~np.isin(self.device, held_out))
 
     def of_device(self, name: str) -> Rows:
         """The rows measured on one device."""

@@ -15,12 +15,15 @@ from typer.core import TyperGroup
 
 from neusight_jax import __version__
 from neusight_jax.cli.calibrate import calibrate
+from neusight_jax.cli.compare import compare
 from neusight_jax.cli.design import design
 from neusight_jax.cli.evaluate import evaluate
 from neusight_jax.cli.importing import import_neusight
+from neusight_jax.cli.leaderboard import leaderboard
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.predict import predict
 from neusight_jax.cli.profile import profile
+from neusight_jax.cli.scale_trace import scale_trace
 from neusight_jax.cli.sensitivity import sensitivity
 from neusight_jax.cli.startup import prepare_jax
 from neusight_jax.cli.sweep import sweep
@@ -30,11 +33,13 @@ from neusight_jax.errors import InputError
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 LISTS = ("--measurements", "--hold-out", "--device", "--baseline")
 """Options that take several values, as `--option A B` or `--option A --option B`."""
-COMMAND_LISTS = {
+LISTS_OF: dict[str, tuple[str, ...]] = {
+    "compare": ("--gpu",),
+    "scale-trace": ("--to", "--select"),
     "sweep": ("--gpu", "--grid", "--range", "--batch-size", "--sequence-length"),
     "design": ("--free", "--budget", "--set"),
 }
-"""The same for single commands."""
+"""The same for one command only."""
 
 # typer exports only a subclass of the exception it raises for unusable arguments.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -74,6 +79,9 @@ app.command()(profile)
 app.command()(sensitivity)
 app.command()(sweep)
 app.command()(design)
+app.command()(compare)
+app.command()(leaderboard)
+app.command("scale-trace")(scale_trace)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
 app.add_typer(imports, name="import")
 imports.command("neusight")(import_neusight)
@@ -101,8 +109,8 @@ def _options(
 
 
 def _spread(arguments: Sequence[str]) -> list[str]:
-    """`--option A B` as `--option A --option B`, for the options in `LISTS` and `COMMAND_LISTS`."""
-    lists = (*LISTS, *COMMAND_LISTS.get(arguments[0] if arguments else "", ()))
+    """`--option A B` as `--option A --option B`, for the options in `LISTS` and `LISTS_OF`."""
+    lists = (*LISTS, *LISTS_OF.get(arguments[0] if arguments else "", ()))
     out: list[str] = []
     option = ""
     for argument in arguments:

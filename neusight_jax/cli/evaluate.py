@@ -33,7 +33,7 @@ def evaluate(
         list[str] | None, typer.Option("--device", metavar="DEVICE", help="Only these GPUs; default: all measured.")
     ] = None,
     baseline: Annotated[
-        list[str] | None, typer.Option("--baseline", metavar="NAME", help="Beside it, e.g. roofline.")
+        list[str] | None, typer.Option("--baseline", metavar="NAME", help="Beside it, e.g. roofline; all is every one.")
     ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write JSON here; - is stdout, without tables.")
@@ -66,9 +66,16 @@ def evaluate(
         )
     elif protocol is not None:
         from neusight_jax.training.protocol import run_protocol
+        from neusight_jax.training.systems import chosen_systems
 
         evaluation = run_protocol(
-            measurements, protocol, seeds=seeds, devices=devices, drop_invalid=drop_invalid, console=progress_console()
+            measurements,
+            protocol,
+            seeds=seeds,
+            devices=devices,
+            systems=chosen_systems(baseline or ()),
+            drop_invalid=drop_invalid,
+            console=progress_console(),
         )
     else:
         from neusight_jax.training.evaluation import evaluate as evaluate_checkpoint

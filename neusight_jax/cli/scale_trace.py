@@ -1,0 +1,49 @@
+"""`neusight-jax scale-trace`: a run measured here, forecast there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from neusight_jax.cli.console import show, show_json
+from neusight_jax.cli.options import AsJson, Checkpoint
+from neusight_jax.errors import InputError
+
+
+def scale_trace(
+    trace: Annotated[
+        Path,
+        typer.Argument(metavar="TRACE", help="A PyTorch profiler trace, an Nsight Systems CSV or a per-op Parquet."),
+    ],
+    origin: Annotated[str, typer.Option("--from", metavar="GPU", help="Where it was measured.")],
+    to: Annotated[list[str], typer.Option("--to", metavar="GPU", help="GPUs to forecast it on.")],
+    select: Annotated[
+        list[str] | None,
+        typer.Option("--select", metavar="COLUMN=VALUE", help="One run of a per-op table with several."),
+    ] = None,
+    checkpoint: Checkpoint = "fp32",
+    as_json: AsJson = False,
+) -> None:
+    """Forecast a measured run on other GPUs, kernel by kernel."""
+    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.scaling.scale import read_trace
+    from neusight_jax.scaling.scale import scale_trace as scale
+
+    chosen: dict[str, str] = {}
+    for pair in select or ():
+        column, found, value = pair.partition("=")
+        if not (column and found):
+            raise InputError(f"--select is {pair!r}, expected COLUMN=VALUE, e.g. --select batch_size=4")
+        chosen[column] = value
+    for name in to:
+        load_named_gpu(name)  # a wrong name is said before a long file is read
+    read = read_trace(trace, load_named_gpu(origin)[0], chosen)
+    runs = [scale(read, origin, name, predictor=checkpoint) for name in to]
+    if as_json:
+        show_json({"checkpoint": checkpoint, "runs": [run.to_dict() for run in runs]})
+        return
+    from neusight_jax.scaling.tables import scaled_tables
+
+    show(scaled_tables(runs))

@@ -1,0 +1,46 @@
+"""A comparison as a table for people."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from neusight_jax.compare import Candidate, Comparison
+from neusight_jax.report import duration, table
+from neusight_jax.units import GIB
+
+
+def comparison_table(found: Comparison) -> RenderableType:
+    """One row per GPU; `=` marks a tie."""
+    priced = any(item.price_per_hour is not None for item in found.candidates)
+    spread = any(item.low_s is not None for item in found.candidates)
+    header = ["rank", "GPU", "latency", *(["interval"] if spread else []), "samples/s", "tokens/s", "memory", "fits"]
+    unit = f" {found.currency}" if found.currency else ""
+    if priced:
+        header += [f"per hour{unit}", "per run", "per 1k samples", "per 1M tokens"]
+    rows = [_row(item, spread, priced) for item in found.candidates]
+    parts: list[RenderableType] = [Text(f"{found.workload}, by {found.by}", style="bold")]
+    parts.append(table("", header, rows, text_columns=2))
+    if any(item.tie for item in found.candidates):
+        parts.append(Text("= ties: their intervals overlap that of the best of the group"))
+    parts += [Text(f"note: {item.gpu} {item.note}") for item in found.candidates if item.note]
+    return Group(*parts)
+
+
+def _row(item: Candidate, spread: bool, priced: bool) -> list[str]:
+    rank = "-" if not item.rank else f"{item.rank}{'=' if item.tie else ''}"
+    cells = [rank, item.gpu, "-" if item.latency_s is None else duration(item.latency_s)]
+    if spread:
+        cells.append(
+            "-" if item.low_s is None or item.high_s is None else f"{duration(item.low_s)} - {duration(item.high_s)}"
+        )
+    cells += [_number(item.samples_per_s), _number(item.tokens_per_s)]
+    cells += [f"{item.memory_bytes / GIB:.1f} GiB", "yes" if item.fits else "no"]
+    if priced:
+        costs = (item.price_per_hour, item.cost_per_run, item.cost_per_1k_samples, item.cost_per_million_tokens)
+        cells += [_number(cost) for cost in costs]
+    return cells
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"

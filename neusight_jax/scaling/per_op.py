@@ -1,0 +1,127 @@
+"""Per-operator tables: one row per graph node of a model cut to one layer, timed on its own (`models/per_op.parquet`).
+
+Every time holds the overhead of its two events and a synchronisation; it is the median time of the nodes that launch
+nothing, and taken off. Nodes count as often as their layer repeats.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.errors import InputError
+from neusight_jax.gpu_catalog import gpu_info
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel
+from neusight_jax.scaling.trace import Measured, Trace
+
+WORKLOAD: tuple[str, ...] = ("model", "mode", "sequence_length", "batch_size")
+"""Columns that tell one run from another on the same device."""
+PHASES: tuple[tuple[str, str], ...] = (("forward_s", "fw_ops"), ("backward_s", "bw_ops"), ("accumulate_s", "acc_ops"))
+"""Column of seconds, and the column that lists what ran in them."""
+_BINARY = ("add", "mul", "div", "pow")
+
+
+def read_per_op(path: Path, device: str | None, select: Mapping[str, str] | None = None) -> Trace:
+    """Read one run of a table.
+
+    Args:
+      path: the file; device: whose rows; None when the file holds one device only.
+      select: column -> value, to choose one workload where a device ran several.
+    Raises: `InputError` for bad rows, an unknown column or value, or when more or less than one run is left.
+    """
+    table = read_measurements(path).per_op
+    if table is None:
+        raise InputError(f"{path}: no table of model nodes; expected the columns of models/per_op.parquet")
+    if device is not None:
+        table = table[table["device"] == gpu_info(device).name]
+    for column, value in (select or {}).items():
+        if column not in table:
+            raise InputError(f"{path}: no column {column!r} to select by; expected one of {', '.join(WORKLOAD)}")
+        table = table[table[column].astype(str) == value]
+    runs = table.groupby(["device", *WORKLOAD], sort=False).size().index.tolist()
+    if len(runs) != 1:
+        shown = "; ".join(" ".join(map(str, run)) for run in runs[:4])
+        found = f"{len(runs)} runs ({shown}{' ...' if len(runs) > 4 else ''})" if runs else "no run"
+        raise InputError(f"{path}: {found} of this device and selection; choose one with --select COLUMN=VALUE")
+    return trace_of_nodes(table, path.name)
+
+
+def trace_of_nodes(nodes: pd.DataFrame, source: str) -> Trace:
+    """The rows of one run as a trace."""
+    overhead_s = 0.0
+    if "output_shape" in nodes:
+        idle = nodes[nodes["output_shape"].isna() & (nodes["forward_s"] > 0)]["forward_s"]
+        overhead_s = float(idle.median()) if len(idle) else 0.0
+    items: list[Measured] = []
+    nothing = 0
+    for row in nodes.to_dict("records"):
+        node: dict[str, Any] = {str(name): value for name, value in row.items()}
+        repeat = float(node.get("layer_repeat", 1))
+        for column, listed in PHASES:
+            measured_s = float(node[column])
+            if not measured_s > 0.0:
+                continue
+            kernels = node_kernels(node.get(listed), node)
+            seconds = max(measured_s - overhead_s, 0.0)
+            if not kernels and seconds < overhead_s:
+                nothing += 1
+                continue
+            kind = "unknown" if not kernels else "gemm" if FAMILIES[kernels[0].family].matrix else "elementwise"
+            phase = column.removesuffix("_s")
+            items.append(Measured(f"{node['name']} {phase}", kind, seconds * repeat, repeat, kernels))
+    total = sum(item.seconds for item in items)
+    note = f"{overhead_s * 1e6:.1f} us of event overhead taken off every node; {nothing} nodes launch nothing"
+    return Trace(source, tuple(items), total, total, (note,))
+
+
+def node_kernels(listed: Any, node: Mapping[str, Any]) -> tuple[Kernel, ...]:
+    """Kernels of one phase of a node, from the table's own list (JSON: [kind, sizes] each); empty if it has none."""
+    if not isinstance(listed, str):
+        return ()
+    return tuple(kernel for kind, sizes in json.loads(listed) if (kernel := _kernel(kind, sizes, node)) is not None)
+
+
+def _kernel(kind: str, sizes: Sequence[Any], node: Mapping[str, Any]) -> Kernel | None:
+    if kind == "Linear":
+        m, k, n = sizes  # the source's (M, N, K) has N as the contraction
+        return Kernel("linear", "linear", {"batch": 1, "m": m, "n": n, "k": k})
+    if kind == "BMM":
+        batch, m, k, n = sizes
+        return Kernel("bmm", "bmm", {"batch": batch, "m": m, "n": n, "k": k})
+    if kind == "MEM":
+        return _memory([shape for shape in sizes if shape])
+    if not kind.startswith("VEC"):
+        return None
+    op, (rows, cols) = kind[3:], sizes
+    if rows * cols <= 1:
+        return None
+    if op in ("softmax", "ln"):
+        family, name = ("softmax", "softmax") if op == "softmax" else ("norm", "layernorm")
+        return Kernel(family, name, {"rows": rows, "cols": cols, "reads": 1, "writes": 1})
+    if op not in FAMILIES["elementwise"].ops:
+        return None
+    reads = _reads(rows * cols, node) if op in _BINARY else 1.0
+    return Kernel("elementwise", op, {"rows": rows, "cols": cols, "reads": reads, "writes": 1})
+
+
+def _reads(elements: float, node: Mapping[str, Any]) -> float:
+    """Full passes a binary operator reads: a broadcast or one-element operand counts its share."""
+    shapes = node.get("input_shapes")
+    total = sum(math.prod(shape) for shape in json.loads(shapes)) if isinstance(shapes, str) else 2.0 * elements
+    return float(min(max(total / elements, 1.0), 2.0))
+
+
+def _memory(shapes: Sequence[Sequence[int]]) -> Kernel | None:
+    largest = max(shapes, key=math.prod, default=())
+    if math.prod(largest) <= 1:
+        return None
+    passes = sum(math.prod(shape) for shape in shapes) / math.prod(largest)
+    rows = math.prod(largest[:-1])
+    return Kernel("memory", "copy", {"rows": rows, "cols": largest[-1], "reads": passes - 1.0, "writes": 1})

@@ -1,0 +1,176 @@
+"""The rule each measured kernel is scaled by: time on the target over time on the origin.
+
+    forecast   forecast on the target / forecast on the origin, of the work the trace's shapes describe
+    inferred   the same for work of the kind the name says, of the size that would take the measured time on the origin
+    wave       Habitat's wave scaling from grid and block, fully memory-bound where nothing else is known
+    bandwidth  origin bandwidth / target bandwidth
+    link       the same of the links, for copies to the host and collectives
+    none       time that is no kernel's: unchanged
+
+Every measured second falls under exactly one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike
+
+from neusight_jax.arithmetic import DTYPES
+from neusight_jax.baselines.habitat_wave import memory_boundedness, wave_ratio
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.latency import predict_kernels
+from neusight_jax.roofline import element_bytes
+from neusight_jax.scaling.names import tile_of
+from neusight_jax.scaling.occupancy import Limits, resident_blocks
+from neusight_jax.scaling.trace import Measured
+from neusight_jax.terms import Predictor
+
+RULES: tuple[str, ...] = ("forecast", "inferred", "wave", "bandwidth", "link", "none")
+INFERRED: tuple[str, ...] = ("gemm", "elementwise", "softmax", "norm", "memory", "reduce")
+"""Kinds whose name is enough to infer a size from the time."""
+USUAL_SHARE = 0.7
+"""Share of peak or bandwidth assumed when a size is inferred from a time."""
+USUAL_COLS = 1024.0
+GAMMA: dict[str, float] = {"attention": 0.5, "conv": 0.5}
+"""Memory-boundedness of kinds that are neither; 1 for anything else, as Habitat does without hardware counters."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU as the rules see it.
+
+    Attributes:
+      gpu: figures; limits: what an SM holds.
+      predictor: what forecasts it; with its measured effect where it has one.
+    """
+
+    gpu: GPU
+    limits: Limits
+    predictor: Predictor
+
+
+def scaling(items: Sequence[Measured], origin: Machine, target: Machine) -> tuple[list[str], np.ndarray]:
+    """Rule and ratio of every item.
+
+    Raises: `InputError` when the target or origin lacks the arithmetic path of a forecast product.
+    """
+    rules, ratios = [""] * len(items), np.ones(len(items))
+    work: list[tuple[Kernel, ...]] = []
+    for at, item in enumerate(items):
+        kernels = item.kernels
+        rules[at] = "forecast"
+        if not _covered(kernels, origin, target):
+            kernels = _inferred(item, origin.gpu)
+            rules[at] = "inferred" if _covered(kernels, origin, target) else ""
+        work.append(kernels if rules[at] else ())
+    before, after = (_forecasts(work, items, machine) for machine in (origin, target))
+    for at, item in enumerate(items):
+        if rules[at]:
+            ratios[at] = after[at] / before[at]
+        else:
+            rules[at], ratios[at] = _plain_rule(item, origin, target)
+    return rules, ratios
+
+
+def wave_scaling(items: Sequence[Measured], origin: Machine, target: Machine, *, general: bool = True) -> np.ndarray:
+    """Ratio of every item by Habitat's wave scaling alone, the rival: γ and blocks from known work, else as `_wave`.
+
+    An item of several kernels is scaled by each, weighted with its roofline time on the origin.
+    """
+    ratios = np.ones(len(items))
+    for at, item in enumerate(items):
+        if not item.kernels:
+            ratios[at] = _plain_rule(item, origin, target)[1]
+            continue
+        parts = [_wave_of_work(kernel, item.dtype, origin.gpu, target.gpu, general) for kernel in item.kernels]
+        ratios[at] = sum(ratio * weight for ratio, weight in parts) / sum(weight for _, weight in parts)
+    return ratios
+
+
+def figure(value: ArrayLike) -> float:
+    """A GPU figure as a number."""
+    return float(np.asarray(value))
+
+
+def _covered(kernels: Sequence[Kernel], *machines: Machine) -> bool:
+    families = {FAMILIES[kernel.family] for kernel in kernels}
+    return bool(families) and all(each.predictor.covers(family) for each in machines for family in families)
+
+
+def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], machine: Machine) -> np.ndarray:
+    """Seconds of the work of every item, 1 where there is none; one table per dtype."""
+    out = np.ones(len(items))
+    for dtype in sorted({item.dtype for item, kernels in zip(items, work, strict=True) if kernels}):
+        chosen = [at for at, kernels in enumerate(work) if kernels and items[at].dtype == dtype]
+        flat = [kernel for at in chosen for kernel in work[at]]
+        if any(FAMILIES[kernel.family].matrix for kernel in flat):
+            machine.gpu.peak_flop_per_s(dtype)
+        table = table_from_kernels([replace(kernel, count=1.0) for kernel in flat], dtype=dtype)
+        seconds = np.asarray(predict_kernels(machine.predictor, machine.gpu, table, isolated=False), np.float64)
+        owner = np.repeat(np.arange(len(chosen)), [len(work[at]) for at in chosen])
+        out[chosen] = np.bincount(owner, weights=seconds, minlength=len(chosen))
+    return out
+
+
+def _inferred(item: Measured, origin: GPU) -> tuple[Kernel, ...]:
+    """Work of the item's kind that would take its time per launch on the origin at `USUAL_SHARE` of its limit."""
+    seconds = item.seconds / max(item.count, 1.0)
+    if item.kind not in INFERRED or not seconds > 0.0 or item.kernels:
+        return ()
+    size = float(element_bytes(jnp.array([DTYPES.index(item.dtype)]))[0])
+    if item.kind == "gemm":
+        peak = float(origin.matrix_paths()[DTYPES.index(item.dtype)])
+        if not peak > 0.0:
+            return ()
+        flop, tile = USUAL_SHARE * peak * seconds, tile_of(item.name)
+        if tile is None or item.launch is None:
+            side = max(round((flop / 2.0) ** (1 / 3)), 16)
+            return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": side}),)
+        area = item.launch.blocks * tile[0] * tile[1]
+        side, k = max(round(math.sqrt(area)), 16), max(round(flop / (2.0 * area)), 16)
+        return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": k}),)
+    elements = USUAL_SHARE * figure(origin.mem_bytes_per_s) * seconds / (2.0 * size)
+    dims = {"rows": max(round(elements / USUAL_COLS), 1), "cols": USUAL_COLS, "reads": 1.0, "writes": 1.0}
+    family, op = {
+        "softmax": ("softmax", "softmax"),
+        "norm": ("norm", "layernorm"),
+        "elementwise": ("elementwise", "gelu"),
+    }.get(item.kind, ("memory", "copy"))
+    return (Kernel(family, op, dims),)
+
+
+def _plain_rule(item: Measured, origin: Machine, target: Machine) -> tuple[str, float]:
+    """The rule of an item whose work is not known."""
+    if item.kind in ("idle", "host"):
+        return "none", 1.0
+    if item.kind in ("collective", "transfer"):
+        return "link", figure(origin.gpu.link_bytes_per_s) / figure(target.gpu.link_bytes_per_s)
+    if item.launch is None or item.kind == "copy":
+        return "bandwidth", figure(origin.gpu.mem_bytes_per_s) / figure(target.gpu.mem_bytes_per_s)
+    gamma = jnp.asarray(GAMMA.get(item.kind, 1.0))
+    resident = (resident_blocks(item.launch, machine.limits) for machine in (origin, target))
+    return "wave", float(wave_ratio(origin.gpu, target.gpu, gamma, item.launch.blocks, *resident))
+
+
+def _wave_of_work(kernel: Kernel, dtype: str, origin: GPU, target: GPU, general: bool) -> tuple[float, float]:
+    """Wave ratio of one kernel of known work, and its roofline time on the origin."""
+    family = FAMILIES[kernel.family]
+    dims = {name: jnp.array([float(kernel.dims[name])], jnp.float32) for name in family.dims}
+    work = family.work(dims, element_bytes(jnp.array([DTYPES.index(dtype)])))
+    flop, moved = float(work.flop[0]), float(work.bytes_moved[0])
+
+    def peak(gpu: GPU) -> float:
+        return figure(gpu.matrix_paths()[DTYPES.index(dtype)] if family.matrix else gpu.fp32_flop_per_s)
+
+    ridge = peak(target) / figure(target.mem_bytes_per_s)
+    gamma = memory_boundedness(jnp.asarray(flop / moved), jnp.asarray(ridge))
+    blocks = work.blocks[0, -1, 0] if general else None
+    roofline_s = max(flop / peak(origin), moved / figure(origin.mem_bytes_per_s))
+    return float(wave_ratio(origin, target, gamma, blocks)), roofline_s

@@ -1,0 +1,169 @@
+"""`scale_trace`: a run measured on one GPU, forecast on others."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from neusight_jax.checkpoint import load_card, load_predictor
+from neusight_jax.errors import InputError
+from neusight_jax.gpu import GPU
+from neusight_jax.gpu_catalog import canonical_name
+from neusight_jax.gpu_file import load_named_gpu
+from neusight_jax.scaling.occupancy import limits_of
+from neusight_jax.scaling.rules import RULES, Machine, scaling
+from neusight_jax.scaling.trace import Trace
+from neusight_jax.terms import Predictor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class ScaledRun:
+    """A measured run and its forecast on another GPU. Seconds.
+
+    Attributes:
+      source, origin, target: names, for people.
+      columns: per kind of launch: name, kind, rule, count, measured_s, ratio, scaled_s (of all launches together).
+      busy_s, span_s: of the measured run, see `Trace`.
+      notes: what was odd in the trace.
+    """
+
+    source: str
+    origin: str
+    target: str
+    columns: dict[str, np.ndarray]
+    busy_s: float
+    span_s: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds of all kernels on the origin."""
+        return float(np.sum(self.columns["measured_s"]))
+
+    @property
+    def scaled_s(self) -> float:
+        """Seconds of all kernels on the target."""
+        return float(np.sum(self.columns["scaled_s"]))
+
+    @property
+    def scaled_span_s(self) -> float:
+        """The whole run on the target: kernels overlap in the same share, time without kernels is unchanged."""
+        share = self.scaled_s / self.measured_s if self.measured_s > 0 else 1.0
+        return self.busy_s * share + (self.span_s - self.busy_s)
+
+    def coverage(self) -> dict[str, dict[str, float]]:
+        """Per rule that was used: kinds of launches, seconds measured and scaled, share of the measured time."""
+        total, out = self.measured_s, {}
+        for rule in RULES:
+            mine = self.columns["rule"] == rule
+            if mine.any():
+                measured, scaled = (float(self.columns[name][mine].sum()) for name in ("measured_s", "scaled_s"))
+                share = measured / total if total > 0 else 0.0
+                out[rule] = {"kernels": int(mine.sum()), "measured_s": measured, "scaled_s": scaled, "share": share}
+        return out
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per kind of launch."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: totals, coverage by rule, the ten kinds of launches with the most measured time."""
+        top = self.to_frame().nlargest(10, "measured_s")
+        return {
+            "source": self.source,
+            "origin": self.origin,
+            "target": self.target,
+            "measured_s": self.measured_s,
+            "scaled_s": self.scaled_s,
+            "measured_span_s": self.span_s,
+            "scaled_span_s": self.scaled_span_s,
+            "coverage": self.coverage(),
+            "most_expensive": top.to_dict("records"),
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=1)
+
+
+def scale_trace(
+    trace: str | os.PathLike[str] | Trace,
+    origin: str | GPU,
+    target: str | GPU,
+    *,
+    predictor: str | Predictor = "fp32",
+    select: Mapping[str, str] | None = None,
+) -> ScaledRun:
+    """Forecast a run measured on one GPU on another, real or hypothetical.
+
+    Every kernel's measured time is multiplied by the forecast on the target over the forecast on the origin where its
+    work is known, and scaled by a simpler rule where it is not (`rules`); `ScaledRun.coverage` says how much of the
+    time each rule carries. A GPU the checkpoint measured is forecast with its own effect, so that what is odd about the
+    origin alone is not carried to the target.
+
+    Args:
+      trace: a Chrome trace of the PyTorch profiler (.json, .json.gz), an Nsight Systems CSV, a per-operator Parquet
+        table, or a `Trace` already read.
+      origin, target: names, files or records of GPUs.
+      predictor: a checkpoint name or path, or a predictor (used as it is for both GPUs).
+      select: for per-operator tables with several runs: column -> value.
+    Raises: `InputError` for an unreadable trace, or a GPU that lacks an arithmetic path of the run.
+    """
+    origin_name, origin_machine = _machine(origin, predictor)
+    target_name, target_machine = _machine(target, predictor)
+    read = trace if isinstance(trace, Trace) else read_trace(trace, origin_name, select)
+    rules, ratios = scaling(read.items, origin_machine, target_machine)
+    measured = np.array([item.seconds for item in read.items])
+    columns: dict[str, np.ndarray] = {
+        "name": np.array([item.name for item in read.items], object),
+        "kind": np.array([item.kind for item in read.items], object),
+        "rule": np.array(rules, object),
+        "count": np.array([item.count for item in read.items]),
+        "measured_s": measured,
+        "ratio": ratios,
+        "scaled_s": measured * ratios,
+    }
+    return ScaledRun(read.source, origin_name, target_name, columns, read.busy_s, read.span_s, read.notes)
+
+
+def read_trace(path: str | os.PathLike[str], origin: str = "", select: Mapping[str, str] | None = None) -> Trace:
+    """Read a trace by its suffix; `InputError` for one that is not there or of another kind."""
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"{file}: no such file; expected a trace (.json, .json.gz), a CSV or a Parquet table")
+    name = file.name.lower()
+    if name.endswith((".json", ".json.gz", ".trace", ".trace.gz")):
+        from neusight_jax.scaling.kineto import read_kineto
+
+        return read_kineto(file)
+    if name.endswith(".csv"):
+        from neusight_jax.scaling.nsight import read_nsight
+
+        return read_nsight(file)
+    if name.endswith(".parquet"):
+        from neusight_jax.scaling.per_op import read_per_op
+
+        return read_per_op(file, origin or None, select)
+    raise InputError(f"{file}: unknown kind of trace; expected .json, .json.gz, .csv (Nsight Systems) or .parquet")
+
+
+def _machine(gpu: str | GPU, predictor: str | Predictor) -> tuple[str, Machine]:
+    """Name and machine; a catalog name the checkpoint measured is forecast with its effect, a file or record is not."""
+    name, record = ("the given GPU", gpu) if isinstance(gpu, GPU) else load_named_gpu(gpu)
+    chosen = predictor
+    if isinstance(chosen, str):
+        measured = not isinstance(gpu, GPU) and canonical_name(gpu) in load_card(chosen).get("device_effects", {})
+        chosen = load_predictor(chosen, name if measured else None)
+    return name, Machine(record, limits_of(name), chosen)

@@ -1,0 +1,45 @@
+"""Tables of scaled runs for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from neusight_jax.report import duration, table
+from neusight_jax.scaling.scale import ScaledRun
+
+
+def scaled_tables(runs: Sequence[ScaledRun]) -> RenderableType:
+    """One run on several targets: totals, what each rule covers, the kernels with the most time on the first target."""
+    first = runs[0]
+    head = f"{first.source}, measured on {first.origin}: {duration(first.measured_s)} of kernels"
+    totals = [
+        [
+            run.target,
+            duration(run.scaled_s),
+            f"{run.scaled_s / run.measured_s:.3f}" if run.measured_s > 0 else "-",
+            duration(run.scaled_span_s),
+        ]
+        for run in runs
+    ]
+    rules = [
+        [run.target, rule, f"{part['kernels']:.0f}", f"{part['share']:.1%}", duration(part["scaled_s"])]
+        for run in runs
+        for rule, part in run.coverage().items()
+    ]
+    top = [
+        [
+            *(row["name"][:60], row["kind"], row["rule"]),
+            *(f"{row['count']:g}", duration(row["measured_s"]), f"{row['ratio']:.3f}"),
+        ]
+        for row in first.to_dict()["most_expensive"]
+    ]
+    parts: list[RenderableType] = [Text(head, style="bold"), Text("")]
+    parts += [table("Forecast", ["GPU", "kernels", "ratio", "with idle time"], totals), Text("")]
+    parts += [table("Rules", ["GPU", "rule", "kinds", "measured share", "forecast"], rules, text_columns=2), Text("")]
+    columns = ["kernel", "kind", "rule", "count", "measured", "ratio"]
+    parts += [table(f"Most measured time, ratio to {first.target}", columns, top, text_columns=3)]
+    parts += [Text(f"note: {note}") for note in first.notes]
+    return Group(*parts)

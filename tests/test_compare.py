@@ -1,0 +1,199 @@
+"""Ranking GPUs: order, ties, prices and memory by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import neusight_jax as nj
+from neusight_jax import forecast as forecasts
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.cli.app import run
+from neusight_jax.compare import Candidate, ranked
+from neusight_jax.graph import Graph
+from neusight_jax.memory import RUNTIME_BYTES, memory_bytes, parameter_count
+from neusight_jax.report import as_text
+
+GPUS = ("T4", "V100-PCIE-32GB", "H100")
+H100, V100, T4 = "NVIDIA H100 80GB HBM3", "Tesla V100-PCIE-32GB", "Tesla T4"
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return nj.graph_from_config("gpt2-large", batch_size=4, sequence_length=512, mode="inference")
+
+
+def test_order_throughput_and_cost(graph: Graph) -> None:
+    prices = nj.Prices({H100: 3.6, V100: 0.36, T4: 0.036}, "USD")
+    found = nj.compare(RooflinePredictor(), GPUS, graph, prices=prices)
+    assert [item.gpu for item in found.candidates] == [H100, V100, T4]
+    assert [item.rank for item in found.candidates] == [1, 2, 3]
+    for item in found.candidates:
+        seconds = nj.predict(RooflinePredictor(), nj.load_gpu(item.gpu), graph).total_s
+        assert item.latency_s == pytest.approx(seconds)
+        assert item.samples_per_s == pytest.approx(4 / seconds)
+        assert item.tokens_per_s == pytest.approx(2048 / seconds)
+        run_cost = prices.per_hour[item.gpu] / 3600 * seconds
+        assert item.cost_per_run == pytest.approx(run_cost)
+        assert item.cost_per_1k_samples == pytest.approx(250 * run_cost)
+        assert item.cost_per_million_tokens == pytest.approx(1e6 / 2048 * run_cost)
+    cheapest = nj.compare(RooflinePredictor(), GPUS, graph, prices=prices, by="cost")
+    # Ten times the price each, for less than ten times the speed.
+    assert [item.gpu for item in cheapest.candidates] == [T4, V100, H100]
+    assert json.loads(cheapest.to_json())["currency"] == "USD"
+    assert list(cheapest.to_frame()["gpu"]) == [T4, V100, H100]
+
+
+def _candidate(gpu: str, seconds: float, low: float | None = None, high: float | None = None, **more: Any) -> Candidate:
+    return Candidate(gpu, 0, False, seconds, low, high, 1 / seconds, 1 / seconds, 1e9, **{"fits": True, **more})
+
+
+def test_a_tie_is_called_a_tie() -> None:
+    """b reaches into a's interval; c reaches into b's but not a's, so it opens a group of its own."""
+    items = [_candidate("c", 1.5, 1.25, 1.8), _candidate("a", 1.0, 0.9, 1.2), _candidate("b", 1.1, 0.95, 1.3)]
+    found = ranked(items, "latency")
+    assert [(item.gpu, item.rank, item.tie) for item in found] == [("a", 1, True), ("b", 1, True), ("c", 3, False)]
+    plain = ranked([replace(item, low_s=None, high_s=None) for item in items], "latency")
+    assert [(item.gpu, item.rank, item.tie) for item in plain] == [("a", 1, False), ("b", 2, False), ("c", 3, False)]
+
+
+def test_cost_scales_the_intervals() -> None:
+    items = [
+        _candidate("fast", 1.0, 0.9, 1.1, price_per_hour=4.0),
+        _candidate("slow", 2.0, 1.8, 2.2, price_per_hour=1.9),
+        _candidate("unpriced", 0.1),
+    ]
+    found = ranked(items, "cost")
+    assert [(item.gpu, item.rank, item.tie) for item in found] == [
+        ("slow", 1, True),
+        ("fast", 1, True),
+        ("unpriced", 0, False),
+    ]
+
+
+def test_intervals_of_a_forecast_are_taken(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        forecasts.Forecast, "interval_s", property(lambda self: (0.1 * self.total_s, 20 * self.total_s)), raising=False
+    )
+    found = nj.compare(RooflinePredictor(), GPUS, graph)
+    assert [item.rank for item in found.candidates] == [1, 1, 1]
+    assert all(item.tie for item in found.candidates)
+    first = found.candidates[0]
+    assert (first.low_s, first.high_s) == (
+        pytest.approx(0.1 * (first.latency_s or 0)),
+        pytest.approx(20 * (first.latency_s or 0)),
+    )
+
+
+def test_parameters_and_memory(graph: Graph) -> None:
+    """GPT-2 large has 774 million parameters (Radford et al. 2019); biases, norms and positions are not counted."""
+    assert parameter_count(graph) == pytest.approx(774e6, rel=0.01)
+    inference = memory_bytes(graph)
+    # The widest node is the head: 2048 rows in of 1280, out 50257.
+    assert inference == pytest.approx(4 * (parameter_count(graph) + 2048 * (1280 + 50257)) + RUNTIME_BYTES, rel=1e-6)
+    training = memory_bytes(nj.graph_from_config("gpt2-large", batch_size=4, sequence_length=512, mode="training"))
+    assert training > 16 * parameter_count(graph) + RUNTIME_BYTES
+
+
+def test_what_does_not_fit_or_run_comes_last() -> None:
+    graph = nj.graph_from_config("gpt3-2.7b", batch_size=1, sequence_length=512, mode="training")
+    found = nj.compare(RooflinePredictor(), [*GPUS], graph)
+    assert (found.candidates[0].gpu, found.candidates[0].fits) == (H100, True)
+    assert [item.rank for item in found.candidates if not item.fits] == [0, 0]
+    assert {item.note for item in found.candidates if not item.fits} == {"may not fit in memory"}
+    bf16 = nj.graph_from_config("gpt2-large", batch_size=1, sequence_length=128, mode="inference", dtype="bf16")
+    last = nj.compare(RooflinePredictor(), ["V100-PCIE-32GB", "H100"], bf16).candidates[-1]
+    assert (last.gpu, last.rank, last.latency_s, last.note) == (V100, 0, None, "has no bf16 path")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "expected a mapping of GPU: price"),
+        ("{}", "expected a mapping of GPU: price"),
+        ("H100: cheap", "price of H100 is 'cheap', expected a positive number"),
+        ("H100: -1", "price of H100 is -1"),
+        ("{", "not readable as JSON or YAML"),
+    ],
+)
+def test_bad_price_files(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(text)
+    with pytest.raises(nj.InputError, match=message):
+        nj.read_prices(file)
+    with pytest.raises(nj.InputError, match="no such price file"):
+        nj.read_prices(tmp_path / "nowhere.yaml")
+
+
+def test_prices_know_aliases(tmp_path: Path) -> None:
+    file = tmp_path / "prices.json"
+    file.write_text('{"currency": "EUR", "H100": 2.5, "my-card": 1}')
+    prices = nj.read_prices(file)
+    assert (prices.currency, dict(prices.per_hour)) == ("EUR", {H100: 2.5, "my-card": 1.0})
+
+
+def test_bad_orders(graph: Graph) -> None:
+    with pytest.raises(nj.InputError, match="unknown order 'price'"):
+        nj.compare(RooflinePredictor(), GPUS, graph, by="price")
+    with pytest.raises(nj.InputError, match="ranking by cost needs prices"):
+        nj.compare(RooflinePredictor(), GPUS, graph, by="cost")
+    with pytest.raises(nj.InputError, match="no price for any of"):
+        nj.compare(RooflinePredictor(), GPUS, graph, prices=nj.Prices({"A100": 1.0}), by="cost")
+
+
+def test_command_line(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("currency: USD\nT4: 0.35\nH100: 2.5\n")
+    common = [
+        "compare",
+        "bert-large",
+        "--gpu",
+        "T4",
+        "H100",
+        "--sequence-length",
+        "64",
+        "--checkpoint",
+        str(checkpoint),
+    ]
+    assert run([*common, "--prices", str(prices)]) == 0
+    shown = capsys.readouterr().out
+    assert "per 1M tokens" in shown
+    assert shown.index(H100) < shown.index(T4)
+    assert run([*common, "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert [item["gpu"] for item in read["gpus"]] == [H100, T4]
+    assert run([*common, "--by", "price"]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown order 'price'")
+    assert run([*common, "--plot", str(tmp_path / "x.txt")]) == 2
+    assert "give .png, .svg or .pdf" in capsys.readouterr().err
+
+
+def test_scale_trace_on_the_command_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Path(__file__).resolve().parent / "data" / "torch_cpu_trace.json"
+    common = ["scale-trace", str(trace), "--from", "V100-PCIE-32GB", "--checkpoint", str(checkpoint)]
+    assert run([*common, "--to", "T4", "H100"]) == 0
+    shown = capsys.readouterr().out
+    assert "Rules" in shown
+    assert "note: no GPU kernel in this trace" in shown
+    assert run([*common, "--to", "T4", "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert read["runs"][0]["target"] == T4
+    assert sum(part["share"] for part in read["runs"][0]["coverage"].values()) == pytest.approx(1.0)
+    assert run([*common, "--to", "T4", "--select", "mode"]) == 2
+    assert "expected COLUMN=VALUE" in capsys.readouterr().err
+
+
+def test_plot(graph: Graph, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from neusight_jax.comparison_plot import write_plot
+    from neusight_jax.comparison_table import comparison_table
+
+    found = nj.compare(RooflinePredictor(), GPUS, graph, prices=nj.Prices({H100: 2.5}))
+    write_plot(found, tmp_path / "gpus.svg")
+    drawn = (tmp_path / "gpus.svg").read_text()
+    assert "<svg" in drawn
+    assert "per run" in as_text(comparison_table(found), width=200)

@@ -1,0 +1,93 @@
+"""How well measured runs scale from one GPU to another: every ordered pair of GPUs, every run both have.
+
+    python -m neusight_jax.training.cross_gpu MEASUREMENTS CHECKPOINT [DEVICE ...]
+
+Nodes of a run on the origin, scaled by `scaling.rules` and by wave scaling alone, against the whole-model label of the
+same run on the target. Contaminated rows are left out on both sides. A GPU the checkpoint measured is forecast with its
+effect, as Habitat's networks knew all of their GPUs; hold the target out of the checkpoint for one nobody has measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from neusight_jax.checkpoint import load_card, load_predictor
+from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.errors import InputError
+from neusight_jax.gpu_catalog import gpu_info
+from neusight_jax.gpu_file import load_gpu
+from neusight_jax.scaling.occupancy import limits_of
+from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
+from neusight_jax.scaling.rules import Machine, scaling, wave_scaling
+from neusight_jax.training.data import CONTAMINATED
+from neusight_jax.training.evaluation import percentiles
+
+SYSTEMS: tuple[str, ...] = ("scale_trace", "habitat-wave", "habitat-wave-simplified")
+
+
+def cross_gpu(
+    measurements: Sequence[Path | str] | Path | str, checkpoint: str, devices: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """One row per ordered pair and run: origin, target, the workload, measured_s on the target, and each of `SYSTEMS`.
+
+    Raises: `InputError` when no run was measured on two GPUs.
+    """
+    data = read_measurements(measurements, on_invalid="drop", devices=devices)
+    if data.per_op is None or data.end_to_end is None:
+        raise InputError("cross-GPU scaling needs models/per_op.parquet and models/end_to_end.csv")
+    keys = ["device", *WORKLOAD]
+    nodes = data.per_op[~_contaminated(data.per_op)]
+    runs = {key: trace_of_nodes(part, "") for key, part in nodes.groupby(keys)}
+    labels = data.end_to_end[data.end_to_end["option"] == ""]
+    measured = dict(zip(labels[keys].itertuples(index=False, name=None), labels["e2e_s"], strict=True))
+    effects = load_card(checkpoint).get("device_effects", {})
+    names = sorted({str(key[0]) for key in runs})
+    machines = {
+        name: Machine(load_gpu(name), limits_of(name), load_predictor(checkpoint, name if name in effects else None))
+        for name in names
+    }
+    records = []
+    for key, trace in runs.items():
+        origin, workload = str(key[0]), key[1:]
+        seconds = np.array([item.seconds for item in trace.items])
+        for target in names:
+            there = (target, *workload)
+            if target == origin or there not in runs or there not in measured:
+                continue
+            pair = trace.items, machines[origin], machines[target]
+            ratios = (scaling(*pair)[1], wave_scaling(*pair), wave_scaling(*pair, general=False))
+            forecasts = {name: float((seconds * ratio).sum()) for name, ratio in zip(SYSTEMS, ratios, strict=True)}
+            run = dict(zip(WORKLOAD, workload, strict=True))
+            records.append({"origin": origin, "target": target, **run, "measured_s": measured[there], **forecasts})
+    if not records:
+        raise InputError("no run was measured on two of these GPUs")
+    return pd.DataFrame(records)
+
+
+def cross_gpu_errors(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean, median and p90 of the absolute percentage error of each system, over all rows."""
+    errors = {name: 100.0 * np.abs(frame[name] / frame["measured_s"] - 1.0).to_numpy() for name in SYSTEMS}
+    return pd.DataFrame(
+        [{"system": name, "rows": len(frame), **percentiles(values)} for name, values in errors.items()]
+    )
+
+
+def _contaminated(nodes: pd.DataFrame) -> pd.Series:
+    dirty = pd.Series(False, index=nodes.index)
+    for device, names in CONTAMINATED.items():
+        run = nodes["model"] + "/" + nodes["batch_size"].astype(str)
+        dirty |= (nodes["device"] == device) & (nodes["model"].isin(names) | run.isin(names))
+    return dirty
+
+
+if __name__ == "__main__":
+    found = cross_gpu(sys.argv[1], sys.argv[2], [gpu_info(name).name for name in sys.argv[3:]] or None)
+    sys.stdout.write(cross_gpu_errors(found).round(1).to_string(index=False) + "\n")
+    by_pair = found.assign(error=100.0 * np.abs(found["scale_trace"] / found["measured_s"] - 1.0))
+    pairs = by_pair.pivot_table(index="origin", columns="target", values="error", aggfunc="mean")
+    sys.stdout.write(pairs.round(1).to_string() + "\n")

@@ -1,0 +1,95 @@
+"""The leaderboard page: systems × families and whole models, one table for each split, from what `evaluate` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from neusight_jax.errors import InputError
+from neusight_jax.training.data import NETWORKS
+
+END_TO_END = "end to end"
+COLUMNS: tuple[str, ...] = ("split", "system", "family", "device", "rows", "mean", "median", "p90", "sd")
+"""Columns of the CSV: one row per split, system, family (or whole models) and GPU; errors in percent."""
+SPLITS: dict[str, str] = {
+    "logo": "A GPU nobody has measured: trained without it",
+    "logo-size": "A GPU nobody has measured, and larger kernels than in training",
+    "checkpoint": "GPUs in training",
+}
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Scores of all splits, see `COLUMNS`, and what they were read from."""
+
+    scores: pd.DataFrame
+    sources: tuple[str, ...]
+
+    def to_markdown(self, csv_name: str) -> str:
+        """The page: one table for each split, best system first."""
+        lines = ["# Leaderboard", ""]
+        lines += [
+            "Mean absolute percentage error; GPUs count equally. Every system forecasts the same rows of a split. Best "
+            f"of a column in bold. [{csv_name}]({csv_name}) has every GPU apart, with medians and 90th percentiles.",
+            "",
+        ]
+        for split in dict.fromkeys(self.scores["split"]):
+            part = self.scores[self.scores["split"] == split]
+            lines += [f"## {SPLITS.get(split, split)}", "", *_table(part), ""]
+        lines += ["Made by `neusight-jax leaderboard` from " + ", ".join(self.sources) + "."]
+        return "\n".join(lines) + "\n"
+
+
+def _table(part: pd.DataFrame) -> list[str]:
+    means = part.groupby(["system", "family"])["mean"].mean().unstack("family")
+    columns = [name for name in (*NETWORKS, END_TO_END) if name in means]
+    means = means[columns]
+    order = means.mean(axis=1).sort_values().index
+    best = means.min()
+    spread = part.groupby(["system", "family"])["sd"].mean().unstack("family")
+
+    def cell(system: Any, name: str) -> str:
+        value, sd = means.loc[system, name], spread.loc[system, name]
+        if pd.isna(value):
+            return "-"
+        text = f"{value:.1f}" + (f" ± {sd:.1f}" if sd and sd >= 0.05 else "")
+        return f"**{text}**" if value == best[name] else text
+
+    lines = ["| system | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    return lines + [f"| {system} | " + " | ".join(cell(system, name) for name in columns) + " |" for system in order]
+
+
+def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
+    """Scores from outputs of `evaluate`: folders of `--protocol ... --output`, or files of `--json`.
+
+    Raises: `InputError` for anything else.
+    """
+    records: list[dict[str, Any]] = []
+    for given in paths:
+        path = Path(given)
+        file = path / "scores.json" if path.is_dir() else path
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"{file}: no such file; expected what `evaluate --output` or `--json` wrote") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file}: not readable as JSON ({error}); run `evaluate` again") from None
+        if isinstance(content, dict) and "protocol" in content and "scores" in content:
+            records += [{"split": content["protocol"], **row} for row in content["scores"]]
+        elif isinstance(content, dict) and "kernels" in content and "models_by_device" in content:
+            records += [{"split": "checkpoint", "sd": 0.0, **row} for row in content["kernels"]]
+            for row in content["models_by_device"]:
+                if row["option"] == "eager":
+                    records.append(
+                        {"split": "checkpoint", "family": END_TO_END, "sd": 0.0, "rows": row["labels"], **row}
+                    )
+        else:
+            raise InputError(f"{file}: no scores in it; expected what `evaluate --output` or `--json` wrote")
+    if not records:
+        raise InputError("no scores were found; run `neusight-jax evaluate` with --output or --json first")
+    return Leaderboard(pd.DataFrame(records)[list(COLUMNS)], tuple(Path(path).name for path in paths))

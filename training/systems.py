@@ -1,0 +1,262 @@
+"""The systems a protocol compares: each fits on the GPUs a job may see and hands back predictors.
+
+A new system is one line in `SYSTEMS`. What is fitted by gradients fits all jobs together (`GradientSystem`); anything
+else fits job by job (`JobSystem`). All forecasts then go through `Predictor.terms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+import neusight_jax
+from neusight_jax.baselines import BASELINES as UNFITTED
+from neusight_jax.baselines import load_baseline
+from neusight_jax.baselines.gbt import GBTPredictor
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.checkpoint import save_checkpoint
+from neusight_jax.datasets.measurements import Measurements, read_measurements
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.files import refuse_existing
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import Family
+from neusight_jax.terms import Predictor
+from neusight_jax.tiles import TileChoice
+from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
+from neusight_jax.training.fit import Job, Kind, Sample, Settings, fit, sample_of
+from neusight_jax.training.kinds import MixtureKind, NeuSightKind, Roofline3Kind, TileKind, effect_penalties
+from neusight_jax.training.rivals import HabitatMLPKind, fit_li, fit_published_li, wave_predictors
+from neusight_jax.training.rows import Rows
+
+TILE_SETTINGS = Settings(steps=400)
+ROWS_PER_DEVICE = 6000
+"""Sweep rows of each GPU and family a baseline of a checkpoint is fitted to, as many as the checkpoint's own recipe."""
+
+Fitted: TypeAlias = Mapping[tuple[str, ...], Sequence[Predictor]]
+"""GPUs held out -> predictors, one for each fit: all seeds, or one where nothing is drawn at random."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a system is shown of one family, GPUs held out included: each job leaves its own out.
+
+    Attributes:
+      rows: rows to fit to.
+      every: all measured rows, for systems that look measurements up.
+      tile: the family's tile choice, for systems that carry one.
+    """
+
+    rows: Rows
+    every: Rows
+    tile: TileChoice
+
+
+class System(Protocol):
+    """What a protocol can compare."""
+
+    def fit(self, shown: Shown, jobs: Sequence[Job]) -> Fitted:
+        """Predictors of the family for every set of GPUs held out; no job uses the rows it holds out."""
+        ...
+
+
+class PredictorKind(Kind, Protocol):
+    """A kind of the fitting loop that forecasts a latency."""
+
+    def predictor(self, parameters: Any, family: Family, sample: Sample) -> Predictor:
+        """The predictor of one family, with the device effects of the sample's rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class GradientSystem:
+    """A kind of the fitting loop; all jobs run together.
+
+    Attributes:
+      kind: from the family's tile choice and rows to what is fitted.
+      settings: of the optimizer.
+    """
+
+    kind: Callable[[TileChoice, Rows], PredictorKind]
+    settings: Settings
+
+    def fit(self, shown: Shown, jobs: Sequence[Job]) -> Fitted:
+        """One predictor for each seed, as for a GPU nobody has measured."""
+        rows = shown.rows
+        kind = self.kind(shown.tile, rows)
+        best = fit(kind, rows, jobs, self.settings).best
+        out: dict[tuple[str, ...], list[Predictor]] = {}
+        for position, job in enumerate(jobs):
+            member = jax.tree.map(lambda leaf, at=position: leaf[at], best)
+            # One row stands for all: no device effect, and the generation of the GPU left out.
+            place = int(np.argmax(rows.device == rows.devices.index(job.held_out[0]))) if job.held_out else 0
+            unmeasured = sample_of(rows.take(slice(place, place + 1)), seen=False)
+            out.setdefault(job.held_out, []).append(kind.predictor(member, rows.family, unmeasured))
+        return out
+
+
+@dataclass(frozen=True)
+class JobSystem:
+    """Fits one job after the other.
+
+    Attributes:
+      fit_rows: from the rows a job may see and its seed to a predictor.
+      random: whether the seed matters; if not, each GPU left out has one fit.
+    """
+
+    fit_rows: Callable[[Rows, int], Predictor]
+    random: bool = False
+
+    def fit(self, shown: Shown, jobs: Sequence[Job]) -> Fitted:
+        """One predictor for each seed, or one if nothing is random."""
+        out: dict[tuple[str, ...], list[Predictor]] = {}
+        for job in jobs:
+            fits = out.setdefault(job.held_out, [])
+            if self.random or not fits:
+                fits.append(self.fit_rows(shown.rows.without(job.held_out), job.seed))
+        return out
+
+
+@dataclass(frozen=True)
+class WaveSystem:
+    """Wave scaling. Nothing is fitted: its "seeds" are the GPUs it may scale from, each with all it was measured on.
+
+    Attributes:
+      general: the general equation, else the simplified one.
+    """
+
+    general: bool
+
+    def fit(self, shown: Shown, jobs: Sequence[Job]) -> Fitted:
+        """One predictor for each origin."""
+        held_out = dict.fromkeys(job.held_out for job in jobs)
+        return {names: wave_predictors(shown.every.without(names), general=self.general) for names in held_out}
+
+
+def _fit_gbt(rows: Rows, seed: int) -> Predictor:
+    from neusight_jax.training.boosting import fit_forest
+
+    return GBTPredictor({rows.family.network: fit_forest(rows, seed)})
+
+
+SYSTEMS: dict[str, System] = {
+    "mixture": GradientSystem(lambda tile, rows: MixtureKind(tile, penalties=effect_penalties(rows)), Settings()),
+    "neusight": GradientSystem(lambda tile, rows: NeuSightKind(tile, HIDDEN["neusight"]), Settings(steps=2000)),
+    "roofline": JobSystem(lambda rows, seed: RooflinePredictor()),
+    "roofline3": GradientSystem(lambda tile, rows: Roofline3Kind(), Settings(steps=400, learning_rate=0.05)),
+    "li": JobSystem(fit_li),
+    "li-published": JobSystem(fit_published_li),
+    "habitat-mlp": GradientSystem(lambda tile, rows: HabitatMLPKind(HIDDEN["habitat-mlp"]), Settings(steps=1500)),
+    "habitat-wave": WaveSystem(general=True),
+    "habitat-wave-simplified": WaveSystem(general=False),
+    "gbt": JobSystem(_fit_gbt, random=True),
+}
+"""Every system by name; the first is ours."""
+HIDDEN: dict[str, tuple[int, ...]] = {"neusight": (64, 64, 64), "habitat-mlp": (64, 64, 64, 64)}
+"""Hidden layers of the baselines that have some."""
+OURS = "mixture"
+DEFAULT_SYSTEMS: tuple[str, ...] = ("mixture", "neusight", "roofline3", "roofline")
+"""What a protocol compares unless told otherwise."""
+BASELINES: tuple[str, ...] = tuple(
+    name for name, system in SYSTEMS.items() if name != OURS and not isinstance(system, WaveSystem)
+)
+"""Systems that forecast from shapes and figures alone, and so can stand beside a checkpoint."""
+
+
+def chosen_systems(baselines: Sequence[str]) -> tuple[str, ...]:
+    """Ours and the baselines named, `all` for every one; the default without names."""
+    if not baselines:
+        return DEFAULT_SYSTEMS
+    names = tuple(SYSTEMS) if "all" in baselines else (OURS, *baselines)
+    return tuple(dict.fromkeys(names))
+
+
+def chosen_baselines(names: Sequence[str]) -> tuple[str, ...]:
+    """Baselines that stand beside a checkpoint, `all` for every one. `InputError` for any other name."""
+    chosen = BASELINES if "all" in names else tuple(dict.fromkeys(names))
+    for name in chosen:
+        if name in SYSTEMS and isinstance(SYSTEMS[name], WaveSystem):
+            raise InputError(f"{name} scales a time measured on another GPU; use --protocol logo, or `scale-trace`")
+        if name not in BASELINES:
+            raise unknown_name("baseline", name, (*BASELINES, "all"))
+    return chosen
+
+
+def fit_tile(rows: Rows, job: Job) -> TileChoice:
+    """The tile choice of a family."""
+    best = fit(TileKind(), rows, [job], TILE_SETTINGS).best
+    choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
+    return choice
+
+
+def fit_baseline(name: str, data: Measurements, devices: Sequence[str], seed: int = 0) -> Predictor:
+    """One baseline fitted to everything measured on the devices: sweeps, and nodes of measured models.
+
+    Raises: `InputError` for an unknown name, or when none of the devices was measured.
+    """
+    (name,) = chosen_baselines([name])
+    if name in UNFITTED:
+        return load_baseline(name)
+    parts: list[Predictor] = []
+    for family in NETWORKS:
+        swept = sweep_rows(data, family, devices)
+        if not len(swept.seconds):
+            continue
+        rows = join_rows([thin(swept, ROWS_PER_DEVICE), model_rows(data, family, devices)])
+        if name == "neusight":
+            rows = rows.take(rows.isolated > 0.5)  # it cannot tell a kernel alone from one in a model
+        job = Job(seed)
+        tile = fit_tile(rows, job) if name == "neusight" else None
+        parts += SYSTEMS[name].fit(Shown(rows, rows, tile), [job])[()]  # type: ignore[arg-type]
+    if not parts:
+        raise InputError(f"{name} must be fitted, and none of {', '.join(devices)} was measured here")
+    return joined(parts)
+
+
+def train_baseline(
+    measurements: Sequence[Path | str],
+    name: str,
+    output: Path | str,
+    hold_out: Sequence[str] = (),
+    seed: int = 0,
+    *,
+    drop_invalid: bool = False,
+) -> dict[str, Any]:
+    """Fit a baseline and write it as a checkpoint, which `predict`, `compare` and `evaluate` take like any other.
+
+    Args: as `recipes.train`; name: one of `BASELINES`.
+    Returns: the card.
+    """
+    refuse_existing(output)
+    if name in UNFITTED:
+        raise InputError(f"{name} has nothing to fit; use it as `evaluate --baseline {name}`")
+    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
+    devices = [device for device in measured_devices(data) if device not in hold_out]
+    predictor = fit_baseline(name, data, devices, seed)
+    families = [family for family in NETWORKS if predictor.covers(FAMILIES[family])]
+    held = "".join(f' --hold-out "{device}"' for device in hold_out)
+    card = {
+        "kind": "li" if name == "li-published" else name,
+        "architecture": {"families": families, "hidden": list(HIDDEN.get(name, ())), "members": 1},
+        "trained_on": {"devices": devices},
+        "trained_dtypes": sorted(data.frame["dtype"].unique()),
+        "held_out": list(hold_out),
+        "recipe": name,
+        "seed": seed,
+        "version": neusight_jax.__version__,
+        "made_by": f"neusight-jax train --measurements DIR --recipe {name}{held} --seed {seed} --output DIR",
+    }
+    save_checkpoint(output, predictor, card)
+    return card
+
+
+def joined(parts: Sequence[Predictor]) -> Predictor:
+    """Predictors of single families as one; all of one kind, each holding dicts by family."""
+    merged: dict[str, Any] = {}
+    for item in fields(parts[0]):  # type: ignore[arg-type]
+        merged[item.name] = {name: value for part in parts for name, value in getattr(part, item.name).items()}
+    return type(parts[0])(**merged)
