@@ -85,6 +85,6 @@ def merged(best: Any, rows: Rows, generation_of: str | None = None) -> FamilyMix
     """
     mean = np.asarray(jnp.mean(best.effect, axis=0))
     effect = np.zeros(mean.shape[-1]) if generation_of is None else shared_effect(mean, rows, generation_of)
-    stacked = stack_members(replace(best, effect=best.effect[:, None]))
+    stacked: FamilyMixture = stack_members(replace(best, effect=best.effect[:, None]))
     gap = jnp.full_like(stacked.log_gap_s, jnp.log(LAUNCH_GAP_S))
     return replace(stacked, effect=jnp.asarray(effect, jnp.float32), log_gap_s=gap)

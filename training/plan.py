@@ -135,7 +135,7 @@ def _model_tables() -> tuple[KernelTable, ...]:
 
 def _measurable(family: str, batch: KernelBatch) -> list[Kernel]:
     """Kernels that the measurement schema can name, with whole dims."""
-    ops = {schema.family_op(op)[1] for op in schema.OPS if op not in schema.UNMODELLED_OPS}
+    ops = {schema.family_op(op)[1] for op in schema.OPS if op not in schema.CONV_OPS}
     out = []
     for at in np.flatnonzero(np.asarray(batch.row) >= 0):
         op = FAMILIES[family].ops[int(batch.op[at])]
@@ -192,6 +192,6 @@ def _chosen(
 
 
 def _record(kernel: Kernel) -> dict[str, object]:
-    names = {schema.family_op(op): op for op in schema.OPS if op not in schema.UNMODELLED_OPS}
+    names = {schema.family_op(op): op for op in schema.OPS if op not in schema.CONV_OPS}
     op = names[kernel.family, kernel.op]
     return {"op": op, **schema.schema_dims(op, kernel.dims)}

@@ -32,14 +32,14 @@ def compare(
     Every GPU is forecast from its figures alone, so that all are treated alike.
     """
     from neusight_jax.checkpoint import load_predictor
-    from neusight_jax.cli.predict import _longest
+    from neusight_jax.cli.predict import longest
     from neusight_jax.compare import compare as compare_gpus
     from neusight_jax.compare import read_prices
     from neusight_jax.graph.build import graph_from_config
 
     listed = read_prices(prices) if prices is not None else None
-    length = _longest(model) if sequence_length is None else sequence_length
-    graph = graph_from_config(model, batch_size, length, mode, dtype, fused)
+    length = longest(model) if sequence_length is None else sequence_length
+    graph = graph_from_config(model, batch_size, length, mode, dtype, bool(fused))
     found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by)
     if plot is not None:
         from neusight_jax.comparison_plot import write_plot

@@ -79,7 +79,7 @@ def design(
     ranges = [_free(text) for text in free]
     budgets = dict(_budget(text) for text in budget or ())
     machine = _base(base, fixed or ())
-    loads = [_load(text, given, fused) for text in models]
+    loads = [_load(text, given, bool(fused)) for text in models]
     from neusight_jax.checkpoint import load_predictor
     from neusight_jax.design.answers import answer, problem, read_costs, required
     from neusight_jax.design.answers import pareto as front_of

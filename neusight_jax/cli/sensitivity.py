@@ -48,7 +48,7 @@ def sensitivity(
 
         require_format(plot, html=True)
     gpu_name, machine = load_named_gpu(gpu)
-    graph = graph_of(model, batch_size, sequence_length, mode, dtype, fused)
+    graph = graph_of(model, batch_size, sequence_length, mode, dtype, bool(fused))
     check_dtype(machine, gpu_name, dtype)
     notes = forecast_notes(load_card(checkpoint), checkpoint, gpu_name, dtype)
     predictor = load_predictor(checkpoint)

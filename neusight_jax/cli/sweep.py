@@ -86,7 +86,7 @@ def sweep(
 
     gpus = dict(load_named_gpu(name) for name in gpu)
     graphs = [
-        graph_of(model, batch, positions, mode, dtype, fused)
+        graph_of(model, batch, positions, mode, dtype, bool(fused))
         for model in models
         for batch in batch_size or [1]
         for positions in (sequence_length or (None,))

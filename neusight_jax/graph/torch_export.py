@@ -109,7 +109,7 @@ def _interpreted(exported: Any) -> Any:
     """A module that runs an exported graph node by node, so that the trace keeps the names of its modules."""
     import torch
 
-    class Interpreted(torch.nn.Module):
+    class Interpreted(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.exported = exported
