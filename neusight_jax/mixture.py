@@ -79,6 +79,7 @@ class FamilyMixture:
       log_gap_s: what a launch costs inside a running model, log seconds, per member.
       raw_norm: p-norm order before softplus, per member.
       in_model: log shift of each head inside a running model, per member.
+      stack: log shift of `EFFECTS` on GPUs with an fp32 matrix path of its own, which run another vendor's libraries.
       effect: what sets one device apart (`effect_width` numbers); zeros unless calibrated. [effect] or, in training,
         [kernel, effect].
     """
@@ -88,6 +89,7 @@ class FamilyMixture:
     log_gap_s: Float[Array, " member"]
     raw_norm: Float[Array, " member"]
     in_model: Float[Array, "member head"]
+    stack: Float[Array, "member effect"]
     effect: Float[Array, "*kernel effect"]
 
 
@@ -116,7 +118,7 @@ class MixturePredictor:
         times = physical_times(gpu, family, work, peak, batch.dtype, relaxation)
         features = family.features(batch.dims, size)
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
-        shift = device_shift(parameters, family, features)
+        shift = device_shift(parameters, family, features) + stack_shift(parameters, gpu)
         return mix(parameters, features, times, bounds, tile, shift, isolated=isolated)
 
 
@@ -143,6 +145,12 @@ def device_shift(
     tilt = parameters.effect[..., len(EFFECTS) :].reshape(*constant.shape, len(family.directions))
     along = normalised(parameters.network, features)[..., jnp.array(family.directions)]
     return constant + jnp.sum(tilt * along[:, :, None, :], axis=-1)
+
+
+def stack_shift(parameters: FamilyMixture, gpu: GPU) -> Float[Array, "member _kernel effect"]:
+    """Log shift of each head and the floor for the vendor's libraries; a switch, without gradient to the GPU."""
+    other = jnp.atleast_1d(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0)[None, :, None]
+    return jnp.where(other, parameters.stack[:, None, :], 0.0)
 
 
 def mix(
@@ -203,5 +211,6 @@ def init_family(
         log_gap_s=jnp.full((members,), jnp.log(LAUNCH_GAP_S)),
         raw_norm=jnp.zeros((members,)),
         in_model=jnp.zeros((members, len(HEADS))),
+        stack=jnp.zeros((members, len(EFFECTS))),
         effect=jnp.zeros((effect_width(family),)),
     )

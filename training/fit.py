@@ -39,7 +39,7 @@ class Settings:
       steps, batch_size: minibatch steps and rows a step.
       learning_rate, weight_decay: AdamW, cosine schedule to zero.
       effect_penalty: weight of the device and generation effects (they shrink to zero).
-      shift_penalty: weight of the squared in-model shifts.
+      shift_penalty: weight of the squared in-model shifts; stack_penalty: of the shifts of another vendor's libraries.
       in_model_share: share of a minibatch drawn from in-model rows, where there are any.
       softening: s in the loss mean √(r² + s²), r the log error.
     """
@@ -50,6 +50,7 @@ class Settings:
     weight_decay: float = 1e-2
     effect_penalty: float = 0.02
     shift_penalty: float = 0.02
+    stack_penalty: float = 0.005
     in_model_share: float = 0.25
     softening: float = 0.03
 

@@ -84,6 +84,7 @@ class MixtureKind:
         shrunk = jnp.sum(jnp.sqrt(parameters.effect**2 + EFFECT_WIDTH**2), axis=1)
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
         penalty = settings.effect_penalty * jnp.sum(costs * shrunk)
+        penalty += settings.stack_penalty * jnp.sum(jnp.sqrt(parameters.stack**2 + EFFECT_WIDTH**2))
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
         return log_error_loss(log_forecast, sample, settings) + penalty
 
