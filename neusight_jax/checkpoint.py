@@ -126,10 +126,15 @@ def with_effect(
     predictor: MixturePredictor, effects: Mapping[str, Sequence[float]], *, measured: bool
 ) -> MixturePredictor:
     """The predictor with an effect by family; `measured` puts the narrower intervals of a measured device in force."""
-    families = {
-        name: replace(parameters, effect=jnp.asarray(effects[name], jnp.float32))
-        for name, parameters in predictor.families.items()
-    }
+    families = {}
+    for name, parameters in predictor.families.items():
+        own = effects.get(name, ())
+        if len(own) != parameters.effect.shape[-1]:
+            raise InputError(
+                f"the card's effect of {name} has {len(own)} numbers, the weights need {parameters.effect.shape[-1]}; "
+                "the card and the weights do not belong together"
+            )
+        families[name] = replace(parameters, effect=jnp.asarray(own, jnp.float32))
     trust = predictor.trust.measured() if measured and predictor.trust is not None else predictor.trust
     return replace(predictor, families=families, trust=trust)
 

@@ -16,6 +16,7 @@ from neusight_jax.kernels.conv import CONV, conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.mixture import EFFECTS, effect_width
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
 
@@ -44,6 +45,11 @@ def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, 
 
     predictor: Predictor = jax.tree_util.tree_map_with_path(moved, template)
     return predictor
+
+
+def level_effect(network: str, value: float) -> list[float]:
+    """A device effect that shifts every head and the floor alike, without tilts."""
+    return [value] * len(EFFECTS) + [0.0] * (effect_width(FAMILIES[network]) - len(EFFECTS))
 
 
 def random_gpus(seed: int, count: int, absent: float = 0.0) -> GPU:

@@ -16,6 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 import neusight_jax as nj
 from neusight_jax.checkpoint import CARD, WEIGHTS, save_checkpoint, tree_to_arrays, untrained
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.mixture import effect_width
 
 SHIPPED = nj.list_checkpoints()
 EFFECT_DEVICE = "Tesla T4"
@@ -156,10 +158,26 @@ def test_a_measured_device_gets_its_effect(tmp_path: Path) -> None:
         before = replace(plain.families[name], effect=tuned.families[name].effect)  # type: ignore[attr-defined]
         for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(tuned.families[name]), strict=True):  # type: ignore[attr-defined]
             np.testing.assert_array_equal(old, new)
-    with pytest.raises(nj.InputError, match="unknown measured device of this checkpoint 'Tesla V100-PCIE-32GB'"):
-        nj.load_predictor(tmp_path / "kept", device="Tesla V100-PCIE-32GB")
-    with pytest.raises(nj.InputError, match="unknown measured device"):
+    with pytest.raises(nj.InputError, match="unknown GPU 'no such chip'"):
         nj.load_predictor(tmp_path / "kept", device="no such chip")
+
+
+def test_an_unmeasured_device_gets_what_its_generation_shares(tmp_path: Path) -> None:
+    """A T4 runs volta's kernels, an H100 ampere's; a P100 has neither."""
+    volta = {name: list(np.linspace(-0.1, 0.1, effect_width(FAMILIES[name]))) for name in NETWORKS}
+    _save(tmp_path / "kept", generation_effects={"volta": volta})
+    plain = nj.load_predictor(tmp_path / "kept")
+    for device, shared in (("T4", True), ("H100", False), ("P100", False)):
+        tuned = nj.load_predictor(tmp_path / "kept", device=device)
+        for name, values in volta.items():
+            expected = values if shared else plain.families[name].effect  # type: ignore[attr-defined]
+            np.testing.assert_allclose(tuned.families[name].effect, expected, rtol=1e-6)  # type: ignore[attr-defined]
+
+
+def test_effects_of_another_shape_are_refused(tmp_path: Path) -> None:
+    _save(tmp_path / "kept", device_effects={EFFECT_DEVICE: {key: [0.1, 0.2] for key in NETWORKS}})
+    with pytest.raises(nj.InputError, match=r"effect of \w+ has 2 numbers"):
+        nj.load_predictor(tmp_path / "kept", device="t4")
 
 
 def test_saving_over_a_checkpoint_is_refused(tmp_path: Path) -> None:

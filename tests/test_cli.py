@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from predictors import level_effect
 
 import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.cli.app import _spread
 from neusight_jax.cli.startup import prepare_jax
-from neusight_jax.mixture import EFFECTS
 from neusight_jax.training.data import NETWORKS
 from synthetic import synthetic_rows
 
@@ -81,8 +81,8 @@ def test_predict_says_what_to_know(capsys: Capture, checkpoint: Path, arguments:
 def test_predict_uses_the_measured_effect_of_a_gpu(
     capsys: Capture, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    effect = [0.5] * len(EFFECTS)
-    own = make_checkpoint(tmp_path / "own", device_effects={"Tesla T4": dict.fromkeys(NETWORKS, effect)})
+    effect = {name: level_effect(name, 0.5) for name in NETWORKS}
+    own = make_checkpoint(tmp_path / "own", device_effects={"Tesla T4": effect})
     (tmp_path / "file.yaml").write_text("base: T4\n")
 
     def total_s(gpu: str) -> float:

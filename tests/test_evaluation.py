@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from predictors import NETWORKS, random_predictor
+from predictors import NETWORKS, level_effect, random_predictor
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
@@ -62,14 +62,13 @@ def checkpoint(tmp_path: Path) -> Path:
     """Arbitrary weights; the T4 was measured."""
     home = tmp_path / "weights"
     predictor = random_predictor("mixture", 0)
-    width = predictor.families["softmax"].effect.shape[-1]  # type: ignore[attr-defined]
     card = {
         "kind": "mixture",
         "architecture": {"families": list(NETWORKS), "hidden": [8], "members": 1},
         "trained_on": {"devices": [T4]},
         "trained_dtypes": ["fp32"],
         "held_out": [V100],
-        "device_effects": {T4: {name: [0.4] * width for name in NETWORKS}},
+        "device_effects": {T4: {name: level_effect(name, 0.4) for name in NETWORKS}},
     }
     save_checkpoint(home, predictor, card)
     return home
