@@ -1,7 +1,7 @@
 """Strict settings for all tests, and what many of them need."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,13 @@ CARD: dict[str, Any] = {
 def _same_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test keeps compiled programs in the user's cache."""
     monkeypatch.setenv("NEUSIGHT_JAX_CACHE", "0")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_one_module() -> Iterator[None]:
+    """Compiled programs go with their module: a thousand of them in one process exhaust its memory maps, and XLA dies."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
