@@ -41,7 +41,7 @@ def _same_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs_of_one_module() -> Iterator[None]:
-    """Compiled programs go with their module: a thousand of them in one process exhaust its memory maps, and XLA dies."""
+    """Compiled programs go with their module: a thousand of them exhaust the memory maps of a process, and XLA dies."""
     yield
     jax.clear_caches()
 
