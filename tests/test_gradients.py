@@ -147,7 +147,7 @@ def test_gradients_agree_with_differences_for_a_family(kind: str, family: str) -
     with _double():
         predictor = as_float64(random_predictor(kind, 6, members=2))
         kernels = as_float64(only(random_kernels(11, 64, dtypes=5), family))
-        # The fastest of several algorithms is a minimum: where two are equal, differences straddle a kink in the SM count.
+        # The fastest of several algorithms is a minimum: where two are equal, differences straddle a kink.
         for relaxation in (0.0,) if FAMILIES[family].alternatives else (0.0, 0.5):
             fields = tuple(field for field in present(_machine()) if relaxation > 0 or field != "num_sms")
             errors = slope_errors(
