@@ -31,6 +31,7 @@ from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.latency import on_device, require_covered
 from neusight_jax.mixture import EFFECTS, MixturePredictor, add_shift
 from neusight_jax.terms import Predictor
+from neusight_jax.training.conformal import mean_error_percent
 
 if TYPE_CHECKING:
     from neusight_jax.datasets.measurements import Measurements
@@ -197,8 +198,8 @@ def _fit(
     summary = {
         "given": given,
         "rows": len(before),
-        "before": _percent(before),
-        "after": _percent(left_out),
+        "before": mean_error_percent(before),
+        "after": mean_error_percent(left_out),
     }
     leaves = (jnp.asarray(leaf, jnp.float32) for leaf in (constant, rows.points, weights))
     return ShapeEffect(*leaves), summary
@@ -209,11 +210,6 @@ def _posterior(prior: Prior, shares: np.ndarray, solution: np.ndarray) -> tuple[
     weighted = shares * solution[:, None]
     common = weighted.sum(axis=1, keepdims=True)
     return prior.constant**2 * weighted.sum(axis=0), prior.shape**2 * weighted + prior.common**2 * common
-
-
-def _percent(log_errors: np.ndarray) -> float:
-    """Mean absolute percentage error from log(measured / forecast)."""
-    return round(float(100.0 * np.mean(np.abs(np.expm1(-log_errors)))), 2)
 
 
 def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior) -> _Points:

@@ -36,6 +36,11 @@ class Interval:
         return float(np.mean(list(self.coverage.values()))) if self.coverage else float("nan")
 
 
+def mean_error_percent(residual: np.ndarray) -> float:
+    """Mean absolute percentage error of forecasts, from log(measured / forecast)."""
+    return round(float(100.0 * np.mean(np.abs(np.expm1(-residual)))), 2)
+
+
 def pooled_quantiles(residuals: Residuals, level: float) -> tuple[float, float]:
     """The central interval of this level over all devices, each device weighing the same; holds 0 (the forecast)."""
     values = np.concatenate(list(residuals.values()))

@@ -18,8 +18,6 @@ import pandas as pd
 from rich.console import Console, RenderableType
 
 from neusight_jax.calibrated import shape_kernel, shape_points
-from neusight_jax.datasets.measurements import read_measurements
-from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import catalog_gpu
 from neusight_jax.kernels.table import KernelTable
@@ -27,13 +25,13 @@ from neusight_jax.latency import on_device, predict_kernels
 from neusight_jax.mixture import EFFECTS, MixturePredictor
 from neusight_jax.report import table
 from neusight_jax.training.calibration import Prior, calibrate, linearised
-from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
+from neusight_jax.training.data import NETWORKS, sweep_rows, thin
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.evaluation import percentiles
 from neusight_jax.training.fit import Job, Settings, fit
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
-from neusight_jax.training.left_out import merged
-from neusight_jax.training.protocol import ROWS_PER_DEVICE
+from neusight_jax.training.left_out import left_out_jobs, merged
+from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import fit_tile
 
@@ -136,17 +134,14 @@ def run_few_shot(
       counts: kernels measured of each family; prior: of the calibration; console: for progress.
     Raises: `InputError` for fewer than two GPUs.
     """
-    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse", devices=devices)
-    names = measured_devices(data)
-    if len(names) < 2 or seeds < 1:
-        raise InputError(f"{FEW_SHOT} needs at least two GPUs and one seed; found {len(names)} GPUs, {seeds} seeds")
+    data, names = read_for(FEW_SHOT, measurements, seeds, devices, drop_invalid)
     console = console or Console(quiet=True)
     records: list[dict[str, Any]] = []
     for family in NETWORKS:
         rows = thin(sweep_rows(data, family, names), ROWS_PER_DEVICE)
         if not len(rows.seconds):
             continue
-        jobs = [Job(seed, (device,)) for seed in range(seeds) for device in names]
+        jobs = left_out_jobs(seeds, names)
         console.print(f"{family}: fitting, {len(jobs)} fits together")
         for job, predictor in zip(jobs, left_out_predictors(rows, jobs), strict=True):
             records += _job_scores(predictor, rows.of_device(job.held_out[0]), job, counts, prior or Prior())

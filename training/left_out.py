@@ -12,7 +12,7 @@ import numpy as np
 
 from neusight_jax.mixture import LAUNCH_GAP_S, FamilyMixture, MixturePredictor
 from neusight_jax.tiles import TileChoice
-from neusight_jax.training.fit import Job, Progress, Settings, fit, sample_of
+from neusight_jax.training.fit import Job, Settings, fit, sample_of
 from neusight_jax.training.kinds import MixtureKind, forecast, generation_mask, stack_members
 from neusight_jax.training.rows import Rows
 
@@ -57,12 +57,15 @@ class LeftOut:
         return merged(self.members(device), self.rows, generation_of=device)
 
 
-def fit_left_out(
-    kind: MixtureKind, rows: Rows, seeds: Sequence[int], settings: Settings, progress: Progress | None = None
-) -> LeftOut:
+def left_out_jobs(seeds: int, devices: Sequence[str]) -> tuple[Job, ...]:
+    """A fit for every seed and every device, which it leaves out."""
+    return tuple(Job(seed, (device,)) for seed in range(seeds) for device in devices)
+
+
+def fit_left_out(kind: MixtureKind, rows: Rows, seeds: int, settings: Settings) -> LeftOut:
     """Fit a family with each of its devices left out, all fits together."""
-    jobs = tuple(Job(seed, (device,)) for seed in seeds for device in rows.devices)
-    return LeftOut(kind, rows, jobs, fit(kind, rows, jobs, settings, progress).best)
+    jobs = left_out_jobs(seeds, rows.devices)
+    return LeftOut(kind, rows, jobs, fit(kind, rows, jobs, settings).best)
 
 
 def left_out_predictor(parts: Mapping[str, LeftOut], tiles: Mapping[str, TileChoice], device: str) -> MixturePredictor:

@@ -8,24 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import pandas as pd
 from rich.console import Console, RenderableType
 
 from neusight_jax.baselines import load_baseline
-from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
 from neusight_jax.report import table
 from neusight_jax.terms import Predictor
-from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
+from neusight_jax.training.data import NETWORKS, join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.evaluation import model_scores, percentiles
-from neusight_jax.training.fit import Job, Settings, fit
-from neusight_jax.training.kinds import MixtureKind, TileKind, effect_penalties
+from neusight_jax.training.fit import Job, Settings
+from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_predictor
+from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
+from neusight_jax.training.systems import fit_tile
 
 LOGO_MODELS = "logo-models"
 """Name of the protocol."""
-ROWS_PER_DEVICE = 3000
 SETTINGS = Settings()
 
 
@@ -94,10 +93,7 @@ def run_models_protocol(
       devices: only these GPUs; console: for progress.
     Raises: `InputError` for fewer than two GPUs, or without whole-model labels.
     """
-    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse", devices=devices)
-    names = measured_devices(data)
-    if len(names) < 2 or seeds < 1:
-        raise InputError(f"{LOGO_MODELS} needs at least two GPUs and one seed; found {len(names)} GPUs, {seeds} seeds")
+    data, names = read_for(LOGO_MODELS, measurements, seeds, devices, drop_invalid)
     labels = data.end_to_end
     if labels is None or not labels["device"].isin(names).any():
         raise InputError(f"{LOGO_MODELS} scores whole models; the measurements hold no end_to_end.csv of these GPUs")
@@ -110,9 +106,9 @@ def run_models_protocol(
             continue
         rows = join_rows([rows, model_rows(data, name, names)])
         console.print(f"{name}: fitting, {seeds * len(names)} fits together")
-        tiles[name] = jax.tree.map(lambda leaf: leaf[0], fit(TileKind(), rows, [Job(0)], Settings(steps=1)).best)
+        tiles[name] = fit_tile(rows, Job(0))
         kind = MixtureKind(tiles[name], penalties=effect_penalties(rows))
-        parts[name] = fit_left_out(kind, rows, range(seeds), SETTINGS)
+        parts[name] = fit_left_out(kind, rows, seeds, SETTINGS)
 
     @functools.cache
     def unseen(device: str) -> Predictor:

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console, RenderableType
 
-from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.kernels.family import Family
 from neusight_jax.report import table
@@ -28,7 +28,8 @@ from neusight_jax.roofline import element_bytes
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
 from neusight_jax.training.evaluation import percentiles
-from neusight_jax.training.fit import Job, Sample, sample_of
+from neusight_jax.training.fit import Sample, sample_of
+from neusight_jax.training.left_out import left_out_jobs
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import DEFAULT_SYSTEMS, SYSTEMS, Shown, fit_tile
 
@@ -118,10 +119,7 @@ def run_protocol(
     for name in systems:
         if name not in SYSTEMS:
             raise unknown_name("system", name, SYSTEMS)
-    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse", devices=devices)
-    names = measured_devices(data)
-    if len(names) < 2 or seeds < 1:
-        raise InputError(f"{protocol} needs at least two GPUs and one seed; found {len(names)} GPUs, {seeds} seeds")
+    data, names = read_for(protocol, measurements, seeds, devices, drop_invalid)
     console = console or Console(quiet=True)
     scores: list[dict[str, Any]] = []
     frames: list[pd.DataFrame] = []
@@ -141,6 +139,17 @@ def run_protocol(
     return ProtocolResult(protocol, seeds, pd.DataFrame(scores), pd.concat(frames, ignore_index=True))
 
 
+def read_for(
+    protocol: str, measurements: Sequence[Path | str], seeds: int, devices: Sequence[str] | None, drop_invalid: bool
+) -> tuple[Measurements, list[str]]:
+    """What a protocol runs on, and the GPUs in it; `InputError` for fewer than two GPUs or one seed."""
+    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse", devices=devices)
+    names = measured_devices(data)
+    if len(names) < 2 or seeds < 1:
+        raise InputError(f"{protocol} needs at least two GPUs and one seed; found {len(names)} GPUs, {seeds} seeds")
+    return data, names
+
+
 @functools.partial(jax.jit, static_argnames="family")
 def _seconds(family: Family, predictor: Predictor, sample: Sample) -> jax.Array:
     return predictor.terms(family, sample.gpu, sample.batch, isolated=sample.isolated).seconds
@@ -155,7 +164,7 @@ def _family_scores(
     training: Rows, scored: Rows, every: Rows, systems: Sequence[str], seeds: int, console: Console
 ) -> tuple[list[dict[str, Any]], pd.DataFrame]:
     family, devices = training.family, training.devices
-    jobs = [Job(seed, (device,)) for seed in range(seeds) for device in devices]
+    jobs = left_out_jobs(seeds, devices)
     shown = Shown(training, every, fit_tile(training, jobs[0]))
     parts = {device: scored.of_device(device) for device in devices}
     samples = {device: sample_of(part, seen=False) for device, part in parts.items()}

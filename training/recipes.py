@@ -27,7 +27,7 @@ from neusight_jax.mixture import MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice
-from neusight_jax.training.conformal import Residuals
+from neusight_jax.training.conformal import Residuals, mean_error_percent
 from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
 from neusight_jax.training.fit import FitState, Job, Kind, Settings, fit, sample_of
 from neusight_jax.training.kinds import (
@@ -38,7 +38,7 @@ from neusight_jax.training.kinds import (
     forecast,
     stack_members,
 )
-from neusight_jax.training.left_out import LeftOut, merged, shared_effect
+from neusight_jax.training.left_out import LeftOut, left_out_jobs, merged, shared_effect
 from neusight_jax.training.progress import Saved
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.trusting import Evidence, make_trust
@@ -295,8 +295,8 @@ class _Run:
         def text(state: FitState) -> str:
             member = jax.tree.map(lambda leaf: leaf[0], state.parameters)
             residuals = _residuals(kind, [member], rows, False, self.devices)
-            errors = {device: 100 * np.mean(np.abs(np.exp(-log) - 1)) for device, log in residuals.items()}
-            return "  held out: " + ", ".join(f"{device} {error:.1f}%" for device, error in errors.items())
+            errors = [f"{device} {mean_error_percent(log):.1f}%" for device, log in residuals.items()]
+            return "  held out: " + ", ".join(errors)
 
         return text
 
@@ -313,9 +313,7 @@ class _Run:
             apart = sweep_rows(self.data, name, self.scored_apart)
             splits["held out"] = _residuals(kind, members, apart, False, self.devices)
         self.errors[name] = {
-            split: {
-                device: round(float(100 * np.mean(np.abs(np.exp(-log) - 1))), 2) for device, log in residuals.items()
-            }
+            split: {device: mean_error_percent(log) for device, log in residuals.items()}
             for split, residuals in splits.items()
         }
         return seen
@@ -334,9 +332,9 @@ class _Run:
         return merged(best, rows)
 
     def _fit_left_out(self, bar: Progress, name: str, kind: MixtureKind, rows: Rows) -> LeftOut:
-        jobs = [Job(seed, (device,)) for seed in range(self.recipe.left_out_seeds) for device in rows.devices]
+        jobs = left_out_jobs(self.recipe.left_out_seeds, rows.devices)
         best = self._fit(bar, f"{name} left out", kind, rows, jobs, self.recipe.left_out_settings)
-        return LeftOut(kind, rows, tuple(jobs), best)
+        return LeftOut(kind, rows, jobs, best)
 
 
 def _residuals(

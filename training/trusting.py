@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.gpu import GPU
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice
-from neusight_jax.training.conformal import Interval, Residuals, conformal_interval
+from neusight_jax.training.conformal import Interval, Residuals, conformal_interval, mean_error_percent
 from neusight_jax.training.evaluation import System, model_scores
 from neusight_jax.training.fit import row_features
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
@@ -70,13 +71,12 @@ def make_trust(
       gpus, devices: trained on, stacked [device] and named; tiles: tile choices.
       with_effect: device -> the final predictor with that device's effect.
     """
-    kernels = {name: conformal_interval(part.residuals()) for name, part in evidence.left_out.items()}
-    cache: dict[str, Predictor] = {}
+    left_out = {name: part.residuals() for name, part in evidence.left_out.items()}
+    kernels = {name: conformal_interval(residuals) for name, residuals in left_out.items()}
 
+    @functools.cache
     def unseen(device: str) -> Predictor:
-        if device not in cache:
-            cache[device] = left_out_predictor(evidence.left_out, tiles, device)
-        return cache[device]
+        return left_out_predictor(evidence.left_out, tiles, device)
 
     models = {"left out": model_residuals(data, devices, unseen), "seen": model_residuals(data, devices, with_effect)}
     widest = Interval(
@@ -100,8 +100,8 @@ def make_trust(
             "seen": {**{name: _said(item) for name, item in measured.items()}, "models": _said(measured_total)},
         },
         "left_out_errors_percent": {
-            **{name: _errors(part.residuals()) for name, part in evidence.left_out.items()},
-            "models": _errors(models["left out"]),
+            name: {device: mean_error_percent(each) for device, each in residuals.items()}
+            for name, residuals in {**left_out, "models": models["left out"]}.items()
         },
     }
     return trust, card
@@ -119,7 +119,3 @@ def _said(interval: Interval) -> dict[str, Any]:
         "coverage": {name: round(value, 3) for name, value in interval.coverage.items()},
         "mean_coverage": round(interval.mean_coverage, 3),
     }
-
-
-def _errors(residuals: Residuals) -> dict[str, float]:
-    return {device: round(float(100 * np.mean(np.abs(np.exp(-each) - 1))), 2) for device, each in residuals.items()}
