@@ -17,7 +17,7 @@ from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import find_device
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
-from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.families import FAMILIES, family_of
 from neusight_jax.roofline import WARM_RAMP, peak_flop_per_s
 
 LIGHT_TOLERANCE = 0.98
@@ -25,6 +25,9 @@ LIGHT_TOLERANCE = 0.98
 
 CHUNK = 16384
 """Rows whose FLOP and bytes are computed at once; a fixed length, so that a family compiles once."""
+
+MAY_BE_ZERO: frozenset[str] = frozenset({"padding", "window", "causal"})
+"""Dims that may be 0."""
 
 PROBLEMS: tuple[str, ...] = ("unknown device", "unknown op", "unknown dtype", "bad dims", "bad latency", "too fast")
 """Kinds of problems a row may have."""
@@ -195,7 +198,8 @@ def _fill_ops(raw: pd.DataFrame, frame: pd.DataFrame, problems: Problems, file: 
             problems.add(where, "unknown op", lambda _, reason=reason: reason)  # type: ignore[misc]
             continue
         need_columns(raw, schema.op_columns(op), file)
-        present = (*schema.op_columns(op), *(("b",) if op == "linear" and "b" in raw.columns else ()))
+        optional = schema.OPTIONAL_COLUMNS.get(op, {})
+        present = (*schema.op_columns(op), *(name for name in optional if name in raw.columns))
         columns = {name: numbers(raw[name])[where] for name in present}
         _check_dims(raw, op, columns, where, problems)
         family_ops[where] = op
@@ -203,6 +207,10 @@ def _fill_ops(raw: pd.DataFrame, frame: pd.DataFrame, problems: Problems, file: 
         _, family_ops[where] = schema.family_op(op)
         for name, values in converted.items():
             dims[name][where] = values
+    dtypes = frame["dtype"].to_numpy()
+    for product in schema.GEMM_OPS:
+        for other in set(dtypes[families == product]) - {"fp32"}:
+            families[(families == product) & (dtypes == other)] = family_of(product, other)
     frame["family"], frame["op"] = families, family_ops
     for name, values in dims.items():
         frame[name] = values
@@ -211,7 +219,7 @@ def _fill_ops(raw: pd.DataFrame, frame: pd.DataFrame, problems: Problems, file: 
 def _check_dims(raw: pd.DataFrame, op: str, columns: dict[str, Values], where: Mask, problems: Problems) -> None:
     positions = np.flatnonzero(where)
     for name, values in columns.items():
-        least = 0.0 if name == "padding" else 1.0
+        least = 0.0 if name in MAY_BE_ZERO else 1.0
         wrong = np.zeros(len(raw), bool)
         wrong[positions] = ~(np.isfinite(values) & (values >= least) & (values == np.floor(values)))
         given = raw[name]

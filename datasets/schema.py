@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 
 from neusight_jax.errors import unknown_name
+from neusight_jax.kernels.attention import DIMS as ATTENTION_DIMS
+from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import DIMS as CONV_DIMS
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.grouped_gemm import DIMS as EXPERT_DIMS
+from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
 
 GEMM_OPS: tuple[str, ...] = ("linear", "bmm")
@@ -25,7 +29,12 @@ VECTOR_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "softmax", "ln")
 """Operators on a tensor of b rows × h columns."""
 CONV_OPS: tuple[str, ...] = ("conv",)
 """Forward convolutions of square images and windows, without bias."""
-OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *CONV_OPS)
+ATTENTION_OPS: tuple[str, ...] = ("prefill", "decode")
+"""Fused attention of equal requests: new tokens at the end of a sequence, causal unless the column `causal` says 0."""
+EXPERT_OPS: tuple[str, ...] = ("experts",)
+"""The expert layer of a mixture of experts: gate, up and down products of the experts held here, tokens
+spread evenly."""
+OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *CONV_OPS, *ATTENTION_OPS, *EXPERT_OPS)
 """Every operator of the schema: file names in `kernels/` and values of the column `op`."""
 
 CONV_COLUMNS: tuple[str, ...] = (
@@ -37,13 +46,23 @@ CONV_COLUMNS: tuple[str, ...] = (
     "stride",
     "padding",
 )
+ATTENTION_COLUMNS: tuple[str, ...] = ("b", "query_length", "kv_length", "heads", "kv_heads", "head_dim")
+ATTENTION_OPTIONS: dict[str, float] = {"window": 0.0, "causal": 1.0}
+"""Columns that attention may have, and what their absence means; a window of 0 sees everything."""
+EXPERT_COLUMNS: tuple[str, ...] = ("tokens", "experts", "local_experts", "top_k", "hidden", "inner")
+OPTIONAL_COLUMNS: dict[str, dict[str, float]] = {"linear": {"b": 1.0}, **dict.fromkeys(ATTENTION_OPS, ATTENTION_OPTIONS)}
+"""Columns an operator may lack, with what stands for them."""
 GRID_COLUMNS: tuple[str, ...] = ("grid_x", "grid_y", "grid_z")
 BLOCK_COLUMNS: tuple[str, ...] = ("block_x", "block_y", "block_z")
-DIM_COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(("b", "m", "n", "k", "h", *CONV_COLUMNS)))
+DIM_COLUMNS: tuple[str, ...] = tuple(
+    dict.fromkeys(("b", "m", "n", "k", "h", *CONV_COLUMNS, *ATTENTION_COLUMNS, *ATTENTION_OPTIONS, *EXPERT_COLUMNS))
+)
 """Every column that may hold a dim."""
 
 FRAME_DIMS: tuple[str, ...] = tuple(
-    dict.fromkeys(("batch", "m", "n", "k", "rows", "cols", "reads", "writes", *CONV_DIMS))
+    dict.fromkeys(
+        ("batch", "m", "n", "k", "rows", "cols", "reads", "writes", *CONV_DIMS, *ATTENTION_DIMS, *EXPERT_DIMS)
+    )
 )
 """Dims of the normalised frame, in our letters; NaN where an operator has no such dim."""
 
@@ -55,6 +74,8 @@ _FAMILY_OPS: dict[str, tuple[str, str]] = {
     "softmax": ("softmax", "softmax"),
     "ln": ("norm", "layernorm"),
     "conv": ("conv", "conv"),
+    **{op: (op, op) for op in ATTENTION_OPS},
+    "experts": ("grouped_gemm", "experts"),
 }
 _TILES: tuple[re.Pattern[str], ...] = (
     re.compile(r"sgemm_(\d+)x(\d+)"),
@@ -76,6 +97,10 @@ def op_columns(op: str) -> tuple[str, ...]:
         return ("b", "h")
     if op in CONV_OPS:
         return CONV_COLUMNS
+    if op in ATTENTION_OPS:
+        return ATTENTION_COLUMNS
+    if op in EXPERT_OPS:
+        return EXPERT_COLUMNS
     raise unknown_name("op", op, OPS)
 
 
@@ -104,6 +129,10 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
         return family, {"batch": batch, "m": columns["m"], "n": columns["k"], "k": columns["n"]}
     if op in CONV_OPS:
         return family, _conv_dims(columns)
+    if op in ATTENTION_OPS:
+        return family, _attention_dims(columns)
+    if op in EXPERT_OPS:
+        return family, expert_dims(**columns)
     rows = columns["b"]
     reads = 2.0 if op in BINARY_OPS else 1.0
     dims = {"rows": rows, "cols": columns["h"], "reads": np.full_like(rows, reads), "writes": np.ones_like(rows)}
@@ -121,6 +150,21 @@ def schema_dims(op: str, dims: Mapping[str, float]) -> dict[str, int]:
     else:
         named = {"b": dims["rows"], "h": dims["cols"]}
     return {name: int(size) for name, size in named.items()}
+
+
+def _attention_dims(columns: Mapping[str, Columns]) -> dict[str, Columns]:
+    batch, queries = columns["b"], columns["query_length"]
+    option = {name: columns.get(name, np.full_like(batch, value)) for name, value in ATTENTION_OPTIONS.items()}
+    return attention_dims(
+        queries,
+        columns["kv_length"],
+        heads=columns["heads"],
+        kv_heads=columns["kv_heads"],
+        head_size=columns["head_dim"],
+        window=option["window"],
+        causal=option["causal"] > 0,
+        repeat=batch,
+    )
 
 
 def _conv_dims(columns: Mapping[str, Columns]) -> dict[str, Columns]:

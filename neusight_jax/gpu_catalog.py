@@ -109,11 +109,17 @@ def gpu_info(name: str) -> GPUInfo:
     )
 
 
-KERNEL_GENERATIONS: dict[str, str] = {"turing": "volta", "ada": "ampere", "hopper": "ampere", "cdna2": "cdna"}
-"""Architectures that run another one's kernels in the vendor's libraries (fp32 matrix products), by kernel name."""
+KERNEL_GENERATIONS: dict[str, dict[str, str]] = {
+    "blas": {"turing": "volta", "ada": "ampere", "hopper": "ampere", "cdna2": "cdna", "blackwell_rtx": "blackwell"},
+    "tensor": {},
+    "attention": {"ampere": "flash2", "ada": "flash2", "blackwell_rtx": "flash2"},
+}
+"""By kind of library, the architectures that run another one's kernels: fp32 products of the vendor's BLAS; products on
+tensor cores (each architecture its own); attention, where serving frameworks run FlashAttention 2 but for Hopper
+(FlashAttention 3) and Blackwell of the data centre (TensorRT-LLM's)."""
 
 
-def kernel_generation(device: str) -> str:
+def kernel_generation(device: str, libraries: str = "blas") -> str:
     """Which generation of library kernels a device runs: its architecture, or the one whose kernels it borrows."""
     architecture = gpu_info(device).architecture
-    return KERNEL_GENERATIONS.get(architecture, architecture)
+    return KERNEL_GENERATIONS[libraries].get(architecture, architecture)

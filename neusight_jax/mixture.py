@@ -62,6 +62,10 @@ OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, -2.0, 0.0, 0.2, 0.2, 0.0)
 """b_j before training."""
 MIN_NORM = 3.0
 """Smallest order of the p-norm."""
+FLOOR_S = 25e-6
+"""Launch floor before training, seconds."""
+TENSOR_FLOOR_S = 3e-6
+"""The same for kernels of tensor cores, measured inside CUDA graphs."""
 LAUNCH_GAP_S = 2e-6
 """What a launch costs inside a running model, seconds: kernels queue up behind each other, so nearly nothing."""
 EFFECTS: tuple[str, ...] = (*HEADS, "floor")
@@ -198,16 +202,18 @@ def head_widths(family: Family) -> tuple[int, ...]:
     """Components of each head for a family, in the order of `HEADS`."""
     tiles = len(family.tiles)
     ways = 2 if family.alternatives else 1
-    return (tiles + 1 + ways, 1 + ways, tiles, tiles + 1, ways, tiles + ways, 3)
+    arithmetic = 2 * tiles if family.l2_operands else tiles
+    return (arithmetic + 1 + ways, 1 + ways, tiles, tiles + 1, ways, tiles + ways, 3)
 
 
 def init_family(
     key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], hidden: tuple[int, ...], members: int
 ) -> FamilyMixture:
-    """Untrained parameters: uniform mixing, offsets at `OFFSET_STARTS`, floor 25 us, `LAUNCH_GAP_S`."""
+    """Untrained parameters: uniform mixing, offsets at `OFFSET_STARTS`, floor and gap as said above."""
+    floor_s = TENSOR_FLOOR_S if family.tensor_core else FLOOR_S
     return FamilyMixture(
         network=init_network(key, features, hidden, sum(head_widths(family)) + len(HEADS), members),
-        log_floor_s=jnp.full((members,), jnp.log(25e-6)),
+        log_floor_s=jnp.full((members,), jnp.log(floor_s)),
         log_gap_s=jnp.full((members,), jnp.log(LAUNCH_GAP_S)),
         raw_norm=jnp.zeros((members,)),
         in_model=jnp.zeros((members, len(HEADS))),

@@ -72,10 +72,11 @@ class PhysicalTimes:
 
     Attributes:
       compute: ideal; blocks streamed without whole waves; where algorithms differ, the roofline of the fastest; every
-        tile of the menu in whole waves.
+        tile of the menu in whole waves; on tensor cores also the traffic of every tile at the L2-to-SM rate.
       dram: all traffic, the traffic that cannot stay in L2 and, where algorithms differ, the most any of them moves, at
         DRAM bandwidth.
-      reread: the traffic of every tile of the menu at DRAM bandwidth, as if L2 kept nothing for the next block.
+      reread: the traffic of every tile of the menu at DRAM bandwidth, as if L2 kept nothing for the next block; not on
+        tensor cores.
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power, with all FLOP, where algorithms differ with the fewest, and of every tile of the
         menu with its padding.
@@ -187,11 +188,16 @@ def physical_times(
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
-    all_compute = jnp.concatenate([jnp.stack(compute, axis=1), wave_compute], axis=1)
+    tile_traffic = jnp.min(work.blocks * work.block_bytes, axis=2)
+    all_compute = [jnp.stack(compute, axis=1), wave_compute]
+    reread = tile_traffic / _column(gpu.mem_bytes_per_s, 1)
+    if family.l2_operands:
+        all_compute.append(tile_traffic / _column(L2_BYTES_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1))
+        reread = jnp.broadcast_to(least[:, None], reread.shape)
     return PhysicalTimes(
-        compute=jnp.maximum(all_compute, least[:, None]),
+        compute=jnp.maximum(jnp.concatenate(all_compute, axis=1), least[:, None]),
         dram=jnp.stack([traffic / gpu.mem_bytes_per_s for traffic in dram], axis=1),
-        reread=jnp.min(work.blocks * work.block_bytes, axis=2) / _column(gpu.mem_bytes_per_s, 1),
+        reread=reread,
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
         power=energy / _column(gpu.tdp_w, 1),
         issue=jnp.maximum(issue, least[:, None]),

@@ -193,10 +193,9 @@ def sample_of(rows: Rows, *, seen: bool = True, trained: Sequence[str] | None = 
     parameters were fitted to, where these are not those of the rows.
     """
     names = rows.devices if trained is None else tuple(trained)
-    order = generations(names)
-    places = [
-        len(names) + order.index(own) if (own := kernel_generation(name)) in order else -1 for name in rows.devices
-    ]
+    order = generations(rows.family, names)
+    own = [kernel_generation(name, rows.family.libraries) for name in rows.devices]
+    places = [len(names) + order.index(name) if name in order else -1 for name in own]
     groups = np.asarray(places)[rows.device]
     return Sample(
         batch=jax.tree.map(jnp.asarray, rows.batch),

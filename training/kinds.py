@@ -33,8 +33,9 @@ def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> F
 
 
 def generation_mask(family: Family) -> Bool[np.ndarray, " effect"]:
-    """Which effects a generation shares: the heads of matrix products. Floors and launches are the host's."""
-    own = np.array([name not in ("overhead", "floor") for name in EFFECTS])
+    """Which effects a generation shares: the heads of matrix products. Floors and launches are the host's, save inside
+    CUDA graphs."""
+    own = np.array([family.tensor_core or name not in ("overhead", "floor") for name in EFFECTS])
     width = effect_width(family) // len(EFFECTS)
     return np.concatenate([own, np.repeat(own, width - 1)]) & family.matrix
 

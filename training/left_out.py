@@ -84,10 +84,13 @@ def merged(best: Any, rows: Rows, generation_of: str | None = None) -> FamilyMix
     """Fits as one ensemble, device effects taken out, that of one generation kept if asked for.
 
     The launch gap fitted to model nodes timed one by one is mostly their event overhead, 5 to 20 us; a model that
-    runs queues its kernels, so the gap becomes `LAUNCH_GAP_S`.
+    runs queues its kernels, so the gap becomes `LAUNCH_GAP_S`. What was measured inside CUDA graphs pays the same floor
+    in a model.
     """
     mean = np.asarray(jnp.mean(best.effect, axis=0))
     effect = np.zeros(mean.shape[-1]) if generation_of is None else shared_effect(mean, rows, generation_of)
     stacked: FamilyMixture = stack_members(replace(best, effect=best.effect[:, None]))
     gap = jnp.full_like(stacked.log_gap_s, jnp.log(LAUNCH_GAP_S))
+    if rows.family.tensor_core:
+        gap = stacked.log_floor_s
     return replace(stacked, effect=jnp.asarray(effect, jnp.float32), log_gap_s=gap)

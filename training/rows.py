@@ -15,9 +15,9 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 
 
-def generations(devices: Sequence[str]) -> list[str]:
-    """The kernel generations of devices, each once, sorted."""
-    return sorted({kernel_generation(name) for name in devices})
+def generations(family: Family, devices: Sequence[str]) -> list[str]:
+    """The kernel generations of devices in a family, each once, sorted."""
+    return sorted({kernel_generation(name, family.libraries) for name in devices})
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class Rows:
     @property
     def generation(self) -> tuple[int, ...]:
         """Index of each device's kernel generation among those present [device]."""
-        order = generations(self.devices)
-        return tuple(order.index(kernel_generation(name)) for name in self.devices)
+        order = generations(self.family, self.devices)
+        own = self.family.libraries
+        return tuple(order.index(kernel_generation(name, own)) for name in self.devices)
 
     def take(self, where: np.ndarray | slice) -> Rows:
         """The rows at these positions (or under this mask)."""

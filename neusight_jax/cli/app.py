@@ -18,7 +18,7 @@ from neusight_jax.cli.calibrate import calibrate
 from neusight_jax.cli.compare import compare
 from neusight_jax.cli.design import design
 from neusight_jax.cli.evaluate import evaluate
-from neusight_jax.cli.importing import import_neusight
+from neusight_jax.cli.importing import import_aiconfigurator, import_neusight
 from neusight_jax.cli.leaderboard import leaderboard
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.predict import predict
@@ -85,6 +85,7 @@ app.command("scale-trace")(scale_trace)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
 app.add_typer(imports, name="import")
 imports.command("neusight")(import_neusight)
+imports.command("aiconfigurator")(import_aiconfigurator)
 
 
 @imports.callback()

@@ -21,3 +21,19 @@ def import_neusight(
     report = read_checkout(source, output, on_invalid="drop" if drop_invalid else "refuse")
     for line in report.lines():
         typer.echo(line)
+
+
+def import_aiconfigurator(
+    output: OutputFolder,
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PATH]", help="The wheel of aiconfigurator-core, or its folder; default: the installed package."
+        ),
+    ] = None,
+) -> None:
+    """Import tensor-core kernels (bf16, fp8, nvfp4; attention; experts) from the package aiconfigurator-core."""
+    from neusight_jax.datasets.aiconfigurator import import_aiconfigurator as read_package
+
+    for line in read_package(source, output).lines():
+        typer.echo(line)

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from neusight_jax.kernels.attention import DECODE, PREFILL
 from neusight_jax.kernels.conv import CONV
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.gemm import BMM, LINEAR
+from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
 from neusight_jax.kernels.rowwise import ELEMENTWISE, MEMORY, NORM, SOFTMAX
+from neusight_jax.kernels.tensor_gemm import FAMILY_BY_DTYPE, GEMM, GEMM_FP4, GEMM_FP8
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY)
+    family.name: family
+    for family in (
+        *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY),
+        *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE),
+    )
 }
 """Every kernel family, in the order tables and forecasts hold them."""
+
+TENSOR_FAMILIES: frozenset[str] = frozenset(name for name, family in FAMILIES.items() if family.tensor_core)
+"""Families of tensor cores: in a table all of them or none, so that tables without stay small."""
+
+
+def family_of(family: str, dtype: str) -> str:
+    """Family a kernel belongs to: products of any dtype but fp32 run on tensor cores."""
+    return FAMILY_BY_DTYPE[dtype].name if family in (LINEAR.name, BMM.name) and dtype in FAMILY_BY_DTYPE else family
+
+
+def table_families(present: Iterable[str]) -> tuple[str, ...]:
+    """Families a table holds, empty ones included, given those it has kernels of."""
+    some = bool(TENSOR_FAMILIES & set(present))
+    return tuple(name for name in FAMILIES if some or name not in TENSOR_FAMILIES)

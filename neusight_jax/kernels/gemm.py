@@ -43,12 +43,19 @@ def elements_moved(dims: Dims) -> Float[Array, " kernel"]:
     return dims["batch"] * (m * k + k * n + m * n)
 
 
-def _work(dims: Dims, element_bytes: Float[Array, " kernel"], splits: tuple[int, ...]) -> Work:
+def split_work(
+    dims: Dims,
+    element_bytes: Float[Array, " kernel"],
+    tiles: tuple[tuple[int, int], ...],
+    splits: tuple[int, ...],
+    min_split_steps: float,
+) -> Work:
+    """Work of a product under a menu of output tiles and of ways to cut the contraction."""
     m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
     batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
-    tile_m = jnp.array([tile[0] for tile in TILES], jnp.float32)[None, :, None]
-    tile_n = jnp.array([tile[1] for tile in TILES], jnp.float32)[None, :, None]
-    split = jnp.clip(jnp.floor(k / MIN_SPLIT_STEPS), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
+    tile_m = jnp.array([tile[0] for tile in tiles], jnp.float32)[None, :, None]
+    tile_n = jnp.array([tile[1] for tile in tiles], jnp.float32)[None, :, None]
+    split = jnp.clip(jnp.floor(k / min_split_steps), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
     steps = k / split
     return Work(
         flop=flop(dims),
@@ -61,14 +68,15 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"], splits: tuple[int,
 
 
 def _linear_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    return _work(dims, element_bytes, SPLITS)
+    return split_work(dims, element_bytes, TILES, SPLITS, MIN_SPLIT_STEPS)
 
 
 def _bmm_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    return _work(dims, element_bytes, (1,))
+    return split_work(dims, element_bytes, TILES, (1,), MIN_SPLIT_STEPS)
 
 
-def _aligned(size: Float[Array, " kernel"], to: float) -> Float[Array, " kernel"]:
+def aligned(size: Float[Array, " kernel"], to: float) -> Float[Array, " kernel"]:
+    """1 where a size is a multiple, else 0."""
     return jnp.where(size % to == 0, 1.0, 0.0)
 
 
@@ -78,7 +86,7 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
     fills = [m / (jnp.ceil(m / tile) * tile) for tile in (32.0, 128.0)]
     fills += [n / (jnp.ceil(n / tile) * tile) for tile in (32.0, 128.0)]
     logs = [jnp.log(size) for size in (m, n, k, batch, total, moved, total / moved, batch * m * n)]
-    return jnp.stack([*logs, *fills, _aligned(k, 4.0), _aligned(n, 4.0)], axis=-1)
+    return jnp.stack([*logs, *fills, aligned(k, 4.0), aligned(n, 4.0)], axis=-1)
 
 
 def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work]) -> Family:

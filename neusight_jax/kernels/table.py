@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
-from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.families import FAMILIES, family_of, table_families
 from neusight_jax.kernels.family import Family
 
 PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient")
@@ -70,7 +70,8 @@ class KernelBatch:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KernelTable:
-    """Kernels by family. Every family is present, so that all tables of equal padded size share one program."""
+    """Kernels by family. Empty families are present too (`families.table_families`), so that tables of equal padded size
+    share one program."""
 
     families: dict[str, KernelBatch] = field(default_factory=dict)
 
@@ -143,16 +144,17 @@ def table_from_kernels(
     dtype_index(dtype)
     phases = np.zeros(len(items), np.int32) if phase is None else np.array(list(phase), np.int32)
     nodes = np.arange(len(items)) if node is None else np.array(list(node), np.int32)
-    chosen: dict[str, list[int]] = {name: [] for name in FAMILIES}
+    places: dict[str, list[int]] = {}
     for position, item in enumerate(items):
-        if item.family not in chosen:
+        if item.family not in FAMILIES:
             raise InputError(f"unknown kernel family {item.family!r}; expected one of {', '.join(FAMILIES)}")
         absent = [dim for dim in FAMILIES[item.family].dims if dim not in item.dims]
         if absent:
             raise InputError(f"kernel {position} of family {item.family} lacks the dim {absent[0]!r}")
-        chosen[item.family].append(position)
+        places.setdefault(family_of(item.family, item.dtype or dtype), []).append(position)
     families = {}
-    for name, where in chosen.items():
+    for name in table_families(places):
+        where = places.get(name, [])
         family = FAMILIES[name]
         families[name] = batch_from_columns(
             family,

@@ -1,0 +1,160 @@
+"""Fused attention (FlashAttention and its kin): `prefill` of new tokens, `decode` of one token per request.
+
+A batch may mix requests of any lengths: its dims are sums over the requests. `pairs` counts the query-key pairs that
+mask and window leave, so that causal, windowed and full attention are one family.
+
+Source: Dao, FlashAttention-2 (2023), for blocks over queries; Flash-Decoding (2023) for blocks over split keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.kernels.family import Dims, Family, Work
+
+DIMS: tuple[str, ...] = (
+    *("requests", "queries", "keys", "pairs", "context"),
+    *("heads", "kv_heads", "head_size", "kv_share"),
+)
+"""Sums over requests: new tokens, keys read, visited query-key pairs, length of the sequences; then heads, width of one,
+and bytes of an element of the KV cache over those of the tensors."""
+
+QUERY_TILES: tuple[int, ...] = (64, 128, 256)
+"""Queries of one head that a block of a prefill takes."""
+ROW_TILES: tuple[int, ...] = (16, 64)
+"""Rows a block of a decode pads the query heads of a group to."""
+KEY_SPLITS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+"""Ways a decode may cut the keys of a request over blocks."""
+KEY_STEP = 64.0
+"""Keys a block takes at a time; the last step is padded."""
+MIN_SPLIT_KEYS = 128.0
+"""Fewest keys a block of a split decode is given."""
+
+DIRECTIONS: tuple[int, ...] = (9, 10, 14)
+"""Features a device or library effect may tilt along: keys of a query, heads of a group, share of keys windowed away."""
+
+
+def attention_dims(
+    queries: np.ndarray,
+    context: np.ndarray,
+    *,
+    heads: np.ndarray | float,
+    kv_heads: np.ndarray | float,
+    head_size: np.ndarray | float,
+    window: np.ndarray | float = 0.0,
+    causal: np.ndarray | bool = True,
+    kv_share: np.ndarray | float = 1.0,
+    repeat: np.ndarray | float = 1.0,
+) -> dict[str, np.ndarray]:
+    """Dims of one launch for every element of the arrays: `repeat` requests, all alike. Host only.
+
+    For a batch of unlike requests, sum `requests` to `context` over its requests.
+
+    Args:
+      queries: new tokens, the last of the sequence; context: length of the whole sequence.
+      heads, kv_heads, head_size: query heads, heads of the KV cache, width of a head.
+      window: keys a query sees at most, itself included (0 = all); causal: whether later keys are hidden.
+      kv_share: bytes of an element of the KV cache over those of the tensors; repeat: requests.
+    """
+    queries, context = np.asarray(queries, np.float64), np.asarray(context, np.float64)
+    context = np.maximum(context, queries)
+    span = np.where(np.asarray(window) > 0, np.minimum(window, context), context)
+    first = context - queries + 1.0  # keys the first new query sees
+    short = np.clip(span - first + 1.0, 0.0, queries)  # queries that see no more keys than the window has
+    causal_pairs = short * (first + (short - 1.0) / 2.0) + (queries - short) * span
+    pairs = np.where(causal, causal_pairs, queries * span)
+    keys = np.minimum(context, span + queries - 1.0)
+    sums = {"requests": np.ones_like(queries), "queries": queries, "keys": keys, "pairs": pairs, "context": context}
+    same = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "kv_share": kv_share}
+    dims = {name: values * repeat for name, values in sums.items()}
+    return dims | {name: np.broadcast_to(np.asarray(value, np.float64), queries.shape) for name, value in same.items()}
+
+
+def flop(dims: Dims) -> Float[Array, " kernel"]:
+    """Arithmetic of both products, 4 · heads · head size · pairs FLOP."""
+    return 4.0 * dims["heads"] * dims["head_size"] * dims["pairs"]
+
+
+def bytes_moved(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
+    """Queries read and results written, keys and values read once per KV head, bytes."""
+    own = 2.0 * dims["queries"] * dims["heads"]
+    cache = 2.0 * dims["keys"] * dims["kv_heads"] * dims["kv_share"]
+    return element_bytes * dims["head_size"] * (own + cache)
+
+
+def _block_bytes(dims: Dims, element_bytes: Array, rows: Array, keys: Array) -> Array:
+    share, size = (dims[name][:, None, None] for name in ("kv_share", "head_size"))
+    return element_bytes[:, None, None] * size * (2.0 * rows + 2.0 * keys * share)
+
+
+def _prefill_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    requests, queries, pairs, heads, size = (
+        dims[name][:, None, None] for name in ("requests", "queries", "pairs", "heads", "head_size")
+    )
+    rows = jnp.array(QUERY_TILES, jnp.float32)[None, :, None]
+    keys = jnp.maximum(pairs / queries, KEY_STEP) * jnp.ones_like(rows)
+    return Work(
+        flop=flop(dims),
+        bytes_moved=bytes_moved(dims, element_bytes),
+        blocks=requests * heads * jnp.ceil(queries / requests / rows),
+        block_flop=4.0 * rows * size * keys,
+        block_bytes=_block_bytes(dims, element_bytes, rows, keys),
+        block_steps=keys,
+    )
+
+
+def _decode_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    requests, queries, pairs, heads, kv_heads, size = (
+        dims[name][:, None, None] for name in ("requests", "queries", "pairs", "heads", "kv_heads", "head_size")
+    )
+    rows = jnp.array(ROW_TILES, jnp.float32)[None, :, None]
+    seen = pairs / queries
+    split = jnp.clip(jnp.floor(seen / MIN_SPLIT_KEYS), 1.0, jnp.array(KEY_SPLITS, jnp.float32)[None, None, :])
+    keys = jnp.ceil(seen / split / KEY_STEP) * KEY_STEP
+    group = heads / kv_heads * queries / requests
+    return Work(
+        flop=flop(dims),
+        bytes_moved=bytes_moved(dims, element_bytes),
+        blocks=requests * kv_heads * jnp.ceil(group / rows) * split,
+        block_flop=4.0 * rows * size * keys,
+        block_bytes=_block_bytes(dims, element_bytes, rows, keys),
+        block_steps=keys * jnp.ones_like(rows),
+    )
+
+
+def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
+    requests, queries, keys, pairs = (dims[name] for name in ("requests", "queries", "keys", "pairs"))
+    heads, kv_heads, size = (dims[name] for name in ("heads", "kv_heads", "head_size"))
+    total, moved = flop(dims), bytes_moved(dims, element_bytes)
+    sizes = (
+        *(queries / requests, keys / requests, requests, heads, kv_heads, size, total, moved, total / moved),
+        *(pairs / queries, heads / kv_heads, requests * kv_heads, queries * heads),
+        *(element_bytes * dims["kv_share"], dims["context"] / keys),
+    )
+    return jnp.stack([jnp.log(value) for value in sizes], axis=-1)
+
+
+def _family(
+    name: str, tiles: tuple[str, ...], work: Callable[[Dims, Float[Array, " kernel"]], Work]
+) -> Family:
+    return Family(
+        name=name,
+        ops=(name,),
+        dims=DIMS,
+        tiles=tiles,
+        matrix=True,
+        network=name,
+        work=work,
+        features=_features,
+        directions=DIRECTIONS,
+        tensor_core=True,
+        libraries="attention",
+    )
+
+
+PREFILL = _family("prefill", tuple(f"{rows} queries" for rows in QUERY_TILES), _prefill_work)
+DECODE = _family("decode", tuple(f"{rows} rows" for rows in ROW_TILES), _decode_work)

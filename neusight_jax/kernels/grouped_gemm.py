@@ -1,0 +1,101 @@
+"""The expert layer of a mixture of experts: both grouped matrix products of its gated feed-forward block as one kernel.
+
+Every token goes to `top_k` of the experts; this device holds some of them, each `inner` wide after any split of the
+experts themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.kernels.family import Dims, Family, Work
+
+DIMS: tuple[str, ...] = ("tokens", "rows", "active", "hidden", "inner")
+"""Tokens of the batch, token-expert pairs served here, experts here that serve any; width of the model, of an expert."""
+
+TILES: tuple[int, ...] = (16, 64, 128)
+"""Rows of one expert that a block takes."""
+TILE_COLS = 128.0
+"""Columns a block takes."""
+
+Distribution = Literal["balanced", "random"]
+"""How tokens spread: as evenly as they can, or each pair on any expert with equal chance."""
+
+
+def expert_dims(
+    tokens: np.ndarray | float,
+    *,
+    experts: np.ndarray | float,
+    local_experts: np.ndarray | float,
+    top_k: np.ndarray | float,
+    hidden: np.ndarray | float,
+    inner: np.ndarray | float,
+    distribution: Distribution = "balanced",
+) -> dict[str, np.ndarray]:
+    """Dims of an expert layer. Host only.
+
+    Args:
+      tokens: of the batch; experts: in all; local_experts: on this device; top_k: experts of a token.
+      hidden, inner: width of the model and of an expert's part on this device.
+      distribution: decides how many local experts have work.
+    """
+    local = np.asarray(local_experts, np.float64)
+    rows = np.asarray(tokens, np.float64) * top_k * local / np.maximum(experts, 1.0)
+    active = np.minimum(local, rows) if distribution == "balanced" else local * -np.expm1(-rows / local)
+    named = {"tokens": tokens, "rows": rows, "active": np.maximum(active, 1e-3), "hidden": hidden, "inner": inner}
+    return {name: np.broadcast_to(np.asarray(value, np.float64), rows.shape) for name, value in named.items()}
+
+
+def flop(dims: Dims) -> Float[Array, " kernel"]:
+    """Arithmetic of gate, up and down projections, 6 · rows · hidden · inner FLOP."""
+    return 6.0 * dims["rows"] * dims["hidden"] * dims["inner"]
+
+
+def bytes_moved(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
+    """Weights of the active experts once, tokens in and out, the gated product written and read, bytes."""
+    weights = 3.0 * dims["active"] * dims["hidden"] * dims["inner"]
+    activations = 2.0 * dims["tokens"] * dims["hidden"] + dims["rows"] * (dims["hidden"] + 4.0 * dims["inner"])
+    return element_bytes * (weights + activations)
+
+
+def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    rows, active, hidden, inner = (dims[name][:, None, None] for name in ("rows", "active", "hidden", "inner"))
+    tile = jnp.array(TILES, jnp.float32)[None, :, None]
+    size = element_bytes[:, None, None]
+    cols = jnp.ceil(2.0 * inner / TILE_COLS) + jnp.ceil(hidden / TILE_COLS)
+    steps = 3.0 * hidden * inner / (cols * TILE_COLS)  # mean contraction of a block over both products
+    return Work(
+        flop=flop(dims),
+        bytes_moved=bytes_moved(dims, element_bytes),
+        blocks=active * jnp.ceil(rows / active / tile) * cols,
+        block_flop=2.0 * tile * TILE_COLS * steps,
+        block_bytes=size * ((tile + TILE_COLS) * steps + tile * TILE_COLS),
+        block_steps=steps * jnp.ones_like(tile),
+    )
+
+
+def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
+    active, total, moved = dims["active"], flop(dims), bytes_moved(dims, element_bytes)
+    sizes = (
+        *(dims["tokens"], dims["rows"], dims["hidden"], dims["inner"]),
+        *(active, dims["rows"] / active, total, moved, total / moved, element_bytes),
+    )
+    return jnp.stack([jnp.log(value) for value in sizes], axis=-1)
+
+
+GROUPED_GEMM = Family(
+    name="grouped_gemm",
+    ops=("experts",),
+    dims=DIMS,
+    tiles=tuple(f"{rows}x{TILE_COLS:.0f}" for rows in TILES),
+    matrix=True,
+    network="grouped_gemm",
+    work=_work,
+    features=_features,
+    tensor_core=True,
+    libraries="tensor",
+)
