@@ -149,7 +149,7 @@ def _candidate(predictor: Predictor, given: str, graph: Graph, needed: float, pr
     seconds = forecast.total_s
     interval = getattr(forecast, "interval_s", None)
     low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
-    tokens = graph.batch_size * graph.sequence_length
+    tokens = graph.step_tokens
     run = None if price is None else price * seconds / SECONDS_PER_HOUR
     return Candidate(
         gpu=name,

@@ -5,13 +5,7 @@ from __future__ import annotations
 import math
 
 from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
-from neusight_jax.graph.graph import Graph
-from neusight_jax.units import GIB
-
-RUNTIME_BYTES = 0.75 * GIB
-"""What the driver, libraries and their workspaces hold beside the tensors."""
-OPTIMIZER_BYTES = 8.0
-"""Two fp32 moments of Adam for each parameter; a training run needs them, though no step is forecast."""
+from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Graph
 
 
 def parameter_count(graph: Graph) -> float:
@@ -26,20 +20,36 @@ def parameter_count(graph: Graph) -> float:
     )
 
 
-def memory_bytes(graph: Graph) -> float:
-    """Bytes a workload needs: an estimate, right to perhaps a fifth.
+def footprint(graph: Graph) -> Footprint:
+    """Memory of a workload by what holds it: an estimate, right to perhaps a fifth.
 
     Inference holds the weights and the largest node's operands and output. Training holds weights, gradients, Adam's
-    moments and every node's output for the backward pass, nothing recomputed.
+    moments and every node's output for the backward pass, nothing recomputed. Decoders say it themselves, KV cache
+    included.
     """
+    if graph.footprint is not None:
+        return graph.footprint
     size = ELEMENT_BYTES[DTYPES.index(graph.dtype)]
     parameters = parameter_count(graph)
     outputs = [math.prod(node.shape) for node in graph.nodes]
-    if graph.mode == "training":
-        kept = sum(output * node.repeat for output, node in zip(outputs, graph.nodes, strict=True))
-        return parameters * (2.0 * size + OPTIMIZER_BYTES) + kept * size + RUNTIME_BYTES
-    widest = max(
-        output + sum(operand.elements for operand in node.operands)
-        for output, node in zip(outputs, graph.nodes, strict=True)
+    training = graph.mode == "training"
+    if training:
+        held = sum(output * node.repeat for output, node in zip(outputs, graph.nodes, strict=True))
+    else:
+        held = max(
+            output + sum(operand.elements for operand in node.operands)
+            for output, node in zip(outputs, graph.nodes, strict=True)
+        )
+    return Footprint(
+        weights=parameters * size,
+        gradients=parameters * size * training,
+        optimizer=parameters * OPTIMIZER_BYTES * training,
+        activations=held * size,
+        kv_cache=0.0,
+        runtime=RUNTIME_BYTES,
     )
-    return (parameters + widest) * size + RUNTIME_BYTES
+
+
+def memory_bytes(graph: Graph) -> float:
+    """Bytes a workload needs, `footprint` in one number."""
+    return footprint(graph).total

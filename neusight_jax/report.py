@@ -39,7 +39,7 @@ def forecast_tables(forecast: Forecast) -> RenderableType:
     fused = ", fused" if forecast.fused else ""
     size = f"batch {forecast.batch_size}, sequence {forecast.sequence_length}, " if forecast.sequence_length else ""
     head = f"{forecast.model} on {forecast.gpu or 'the given GPU'}: {forecast.mode}, {size}{forecast.dtype}{fused}"
-    tokens = forecast.batch_size * forecast.sequence_length
+    tokens = forecast.tokens
     flop = float((forecast.columns["flop"] * forecast.columns["count"]).sum())
     launches = int(forecast.columns["count"].sum())
     speed = f"{flop / total / TERA:.2f} TFLOP/s over {launches} kernel launches"

@@ -34,7 +34,7 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens of one step."""
-        return self.graph.batch_size * self.graph.sequence_length
+        return self.graph.step_tokens
 
 
 def workload(graph: Graph, weight: float = 1.0, name: str = "") -> Workload:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from neusight_jax.arithmetic import ELEMENT_BYTES, dtype_index
 from neusight_jax.errors import InputError
-from neusight_jax.graph import bert, gpt2, opt, switch
+from neusight_jax.graph import bert, decoder, gpt2, opt, switch, vit
 from neusight_jax.graph.config import Config, read_config, whole
 from neusight_jax.graph.fusion import fuse
-from neusight_jax.graph.graph import MODES, Graph, Node
+from neusight_jax.graph.graph import MODES, Footprint, Graph, Node
+from neusight_jax.graph.requests import STEP_MODES, Lengths, requests
+from neusight_jax.graph.step import Step, precision
 from neusight_jax.graph.tape import Tape
 
 ARCHITECTURES: dict[str, Callable[[Tape, Config, int, int], None]] = {
@@ -21,7 +23,21 @@ ARCHITECTURES: dict[str, Callable[[Tape, Config, int, int], None]] = {
     "opt": opt.record,
     "switch_transformers": switch.record,
 }
-"""Recorders by `model_type`. A new architecture is one new file and one line here."""
+"""Recorders of eager PyTorch models by `model_type`. A new architecture is one new file and one line here."""
+
+
+class StepRecorder(Protocol):
+    """Writes a step of a model as serving and training frameworks run it."""
+
+    def __call__(
+        self, step: Step, config: Config, mode: str, tensor_parallel: int = 1, expert_parallel: int = 1
+    ) -> None:
+        """Write the step."""
+        ...
+
+
+STEP_ARCHITECTURES: dict[str, StepRecorder] = {**dict.fromkeys(decoder.MODEL_TYPES, decoder.record), "vit": vit.record}
+"""Recorders of models with fused kernels by `model_type`."""
 
 
 def trace(
@@ -31,43 +47,81 @@ def trace(
     mode: str = "inference",
     dtype: str = "fp32",
 ) -> tuple[Config, tuple[Node, ...]]:
-    """The config and its nodes, those included that launch nothing but are charged by the reference."""
+    """The config and its nodes of an eager model, those included that launch nothing but the reference charges."""
     batch, sequence = whole("batch_size", batch_size), whole("sequence_length", sequence_length)
     if mode not in MODES:
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
     element_bytes = ELEMENT_BYTES[dtype_index(dtype)]
     parsed = read_config(config)
-    supported = f"expected one of {', '.join(ARCHITECTURES)}"
-    kind = parsed.values.get("model_type")
-    if kind is None:
-        raise InputError(f"{parsed.name}: config has no 'model_type'; {supported}")
-    recorder = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
-    if recorder is None:
-        raise InputError(f"{parsed.name}: model_type {kind!r} is not supported; {supported}")
+    recorder = ARCHITECTURES[model_type(parsed, ARCHITECTURES)]
     tape = Tape(mode == "training", element_bytes)
     recorder(tape, parsed, batch, sequence)
     return parsed, tuple(tape.nodes)
 
 
+def model_type(config: Config, known: Mapping[str, Any] | None = None) -> str:
+    """The `model_type` of a config; `InputError` when it is absent or not among `known` (default: all there are)."""
+    names = (*ARCHITECTURES, *STEP_ARCHITECTURES) if known is None else tuple(known)
+    kind = config.values.get("model_type")
+    if kind is None:
+        raise InputError(f"{config.name}: config has no 'model_type'; expected one of {', '.join(names)}")
+    if not isinstance(kind, str) or kind not in names:
+        raise InputError(f"{config.name}: model_type {kind!r} is not supported; expected one of {', '.join(names)}")
+    return kind
+
+
 def graph_from_config(
     config: str | Path | Mapping[str, Any],
     batch_size: int,
-    sequence_length: int,
+    sequence_length: Lengths,
     mode: str = "inference",
     dtype: str = "fp32",
     fused: bool = False,
+    *,
+    kv_length: Lengths | None = None,
+    weight_dtype: str | None = None,
+    kv_dtype: str | None = None,
+    tensor_parallel: int = 1,
+    expert_parallel: int = 1,
 ) -> Graph:
     """Operator graph of a model from its config.
 
     Args:
       config: a catalog name (`list_models()`), the path of a config.json, or a mapping with Hugging Face keys.
-      batch_size, sequence_length: of the input.
-      mode: "inference" (forward) or "training" (forward and backward, gradients accumulated, no optimizer step).
-      dtype: of all tensors.
-      fused: merge elementwise chains as a compiler would, instead of eager kernels.
+      batch_size: sequences, or requests.
+      sequence_length: of the input: one number, or for decoders one for each request. In mode "decode" each request has
+        one new token, and this is the length of its sequence.
+      mode: "inference" (forward, all logits), "training" (forward and backward, gradients accumulated, no optimizer
+        step); decoders also "prefill" and "decode", one step of a serving engine.
+      dtype: of all tensors. With fp8, fp4 or int8 products, activations are bf16; see `step.precision`.
+      fused: merge elementwise chains as a compiler would, instead of eager kernels. Decoders and ViT always run the
+        fused kernels of their frameworks.
+      kv_length: keys the last new token of a request sees, itself included, where not `sequence_length`: one number or
+        one for each request; modes "prefill" and "decode".
+      weight_dtype, kv_dtype: of matrix products' weights and of the KV cache, where not as `dtype` has it.
+      tensor_parallel, expert_parallel: devices the layers, and the experts, are split over; the graph is one device's
+        part. Collectives are not modelled.
     Raises: InputError for an unusable config or workload.
     """
-    parsed, traced = trace(config, batch_size, sequence_length, mode, dtype)
+    parsed = read_config(config)
+    kind = model_type(parsed)
+    if kind in STEP_ARCHITECTURES:
+        split = (whole("tensor_parallel", tensor_parallel), whole("expert_parallel", expert_parallel))
+        return _step_graph(
+            parsed, kind, batch_size, sequence_length, mode, dtype, kv_length, weight_dtype, kv_dtype, split
+        )
+    if mode in STEP_MODES and mode not in MODES:
+        served = ", ".join(decoder.MODEL_TYPES)
+        raise InputError(f"{parsed.name}: mode {mode} is for decoders ({served}); {kind} has inference and training")
+    given = {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype}
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{parsed.name}: {name} is for decoders; leave it out for {kind}")
+    for name, devices in (("tensor_parallel", tensor_parallel), ("expert_parallel", expert_parallel)):
+        if devices != 1:
+            raise InputError(f"{parsed.name}: {name} is for decoders; leave it out for {kind}")
+    sequence = whole("sequence_length", sequence_length)
+    _, traced = trace(config, batch_size, sequence, mode, dtype)
     nodes = fuse(traced) if fused else traced
     return Graph(
         name=parsed.name,
@@ -75,6 +129,40 @@ def graph_from_config(
         mode=mode,
         dtype=dtype,
         batch_size=int(batch_size),
-        sequence_length=int(sequence_length),
+        sequence_length=sequence,
         fused=bool(fused),
+    )
+
+
+def _step_graph(
+    config: Config,
+    kind: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    mode: str,
+    dtype: str,
+    kv_length: Lengths | None,
+    weight_dtype: str | None,
+    kv_dtype: str | None,
+    split: tuple[int, int],
+) -> Graph:
+    allowed = MODES if kind == "vit" else STEP_MODES
+    if mode not in allowed:
+        raise InputError(f"mode is {mode!r}, expected one of {', '.join(allowed)}")
+    for name in (dtype, weight_dtype, kv_dtype):
+        if name is not None:
+            dtype_index(name)
+    batch = requests(batch_size, sequence_length, mode, kv_length)
+    step = Step(batch, precision(dtype, weight_dtype, kv_dtype), mode == "training", mode in ("prefill", "decode"))
+    STEP_ARCHITECTURES[kind](step, config, mode, *split)
+    return Graph(
+        name=config.name,
+        nodes=tuple(step.nodes),
+        mode=mode,
+        dtype=step.precision.weights,
+        batch_size=len(batch.queries),
+        sequence_length=max(batch.context),
+        fused=True,
+        tokens=batch.tokens,
+        footprint=step.footprint(),
     )

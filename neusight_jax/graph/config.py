@@ -73,9 +73,9 @@ class Config:
             )
         return hidden // heads
 
-    def limit_sequence(self, sequence: int, key: str, reserved: int = 0) -> int:
-        """The longest sequence the model has positions for; `reserved` of them are not usable."""
-        limit = self.size(key) - reserved
+    def limit_sequence(self, sequence: int, key: str, reserved: int = 0, positions: int | None = None) -> int:
+        """The longest sequence the model has positions for (`key`, or as given); `reserved` of them are not usable."""
+        limit = (self.size(key) if positions is None else positions) - reserved
         if sequence > limit:
             raise InputError(
                 f"{self.name}: sequence length {sequence} is longer than the model's limit of {limit} ({key}); "

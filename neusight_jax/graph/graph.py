@@ -8,12 +8,18 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, table_from_kernels
+from neusight_jax.units import GIB
 
 Shape: TypeAlias = tuple[int, ...]
 Fuse: TypeAlias = Literal["", "pointwise", "softmax", "norm"]
 
 MODES: tuple[str, ...] = ("inference", "training")
 """Workloads: a forward pass, or a forward and a backward pass (no optimizer step)."""
+
+RUNTIME_BYTES = 0.75 * GIB
+"""What the driver, libraries and their workspaces hold beside the tensors."""
+OPTIMIZER_BYTES = 8.0
+"""Two fp32 moments of Adam for each parameter; a training run needs them, though no step is forecast."""
 
 UNMODELLED = "unmodelled"
 """What the `op` of a node starts with when nobody has modelled its operator; its name follows."""
@@ -79,6 +85,27 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Footprint:
+    """Device memory of a workload by what holds it, bytes; an estimate.
+
+    Attributes:
+      weights, gradients, optimizer, activations, kv_cache: tensors; runtime: driver, libraries and their workspaces.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    kv_cache: float
+    runtime: float
+
+    @property
+    def total(self) -> float:
+        """All of it, bytes."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache + self.runtime
+
+
+@dataclass(frozen=True)
 class Graph:
     """A model with its workload.
 
@@ -90,6 +117,7 @@ class Graph:
       batch_size, sequence_length: of the input; an encoder-decoder reads it on both sides. 0 where the front-end knows
         neither (functions and modules).
       fused: whether elementwise chains were merged as a compiler would.
+      tokens: new tokens of a step, 0 = batch times sequence; footprint: memory, where the front-end knows it.
     """
 
     name: str
@@ -99,6 +127,13 @@ class Graph:
     batch_size: int
     sequence_length: int
     fused: bool
+    tokens: int = 0
+    footprint: Footprint | None = None
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens a step works on: all of the input, or the new ones of a serving step."""
+        return self.tokens or self.batch_size * self.sequence_length
 
     @cached_property
     def kernels(self) -> KernelTable:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neusight_jax.graph.build import ARCHITECTURES, trace
-from neusight_jax.graph.config import Config
+from neusight_jax.graph.build import ARCHITECTURES, STEP_ARCHITECTURES, model_type
+from neusight_jax.graph.config import Config, read_config
+from neusight_jax.graph.requests import requests
+from neusight_jax.graph.step import Step, precision
 from neusight_jax.graph.tape import Tape
 
 
@@ -16,14 +18,18 @@ class _Limit(Config):
 
     longest: int | None = None
 
-    def limit_sequence(self, sequence: int, key: str, reserved: int = 0) -> int:
-        self.longest = super().limit_sequence(sequence, key, reserved)
+    def limit_sequence(self, sequence: int, key: str, reserved: int = 0, positions: int | None = None) -> int:
+        self.longest = super().limit_sequence(sequence, key, reserved, positions)
         return self.longest
 
 
 def longest_sequence(config: str | Path | Mapping[str, Any]) -> int | None:
     """Positions a model has, or None if it has no limit; `InputError` for an unusable config."""
-    parsed, _ = trace(config, 1, 1)
+    parsed = read_config(config)
+    kind = model_type(parsed)
     limit = _Limit(parsed.name, parsed.values)
-    ARCHITECTURES[parsed.values["model_type"]](Tape(False, 4.0), limit, 1, 1)
+    if kind in STEP_ARCHITECTURES:
+        STEP_ARCHITECTURES[kind](Step(requests(1, 1, "inference"), precision("bf16")), limit, "inference")
+    else:
+        ARCHITECTURES[kind](Tape(False, 4.0), limit, 1, 1)
     return limit.longest

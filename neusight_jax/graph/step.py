@@ -1,0 +1,264 @@
+"""Step: writes down one step of a transformer as a serving or training framework runs it, with fused kernels.
+
+Norms take the residual sum with them, attention is one kernel, the gate of a feed-forward block another. Matrix
+products run in the dtype of the weights, everything between them in that of the activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
+from neusight_jax.graph.attention import attention_kernels
+from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Node, Operand
+from neusight_jax.graph.operation import matrix_product
+from neusight_jax.graph.requests import Requests
+from neusight_jax.kernels.attention import attention_dims
+from neusight_jax.kernels.grouped_gemm import expert_dims
+from neusight_jax.kernels.table import Kernel
+
+NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
+"""Dtypes of weights only: activations beside them are bf16."""
+FLASH: tuple[str, ...] = ("bf16", "fp16")
+"""Activations that fused attention takes; others run as two products and a softmax."""
+BACKWARD_ATTENTION = 2.5
+"""Products of the gradient of fused attention over those of its forward pass: five for two."""
+
+
+def element_bytes(dtype: str) -> float:
+    """Bytes of one element."""
+    return ELEMENT_BYTES[DTYPES.index(dtype)]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Dtypes of a step: weights of products, activations, KV cache."""
+
+    weights: str
+    activations: str
+    kv_cache: str
+
+
+def precision(dtype: str, weight_dtype: str | None = None, kv_dtype: str | None = None) -> Precision:
+    """Dtypes of a step: `dtype` of products, what is not said of the rest follows.
+
+    Activations are bf16 beside eight- and four-bit products. The KV cache of an fp8 or fp4 model is fp8.
+    """
+    activations = "bf16" if dtype in NARROW else dtype
+    cache = "fp8" if dtype in ("fp8", "fp4") else activations
+    return Precision(weight_dtype or dtype, activations, kv_dtype or cache)
+
+
+@dataclass
+class Step:
+    """Nodes of one step, in order.
+
+    Attributes:
+      requests, precision: the workload.
+      training: whether backward kernels are written; serving: whether the KV cache is kept after the step.
+      nodes: so far; parameter_bytes, parameters: of the weights; cache_bytes: of the KV cache.
+    """
+
+    requests: Requests
+    precision: Precision
+    training: bool = False
+    serving: bool = False
+    nodes: list[Node] = field(default_factory=list)
+    parameters: float = 0.0
+    parameter_bytes: float = 0.0
+    cache_bytes: float = 0.0
+    _section: str = ""
+    _repeat: int = 1
+
+    def footprint(self) -> Footprint:
+        """Memory of the step. Training keeps every node's output, an fp32 copy of the weights and Adam's two moments."""
+        size = element_bytes(self.precision.activations)
+        outputs = [float(np.prod(node.shape)) * size for node in self.nodes]
+        kept = sum(output * node.repeat for output, node in zip(outputs, self.nodes, strict=True))
+        mixed = element_bytes(self.precision.weights) < 4.0
+        return Footprint(
+            weights=self.parameter_bytes,
+            gradients=self.parameter_bytes if self.training else 0.0,
+            optimizer=self.parameters * (OPTIMIZER_BYTES + 4.0 * mixed) if self.training else 0.0,
+            activations=kept if self.training else 2.0 * max(outputs),
+            kv_cache=0.0 if self.training or not self.serving else self.cache_bytes,
+            runtime=RUNTIME_BYTES,
+        )
+
+    @property
+    def repeat(self) -> int:
+        """How often the present section runs."""
+        return self._repeat
+
+    @property
+    def cache_element_bytes(self) -> float:
+        """Bytes of an element of the KV cache."""
+        return element_bytes(self.precision.kv_cache)
+
+    @contextmanager
+    def section(self, name: str, repeat: int) -> Iterator[None]:
+        """Nodes of a layer that runs `repeat` times."""
+        self._section, self._repeat = name, repeat
+        try:
+            yield
+        finally:
+            self._section, self._repeat = "", 1
+
+    def emit(
+        self,
+        name: str,
+        op: str,
+        forward: Sequence[Kernel],
+        backward: Sequence[Kernel] = (),
+        weight_gradient: Sequence[Kernel] = (),
+        shape: tuple[int, ...] = (1,),
+    ) -> None:
+        """Write a node."""
+        full = f"{self._section}.{name}" if self._section else name
+        self.nodes.append(
+            Node(
+                name=full,
+                op=op,
+                forward=tuple(forward),
+                backward=tuple(backward) if self.training else (),
+                weight_gradient=tuple(weight_gradient) if self.training else (),
+                repeat=self._repeat,
+                section=self._section,
+                operands=(Operand("input", int(np.prod(shape)), True),),
+                shape=shape,
+                fuse="",
+                traced=(),
+            )
+        )
+
+    def weight(self, elements: float, dtype: str | None = None) -> None:
+        """Count parameters of a layer that runs as often as the section says."""
+        self.parameters += elements * self._repeat
+        self.parameter_bytes += elements * self._repeat * element_bytes(dtype or self.precision.weights)
+
+    def linear(self, name: str, rows: int, features: int, width: int, *, dtype: str | None = None) -> None:
+        """Product of `rows` × `width` activations with a weight of `features` × `width`."""
+        own = dtype or self.precision.weights
+        self.weight(float(features) * width, own)
+        self.emit(
+            name,
+            "linear",
+            [matrix_product(1, rows, features, width, own)],
+            [matrix_product(1, rows, width, features, own)],
+            [matrix_product(1, features, width, rows, own)],
+            (rows, features),
+        )
+
+    def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
+        """A batch of products with weights of `features` × `width` each, in the dtype of the activations."""
+        own = self.precision.activations
+        self.weight(float(batch) * features * width, own)
+        self.emit(
+            name,
+            "bmm",
+            [matrix_product(batch, rows, features, width, own)],
+            [matrix_product(batch, rows, width, features, own)],
+            [matrix_product(batch, features, width, rows, own)],
+            (batch, rows, features),
+        )
+
+    def stream(
+        self, name: str, family: str, op: str, rows: int, cols: int, reads: float, writes: float, grad: float = 1.0
+    ) -> None:
+        """A kernel that streams rows × cols activations; its gradient moves `grad` times as much."""
+
+        def kernel(own: str, passes: float) -> Kernel:
+            dims = {"rows": float(rows), "cols": float(cols), "reads": reads * passes, "writes": writes * passes}
+            return Kernel(family, own, dims, 1.0, self.precision.activations)
+
+        backward = {"layernorm": "layernorm_backward", "softmax": "softmax_backward"}.get(op, op)
+        self.emit(name, op, [kernel(op, 1.0)], [kernel(backward, grad)] if grad else [], (), (rows, cols))
+
+    def norm(self, name: str, rows: int, cols: int, *, residual: bool = False) -> None:
+        """A norm over `cols`; with `residual` it adds the residual on the way and writes the sum too."""
+        passes = 2.0 if residual else 1.0
+        self.weight(float(cols), self.precision.activations)
+        self.stream(name, "norm", "layernorm", rows, cols, passes, passes, grad=1.5)
+
+    def attention(
+        self,
+        name: str,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_size: float,
+        cache_per_token: float,
+        window: int = 0,
+        causal: bool = True,
+    ) -> None:
+        """Attention of every request over its own sequence, and the KV cache it keeps.
+
+        Args:
+          head_size: mean width of query-key and value heads.
+          cache_per_token: elements a token adds to the cache of one layer.
+        """
+        precision, batch = self.precision, self.requests
+        queries, context = np.array(batch.queries, float), np.array(batch.context, float)
+        kept = np.minimum(context, window) if window else context
+        self.cache_bytes += self._repeat * float(kept.sum()) * cache_per_token * element_bytes(precision.kv_cache)
+        shape = (batch.tokens, heads, round(head_size))
+        if precision.activations not in FLASH:
+            forward, backward = self._unfused(heads, round(head_size))
+            self.emit(name, "attention", forward, backward, (), shape)
+            return
+        sizes = attention_dims(
+            queries,
+            context,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=head_size,
+            window=window,
+            causal=causal,
+            # What the cache really holds of a token, over two vectors a KV head in the activations' dtype.
+            kv_share=cache_per_token
+            / (2.0 * kv_heads * head_size)
+            * (element_bytes(precision.kv_cache) / element_bytes(precision.activations)),
+        )
+        summed = ("requests", "queries", "keys", "pairs", "context")
+        dims = {key: float(value.sum() if key in summed else value[0]) for key, value in sizes.items()}
+        family = "decode" if max(batch.queries) == 1 else "prefill"
+        kernel = Kernel(family, family, dims, 1.0, precision.activations)
+        gradient = Kernel(family, family, dims, BACKWARD_ATTENTION, precision.activations)
+        self.emit(name, "attention", [kernel], [gradient], (), shape)
+
+    def _unfused(self, heads: int, head_size: int) -> tuple[list[Kernel], list[Kernel]]:
+        """Attention as two products and a softmax, requests of equal length together."""
+        batch = self.requests
+        pairs = list(zip(batch.queries, batch.context, strict=True))
+        forward: list[Kernel] = []
+        backward: list[Kernel] = []
+        for new, length in dict.fromkeys(pairs):
+            sizes = (heads * pairs.count((new, length)), new, length, head_size, head_size)
+            forward += attention_kernels(*sizes, self.precision.activations)
+            backward += attention_kernels(*sizes, self.precision.activations, backward=True)
+        return forward, backward
+
+    def experts(
+        self, name: str, *, experts: int, top_k: int, hidden: int, inner: int, expert_parallel: int, tensor_parallel: int
+    ) -> None:
+        """The routed experts of a layer, those on this device, tokens spread at random."""
+        local, width = max(experts // expert_parallel, 1), max(inner // tensor_parallel, 1)
+        self.weight(3.0 * local * hidden * width)
+        tokens = self.requests.tokens
+        sizes = expert_dims(
+            float(tokens),
+            experts=experts,
+            local_experts=local,
+            top_k=top_k,
+            hidden=hidden,
+            inner=width,
+            distribution="random",
+        )
+        dims = {key: float(value) for key, value in sizes.items()}
+        kernel = Kernel("grouped_gemm", "experts", dims, 1.0, self.precision.weights)
+        # Two gradients, each with the arithmetic of the forward pass.
+        self.emit(name, "experts", [kernel], [kernel], [kernel], (tokens, hidden))
