@@ -50,7 +50,10 @@ ATTENTION_COLUMNS: tuple[str, ...] = ("b", "query_length", "kv_length", "heads",
 ATTENTION_OPTIONS: dict[str, float] = {"window": 0.0, "causal": 1.0}
 """Columns that attention may have, and what their absence means; a window of 0 sees everything."""
 EXPERT_COLUMNS: tuple[str, ...] = ("tokens", "experts", "local_experts", "top_k", "hidden", "inner")
-OPTIONAL_COLUMNS: dict[str, dict[str, float]] = {"linear": {"b": 1.0}, **dict.fromkeys(ATTENTION_OPS, ATTENTION_OPTIONS)}
+OPTIONAL_COLUMNS: dict[str, dict[str, float]] = {
+    "linear": {"b": 1.0},
+    **dict.fromkeys(ATTENTION_OPS, ATTENTION_OPTIONS),
+}
 """Columns an operator may lack, with what stands for them."""
 GRID_COLUMNS: tuple[str, ...] = ("grid_x", "grid_y", "grid_z")
 BLOCK_COLUMNS: tuple[str, ...] = ("block_x", "block_y", "block_z")

@@ -23,8 +23,9 @@ from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shap
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
 from neusight_jax.gpu_catalog import canonical_name, kernel_generation
-from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES
 from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.table import KernelTable
 from neusight_jax.mixture import MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
 from neusight_jax.terms import Predictor
@@ -49,6 +50,11 @@ def _shelf() -> Path:
 def list_checkpoints() -> list[str]:
     """Names of the checkpoints that ship with the package."""
     return sorted(path.parent.name for path in _shelf().glob(f"*/{CARD}"))
+
+
+def default_checkpoint(kernels: KernelTable) -> str:
+    """The shipped checkpoint for a workload: `tensorcore` when any kernel runs on tensor cores, else `fp32`."""
+    return "tensorcore" if TENSOR_FAMILIES & set(kernels.families) else "fp32"
 
 
 def checkpoint_folder(name_or_path: str | os.PathLike[str]) -> Path:
@@ -116,26 +122,33 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         raise unknown_name("GPU", device, effects)
     if not isinstance(predictor, MixturePredictor):
         return predictor
-    if name in effects:
-        return with_effect(predictor, effects[name], measured=True)
-    shared = card.get("generation_effects", {}).get(kernel_generation(name))
-    return predictor if shared is None else with_effect(predictor, shared, measured=False)
+    own = effects.get(name, {})
+    shared = card.get("generation_effects", {})
+    fitting: dict[str, Sequence[float]] = {}
+    for family in predictor.families:
+        found = own.get(family) or shared.get(kernel_generation(name, FAMILIES[family].libraries), {}).get(family)
+        if found is not None:
+            fitting[family] = found
+    return with_effect(predictor, fitting, measured=bool(own)) if fitting else predictor
 
 
 def with_effect(
     predictor: MixturePredictor, effects: Mapping[str, Sequence[float]], *, measured: bool
 ) -> MixturePredictor:
-    """The predictor with an effect by family; `measured` puts the narrower intervals of a measured device in force."""
-    families = {}
-    for name, parameters in predictor.families.items():
-        own = effects.get(name, ())
+    """The predictor with the effects of some families.
+
+    `measured` puts the narrower intervals of a measured device in force, for the families of `effects`.
+    """
+    families = dict(predictor.families)
+    for name, own in effects.items():
+        parameters = families[name]
         if len(own) != parameters.effect.shape[-1]:
             raise InputError(
                 f"the card's effect of {name} has {len(own)} numbers, the weights need {parameters.effect.shape[-1]}; "
                 "the card and the weights do not belong together"
             )
         families[name] = replace(parameters, effect=jnp.asarray(own, jnp.float32))
-    trust = predictor.trust.measured() if measured and predictor.trust is not None else predictor.trust
+    trust = predictor.trust.measured(effects) if measured and predictor.trust is not None else predictor.trust
     return replace(predictor, families=families, trust=trust)
 
 

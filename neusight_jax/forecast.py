@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,10 +13,11 @@ import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.gpu import GPU
-from neusight_jax.graph.graph import UNMODELLED, Graph
+from neusight_jax.graph.graph import UNMODELLED, Footprint, Graph
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
+from neusight_jax.memory import footprint
 from neusight_jax.roofline import Scalar, element_bytes
 from neusight_jax.terms import KernelTerms, Predictor
 from neusight_jax.trust import LEVEL, kernel_interval, total_interval, trust_warnings
@@ -55,6 +56,8 @@ class Forecast:
       model, gpu: names, for people.
       mode, dtype, batch_size, sequence_length, fused: the workload.
       columns: per distinct kernel, see `COLUMNS`.
+      tokens: that a step works on; a decode step makes one for each request.
+      memory: what the workload needs on the device; mem_bytes: what the GPU has.
       interval_s: 80 % interval of `total_s`, (low, high); None from a predictor that carries none.
       notes: what a reader should know before trusting the number.
     """
@@ -67,6 +70,9 @@ class Forecast:
     sequence_length: int
     fused: bool
     columns: dict[str, np.ndarray]
+    tokens: int = 0
+    memory: Footprint | None = None
+    mem_bytes: float = 0.0
     interval_s: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
 
@@ -74,6 +80,11 @@ class Forecast:
     def total_s(self) -> float:
         """Seconds of the whole step."""
         return float(np.sum(self._cost))
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the workload fits into the GPU's memory; None where nothing is known."""
+        return None if self.memory is None else self.memory.total <= self.mem_bytes
 
     @property
     def forward_s(self) -> float:
@@ -132,6 +143,17 @@ class Forecast:
             "total_s": self.total_s,
             "interval_s": self.interval_s,
             "interval_level": LEVEL if self.interval_s else None,
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens / self.total_s if self.total_s else None,
+            "time_per_output_token_s": self.total_s if self.mode == "decode" else None,
+            "memory": None
+            if self.memory is None
+            else {
+                **{f"{name}_bytes": value for name, value in asdict(self.memory).items()},
+                "total_bytes": self.memory.total,
+                "gpu_bytes": self.mem_bytes,
+                "fits": self.fits,
+            },
             "forward_s": self.forward_s,
             "backward_s": self.backward_s,
             "weight_gradient_s": self.weight_gradient_s,
@@ -197,6 +219,9 @@ def predict(
         sequence_length=graph.sequence_length,
         fused=graph.fused,
         columns={name: columns[name] for name in COLUMNS},
+        tokens=graph.step_tokens,
+        memory=footprint(graph) if graph.nodes else None,
+        mem_bytes=float(gpu.mem_bytes),  # type: ignore[arg-type]
         interval_s=interval,
         notes=(*notes, *warnings),
     )

@@ -9,10 +9,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from neusight_jax.units import MS, TERA, US
+from neusight_jax.units import GIB, MS, TERA, US
 
 if TYPE_CHECKING:
     from neusight_jax.forecast import Forecast
+    from neusight_jax.graph.graph import Footprint
 
 
 def duration(seconds: float) -> str:
@@ -33,6 +34,20 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], text
     return out
 
 
+def memory_line(memory: Footprint, mem_bytes: float) -> str:
+    """What a workload needs, by what holds it, and the verdict."""
+    parts = {
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "activations": memory.activations,
+        "KV cache": memory.kv_cache,
+    }
+    listed = ", ".join(f"{name} {value / GIB:.1f}" for name, value in parts.items() if value)
+    verdict = "fits in" if memory.total <= mem_bytes else "DOES NOT FIT in"
+    return f"memory {memory.total / GIB:.1f} GiB ({listed}): {verdict} {mem_bytes / GIB:.1f} GiB"
+
+
 def forecast_tables(forecast: Forecast) -> RenderableType:
     """Totals, phases, families and the ten most expensive kernels."""
     total = max(forecast.total_s, 1e-30)  # a program that launches nothing takes no time
@@ -48,7 +63,10 @@ def forecast_tables(forecast: Forecast) -> RenderableType:
     if forecast.interval_s is not None:
         low, high = forecast.interval_s
         interval = f", 80% interval {duration(low)} to {duration(high)}"
-    summary = [f"total {duration(forecast.total_s)}{interval}  ({rate}{speed})"]
+    per_token = f"{duration(forecast.total_s)} an output token, " if forecast.mode == "decode" else ""
+    summary = [f"total {duration(forecast.total_s)}{interval}  ({per_token}{rate}{speed})"]
+    if forecast.memory is not None:
+        summary.append(memory_line(forecast.memory, forecast.mem_bytes))
 
     def shares(title: str, column: str) -> Table:
         rows = [[key, duration(value), f"{value / total:.1%}"] for key, value in forecast.seconds_by(column).items()]

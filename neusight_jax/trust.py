@@ -13,7 +13,7 @@ that range. A total takes the widening of its kernels, weighted by their time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -58,9 +58,11 @@ class Trust:
     gpu_range: Float[Array, "2 ratio"] = field(default_factory=lambda: jnp.zeros((2, len(GPU_RATIOS))))
     shape_range: dict[str, Float[Array, "2 feature"]] = field(default_factory=dict)
 
-    def measured(self) -> Trust:
-        """The same with the intervals of a measured GPU in force."""
-        return replace(self, kernels=self.measured_kernels, total=self.measured_total)
+    def measured(self, families: Iterable[str] | None = None) -> Trust:
+        """The same with the intervals of a GPU in force that was measured, in all families or in these."""
+        names = self.measured_kernels if families is None else families
+        kernels = {**self.kernels, **{name: self.measured_kernels[name] for name in names}}
+        return replace(self, kernels=kernels, total=self.measured_total)
 
 
 def empty_trust(feature_counts: Mapping[str, int]) -> Trust:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.mixture import LAUNCH_GAP_S, FamilyMixture, MixturePredictor
 from neusight_jax.tiles import TileChoice
 from neusight_jax.training.fit import Job, Settings, fit, sample_of
@@ -33,7 +34,7 @@ class LeftOut:
 
     def members(self, device: str) -> Any:
         """Parameters of the fits that did not see a device [seed, ...]."""
-        where = np.array([job.held_out == (device,) for job in self.jobs])
+        where = np.array([device in job.held_out for job in self.jobs])
         return jax.tree.map(lambda leaf: leaf[where], self.best)
 
     def residuals(self) -> dict[str, np.ndarray]:
@@ -57,9 +58,13 @@ class LeftOut:
         return merged(self.members(device), self.rows, generation_of=device)
 
 
-def left_out_jobs(seeds: int, devices: Sequence[str]) -> tuple[Job, ...]:
-    """A fit for every seed and every device, which it leaves out."""
-    return tuple(Job(seed, (device,)) for seed in range(seeds) for device in devices)
+def left_out_jobs(seeds: int, devices: Sequence[str], by: str = "device") -> tuple[Job, ...]:
+    """A fit for every seed and every device, which it leaves out; or for every "architecture", all its devices."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for device in devices:
+        key = device if by == "device" else gpu_info(device).architecture
+        groups[key] = (*groups.get(key, ()), device)
+    return tuple(Job(seed, group) for seed in range(seeds) for group in groups.values())
 
 
 def fit_left_out(kind: MixtureKind, rows: Rows, seeds: int, settings: Settings) -> LeftOut:

@@ -23,13 +23,14 @@ from neusight_jax.files import refuse_existing
 from neusight_jax.gpu import stack_gpus
 from neusight_jax.gpu_catalog import gpu_info, kernel_generation
 from neusight_jax.gpu_file import load_gpu
+from neusight_jax.kernels.families import TENSOR_FAMILIES
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
 from neusight_jax.terms import Predictor
-from neusight_jax.tiles import TileChoice
+from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.training.conformal import Residuals, mean_error_percent
 from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
-from neusight_jax.training.fit import FitState, Job, Kind, Settings, fit, sample_of
+from neusight_jax.training.fit import FitState, Job, Kind, Settings, fit, row_features, sample_of
 from neusight_jax.training.kinds import (
     MixtureKind,
     NeuSightKind,
@@ -41,6 +42,7 @@ from neusight_jax.training.kinds import (
 from neusight_jax.training.left_out import LeftOut, left_out_jobs, merged, shared_effect
 from neusight_jax.training.progress import Saved
 from neusight_jax.training.rows import Rows
+from neusight_jax.training.taking_over import taken_over
 from neusight_jax.training.trusting import Evidence, make_trust
 
 
@@ -56,6 +58,9 @@ class Recipe:
       rows_per_device: at most this many sweep rows of each GPU and family.
       in_model: whether nodes of measured models are trained on too.
       left_out_seeds, left_out_settings: fits that leave each device out, the evidence for intervals; 0 seeds = none.
+      families: those to train, of those that were measured; empty = all.
+      base: a checkpoint whose families are taken over where none is trained here; "" = none.
+      left_out_by: what is left out together, a "device" or all devices of an "architecture".
       smallest: least (rows, cols) of row-wise kernels trained on, by family; the published NeuSight's own filter.
     """
 
@@ -69,6 +74,9 @@ class Recipe:
     left_out_seeds: int = 1
     left_out_settings: Settings = field(default_factory=lambda: Settings(steps=1000))
     smallest: dict[str, tuple[int, int]] = field(default_factory=dict)
+    families: tuple[str, ...] = ()
+    base: str = ""
+    left_out_by: str = "device"
 
 
 RECIPES: dict[str, Recipe] = {
@@ -82,6 +90,18 @@ RECIPES: dict[str, Recipe] = {
         left_out_seeds=0,
         smallest={"elementwise": (8192, 512), "softmax": (4096, 512), "norm": (4096, 512)},
     ),
+    "tensorcore": Recipe(
+        "mixture",
+        members=3,
+        hidden=(32, 32),
+        settings=Settings(steps=1500, batch_size=768),
+        rows_per_device=8000,
+        in_model=False,
+        left_out_settings=Settings(steps=600, batch_size=768),
+        families=tuple(sorted(TENSOR_FAMILIES)),
+        base="fp32",
+        left_out_by="architecture",
+    ),
     "tiny": Recipe(
         "mixture",
         members=1,
@@ -91,7 +111,8 @@ RECIPES: dict[str, Recipe] = {
         left_out_settings=Settings(steps=20, batch_size=64),
     ),
 }
-"""Recipes by name: `fp32` the default, `fp32-neusight` the paper's form, `tiny` a quick trial of the whole path."""
+"""Recipes by name: `fp32` the default, `fp32-neusight` the paper's form, `tensorcore` for every other dtype with
+attention and experts, `tiny` a quick trial of the whole path."""
 
 
 def train(
@@ -160,6 +181,8 @@ def train(
     }
     if resume and target.exists():
         shutil.rmtree(target)
+    if chosen.base:
+        predictor, card = taken_over(predictor, card, chosen.base)
     save_checkpoint(target, predictor, card)
     if not run.interrupted:
         saved.discard()
@@ -190,7 +213,10 @@ class _Run:
         self.jobs = [Job(seed * 1000 + member) for member in range(recipe.members)]
         self.saved, self.console = saved, console or Console(quiet=True)
         present = set(data.frame.loc[data.frame["device"].isin(devices), "family"])
-        self.families = [name for name in NETWORKS if name in present]
+        wanted = recipe.families or NETWORKS
+        self.families = [name for name in NETWORKS if name in present and name in wanted]
+        if not self.families:
+            raise InputError(f"no measurement of what the recipe trains: {', '.join(wanted)}")
         self.row_counts: dict[str, int] = {}
         self.errors: dict[str, dict[str, dict[str, float]]] = {}
         self.tile_accuracy: dict[str, float] = {}
@@ -212,7 +238,7 @@ class _Run:
         )
         with Progress(*columns, console=self.console) as bar:
             for name in self.families:
-                rows = self._rows(name, self.devices)
+                rows = self._rows(name, self._devices_of(name))
                 self.row_counts[name] = len(rows.seconds)
                 tiles[name] = self._fit_tiles(bar, name, rows)
                 kind = self._kind(tiles[name], rows)
@@ -237,6 +263,12 @@ class _Run:
             predictor = replace(predictor, trust=trust)
         return predictor, effects
 
+    def _devices_of(self, name: str) -> tuple[str, ...]:
+        """Devices with rows of a family: others would only be effects without evidence."""
+        frame = self.data.frame
+        having = set(frame.loc[frame["family"] == name, "device"])
+        return tuple(device for device in self.devices if device in having)
+
     def _kind(self, tile: TileChoice, rows: Rows) -> MixtureKind | NeuSightKind:
         if self.recipe.kind == "neusight":
             return NeuSightKind(tile, self.recipe.hidden)
@@ -254,6 +286,8 @@ class _Run:
         return rows
 
     def _fit_tiles(self, bar: Progress, name: str, rows: Rows) -> TileChoice:
+        if not (rows.tile >= 0).any():
+            return init_tile_choice(jax.random.key(self.jobs[0].seed), rows.family, row_features(rows))
         best = self._fit(bar, f"{name} tiles", TileKind(), rows, self.jobs[:1], self.recipe.tile_settings)
         choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
         known = rows.take(rows.tile >= 0)
@@ -328,11 +362,12 @@ class _Run:
             effects[device][name] = [round(float(value), 5) for value in own]
         for device in rows.devices:
             shared = [round(float(value), 5) for value in shared_effect(mean, rows, device)]
-            self.generation_effects.setdefault(kernel_generation(device), {})[name] = shared
+            generation = kernel_generation(device, rows.family.libraries)
+            self.generation_effects.setdefault(generation, {})[name] = shared
         return merged(best, rows)
 
     def _fit_left_out(self, bar: Progress, name: str, kind: MixtureKind, rows: Rows) -> LeftOut:
-        jobs = left_out_jobs(self.recipe.left_out_seeds, rows.devices)
+        jobs = left_out_jobs(self.recipe.left_out_seeds, rows.devices, self.recipe.left_out_by)
         best = self._fit(bar, f"{name} left out", kind, rows, jobs, self.recipe.left_out_settings)
         return LeftOut(kind, rows, jobs, best)
 

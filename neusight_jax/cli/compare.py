@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from neusight_jax.cli.console import remark, show, show_json
-from neusight_jax.cli.options import AsJson, BatchSize, Checkpoint, Dtype, Fused, Mode, Model, SequenceLength
+from neusight_jax.cli.options import AsJson, BatchSize, Dtype, Fused, Mode, Model, SequenceLength, WorkloadCheckpoint
 
 
 def compare(
@@ -24,14 +24,14 @@ def compare(
     ] = None,
     by: Annotated[str, typer.Option("--by", help="latency, throughput or cost.")] = "latency",
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
-    checkpoint: Checkpoint = "fp32",
+    checkpoint: WorkloadCheckpoint = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank GPUs for a model by latency, throughput or cost.
 
     Every GPU is forecast from its figures alone, so that all are treated alike.
     """
-    from neusight_jax.checkpoint import load_predictor
+    from neusight_jax.checkpoint import default_checkpoint, load_predictor
     from neusight_jax.cli.predict import longest
     from neusight_jax.compare import compare as compare_gpus
     from neusight_jax.compare import read_prices
@@ -40,6 +40,7 @@ def compare(
     listed = read_prices(prices) if prices is not None else None
     length = longest(model) if sequence_length is None else sequence_length
     graph = graph_from_config(model, batch_size, length, mode, dtype, bool(fused))
+    checkpoint = checkpoint or default_checkpoint(graph.kernels)
     found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by)
     if plot is not None:
         from neusight_jax.comparison_plot import write_plot

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neusight_jax.cli.console import remark, show, show_json
-from neusight_jax.cli.options import AsJson, BatchSize, Checkpoint, Dtype, Fused, Mode, Models, SequenceLength
+from neusight_jax.cli.options import AsJson, BatchSize, Dtype, Fused, Mode, Models, SequenceLength, WorkloadCheckpoint
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def design(
     mode: Mode = "inference",
     dtype: Dtype = "fp32",
     fused: Fused = False,
-    checkpoint: Checkpoint = "fp32",
+    checkpoint: WorkloadCheckpoint = None,
     starts: Annotated[int, typer.Option("--starts", help="Descents at once.")] = 3,
     steps: Annotated[int, typer.Option("--steps", help="Of each descent.")] = 15,
     rounds: Annotated[int, typer.Option("--rounds", help="Of exact refinement, 64 machines each.")] = 16,
@@ -81,12 +81,13 @@ def design(
     machine = _base(base, fixed or ())
     loads = [_load(text, given, bool(fused)) for text in models]
     from neusight_jax.checkpoint import load_predictor
+    from neusight_jax.cli.workloads import default_for
     from neusight_jax.design.answers import answer, problem, read_costs, required
     from neusight_jax.design.answers import pareto as front_of
     from neusight_jax.design.report import design_tables, front_table, shown
     from neusight_jax.design.search import Search, Settings
 
-    predictor = load_predictor(checkpoint)
+    predictor = load_predictor(checkpoint or default_for(load.graph for load in loads))
     if target_s is not None:
         if len(ranges) != 1 or len(loads) != 1 or budgets:
             raise InputError("--target answers for one model, one --free field and no --budget")

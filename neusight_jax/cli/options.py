@@ -17,7 +17,38 @@ SequenceLength = Annotated[
     int | None,
     typer.Option("--sequence-length", help="Tokens in a sequence.", show_default="the longest the model takes"),
 ]
-Mode = Annotated[str, typer.Option("--mode", help="inference, or training (forward and backward).")]
+RequestLengths = Annotated[
+    str | None,
+    typer.Option(
+        "--sequence-length",
+        help="Tokens in a sequence; decoders take one for each request too: 512,2048.",
+        show_default="the longest the model takes",
+    ),
+]
+KvLength = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-length",
+        help="Prefill and decode: keys the last new token sees, one number or one for each request.",
+        show_default="the sequence length",
+    ),
+]
+WeightDtype = Annotated[
+    str | None, typer.Option("--weight-dtype", help="Of weights, decoders only.", show_default="as --dtype")
+]
+KvDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-dtype", help="Of the KV cache, decoders only.", show_default="fp8 for fp8 and fp4, else as --dtype"
+    ),
+]
+TensorParallel = Annotated[
+    int, typer.Option("--tensor-parallel", help="GPUs a decoder's layers are split over; no collectives are forecast.")
+]
+ExpertParallel = Annotated[int, typer.Option("--expert-parallel", help="GPUs the experts are split over.")]
+Mode = Annotated[
+    str, typer.Option("--mode", help="inference, training (forward and backward); decoders also prefill, decode.")
+]
 Dtype = Annotated[str, typer.Option("--dtype", help="Of all tensors.")]
 Fused = Annotated[
     bool | None,
@@ -29,6 +60,14 @@ Fused = Annotated[
 ]
 Checkpoint = Annotated[
     str, typer.Option("--checkpoint", help="A name of `neusight-jax checkpoints`, or a folder written by `train`.")
+]
+WorkloadCheckpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        help="A name of `neusight-jax checkpoints`, or a folder written by `train`.",
+        show_default="fp32; tensorcore when the model computes in another dtype",
+    ),
 ]
 Models = Annotated[
     list[str], typer.Argument(metavar="MODEL...", help="Names of `neusight-jax models`, or config.json files.")

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from neusight_jax.cli.console import show, show_json
-from neusight_jax.cli.options import AsJson, BatchSize, Checkpoint, Dtype, Fused, Gpu, Mode, Model, SequenceLength
+from neusight_jax.cli.options import (
+    AsJson,
+    BatchSize,
+    Dtype,
+    ExpertParallel,
+    Fused,
+    Gpu,
+    KvDtype,
+    KvLength,
+    Mode,
+    Model,
+    RequestLengths,
+    TensorParallel,
+    WeightDtype,
+    WorkloadCheckpoint,
+)
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
+    from neusight_jax.graph.requests import Lengths
 
 
 def predict(
     model: Model,
     gpu: Gpu,
     batch_size: BatchSize = 1,
-    sequence_length: SequenceLength = None,
+    sequence_length: RequestLengths = None,
     mode: Mode = "inference",
     dtype: Dtype = "fp32",
     fused: Fused = None,
-    checkpoint: Checkpoint = "fp32",
+    kv_length: KvLength = None,
+    weight_dtype: WeightDtype = None,
+    kv_dtype: KvDtype = None,
+    tensor_parallel: TensorParallel = 1,
+    expert_parallel: ExpertParallel = 1,
+    checkpoint: WorkloadCheckpoint = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a model on a GPU, kernel by kernel.
@@ -31,18 +53,20 @@ def predict(
 
     A GPU the checkpoint was trained on is forecast with its own measured effect, as `evaluate` does.
     """
-    from neusight_jax.checkpoint import load_card, load_predictor
+    from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
     from neusight_jax.forecast import predict as forecast_model
     from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.gpu_file import load_named_gpu
 
     gpu_name, machine = load_named_gpu(gpu)
-    graph = _graph(model, batch_size, sequence_length, mode, dtype, fused)
+    serving = Serving(kv_length, weight_dtype, kv_dtype, tensor_parallel, expert_parallel)
+    graph = _graph(model, batch_size, sequence_length, mode, dtype, fused, serving)
     dtype = graph.dtype
     try:
         machine.peak_flop_per_s(dtype)
     except InputError as error:
         raise InputError(f"{gpu_name}: {error}") from None
+    checkpoint = checkpoint or default_checkpoint(graph.kernels)
     card = load_card(checkpoint)
     # A name, not a file: the figures are those of the GPU that was measured.
     device = canonical_name(gpu)
@@ -58,8 +82,36 @@ def predict(
     show(forecast_tables(forecast))
 
 
+@dataclass(frozen=True)
+class Serving:
+    """Options of decoders alone, as `graph_from_config` takes them."""
+
+    kv_length: str | None
+    weight_dtype: str | None
+    kv_dtype: str | None
+    tensor_parallel: int
+    expert_parallel: int
+
+
+def lengths(option: str, text: str | None) -> Lengths | None:
+    """One whole number, or several with commas between; `InputError` naming the option otherwise."""
+    if text is None:
+        return None
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} is {text!r}, expected a whole number, or one for each request: 512,2048") from None
+    return values if len(values) > 1 else values[0]
+
+
 def _graph(
-    model: str, batch_size: int, sequence_length: int | None, mode: str, dtype: str, fused: bool | None
+    model: str,
+    batch_size: int,
+    sequence_length: str | None,
+    mode: str,
+    dtype: str,
+    fused: bool | None,
+    serving: Serving,
 ) -> Graph:
     from neusight_jax.graph.source_file import graph_from_source, is_source
 
@@ -74,9 +126,20 @@ def _graph(
         return graph_from_source(model, mode, TraceOptions(fused=fused))
     from neusight_jax.graph.build import graph_from_config
 
-    if sequence_length is None:
-        sequence_length = longest(model)
-    return graph_from_config(model, batch_size, sequence_length, mode, dtype, bool(fused))
+    given = lengths("--sequence-length", sequence_length)
+    return graph_from_config(
+        model,
+        batch_size,
+        longest(model) if given is None else given,
+        mode,
+        dtype,
+        bool(fused),
+        kv_length=lengths("--kv-length", serving.kv_length),
+        weight_dtype=serving.weight_dtype,
+        kv_dtype=serving.kv_dtype,
+        tensor_parallel=serving.tensor_parallel,
+        expert_parallel=serving.expert_parallel,
+    )
 
 
 def longest(model: str) -> int:

@@ -11,7 +11,6 @@ from neusight_jax.cli.console import remark, show, show_json
 from neusight_jax.cli.options import (
     AsJson,
     BatchSize,
-    Checkpoint,
     Dtype,
     Fused,
     Gpu,
@@ -19,6 +18,7 @@ from neusight_jax.cli.options import (
     Model,
     Relaxation,
     SequenceLength,
+    WorkloadCheckpoint,
 )
 
 
@@ -30,13 +30,13 @@ def sensitivity(
     mode: Mode = "inference",
     dtype: Dtype = "fp32",
     fused: Fused = False,
-    checkpoint: Checkpoint = "fp32",
+    checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw it: a .png, .svg or .html file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Elasticities of a model's latency with respect to every figure of a GPU."""
-    from neusight_jax.checkpoint import load_card, load_predictor
+    from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.cli.workloads import check_dtype, check_relaxation, graph_of
     from neusight_jax.gpu_file import load_named_gpu
@@ -50,6 +50,7 @@ def sensitivity(
     gpu_name, machine = load_named_gpu(gpu)
     graph = graph_of(model, batch_size, sequence_length, mode, dtype, bool(fused))
     check_dtype(machine, gpu_name, dtype)
+    checkpoint = checkpoint or default_checkpoint(graph.kernels)
     notes = forecast_notes(load_card(checkpoint), checkpoint, gpu_name, dtype)
     predictor = load_predictor(checkpoint)
     result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)

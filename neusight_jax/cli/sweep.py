@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neusight_jax.cli.console import progress_console, remark, show_json
-from neusight_jax.cli.options import AsJson, Checkpoint, Dtype, Fused, Mode, Models, Relaxation
+from neusight_jax.cli.options import AsJson, Dtype, Fused, Mode, Models, Relaxation, WorkloadCheckpoint
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def sweep(
     mode: Mode = "inference",
     dtype: Dtype = "fp32",
     fused: Fused = False,
-    checkpoint: Checkpoint = "fp32",
+    checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
     chunk: Annotated[int, typer.Option("--chunk", help="Machines in one call; memory grows with it.")] = 2048,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted sweep stopped.")] = False,
@@ -53,7 +53,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Forecast models on many hypothetical machines; peaks follow SM count and clock."""
-    from neusight_jax.cli.workloads import check_relaxation, graph_of
+    from neusight_jax.cli.workloads import check_relaxation, default_for, graph_of
     from neusight_jax.sweep.space import Grid, Samples
 
     check_relaxation(relaxation)
@@ -93,7 +93,7 @@ def sweep(
     ]
     try:
         done = run_sweep(
-            load_predictor(checkpoint),
+            load_predictor(checkpoint or default_for(graphs)),
             gpus,
             graphs,
             space,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
@@ -30,6 +30,13 @@ def graph_of(text: str, batch_size: int, sequence_length: int | None, mode: str,
 
     positions = longest(text) if sequence_length is None else sequence_length
     return graph_from_config(text, batch_size, positions, mode, dtype, fused)
+
+
+def default_for(graphs: Iterable[Graph]) -> str:
+    """The shipped checkpoint for several models: `tensorcore` if one of them needs it."""
+    from neusight_jax.checkpoint import default_checkpoint
+
+    return max(default_checkpoint(graph.kernels) for graph in graphs)
 
 
 def split_assignment(option: str, text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph import bert, decoder, gpt2, opt, switch, vit
 from neusight_jax.graph.config import Config, read_config, whole
 from neusight_jax.graph.fusion import fuse
-from neusight_jax.graph.graph import MODES, Footprint, Graph, Node
+from neusight_jax.graph.graph import MODES, Graph, Node
 from neusight_jax.graph.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.step import Step, precision
 from neusight_jax.graph.tape import Tape

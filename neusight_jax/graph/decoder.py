@@ -1,6 +1,6 @@
 """Decoder-only language models with gated feed-forward blocks, dense or with experts, one table for all of them.
 
-Sources: the `config.json` keys and modelling code of Hugging Face `transformers` for every `model_type` here; multi-head
+Sources: the `config.json` keys and modelling code of Hugging Face `transformers` for each `model_type`; multi-head
 latent attention after DeepSeek-V2 (2024), absorbed into one wide KV head when decoding.
 """
 
@@ -70,7 +70,7 @@ class Decoder:
 
 
 def read_decoder(config: Config, context: int) -> Decoder:
-    """Sizes from a config; `InputError` naming the key that is missing, or when `context` is longer than the model's."""
+    """Sizes from a config; `InputError` naming the key that is missing, or a `context` beyond the model's."""
     kind = str(config.values["model_type"])
     hidden, layers, heads = (config.size(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     config.limit_sequence(context, "max_position_embeddings")
@@ -84,8 +84,12 @@ def read_decoder(config: Config, context: int) -> Decoder:
             config.size("v_head_dim"),
         )
     explicit = config.values.get("head_dim")
-    head = config.size("head_dim") if explicit else hidden // heads if latent else config.head_size(
-        "hidden_size", "num_attention_heads"
+    head = (
+        config.size("head_dim")
+        if explicit
+        else hidden // heads
+        if latent
+        else config.head_size("hidden_size", "num_attention_heads")
     )
     experts = _experts(config, kind)
     return Decoder(
@@ -181,7 +185,7 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
 def _check_split(config: Config, model: Decoder, tensor_parallel: int, expert_parallel: int) -> None:
     if model.heads % tensor_parallel or model.inner % tensor_parallel:
         raise InputError(
-            f"{config.name}: {model.heads} heads do not split over tensor_parallel={tensor_parallel}; expected a divisor"
+            f"{config.name}: {model.heads} heads do not split over {tensor_parallel} GPUs; expected a divisor"
         )
     if model.experts is None and expert_parallel > 1:
         raise InputError(f"{config.name} has no experts; leave expert_parallel out")

@@ -75,7 +75,7 @@ class Step:
     _repeat: int = 1
 
     def footprint(self) -> Footprint:
-        """Memory of the step. Training keeps every node's output, an fp32 copy of the weights and Adam's two moments."""
+        """Memory of the step. Training keeps every node's output, fp32 master weights and Adam's moments."""
         size = element_bytes(self.precision.activations)
         outputs = [float(np.prod(node.shape)) * size for node in self.nodes]
         kept = sum(output * node.repeat for output, node in zip(outputs, self.nodes, strict=True))
@@ -243,7 +243,15 @@ class Step:
         return forward, backward
 
     def experts(
-        self, name: str, *, experts: int, top_k: int, hidden: int, inner: int, expert_parallel: int, tensor_parallel: int
+        self,
+        name: str,
+        *,
+        experts: int,
+        top_k: int,
+        hidden: int,
+        inner: int,
+        expert_parallel: int,
+        tensor_parallel: int,
     ) -> None:
         """The routed experts of a layer, those on this device, tokens spread at random."""
         local, width = max(experts // expert_parallel, 1), max(inner // tensor_parallel, 1)

@@ -20,7 +20,7 @@ DIMS: tuple[str, ...] = (
     *("requests", "queries", "keys", "pairs", "context"),
     *("heads", "kv_heads", "head_size", "kv_share"),
 )
-"""Sums over requests: new tokens, keys read, visited query-key pairs, length of the sequences; then heads, width of one,
+"""Sums over requests: new tokens, keys read, visited query-key pairs, length of the sequences; then heads, their width,
 and bytes of an element of the KV cache over those of the tensors."""
 
 QUERY_TILES: tuple[int, ...] = (64, 128, 256)
@@ -35,7 +35,7 @@ MIN_SPLIT_KEYS = 128.0
 """Fewest keys a block of a split decode is given."""
 
 DIRECTIONS: tuple[int, ...] = (9, 10, 14)
-"""Features a device or library effect may tilt along: keys of a query, heads of a group, share of keys windowed away."""
+"""Features a device or library effect may tilt along: keys of a query, heads of a group, share of keys seen."""
 
 
 def attention_dims(
@@ -138,9 +138,7 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
     return jnp.stack([jnp.log(value) for value in sizes], axis=-1)
 
 
-def _family(
-    name: str, tiles: tuple[str, ...], work: Callable[[Dims, Float[Array, " kernel"]], Work]
-) -> Family:
+def _family(name: str, tiles: tuple[str, ...], work: Callable[[Dims, Float[Array, " kernel"]], Work]) -> Family:
     return Family(
         name=name,
         ops=(name,),

@@ -67,7 +67,7 @@ class Family:
       tensor_core: whether its kernels are those of tensor cores: measured inside CUDA graphs, so that a launch costs no
         more alone than in a model.
       libraries: which libraries run it, a key of `gpu_catalog.KERNEL_GENERATIONS`.
-      l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 always serves blocks' operands.
+      l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
       directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
     """
 

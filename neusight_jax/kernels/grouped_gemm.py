@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from neusight_jax.kernels.family import Dims, Family, Work
 
 DIMS: tuple[str, ...] = ("tokens", "rows", "active", "hidden", "inner")
-"""Tokens of the batch, token-expert pairs served here, experts here that serve any; width of the model, of an expert."""
+"""Tokens of the batch, token-expert pairs served here, experts here with work; widths of model and expert."""
 
 TILES: tuple[int, ...] = (16, 64, 128)
 """Rows of one expert that a block takes."""

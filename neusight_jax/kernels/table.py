@@ -70,8 +70,8 @@ class KernelBatch:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KernelTable:
-    """Kernels by family. Empty families are present too (`families.table_families`), so that tables of equal padded size
-    share one program."""
+    """Kernels by family. Empty families are present too (`families.table_families`), so that tables of equal
+    padded size share one program."""
 
     families: dict[str, KernelBatch] = field(default_factory=dict)
 

@@ -1,0 +1,94 @@
+"""One checkpoint from two: families that were trained here, and the rest from a checkpoint that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from neusight_jax.checkpoint import load_card, load_predictor
+from neusight_jax.errors import InputError
+from neusight_jax.mixture import MixturePredictor
+from neusight_jax.terms import Predictor
+from neusight_jax.trust import Trust
+
+
+def taken_over(predictor: Predictor, card: Mapping[str, Any], base: str) -> tuple[MixturePredictor, dict[str, Any]]:
+    """A predictor with the families of a base checkpoint beside its own, and the card of both.
+
+    Ensembles must be of one size in a checkpoint: members of the base beyond the predictor's are left out.
+
+    Args:
+      predictor, card: trained here; base: name or folder of a `mixture` checkpoint.
+    Raises: `InputError` when the base is of another kind or size.
+    """
+    other, other_card = load_predictor(base), load_card(base)
+    if not isinstance(other, MixturePredictor) or not isinstance(predictor, MixturePredictor):
+        raise InputError(f"base checkpoint {base} is of another kind than mixture; expected a mixture")
+    members, hidden = card["architecture"]["members"], card["architecture"]["hidden"]
+    if other_card["architecture"]["hidden"] != hidden or other_card["architecture"]["members"] < members:
+        raise InputError(f"base checkpoint {base} has other sizes; expected hidden {hidden}, {members} members or more")
+    extra = [name for name in other.families if name not in predictor.families]
+    families = {name: _members(other.families[name], members) for name in extra}
+    own_trust, other_trust = predictor.trust, other.trust
+    trust = None if own_trust is None or other_trust is None else _joined(other_trust, own_trust)
+    both = MixturePredictor(
+        {**families, **predictor.families}, {**{name: other.tiles[name] for name in extra}, **predictor.tiles}, trust
+    )
+    merged = {
+        **card,
+        "architecture": {**card["architecture"], "families": list(both.families), "trust": trust is not None},
+        "trained_on": {
+            **card["trained_on"],
+            "devices": sorted({*card["trained_on"]["devices"], *other_card["trained_on"]["devices"]}),
+        },
+        "trained_dtypes": sorted({*card["trained_dtypes"], *other_card["trained_dtypes"]}),
+        "taken_over": {"checkpoint": base, "families": extra},
+        **{
+            key: _beside(other_card.get(key, {}), card.get(key, {}), extra)
+            for key in ("device_effects", "generation_effects")
+        },
+    }
+    return both, merged
+
+
+def _members(parameters: Any, members: int) -> Any:
+    """The first members of an ensemble; the device effect has no member axis."""
+    network = replace(
+        parameters.network,
+        center=parameters.network.center[:members],
+        scale=parameters.network.scale[:members],
+        weights=tuple(each[:members] for each in parameters.network.weights),
+        biases=tuple(each[:members] for each in parameters.network.biases),
+    )
+    own = {
+        name: getattr(parameters, name)[:members]
+        for name in ("log_floor_s", "log_gap_s", "raw_norm", "in_model", "stack")
+    }
+    return replace(parameters, network=network, **own)
+
+
+def _joined(base: Trust, own: Trust) -> Trust:
+    low = np.minimum(base.gpu_range[0], own.gpu_range[0])
+    high = np.maximum(base.gpu_range[1], own.gpu_range[1])
+    return replace(
+        own,
+        kernels={**base.kernels, **own.kernels},
+        measured_kernels={**base.measured_kernels, **own.measured_kernels},
+        shape_range={**base.shape_range, **own.shape_range},
+        gpu_range=jnp.asarray(np.stack([low, high]), jnp.float32),
+    )
+
+
+def _beside(
+    base: Mapping[str, Mapping[str, Any]], own: Mapping[str, Mapping[str, Any]], families: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Effects by device or generation, then family; of the base only the families taken over."""
+    out: dict[str, dict[str, Any]] = {}
+    for name in (*base, *(name for name in own if name not in base)):
+        kept = {family: effect for family, effect in base.get(name, {}).items() if family in families}
+        out[name] = {**kept, **own.get(name, {})}
+    return out
