@@ -1,7 +1,9 @@
 """Protocols: train with one GPU left out, score that GPU, for every GPU and several seeds.
 
 `logo` (leave one GPU out) scores all rows of the GPU left out. `logo-size` also extrapolates in size: it trains on the
-smaller 70 % of the rows (by FLOP, or bytes where there are few) and scores the largest 15 % of the GPU left out. Errors
+smaller 70 % of the rows (by FLOP, or bytes where there are few) and scores the largest 15 % of the GPU left out.
+`architecture` leaves out all GPUs of one architecture together: where a twin would stay in training, `logo` flatters.
+`seen` leaves no GPU out: it trains on four fifths of the rows and scores the rest. Errors
 are of single seeds, not of their ensemble; device effects are at zero, as for any GPU nobody has measured. Wave scaling
 is told more than the others, in both: the measured time of the very kernel on another GPU.
 """
@@ -28,15 +30,17 @@ from neusight_jax.roofline import element_bytes
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
 from neusight_jax.training.evaluation import percentiles
-from neusight_jax.training.fit import Sample, sample_of
+from neusight_jax.training.fit import Job, Sample, sample_of
 from neusight_jax.training.left_out import left_out_jobs
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import DEFAULT_SYSTEMS, SYSTEMS, Shown, fit_tile
 
-PROTOCOLS: tuple[str, ...] = ("logo", "logo-size")
+PROTOCOLS: tuple[str, ...] = ("logo", "logo-size", "architecture", "seen")
 SMALL, LARGE = 0.70, 0.85
 """Quantiles of size: train below the first, score above the second (`logo-size`)."""
 ROWS_PER_DEVICE = 3000
+LONG_S = 50e-6
+"""Attention is scored apart on kernels longer than this: shorter ones are mostly their floor."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class ProtocolResult:
     def by_family(self) -> pd.DataFrame:
         """Mean error per system (rows) and family (columns), GPUs weighted equally."""
         means = self.scores.groupby(["system", "family"])["mean"].mean().unstack("family")
-        return means[[name for name in NETWORKS if name in means]]
+        order = [label for name in NETWORKS for label in (name, f"{name} > 50 us")]
+        return means[[name for name in order if name in means]]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the rows are left to `rows`."""
@@ -121,6 +126,7 @@ def run_protocol(
             raise unknown_name("system", name, SYSTEMS)
     data, names = read_for(protocol, measurements, seeds, devices, drop_invalid)
     console = console or Console(quiet=True)
+    by = "architecture" if protocol == "architecture" else "device"
     scores: list[dict[str, Any]] = []
     frames: list[pd.DataFrame] = []
     for family in NETWORKS:
@@ -133,7 +139,11 @@ def run_protocol(
         if protocol == "logo-size":
             size = _size(rows)
             training, scored = rows.take(size < np.quantile(size, SMALL)), rows.take(size > np.quantile(size, LARGE))
-        found, frame = _family_scores(training, scored, every, systems, seeds, console)
+        elif protocol == "seen":
+            fifth = np.random.default_rng(0).permutation(len(rows.seconds)) % 5 == 0
+            training, scored = rows.take(~fifth), rows.take(fifth)
+        groups = [] if protocol == "seen" else left_out_jobs(seeds, rows.devices, by)
+        found, frame = _family_scores(training, scored, every, systems, seeds, groups, console)
         scores += found
         frames.append(frame)
     return ProtocolResult(protocol, seeds, pd.DataFrame(scores), pd.concat(frames, ignore_index=True))
@@ -161,28 +171,44 @@ def _size(rows: Rows) -> np.ndarray:
 
 
 def _family_scores(
-    training: Rows, scored: Rows, every: Rows, systems: Sequence[str], seeds: int, console: Console
+    training: Rows,
+    scored: Rows,
+    every: Rows,
+    systems: Sequence[str],
+    seeds: int,
+    jobs: Sequence[Job],
+    console: Console,
 ) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+    """Scores of one family; without jobs every GPU is in training."""
     family, devices = training.family, training.devices
-    jobs = left_out_jobs(seeds, devices)
-    shown = Shown(training, every, fit_tile(training, jobs[0]))
+    shown = Shown(training, every, fit_tile(training, jobs[0] if jobs else Job(0)))
     parts = {device: scored.of_device(device) for device in devices}
     samples = {device: sample_of(part, seen=False) for device, part in parts.items()}
     forecasts: dict[tuple[str, str], list[np.ndarray]] = {}
     for name in systems:
-        console.print(f"{family.name}: fitting {name}, {len(jobs)} fits")
-        for (device,), predictors in SYSTEMS[name].fit(shown, jobs).items():
+        console.print(f"{family.name}: fitting {name}, {len(jobs) or seeds} fits")
+        fits: dict[str, Sequence[Predictor]] = {}
+        if jobs:
+            for held_out, predictors in SYSTEMS[name].fit(shown, jobs).items():
+                fits |= dict.fromkeys(held_out, predictors)
+        else:
+            fits |= SYSTEMS[name].fit_seen(shown, seeds)
+        for device, predictors in fits.items():
             sample = samples[device]
             forecasts[name, device] = [np.asarray(_seconds(family, predictor, sample)) for predictor in predictors]
     scores = []
-    for (name, device), runs in forecasts.items():
-        measured = parts[device].seconds
-        each = [percentiles(100.0 * np.abs(run / measured - 1.0)) for run in runs]
-        mean = {key: float(np.mean([item[key] for item in each])) for key in each[0]}
-        spread = float(np.std([item["mean"] for item in each]))
-        scores.append(
-            {"system": name, "family": family.name, "device": device, "rows": len(measured), **mean, "sd": spread}
-        )
+    for label, least in ((family.name, 0.0), (f"{family.name} > 50 us", LONG_S)):
+        if least and family.libraries != "attention":
+            continue
+        for (name, device), runs in forecasts.items():
+            long = parts[device].seconds > least
+            measured = parts[device].seconds[long]
+            each = [percentiles(100.0 * np.abs(run[long] / measured - 1.0)) for run in runs]
+            mean = {key: float(np.mean([item[key] for item in each])) for key in each[0]}
+            spread = float(np.std([item["mean"] for item in each]))
+            scores.append(
+                {"system": name, "family": label, "device": device, "rows": len(measured), **mean, "sd": spread}
+            )
     frames = [
         pd.DataFrame(
             {

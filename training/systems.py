@@ -26,9 +26,9 @@ from neusight_jax.files import refuse_existing
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.terms import Predictor
-from neusight_jax.tiles import TileChoice
+from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
-from neusight_jax.training.fit import Job, Kind, Sample, Settings, fit, sample_of
+from neusight_jax.training.fit import Job, Kind, Sample, Settings, fit, row_features, sample_of
 from neusight_jax.training.kinds import MixtureKind, NeuSightKind, Roofline3Kind, TileKind, effect_penalties
 from neusight_jax.training.rivals import HabitatMLPKind, fit_li, fit_published_li, wave_predictors
 from neusight_jax.training.rows import Rows
@@ -61,6 +61,10 @@ class System(Protocol):
 
     def fit(self, shown: Shown, jobs: Sequence[Job]) -> Fitted:
         """Predictors of the family for every set of GPUs held out; no job uses the rows it holds out."""
+        ...
+
+    def fit_seen(self, shown: Shown, seeds: int) -> dict[str, list[Predictor]]:
+        """Predictors of the family for every GPU, all of them in training."""
         ...
 
 
@@ -98,6 +102,19 @@ class GradientSystem:
             out.setdefault(job.held_out, []).append(kind.predictor(member, rows.family, unmeasured))
         return out
 
+    def fit_seen(self, shown: Shown, seeds: int) -> dict[str, list[Predictor]]:
+        """Fits to all GPUs: for each GPU, one predictor a seed, with what was learned of that GPU."""
+        rows = shown.rows
+        kind = self.kind(shown.tile, rows)
+        best = fit(kind, rows, [Job(seed) for seed in range(seeds)], self.settings).best
+        out: dict[str, list[Predictor]] = {}
+        for device in rows.devices:
+            own = sample_of(rows.of_device(device).take(slice(0, 1)))
+            for seed in range(seeds):
+                member = jax.tree.map(lambda leaf, at=seed: leaf[at], best)
+                out.setdefault(device, []).append(kind.predictor(member, rows.family, own))
+        return out
+
 
 @dataclass(frozen=True)
 class JobSystem:
@@ -120,6 +137,11 @@ class JobSystem:
                 fits.append(self.fit_rows(shown.rows.without(job.held_out), job.seed))
         return out
 
+    def fit_seen(self, shown: Shown, seeds: int) -> dict[str, list[Predictor]]:
+        """Fits to all GPUs, the same for each of them."""
+        fits = [self.fit_rows(shown.rows, seed) for seed in range(seeds if self.random else 1)]
+        return dict.fromkeys(shown.rows.devices, fits)
+
 
 @dataclass(frozen=True)
 class WaveSystem:
@@ -135,6 +157,10 @@ class WaveSystem:
         """One predictor for each origin."""
         held_out = dict.fromkeys(job.held_out for job in jobs)
         return {names: wave_predictors(shown.every.without(names), general=self.general) for names in held_out}
+
+    def fit_seen(self, shown: Shown, seeds: int) -> dict[str, list[Predictor]]:
+        """Refused: on a GPU that was measured there is nothing to scale."""
+        raise InputError("wave scaling goes from one GPU to another; leave it out of the protocol `seen`")
 
 
 def _fit_gbt(rows: Rows, seed: int) -> Predictor:
@@ -187,7 +213,9 @@ def chosen_baselines(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def fit_tile(rows: Rows, job: Job) -> TileChoice:
-    """The tile choice of a family."""
+    """The tile choice of a family; an untrained one where no tile was measured."""
+    if not (rows.tile >= 0).any():
+        return init_tile_choice(jax.random.key(job.seed), rows.family, row_features(rows))
     best = fit(TileKind(), rows, [job], TILE_SETTINGS).best
     choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
     return choice

@@ -21,7 +21,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--protocol",
-            help="logo, logo-size, logo-models or few-shot: train with each GPU left out, instead of a checkpoint.",
+            help="logo, logo-size, architecture, seen, logo-models or few-shot: own fits, not a checkpoint.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Fits per GPU left out, with --protocol.")] = 5,
