@@ -12,9 +12,11 @@ import numpy as np
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.checkpoint import untrained
 from neusight_jax.gpu import FIELDS, GPU
+from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import CONV, conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.mixture import EFFECTS, effect_width
 from neusight_jax.roofline import Isolated, Scalar
@@ -122,6 +124,31 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
     def batch(family: Family) -> KernelBatch:
         if family is CONV:
             dims = random_convolutions(random, rows)
+        elif family.libraries == "attention":
+            heads = random.choice(np.array([1.0, 4.0, 8.0]), rows)
+            group = random.choice(np.array([1.0, 3.0, 8.0]), rows)
+            queries = whole(16384) if family.name == "prefill" else np.ones(rows)
+            sizes = {
+                "heads": heads * group,
+                "kv_heads": heads,
+                "head_size": random.choice(np.array([64.0, 128.0]), rows),
+                "window": random.choice(np.array([0.0, 128.0]), rows),
+                "kv_share": random.choice(np.array([0.5, 1.0]), rows),
+                "repeat": whole(256),
+            }
+            drawn = attention_dims(queries, queries - 1.0 + whole(131072), **sizes)  # type: ignore[arg-type]
+            dims = {name: np.asarray(values, np.float32) for name, values in drawn.items()}
+        elif family is GROUPED_GEMM:
+            experts = random.choice(np.array([8.0, 64.0, 256.0]), rows)
+            drawn = expert_dims(
+                whole(32768),
+                experts=experts,
+                local_experts=experts / random.choice(np.array([1.0, 8.0]), rows),
+                top_k=random.choice(np.array([1.0, 2.0, 8.0]), rows),
+                hidden=whole(8192),
+                inner=whole(16384),
+            )
+            dims = {name: np.asarray(values, np.float32) for name, values in drawn.items()}
         elif family.matrix:
             dims = {"batch": whole(256), "m": whole(32768), "n": whole(32768), "k": whole(32768)}
         else:

@@ -79,19 +79,23 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
     size = np.array(ELEMENT_BYTES)[batch.dtype]
     machine = {path: np.asarray(getattr(gpu, peak_field(path)), np.float64) for path in (*DTYPES, "fp32_matrix")}
     vector = machine["fp32"]
-    if name in ("linear", "bmm"):
+    matrix32 = np.where(machine["fp32_matrix"] > 0, machine["fp32_matrix"], vector)
+    by_dtype = np.stack([matrix32 if dtype == "fp32" else machine[dtype] for dtype in DTYPES])
+    peak = by_dtype[batch.dtype, np.arange(len(size))]
+    if name in ("linear", "bmm", "gemm", "gemm_fp8", "gemm_fp4"):
         b, m, n, k = (dims[key] for key in ("batch", "m", "n", "k"))
         flop, moved = 2 * b * m * n * k, size * b * (m * k + k * n + m * n)
-        matrix32 = np.where(machine["fp32_matrix"] > 0, machine["fp32_matrix"], vector)
-        by_dtype = np.stack([matrix32 if dtype == "fp32" else machine[dtype] for dtype in DTYPES])
-        peak = by_dtype[batch.dtype, np.arange(len(size))]
+    elif name in ("prefill", "decode"):
+        flop = 4 * dims["heads"] * dims["head_size"] * dims["pairs"]
+        kept = dims["keys"] * dims["kv_heads"] * dims["kv_share"]
+        moved = 2 * size * dims["head_size"] * (dims["queries"] * dims["heads"] + kept)
+    elif name == "grouped_gemm":
+        flop = 6 * dims["rows"] * dims["hidden"] * dims["inner"]
+        moved = 3 * size * dims["active"] * dims["hidden"] * dims["inner"]  # weights alone
     elif name == "conv":
         moved = size * (dims["image"] + dims["filter"] + dims["result"])
         winograd = (dims["m_4x4"] > 0) & (size >= 4)  # F(4×4, 3×3) multiplies four times less
         flop = 2 * dims["groups"] * dims["m"] * dims["n"] * dims["k"] / np.where(winograd, 4, 1)
-        matrix32 = np.where(machine["fp32_matrix"] > 0, machine["fp32_matrix"], vector)
-        by_dtype = np.stack([matrix32 if dtype == "fp32" else machine[dtype] for dtype in DTYPES])
-        peak = by_dtype[batch.dtype, np.arange(len(size))]
     else:
         per_element = {"elementwise": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0}[name]
         elements = dims["rows"] * dims["cols"]

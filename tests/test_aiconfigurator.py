@@ -1,0 +1,182 @@
+"""Import of aiconfigurator-core, on a small tree of its layout made here."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import neusight_jax as nj
+from neusight_jax.cli.app import run
+from neusight_jax.datasets.aiconfigurator import import_aiconfigurator
+from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.errors import InputError
+
+H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
+
+
+def gemm(framework: str, dtype: str, source: str, rows: list[tuple[int, int, int, float]], version: str = "9") -> Any:
+    frame = pd.DataFrame(rows, columns=["m", "n", "k", "latency"])
+    return frame.assign(
+        framework=framework, version=version, device=H100, op_name="gemm", kernel_source=source, gemm_dtype=dtype
+    )
+
+
+def attention(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    base = {
+        "framework": "VLLM",
+        "version": "0.24.0",
+        "kernel_source": "vllm_flash_attn_fa3",
+        "batch_size": 2,
+        "isl": 512,
+        "num_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attn_dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
+        "step": 0,
+        "window_size": 0,
+        "latency": 0.5,
+    }
+    return pd.DataFrame([{**base, **row} for row in rows])
+
+
+def experts(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    base = {
+        "framework": "TRTLLM",
+        "version": "1.3.0rc20",
+        "kernel_source": "moe_torch_flow_cutlass",
+        "moe_dtype": "bfloat16",
+        "num_tokens": 64,
+        "hidden_size": 4096,
+        "inter_size": 14336,
+        "topk": 2,
+        "num_experts": 8,
+        "moe_tp_size": 2,
+        "moe_ep_size": 4,
+        "distribution": "balanced",
+        "latency": 1.0,
+    }
+    return pd.DataFrame([{**base, **row} for row in rows])
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A tree of the package's layout with a few rows of each kind, good and bad."""
+    root = tmp_path / "wheel" / "aiconfigurator_core"
+
+    def write(frame: pd.DataFrame, *parts: str) -> None:
+        path = root.joinpath("systems", "data", *parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        frame.to_parquet(path)
+
+    bf16, other = "bfloat16", "torch.nn.functional.linear"
+    write(gemm("VLLM", bf16, other, [(64, 4096, 1024, 0.010)]), "h100_sxm", "gemm", "vllm", "9", "gemm_perf.parquet")
+    write(
+        pd.concat(
+            [
+                gemm("TRTLLM", bf16, other, [(64, 4096, 1024, 0.012), (64, 32, 1024, 0.012)]),
+                gemm("TRTLLM", "fp8", other, [(64, 4096, 1024, 0.02)]),
+            ]
+        ),
+        *("h100_sxm", "gemm", "trtllm", "9", "gemm_perf.parquet"),
+    )
+    write(
+        gemm("SGLANG", bf16, other, [(64, 4096, 1024, 0.020)]), "h100_sxm", "gemm", "sglang", "9", "gemm_perf.parquet"
+    )
+    write(
+        pd.concat(
+            [
+                gemm("VLLM", "fp8", "CutlassFP8ScaledMMLinearKernel", [(128, 2048, 512, 0.007)]),
+                gemm("VLLM", "fp8", "SomeOtherKernel", [(128, 2048, 512, 0.5)]),
+                # 2 × 8192³ FLOP in 0.1 ms would be eleven times the peak.
+                gemm("VLLM", "fp8", "CutlassFP8ScaledMMLinearKernel", [(8192, 8192, 8192, 0.1)]),
+            ]
+        ),
+        *("h100_sxm", "gemm", "vllm", "10", "gemm_perf.parquet"),
+    )
+    write(
+        attention([{}, {"isl": 8}, {"kernel_source": "vllm_triton_attn"}, {"kv_cache_dtype": "fp8"}]),
+        *("h100_sxm", "attention", "vllm", "0.24.0", "context_attention_perf.parquet"),
+    )
+    # The older table of the A100 has no windows.
+    decode = attention([{"isl": 1, "step": 1023}]).drop(columns="window_size")
+    write(decode, "a100_sxm", "attention", "vllm", "0.14.0", "generation_attention_perf.parquet")
+    write(
+        experts([{}, {"distribution": "power_law_1.2"}]), "h100_sxm", "moe", "trtllm", "1.3.0rc20", "moe_perf.parquet"
+    )
+    info = tmp_path / "wheel" / "aiconfigurator_core-0.12.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: aiconfigurator-core")
+    return tmp_path / "wheel"
+
+
+def test_rows_taken_and_counted(package: Path, tmp_path: Path) -> None:
+    report = import_aiconfigurator(package, tmp_path / "out")
+    assert report.version == "0.12.0"
+    assert report.rows == {"gemm_bf16": 1, "gemm_fp8": 1, "prefill": 1, "decode": 1, "experts": 1}
+    left_out = report.left_out
+    assert left_out["gemm_bf16", "n or k below 64"] == 1
+    assert left_out["gemm_fp8", "faster than light (warm in a cache)"] == 1
+    assert left_out["prefill", "fewer than 16 new tokens"] == 1
+    assert left_out["prefill", "a fallback or trial kernel"] == 1
+    assert left_out["prefill", "another dtype of tensors or cache"] == 1
+    assert left_out["experts", "uneven spread of tokens"] == 1
+    assert "Apache License" in (tmp_path / "out" / "ATTRIBUTION").read_text()
+
+
+def test_what_the_rows_mean(package: Path, tmp_path: Path) -> None:
+    import_aiconfigurator(package, tmp_path / "out")
+    frame = read_measurements(tmp_path / "out").frame.set_index("family")
+    product = frame.loc["gemm"]
+    assert (product["device"], product["dtype"], product["latency_s"]) == (H100, "bf16", pytest.approx(12e-6))
+    assert (product["m"], product["n"], product["k"]) == (64, 4096, 1024)  # our K is the package's k, the contraction
+    assert frame.loc["gemm_fp8", "dtype"] == "fp8"
+    prefill = frame.loc["prefill"]
+    assert (prefill["requests"], prefill["queries"], prefill["pairs"]) == (2, 1024, 2 * 512 * 513 / 2)
+    decode = frame.loc["decode"]
+    assert (decode["device"], decode["queries"], decode["keys"], decode["context"]) == (A100, 2, 2048, 2048)
+    layer = frame.loc["grouped_gemm"]
+    assert (layer["rows"], layer["active"], layer["inner"]) == (64 * 2 / 4, 2, 7168)
+
+
+def test_a_wheel_is_read_too(package: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / "aiconfigurator_core-0.12.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in package.rglob("*"):
+            archive.write(path, path.relative_to(package))
+    assert sum(import_aiconfigurator(wheel, tmp_path / "out").rows.values()) == 5
+
+
+def test_sources_that_hold_nothing(package: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected the wheel of aiconfigurator-core"):
+        import_aiconfigurator(tmp_path, tmp_path / "out")
+    broken = tmp_path / "broken.whl"
+    broken.write_bytes(b"PK no")
+    with pytest.raises(InputError, match="not a whole wheel"):
+        import_aiconfigurator(broken, tmp_path / "out")
+    for file in package.rglob("*.parquet"):
+        pd.read_parquet(file).drop(columns="latency").to_parquet(file)
+    with pytest.raises(InputError, match="column 'latency' is missing"):
+        import_aiconfigurator(package, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_command(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["import", "aiconfigurator", str(package), "--output", str(tmp_path / "out")]) == 0
+    assert "5 rows of aiconfigurator-core 0.12.0" in capsys.readouterr().out
+    assert run(["import", "aiconfigurator", str(package), "--output", str(tmp_path / "out")]) == 2
+
+
+def test_imported_rows_are_forecast(package: Path, tmp_path: Path) -> None:
+    import_aiconfigurator(package, tmp_path / "out")
+    table = nj.read_kernels(tmp_path / "out" / "kernels" / "decode.parquet")
+    assert set(table.families) >= {"gemm", "decode"}
+    from neusight_jax.baselines import load_baseline
+
+    seconds = nj.predict_kernels(load_baseline("roofline"), nj.load_gpu(A100), table)
+    assert seconds.shape == (1,)
+    assert 0 < seconds[0] < 0.5e-3
