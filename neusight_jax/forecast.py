@@ -20,12 +20,13 @@ from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_
 from neusight_jax.memory import footprint
 from neusight_jax.roofline import Scalar, element_bytes
 from neusight_jax.terms import KernelTerms, Predictor
-from neusight_jax.trust import LEVEL, kernel_interval, total_interval, trust_warnings
+from neusight_jax.trust import LEVEL, has_models, kernel_interval, total_interval, trust_warnings
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BOUNDS: tuple[str, ...] = ("compute", "memory", "launch")
+BOUND_COLUMNS: tuple[str, ...] = ("seconds_low", "seconds_high")
 COLUMNS: tuple[str, ...] = (
     "node",
     "op",
@@ -208,7 +209,11 @@ def predict(
     if trust is not None:
         cost = columns["seconds"] * columns["count"]
         wider = float(np.average(columns["widening"], weights=cost)) if cost.sum() > 0 else 1.0
-        interval = total_interval(trust, float(np.sum(cost, dtype=np.float64)), wider)
+        if has_models(trust):
+            interval = total_interval(trust, float(np.sum(cost, dtype=np.float64)), wider)
+        else:
+            low, high = (np.sum(columns[name] * columns["count"], dtype=np.float64) for name in BOUND_COLUMNS)
+            interval = (float(low), float(high))
         warnings = trust_warnings(trust, gpu, columns["shape_widening"], cost)
     return Forecast(
         model=graph.name,

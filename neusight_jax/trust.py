@@ -34,6 +34,8 @@ LEVEL = 0.8
 """Share of measurements an interval is meant to hold."""
 GPU_RATIOS: tuple[str, ...] = ("SMs", "FLOP per byte of bandwidth", "FLOP per joule of TDP", "L2 bytes per SM")
 """What is compared between a GPU and those trained on."""
+LEAST_QUARTER = 0.25
+"""What a quarter of a feature's trained range counts as at least: some features did not vary in training."""
 WORTH_SAYING = 0.05
 """Smallest distance of a GPU, natural logarithm, that is put into words."""
 
@@ -45,7 +47,7 @@ class Trust:
 
     Attributes:
       kernels: low and high log(measured / forecast) of an isolated kernel on a GPU nobody has measured, by family [2].
-      total: the same for a whole model [2].
+      total: the same for a whole model [2]; zeros where no whole model was measured.
       measured_kernels, measured_total: for a GPU that was trained on, forecast with its device effect.
       gpu_range: smallest and largest log `GPU_RATIOS` trained on [2, ratio].
       shape_range: the same for the features of each family [2, feature].
@@ -105,16 +107,24 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
         return KernelInterval(jnp.nan * one, jnp.nan * one, one, one)
     features = family.features(batch.dims, element_bytes(batch.dtype))
     low, high = trust.shape_range[family.network]
-    shape = 1.0 + jnp.max(outside(features, low, high) / jnp.maximum(0.25 * (high - low), 1e-6), axis=-1) / 2.0
+    shape = 1.0 + jnp.max(outside(features, low, high) / jnp.maximum(0.25 * (high - low), LEAST_QUARTER), axis=-1) / 2.0
     machine = 1.0 + jnp.sum(outside(gpu_ratios(gpu), *trust.gpu_range), axis=-1)
     below, above = trust.kernels[family.network]
     return KernelInterval(below * machine * shape, above * machine * shape, machine * shape, shape)
 
 
 def total_interval(trust: Trust, seconds: float, wider: float) -> tuple[float, float]:
-    """The 80 % interval of a whole model, seconds, widened by this factor. Host only."""
+    """The 80 % interval of a whole model, seconds, widened by this factor. Host only.
+
+    None was left out to learn from where both bounds are 0: see `has_models`.
+    """
     low, high = np.asarray(trust.total, np.float64) * wider
     return seconds * math.exp(low), seconds * math.exp(high)
+
+
+def has_models(trust: Trust) -> bool:
+    """Whether the record holds errors of whole models; without, a total has the sums of its kernels' bounds. Host only."""
+    return bool(np.any(np.asarray(trust.total) != 0.0))
 
 
 def trust_warnings(

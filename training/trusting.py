@@ -79,10 +79,8 @@ def make_trust(
         return left_out_predictor(evidence.left_out, tiles, device)
 
     models = {"left out": model_residuals(data, devices, unseen), "seen": model_residuals(data, devices, with_effect)}
-    widest = Interval(
-        min(item.low for item in kernels.values()), max(item.high for item in kernels.values()), float("nan"), {}
-    )
-    total = conformal_interval(models["left out"]) if models["left out"] else widest
+    none = Interval(0.0, 0.0, float("nan"), {})
+    total = conformal_interval(models["left out"]) if models["left out"] else none
     measured = {name: conformal_interval(residuals) for name, residuals in evidence.seen.items()}
     measured_total = conformal_interval(models["seen"]) if models["seen"] else total
     ratios = np.asarray(gpu_ratios(gpus))
@@ -96,15 +94,21 @@ def make_trust(
     )
     card = {
         "intervals": {
-            "left out": {**{name: _said(item) for name, item in kernels.items()}, "models": _said(total)},
-            "seen": {**{name: _said(item) for name, item in measured.items()}, "models": _said(measured_total)},
+            "left out": {name: _said(item) for name, item in {**kernels, **_measured(total)}.items()},
+            "seen": {name: _said(item) for name, item in {**measured, **_measured(measured_total)}.items()},
         },
         "left_out_errors_percent": {
             name: {device: mean_error_percent(each) for device, each in residuals.items()}
             for name, residuals in {**left_out, "models": models["left out"]}.items()
+            if residuals
         },
     }
     return trust, card
+
+
+def _measured(models: Interval) -> dict[str, Interval]:
+    """The interval of whole models for the card, where some were measured."""
+    return {"models": models} if models.low or models.high else {}
 
 
 def _pair(interval: Interval) -> Any:
