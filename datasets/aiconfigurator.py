@@ -59,6 +59,7 @@ class Rule:
       table: file name in the package; folder: its family folder.
       keep: reason rows are left out -> which rows of a table of one framework and version pass.
       columns: the schema's columns from the package's.
+      plus: a second table of the same shapes, whose times are added; "" = none.
       median: whether equal shapes of several frameworks become their median.
     """
 
@@ -68,6 +69,7 @@ class Rule:
     keep: dict[str, Callable[[pd.DataFrame], pd.Series]]
     columns: Callable[[pd.DataFrame], pd.DataFrame]
     median: bool = False
+    plus: str = ""
 
 
 def _gemm_columns(rows: pd.DataFrame) -> pd.DataFrame:
@@ -112,6 +114,10 @@ def _expert_columns(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def _quantize_columns(op: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda rows: pd.DataFrame({"op": op, "dtype": "bf16", "b": rows["m"], "h": rows["k"]})
+
+
 def _is(column: str, *values: str) -> Callable[[pd.DataFrame], pd.Series]:
     return lambda rows: rows[column].isin(values)
 
@@ -150,6 +156,11 @@ def _attention(shortest: int) -> dict[str, Callable[[pd.DataFrame], pd.Series]]:
     }
 
 
+_QUANTIZE = {
+    "another framework": _is("framework", "VLLM"),
+    "another dtype": _is("quant_dtype", "fp8"),
+}
+
 RULES: tuple[Rule, ...] = (
     Rule("gemm_bf16", "gemm", "gemm_perf.parquet", _GEMM, _gemm_columns, median=True),
     Rule("gemm_fp8", "gemm", "gemm_perf.parquet", _quantized("fp8", "CutlassFP8ScaledMM"), _gemm_columns),
@@ -168,6 +179,15 @@ RULES: tuple[Rule, ...] = (
             "uneven spread of tokens": _is("distribution", "balanced"),
         },
         _expert_columns,
+    ),
+    Rule("quantize", "quantize", "scale_matrix_perf.parquet", _QUANTIZE, _quantize_columns("quantize")),
+    Rule(
+        "quantize_rows",
+        "quantize",
+        "scale_matrix_perf.parquet",
+        _QUANTIZE,
+        _quantize_columns("quantize_rows"),
+        plus="computescale_perf.parquet",
     ),
 )
 """What is taken. Products in bf16 are the vendor's BLAS in every framework, so their median is; for the rest one
@@ -276,12 +296,10 @@ def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
     counts = dict.fromkeys((*rule.keep, "not a time", "faster than light (warm in a cache)"), 0)
     for folder, device in DEVICES.items():
         for file in sorted((root / DATA / folder / rule.folder).glob(f"*/*/{rule.table}")):
+            raw = _table(file)
             try:
-                raw = pd.read_parquet(file)
-            except (pa.ArrowException, OSError, ValueError) as error:
-                reason = str(error).splitlines()[0]
-                raise InputError(f"{file}: not a readable Parquet file ({reason}); install the package again") from None
-            try:
+                if rule.plus:
+                    raw = _added(raw, _table(file.with_name(rule.plus)))
                 parts.append(_taken(raw, rule, counts).assign(device=device))
             except KeyError as error:
                 raise InputError(f"{file}: column {error} is missing; expected aiconfigurator-core 0.12") from None
@@ -297,6 +315,20 @@ def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
     warm = check_rows(frame, rule.name).bad
     counts["faster than light (warm in a cache)"] = int(warm.sum())
     return frame[~warm].reset_index(drop=True), counts
+
+
+def _table(file: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(file)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{file}: not a readable Parquet file ({reason}); install the package again") from None
+
+
+def _added(raw: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """Times of two tables added, shape by shape; the second was measured as a difference, and may be 0."""
+    both = raw.merge(other[["m", "k", "latency"]], on=["m", "k"], suffixes=("", "_more"))
+    return both.assign(latency=both["latency"] + both["latency_more"].clip(lower=0))
 
 
 def _taken(raw: pd.DataFrame, rule: Rule, counts: dict[str, int]) -> pd.DataFrame:

@@ -31,10 +31,12 @@ CONV_OPS: tuple[str, ...] = ("conv",)
 """Forward convolutions of square images and windows, without bias."""
 ATTENTION_OPS: tuple[str, ...] = ("prefill", "decode")
 """Fused attention of equal requests: new tokens at the end of a sequence, causal unless the column `causal` says 0."""
+QUANTIZE_OPS: tuple[str, ...] = ("quantize", "quantize_rows")
+"""Activations of b rows × h columns to eight bits, with one scale given, or one found for each row."""
 EXPERT_OPS: tuple[str, ...] = ("experts",)
 """The expert layer of a mixture of experts: gate, up and down products of the experts held here, tokens
 spread evenly."""
-OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *CONV_OPS, *ATTENTION_OPS, *EXPERT_OPS)
+OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *CONV_OPS, *ATTENTION_OPS, *EXPERT_OPS, *QUANTIZE_OPS)
 """Every operator of the schema: file names in `kernels/` and values of the column `op`."""
 
 CONV_COLUMNS: tuple[str, ...] = (
@@ -79,6 +81,8 @@ _FAMILY_OPS: dict[str, tuple[str, str]] = {
     "conv": ("conv", "conv"),
     **{op: (op, op) for op in ATTENTION_OPS},
     "experts": ("grouped_gemm", "experts"),
+    "quantize": ("stream", "quantize"),
+    "quantize_rows": ("reduction", "quantize_rows"),
 }
 _TILES: tuple[re.Pattern[str], ...] = (
     re.compile(r"sgemm_(\d+)x(\d+)"),
@@ -96,7 +100,7 @@ def op_columns(op: str) -> tuple[str, ...]:
     """Dim columns an operator's rows must have; `InputError` for an unknown operator."""
     if op in GEMM_OPS:
         return ("m", "n", "k") if op == "linear" else ("b", "m", "n", "k")
-    if op in VECTOR_OPS:
+    if op in (*VECTOR_OPS, *QUANTIZE_OPS):
         return ("b", "h")
     if op in CONV_OPS:
         return CONV_COLUMNS
@@ -138,7 +142,9 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
         return family, expert_dims(**columns)
     rows = columns["b"]
     reads = 2.0 if op in BINARY_OPS else 1.0
-    dims = {"rows": rows, "cols": columns["h"], "reads": np.full_like(rows, reads), "writes": np.ones_like(rows)}
+    writes = 0.5 if op in QUANTIZE_OPS else 1.0  # sixteen bits in, eight out
+    passes = {"reads": np.full(len(rows), reads), "writes": np.full(len(rows), writes)}
+    dims = {"rows": rows, "cols": columns["h"], **passes}
     return family, {name: dims[name] for name in FAMILIES[family].dims}
 
 

@@ -123,7 +123,7 @@ def total_interval(trust: Trust, seconds: float, wider: float) -> tuple[float, f
 
 
 def has_models(trust: Trust) -> bool:
-    """Whether the record holds errors of whole models; without, a total has the sums of its kernels' bounds. Host only."""
+    """Whether the record holds errors of whole models; without, a total sums its kernels' bounds. Host only."""
     return bool(np.any(np.asarray(trust.total) != 0.0))
 
 

@@ -160,7 +160,7 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
     tokens = step.requests.tokens
     vocabulary = -(-model.vocabulary // tensor_parallel)
     step.weight(float(vocabulary) * model.hidden, step.precision.activations)
-    step.stream("embedding", "memory", "embedding", tokens, model.hidden, 1, 1)
+    step.stream("embedding", "stream", "embedding", tokens, model.hidden, 1, 1)
     for (window, has_experts), count in model.windows.items():
         words = ["window"] * bool(window) + ["experts"] * (has_experts and len(model.windows) > 1)
         with step.section("_".join(["layer", *words]), count):
@@ -179,7 +179,7 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
     if model.tied:
         step.parameters, step.parameter_bytes = head
     if mode in ("prefill", "decode"):
-        step.stream("sampling", "softmax", "softmax", rows, vocabulary, 1, 1)
+        step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
 
 
 def _check_split(config: Config, model: Decoder, tensor_parallel: int, expert_parallel: int) -> None:
@@ -206,7 +206,7 @@ def _attention(step: Step, model: Decoder, window: int, split: int, mode: str) -
         step.linear("attention.qkv", tokens, (heads + 2 * kv_heads) * size, hidden)
         if model.kind in QK_NORM:
             step.norm("attention.qk_norm", tokens * (heads + kv_heads), size)
-        step.stream("attention.rotary", "elementwise", "pointwise", tokens, (heads + kv_heads) * size, 1, 1)
+        step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + kv_heads) * size, 1, 1)
         cache = 2.0 * kv_heads * size
         step.attention(
             "attention", heads=heads, kv_heads=kv_heads, head_size=size, cache_per_token=cache, window=window
@@ -228,7 +228,7 @@ def _latent_attention(step: Step, model: Decoder, latent: Latent, heads: int, mo
     else:
         step.linear("attention.qkv", tokens, heads * query + small, hidden)
     step.norm("attention.kv_norm", tokens, latent.kv_rank)
-    step.stream("attention.rotary", "elementwise", "pointwise", tokens, (heads + 1) * latent.rope, 1, 1)
+    step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + 1) * latent.rope, 1, 1)
     if mode == "decode":
         step.batched("attention.key_absorb", heads, tokens, latent.kv_rank, latent.nope)
         width = (small + latent.kv_rank) / 2.0
@@ -247,14 +247,14 @@ def _latent_attention(step: Step, model: Decoder, latent: Latent, heads: int, mo
 def _feed_forward(step: Step, name: str, hidden: int, inner: int) -> None:
     tokens = step.requests.tokens
     step.linear(f"{name}.gate_up", tokens, 2 * inner, hidden)
-    step.stream(f"{name}.activation", "elementwise", "pointwise", tokens, inner, 2, 1, grad=5.0 / 3.0)
+    step.stream(f"{name}.activation", "stream", "pointwise", tokens, inner, 2, 1, grad=5.0 / 3.0)
     step.linear(f"{name}.down", tokens, hidden, inner)
 
 
 def _experts_block(step: Step, model: Decoder, experts: Experts, split: int, expert_parallel: int) -> None:
     tokens = step.requests.tokens
     step.linear("mlp.router", tokens, experts.count, model.hidden, dtype=step.precision.activations)
-    step.stream("mlp.top_k", "softmax", "softmax", tokens, experts.count, 1, 1)
+    step.stream("mlp.top_k", "reduction", "softmax", tokens, experts.count, 1, 1)
     if experts.shared:
         _feed_forward(step, "mlp.shared", model.hidden, experts.shared // split)
     step.experts(

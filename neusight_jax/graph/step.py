@@ -25,6 +25,8 @@ NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
 """Dtypes of weights only: activations beside them are bf16."""
 FLASH: tuple[str, ...] = ("bf16", "fp16")
 """Activations that fused attention takes; others run as two products and a softmax."""
+UNGRAPHED: dict[str, str] = {"layernorm": "norm", "softmax": "softmax", "embedding": "memory"}
+"""Families of row-wise operators beside fp32 products; all others are elementwise."""
 BACKWARD_ATTENTION = 2.5
 """Products of the gradient of fused attention over those of its forward pass: five for two."""
 
@@ -171,18 +173,19 @@ class Step:
     ) -> None:
         """A kernel that streams rows × cols activations; its gradient moves `grad` times as much."""
 
-        def kernel(own: str, passes: float) -> Kernel:
-            dims = {"rows": float(rows), "cols": float(cols), "reads": reads * passes, "writes": writes * passes}
-            return Kernel(family, own, dims, 1.0, self.precision.activations)
+        own = family if self.precision.activations in FLASH else UNGRAPHED.get(op, "elementwise")
 
-        backward = {"layernorm": "layernorm_backward", "softmax": "softmax_backward"}.get(op, op)
-        self.emit(name, op, [kernel(op, 1.0)], [kernel(backward, grad)] if grad else [], (), (rows, cols))
+        def kernel(passes: float) -> Kernel:
+            dims = {"rows": float(rows), "cols": float(cols), "reads": reads * passes, "writes": writes * passes}
+            return Kernel(own, op, dims, 1.0, self.precision.activations)
+
+        self.emit(name, op, [kernel(1.0)], [kernel(grad)] if grad else [], (), (rows, cols))
 
     def norm(self, name: str, rows: int, cols: int, *, residual: bool = False) -> None:
         """A norm over `cols`; with `residual` it adds the residual on the way and writes the sum too."""
         passes = 2.0 if residual else 1.0
         self.weight(float(cols), self.precision.activations)
-        self.stream(name, "norm", "layernorm", rows, cols, passes, passes, grad=1.5)
+        self.stream(name, "reduction", "layernorm", rows, cols, passes, passes, grad=1.5)
 
     def attention(
         self,

@@ -16,7 +16,7 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
     side = config.size("image_size", 224) // patch
     config.limit_sequence(max(step.requests.queries), "image_size", positions=side * side + 1)
     step.linear("patch_embedding", tokens, hidden, patch * patch * channels)
-    step.stream("position_embedding", "elementwise", "add", tokens, hidden, 2, 1)
+    step.stream("position_embedding", "stream", "add", tokens, hidden, 2, 1)
     with step.section("layer", config.size("num_hidden_layers")):
         step.norm("attention_norm", tokens, hidden, residual=True)
         step.linear("attention.qkv", tokens, 3 * hidden, hidden)
@@ -26,7 +26,7 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
         step.linear("attention.output", tokens, hidden, hidden)
         step.norm("mlp_norm", tokens, hidden, residual=True)
         step.linear("mlp.up", tokens, inner, hidden)
-        step.stream("mlp.activation", "elementwise", "gelu", tokens, inner, 1, 1, grad=1.5)
+        step.stream("mlp.activation", "stream", "gelu", tokens, inner, 1, 1, grad=1.5)
         step.linear("mlp.down", tokens, hidden, inner)
     step.cache_bytes = 0.0
     step.norm("norm", tokens, hidden, residual=True)

@@ -9,20 +9,20 @@ from neusight_jax.kernels.conv import CONV
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.gemm import BMM, LINEAR
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
-from neusight_jax.kernels.rowwise import ELEMENTWISE, MEMORY, NORM, SOFTMAX
+from neusight_jax.kernels.rowwise import ELEMENTWISE, MEMORY, NORM, REDUCTION, SOFTMAX, STREAM
 from neusight_jax.kernels.tensor_gemm import FAMILY_BY_DTYPE, GEMM, GEMM_FP4, GEMM_FP8
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY),
-        *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE),
+        *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE, STREAM, REDUCTION),
     )
 }
 """Every kernel family, in the order tables and forecasts hold them."""
 
 TENSOR_FAMILIES: frozenset[str] = frozenset(name for name, family in FAMILIES.items() if family.tensor_core)
-"""Families of tensor cores: in a table all of them or none, so that tables without stay small."""
+"""Families of tensor cores and what runs between them: in a table all or none, so that others stay small."""
 
 
 def family_of(family: str, dtype: str) -> str:

@@ -64,8 +64,8 @@ class Family:
       network: name of the family whose utilization network it uses (its own, save where nothing was measured).
       work: (dims, element_bytes [kernel]) -> Work.
       features: (dims, element_bytes [kernel]) -> shape-only network inputs [kernel, feature].
-      tensor_core: whether its kernels are those of tensor cores: measured inside CUDA graphs, so that a launch costs no
-        more alone than in a model.
+      tensor_core: whether its kernels are those of tensor cores, or run between them: measured inside CUDA graphs, so
+        that a launch costs no more alone than in a model.
       libraries: which libraries run it, a key of `gpu_catalog.KERNEL_GENERATIONS`.
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
       directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).

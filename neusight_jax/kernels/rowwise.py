@@ -22,7 +22,10 @@ ELEMENT_BLOCKS: tuple[int, ...] = (256, 512, 1024, 2048)
 ROW_BLOCKS: tuple[int, ...] = (1, 2, 4, 8)
 """Rows one block of a row reduction handles: the tile menu."""
 
-FLOP_PER_ELEMENT: dict[str, float] = {"elementwise": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0}
+FLOP_PER_ELEMENT: dict[str, float] = {
+    **{"elementwise": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0},
+    **{"stream": 1.0, "reduction": 6.0},
+}
 """Arithmetic per element by family, as the reference counts it; a memory kernel counts none."""
 
 
@@ -54,22 +57,24 @@ def _streamed(
     )
 
 
-def _by_elements(name: str, flop_per_element: float, ops: tuple[str, ...], network: str) -> Family:
+def _by_elements(
+    name: str, flop_per_element: float, ops: tuple[str, ...], network: str, graphed: bool = False
+) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ELEMENT_BLOCKS, jnp.float32)[None, :]
         blocks = jnp.ceil(elements(dims)[:, None] / tile)
         return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
 
-    return _rowwise(name, ops, tuple(str(tile) for tile in ELEMENT_BLOCKS), network, work, _stream_features)
+    return _rowwise(name, ops, tuple(str(tile) for tile in ELEMENT_BLOCKS), network, work, _stream_features, graphed)
 
 
-def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...]) -> Family:
+def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...], graphed: bool = False) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ROW_BLOCKS, jnp.float32)[None, :]
         blocks = jnp.ceil(dims["rows"][:, None] / tile)
         return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
 
-    return _rowwise(name, ops, tuple(f"{tile} rows" for tile in ROW_BLOCKS), name, work, _reduction_features)
+    return _rowwise(name, ops, tuple(f"{tile} rows" for tile in ROW_BLOCKS), name, work, _reduction_features, graphed)
 
 
 def _rowwise(
@@ -79,9 +84,19 @@ def _rowwise(
     network: str,
     work: Callable[[Dims, Float[Array, " kernel"]], Work],
     features: Callable[[Dims, Float[Array, " kernel"]], Float[Array, "kernel _feature"]],
+    graphed: bool,
 ) -> Family:
     return Family(
-        name=name, ops=ops, dims=DIMS, tiles=tiles, matrix=False, network=network, work=work, features=features
+        name=name,
+        ops=ops,
+        dims=DIMS,
+        tiles=tiles,
+        matrix=False,
+        network=network,
+        work=work,
+        features=features,
+        tensor_core=graphed,
+        libraries="tensor" if graphed else "blas",
     )
 
 
@@ -140,3 +155,12 @@ MEMORY = _by_elements(
     ),
     "elementwise",
 )
+
+STREAM = _by_elements(
+    "stream", FLOP_PER_ELEMENT["stream"], ("quantize", "pointwise", "add", "gelu", "embedding"), "stream", graphed=True
+)
+"""Elementwise kernels of serving frameworks, inside CUDA graphs; fitted to the quantization of activations."""
+REDUCTION = _by_rows(
+    "reduction", FLOP_PER_ELEMENT["reduction"], ("quantize_rows", "layernorm", "softmax"), graphed=True
+)
+"""Their row reductions, likewise; fitted to quantization with a scale for each row."""
