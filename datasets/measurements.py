@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets import schema
-from neusight_jax.datasets.devices import find_device
+from neusight_jax.datasets.devices import NONE_OWN, find_device, own_devices
 from neusight_jax.datasets.model_tables import END_TO_END, PER_OP, ModelTable, check_models
 from neusight_jax.datasets.row_checks import FRAME_COLUMNS, check_rows, join_problems, refusal
 from neusight_jax.errors import InputError, unknown_name
@@ -48,6 +48,7 @@ class Measurements:
       end_to_end: measured whole models, or None.
       per_op: measured graph nodes, or None.
       notes: what was left out and why, for people.
+      own: devices that the folders bring along and the catalog does not have, by name.
     """
 
     frame: pd.DataFrame
@@ -55,6 +56,15 @@ class Measurements:
     end_to_end: pd.DataFrame | None = None
     per_op: pd.DataFrame | None = None
     notes: tuple[str, ...] = ()
+    own: Mapping[str, GPU] = field(default_factory=dict)
+
+    def gpu(self, device: str) -> GPU:
+        """Figures of a device of these measurements; `InputError` for an unknown one."""
+        return find_device(device, self.own)[1]
+
+    def device(self, name: str) -> str:
+        """Canonical name of a device; `InputError` for an unknown one."""
+        return find_device(name, self.own)[0]
 
 
 def read_measurements(
@@ -76,23 +86,25 @@ def read_measurements(
     """
     if on_invalid not in ("refuse", "drop"):
         raise unknown_name("on_invalid", str(on_invalid), ("refuse", "drop"))
-    wanted = None if devices is None else {find_device(name)[0] for name in devices}
     chosen = None if ops is None else _schema_ops(ops)
     roots = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     if not roots:
         raise InputError("no measurements were given; expected Parquet files or folders of the measurement schema")
     kernels, end_to_end, per_op = _find(roots)
+    own, own_notes = own_devices(roots)
+    wanted = None if devices is None else {find_device(name, own)[0] for name in devices}
     frames, problems = [], []
+    left_out: dict[str, int] = {}
     total = bad = 0
     for file in kernels:
-        raw = _only(_read_parquet(file, _READ_COLUMNS), wanted, chosen)
-        checked = check_rows(raw, str(file))
+        raw = _only(_modelled(_read_parquet(file, _READ_COLUMNS), left_out), wanted, chosen, own)
+        checked = check_rows(raw, str(file), own=own)
         total, bad = total + len(raw), bad + int(checked.bad.sum())
         problems.append(checked.problems)
         frames.append(checked.frame[~checked.bad])
     tables: dict[str, pd.DataFrame | None] = {}
     for table, files, read in ((END_TO_END, end_to_end, _read_csv), (PER_OP, per_op, _read_whole)):
-        tables[table.name], part_problems, rows, wrong = _read_models(table, files, read, wanted)
+        tables[table.name], part_problems, rows, wrong = _read_models(table, files, read, wanted, own)
         problems.append(part_problems)
         total, bad = total + rows, bad + wrong
     listed = join_problems(problems)
@@ -101,7 +113,8 @@ def read_measurements(
     if bad == total:
         raise _nothing_left(roots, bad, wanted, chosen)
     frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
-    return Measurements(frame, listed, tables[END_TO_END.name], tables[PER_OP.name])
+    notes = (*own_notes, *_left_out_notes(left_out))
+    return Measurements(frame, listed, tables[END_TO_END.name], tables[PER_OP.name], notes, own)
 
 
 def read_kernels(path: Path | str) -> KernelTable:
@@ -136,10 +149,11 @@ def read_measured_on(
     """
     roots = [Path(path) for path in paths]
     frames, problems = [], []
+    left_out: dict[str, int] = {}
     total = bad = 0
     for file in _find(roots)[0]:
         raw = _read_csv(file) if file.suffix.lower() == ".csv" else _read_parquet(file, _READ_COLUMNS)
-        raw = raw[_measured_on(raw, name)]
+        raw = _modelled(raw[_measured_on(raw, name)], left_out)
         if raw.empty:
             continue
         checked = check_rows(raw, str(file), measured_on=(name, gpu))
@@ -151,7 +165,7 @@ def read_measured_on(
         raise refusal(bad, total, listed)
     if not sum(map(len, frames)):
         raise _nothing_left(roots, bad, {name}, None)
-    return Measurements(_concat(frames), listed)
+    return Measurements(_concat(frames), listed, notes=_left_out_notes(left_out))
 
 
 def _measured_on(raw: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -263,32 +277,56 @@ def _read_csv(file: Path) -> pd.DataFrame:
     return frame
 
 
-def _only(raw: pd.DataFrame, devices: set[str] | None, ops: set[str] | None) -> pd.DataFrame:
+def _modelled(raw: pd.DataFrame, left_out: dict[str, int]) -> pd.DataFrame:
+    """Rows of operators that some family takes; the others are counted by operator."""
+    if "op" not in raw.columns:
+        return raw
+    unmodelled = raw["op"].isin(schema.UNMODELLED_OPS)
+    for op, count in raw.loc[unmodelled, "op"].value_counts().items():
+        left_out[str(op)] = left_out.get(str(op), 0) + int(count)
+    return raw[~unmodelled]
+
+
+def _left_out_notes(left_out: Mapping[str, int]) -> tuple[str, ...]:
+    """One remark on operators that no family models, if there were any."""
+    if not left_out:
+        return ()
+    counts = ", ".join(f"{count} of {op}" for op, count in sorted(left_out.items()))
+    return (f"{counts} left out: measured, but no family models these operators yet",)
+
+
+def _only(
+    raw: pd.DataFrame, devices: set[str] | None, ops: set[str] | None, own: Mapping[str, GPU] = NONE_OWN
+) -> pd.DataFrame:
     """Rows of the wanted devices and operators."""
     if ops is not None and "op" in raw.columns:
         raw = raw[raw["op"].isin(ops)]
     if devices is not None and "device" in raw.columns:
-        wanted = [name for name in raw["device"].dropna().unique() if _is_one_of(str(name), devices)]
+        wanted = [name for name in raw["device"].dropna().unique() if _is_one_of(str(name), devices, own)]
         raw = raw[raw["device"].isin(wanted)]
     return raw
 
 
-def _is_one_of(name: str, devices: set[str]) -> bool:
+def _is_one_of(name: str, devices: set[str], own: Mapping[str, GPU]) -> bool:
     try:
-        return find_device(name)[0] in devices
+        return find_device(name, own)[0] in devices
     except InputError:
         return False
 
 
 def _read_models(
-    table: ModelTable, files: Iterable[Path], read: Callable[[Path], pd.DataFrame], devices: set[str] | None
+    table: ModelTable,
+    files: Iterable[Path],
+    read: Callable[[Path], pd.DataFrame],
+    devices: set[str] | None,
+    own: Mapping[str, GPU],
 ) -> tuple[pd.DataFrame | None, pd.DataFrame, int, int]:
     """Model tables of a kind: good rows (None when there are no files), problems, rows seen, rows bad."""
     frames, problems = [], []
     rows = wrong = 0
     for file in files:
-        raw = _only(read(file), devices, None)
-        good, found, bad = check_models(table, raw, str(file))
+        raw = _only(read(file), devices, None, own)
+        good, found, bad = check_models(table, raw, str(file), own)
         rows, wrong = rows + len(raw), wrong + bad
         frames.append(good)
         problems.append(found)
@@ -304,5 +342,7 @@ def _nothing_left(roots: Iterable[Path], bad: int, devices: set[str] | None, ops
     where = ", ".join(str(root) for root in roots)
     if bad:
         return InputError(f"all {bad} measurement rows of {where} are bad; none is left once they are dropped")
+    if not devices and not ops:
+        return InputError(f"{where}: no measurements of an operator that a family models; measure others")
     asked = [f"device {name!r}" for name in sorted(devices or ())] + [f"op {name!r}" for name in sorted(ops or ())]
     return InputError(f"{where}: no measurements of {', '.join(asked)}; ask for others or give more folders")

@@ -25,8 +25,14 @@ VECTOR_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "softmax", "ln")
 """Operators on a tensor of b rows × h columns."""
 CONV_OPS: tuple[str, ...] = ("conv",)
 """Forward convolutions of square images and windows, without bias."""
-OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *CONV_OPS)
+COPY_OPS: tuple[str, ...] = ("copy",)
+"""Plain copies of a tensor of b rows × h columns."""
+OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *CONV_OPS, *COPY_OPS)
 """Every operator of the schema: file names in `kernels/` and values of the column `op`."""
+ATTENTION_OPS: tuple[str, ...] = ("prefill", "decode")
+"""Attention over a whole prompt, and of one new token over what is kept."""
+UNMODELLED_OPS: tuple[str, ...] = ATTENTION_OPS
+"""Operators that `profile` measures and no family takes yet: reading measurements leaves them out, with a note."""
 
 CONV_COLUMNS: tuple[str, ...] = (
     "b",
@@ -36,6 +42,15 @@ CONV_COLUMNS: tuple[str, ...] = (
     "input_size",
     "stride",
     "padding",
+)
+ATTENTION_COLUMNS: tuple[str, ...] = (
+    "batch_size",
+    "query_length",
+    "kv_length",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "causal",
 )
 GRID_COLUMNS: tuple[str, ...] = ("grid_x", "grid_y", "grid_z")
 BLOCK_COLUMNS: tuple[str, ...] = ("block_x", "block_y", "block_z")
@@ -55,6 +70,7 @@ _FAMILY_OPS: dict[str, tuple[str, str]] = {
     "softmax": ("softmax", "softmax"),
     "ln": ("norm", "layernorm"),
     "conv": ("conv", "conv"),
+    "copy": ("memory", "copy"),
 }
 _TILES: tuple[re.Pattern[str], ...] = (
     re.compile(r"sgemm_(\d+)x(\d+)"),
@@ -72,10 +88,12 @@ def op_columns(op: str) -> tuple[str, ...]:
     """Dim columns an operator's rows must have; `InputError` for an unknown operator."""
     if op in GEMM_OPS:
         return ("m", "n", "k") if op == "linear" else ("b", "m", "n", "k")
-    if op in VECTOR_OPS:
+    if op in (*VECTOR_OPS, *COPY_OPS):
         return ("b", "h")
     if op in CONV_OPS:
         return CONV_COLUMNS
+    if op in ATTENTION_OPS:
+        return ATTENTION_COLUMNS
     raise unknown_name("op", op, OPS)
 
 

@@ -114,6 +114,11 @@ KERNEL_GENERATIONS: dict[str, str] = {"turing": "volta", "ada": "ampere", "hoppe
 
 
 def kernel_generation(device: str) -> str:
-    """Which generation of library kernels a device runs: its architecture, or the one whose kernels it borrows."""
+    """Which generation of library kernels a device runs: its architecture, or the one whose kernels it borrows.
+
+    A device that the catalog does not have is a generation of its own.
+    """
+    if canonical_name(device) is None:
+        return device
     architecture = gpu_info(device).architecture
     return KERNEL_GENERATIONS.get(architecture, architecture)

@@ -37,6 +37,7 @@ LISTS_OF: dict[str, tuple[str, ...]] = {
     "compare": ("--gpu",),
     "scale-trace": ("--to", "--select"),
     "sweep": ("--gpu", "--grid", "--range", "--batch-size", "--sequence-length"),
+    "profile": ("--dtype",),
     "design": ("--free", "--budget", "--set"),
 }
 """The same for one command only."""
@@ -105,7 +106,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    prepare_jax(any_platform=ctx.invoked_subcommand in ("train", "sweep"))
+    prepare_jax(any_platform=ctx.invoked_subcommand in ("train", "sweep", "profile", "profile-model"))
 
 
 def _spread(arguments: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from neusight_jax.cli.console import remark
 from neusight_jax.cli.options import Checkpoint, DropInvalid, Gpu, MeasurementFolders, OutputFolder
 
 
@@ -22,6 +23,8 @@ def calibrate(
     from neusight_jax.training.calibration import summary_lines
 
     card = calibrate_checkpoint(measurements, gpu, output, checkpoint, drop_invalid=drop_invalid)
+    for note in card["notes"]:
+        remark(f"note: {note}")
     for line in summary_lines(card["calibrated"]["summary"]):
         typer.echo(line)
     typer.echo(f"{output}: {checkpoint}, calibrated on {card['calibrated']['gpu']}")
