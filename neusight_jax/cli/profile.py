@@ -88,8 +88,8 @@ def _list(plan: str, gpu: str | None, output: Path | None, checkpoint: str) -> N
     if output is not None:
         chosen.write(output)
         remark(
-            f"wrote {output}: {len(chosen.frame)} kernels; measure them with `neusight-jax profile --plan {output}`, or "
-            "fill in latency_s, seconds, then `neusight-jax calibrate`"
+            f"wrote {output}: {len(chosen.frame)} kernels; measure them with `neusight-jax profile --plan {output}`, "
+            "or fill in latency_s, seconds, then `neusight-jax calibrate`"
         )
         return
     from neusight_jax.report import table

@@ -47,7 +47,12 @@ def readme(card: Mapping[str, Any]) -> str:
     table.append(("skipped", f"{card['skipped']} kernels, see skipped.csv" if card["skipped"] else "nothing"))
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in table), ""]
     if card.get("rows"):
-        lines += ["| operator | rows |", "|---|---|", *(f"| {op} | {count} |" for op, count in card["rows"].items()), ""]
+        lines += [
+            "| operator | rows |",
+            "|---|---|",
+            *(f"| {op} | {count} |" for op, count in card["rows"].items()),
+            "",
+        ]
     if card.get("gpu_file"):
         lines += [
             "The device is not in the catalog: `gpu.json` holds its figures, and what reads this folder takes them from",

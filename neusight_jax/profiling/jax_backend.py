@@ -25,7 +25,6 @@ from neusight_jax.profiling.case import MATRIX_DTYPES, UNMEASURED_DTYPES, Case, 
 from neusight_jax.profiling.jax_operators import JAX_DTYPES, POSITIVE, jax_operator
 from neusight_jax.profiling.processor import free_bytes, processor_name
 
-
 BLOCK = 2**18
 """Random numbers drawn for an input on the CPU before they repeat."""
 
@@ -96,9 +95,7 @@ class JaxPrepared:
         self._kernel = jax.jit(kernel)
         out = jax.eval_shape(kernel, *self._inputs[0])
         self._outputs = tuple(jnp.zeros(out.shape, out.dtype) for _ in range(sets))
-        self._loop = jax.jit(
-            functools.partial(_rounds, kernel), donate_argnums=2, static_argnums=() if on_cpu else 0
-        )
+        self._loop = jax.jit(functools.partial(_rounds, kernel), donate_argnums=2, static_argnums=() if on_cpu else 0)
         self._programs: dict[int, Callable[..., Any]] = {}
         jax.block_until_ready((self._inputs, self._outputs))
 

@@ -95,7 +95,9 @@ def processor_figures(rates: Iterable[tuple[float, float, float]] = ()) -> dict[
     return {
         "name": processor_name(),
         "note": "a processor described as a GPU by neusight-jax profile: SMs are cores, L2 is the last-level cache",
-        "estimates": sorted(["fp32_flop_per_s", "bf16_flop_per_s", "fp16_flop_per_s", "mem_bytes_per_s", *PLACEHOLDERS]),
+        "estimates": sorted(
+            ["fp32_flop_per_s", "bf16_flop_per_s", "fp16_flop_per_s", "mem_bytes_per_s", *PLACEHOLDERS]
+        ),
         "num_sms": float(cores()),
         "clock_hz": clock_hz(),
         "mem_bytes_per_s": bandwidth,

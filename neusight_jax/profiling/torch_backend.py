@@ -65,9 +65,7 @@ class TorchPrepared:
         self._kernel = torch_operator(case)
         generator = torch.Generator(device).manual_seed(seed)
         shapes, dtype = operands(case).inputs, TORCH_DTYPES[case.dtype]
-        self._inputs = [
-            tuple(_draw(generator, shape, dtype, case.op, device) for shape in shapes) for _ in range(sets)
-        ]
+        self._inputs = [tuple(_draw(generator, shape, dtype, case.op, device) for shape in shapes) for _ in range(sets)]
         if case.op == "conv":
             self._inputs = [
                 (image.permute(0, 3, 1, 2), window.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last))
