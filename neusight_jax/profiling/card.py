@@ -15,9 +15,8 @@ TIMINGS: dict[str, str] = {
 }
 
 
-def row_facts(rows: Sequence[Mapping[str, Any]], skipped: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def row_facts(frame: pd.DataFrame, skipped: Sequence[object]) -> dict[str, Any]:
     """Figures of a profile's rows for its card: counts, median spread, disturbed and throttled rows."""
-    frame = pd.DataFrame(list(rows))
     facts: dict[str, Any] = {"rows": {}, "skipped": len(skipped)}
     if len(frame):
         counts = frame.groupby("op", sort=True).size()
@@ -55,8 +54,8 @@ def readme(card: Mapping[str, Any]) -> str:
         ]
     if card.get("gpu_file"):
         lines += [
-            "The device is not in the catalog: `gpu.json` holds its figures, and what reads this folder takes them from",
-            "there. Figures listed under `estimates` are no data sheet's.",
+            "The device is not in the catalog: `gpu.json` holds its figures, and what reads this folder takes them",
+            "from there. Figures listed under `estimates` are no data sheet's.",
             "",
         ]
     return "\n".join(lines)

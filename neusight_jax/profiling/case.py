@@ -10,6 +10,7 @@ from typing import Any
 from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES, dtype_index
 from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.kernels.rowwise import BINARY_OPS
 
 MEASURED_OPS: tuple[str, ...] = (*schema.OPS, *schema.UNMODELLED_OPS)
 """Every operator that can be measured; those no family models yet are written too."""
@@ -95,7 +96,7 @@ class Operands:
 
 
 def operands(case: Case) -> Operands:
-    """Shapes and arithmetic of a case. Images have channels innermost, attention is (batch, tokens, heads, head_dim)."""
+    """Shapes and arithmetic of a case. Channels are innermost; attention is (batch, tokens, heads, head_dim)."""
     d = case.sizes
     if case.op == "linear":
         m, n, k = d["b"] * d["m"], d["n"], d["k"]
@@ -111,7 +112,7 @@ def operands(case: Case) -> Operands:
     flop = FLOP_PER_ELEMENT.get(case.op, 1.0) * d["b"] * d["h"]
     if case.op == "ln":
         return Operands((shape, (d["h"],), (d["h"],)), shape, flop)
-    return Operands((shape,) * (2 if case.op in schema.BINARY_OPS else 1), shape, flop)
+    return Operands((shape,) * (2 if case.op in BINARY_OPS else 1), shape, flop)
 
 
 def case_bytes(case: Case) -> tuple[float, float]:

@@ -2,8 +2,9 @@
 
 The loop is one program. Its body runs the kernel once on every input set, each writing to an output that the loop
 carries, so that none can be left out; a barrier that ties the inputs to the loop counter keeps XLA from lifting the
-kernels out of the loop. Outputs are donated: no memory is allocated while the loop runs. On the CPU the number of rounds is
-an argument. On a GPU it is compiled in, because XLA asks the host after every round of a loop of unknown length.
+kernels out of the loop. Outputs are donated: no memory is allocated while the loop runs. On the CPU the number of
+rounds is an argument. On a GPU it is compiled in, because XLA asks the host after every round of a loop of unknown
+length.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -24,6 +26,8 @@ from neusight_jax.errors import InputError
 from neusight_jax.profiling.case import MATRIX_DTYPES, UNMEASURED_DTYPES, Case, operands
 from neusight_jax.profiling.jax_operators import JAX_DTYPES, POSITIVE, jax_operator
 from neusight_jax.profiling.processor import free_bytes, processor_name
+
+_finished: Callable[[Any], Any] = jax.block_until_ready
 
 BLOCK = 2**18
 """Random numbers drawn for an input on the CPU before they repeat."""
@@ -58,18 +62,16 @@ class JaxBackend:
 
     def versions(self) -> dict[str, str]:
         """Of JAX and what it runs on."""
-        import jaxlib
-
         return {
             "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": metadata.version("jaxlib"),
             "platform": str(self._device.client.platform_version).strip().replace("\n", ", "),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
         }
 
     def release(self) -> None:
         """Forget compiled programs: a thousand of them exhaust the memory maps of a process."""
-        jax.clear_caches()
+        jax.clear_caches()  # type: ignore[no-untyped-call]
 
     def prepare(self, case: Case, sets: int, seed: int) -> JaxPrepared:
         """Compile a kernel and draw its inputs."""
@@ -97,24 +99,21 @@ class JaxPrepared:
         self._outputs = tuple(jnp.zeros(out.shape, out.dtype) for _ in range(sets))
         self._loop = jax.jit(functools.partial(_rounds, kernel), donate_argnums=2, static_argnums=() if on_cpu else 0)
         self._programs: dict[int, Callable[..., Any]] = {}
-        jax.block_until_ready((self._inputs, self._outputs))
+        _finished((self._inputs, self._outputs))
 
     def call(self) -> float:
         """Seconds of one jitted call, until its result is there."""
         inputs = self._inputs[self._turn]
         self._turn = (self._turn + 1) % self.sets
         begin = time.perf_counter()
-        jax.block_until_ready(self._kernel(*inputs))
+        _finished(self._kernel(*inputs))
         return time.perf_counter() - begin
 
     def loop(self, rounds: int) -> float:
         """Seconds of `rounds` rounds on the device; the first of a length that is compiled in is not timed."""
-        if self._known_length:
-            compiled = self._program(rounds)
-        else:
-            compiled = functools.partial(self._loop, jnp.int32(rounds))
+        compiled = self._program(rounds) if self._known_length else functools.partial(self._loop, jnp.int32(rounds))
         begin = time.perf_counter()
-        self._outputs = jax.block_until_ready(compiled(self._inputs, self._outputs))
+        self._outputs = _finished(compiled(self._inputs, self._outputs))
         return time.perf_counter() - begin
 
     def compiled_text(self) -> str:
@@ -130,14 +129,14 @@ class JaxPrepared:
 
 def _rounds(kernel: Callable[..., Any], rounds: Any, inputs: Any, outputs: Any) -> Any:
     def once(step: Any, outputs: Any) -> Any:
-        held, _ = lax.optimization_barrier((inputs, step))
+        held, _ = lax.optimization_barrier((inputs, step))  # type: ignore[no-untyped-call]
         return tuple(kernel(*each) for each in held)
 
     return lax.fori_loop(0, rounds, once, outputs)
 
 
 def _draw(seed: tuple[int, int, int], shape: tuple[int, ...], dtype: Any, op: str, on_cpu: bool) -> Any:
-    """Random numbers; on the CPU a block of them over and over, where drawing more would take longer than the kernel."""
+    """Random numbers; on the CPU a block of them over and over: drawing more would take longer than the kernel."""
     if on_cpu:
         random, size = np.random.default_rng(seed), min(math.prod(shape), BLOCK)
         block = random.random(size, np.float32) + 0.5 if op in POSITIVE else random.standard_normal(size, np.float32)

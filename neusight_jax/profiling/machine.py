@@ -89,8 +89,8 @@ def find_machine(backend: Backend, given: str | None) -> Machine:
     if canonical_name(name) is not None and (backend.is_cpu or canonical_name(name) != known):
         raise InputError(f"--gpu is {name}, but {backend.name} runs on {backend.device} here; leave --gpu out")
     figures = {field: float(np.asarray(getattr(gpu, field))) for field in FIELDS}
-    content = None if canonical_name(name) is not None else {"name": name, **figures}
-    return Machine(name, gpu, content, False, provenance)
+    own = None if canonical_name(name) is not None else {"name": name, **figures}
+    return Machine(name, gpu, own, False, provenance)
 
 
 def host_facts() -> dict[str, Any]:

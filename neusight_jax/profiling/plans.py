@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
+from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
 from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
 
 QUICK: dict[str, int] = {
@@ -29,7 +29,7 @@ QUICK: dict[str, int] = {
 FULL: dict[str, int] = {
     "linear": 250,
     "bmm": 200,
-    **dict.fromkeys((*schema.BINARY_OPS, *schema.UNARY_OPS), 20),
+    **dict.fromkeys((*BINARY_OPS, *UNARY_OPS), 20),
     "softmax": 120,
     "ln": 120,
     "conv": 120,

@@ -24,7 +24,7 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing
 from neusight_jax.profiling.card import TIMINGS, readme, row_facts
 from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
-from neusight_jax.profiling.clock import DISTURBED, Backend, sample
+from neusight_jax.profiling.clock import DISTURBED, Backend, Prepared, sample
 from neusight_jax.profiling.journal import Journal
 from neusight_jax.profiling.machine import Machine, find_machine, host_facts, make_backend
 from neusight_jax.profiling.plans import planned
@@ -142,6 +142,7 @@ def _measured(
         share = f"{MEMORY_SHARE:.0%} of what is free is {MEMORY_SHARE * clock.free_bytes() / GB:.2f} GB"
         return {"kernel": kernel, "reason": f"does not fit: needs {need:.2f} GB, {share}"}
     readings: list[Reading] = []
+    prepared: Prepared | None = None
     try:
         prepared = clock.prepare(case, sets, seed)
         found = sample(prepared, seconds, lambda: readings.append(sensors.read()))
@@ -149,7 +150,7 @@ def _measured(
         lines = str(error).strip().splitlines() or [""]
         return {"kernel": kernel, "reason": f"failed: {type(error).__name__}: {lines[0][:200]}"}
     finally:
-        prepared = None  # type: ignore[assignment] - its memory is needed for the next kernel
+        del prepared  # its memory is needed for the next kernel
         gc.collect()
     row = {
         **found.to_row(),
@@ -180,8 +181,11 @@ def _write(
         kept, refused = _checked(part.dropna(axis=1, how="all").reset_index(drop=True), settled)
         skipped += refused
         parts.append((str(op), kept))
-    kept_rows = [row for _, part in parts for row in part.to_dict("records")]
-    out = {**card, **row_facts(kept_rows, skipped), "gpu_file": settled.file is not None}
+    out = {
+        **card,
+        **row_facts(pd.concat([part for _, part in parts], ignore_index=True), skipped),
+        "gpu_file": settled.file is not None,
+    }
     with atomic_folder(target) as folder:
         (folder / "kernels").mkdir()
         for op, part in parts:
@@ -208,7 +212,7 @@ def _rates(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[float, float, float
         yield flop, row["set_bytes"] if row["beyond_cache"] else 0.0, row["latency_s"]
 
 
-def _checked(part: pd.DataFrame, machine: Machine) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
+def _checked(part: pd.DataFrame, machine: Machine) -> tuple[pd.DataFrame, list[dict[Any, Any]]]:
     """Rows of one operator that the reader takes, and those it would refuse (faster than light) with the reason."""
     op = str(part["op"].iloc[0])
     if op in schema.UNMODELLED_OPS:
@@ -216,7 +220,8 @@ def _checked(part: pd.DataFrame, machine: Machine) -> tuple[pd.DataFrame, list[d
     checked = check_rows(part, f"{op}.parquet", measured_on=(machine.name, machine.gpu))
     reasons = dict(zip(checked.problems["row"], checked.problems["detail"], strict=True))
     names = ["op", "dtype", *schema.op_columns(op)]
-    refused = [{**part.iloc[row][names].to_dict(), "reason": reason} for row, reason in reasons.items()]
+    kernels = part[names].to_dict("records")
+    refused = [{**kernels[int(row)], "reason": reason} for row, reason in reasons.items()]
     return part[~checked.bad].reset_index(drop=True), refused
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -55,7 +56,10 @@ class Sensors:
     """
 
     def __init__(self, wanted: bool) -> None:
-        self._nvml, self._handle = _open_nvml() if wanted else (None, None)
+        self._nvml: Any = None
+        self._handle: Any = None
+        if wanted:
+            self._nvml, self._handle = _open_nvml()
         self._smi = shutil.which("nvidia-smi") if wanted and self._nvml is None else None
         self.source = "NVML" if self._nvml else "nvidia-smi" if self._smi else "none"
 
@@ -80,7 +84,13 @@ class Sensors:
         return {"driver": answer.get("driver_version", ""), "power_limit_w": answer.get("power.limit", "")}
 
     def _ask(self) -> dict[str, str]:
-        command = [str(self._smi), "-i", "0", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+        command = [
+            str(self._smi),
+            "-i",
+            str(_first_visible()),
+            f"--query-gpu={','.join(_QUERY)}",
+            "--format=csv,noheader,nounits",
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         except (OSError, subprocess.SubprocessError):
@@ -121,18 +131,24 @@ def _tried(ask: Any) -> Any:
         return None
 
 
+def _first_visible() -> int:
+    """Position of the process's first GPU among all of the machine."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return int(first) if first.isdigit() else 0
+
+
 def _open_nvml() -> tuple[Any, Any]:
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        return pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+        return pynvml, pynvml.nvmlDeviceGetHandleByIndex(_first_visible())
     except Exception:  # no package, no driver, no device: NVML's own errors share no other base
         return None, None
 
 
 def _read_nvml(nvml: Any, handle: Any) -> Reading:
-    ask_mask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
+    ask_mask: Any = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
         nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None
     )
     clock = _tried(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))

@@ -37,7 +37,8 @@ class TorchBackend:
 
     def versions(self) -> dict[str, str]:
         """Of torch and what it runs on."""
-        cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+        library: Any = torch.backends.cudnn
+        cudnn = library.version() if library.is_available() else None
         return {
             "torch": str(torch.__version__),
             "cuda": str(torch.version.cuda or ""),
@@ -80,7 +81,7 @@ class TorchPrepared:
         return self._timed(lambda: self._kernel(*inputs))
 
     def loop(self, rounds: int) -> float:
-        """Seconds of `rounds` passes over the sets; on a GPU one pass is a captured graph, launched without the host."""
+        """Seconds of `rounds` passes over the sets; on a GPU one pass is a captured graph."""
         if self._on_gpu and self._graph is None:
             self._graph = self._captured()
         once = self._graph.replay if self._graph else self._pass
@@ -98,7 +99,7 @@ class TorchPrepared:
 
     def _captured(self) -> Any:
         """One pass over the sets as a CUDA graph; False where the kernel cannot be captured."""
-        stream = torch.cuda.Stream()
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._pass()
@@ -118,7 +119,8 @@ class TorchPrepared:
             begin = time.perf_counter()
             run()
             return time.perf_counter() - begin
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event
+        start, end = event(enable_timing=True), event(enable_timing=True)
         torch.cuda.synchronize()
         start.record()
         run()

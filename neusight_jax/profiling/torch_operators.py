@@ -58,7 +58,7 @@ def torch_operator(case: Case) -> Callable[..., Any]:
 
 def _attention(causal: bool, grouped: bool) -> Callable[..., Any]:
     def attend(query: Any, key: Any, value: Any) -> Any:
-        heads_first = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        return F.scaled_dot_product_attention(*heads_first, is_causal=causal, enable_gqa=grouped)
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
 
     return attend
