@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,11 @@ TIMINGS: dict[str, str] = {
     "loop is taken off, so launch overhead is not in latency_s",
     "call": "single calls, each waited for, so launch overhead is in latency_s",
 }
+
+
+def now() -> str:
+    """The time, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def row_facts(frame: pd.DataFrame, skipped: Sequence[object]) -> dict[str, Any]:
@@ -31,10 +37,12 @@ def row_facts(frame: pd.DataFrame, skipped: Sequence[object]) -> dict[str, Any]:
 
 def readme(card: Mapping[str, Any]) -> str:
     """The card for people, in Markdown."""
-    lines = [f"# Kernels measured on {card['device']}", "", f"{card['provenance']}.", ""]
+    lines = [f"# Measured on {card['device']}", "", f"{card['provenance']}.", ""]
     table = [("method", TIMINGS.get(card["timing"], card["timing"]))]
     table += [
-        (name, str(card[name])) for name in ("began", "ended", "backend", "plan", "dtypes", "made_by") if name in card
+        (name, str(card[name]))
+        for name in ("began", "ended", "backend", "plan", "models", "dtypes", "made_by")
+        if name in card
     ]
     for part in ("versions", "driver", "host"):
         table += [(f"{part}: {name}", str(value)) for name, value in card.get(part, {}).items() if value != ""]
@@ -43,7 +51,7 @@ def readme(card: Mapping[str, Any]) -> str:
         table.append(("disturbed rows", f"{card['disturbed_rows']}: quartiles more than 10 % of the median apart"))
         throttled = card["throttled_rows"]
         table.append(("throttled rows", "nothing here can say" if throttled is None else str(throttled)))
-    table.append(("skipped", f"{card['skipped']} kernels, see skipped.csv" if card["skipped"] else "nothing"))
+    table.append(("skipped", f"{card['skipped']}, see skipped.csv" if card["skipped"] else "nothing"))
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in table), ""]
     if card.get("rows"):
         lines += [

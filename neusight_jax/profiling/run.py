@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from neusight_jax.datasets.devices import GPU_FILE
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing
-from neusight_jax.profiling.card import TIMINGS, readme, row_facts
+from neusight_jax.profiling.card import TIMINGS, now, readme, row_facts
 from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import DISTURBED, Backend, Prepared, sample
 from neusight_jax.profiling.journal import Journal
@@ -86,7 +85,7 @@ def profile(
         "dtypes": ", ".join(dtypes),
         "backend": backend,
         "seconds_per_kernel": seconds,
-        "began": _now(),
+        "began": now(),
         "resumed": resume,
         "made_by": f"neusight-jax profile --plan {plan} --backend {backend} --dtype {' '.join(dtypes)} --output DIR",
         "version": neusight_jax.__version__,
@@ -95,7 +94,7 @@ def profile(
         "host": host_facts(),
     }
     _measure_all(cases, entries, clock, machine, sensors, journal, seconds, console or Console(quiet=True))
-    card["ended"], card["host_load_average_at_end"] = _now(), host_facts()["load_average"]
+    card["ended"], card["host_load_average_at_end"] = now(), host_facts()["load_average"]
     card = _write(target, card, entries, machine, timing)
     journal.discard()
     return card
@@ -159,7 +158,7 @@ def _measured(
         "set_bytes": set_bytes,
         "beyond_cache": sets * set_bytes > cache_bytes,
         **(readings[0] if readings else Reading()).to_row(),
-        "measured_at": _now(),
+        "measured_at": now(),
     }
     return {"kernel": kernel, "row": row}
 
@@ -238,7 +237,3 @@ def _progress(console: Console, total: int, done: int) -> Iterator[Any]:
     with Progress(*columns, console=console, speed_estimate_period=120) as bar:
         task = bar.add_task("kernels", total=total, completed=done)
         yield lambda op: bar.update(task, advance=1, description=op)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
