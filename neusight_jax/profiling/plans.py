@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
@@ -55,6 +56,8 @@ def planned(plan: str, gpu: GPU, dtypes: Sequence[str], seed: int = 0) -> list[C
       dtypes: every kernel is measured in each; a file's own column `dtype` goes before.
     Raises: `InputError` for an unknown plan, an unreadable file or rows that are no kernels.
     """
+    for dtype in dtypes:
+        dtype_index(dtype)
     cases = _drawn(plan, gpu, seed) if plan in PLANS else _read(plan)
     spread = [
         case if dtype is None else Case(case.op, case.dims, dtype)
@@ -99,7 +102,7 @@ def _read(plan: str) -> list[tuple[Case, bool]]:
         raise InputError(f"{plan}: holds no kernels; expected rows with the columns op and its dims")
     cases = []
     for row, record in enumerate(frame.to_dict("records")):
-        dims = {str(name): value for name, value in record.items()}
+        dims = {str(name): value for name, value in record.items() if pd.notna(value)}
         own = isinstance(dims.get("dtype"), str)
         try:
             cases.append((make_case(str(dims["op"]), dims, str(dims["dtype"]) if own else "fp32"), own))
