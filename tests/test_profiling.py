@@ -196,6 +196,9 @@ def test_sampling_takes_the_loop_off() -> None:
     assert looks == [1]
     # The 15 % that calls get leaves 17 ms over 8 repeats: 53 rounds of 40 us each.
     assert found.launches == 8 * 53 * 4
+    kernel.loop = lambda rounds: 100e-6  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no longer than an empty one"):
+        sample(kernel, 0.02)
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.0 / 3.0)  # quartiles 2 and 4
 
 

@@ -1,4 +1,4 @@
-"""The whole loop on data measured seconds ago: profile this machine, train on it, forecast shapes left out; and models."""
+"""The whole loop on data measured seconds ago: profile this machine, train, forecast shapes left out; and models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
 
-OPS = {"linear": 32, "softmax": 20}
+OPS = {"linear": 24, "softmax": 16}
 
 
 def _plan(path: Path) -> Path:

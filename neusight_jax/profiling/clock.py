@@ -102,6 +102,7 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
     Args:
       prepared: the kernel; seconds: to spend, warm-up and compilation aside; less than three passes over all sets
         are never made; between: called halfway, while the device is warm (clocks, power).
+    Raises: `RuntimeError` when the loop takes no longer than an empty one.
     """
     for _ in range(WARM_UPS):
         prepared.call()
@@ -111,7 +112,8 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
     share = seconds * (1.0 - CALL_SHARE) / REPEATS
     rounds = _rounds(share, statistics.median(calls) * prepared.sets)
     prepared.loop(0)
-    empty = statistics.median(prepared.loop(0) for _ in range(5))
+    # The least: an interruption of the host while nothing runs must not be taken off a kernel's time.
+    empty = min(prepared.loop(0) for _ in range(5))
     prepared.loop(rounds)
     taken = prepared.loop(rounds) - empty
     if taken < 0.5 * share:  # single calls were slow for what the kernel is
@@ -121,9 +123,11 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
     launches = rounds * prepared.sets
     times = []
     for index in range(repeats):
-        times.append(max(prepared.loop(rounds) - empty, 1e-12) / launches)
+        times.append((prepared.loop(rounds) - empty) / launches)
         if between is not None and index == repeats // 2:
             between()
+    if statistics.median(times) <= 0.0:
+        raise RuntimeError(f"a loop of {launches} kernels takes no longer than an empty one; give more --seconds")
     return Sample(
         loop_s=statistics.median(times),
         loop_spread=spread(times),
