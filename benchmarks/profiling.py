@@ -55,9 +55,8 @@ def main() -> None:
         jax_backend.timer = time.process_time
     backend = make_backend(given.backend)
     cache_bytes = float(np.asarray(find_machine(backend, None).gpu.l2_bytes))
-    print(
-        f"{backend.device}, {given.backend}, {given.seconds} s a kernel, {given.clock} clock, load {os.getloadavg()[0]:.1f}"
-    )
+    print(f"{backend.device}, {given.backend}, {given.seconds} s a kernel, {given.clock} clock")
+    print(f"load {os.getloadavg()[0]:.1f}")
     print(f"{'kernel':<38} {'loop us':>9} {'call us':>9} {'spread':>7} {'again':>7} {'short':>7} {'fastest':>8}")
     columns: dict[str, list[float]] = {"spread": [], "again": [], "short": [], "fastest": []}
     for case in (make_case(op, dims) for op, dims in CASES):

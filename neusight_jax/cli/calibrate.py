@@ -17,7 +17,7 @@ def calibrate(
 ) -> None:
     """Calibrate a checkpoint with measured kernels of one GPU, 4 to 200 of each family.
 
-    Measurements of other GPUs are left out. A filled plan of `neusight-jax profile --plan` will do, as CSV too.
+    Measurements of other GPUs are left out. A filled list of `neusight-jax profile --list` will do, as CSV too.
     """
     from neusight_jax.training.calibrated_checkpoint import calibrate_checkpoint
     from neusight_jax.training.calibration import summary_lines

@@ -14,6 +14,8 @@ REPEATS = 8
 """Timings of the loop that a median is taken over, when one does not take longer than its share."""
 FEWEST_REPEATS = 3
 MOST_CALLS = 12
+LEAST_OF_CALL = 0.05
+"""A kernel in the loop that takes less than this share of a long single call is not there."""
 CALL_SHARE = 0.15
 """Share of a kernel's time that goes to single calls."""
 WARM_UPS = 2
@@ -34,6 +36,9 @@ class Prepared(Protocol):
 
         0 rounds takes what starting and ending the loop takes.
         """
+
+    def idle(self, rounds: int) -> float:
+        """Seconds of as many rounds with nothing in them, for what a round itself costs."""
 
 
 class Backend(Protocol):
@@ -102,7 +107,7 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
     Args:
       prepared: the kernel; seconds: to spend, warm-up and compilation aside; less than three passes over all sets
         are never made; between: called halfway, while the device is warm (clocks, power).
-    Raises: `RuntimeError` when the loop takes no longer than an empty one.
+    Raises: `RuntimeError` when the loop takes no longer than an empty one, or cannot hold the kernel.
     """
     for _ in range(WARM_UPS):
         prepared.call()
@@ -121,13 +126,18 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
         taken = prepared.loop(rounds) - empty
     repeats = min(max(int(REPEATS * share / max(taken, 1e-9)), FEWEST_REPEATS), REPEATS)
     launches = rounds * prepared.sets
+    prepared.idle(rounds)
+    turning = max(min(prepared.idle(rounds) for _ in range(3)) - min(prepared.idle(0) for _ in range(3)), 0.0)
     times = []
     for index in range(repeats):
-        times.append((prepared.loop(rounds) - empty) / launches)
+        times.append((prepared.loop(rounds) - empty - turning) / launches)
         if between is not None and index == repeats // 2:
             between()
     if statistics.median(times) <= 0.0:
         raise RuntimeError(f"a loop of {launches} kernels takes no longer than an empty one; give more --seconds")
+    alone = statistics.median(calls) - empty
+    if alone > 10.0 * empty and statistics.median(times) < LEAST_OF_CALL * alone:
+        raise RuntimeError("the loop is far faster than single calls: the compiler took the kernel out of it")
     return Sample(
         loop_s=statistics.median(times),
         loop_spread=spread(times),

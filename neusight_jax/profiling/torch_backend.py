@@ -92,6 +92,10 @@ class TorchPrepared:
 
         return self._timed(run)
 
+    def idle(self, rounds: int) -> float:
+        """Seconds of as many rounds that do nothing: none are needed here, the host does not come between kernels."""
+        return 0.0
+
     @torch.no_grad()
     def _pass(self) -> None:
         for inputs in self._inputs:
