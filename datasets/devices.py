@@ -47,6 +47,12 @@ def own_devices(roots: Iterable[Path]) -> tuple[dict[str, GPU], tuple[str, ...]]
     return own, tuple(notes)
 
 
+def canonical_devices(names: Iterable[str], roots: Iterable[Path]) -> list[str]:
+    """Canonical names of devices, of the catalog or of measurement folders; `InputError` for an unknown one."""
+    own, _ = own_devices(roots)
+    return [find_device(name, own)[0] for name in names]
+
+
 def _gpu_files(root: Path) -> list[Path]:
     folders = [root] if root.is_dir() else [root.parent, root.parent.parent]
     return [folder / GPU_FILE for folder in folders if (folder / GPU_FILE).is_file()][:1]

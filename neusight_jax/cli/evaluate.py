@@ -44,10 +44,9 @@ def evaluate(
 
     Of a checkpoint; or, with --protocol, of predictors fitted without the GPU they are scored on.
     """
-    from neusight_jax.gpu_catalog import canonical_name
+    from neusight_jax.datasets.devices import canonical_devices
 
-    # A measurement folder may bring a device of its own along.
-    devices = [canonical_name(name) or name for name in device] if device else None
+    devices = canonical_devices(device, measurements) if device else None
     if output is not None:
         if protocol is None:
             raise InputError("--output belongs to --protocol; use --json FILE to write the scores of a checkpoint")

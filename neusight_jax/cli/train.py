@@ -23,10 +23,9 @@ def train(
     drop_invalid: DropInvalid = False,
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
-    from neusight_jax.gpu_catalog import canonical_name
+    from neusight_jax.datasets.devices import canonical_devices
 
-    # A measurement folder may bring a device of its own along.
-    held_out = [canonical_name(name) or name for name in hold_out or ()]
+    held_out = canonical_devices(hold_out or (), measurements)
     from neusight_jax.training.recipes import RECIPES
     from neusight_jax.training.recipes import train as train_recipe
     from neusight_jax.training.systems import BASELINES, train_baseline
