@@ -86,12 +86,13 @@ def _attention_columns(op: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
             {
                 "op": op,
                 "dtype": "bf16",
-                "b": rows["batch_size"],
+                "batch_size": rows["batch_size"],
                 "query_length": rows["isl"],
                 "kv_length": last,
                 "heads": rows["num_heads"],
                 "kv_heads": rows["num_key_value_heads"],
                 "head_dim": rows["head_dim"],
+                "causal": 1,
                 "window": rows["window_size"].fillna(0).clip(lower=0) if "window_size" in rows else 0,
             }
         )

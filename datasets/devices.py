@@ -3,14 +3,63 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 
+from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import catalog_gpu, gpu_info
+from neusight_jax.gpu_catalog import canonical_name, catalog_gpu, gpu_info
+
+GPU_FILE = "gpu.json"
+"""File in a measurement folder with the figures of its device, where the catalog does not have it."""
+NONE_OWN: Mapping[str, GPU] = MappingProxyType({})
+
+
+def find_device(name: str, own: Mapping[str, GPU] = NONE_OWN) -> tuple[str, GPU]:
+    """Canonical name and figures of a device as a driver spells it.
+
+    Args:
+      name: of the device; own: devices that measurement folders bring along, by name.
+    Raises: `InputError` offering the nearest names.
+    """
+    return (name, own[name]) if name in own else _catalog_device(name)
+
+
+def own_devices(roots: Iterable[Path]) -> tuple[dict[str, GPU], tuple[str, ...]]:
+    """Devices that the `gpu.json` of measurement folders describe, by name, and notes for people.
+
+    Args:
+      roots: measurement folders, or files in one (in `kernels/` of one).
+    Raises: `InputError` for a file that cannot be read, or that takes the name of a GPU in the catalog.
+    """
+    from neusight_jax.gpu_file import load_named_gpu
+
+    own: dict[str, GPU] = {}
+    notes = []
+    for file in dict.fromkeys(file for root in roots for file in _gpu_files(root)):
+        name, gpu = load_named_gpu(file)
+        if canonical_name(name) is not None:
+            raise InputError(f"{file}: {name} is in the catalog; remove the file, or give the device another name")
+        if name in own and own[name] != gpu:
+            notes.append(f"{file} describes {name} once more, with other figures; the first ones are taken")
+        own.setdefault(name, gpu)
+    return own, tuple(notes)
+
+
+def canonical_devices(names: Iterable[str], roots: Iterable[Path]) -> list[str]:
+    """Canonical names of devices, of the catalog or of measurement folders; `InputError` for an unknown one."""
+    own, _ = own_devices(roots)
+    return [find_device(name, own)[0] for name in names]
+
+
+def _gpu_files(root: Path) -> list[Path]:
+    folders = [root] if root.is_dir() else [root.parent, root.parent.parent]
+    return [folder / GPU_FILE for folder in folders if (folder / GPU_FILE).is_file()][:1]
 
 
 @functools.lru_cache(maxsize=256)
-def find_device(name: str) -> tuple[str, GPU]:
-    """Canonical name and figures of a device as a driver spells it. `InputError` offering the nearest names."""
+def _catalog_device(name: str) -> tuple[str, GPU]:
     return gpu_info(name).name, catalog_gpu(name)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets import schema
-from neusight_jax.datasets.devices import find_device
+from neusight_jax.datasets.devices import NONE_OWN, find_device, own_devices
 from neusight_jax.datasets.model_tables import END_TO_END, PER_OP, ModelTable, check_models
 from neusight_jax.datasets.row_checks import FRAME_COLUMNS, check_rows, join_problems, refusal
 from neusight_jax.errors import InputError, unknown_name
@@ -48,6 +48,7 @@ class Measurements:
       end_to_end: measured whole models, or None.
       per_op: measured graph nodes, or None.
       notes: what was left out and why, for people.
+      own: devices that the folders bring along and the catalog does not have, by name.
     """
 
     frame: pd.DataFrame
@@ -55,6 +56,15 @@ class Measurements:
     end_to_end: pd.DataFrame | None = None
     per_op: pd.DataFrame | None = None
     notes: tuple[str, ...] = ()
+    own: Mapping[str, GPU] = field(default_factory=dict)
+
+    def gpu(self, device: str) -> GPU:
+        """Figures of a device of these measurements; `InputError` for an unknown one."""
+        return find_device(device, self.own)[1]
+
+    def device(self, name: str) -> str:
+        """Canonical name of a device; `InputError` for an unknown one."""
+        return find_device(name, self.own)[0]
 
 
 def read_measurements(
@@ -76,23 +86,24 @@ def read_measurements(
     """
     if on_invalid not in ("refuse", "drop"):
         raise unknown_name("on_invalid", str(on_invalid), ("refuse", "drop"))
-    wanted = None if devices is None else {find_device(name)[0] for name in devices}
     chosen = None if ops is None else _schema_ops(ops)
     roots = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     if not roots:
         raise InputError("no measurements were given; expected Parquet files or folders of the measurement schema")
     kernels, end_to_end, per_op = _find(roots)
+    own, own_notes = own_devices(roots)
+    wanted = None if devices is None else {find_device(name, own)[0] for name in devices}
     frames, problems = [], []
     total = bad = 0
     for file in kernels:
-        raw = _only(_read_parquet(file, _READ_COLUMNS), wanted, chosen)
-        checked = check_rows(raw, str(file))
+        raw = _only(_read_parquet(file, _READ_COLUMNS), wanted, chosen, own)
+        checked = check_rows(raw, str(file), own=own)
         total, bad = total + len(raw), bad + int(checked.bad.sum())
         problems.append(checked.problems)
         frames.append(checked.frame[~checked.bad])
     tables: dict[str, pd.DataFrame | None] = {}
     for table, files, read in ((END_TO_END, end_to_end, _read_csv), (PER_OP, per_op, _read_whole)):
-        tables[table.name], part_problems, rows, wrong = _read_models(table, files, read, wanted)
+        tables[table.name], part_problems, rows, wrong = _read_models(table, files, read, wanted, own)
         problems.append(part_problems)
         total, bad = total + rows, bad + wrong
     listed = join_problems(problems)
@@ -101,7 +112,8 @@ def read_measurements(
     if bad == total:
         raise _nothing_left(roots, bad, wanted, chosen)
     frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
-    return Measurements(frame, listed, tables[END_TO_END.name], tables[PER_OP.name])
+    notes = tuple(own_notes)
+    return Measurements(frame, listed, tables[END_TO_END.name], tables[PER_OP.name], notes, own)
 
 
 def read_kernels(path: Path | str) -> KernelTable:
@@ -264,32 +276,38 @@ def _read_csv(file: Path) -> pd.DataFrame:
     return frame
 
 
-def _only(raw: pd.DataFrame, devices: set[str] | None, ops: set[str] | None) -> pd.DataFrame:
+def _only(
+    raw: pd.DataFrame, devices: set[str] | None, ops: set[str] | None, own: Mapping[str, GPU] = NONE_OWN
+) -> pd.DataFrame:
     """Rows of the wanted devices and operators."""
     if ops is not None and "op" in raw.columns:
         raw = raw[raw["op"].isin(ops)]
     if devices is not None and "device" in raw.columns:
-        wanted = [name for name in raw["device"].dropna().unique() if _is_one_of(str(name), devices)]
+        wanted = [name for name in raw["device"].dropna().unique() if _is_one_of(str(name), devices, own)]
         raw = raw[raw["device"].isin(wanted)]
     return raw
 
 
-def _is_one_of(name: str, devices: set[str]) -> bool:
+def _is_one_of(name: str, devices: set[str], own: Mapping[str, GPU]) -> bool:
     try:
-        return find_device(name)[0] in devices
+        return find_device(name, own)[0] in devices
     except InputError:
         return False
 
 
 def _read_models(
-    table: ModelTable, files: Iterable[Path], read: Callable[[Path], pd.DataFrame], devices: set[str] | None
+    table: ModelTable,
+    files: Iterable[Path],
+    read: Callable[[Path], pd.DataFrame],
+    devices: set[str] | None,
+    own: Mapping[str, GPU],
 ) -> tuple[pd.DataFrame | None, pd.DataFrame, int, int]:
     """Model tables of a kind: good rows (None when there are no files), problems, rows seen, rows bad."""
     frames, problems = [], []
     rows = wrong = 0
     for file in files:
-        raw = _only(read(file), devices, None)
-        good, found, bad = check_models(table, raw, str(file))
+        raw = _only(read(file), devices, None, own)
+        good, found, bad = check_models(table, raw, str(file), own)
         rows, wrong = rows + len(raw), wrong + bad
         frames.append(good)
         problems.append(found)
@@ -305,5 +323,7 @@ def _nothing_left(roots: Iterable[Path], bad: int, devices: set[str] | None, ops
     where = ", ".join(str(root) for root in roots)
     if bad:
         return InputError(f"all {bad} measurement rows of {where} are bad; none is left once they are dropped")
+    if not devices and not ops:
+        return InputError(f"{where}: no measurements of an operator that a family models; measure others")
     asked = [f"device {name!r}" for name in sorted(devices or ())] + [f"op {name!r}" for name in sorted(ops or ())]
     return InputError(f"{where}: no measurements of {', '.join(asked)}; ask for others or give more folders")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from neusight_jax.datasets.devices import NONE_OWN
 from neusight_jax.datasets.row_checks import Problems, device_column, need_columns, numbers
+from neusight_jax.gpu import GPU
 
 WORKLOAD: tuple[str, ...] = ("device", "model", "mode", "sequence_length", "batch_size", "option")
 """Columns both tables share."""
@@ -55,14 +58,16 @@ PER_OP = ModelTable(
 """One row is one graph node of one measured model."""
 
 
-def check_models(table: ModelTable, raw: pd.DataFrame, file: str) -> tuple[pd.DataFrame, pd.DataFrame, int]:
+def check_models(
+    table: ModelTable, raw: pd.DataFrame, file: str, own: Mapping[str, GPU] = NONE_OWN
+) -> tuple[pd.DataFrame, pd.DataFrame, int]:
     """Good rows (device canonical, blank option ""), problems, and how many rows are bad.
 
     Raises: `InputError` for a missing column.
     """
     need_columns(raw, table.columns, file)
     problems = Problems(file, raw.index.to_numpy(), np.zeros(len(raw), bool))
-    devices, _ = device_column(raw, problems, to_predict=False)
+    devices, _ = device_column(raw, problems, to_predict=False, own=own)
     for name in table.seconds:
         seconds, given = numbers(raw[name]), raw[name]
         fine = np.isfinite(seconds) & ((seconds > 0.0) if table.positive else (seconds >= 0.0))

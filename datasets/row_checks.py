@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import pandas as pd
 
 from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
 from neusight_jax.datasets import schema
-from neusight_jax.datasets.devices import find_device
+from neusight_jax.datasets.devices import NONE_OWN, find_device
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES, family_of
@@ -95,7 +95,12 @@ def numbers(column: pd.Series) -> Values:
 
 
 def check_rows(
-    raw: pd.DataFrame, file: str, *, to_predict: bool = False, measured_on: tuple[str, GPU] | None = None
+    raw: pd.DataFrame,
+    file: str,
+    *,
+    to_predict: bool = False,
+    measured_on: tuple[str, GPU] | None = None,
+    own: Mapping[str, GPU] = NONE_OWN,
 ) -> CheckedRows:
     """Check and normalise rows of the schema.
 
@@ -105,6 +110,7 @@ def check_rows(
       to_predict: the rows are asked about, not learned from: the device may be unknown or absent, and so may
         `latency_s`; what is there is still checked.
       measured_on: the GPU of all rows, whatever their column `device` says.
+      own: devices that the catalog does not have, by name.
     Raises: `InputError` for a missing column. Bad rows are reported, not raised.
     """
     columns = ("op",) if to_predict else ("op", "latency_s") if measured_on else ("device", "op", "latency_s")
@@ -112,7 +118,7 @@ def check_rows(
     size = len(raw)
     problems = Problems(file, raw.index.to_numpy(), np.zeros(size, bool))
     if measured_on is None:
-        devices, gpus = device_column(raw, problems, to_predict)
+        devices, gpus = device_column(raw, problems, to_predict, own)
     else:
         devices, gpus = np.full(size, measured_on[0], object), dict([measured_on])
     dtype = _dtypes(raw, problems)
@@ -153,7 +159,9 @@ def _text(column: pd.Series) -> np.ndarray[Any, np.dtype[np.object_]]:
     return np.asarray(values.where(values.notna(), None), object)
 
 
-def device_column(raw: pd.DataFrame, problems: Problems, to_predict: bool) -> tuple[Any, dict[str, GPU]]:
+def device_column(
+    raw: pd.DataFrame, problems: Problems, to_predict: bool, own: Mapping[str, GPU] = NONE_OWN
+) -> tuple[Any, dict[str, GPU]]:
     """Canonical device names, and the known GPUs by them."""
     if "device" not in raw.columns:
         return np.full(len(raw), None, object), {}
@@ -167,7 +175,7 @@ def device_column(raw: pd.DataFrame, problems: Problems, to_predict: bool) -> tu
             reasons[name] = "no device is given; expected the driver's name of a GPU"
             continue
         try:
-            names[name], gpu = find_device(str(name))
+            names[name], gpu = find_device(str(name), own)
             gpus[names[name]] = gpu
         except InputError as error:
             reasons[name] = str(error)

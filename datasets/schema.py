@@ -29,14 +29,16 @@ VECTOR_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "softmax", "ln")
 """Operators on a tensor of b rows × h columns."""
 CONV_OPS: tuple[str, ...] = ("conv",)
 """Forward convolutions of square images and windows, without bias."""
+COPY_OPS: tuple[str, ...] = ("copy",)
+"""Plain copies of a tensor of b rows × h columns."""
 ATTENTION_OPS: tuple[str, ...] = ("prefill", "decode")
-"""Fused attention of equal requests: new tokens at the end of a sequence, causal unless the column `causal` says 0."""
+"""Fused attention of equal requests: new tokens at the end of a sequence."""
 QUANTIZE_OPS: tuple[str, ...] = ("quantize", "quantize_rows")
 """Activations of b rows × h columns to eight bits, with one scale given, or one found for each row."""
 EXPERT_OPS: tuple[str, ...] = ("experts",)
 """The expert layer of a mixture of experts: gate, up and down products of the experts held here, tokens
 spread evenly."""
-OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *CONV_OPS, *ATTENTION_OPS, *EXPERT_OPS, *QUANTIZE_OPS)
+OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *CONV_OPS, *COPY_OPS, *ATTENTION_OPS, *EXPERT_OPS, *QUANTIZE_OPS)
 """Every operator of the schema: file names in `kernels/` and values of the column `op`."""
 
 CONV_COLUMNS: tuple[str, ...] = (
@@ -48,8 +50,16 @@ CONV_COLUMNS: tuple[str, ...] = (
     "stride",
     "padding",
 )
-ATTENTION_COLUMNS: tuple[str, ...] = ("b", "query_length", "kv_length", "heads", "kv_heads", "head_dim")
-ATTENTION_OPTIONS: dict[str, float] = {"window": 0.0, "causal": 1.0}
+ATTENTION_COLUMNS: tuple[str, ...] = (
+    "batch_size",
+    "query_length",
+    "kv_length",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "causal",
+)
+ATTENTION_OPTIONS: dict[str, float] = {"window": 0.0}
 """Columns that attention may have, and what their absence means; a window of 0 sees everything."""
 EXPERT_COLUMNS: tuple[str, ...] = ("tokens", "experts", "local_experts", "top_k", "hidden", "inner")
 OPTIONAL_COLUMNS: dict[str, dict[str, float]] = {
@@ -83,6 +93,7 @@ _FAMILY_OPS: dict[str, tuple[str, str]] = {
     "experts": ("grouped_gemm", "experts"),
     "quantize": ("stream", "quantize"),
     "quantize_rows": ("reduction", "quantize_rows"),
+    "copy": ("memory", "copy"),
 }
 _TILES: tuple[re.Pattern[str], ...] = (
     re.compile(r"sgemm_(\d+)x(\d+)"),
@@ -100,7 +111,7 @@ def op_columns(op: str) -> tuple[str, ...]:
     """Dim columns an operator's rows must have; `InputError` for an unknown operator."""
     if op in GEMM_OPS:
         return ("m", "n", "k") if op == "linear" else ("b", "m", "n", "k")
-    if op in (*VECTOR_OPS, *QUANTIZE_OPS):
+    if op in (*VECTOR_OPS, *COPY_OPS, *QUANTIZE_OPS):
         return ("b", "h")
     if op in CONV_OPS:
         return CONV_COLUMNS
@@ -162,7 +173,7 @@ def schema_dims(op: str, dims: Mapping[str, float]) -> dict[str, int]:
 
 
 def _attention_dims(columns: Mapping[str, Columns]) -> dict[str, Columns]:
-    batch, queries = columns["b"], columns["query_length"]
+    batch, queries = columns["batch_size"], columns["query_length"]
     option = {name: columns.get(name, np.full_like(batch, value)) for name, value in ATTENTION_OPTIONS.items()}
     return attention_dims(
         queries,
@@ -171,7 +182,7 @@ def _attention_dims(columns: Mapping[str, Columns]) -> dict[str, Columns]:
         kv_heads=columns["kv_heads"],
         head_size=columns["head_dim"],
         window=option["window"],
-        causal=option["causal"] > 0,
+        causal=columns["causal"] > 0,
         repeat=batch,
     )
 

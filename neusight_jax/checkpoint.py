@@ -117,7 +117,8 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     predictor: Predictor = tree_from_arrays(template, flat, path)
     if device is None:
         return predictor
-    effects, name = card.get("device_effects", {}), canonical_name(device)
+    effects = card.get("device_effects", {})
+    name = device if device in effects else canonical_name(device)
     if name is None:
         raise unknown_name("GPU", device, effects)
     if not isinstance(predictor, MixturePredictor):

@@ -120,6 +120,11 @@ tensor cores (each architecture its own); attention, where serving frameworks ru
 
 
 def kernel_generation(device: str, libraries: str = "blas") -> str:
-    """Which generation of library kernels a device runs: its architecture, or the one whose kernels it borrows."""
+    """Which generation of library kernels a device runs: its architecture, or the one whose kernels it borrows.
+
+    A device that the catalog does not have is a generation of its own.
+    """
+    if canonical_name(device) is None:
+        return device
     architecture = gpu_info(device).architecture
     return KERNEL_GENERATIONS[libraries].get(architecture, architecture)

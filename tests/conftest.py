@@ -72,3 +72,11 @@ def make_checkpoint() -> Callable[..., Path]:
 def checkpoint(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that nothing trained: T4 seen, V100 32 GB held out, fp32 only."""
     return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "untrained")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Figures that tests want shown, such as errors of a predictor trained on this machine."""
+    for report in terminalreporter.getreports("passed"):
+        for name, line in report.user_properties:
+            if name == "shown":
+                terminalreporter.write_line(line)

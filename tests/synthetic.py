@@ -28,7 +28,7 @@ def synthetic_rows(op: str, device: str, rows: int = 64, seed: int = 0) -> pd.Da
         frame["b"] = 1 if op == "linear" else _log_uniform(random, 1, 64, rows)
         for name in ("m", "n", "k"):
             frame[name] = _log_uniform(random, 32, 4096 if op == "linear" else 1024, rows)
-    elif op in schema.VECTOR_OPS:
+    elif op in (*schema.VECTOR_OPS, *schema.COPY_OPS):
         frame["b"], frame["h"] = _log_uniform(random, 64, 16384, rows), _log_uniform(random, 64, 4096, rows)
     else:
         for name, high in (("b", 32), ("input_channels", 512), ("output_channels", 512), ("input_size", 56)):

@@ -259,9 +259,10 @@ def test_a_filled_plan_calibrates_a_gpu_of_ones_own(tmp_path: Path, checkpoint: 
     assert "too fast" in capsys.readouterr().err
 
 
-def test_profile_says_that_measuring_is_not_there_yet(capsys) -> None:
-    assert run(["profile"]) == 2
-    assert "not there yet" in capsys.readouterr().err
+def test_profile_lists_kernels_without_measuring(checkpoint: Path, capsys) -> None:
+    asked = ["profile", "--list", "--gpu", "T4", "--checkpoint", str(checkpoint)]
+    assert run(asked) == 0
+    assert "plan quick, Tesla T4" in " ".join(capsys.readouterr().out.split())
     assert run(["profile", "--plan", "huge"]) == 2
     assert "huge" in capsys.readouterr().err
 

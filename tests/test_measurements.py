@@ -101,7 +101,7 @@ def test_reads_a_folder(folder: Path) -> None:
     read = read_measurements([folder])
     assert len(read.frame) == 16 * 2 * len(schema.OPS)
     assert set(read.frame["device"]) == {find_device(name)[0] for name in DEVICES}
-    assert set(read.frame["family"]) == {"linear", "bmm", "conv", "elementwise", "softmax", "norm"}
+    assert set(read.frame["family"]) == {"linear", "bmm", "conv", "elementwise", "softmax", "norm", "memory"}
     assert read.problems.empty
     assert read.per_op is None
     assert read.end_to_end is not None

@@ -49,7 +49,8 @@ def calibrate_checkpoint(
         )
     known = canonical_name(gpu) in card.get("device_effects", {})
     predictor = load_predictor(checkpoint, name if known else None)
-    frame = read_measured_on(measurements, name, machine, on_invalid="drop" if drop_invalid else "refuse").frame
+    data = read_measured_on(measurements, name, machine, on_invalid="drop" if drop_invalid else "refuse")
+    frame = data.frame
     prior = Prior()
     done = calibration(predictor, machine, table_from_frame(frame), frame["latency_s"].to_numpy(np.float64), prior)
     rows = {family: int(item["rows"]) for family, item in done.summary.items()}
@@ -61,6 +62,7 @@ def calibrate_checkpoint(
         "trained_dtypes": sorted({*card.get("trained_dtypes", ()), *frame["dtype"].unique()}),
         "held_out": [device for device in card.get("held_out", ()) if device != name],
         "device_effects": {},
+        "notes": list(data.notes),
         "version": neusight_jax.__version__,
         "made_by": f'neusight-jax calibrate --checkpoint {checkpoint} --measurements DIR --gpu "{gpu}" --output DIR',
         "calibrated": {

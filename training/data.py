@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,8 +11,7 @@ import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets.measurements import Measurements
-from neusight_jax.gpu import stack_gpus
-from neusight_jax.gpu_file import load_gpu
+from neusight_jax.gpu import GPU, stack_gpus
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
@@ -35,7 +34,7 @@ def sweep_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
     """Sweep rows of one family on the given devices (canonical names)."""
     frame = measurements.frame
     frame = frame[(frame["family"] == name) & frame["device"].isin(devices)]
-    return _rows(frame, FAMILIES[name], devices, isolated=1.0)
+    return _rows(frame, FAMILIES[name], devices, isolated=1.0, gpu_of=measurements.gpu)
 
 
 def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) -> Rows:
@@ -52,7 +51,8 @@ def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
         for device in devices:
             records += _model_records(nodes[nodes["device"] == device], device, name)
     columns = ["device", "op", "dtype", "latency_s", "tile", *FAMILIES[name].dims]
-    return _rows(pd.DataFrame(records, columns=columns), FAMILIES[name], devices, isolated=0.0)
+    frame = pd.DataFrame(records, columns=columns)
+    return _rows(frame, FAMILIES[name], devices, isolated=0.0, gpu_of=measurements.gpu)
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
@@ -81,7 +81,9 @@ def measured_devices(measurements: Measurements) -> list[str]:
     return sorted(measurements.frame["device"].unique())
 
 
-def _rows(frame: pd.DataFrame, family: Family, devices: Sequence[str], isolated: float) -> Rows:
+def _rows(
+    frame: pd.DataFrame, family: Family, devices: Sequence[str], isolated: float, gpu_of: Callable[[str], GPU]
+) -> Rows:
     count = len(frame)
     index = {name: position for position, name in enumerate(devices)}
     ops = {name: position for position, name in enumerate(family.ops)}
@@ -104,7 +106,7 @@ def _rows(frame: pd.DataFrame, family: Family, devices: Sequence[str], isolated:
         device=frame["device"].map(index).to_numpy(np.int32),
         isolated=np.full(count, isolated, np.float32),
         devices=tuple(devices),
-        gpus=stack_gpus([load_gpu(name) for name in devices]),
+        gpus=stack_gpus([gpu_of(name) for name in devices]),
     )
 
 

@@ -14,8 +14,10 @@ from rich.console import Group, RenderableType
 from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.checkpoint import load_card, load_predictor
 from neusight_jax.datasets.measurements import Measurements, OnInvalid, read_measurements, table_from_frame
+from neusight_jax.gpu import GPU
 from neusight_jax.gpu_file import load_gpu
 from neusight_jax.graph import graph_from_config
+from neusight_jax.graph.source_file import is_source
 from neusight_jax.latency import latency, predict_kernels
 from neusight_jax.report import table
 from neusight_jax.terms import Predictor
@@ -114,8 +116,8 @@ def evaluate(
 
 def score(data: Measurements, systems: dict[str, System]) -> Evaluation:
     """Score systems on measurements already read."""
-    models, notes = model_scores(data.end_to_end, systems)
-    return Evaluation(_kernel_scores(data.frame, systems), models, (*data.notes, *notes))
+    models, notes = model_scores(data.end_to_end, systems, data.gpu)
+    return Evaluation(_kernel_scores(data, systems), models, (*data.notes, *notes))
 
 
 def percentiles(errors: np.ndarray) -> dict[str, float]:
@@ -131,10 +133,10 @@ def _constant(predictor: Predictor) -> System:
     return lambda device: predictor
 
 
-def _kernel_scores(frame: pd.DataFrame, systems: dict[str, System]) -> pd.DataFrame:
+def _kernel_scores(data: Measurements, systems: dict[str, System]) -> pd.DataFrame:
     records = []
-    for (device, family), rows in frame.groupby(["device", "family"], sort=True):
-        kernels, gpu = table_from_frame(rows.reset_index(drop=True)), load_gpu(str(device))
+    for (device, family), rows in data.frame.groupby(["device", "family"], sort=True):
+        kernels, gpu = table_from_frame(rows.reset_index(drop=True)), data.gpu(str(device))
         measured = rows["latency_s"].to_numpy()
         for name, system in systems.items():
             forecast = predict_kernels(system(str(device)), gpu, kernels, isolated=True)
@@ -145,20 +147,30 @@ def _kernel_scores(frame: pd.DataFrame, systems: dict[str, System]) -> pd.DataFr
     return pd.DataFrame(records)
 
 
-def model_scores(labels: pd.DataFrame | None, systems: dict[str, System]) -> tuple[pd.DataFrame, list[str]]:
-    """Whole-model labels forecast by every system (`Evaluation.models`), and notes on labels left out."""
+def model_scores(
+    labels: pd.DataFrame | None, systems: dict[str, System], gpu_of: Callable[[str], GPU] = load_gpu
+) -> tuple[pd.DataFrame, list[str]]:
+    """Whole-model labels forecast by every system (`Evaluation.models`), and notes on labels left out.
+
+    Args:
+      labels: rows of `end_to_end.csv`; systems: what to score; gpu_of: figures of a device, by name.
+    """
     records: list[dict[str, Any]] = []
     graphs: dict[tuple[Any, ...], Graph] = {}
     left_out: dict[str, int] = {}
+    sources = 0
     for row in [] if labels is None else labels.to_dict("records"):
         if row["option"] not in OPTIONS:
             left_out[row["option"]] = left_out.get(row["option"], 0) + 1
+            continue
+        if is_source(str(row["model"])):
+            sources += 1
             continue
         workload = (row["model"], int(row["batch_size"]), int(row["sequence_length"]), MODES[row["mode"]])
         key = (*workload, row["option"])
         if key not in graphs:
             graphs[key] = graph_from_config(*workload, fused=OPTIONS[row["option"]])
-        gpu = load_gpu(row["device"])
+        gpu = gpu_of(row["device"])
         for name, system in systems.items():
             seconds = float(latency(system(row["device"]), gpu, graphs[key].kernels))
             records.append(
@@ -172,6 +184,8 @@ def model_scores(labels: pd.DataFrame | None, systems: dict[str, System]) -> tup
                 }
             )
     notes = [f"{count} labels of option {name!r} left out: several GPUs" for name, count in left_out.items()]
+    if sources:
+        notes.append(f"{sources} labels of functions in Python files left out: forecast them with `predict`")
     return pd.DataFrame(records), notes
 
 

@@ -21,8 +21,7 @@ from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.gpu import stack_gpus
-from neusight_jax.gpu_catalog import gpu_info, kernel_generation
-from neusight_jax.gpu_file import load_gpu
+from neusight_jax.gpu_catalog import kernel_generation
 from neusight_jax.kernels.families import TENSOR_FAMILIES
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
@@ -148,7 +147,7 @@ def train(
         refuse_existing(target)
         saved.discard()
     data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
-    held_out = tuple(gpu_info(name).name for name in hold_out)
+    held_out = tuple(data.device(name) for name in hold_out)
     devices = [name for name in measured_devices(data) if name not in held_out]
     if not devices:
         raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
@@ -176,6 +175,7 @@ def train(
         "errors_percent": run.errors,
         "tile_accuracy": run.tile_accuracy,
         **run.trust_card,
+        "notes": list(data.notes),
         "generation_effects": run.generation_effects,
         "device_effects": effects,
     }
@@ -251,7 +251,7 @@ class _Run:
             return NeuSightPredictor(parts, tiles), {}
         predictor = MixturePredictor(parts, tiles)
         if len(evidence.left_out) == len(parts) and not self.interrupted:
-            gpus = stack_gpus([load_gpu(name) for name in self.devices])
+            gpus = stack_gpus([self.data.gpu(name) for name in self.devices])
             trust, self.trust_card = make_trust(
                 evidence,
                 self.data,

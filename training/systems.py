@@ -263,6 +263,7 @@ def train_baseline(
     if name in UNFITTED:
         raise InputError(f"{name} has nothing to fit; use it as `evaluate --baseline {name}`")
     data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
+    hold_out = [data.device(device) for device in hold_out]
     devices = [device for device in measured_devices(data) if device not in hold_out]
     predictor = fit_baseline(name, data, devices, seed)
     families = [family for family in NETWORKS if predictor.covers(FAMILIES[family])]
@@ -275,6 +276,7 @@ def train_baseline(
         "held_out": list(hold_out),
         "recipe": name,
         "seed": seed,
+        "notes": list(data.notes),
         "version": neusight_jax.__version__,
         "made_by": f"neusight-jax train --measurements DIR --recipe {name}{held} --seed {seed} --output DIR",
     }

@@ -49,7 +49,7 @@ def model_residuals(data: Measurements, devices: tuple[str, ...], system: System
     if labels is None:
         return {}
     labels = labels[labels["device"].isin(devices) & (labels["option"] == "")]
-    models, _ = model_scores(labels, {"": system})
+    models, _ = model_scores(labels, {"": system}, data.gpu)
     if models.empty:
         return {}
     models["log"] = np.log(models["measured_s"] / models["forecast_s"])

@@ -23,6 +23,7 @@ from neusight_jax.cli.leaderboard import leaderboard
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.predict import predict
 from neusight_jax.cli.profile import profile
+from neusight_jax.cli.profile_model import profile_model
 from neusight_jax.cli.scale_trace import scale_trace
 from neusight_jax.cli.sensitivity import sensitivity
 from neusight_jax.cli.startup import prepare_jax
@@ -37,6 +38,8 @@ LISTS_OF: dict[str, tuple[str, ...]] = {
     "compare": ("--gpu",),
     "scale-trace": ("--to", "--select"),
     "sweep": ("--gpu", "--grid", "--range", "--batch-size", "--sequence-length"),
+    "profile": ("--dtype",),
+    "profile-model": ("--mode", "--execution"),
     "design": ("--free", "--budget", "--set"),
 }
 """The same for one command only."""
@@ -76,6 +79,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(calibrate)
 app.command()(profile)
+app.command("profile-model")(profile_model)
 app.command()(sensitivity)
 app.command()(sweep)
 app.command()(design)
@@ -106,7 +110,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    prepare_jax(any_platform=ctx.invoked_subcommand in ("train", "sweep"))
+    prepare_jax(any_platform=ctx.invoked_subcommand in ("train", "sweep", "profile", "profile-model"))
 
 
 def _spread(arguments: Sequence[str]) -> list[str]:

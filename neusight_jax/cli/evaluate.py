@@ -44,9 +44,9 @@ def evaluate(
 
     Of a checkpoint; or, with --protocol, of predictors fitted without the GPU they are scored on.
     """
-    from neusight_jax.gpu_catalog import gpu_info
+    from neusight_jax.datasets.devices import canonical_devices
 
-    devices = [gpu_info(name).name for name in device] if device else None
+    devices = canonical_devices(device, measurements) if device else None
     if output is not None:
         if protocol is None:
             raise InputError("--output belongs to --protocol; use --json FILE to write the scores of a checkpoint")

@@ -69,7 +69,10 @@ def predict(
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     card = load_card(checkpoint)
     # A name, not a file: the figures are those of the GPU that was measured.
+    # A GPU the catalog does not have is known by the name in its file.
     device = canonical_name(gpu)
+    if canonical_name(gpu_name) is None and gpu_name in card.get("device_effects", {}):
+        device = gpu_name
     notes = forecast_notes(card, checkpoint, gpu_name, dtype)
     if device in card.get("device_effects", {}):
         notes.append(f"with the effect {checkpoint} measured on this GPU; other GPUs are forecast from figures alone")

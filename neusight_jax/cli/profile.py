@@ -1,4 +1,4 @@
-"""`neusight-jax profile`: which kernels to measure first on a GPU. Measuring them is not there yet."""
+"""`neusight-jax profile`: measure kernels on this machine, or list which ones to measure first."""
 
 from __future__ import annotations
 
@@ -7,38 +7,89 @@ from typing import Annotated
 
 import typer
 
-from neusight_jax.cli.console import remark, show
+from neusight_jax.cli.console import progress_console, remark, show
 from neusight_jax.cli.options import Checkpoint
 from neusight_jax.errors import InputError
 
+LISTS = (".csv", ".parquet")
+
 
 def profile(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="The folder to write, new or empty; or a .csv or .parquet file for a list."),
+    ] = None,
     plan: Annotated[
-        str | None, typer.Option("--plan", help="List the kernels to measure first: quick (10) or full (50).")
+        str | None,
+        typer.Option("--plan", help="quick, full, or a .csv or .parquet file of kernels.", show_default="quick"),
     ] = None,
+    backend: Annotated[str, typer.Option("--backend", help="jax or torch.")] = "jax",
+    dtype: Annotated[
+        list[str] | None, typer.Option("--dtype", help="One or more: fp32, tf32, bf16, fp16, fp8.", show_default="fp32")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run was stopped; no kernel twice.")] = False,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="The GPU they are for, a name or a file; default: a list for any GPU.")
+        str | None,
+        typer.Option("--gpu", help="File of the device's figures, if the catalog lacks it; for a list: any GPU."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", help="Write the list here, .csv or .parquet.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="For each kernel, compilation aside.")] = 0.2,
+    timing: Annotated[
+        str, typer.Option("--timing", help="latency_s is of a loop (no launch overhead), or of a single call.")
+    ] = "loop",
+    listed: Annotated[
+        bool, typer.Option("--list", help="Only list the most telling kernels: quick (10) or full (50).")
+    ] = False,
     checkpoint: Checkpoint = "fp32",
 ) -> None:
-    """List the kernels to measure first on a GPU, the most telling of each family first.
+    """Measure kernels on the GPU of this machine, and write a folder for `train` and `calibrate`.
 
-    Measuring is not there yet: fill the column latency_s by other means (the mean of the fastest of some runs, one
-    launch at a time) and give the file to `neusight-jax calibrate`.
+    Without a GPU, the CPU is measured in its place, and marked as such.
+
+    With --list, or an --output that ends in .csv or .parquet, nothing is measured: the kernels that tell most about a
+    GPU are listed, the most telling of each family first. Such a file is a --plan; filled in by other means
+    (latency_s), `neusight-jax calibrate` takes it too. --checkpoint belongs to lists.
     """
-    if plan is None:
-        raise InputError(
-            "measuring kernels on this machine's GPU is not there yet; `--plan quick --output plan.csv` lists the "
-            "kernels to measure, fill in latency_s and give the file to `neusight-jax calibrate`"
+    if listed or (output is not None and output.suffix.lower() in LISTS) or (output is None and plan is not None):
+        _list(plan or "quick", gpu, output, checkpoint)
+        return
+    if output is None:
+        raise InputError("--output is missing; give a folder to measure into, or --list to see which kernels tell most")
+    from neusight_jax.profiling.run import profile as measure
+
+    try:
+        card = measure(
+            output,
+            plan=plan or "quick",
+            backend=backend,
+            dtypes=tuple(dict.fromkeys(dtype or ("fp32",))),
+            seconds=seconds,
+            timing=timing,
+            gpu=gpu,
+            resume=resume,
+            console=progress_console(),
         )
+    except KeyboardInterrupt:
+        remark("stopped; what was measured is kept: the same command with --resume goes on")
+        raise
+    rows = sum(card["rows"].values())
+    skipped = f", {card['skipped']} skipped (skipped.csv)" if card["skipped"] else ""
+    typer.echo(
+        f"{output}: {rows} kernels on {card['device']}{skipped}; median spread {100 * card['median_spread']:.1f} %, "
+        f"{card['disturbed_rows']} disturbed"
+    )
+    if card["gpu_file"]:
+        typer.echo(f"{output / 'gpu.json'}: figures of this device; give it as --gpu to predict and calibrate")
+
+
+def _list(plan: str, gpu: str | None, output: Path | None, checkpoint: str) -> None:
     from neusight_jax.training.plan import plan_kernels
 
     chosen = plan_kernels(plan, gpu, checkpoint)
     if output is not None:
         chosen.write(output)
         remark(
-            f"wrote {output}: {len(chosen.frame)} kernels; fill in latency_s, seconds, then `neusight-jax calibrate`"
+            f"wrote {output}: {len(chosen.frame)} kernels; measure them with `neusight-jax profile --plan {output}`, "
+            "or fill in latency_s, seconds, then `neusight-jax calibrate`"
         )
         return
     from neusight_jax.report import table

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from neusight_jax.cli.console import progress_console
+from neusight_jax.cli.console import progress_console, remark
 from neusight_jax.cli.options import DropInvalid, MeasurementFolders, OutputFolder
 from neusight_jax.errors import InputError
 
@@ -23,9 +23,9 @@ def train(
     drop_invalid: DropInvalid = False,
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
-    from neusight_jax.gpu_catalog import gpu_info
+    from neusight_jax.datasets.devices import canonical_devices
 
-    held_out = [gpu_info(name).name for name in hold_out or ()]
+    held_out = canonical_devices(hold_out or (), measurements)
     from neusight_jax.training.recipes import RECIPES
     from neusight_jax.training.recipes import train as train_recipe
     from neusight_jax.training.systems import BASELINES, train_baseline
@@ -34,6 +34,7 @@ def train(
         if resume:
             raise InputError(f"--resume is not for {recipe}: a baseline is fitted in one go; leave it out")
         card = train_baseline(measurements, recipe, output, held_out, seed, drop_invalid=drop_invalid)
+        _remarks(card)
         typer.echo(f"{output}: {card['kind']} checkpoint, trained on {', '.join(card['trained_on']['devices'])}")
         return
     card = train_recipe(
@@ -46,5 +47,11 @@ def train(
         drop_invalid=drop_invalid,
         console=progress_console(),
     )
+    _remarks(card)
     devices = ", ".join(card.get("trained_on", {}).get("devices", ()))
     typer.echo(f"{output}: {card['kind']} checkpoint, trained on {devices}")
+
+
+def _remarks(card: dict[str, Any]) -> None:
+    for note in card.get("notes", ()):
+        remark(f"note: {note}")

@@ -1,0 +1,141 @@
+"""One kernel to be measured, in the letters of the measurement schema, and what it needs of a machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES, dtype_index
+from neusight_jax.datasets import schema
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.kernels.rowwise import BINARY_OPS
+
+MEASURED_OPS: tuple[str, ...] = tuple(op for op in schema.OPS if op not in (*schema.EXPERT_OPS, *schema.QUANTIZE_OPS))
+"""Every operator that can be measured."""
+FLOP_PER_ELEMENT: dict[str, float] = {"softmax": 5.0, "ln": 6.0, "copy": 0.0}
+"""Arithmetic per element of row-wise operators, for planning; 1 for the others."""
+MATRIX_DTYPES: tuple[str, ...] = ("tf32", "fp8")
+"""Dtypes that only matrix products have."""
+UNMEASURED_DTYPES: tuple[str, ...] = ("fp4", "int8")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel: operator, dims and dtype.
+
+    Attributes:
+      op: operator of the schema.
+      dims: (column, size) in the schema's letters; in a matrix product n is the contraction.
+      dtype: of `arithmetic.DTYPES`.
+    """
+
+    op: str
+    dims: tuple[tuple[str, int], ...]
+    dtype: str = "fp32"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Dims by column."""
+        return dict(self.dims)
+
+    @property
+    def key(self) -> str:
+        """A text that no other kernel has."""
+        return f"{self.op} {self.dtype} " + " ".join(f"{name}={size}" for name, size in self.dims)
+
+    def to_row(self) -> dict[str, Any]:
+        """The columns of the schema that say which kernel this is."""
+        return {"op": self.op, "dtype": self.dtype, **self.sizes}
+
+
+def make_case(op: str, dims: Mapping[str, Any], dtype: str = "fp32") -> Case:
+    """A case from columns of the schema.
+
+    Args:
+      op: operator; dims: its dims, others are ignored; `b` of linear may be absent (1); dtype: of all tensors.
+    Raises: `InputError` for an unknown operator or dtype, and for dims that are no whole numbers above 0.
+    """
+    if op not in MEASURED_OPS:
+        raise unknown_name("op", op, MEASURED_OPS)
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    columns = ("b", *schema.op_columns(op)) if op == "linear" else schema.op_columns(op)
+    found = []
+    for name in columns:
+        value = dims.get(name, 1 if (op, name) == ("linear", "b") else None)
+        least = 0 if name in ("padding", "causal") else 1
+        try:
+            size = int(value)  # type: ignore[arg-type]
+            whole = size == float(value) and size >= least  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            whole = False
+        if not whole:
+            raise InputError(f"{name} of {op} is {value}, expected a whole number of at least {least}")
+        found.append((name, size))
+    return Case(op, tuple(found), dtype)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What a kernel reads and writes.
+
+    Attributes:
+      inputs: shapes; output: shape; flop: arithmetic, FLOP; scratch: elements of fp32 between its own kernels.
+    """
+
+    inputs: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...]
+    flop: float
+    scratch: int = 0
+
+    def elements(self) -> int:
+        """Elements of inputs and output."""
+        return sum(math.prod(shape) for shape in (*self.inputs, self.output))
+
+
+def operands(case: Case) -> Operands:
+    """Shapes and arithmetic of a case. Channels are innermost; attention is (batch, tokens, heads, head_dim)."""
+    d = case.sizes
+    if case.op == "linear":
+        m, n, k = d["b"] * d["m"], d["n"], d["k"]
+        return Operands(((m, n), (n, k), (k,)), (m, k), 2.0 * m * n * k)
+    if case.op == "bmm":
+        b, m, n, k = d["b"], d["m"], d["n"], d["k"]
+        return Operands(((b, m, n), (b, n, k)), (b, m, k), 2.0 * b * m * n * k)
+    if case.op == "conv":
+        return _conv(d)
+    if case.op in schema.ATTENTION_OPS:
+        return _attention(d)
+    shape = (d["b"], d["h"])
+    flop = FLOP_PER_ELEMENT.get(case.op, 1.0) * d["b"] * d["h"]
+    if case.op == "ln":
+        return Operands((shape, (d["h"],), (d["h"],)), shape, flop)
+    return Operands((shape,) * (2 if case.op in BINARY_OPS else 1), shape, flop)
+
+
+def case_bytes(case: Case) -> tuple[float, float]:
+    """Bytes of one set of inputs and its output, and of scratch memory while the kernel runs."""
+    tensors = operands(case)
+    return tensors.elements() * ELEMENT_BYTES[dtype_index(case.dtype)], 4.0 * tensors.scratch
+
+
+def _conv(d: Mapping[str, int]) -> Operands:
+    out = (d["input_size"] + 2 * d["padding"] - d["kernel_size"]) // d["stride"] + 1
+    if out < 1:
+        raise InputError(f"conv: a window of {d['kernel_size']} does not fit an image of {d['input_size']}")
+    image = (d["b"], d["input_size"], d["input_size"], d["input_channels"])
+    window = (d["kernel_size"], d["kernel_size"], d["input_channels"], d["output_channels"])
+    flop = 2.0 * d["b"] * out * out * math.prod(window)
+    return Operands((image, window), (d["b"], out, out, d["output_channels"]), flop)
+
+
+def _attention(d: Mapping[str, int]) -> Operands:
+    if d["heads"] % d["kv_heads"]:
+        raise InputError(f"attention: {d['heads']} heads are no multiple of {d['kv_heads']} kv_heads")
+    query = (d["batch_size"], d["query_length"], d["heads"], d["head_dim"])
+    kept = (d["batch_size"], d["kv_length"], d["kv_heads"], d["head_dim"])
+    scores = d["batch_size"] * d["heads"] * d["query_length"] * d["kv_length"]
+    flop = 4.0 * scores * d["head_dim"] * (0.5 if d["causal"] else 1.0)
+    return Operands((query, kept, kept), query, flop, scratch=2 * scores)

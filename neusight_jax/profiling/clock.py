@@ -1,0 +1,161 @@
+"""How long a kernel takes: what a backend offers, and the sampling that is the same for all of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from neusight_jax.profiling.case import Case
+
+REPEATS = 8
+"""Timings of the loop that a median is taken over, when one does not take longer than its share."""
+FEWEST_REPEATS = 3
+MOST_CALLS = 12
+LEAST_OF_CALL = 0.05
+"""A kernel in the loop that takes less than this share of a long single call is not there."""
+CALLS_IN_DOUBT = 20
+CALL_SHARE = 0.15
+"""Share of a kernel's time that goes to single calls."""
+WARM_UPS = 2
+DISTURBED = 0.1
+"""A row whose quartiles lie further apart than this share of the median is called disturbed."""
+
+
+class Prepared(Protocol):
+    """A kernel compiled and its input sets in memory."""
+
+    sets: int
+
+    def call(self) -> float:
+        """Seconds of one launch as a framework makes it, launch overhead included; the sets take turns."""
+
+    def loop(self, rounds: int) -> float:
+        """Seconds of `rounds` passes over all sets, one kernel after the other without returning to the host.
+
+        0 rounds takes what starting and ending the loop takes.
+        """
+
+    def idle(self, rounds: int) -> float:
+        """Seconds of as many rounds with nothing in them, for what a round itself costs."""
+
+
+class Backend(Protocol):
+    """A framework on one device.
+
+    Attributes:
+      name: "jax" or "torch"; device: the driver's name, or the processor's; is_cpu: whether it is no GPU.
+    """
+
+    name: str
+    device: str
+    is_cpu: bool
+
+    def prepare(self, case: Case, sets: int, seed: int) -> Prepared:
+        """Compile a kernel and draw its inputs."""
+
+    def supports(self, case: Case) -> str:
+        """Empty, or why this kernel cannot run here."""
+
+    def free_bytes(self) -> float:
+        """Memory that can be had on the device."""
+
+    def versions(self) -> dict[str, str]:
+        """Of the libraries that run the kernels."""
+
+    def release(self) -> None:
+        """Forget compiled programs."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The timing of one kernel.
+
+    Attributes:
+      loop_s: median over `repeats` of the time of one kernel inside the loop, overhead of the loop taken off.
+      loop_spread: quartile distance over the median, of the loop; loop_fastest_s: the fastest repeat.
+      call_s: median of single calls; call_spread: likewise.
+      repeats, launches: timings, and kernels run in all of them; calls: single calls.
+    """
+
+    loop_s: float
+    loop_spread: float
+    loop_fastest_s: float
+    call_s: float
+    call_spread: float
+    repeats: int
+    launches: int
+    calls: int
+
+    def to_row(self) -> dict[str, Any]:
+        """As columns."""
+        return dict(vars(self))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Distance of the quartiles over the median; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle if middle > 0 else math.inf
+
+
+def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | None = None) -> Sample:
+    """Time a kernel for about so many seconds.
+
+    Args:
+      prepared: the kernel; seconds: to spend, warm-up and compilation aside; less than three passes over all sets
+        are never made; between: called halfway, while the device is warm (clocks, power).
+    Raises: `RuntimeError` when the loop takes no longer than an empty one, or cannot hold the kernel.
+    """
+    for _ in range(WARM_UPS):
+        prepared.call()
+    calls = [prepared.call()]
+    while len(calls) < MOST_CALLS and (len(calls) < FEWEST_REPEATS or sum(calls) < CALL_SHARE * seconds):
+        calls.append(prepared.call())
+    share = seconds * (1.0 - CALL_SHARE) / REPEATS
+    rounds = _rounds(share, statistics.median(calls) * prepared.sets)
+    prepared.loop(0)
+    # The least: an interruption of the host while nothing runs must not be taken off a kernel's time.
+    empty = min(prepared.loop(0) for _ in range(5))
+    prepared.loop(rounds)
+    taken = prepared.loop(rounds) - empty
+    if taken < 0.5 * share:  # single calls were slow for what the kernel is
+        rounds = _rounds(share, max(taken, 0.01 * share) / rounds)
+        taken = prepared.loop(rounds) - empty
+    repeats = min(max(int(REPEATS * share / max(taken, 1e-9)), FEWEST_REPEATS), REPEATS)
+    launches = rounds * prepared.sets
+    prepared.idle(rounds)
+    turning = max(min(prepared.idle(rounds) for _ in range(3)) - min(prepared.idle(0) for _ in range(3)), 0.0)
+    times = []
+    for index in range(repeats):
+        times.append((prepared.loop(rounds) - empty - turning) / launches)
+        if between is not None and index == repeats // 2:
+            between()
+    if statistics.median(times) <= 0.0:
+        raise RuntimeError(f"a loop of {launches} kernels takes no longer than an empty one; give more --seconds")
+    if _is_missing(statistics.median(times), min(calls), empty):
+        again = min(prepared.call() for _ in range(CALLS_IN_DOUBT))  # those calls may have been interrupted
+        if _is_missing(statistics.median(times), again, empty):
+            raise RuntimeError("the loop is far faster than single calls: the compiler took the kernel out of it")
+    return Sample(
+        loop_s=statistics.median(times),
+        loop_spread=spread(times),
+        loop_fastest_s=min(times),
+        call_s=statistics.median(calls),
+        call_spread=spread(calls),
+        repeats=repeats,
+        launches=launches * repeats,
+        calls=len(calls),
+    )
+
+
+def _is_missing(loop_s: float, call_s: float, empty_s: float) -> bool:
+    """Whether a loop is too fast to hold a kernel whose single call takes far longer than a launch."""
+    return call_s > 11.0 * empty_s and loop_s < LEAST_OF_CALL * call_s
+
+
+def _rounds(share: float, one_pass: float) -> int:
+    return max(round(share / max(one_pass, 1e-9)), 1)

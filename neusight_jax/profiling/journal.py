@@ -1,0 +1,84 @@
+"""What a run has done so far, one line per kernel, so that it can be killed at any moment and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from neusight_jax.errors import InputError
+from neusight_jax.files import write_text_atomically
+from neusight_jax.profiling.case import Case
+
+
+class Journal:
+    """A folder `.NAME.profile` beside the output: what was asked, the plan, and a line of JSON for every kernel done.
+
+    A line is appended in one write and is on disk before the next kernel starts; the end of a line that was cut off is
+    dropped when the run goes on, so that kernel is measured again.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.folder = output.with_name(f".{output.name}.profile")
+        self._asked, self._lines = self.folder / "run.json", self.folder / "rows.jsonl"
+
+    def begin(self, asked: Mapping[str, Any], cases: Sequence[Case]) -> None:
+        """Forget an earlier run and keep what this one is to do."""
+        self.discard()
+        plan = [{"op": case.op, "dims": [list(pair) for pair in case.dims], "dtype": case.dtype} for case in cases]
+        write_text_atomically(self._asked, json.dumps({"asked": dict(asked), "plan": plan}))
+
+    def resume(self, asked: Mapping[str, Any]) -> tuple[list[Case], list[dict[str, Any]]]:
+        """The plan, and what is done of it.
+
+        Raises: `InputError` when there is nothing to go on with, or it was another run.
+        """
+        if not self._asked.is_file():
+            raise InputError(f"nothing to resume: {self.folder} is missing; run without --resume")
+        kept = json.loads(self._asked.read_text(encoding="utf-8"))
+        for name, value in json.loads(json.dumps(dict(asked))).items():
+            if kept["asked"].get(name) != value:
+                raise InputError(
+                    f"{self.folder} is of a run with {name} {kept['asked'].get(name)!r}, this one has {value!r}; "
+                    "repeat what was asked then, or start afresh without --resume"
+                )
+        cases = [
+            Case(item["op"], tuple((str(name), int(size)) for name, size in item["dims"]), item["dtype"])
+            for item in kept["plan"]
+        ]
+        return cases, self._entries()
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Add one kernel; `entry` needs `key`."""
+        line = (json.dumps(dict(entry)) + "\n").encode()
+        handle = os.open(self._lines, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, line)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def discard(self) -> None:
+        """Forget the run."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        if not self._lines.is_file():
+            return []
+        content = self._lines.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(self._lines, len(whole))
+        entries: dict[str, dict[str, Any]] = {}
+        for number, line in enumerate(whole.splitlines()):
+            try:
+                entry = json.loads(line)
+                entries.setdefault(entry["key"], entry)
+            except (ValueError, KeyError, TypeError):
+                raise InputError(
+                    f"{self._lines}: line {number + 1} is damaged; remove that line to measure its kernel again"
+                ) from None
+        return list(entries.values())

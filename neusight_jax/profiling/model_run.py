@@ -1,0 +1,190 @@
+"""Whole models measured end to end: rows as `models/end_to_end.csv` has them, with a data card."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+from rich.console import Console
+
+import neusight_jax
+from neusight_jax.datasets.devices import GPU_FILE
+from neusight_jax.datasets.model_tables import END_TO_END
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.files import atomic_folder, refuse_existing
+from neusight_jax.graph.source_file import is_source
+from neusight_jax.profiling.card import now, readme
+from neusight_jax.profiling.clock import FEWEST_REPEATS, spread
+from neusight_jax.profiling.machine import Machine, find_machine, host_facts, make_backend
+from neusight_jax.profiling.model_target import Target, target_from_config, target_from_source
+from neusight_jax.profiling.sensors import Sensors
+
+MODES: dict[str, str] = {"inference": "inf", "training": "train"}
+"""Modes, and their spelling in measurement files."""
+EXECUTIONS: dict[str, str] = {"eager": "", "compiled": "fusion"}
+"""How a model is run, and the `option` of its rows."""
+WARM_UPS, MOST_REPEATS = 2, 50
+
+
+class Model(Protocol):
+    """A model that can be run once."""
+
+    def step(self) -> tuple[float, float | None]:
+        """Seconds forward, and backward (None for inference)."""
+
+
+def profile_models(
+    models: Sequence[str],
+    output: Path | str,
+    *,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    modes: Sequence[str] = tuple(MODES),
+    executions: Sequence[str] = tuple(EXECUTIONS),
+    dtype: str = "fp32",
+    seconds: float = 5.0,
+    gpu: str | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Measure whole models and write them to a folder of the measurement schema.
+
+    Args:
+      models: `path/to/file.py:function` as `predict` takes it (a JAX function or NNX module, or a torch module), or
+        names and config.json files, which run as torch models of `transformers`.
+      output: folder to write, new or empty; batch_size, sequence_length: of models from configs.
+      modes, executions: keys of `MODES` and `EXECUTIONS`; dtype: of models from configs.
+      seconds: for each model, mode and execution, warm-up aside; gpu: as for `run.profile`.
+      console: for progress.
+    Returns: the data card.
+    Raises: `InputError` for unknown names, a model that cannot be made, or when none could be measured.
+    """
+    for kind, names, known in (("mode", modes, MODES), ("execution", executions, EXECUTIONS)):
+        for name in names:
+            if name not in known:
+                raise unknown_name(kind, name, known)
+    refuse_existing(output)
+    console = console or Console(quiet=True)
+    rows: list[dict[str, Any]] = []
+    skipped: list[dict[str, Any]] = []
+    machines: dict[str, Machine] = {}
+    versions: dict[str, str] = {}
+    began, host, on_cpu = now(), host_facts(), True
+    for model in models:
+        for mode in modes:
+            target = _target(model, batch_size, sequence_length, mode, dtype)
+            if target.framework not in machines:
+                backend = make_backend(target.framework)
+                machines[target.framework] = find_machine(backend, gpu)
+                versions, on_cpu = {**versions, **backend.versions()}, backend.is_cpu
+            for execution in executions:
+                said: dict[str, Any] = {
+                    "device": machines[target.framework].name,
+                    "model": model,
+                    "mode": MODES[mode],
+                    "sequence_length": target.sequence_length,
+                    "batch_size": target.batch_size,
+                    "option": EXECUTIONS[execution],
+                    "num_layers": target.layers,
+                }
+                console.print(f"{model}: {mode}, {execution}", highlight=False)
+                try:
+                    found = _timed(_model(target, mode == "training", execution == "compiled"), seconds)
+                except InputError:
+                    raise
+                except Exception as error:  # whatever a model raises when it is run
+                    lines = str(error).strip().splitlines() or [""]
+                    reason = f"failed: {type(error).__name__}: {lines[0][:200]}"
+                    skipped.append({**said, "reason": reason})
+                    console.print(f"skipped {model}: {reason}", highlight=False)
+                    continue
+                finally:
+                    gc.collect()
+                own = {"dtype": target.dtype, "backend": target.framework}
+                rows.append({**said, **found, **own, "provenance": machines[target.framework].provenance})
+    if not rows:
+        raise InputError(f"no model could be measured; the first was skipped because it {skipped[0]['reason']}")
+    machine = next(iter(machines.values()))
+    sensors = Sensors(wanted=not on_cpu)
+    card = {
+        "device": machine.name,
+        "provenance": machine.provenance,
+        "timing": "whole steps, each waited for; median over repeats, warm-up aside",
+        "models": ", ".join(models),
+        "began": began,
+        "ended": now(),
+        "versions": versions,
+        "driver": {**sensors.facts(), "sensors": sensors.source},
+        "host": host,
+        "version": neusight_jax.__version__,
+        "made_by": f"neusight-jax profile-model {' '.join(models)} --output DIR",
+        "rows": {"end_to_end": len(rows)},
+        "skipped": len(skipped),
+        "gpu_file": machine.file is not None,
+    }
+    _write(Path(output), card, rows, skipped, machine)
+    return card
+
+
+def _target(model: str, batch_size: int | None, sequence_length: int | None, mode: str, dtype: str) -> Target:
+    if not is_source(model):
+        if sequence_length is None:
+            raise InputError(f"{model}: say how many tokens with --sequence-length")
+        return target_from_config(model, batch_size or 1, sequence_length, mode, dtype)
+    if batch_size is not None or sequence_length is not None or dtype != "fp32":
+        raise InputError(
+            f"{model}: its example arguments say batch, lengths and dtypes; "
+            "leave --batch-size, --sequence-length and --dtype out"
+        )
+    return target_from_source(model)
+
+
+def _model(target: Target, training: bool, compiled: bool) -> Model:
+    if target.framework == "torch":
+        from neusight_jax.profiling.torch_model import TorchModel
+
+        return TorchModel(target, training, compiled)
+    from neusight_jax.profiling.jax_model import JaxModel
+
+    return JaxModel(target, training, compiled)
+
+
+def _timed(model: Model, seconds: float) -> dict[str, Any]:
+    """Median seconds of a model, and how far its repeats lie apart."""
+    for _ in range(WARM_UPS):
+        model.step()
+    steps: list[tuple[float, float | None]] = []
+    while len(steps) < FEWEST_REPEATS or (
+        len(steps) < MOST_REPEATS and sum(forward + (backward or 0.0) for forward, backward in steps) < seconds
+    ):
+        steps.append(model.step())
+    totals = [forward + (backward or 0.0) for forward, backward in steps]
+    forward_s = statistics.median(forward for forward, _ in steps)
+    e2e_s = statistics.median(totals)
+    # A step of JAX is one program: what its gradients take is what it takes beyond the forward pass.
+    backward_s = None if steps[0][1] is None else statistics.median(backward or 0.0 for _, backward in steps)
+    return {
+        "e2e_s": e2e_s,
+        "forward_s": forward_s,
+        "backward_s": backward_s if backward_s is not None and backward_s > 0.0 else None,
+        "spread": spread(totals),
+        "repeats": len(steps),
+    }
+
+
+def _write(
+    target: Path, card: dict[str, Any], rows: list[dict[str, Any]], skipped: list[dict[str, Any]], machine: Machine
+) -> None:
+    with atomic_folder(target) as folder:
+        (folder / "models").mkdir()
+        pd.DataFrame(rows).to_csv(folder / "models" / END_TO_END.file, index=False)
+        if skipped:
+            pd.DataFrame(skipped).to_csv(folder / "skipped.csv", index=False)
+        if machine.file is not None:
+            (folder / GPU_FILE).write_text(json.dumps(machine.file, indent=1) + "\n", encoding="utf-8")
+        (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+        (folder / "README.md").write_text(readme(card), encoding="utf-8")

@@ -1,0 +1,178 @@
+"""Which kernels to measure: drawn over the range that models use, or read from a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from neusight_jax.arithmetic import dtype_index
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
+from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
+
+QUICK: dict[str, int] = {
+    "linear": 14,
+    "bmm": 12,
+    **dict.fromkeys(("add", "mul", "gelu", "tanh"), 4),
+    "softmax": 10,
+    "ln": 10,
+    "conv": 6,
+    "prefill": 3,
+    "decode": 3,
+    "copy": 4,
+}
+FULL: dict[str, int] = {
+    "linear": 250,
+    "bmm": 200,
+    **dict.fromkeys((*BINARY_OPS, *UNARY_OPS), 20),
+    "softmax": 120,
+    "ln": 120,
+    "conv": 120,
+    "prefill": 60,
+    "decode": 60,
+    "copy": 40,
+}
+PLANS: dict[str, tuple[dict[str, int], float]] = {"quick": (QUICK, 2e-3), "full": (FULL, 50e-3)}
+"""Kernels of each operator, and the longest of them in seconds at the speed of light."""
+LARGEST_BYTES = 2.0**32
+TRIES = 200
+"""Draws before an operator is said not to fit."""
+
+Draw = Callable[[np.random.Generator], dict[str, int]]
+
+
+def planned(plan: str, gpu: GPU, dtypes: Sequence[str], seed: int = 0) -> list[Case]:
+    """The kernels of a plan, families mixed, each kernel once; the same list every time.
+
+    Args:
+      plan: "quick", "full", or a .csv or .parquet file with the columns op and its dims.
+      gpu: kernels of drawn plans take it no longer than the plan's limit at the speed of light.
+      dtypes: every kernel is measured in each; a file's own column `dtype` goes before.
+    Raises: `InputError` for an unknown plan, an unreadable file or rows that are no kernels.
+    """
+    for dtype in dtypes:
+        dtype_index(dtype)
+    cases = _drawn(plan, gpu, seed) if plan in PLANS else _read(plan)
+    spread = [
+        case if dtype is None else Case(case.op, case.dims, dtype)
+        for case, own in cases
+        for dtype in ([None] if own else dtypes)
+    ]
+    return list({case.key: case for case in spread}.values())
+
+
+def _drawn(plan: str, gpu: GPU, seed: int) -> list[tuple[Case, bool]]:
+    counts, longest_s = PLANS[plan]
+    peak, bandwidth = float(np.asarray(gpu.fp32_flop_per_s)), float(np.asarray(gpu.mem_bytes_per_s))
+    parts: list[list[Case]] = []
+    for index, (op, count) in enumerate(counts.items()):
+        random = np.random.default_rng([seed, index])
+        found: dict[str, Case] = {}
+        for _ in range(TRIES * count):
+            case = make_case(op, _DRAWS.get(op, _rows)(random))
+            moved = case_bytes(case)[0]
+            least_s = max(operands(case).flop / peak, moved / bandwidth)
+            if least_s <= longest_s and moved <= LARGEST_BYTES:
+                found.setdefault(case.key, case)
+            if len(found) == count:
+                break
+        parts.append(list(found.values()))
+    # Operators take turns, so that what was measured is of all families if the run ends early.
+    order = sorted((place / len(part), index, place) for index, part in enumerate(parts) for place in range(len(part)))
+    return [(parts[index][place], False) for _, index, place in order]
+
+
+def _read(plan: str) -> list[tuple[Case, bool]]:
+    path = Path(plan)
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise unknown_name("plan", plan, PLANS, "or give a .csv or .parquet file with the columns op and its dims")
+    if not path.is_file():
+        raise InputError(f"{plan}: no such file; expected a plan, .csv or .parquet, or one of {', '.join(PLANS)}")
+    try:
+        frame = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise InputError(f"{plan}: not readable ({str(error).splitlines()[0][:200]}); write it again") from None
+    if "op" not in frame.columns or frame.empty:
+        raise InputError(f"{plan}: holds no kernels; expected rows with the columns op and its dims")
+    cases = []
+    for row, record in enumerate(frame.to_dict("records")):
+        dims = {str(name): value for name, value in record.items() if pd.notna(value)}
+        own = isinstance(dims.get("dtype"), str)
+        try:
+            cases.append((make_case(str(dims["op"]), dims, str(dims["dtype"]) if own else "fp32"), own))
+        except InputError as error:
+            raise InputError(f"{plan} row {row} (from 0): {error}") from None
+    return cases
+
+
+def _size(random: np.random.Generator, low: float, high: float, step: int = 1) -> int:
+    """Log-uniform; two thirds are multiples of `step`, as in models, the others any whole number."""
+    drawn = math.exp(random.uniform(math.log(low), math.log(high)))
+    multiple = step if random.uniform() < 2 / 3 else 1
+    return max(round(drawn / multiple), 1) * multiple
+
+
+def _linear(random: np.random.Generator) -> dict[str, int]:
+    return {name: _size(random, low, 16384, 64) for name, low in (("m", 16), ("n", 64), ("k", 64))}
+
+
+def _bmm(random: np.random.Generator) -> dict[str, int]:
+    return {"b": _size(random, 1, 256, 4), **{name: _size(random, 16, 2048, 16) for name in ("m", "n", "k")}}
+
+
+def _rows(random: np.random.Generator) -> dict[str, int]:
+    return {"b": _size(random, 32, 65536, 32), "h": _size(random, 64, 16384, 64)}
+
+
+def _conv(random: np.random.Generator) -> dict[str, int]:
+    window = int(random.choice([1, 3, 3, 3, 5]))
+    return {
+        "b": _size(random, 1, 64, 4),
+        "input_channels": _size(random, 3, 512, 16),
+        "output_channels": _size(random, 16, 512, 16),
+        "kernel_size": window,
+        "input_size": int(random.choice([7, 14, 28, 56, 112])),
+        "stride": int(random.choice([1, 1, 1, 2])),
+        "padding": window // 2,
+    }
+
+
+def _prefill(random: np.random.Generator) -> dict[str, int]:
+    tokens = _size(random, 64, 4096, 64)
+    return {
+        "batch_size": _size(random, 1, 16),
+        "query_length": tokens,
+        "kv_length": tokens,
+        **_heads(random),
+        "causal": int(random.uniform() < 0.75),
+    }
+
+
+def _decode(random: np.random.Generator) -> dict[str, int]:
+    return {
+        "batch_size": _size(random, 1, 128, 4),
+        "query_length": 1,
+        "kv_length": _size(random, 128, 16384, 64),
+        **_heads(random),
+        "causal": 0,
+    }
+
+
+def _heads(random: np.random.Generator) -> dict[str, int]:
+    kept, group = int(2 ** random.integers(0, 5)), int(2 ** random.integers(0, 3))
+    return {"heads": kept * group, "kv_heads": kept, "head_dim": int(random.choice([64, 128]))}
+
+
+_DRAWS: dict[str, Any] = {
+    "linear": _linear,
+    "bmm": _bmm,
+    "conv": _conv,
+    "prefill": _prefill,
+    "decode": _decode,
+}

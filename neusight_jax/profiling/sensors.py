@@ -1,0 +1,165 @@
+"""What a GPU says of itself while it works: clocks, power, temperature, throttling. Absent where nothing can say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+THROTTLES: dict[int, str] = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+"""Bits of NVML's clock event reasons that slow a kernel down."""
+_QUERY: tuple[str, ...] = (
+    "clocks.sm",
+    "clocks.mem",
+    "power.draw",
+    "temperature.gpu",
+    "clocks_throttle_reasons.active",
+    "driver_version",
+    "power.limit",
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at the sensors; None where there is none.
+
+    Attributes:
+      clock_hz, mem_clock_hz: Hz; power_w: W; temperature_c: degrees Celsius.
+      throttled: reasons, joined by a comma; empty when none is in force.
+    """
+
+    clock_hz: float | None = None
+    mem_clock_hz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttled: str | None = None
+
+    def to_row(self) -> dict[str, Any]:
+        """As columns."""
+        return dict(vars(self))
+
+
+class Sensors:
+    """The first NVIDIA GPU through NVML (`pip install 'neusight-jax[profile]'`), else through nvidia-smi.
+
+    Args:
+      wanted: False for a device that is no GPU: nothing is read then.
+    """
+
+    def __init__(self, wanted: bool) -> None:
+        self._nvml: Any = None
+        self._handle: Any = None
+        if wanted:
+            self._nvml, self._handle = _open_nvml()
+        self._smi = shutil.which("nvidia-smi") if wanted and self._nvml is None else None
+        self.source = "NVML" if self._nvml else "nvidia-smi" if self._smi else "none"
+
+    def read(self) -> Reading:
+        """Look now."""
+        if self._nvml is not None:
+            return _read_nvml(self._nvml, self._handle)
+        if self._smi is None:
+            return Reading()
+        return parse_smi(self._ask())
+
+    def facts(self) -> dict[str, str]:
+        """Driver and power limit, for the card."""
+        if self._nvml is not None:
+            driver = self._nvml.nvmlSystemGetDriverVersion()
+            limit = _tried(lambda: self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
+            text = driver.decode() if isinstance(driver, bytes) else str(driver)
+            return {"driver": text, "power_limit_w": "" if limit is None else f"{limit / 1e3:.0f}"}
+        if self._smi is None:
+            return {}
+        answer = self._ask()
+        return {"driver": answer.get("driver_version", ""), "power_limit_w": answer.get("power.limit", "")}
+
+    def _ask(self) -> dict[str, str]:
+        command = [
+            str(self._smi),
+            "-i",
+            str(_first_visible()),
+            f"--query-gpu={','.join(_QUERY)}",
+            "--format=csv,noheader,nounits",
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return {}
+        return dict(zip(_QUERY, (value.strip() for value in done.stdout.strip().split(",")), strict=False))
+
+
+def parse_smi(answer: Mapping[str, str]) -> Reading:
+    """A reading from nvidia-smi's words: MHz, W, °C and a hexadecimal mask; what is no number is absent."""
+    clock, memory, power, celsius = (_number(answer.get(name, "")) for name in _QUERY[:4])
+    mask = _tried(lambda: int(answer[_QUERY[4]], 16))
+    return Reading(
+        clock_hz=None if clock is None else clock * 1e6,
+        mem_clock_hz=None if memory is None else memory * 1e6,
+        power_w=power,
+        temperature_c=celsius,
+        throttled=None if mask is None else throttle_names(mask),
+    )
+
+
+def throttle_names(mask: int) -> str:
+    """Reasons in NVML's bit mask that slow kernels down, joined by a comma."""
+    return ", ".join(name for bit, name in THROTTLES.items() if mask & bit)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _tried(ask: Any) -> Any:
+    """What a query says, None where the driver does not answer it; NVML and parsing raise many kinds."""
+    try:
+        return ask()
+    except Exception:
+        return None
+
+
+def _first_visible() -> int:
+    """Position of the process's first GPU among all of the machine."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return int(first) if first.isdigit() else 0
+
+
+def _open_nvml() -> tuple[Any, Any]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml, pynvml.nvmlDeviceGetHandleByIndex(_first_visible())
+    except Exception:  # no package, no driver, no device: NVML's own errors share no other base
+        return None, None
+
+
+def _read_nvml(nvml: Any, handle: Any) -> Reading:
+    ask_mask: Any = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
+        nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None
+    )
+    clock = _tried(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+    memory = _tried(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
+    power = _tried(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+    celsius = _tried(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+    mask = _tried(lambda: ask_mask(handle))
+    return Reading(
+        clock_hz=None if clock is None else clock * 1e6,
+        mem_clock_hz=None if memory is None else memory * 1e6,
+        power_w=None if power is None else power / 1e3,
+        temperature_c=None if celsius is None else float(celsius),
+        throttled=None if mask is None else throttle_names(mask),
+    )
