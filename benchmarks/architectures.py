@@ -53,7 +53,9 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     predictor, gpu = nj.load_predictor(chosen.checkpoint), nj.load_gpu(chosen.gpu)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
-    print("| architecture | launches, inference | unmodelled | launches, training | unmodelled |\n|---|---|---|---|---|")
+    print(
+        "| architecture | launches, inference | unmodelled | launches, training | unmodelled |\n|---|---|---|---|---|"
+    )
     for name in chosen.names:
         print(row(name, predictor, gpu, torch, transformers), flush=True)
 
