@@ -1,7 +1,6 @@
 """Architectures of transformers through `graph_from_torch`, from small configs: launches, and what is not modelled.
 
-python benchmarks/architectures.py prints a Markdown table; needs torch and transformers. The predictor is the checkpoint
-named by --checkpoint, the GPU that of --gpu.
+python benchmarks/architectures.py prints a Markdown table; needs torch and transformers.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ GPU_RATIOS: tuple[str, ...] = ("SMs", "FLOP per byte of bandwidth", "FLOP per jo
 WORTH_SAYING = 0.05
 """Smallest distance of a GPU, natural logarithm, that is put into words."""
 WIDEST = math.log(1000.0)
-"""Largest distance of a bound from the forecast, natural logarithm: beyond, an interval only says that nothing is known."""
+"""Largest distance of a bound from the forecast, natural logarithm: further out an interval says nothing more."""
 
 
 @jax.tree_util.register_dataclass

@@ -136,7 +136,7 @@ NETWORKS: dict[str, tuple[Any, tuple[Any, ...], int, float | None]] = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_habitats_networks(name: str) -> None:
-    """A training step of each: parameters and FLOP as published, and a forecast by the shipped checkpoint on four GPUs."""
+    """A training step of each: parameters and FLOP as published, forecast by the shipped checkpoint on four GPUs."""
     model, inputs, published, flop = NETWORKS[name]
     variables = models.shapes_of(model, *inputs)
     assert models.parameters(variables) == published

@@ -3,9 +3,9 @@
     python -m neusight_jax.training.cross_gpu MEASUREMENTS CHECKPOINT [DEVICE ...] [--effects both|origin|none]
 
 Nodes of a run on the origin, scaled by `scaling.rules` and by wave scaling alone, against the whole-model label of the
-same run on the target. Contaminated rows are left out on both sides. A GPU the checkpoint measured is forecast with its
-effect, as Habitat's networks knew all of their GPUs; `--effects origin` treats every target as a GPU nobody has measured,
-whose weights it helped to fit nevertheless: hold it out of the checkpoint for more.
+same run on the target. Contaminated rows are left out on both sides. A GPU the checkpoint measured is forecast with
+its effect, as Habitat's networks knew all of their GPUs; `--effects origin` treats every target as a GPU nobody has
+measured, though it helped to fit the weights: hold it out of the checkpoint for more.
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ USUAL_SHARE = 0.7
 """Share of peak or bandwidth assumed when a size is inferred from a time."""
 USUAL_COLS = 1024.0
 FAR_CARRIED = 0.5
-"""Share of a kernel's log deviation from its forecast that is carried to a GPU unlike the origin. One measurement cannot
-tell what is odd about the kernel (carried) from what is odd about the origin (not carried): taken as equal."""
+"""Share of a kernel's log deviation from its forecast that is carried to a GPU unlike the origin. One measurement
+cannot tell what is odd about the kernel (carried) from what is odd about the origin (not carried): taken as equal."""
 BELIEVED = math.log(2.0)
-"""Largest log deviation of which a part is left behind; what is beyond says that the work is not what its shapes say."""
+"""Largest log deviation of which a part is left behind; beyond, the work cannot be what its shapes say."""
 GAMMA: dict[str, float] = {"attention": 0.5, "conv": 0.5}
 """Memory-boundedness of kinds that are neither; 1 for anything else, as Habitat does without hardware counters."""
 
@@ -97,8 +97,8 @@ def scaling(
 def carried(origin: Machine, target: Machine) -> float:
     """Share of a kernel's log deviation from its forecast that goes with it: 1 to a like GPU, `FAR_CARRIED` far away.
 
-    The distance is the sum of |log| of the `GPU_RATIOS` of one over the other. All is carried where either predictor knows
-    nothing of its own errors: a bound or a baseline is not near enough for its deviations to mean anything.
+    The distance is the sum of |log| of the `GPU_RATIOS` of one over the other. All is carried where either predictor
+    knows nothing of its own errors: a bound or a baseline is not near enough for its deviations to mean anything.
     """
     if any(getattr(machine.predictor, "trust", None) is None for machine in (origin, target)):
         return 1.0

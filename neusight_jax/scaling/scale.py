@@ -112,8 +112,8 @@ def scale_trace(
     Every kernel's measured time is multiplied by the forecast on the target over the forecast on the origin where its
     work is known, and scaled by a simpler rule where it is not (`rules`); `ScaledRun.coverage` says how much of the
     time each rule carries. A GPU the checkpoint measured is forecast with its own effect, so that what is odd about the
-    origin alone is not carried to the target; and of what still sets a kernel apart from its forecast only a part is, the
-    smaller the less the two GPUs are alike (`rules.carried`).
+    origin alone is not carried to the target; and of what still sets a kernel apart from its forecast only a part is,
+    the smaller the less the two GPUs are alike (`rules.carried`).
 
     Args:
       trace: a Chrome trace of the PyTorch profiler (.json, .json.gz), an Nsight Systems CSV, a per-operator Parquet
