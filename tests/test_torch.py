@@ -130,13 +130,22 @@ def _architectures() -> list[str]:
 
 
 QUICK = ("llama", "mixtral", "t5", "vit", "mamba", "clip")
-"""Architectures traced in every run; the others are marked slow."""
+"""Architectures traced in every run; the others, and these in training, are marked slow. `benchmarks/architectures.py`
+has all of both."""
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in _architectures()]
+    ("name", "mode"),
+    [
+        *((name, "inference") for name in QUICK),
+        *(
+            pytest.param(name, mode, marks=pytest.mark.slow)
+            for mode, names in (("inference", set(_architectures()) - set(QUICK)), ("training", QUICK))
+            for name in sorted(names)
+        ),
+    ],
 )
-def test_transformers_architectures(torch: Any, name: str, record_property: Any) -> None:
+def test_transformers_architectures(torch: Any, name: str, mode: str, record_property: Any) -> None:
     """Forecasts of a small model of each, from its config; the share of what is not modelled is small."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     from torch_models import make
@@ -146,7 +155,7 @@ def test_transformers_architectures(torch: Any, name: str, record_property: Any)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, inputs = make(name, torch, transformers)
-        graph = nj.graph_from_torch(model, (), inputs)
+        graph = nj.graph_from_torch(model, (), inputs, mode)
     forecast = nj.predict(load_baseline("roofline"), nj.load_gpu("V100-PCIE-32GB"), graph)
     assert forecast.total_s > 0
     columns = {**forecast.columns}
@@ -156,7 +165,7 @@ def test_transformers_architectures(torch: Any, name: str, record_property: Any)
         columns["node"][at] = names[node]
     share = sum(unmodelled_shares(graph, columns).values())
     record_property("unmodelled", share)
-    print(f"{name}: unmodelled {share:.1%} of the time")  # noqa: T201 - shown by pytest -s
+    print(f"{name}, {mode}: unmodelled {share:.1%} of the time")  # noqa: T201 - shown by pytest -s
     assert share < 0.05
 
 
