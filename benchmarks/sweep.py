@@ -2,8 +2,8 @@
 
     python benchmarks/sweep.py --rows 1000000 [--devices 2 | --processes 2]
 
-Prints time after compilation (a first sweep of one chunk compiles), and the largest resident memory of any process. On a
-busy machine the CPU time says more than the clock.
+Prints time after compilation (a first sweep of one chunk compiles), and the largest resident memory of any process.
+On a busy machine the CPU time says more than the clock.
 """
 
 from __future__ import annotations
