@@ -128,7 +128,8 @@ def heat_map(frame: pd.DataFrame, across: str, up: str) -> Figure:
         _plain_ticks(axis, np.asarray(places, float) / (scale_x if axis is axes.xaxis else scale_y))
     bar = figure.colorbar(mesh, ax=axes, label="forecast")
     low, high = mesh.get_clim()
-    bar.set_ticks(np.geomspace(low, high, 6), labels=[duration(value) for value in np.geomspace(low, high, 6)])
+    ticks = np.geomspace(low, high, 6).tolist()
+    bar.set_ticks(ticks, labels=[duration(value) for value in ticks])
     bar.ax.minorticks_off()
     return figure
 
