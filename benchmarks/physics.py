@@ -119,15 +119,17 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=100_000)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--checkpoint", nargs="*", default=["fp32"])
+    parser.add_argument("--no-random", action="store_true", help="checkpoints alone")
     chosen = parser.parse_args()
     rows = -(-chosen.pairs // (chosen.seeds * len(FAMILIES)))
-    report(
-        "random mixture",
-        lambda seed: predictors.random_predictor("mixture", seed, 1 + 2 * (seed == 0)),
-        chosen.seeds,
-        rows,
-    )
-    report("random neusight", lambda seed: predictors.random_predictor("neusight", seed), chosen.seeds, rows)
+    if not chosen.no_random:
+        report(
+            "random mixture",
+            lambda seed: predictors.random_predictor("mixture", seed, 1 + 2 * (seed == 0)),
+            chosen.seeds,
+            rows,
+        )
+        report("random neusight", lambda seed: predictors.random_predictor("neusight", seed), chosen.seeds, rows)
     for name in chosen.checkpoint:
         trained = nj.load_predictor(name)
         report(f"checkpoint {name}", lambda _, trained=trained: trained, chosen.seeds, rows)

@@ -14,12 +14,12 @@ import workload
 
 
 def best_s(run: Callable[[], Any], rounds: int = 7) -> tuple[float, float]:
-    """Seconds of the first call (compilation included), and of the fastest of the others."""
+    """CPU seconds of the first call (compilation included), and of the fastest of the others, all threads together."""
     times = []
     for _ in range(rounds + 1):
-        begin = time.perf_counter()
+        begin = time.process_time()
         run()
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return times[0], min(times[1:])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from neusight_jax.compare import Comparison
 from neusight_jax.errors import InputError
 from neusight_jax.files import write_atomically
+from neusight_jax.report import duration
 from neusight_jax.units import MS
 
 SUFFIXES: tuple[str, ...] = (".png", ".svg", ".pdf")
@@ -31,7 +32,8 @@ def write_plot(found: Comparison, path: Path) -> None:
         [((item.high_s or item.latency_s or 0.0) / MS - value) for value, item in zip(seconds, items, strict=True)],
     ]
     axes[0].barh(names, seconds, xerr=around if any(item.low_s for item in items) else None)
-    axes[0].set_xlabel("latency (ms)")
+    axes[0].xaxis.set_major_formatter(lambda value, _: duration(value * MS) if value else "0")
+    axes[0].set_xlabel("latency" + (", 80% interval" if any(item.low_s for item in items) else ""))
     if priced:
         axes[1].barh(names, [item.cost_per_million_tokens or 0.0 for item in items])
         axes[1].set_xlabel(f"{found.currency or 'cost'} per million tokens")

@@ -7,7 +7,8 @@ They are widened by a stated rule, not a fitted one: the log half-width of a ker
 
 where the distance of the GPU is the sum over `GPU_RATIOS` of how far (natural logarithm) it lies outside the range of
 the training GPUs, and the distance of a shape the largest excess of a feature over its trained range, in quarters of
-that range. A total takes the widening of its kernels, weighted by their time.
+that range (of 1 where it is narrower: a feature that never varied has no range to measure by). A total takes the
+widening of its kernels, weighted by their time. No bound is further than `WIDEST` from the forecast.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ LEVEL = 0.8
 """Share of measurements an interval is meant to hold."""
 GPU_RATIOS: tuple[str, ...] = ("SMs", "FLOP per byte of bandwidth", "FLOP per joule of TDP", "L2 bytes per SM")
 """What is compared between a GPU and those trained on."""
-LEAST_QUARTER = 0.25
-"""What a quarter of a feature's trained range counts as at least: some features did not vary in training."""
 WORTH_SAYING = 0.05
 """Smallest distance of a GPU, natural logarithm, that is put into words."""
+WIDEST = math.log(1000.0)
+"""Largest distance of a bound from the forecast, natural logarithm: further out an interval says nothing more."""
 
 
 @jax.tree_util.register_dataclass
@@ -107,10 +108,10 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
         return KernelInterval(jnp.nan * one, jnp.nan * one, one, one)
     features = family.features(batch.dims, element_bytes(batch.dtype))
     low, high = trust.shape_range[family.network]
-    shape = 1.0 + jnp.max(outside(features, low, high) / jnp.maximum(0.25 * (high - low), LEAST_QUARTER), axis=-1) / 2.0
+    shape = 1.0 + jnp.max(outside(features, low, high) / (0.25 * jnp.maximum(high - low, 1.0)), axis=-1) / 2.0
     machine = 1.0 + jnp.sum(outside(gpu_ratios(gpu), *trust.gpu_range), axis=-1)
-    below, above = trust.kernels[family.network]
-    return KernelInterval(below * machine * shape, above * machine * shape, machine * shape, shape)
+    below, above = (jnp.clip(bound * machine * shape, -WIDEST, WIDEST) for bound in trust.kernels[family.network])
+    return KernelInterval(below, above, machine * shape, shape)
 
 
 def total_interval(trust: Trust, seconds: float, wider: float) -> tuple[float, float]:
@@ -118,7 +119,7 @@ def total_interval(trust: Trust, seconds: float, wider: float) -> tuple[float, f
 
     None was left out to learn from where both bounds are 0: see `has_models`.
     """
-    low, high = np.asarray(trust.total, np.float64) * wider
+    low, high = np.clip(np.asarray(trust.total, np.float64) * wider, -WIDEST, WIDEST)
     return seconds * math.exp(low), seconds * math.exp(high)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ from predictors import NETWORKS, random_predictor
 
 import neusight_jax as nj
 from neusight_jax.checkpoint import untrained
+from neusight_jax.kernels.conv import conv_dims
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.training.conformal import conformal_interval, coverage, pooled_quantiles
-from neusight_jax.trust import Trust, gpu_ratios, total_interval, trust_warnings
+from neusight_jax.trust import Trust, gpu_ratios, kernel_interval, total_interval, trust_warnings
 
 WIDTH = np.array([-0.2, 0.3], np.float32)
 
@@ -132,6 +136,24 @@ def test_shapes_outside_the_trained_range_are_wider_and_said(graph: Any) -> None
     assert wide.interval_s
     assert forecast.interval_s[1] > 2 * wide.interval_s[1]
     assert any("100% of the time is in kernels of shapes outside" in note for note in forecast.notes)
+
+
+def test_a_kind_of_shape_never_seen_is_wide_and_finite() -> None:
+    """A depthwise convolution of 64 groups, where training had one group only, by hand; and 2^40 of anything."""
+    predictor = _trusting()
+    assert predictor.trust is not None
+    features = predictor.trust.shape_range["conv"].shape[-1]
+    wide = jnp.stack([jnp.full(features, -100.0), jnp.full(features, 100.0)])
+    one_group = wide.at[:, 3].set(0.0)  # log of the groups
+    trust = replace(predictor.trust, shape_range={**predictor.trust.shape_range, "conv": one_group})
+    strict = replace(predictor, trust=trust)
+    sizes = {"in_size": (32, 32), "out_size": (32, 32), "window": (3, 3), "stride": (1, 1)}
+    dims = conv_dims("conv", batch=8, in_channels=64, out_channels=64, groups=64, **sizes)
+    batch = table_from_kernels([Kernel("conv", "conv", dims)]).families["conv"]
+    found = kernel_interval(strict, FAMILIES["conv"], nj.load_gpu("V100-PCIE-32GB"), jax.tree.map(jnp.asarray, batch))
+    assert float(found.shape_widening[0]) == pytest.approx(1.0 + np.log(64) / 0.25 / 2.0, rel=1e-5)
+    low, high = total_interval(trust, 1.0, 2.0**40)
+    assert (low, high) == (pytest.approx(1e-3), pytest.approx(1e3))
 
 
 def test_measured_intervals_take_over() -> None:

@@ -136,7 +136,7 @@ NETWORKS: dict[str, tuple[Any, tuple[Any, ...], int, float | None]] = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_habitats_networks(name: str) -> None:
-    """A training step of each: parameters and FLOP as published, and a forecast on four GPUs."""
+    """A training step of each: parameters and FLOP as published, forecast by the shipped checkpoint on four GPUs."""
     model, inputs, published, flop = NETWORKS[name]
     variables = models.shapes_of(model, *inputs)
     assert models.parameters(variables) == published
@@ -148,8 +148,16 @@ def test_habitats_networks(name: str) -> None:
     # The backward pass is twice the forward one, less the gradient of the first layer's input.
     assert 2.9 < product_flop(step) / forward <= 3.0
     assert not [node.op for node in step.nodes if node.op.startswith("unmodelled")]
-    seconds = [nj.predict(load_baseline("roofline"), nj.load_gpu(gpu), step) for gpu in GPUS]
-    assert all(0 < forecast.forward_s < forecast.backward_s < 1 for forecast in seconds)
+    predictor, seconds = nj.load_predictor("fp32"), {}
+    for device in GPUS:
+        forecast = nj.predict(predictor, nj.load_gpu(device), step)
+        bound = nj.predict(load_baseline("roofline"), nj.load_gpu(device), step)
+        assert 0 < forecast.forward_s < forecast.backward_s < 1
+        assert bound.total_s < forecast.total_s
+        assert forecast.interval_s is not None
+        assert 0 < forecast.interval_s[0] < forecast.total_s < forecast.interval_s[1] < 10 * forecast.total_s
+        seconds[device] = forecast.total_s
+    assert seconds["A100-PCIE-40GB"] < seconds["V100-PCIE-32GB"] < seconds["T4"]
 
 
 def test_the_mixture_forecasts_convolutions() -> None:

@@ -18,6 +18,7 @@ import neusight_jax as nj
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+from neusight_jax.roofline import element_bytes
 
 Total = Callable[[GPU], Any]
 STEP = 1e-7
@@ -147,13 +148,29 @@ def test_gradients_agree_with_differences_for_a_family(kind: str, family: str) -
     with _double():
         predictor = as_float64(random_predictor(kind, 6, members=2))
         kernels = as_float64(only(random_kernels(11, 64, dtypes=5), family))
-        # The fastest of several algorithms is a minimum: where two are equal, differences straddle a kink.
-        for relaxation in (0.0,) if FAMILIES[family].alternatives else (0.0, 0.5):
+        kernels = _off_steps(kernels, family)
+        for relaxation in (0.0, 0.5):
             fields = tuple(field for field in present(_machine()) if relaxation > 0 or field != "num_sms")
             errors = slope_errors(
                 lambda gpus, r=relaxation: _value_and_slopes()(predictor, gpus, kernels, r, 1.0), fields
             )
             assert _worst(errors)[0] < TOLERANCE, (relaxation, _worst(errors))
+
+
+def _off_steps(kernels: KernelTable, family: str) -> KernelTable:
+    """The kernels whose wave counts the differences in the SM count do not carry over a step of `ceil`; others count 0.
+
+    Relaxed by half, half of each step is left. A kernel of 1e6 waves has one every 1e-6 of the SM count: two of the 64
+    convolutions stand within 1e-7 of one, and their differences grow as one over the step taken (-1.8, -22 for 1e-6,
+    1e-7, on one side only), which no slope does.
+    """
+    batch = jax.tree.map(jnp.asarray, kernels.families[family])
+    blocks = np.asarray(FAMILIES[family].work(batch.dims, element_bytes(batch.dtype)).blocks)
+    waves = blocks / float(_machine().num_sms)
+    still = np.all(np.ceil(waves * (1.0 - 3 * STEP)) == np.ceil(waves * (1.0 + 3 * STEP)), axis=(1, 2))
+    assert np.mean(still) > 0.5
+    kept = replace(batch, count=jnp.where(jnp.asarray(still), batch.count, 0.0))
+    return replace(kernels, families={**kernels.families, family: kept})
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.9])

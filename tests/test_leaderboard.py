@@ -38,7 +38,7 @@ def test_the_page(logo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = tmp_path / "checkpoint.json"
     file.write_text(json.dumps({"kernels": kernels, "models_by_device": models}))
     page = tmp_path / "board.md"
-    assert run(["leaderboard", str(logo), str(file), "--output", str(page)]) == 0
+    assert run(["leaderboard", str(logo), str(file), "--output", str(page), "--note", "Of commit 12ab."]) == 0
     text = page.read_text()
     # GPUs count equally: ours (10 + 20) / 2 = 15 on linear, theirs 20; ours 12 over both families, theirs 12.5.
     assert "| system | linear | softmax |" in text
@@ -48,6 +48,9 @@ def test_the_page(logo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "| system | linear | end to end |" in text
     assert "| fp32 | **7.0** | **6.0** |" in text
     assert text.index("nobody has measured") < text.index("## GPUs in training")
+    assert "\nGPUs: 2. Seeds, where something is random: 3; ± is the standard deviation over them.\n" in text
+    assert "\nGPUs: 1.\n" in text
+    assert text.endswith("from logo, checkpoint.json. Of commit 12ab.\n")
     rows = page.with_suffix(".csv").read_text().splitlines()
     assert rows[0] == "split,system,family,device,rows,mean,median,p90,sd"
     assert len(rows) == 1 + 6 + 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.kernels.table import table_from_kernels
 from neusight_jax.scaling.names import dtype_of, kind_of, tile_of
 from neusight_jax.scaling.occupancy import LIMITS, resident_blocks
 from neusight_jax.scaling.operators import operator_kernels
+from neusight_jax.scaling.rules import BELIEVED, FAR_CARRIED
 from neusight_jax.scaling.scale import ScaledRun, read_trace
 from neusight_jax.scaling.trace import Launch, busy_seconds
 
@@ -297,12 +300,45 @@ def test_busy_time_is_the_union() -> None:
 
 
 def test_cross_gpu_on_real_runs(measurements: Path) -> None:
-    """All ordered pairs of the five measured NVIDIA GPUs: 9.5 % when this was written, wave scaling 30.3 and 23.4."""
-    from neusight_jax.training.cross_gpu import SYSTEMS, cross_gpu, cross_gpu_errors
+    """All ordered pairs of the five measured NVIDIA GPUs; docs/accuracy.md has the figures."""
+    from neusight_jax.training.cross_gpu import RIVALS, cross_gpu, cross_gpu_errors
 
     names = ["P4", "P100", "V100-PCIE-32GB", "T4", "A100-PCIE-40GB"]
     frame = cross_gpu([measurements / "fp32"], "fp32-heldout", names)
     found = cross_gpu_errors(frame).set_index("system")["mean"]
     assert len(frame) >= 50
-    assert found["scale_trace"] < 12
-    assert found["scale_trace"] < 0.7 * min(found[name] for name in SYSTEMS[1:])
+    assert found["scale_trace"] <= 8.0
+    assert found["scale_trace"] < 0.7 * min(found[name] for name in RIVALS)
+
+
+def test_part_of_a_deviation_is_carried(tmp_path: Path) -> None:
+    """By hand: a product measured at 1.5 times its forecast, another at five times, of a fitted predictor."""
+    fitted = nj.load_predictor("fp32")
+    origin, target = nj.load_gpu(V100), nj.load_gpu(T4)
+    (product,) = operator_kernels("aten::mm", [[1024, 512], [512, 256]])
+    table = table_from_kernels([product])
+    here_s, there_s = (float(nj.predict_kernels(fitted, gpu, table, isolated=False)[0]) for gpu in (origin, target))
+
+    def ratio(times: float, to: Any, *, plain: bool = False, predictor: Any = fitted) -> float:
+        events = [
+            _op("aten::mm", 11, [[1024, 512], [512, 256]], ["float", "float"], 0),
+            _kernel("volta_sgemm_128x64_tn", 100, 1e6 * times * here_s, 11, **GRID),
+        ]
+        file = _write(tmp_path / f"{times}{plain}.json", {"traceEvents": events})
+        run = nj.scale_trace(file, origin, to, predictor=predictor, plain=plain)
+        return float(run.columns["ratio"][0])
+
+    whole = there_s / here_s
+    assert ratio(1.5, target, plain=True) == pytest.approx(whole, rel=1e-5)
+    # SMs, FLOP per byte, FLOP per joule, L2 per SM of the two.
+    figures = []
+    for gpu in (origin, target):
+        sms, peak = float(gpu.num_sms), float(gpu.fp32_flop_per_s)
+        figures.append((sms, peak / float(gpu.mem_bytes_per_s), peak / float(gpu.tdp_w), float(gpu.l2_bytes) / sms))
+    apart = sum(abs(math.log(one / other)) for one, other in zip(*figures, strict=True))
+    share = FAR_CARRIED + (1 - FAR_CARRIED) * math.exp(-apart)
+    assert ratio(1.5, target) == pytest.approx(whole * 1.5 ** (share - 1), rel=1e-4)
+    assert ratio(5.0, target) == pytest.approx(whole * math.exp((share - 1) * BELIEVED), rel=1e-4)
+    # All of it to the same GPU, and by a predictor that knows nothing of its errors.
+    assert ratio(1.5, origin) == pytest.approx(1.0, rel=1e-6)
+    assert ratio(1.5, target, predictor=ROOF) == pytest.approx(ratio(3.0, target, predictor=ROOF), rel=1e-6)

@@ -130,13 +130,22 @@ def _architectures() -> list[str]:
 
 
 QUICK = ("llama", "mixtral", "t5", "vit", "mamba", "clip")
-"""Architectures traced in every run; the others are marked slow."""
+"""Architectures traced in every run; the others, and these in training, are marked slow. `benchmarks/architectures.py`
+has all of both."""
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in _architectures()]
+    ("name", "mode"),
+    [
+        *((name, "inference") for name in QUICK),
+        *(
+            pytest.param(name, mode, marks=pytest.mark.slow)
+            for mode, names in (("inference", set(_architectures()) - set(QUICK)), ("training", QUICK))
+            for name in sorted(names)
+        ),
+    ],
 )
-def test_transformers_architectures(torch: Any, name: str, record_property: Any) -> None:
+def test_transformers_architectures(torch: Any, name: str, mode: str, record_property: Any) -> None:
     """Forecasts of a small model of each, from its config; the share of what is not modelled is small."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     from torch_models import make
@@ -146,7 +155,7 @@ def test_transformers_architectures(torch: Any, name: str, record_property: Any)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, inputs = make(name, torch, transformers)
-        graph = nj.graph_from_torch(model, (), inputs)
+        graph = nj.graph_from_torch(model, (), inputs, mode)
     forecast = nj.predict(load_baseline("roofline"), nj.load_gpu("V100-PCIE-32GB"), graph)
     assert forecast.total_s > 0
     columns = {**forecast.columns}
@@ -156,5 +165,39 @@ def test_transformers_architectures(torch: Any, name: str, record_property: Any)
         columns["node"][at] = names[node]
     share = sum(unmodelled_shares(graph, columns).values())
     record_property("unmodelled", share)
-    print(f"{name}: unmodelled {share:.1%} of the time")  # noqa: T201 - shown by pytest -s
+    print(f"{name}, {mode}: unmodelled {share:.1%} of the time")  # noqa: T201 - shown by pytest -s
     assert share < 0.05
+
+
+def test_experts_train_as_grouped_products(torch: Any) -> None:
+    """Mixtral's experts run as products over groups; their gradients are two products of the same size each."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from torch_models import make
+
+    def grouped(mode: str) -> tuple[float, list[str]]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, inputs = make("mixtral", torch, transformers)
+            graph = nj.graph_from_torch(model, (), inputs, mode)
+        flop = sum(
+            2.0 * kernel.dims["batch"] * kernel.dims["m"] * kernel.dims["n"] * kernel.dims["k"] * count
+            for kernel, count in kernels(graph)
+            if kernel.family == "bmm" and kernel.dims["batch"] == 4  # as many groups as experts
+        )
+        return flop, [node.op for node in graph.nodes if node.op.startswith("unmodelled")]
+
+    # 2 layers; 2 · 16 tokens go to 2 experts each, up and gate in one product of 2 · 64 columns, then down.
+    forward = 2 * 2 * (2 * 16 * 2) * 32 * (2 * 64 + 64)
+    assert grouped("inference") == (forward, [])
+    assert grouped("training") == (3 * forward, [])
+
+
+def test_an_operator_unlike_its_rule_is_not_modelled() -> None:
+    """Another library may have an operator of a known name with other arguments."""
+    from neusight_jax.graph.aten import Call, kernels_of_call
+    from neusight_jax.graph.operation import Value
+
+    vector = Value(0, (8,), 8.0, 4.0, "float32")
+    found, modelled = kernels_of_call(Call("grouped_mm_fallback_backward", (vector,), (vector,), (vector,)))
+    assert not modelled
+    assert [kernel.op for kernel in found] == ["unmodelled"]

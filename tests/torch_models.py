@@ -46,35 +46,14 @@ def _t5(torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _bart(torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
-    config = transformers.BartConfig(
-        vocab_size=96,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        **TOKENS,
-    )
+    config = transformers.BartConfig(**ENCODER_DECODER)
     model = transformers.BartForConditionalGeneration(config)
     return model, {"input_ids": _ids(torch), "decoder_input_ids": _ids(torch), "use_cache": False}
 
 
 def _whisper(torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
     config = transformers.WhisperConfig(
-        vocab_size=96,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        num_mel_bins=16,
-        max_source_positions=50,
-        max_target_positions=32,
-        **TOKENS,
+        num_mel_bins=16, max_source_positions=50, max_target_positions=32, **ENCODER_DECODER
     )
     model = transformers.WhisperForConditionalGeneration(config)
     sound = torch.zeros(2, 16, 100, device="meta")
@@ -82,7 +61,7 @@ def _whisper(torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _clip(torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
-    text = {**SMALL, "projection_dim": 16, "max_position_embeddings": 64, **TOKENS}
+    text = {**SMALL, "projection_dim": 16}
     vision = {**SMALL, "image_size": 64, "patch_size": 16, "projection_dim": 16}
     model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
     return model, {"input_ids": _ids(torch), "pixel_values": torch.zeros(2, 3, 64, 64, device="meta")}
@@ -95,7 +74,7 @@ def _sam(torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
         "num_attention_heads": 4,
         "image_size": 64,
         "patch_size": 16,
-        "output_channels": 16,
+        "output_channels": 32,
         "mlp_dim": 64,
         "window_size": 2,
         "global_attn_indexes": [1],
@@ -115,7 +94,6 @@ def _sam(torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
         "num_attention_heads": 4,
         "iou_head_hidden_dim": 32,
     }
-    vision["output_channels"] = 32
     config = transformers.SamConfig(vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=mask)
     model = transformers.SamModel(config)
     points = torch.zeros(1, 1, 1, 2, device="meta")
@@ -136,6 +114,17 @@ TOKENS: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
     "decoder_start_token_id": 1,
+}
+ENCODER_DECODER: dict[str, Any] = {
+    "vocab_size": 96,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    **TOKENS,
 }
 SMALL: dict[str, Any] = {
     "vocab_size": 96,

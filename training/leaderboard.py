@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ SPLITS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Scores of all splits, see `COLUMNS`, and what they were read from."""
+    """Scores of all splits, see `COLUMNS`, what they were read from, and the seeds of each split that has some."""
 
     scores: pd.DataFrame
     sources: tuple[str, ...]
+    seeds: Mapping[str, int] = field(default_factory=dict)
 
-    def to_markdown(self, csv_name: str) -> str:
-        """The page: one table for each split, best system first."""
+    def to_markdown(self, csv_name: str, note: str = "") -> str:
+        """The page: one table for each split, best system first; the note says what no file knows, e.g. the commit."""
         lines = ["# Leaderboard", ""]
         lines += [
             "Mean absolute percentage error; GPUs count equally. Every system forecasts the same rows of a split. Best "
@@ -40,8 +41,13 @@ class Leaderboard:
         ]
         for split in dict.fromkeys(self.scores["split"]):
             part = self.scores[self.scores["split"] == split]
-            lines += [f"## {SPLITS.get(split, split)}", "", *_table(part), ""]
-        lines += ["Made by `neusight-jax leaderboard` from " + ", ".join(self.sources) + "."]
+            said = f"GPUs: {part['device'].nunique()}."
+            if split in self.seeds:
+                said += (
+                    f" Seeds, where something is random: {self.seeds[split]}; ± is the standard deviation over them."
+                )
+            lines += [f"## {SPLITS.get(split, split)}", "", said, "", *_table(part), ""]
+        lines += ["Made by `neusight-jax leaderboard` from " + ", ".join(self.sources) + "." + (note and f" {note}")]
         return "\n".join(lines) + "\n"
 
 
@@ -70,6 +76,7 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
     Raises: `InputError` for anything else.
     """
     records: list[dict[str, Any]] = []
+    seeds: dict[str, int] = {}
     for given in paths:
         path = Path(given)
         file = path / "scores.json" if path.is_dir() else path
@@ -81,6 +88,7 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
             raise InputError(f"{file}: not readable as JSON ({error}); run `evaluate` again") from None
         if isinstance(content, dict) and "protocol" in content and "scores" in content:
             records += [{"split": content["protocol"], **row} for row in content["scores"]]
+            seeds[content["protocol"]] = int(content["seeds"])
         elif isinstance(content, dict) and "kernels" in content and "models_by_device" in content:
             records += [{"split": "checkpoint", "sd": 0.0, **row} for row in content["kernels"]]
             for row in content["models_by_device"]:
@@ -92,4 +100,4 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
             raise InputError(f"{file}: no scores in it; expected what `evaluate --output` or `--json` wrote")
     if not records:
         raise InputError("no scores were found; run `neusight-jax evaluate` with --output or --json first")
-    return Leaderboard(pd.DataFrame(records)[list(COLUMNS)], tuple(Path(path).name for path in paths))
+    return Leaderboard(pd.DataFrame(records)[list(COLUMNS)], tuple(Path(path).name for path in paths), seeds)

@@ -18,6 +18,9 @@ def leaderboard(
         typer.Argument(metavar="EVALUATION...", help="Folders of `evaluate --output`, files of `evaluate --json`."),
     ],
     output: Annotated[Path, typer.Option("--output", metavar="FILE.md", help="The page; a CSV is written beside it.")],
+    note: Annotated[
+        str, typer.Option("--note", help="A sentence for its end, e.g. the commit and the measurements.")
+    ] = "",
 ) -> None:
     """Write the leaderboard page and its CSV."""
     if output.suffix != ".md":
@@ -27,5 +30,5 @@ def leaderboard(
     board = read_leaderboard(evaluations)
     beside = output.with_suffix(".csv")
     write_text_atomically(beside, board.scores.round(3).to_csv(index=False))
-    write_text_atomically(output, board.to_markdown(beside.name))
+    write_text_atomically(output, board.to_markdown(beside.name, note))
     remark(f"wrote {output} and {beside}")

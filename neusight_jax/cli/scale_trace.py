@@ -24,6 +24,10 @@ def scale_trace(
         typer.Option("--select", metavar="COLUMN=VALUE", help="One run of a per-op table with several."),
     ] = None,
     checkpoint: Checkpoint = "fp32",
+    plain: Annotated[
+        bool,
+        typer.Option("--plain", help="Measured time x forecast over forecast, even where the two GPUs are unlike."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a measured run on other GPUs, kernel by kernel."""
@@ -40,7 +44,7 @@ def scale_trace(
     for name in to:
         load_named_gpu(name)  # a wrong name is said before a long file is read
     read = read_trace(trace, load_named_gpu(origin)[0], chosen)
-    runs = [scale(read, origin, name, predictor=checkpoint) for name in to]
+    runs = [scale(read, origin, name, predictor=checkpoint, plain=plain) for name in to]
     if as_json:
         show_json({"checkpoint": checkpoint, "runs": [run.to_dict() for run in runs]})
         return

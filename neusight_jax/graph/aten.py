@@ -82,13 +82,20 @@ def reduced_axes(call: Call) -> list[int]:
 
 
 def kernels_of_call(call: Call) -> tuple[tuple[Kernel, ...], bool]:
-    """Kernels of an operator of kind "opaque", and whether it is modelled."""
+    """Kernels of an operator of kind "opaque", and whether it is modelled.
+
+    An operator of a known name whose arguments are not those its rule reads (another library's, or of another version)
+    is not modelled, and stops no forecast.
+    """
     op, inputs, outputs = call.op, call.inputs, call.outputs
     if op in FREE:
         return (), True
     rule = _RULES.get(op)
     if rule is not None:
-        return rule(call), True
+        try:
+            return rule(call), True
+        except (ValueError, IndexError, TypeError):
+            return (moved("unmodelled", inputs, outputs),), False
     if op in FILLS:
         return _fill(call), True
     if op in RANDOM:
@@ -153,7 +160,8 @@ def _grouped(call: Call) -> tuple[Kernel, ...]:
 
 
 def _grouped_backward(call: Call) -> tuple[Kernel, ...]:
-    _, rows, weights = call.inputs[:3]
+    """Gradients of both operands, of their shapes."""
+    rows, weights = call.outputs
     groups, k, n = weights.shape
     m, dtype = max(rows.shape[0] // groups, 1), product_dtype(rows, weights)
     return matrix_product(groups, m, k, n, dtype), matrix_product(groups, k, n, m, dtype)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 BACKWARD = PHASES.index("backward")
 _VIEW_COPIES = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "detach", "alias"})
-_SAME = frozenset({"lift_fresh", "lift_fresh_copy", "detach", "alias", "_conj", "resolve_conj", "resolve_neg"})
+_SAME = frozenset(
+    {"lift_fresh", "lift_fresh_copy", "detach", "alias", "as_strided_", "_conj", "resolve_conj", "resolve_neg"}
+)
 
 
 def graph_from_torch(

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _SIZE = (8.0, 5.0)
 _LEAST = 5e-4
 """Elasticities below this are left out of the bars."""
+_LEAST_SHARE = 1e-3
+"""Kernels with a smaller share of the time need not lie inside the frame of a roofline."""
 
 
 def _axes(title: str, across: str, up: str) -> tuple[Figure, Any]:
@@ -67,13 +69,17 @@ def roofline(forecast: Forecast, gpu: GPU) -> Figure:
     span = np.geomspace(min(0.05, 0.5 * least), max(1e3, 2.0 * most), 200)
     peaks = {"fp32 vector": float(np.asarray(gpu.fp32_flop_per_s))}
     matrix = float(np.asarray(gpu.matrix_paths())[dtype_index(forecast.dtype)])
-    if matrix != peaks["fp32 vector"]:
+    if not np.isclose(matrix, peaks["fp32 vector"], rtol=1e-3):
         peaks[f"{forecast.dtype} matrix"] = matrix
-    for name, peak in peaks.items():
+    for (name, peak), style in zip(peaks.items(), ("-", "--"), strict=False):
         roof = np.minimum(peak, span * float(np.asarray(gpu.mem_bytes_per_s))) / TERA
-        axes.plot(span, roof, linewidth=1.2, label=f"roof, {name}")
+        axes.plot(span, roof, "black", linestyle=style, linewidth=1.2, label=f"roof, {name}", zorder=0)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    rates = columns["flop"][real] / columns["seconds"][real] / TERA
+    # Kernels of a few elements run orders of magnitude below; they must not press the rest into a corner.
+    seen = cost[real] > _LEAST_SHARE * cost.sum()
+    axes.set_ylim(bottom=0.4 * float(rates[seen].min() if seen.any() else rates.min()))
     axes.legend(fontsize="small", markerscale=0.5)
     return figure
 
@@ -108,7 +114,7 @@ def heat_map(frame: pd.DataFrame, across: str, up: str) -> Figure:
     if min(logs.shape) < 2:
         raise InputError(f"a heat map needs at least two values of {across} and {up}, found {logs.shape[::-1]}")
     (scale_x, label_x), (scale_y, label_y) = _scaled(across), _scaled(up)
-    figure, axes = _axes("seconds", label_x, label_y)
+    figure, axes = _axes(", ".join(map(str, frame["model"].unique())) if "model" in frame else "", label_x, label_y)
     mesh = axes.pcolormesh(
         np.asarray(logs.columns, float) / scale_x,
         np.asarray(logs.index, float) / scale_y,
@@ -118,8 +124,21 @@ def heat_map(frame: pd.DataFrame, across: str, up: str) -> Figure:
     )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    figure.colorbar(mesh, ax=axes, label="seconds")
+    for axis, places in ((axes.xaxis, logs.columns), (axes.yaxis, logs.index)):
+        _plain_ticks(axis, np.asarray(places, float) / (scale_x if axis is axes.xaxis else scale_y))
+    bar = figure.colorbar(mesh, ax=axes, label="forecast")
+    low, high = mesh.get_clim()
+    ticks = np.geomspace(low, high, 6).tolist()
+    bar.set_ticks(ticks, labels=[duration(value) for value in ticks])
+    bar.ax.minorticks_off()
     return figure
+
+
+def _plain_ticks(axis: Any, places: np.ndarray) -> None:
+    """Ticks at up to eight of the places, as plain numbers: a log axis within a decade has powers of ten alone."""
+    chosen = places[np.unique(np.linspace(0, len(places) - 1, min(len(places), 8)).round().astype(int))]
+    axis.set_ticks(chosen, labels=[f"{value:.4g}" for value in chosen])
+    axis.set_ticks([], minor=True)
 
 
 def front(designs: Sequence[Design], metric: str, base: Design | None = None) -> Figure:

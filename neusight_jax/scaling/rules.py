@@ -1,6 +1,7 @@
 """The rule each measured kernel is scaled by: time on the target over time on the origin.
 
-    forecast   forecast on the target / forecast on the origin, of the work the trace's shapes describe
+    forecast   forecast on the target / forecast on the origin, of the work the trace's shapes describe; by a predictor
+               that was fitted, what sets the measurement apart from the forecast is carried over in part (`carried`)
     inferred   the same for work of the kind the name says, of the size that would take the measured time on the origin
     wave       Habitat's wave scaling from grid and block, fully memory-bound where nothing else is known
     bandwidth  origin bandwidth / target bandwidth
@@ -31,6 +32,7 @@ from neusight_jax.scaling.names import tile_of
 from neusight_jax.scaling.occupancy import Limits, resident_blocks
 from neusight_jax.scaling.trace import Measured
 from neusight_jax.terms import Predictor
+from neusight_jax.trust import gpu_ratios
 
 RULES: tuple[str, ...] = ("forecast", "inferred", "wave", "bandwidth", "link", "none")
 INFERRED: tuple[str, ...] = ("gemm", "elementwise", "softmax", "norm", "memory", "reduce")
@@ -38,6 +40,11 @@ INFERRED: tuple[str, ...] = ("gemm", "elementwise", "softmax", "norm", "memory",
 USUAL_SHARE = 0.7
 """Share of peak or bandwidth assumed when a size is inferred from a time."""
 USUAL_COLS = 1024.0
+FAR_CARRIED = 0.5
+"""Share of a kernel's log deviation from its forecast that is carried to a GPU unlike the origin. One measurement
+cannot tell what is odd about the kernel (carried) from what is odd about the origin (not carried): taken as equal."""
+BELIEVED = math.log(2.0)
+"""Largest log deviation of which a part is left behind; beyond, the work cannot be what its shapes say."""
 GAMMA: dict[str, float] = {"attention": 0.5, "conv": 0.5}
 """Memory-boundedness of kinds that are neither; 1 for anything else, as Habitat does without hardware counters."""
 
@@ -56,9 +63,13 @@ class Machine:
     predictor: Predictor
 
 
-def scaling(items: Sequence[Measured], origin: Machine, target: Machine) -> tuple[list[str], np.ndarray]:
+def scaling(
+    items: Sequence[Measured], origin: Machine, target: Machine, *, plain: bool = False
+) -> tuple[list[str], np.ndarray]:
     """Rule and ratio of every item.
 
+    Args:
+      plain: carry all of a kernel's deviation from its forecast to the target, as Habitat does.
     Raises: `InputError` when the target or origin lacks the arithmetic path of a forecast product.
     """
     rules, ratios = [""] * len(items), np.ones(len(items))
@@ -71,12 +82,28 @@ def scaling(items: Sequence[Measured], origin: Machine, target: Machine) -> tupl
             rules[at] = "inferred" if _covered(kernels, origin, target) else ""
         work.append(kernels if rules[at] else ())
     before, after = (_forecasts(work, items, machine) for machine in (origin, target))
+    share = 1.0 if plain else carried(origin, target)
     for at, item in enumerate(items):
         if rules[at]:
             ratios[at] = after[at] / before[at]
+            if rules[at] == "forecast" and item.seconds > 0.0:
+                deviation = math.log(item.seconds / (max(item.count, 1.0) * before[at]))
+                ratios[at] *= math.exp((share - 1.0) * min(max(deviation, -BELIEVED), BELIEVED))
         else:
             rules[at], ratios[at] = _plain_rule(item, origin, target)
     return rules, ratios
+
+
+def carried(origin: Machine, target: Machine) -> float:
+    """Share of a kernel's log deviation from its forecast that goes with it: 1 to a like GPU, `FAR_CARRIED` far away.
+
+    The distance is the sum of |log| of the `GPU_RATIOS` of one over the other. All is carried where either predictor
+    knows nothing of its own errors: a bound or a baseline is not near enough for its deviations to mean anything.
+    """
+    if any(getattr(machine.predictor, "trust", None) is None for machine in (origin, target)):
+        return 1.0
+    apart = np.abs(np.asarray(gpu_ratios(origin.gpu)) - np.asarray(gpu_ratios(target.gpu))).sum()
+    return FAR_CARRIED + (1.0 - FAR_CARRIED) * math.exp(-float(apart))
 
 
 def wave_scaling(items: Sequence[Measured], origin: Machine, target: Machine, *, general: bool = True) -> np.ndarray:

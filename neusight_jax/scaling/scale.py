@@ -105,13 +105,15 @@ def scale_trace(
     *,
     predictor: str | Predictor = "fp32",
     select: Mapping[str, str] | None = None,
+    plain: bool = False,
 ) -> ScaledRun:
     """Forecast a run measured on one GPU on another, real or hypothetical.
 
     Every kernel's measured time is multiplied by the forecast on the target over the forecast on the origin where its
     work is known, and scaled by a simpler rule where it is not (`rules`); `ScaledRun.coverage` says how much of the
     time each rule carries. A GPU the checkpoint measured is forecast with its own effect, so that what is odd about the
-    origin alone is not carried to the target.
+    origin alone is not carried to the target; and of what still sets a kernel apart from its forecast only a part is,
+    the smaller the less the two GPUs are alike (`rules.carried`).
 
     Args:
       trace: a Chrome trace of the PyTorch profiler (.json, .json.gz), an Nsight Systems CSV, a per-operator Parquet
@@ -119,12 +121,13 @@ def scale_trace(
       origin, target: names, files or records of GPUs.
       predictor: a checkpoint name or path, or a predictor (used as it is for both GPUs).
       select: for per-operator tables with several runs: column -> value.
+      plain: measured time times forecast over forecast, all deviations carried.
     Raises: `InputError` for an unreadable trace, or a GPU that lacks an arithmetic path of the run.
     """
     origin_name, origin_machine = _machine(origin, predictor)
     target_name, target_machine = _machine(target, predictor)
     read = trace if isinstance(trace, Trace) else read_trace(trace, origin_name, select)
-    rules, ratios = scaling(read.items, origin_machine, target_machine)
+    rules, ratios = scaling(read.items, origin_machine, target_machine, plain=plain)
     measured = np.array([item.seconds for item in read.items])
     columns: dict[str, np.ndarray] = {
         "name": np.array([item.name for item in read.items], object),
