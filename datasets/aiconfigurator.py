@@ -238,7 +238,8 @@ def import_aiconfigurator(source: Path | str | None, output: Path | str) -> Aico
         tables = {rule.name: _read(root, rule) for rule in RULES}
     if not any(len(frame) for frame, _ in tables.values()):
         raise InputError(f"{source or PACKAGE}: holds no row that the rules take; expected aiconfigurator-core 0.12")
-    rows, left_out = {}, {}
+    rows: dict[str, int] = {}
+    left_out: dict[tuple[str, str], int] = {}
     with atomic_folder(target) as beside:
         (beside / "kernels").mkdir(parents=True)
         (beside / "ATTRIBUTION").write_text(ATTRIBUTION.format(version=version))

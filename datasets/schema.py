@@ -150,7 +150,8 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
     if op in ATTENTION_OPS:
         return family, _attention_dims(columns)
     if op in EXPERT_OPS:
-        return family, expert_dims(**columns)
+        tokens, sizes = columns["tokens"], {name: columns[name] for name in EXPERT_COLUMNS if name != "tokens"}
+        return family, expert_dims(tokens, distribution="balanced", **sizes)
     rows = columns["b"]
     reads = 2.0 if op in BINARY_OPS else 1.0
     writes = 0.5 if op in QUANTIZE_OPS else 1.0  # sixteen bits in, eight out

@@ -91,9 +91,10 @@ def sweep(
         for batch in batch_size or [1]
         for positions in (sequence_length or (None,))
     ]
+    chosen = checkpoint or default_for(graphs)
     try:
         done = run_sweep(
-            load_predictor(checkpoint or default_for(graphs)),
+            load_predictor(chosen),
             gpus,
             graphs,
             space,
@@ -101,7 +102,7 @@ def sweep(
             chunk=chunk,
             relaxation=relaxation,
             resume=resume,
-            label=checkpoint,
+            label=chosen,
             console=progress_console(),
         )
     except KeyboardInterrupt:

@@ -78,7 +78,8 @@ class TorchPrepared:
         """Seconds of one call: between two events on a GPU, else by the host's clock."""
         inputs = self._inputs[self._turn]
         self._turn = (self._turn + 1) % self.sets
-        return self._timed(lambda: self._kernel(*inputs))
+        seconds: float = self._timed(lambda: self._kernel(*inputs))
+        return seconds
 
     def loop(self, rounds: int) -> float:
         """Seconds of `rounds` passes over the sets; on a GPU one pass is a captured graph."""
@@ -90,13 +91,14 @@ class TorchPrepared:
             for _ in range(rounds):
                 once()
 
-        return self._timed(run)
+        seconds: float = self._timed(run)
+        return seconds
 
     def idle(self, rounds: int) -> float:
         """Seconds of as many rounds that do nothing: none are needed here, the host does not come between kernels."""
         return 0.0
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _pass(self) -> None:
         for inputs in self._inputs:
             self._kernel(*inputs)
@@ -117,7 +119,7 @@ class TorchPrepared:
             return False
         return graph
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _timed(self, run: Callable[[], object]) -> float:
         if not self._on_gpu:
             begin = time.perf_counter()

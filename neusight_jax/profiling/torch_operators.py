@@ -41,7 +41,8 @@ def torch_operator(case: Case) -> Callable[..., Any]:
         # The inputs hold the weight as (in, out); torch keeps it as (out, in), which is a view here.
         return lambda x, weight, bias: F.linear(x, weight.t(), bias)
     if case.op == "bmm":
-        return torch.bmm
+        product: Callable[..., Any] = torch.bmm
+        return product
     if case.op == "conv":
         sizes = case.sizes
 
