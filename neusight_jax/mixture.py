@@ -15,6 +15,7 @@ its rate elasticities sum to −1 less the share of the floor, and it never fall
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -58,6 +59,9 @@ OFFSETS: tuple[tuple[float, float], ...] = (
     (-4.0, 2.0),
 )
 """Bounds of b_j, natural logarithm. Compute and DRAM cannot beat their ideal."""
+TENSOR_OVERHEAD: tuple[float, float] = (-4.0, 3.0)
+"""The same of the overhead beside tensor cores: what fused attention does before and after its loop, 8 to 12 us, goes
+with the clock and not with the floor, which all machines share."""
 OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, -2.0, 0.0, 0.2, 0.2, 0.0)
 """b_j before training."""
 MIN_NORM = 3.0
@@ -123,7 +127,12 @@ class MixturePredictor:
         features = family.features(batch.dims, size)
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
         shift = device_shift(parameters, family, features) + stack_shift(parameters, gpu)
-        return mix(parameters, features, times, bounds, tile, shift, isolated=isolated)
+        return mix(parameters, features, times, bounds, tile, shift, offsets(family), isolated=isolated)
+
+
+def offsets(family: Family) -> tuple[tuple[float, float], ...]:
+    """Bounds of b_j for a family."""
+    return (*OFFSETS[:OVERHEAD], TENSOR_OVERHEAD) if family.tensor_core else OFFSETS
 
 
 def effect_width(family: Family) -> int:
@@ -164,6 +173,7 @@ def mix(
     bounds: Light,
     tile: ChosenTile,
     shift: Float[Array, "#member #kernel effect"],
+    ranges: Sequence[tuple[float, float]],
     *,
     isolated: Isolated,
 ) -> KernelTerms:
@@ -176,7 +186,7 @@ def mix(
         component = jnp.log(jnp.maximum(getattr(times, name), 1e-30))
         width = component.shape[1]
         weight = jax.nn.softmax(outputs[:, :, start : start + width], axis=-1)
-        low, high = OFFSETS[head]
+        low, high = ranges[head]
         middle = (OFFSET_STARTS[head] - low) / (high - low)
         raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
         offset = low + (high - low) * jax.nn.sigmoid(raw)
