@@ -47,7 +47,7 @@ def require_covered(predictor: Predictor, kernels: KernelTable) -> None:
         if rows:
             raise InputError(
                 f"the predictor was not trained on {name}, and the table holds {rows} kernels of it; "
-                "leave them out or take a checkpoint trained on all families"
+                "leave them out or take a checkpoint that has all families, such as tensorcore"
             )
 
 

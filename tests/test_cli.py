@@ -69,13 +69,17 @@ def test_predict_reads_a_config_and_a_gpu_file(capsys: Capture, checkpoint: Path
     [
         (("--gpu", "V100-PCIE-32GB"), "held Tesla V100-PCIE-32GB out"),
         (("--gpu", "H100"), "this GPU was not in training"),
-        (("--gpu", "T4", "--dtype", "fp16"), "this fp16 forecast is an extrapolation"),
         (("--gpu", "B300"), "that are estimates"),
     ],
 )
 def test_predict_says_what_to_know(capsys: Capture, checkpoint: Path, arguments: tuple[str, ...], note: str) -> None:
     out = _ok(capsys, "predict", *TINY, *arguments, "--checkpoint", str(checkpoint))
     assert any(line.startswith("note:") and note in line for line in out.splitlines()), out
+
+
+def test_products_of_another_dtype_need_their_families(capsys: Capture, checkpoint: Path) -> None:
+    assert run(["predict", *TINY, "--gpu", "T4", "--dtype", "fp16", "--checkpoint", str(checkpoint)]) == 2
+    assert "such as tensorcore" in capsys.readouterr().err
 
 
 def test_predict_uses_the_measured_effect_of_a_gpu(

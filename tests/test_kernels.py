@@ -10,7 +10,7 @@ import pytest
 from predictors import random_kernels
 
 from neusight_jax.errors import InputError
-from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES, family_of
 from neusight_jax.kernels.family import Work
 from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS
 from neusight_jax.kernels.table import Kernel, batch_from_columns, padded_length, table_from_kernels
@@ -110,8 +110,20 @@ def test_every_family_agrees_with_its_menu() -> None:
 
 
 def test_operators_belong_to_one_family() -> None:
-    ops = [op for family in FAMILIES.values() for op in family.ops]
-    assert len(ops) == len(set(ops))
+    """Beside tensor cores an operator may have another family; `family_of` says which of a product's."""
+    for tensor_core in (False, True):
+        families = [name for name in FAMILIES if (name in TENSOR_FAMILIES) == tensor_core and "gemm_" not in name]
+        ops = [op for name in families for op in FAMILIES[name].ops]
+        assert len(ops) == len(set(ops))
+
+
+def test_products_belong_where_their_dtype_says() -> None:
+    expected = {"fp32": "bmm", "tf32": "gemm", "bf16": "gemm", "fp16": "gemm", "fp8": "gemm_fp8", "int8": "gemm_fp8"}
+    for dtype, family in {**expected, "fp4": "gemm_fp4"}.items():
+        table = table_from_kernels([Kernel("bmm", "bmm", {"batch": 2, "m": 3, "n": 5, "k": 7})], dtype=dtype)
+        assert [name for name, batch in table.families.items() if batch.count[0] > 0] == [family]
+        assert set(table.families) == set(FAMILIES) - (TENSOR_FAMILIES if dtype == "fp32" else set())
+    assert family_of("softmax", "bf16") == "softmax"
 
 
 def test_features_tell_aligned_sizes_apart() -> None:
@@ -137,16 +149,16 @@ def test_a_table_keeps_what_it_is_given() -> None:
         Kernel("softmax", "softmax_backward", {"rows": 8, "cols": 9, "reads": 2, "writes": 1}),
         Kernel("bmm", "bmm", {**sizes, "m": 11}),
     ]
-    table = table_from_kernels(kernels, dtype="bf16", phase=[0, 1, 2], node=[5, 6, 7])
+    table = table_from_kernels(kernels, dtype="fp32", phase=[0, 1, 2], node=[5, 6, 7])
     assert table.num_rows == 3
-    assert set(table.families) == set(FAMILIES)
+    assert set(table.families) == set(FAMILIES) - TENSOR_FAMILIES
     bmm, softmax = table.families["bmm"], table.families["softmax"]
     assert bmm.dims["m"][:3].tolist() == [3, 11, 1]
     assert bmm.count[:3].tolist() == [4, 1, 0]
     assert bmm.row[:3].tolist() == [0, 2, -1]
     assert bmm.phase[:2].tolist() == [0, 2]
     assert bmm.node[:2].tolist() == [5, 7]
-    assert bmm.dtype[0] == 2
+    assert bmm.dtype[0] == 0
     assert FAMILIES["softmax"].ops[softmax.op[0]] == "softmax_backward"
     assert softmax.row[0] == 1
 

@@ -37,6 +37,7 @@ from neusight_jax.roofline import whole_waves
 from neusight_jax.terms import Predictor
 
 ROWS = 4096
+PER_ELEMENT = {"elementwise": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0, "stream": 1.0, "reduction": 6.0}
 SEEDS = range(5)
 SLACK = 1e-4
 """Relative room for float32 rounding in sums of logarithms."""
@@ -97,7 +98,7 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
         winograd = (dims["m_4x4"] > 0) & (size >= 4)  # F(4×4, 3×3) multiplies four times less
         flop = 2 * dims["groups"] * dims["m"] * dims["n"] * dims["k"] / np.where(winograd, 4, 1)
     else:
-        per_element = {"elementwise": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0}[name]
+        per_element = PER_ELEMENT[name]
         elements = dims["rows"] * dims["cols"]
         flop, moved = per_element * elements, (dims["reads"] + dims["writes"]) * elements * size
         peak = vector

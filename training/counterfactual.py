@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from neusight_jax.datasets import schema
 from neusight_jax.datasets.measurements import table_from_frame
 from neusight_jax.errors import InputError
 from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
@@ -13,7 +14,9 @@ from neusight_jax.terms import Predictor
 
 NOISE = 0.05
 """Measured changes smaller than this have no direction."""
-_DIMS = ("batch", "m", "n", "k", "rows", "cols", "reads", "writes")
+_DIMS = schema.FRAME_DIMS
+CLEARLY_FASTER = 0.95
+"""Measured ratios below this are a clear gain."""
 
 
 def shared_shapes(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
@@ -42,9 +45,10 @@ def natural_experiment(predictor: Predictor, frame: pd.DataFrame, first: str, se
     """Measured and forecast ratio second / first, by family and in all, on the shapes both GPUs have.
 
     Both forecasts are from figures alone: give a predictor without a device effect.
-    Returns: one row per family and "all": kernels; measured, forecast: median ratio; error: median |forecast ratio /
-      measured ratio − 1|; no_change: the same of a forecast of 1; clear: kernels whose measured change exceeds
-      `NOISE`; direction: share of those whose forecast change has the same sign.
+    Returns: one row per family and "all": kernels; measured, forecast: median ratio; error, mean_error: median and
+      mean |forecast ratio / measured ratio − 1|; no_change: the median of a forecast of 1; clear: kernels whose measured change exceeds
+      `NOISE`; direction: share of those whose forecast change has the same sign; faster, faster_right: the same for ratios
+      below `CLEARLY_FASTER`.
     """
     both = shared_shapes(frame, first, second)
     table = table_from_frame(both)
@@ -64,13 +68,18 @@ def _row(family: str, ratios: pd.DataFrame) -> dict[str, object]:
     measured, forecast = ratios["measured"].to_numpy(), ratios["forecast"].to_numpy()
     clear = np.abs(np.log(measured)) > NOISE
     same = np.sign(np.log(forecast[clear])) == np.sign(np.log(measured[clear]))
+    error = np.abs(forecast / measured - 1.0)
+    faster = measured < CLEARLY_FASTER
     return {
         "family": family,
         "kernels": len(ratios),
         "measured": float(np.median(measured)),
         "forecast": float(np.median(forecast)),
-        "error": float(np.median(np.abs(forecast / measured - 1.0))),
+        "error": float(np.median(error)),
+        "mean_error": float(np.mean(error)),
         "no_change": float(np.median(np.abs(1.0 / measured - 1.0))),
         "clear": int(clear.sum()),
         "direction": float(same.mean()) if clear.any() else float("nan"),
+        "faster": int(faster.sum()),
+        "faster_right": float(np.mean(forecast[faster] < 1.0)) if faster.any() else float("nan"),
     }

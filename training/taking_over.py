@@ -47,6 +47,10 @@ def taken_over(predictor: Predictor, card: Mapping[str, Any], base: str) -> tupl
         },
         "trained_dtypes": sorted({*card["trained_dtypes"], *other_card["trained_dtypes"]}),
         "taken_over": {"checkpoint": base, "families": extra},
+        "errors_percent": {
+            **{name: other_card["errors_percent"][name] for name in extra},
+            **card["errors_percent"],
+        },
         **{
             key: _beside(other_card.get(key, {}), card.get(key, {}), extra)
             for key in ("device_effects", "generation_effects")

@@ -65,13 +65,14 @@ def bytes_moved(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Arr
 def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     rows, active, hidden, inner = (dims[name][:, None, None] for name in ("rows", "active", "hidden", "inner"))
     tile = jnp.array(TILES, jnp.float32)[None, :, None]
+    busy = jnp.maximum(active, 1.0)
     size = element_bytes[:, None, None]
     cols = jnp.ceil(2.0 * inner / TILE_COLS) + jnp.ceil(hidden / TILE_COLS)
     steps = 3.0 * hidden * inner / (cols * TILE_COLS)  # mean contraction of a block over both products
     return Work(
         flop=flop(dims),
         bytes_moved=bytes_moved(dims, element_bytes),
-        blocks=active * jnp.ceil(rows / active / tile) * cols,
+        blocks=busy * jnp.ceil(rows / busy / tile) * cols,
         block_flop=2.0 * tile * TILE_COLS * steps,
         block_bytes=size * ((tile + TILE_COLS) * steps + tile * TILE_COLS),
         block_steps=steps * jnp.ones_like(tile),
