@@ -92,6 +92,7 @@ def checkpoints(as_json: AsJson = False) -> None:
             {
                 "name": name,
                 "kind": card["kind"],
+                "trained_dtypes": card.get("trained_dtypes", []),
                 "trained_on": card.get("trained_on", {}).get("devices", []),
                 "held_out": card.get("held_out", []),
             }
@@ -102,7 +103,18 @@ def checkpoints(as_json: AsJson = False) -> None:
     from neusight_jax.report import table
 
     shown = [
-        [row["name"], row["kind"], ", ".join(row["trained_on"]) or "-", ", ".join(row["held_out"]) or "-"]
+        [
+            row["name"],
+            row["kind"],
+            " ".join(row["trained_dtypes"]),
+            _counted(row["trained_on"]),
+            _counted(row["held_out"]),
+        ]
         for row in rows
     ]
-    show(table("", ["checkpoint", "kind", "trained on", "held out"], shown, text_columns=4))
+    show(table("", ["checkpoint", "kind", "dtypes", "trained on", "held out"], shown, text_columns=5))
+    show("GPUs by name: --json")
+
+
+def _counted(names: list[str]) -> str:
+    return f"{len(names)} GPUs" if names else "-"
