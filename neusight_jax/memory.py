@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
 from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Graph
+
+INPUT_NOT_SAVED: frozenset[str] = frozenset(
+    {"add", "addu", "mulu", "divu", "where", "copy", "dropout", "softmax", "tanh", "relu", "embedding", "gradient_sum"}
+)
+"""Operators whose gradient does not need what they read."""
+OUTPUT_SAVED: frozenset[str] = frozenset({"softmax", "tanh", "relu"})
+"""Operators whose gradient needs what they wrote."""
+NO_OUTPUT: frozenset[str] = frozenset({"small", "views", "gradient_sum"})
+"""Nodes that stand for no tensor of the forward pass."""
 
 
 def parameter_count(graph: Graph) -> float:
@@ -20,11 +30,31 @@ def parameter_count(graph: Graph) -> float:
     )
 
 
+def _saved_elements(graph: Graph, outputs: Sequence[int]) -> float:
+    """Elements of outputs that a backward pass needs, read by an operator whose gradient does, or its own."""
+    needed = {operand.name for node in graph.nodes if node.op not in INPUT_NOT_SAVED for operand in node.operands}
+    read = {operand.name for node in graph.nodes for operand in node.operands}
+    return float(
+        sum(
+            output * node.repeat
+            for output, node in zip(outputs, graph.nodes, strict=True)
+            if node.op in OUTPUT_SAVED or node.name in needed or (node.name not in read and node.op not in NO_OUTPUT)
+        )
+    )
+
+
+def _mask_elements(graph: Graph, outputs: Sequence[int]) -> float:
+    """Bytes of the masks of dropout, one an element."""
+    return float(
+        sum(output * node.repeat for output, node in zip(outputs, graph.nodes, strict=True) if node.op == "dropout")
+    )
+
+
 def footprint(graph: Graph) -> Footprint:
     """Memory of a workload by what holds it: an estimate, right to perhaps a fifth.
 
     Inference holds the weights and the largest node's operands and output. Training holds weights, gradients, Adam's
-    moments and every node's output for the backward pass, nothing recomputed. Decoders say it themselves, KV cache
+    moments and what the backward pass needs of the forward one, nothing recomputed. Decoders say it themselves, KV cache
     included.
     """
     if graph.footprint is not None:
@@ -34,7 +64,7 @@ def footprint(graph: Graph) -> Footprint:
     outputs = [math.prod(node.shape) for node in graph.nodes]
     training = graph.mode == "training"
     if training:
-        held = sum(output * node.repeat for output, node in zip(outputs, graph.nodes, strict=True))
+        held = _saved_elements(graph, outputs) + _mask_elements(graph, outputs) / size
     else:
         held = max(
             output + sum(operand.elements for operand in node.operands)

@@ -45,10 +45,10 @@ def natural_experiment(predictor: Predictor, frame: pd.DataFrame, first: str, se
     """Measured and forecast ratio second / first, by family and in all, on the shapes both GPUs have.
 
     Both forecasts are from figures alone: give a predictor without a device effect.
-    Returns: one row per family and "all": kernels; measured, forecast: median ratio; error, mean_error: median and
-      mean |forecast ratio / measured ratio − 1|; no_change: the median of a forecast of 1; clear: kernels whose measured change exceeds
-      `NOISE`; direction: share of those whose forecast change has the same sign; faster, faster_right: the same for ratios
-      below `CLEARLY_FASTER`.
+    Returns: one row per family and "all": kernels; measured, forecast: median ratio; error, mean_error: median and mean
+      |forecast ratio / measured ratio − 1|; no_change: the median of a forecast of 1; clear: kernels whose measured
+      change exceeds `NOISE`; direction: share of those whose forecast change has the same sign; faster, faster_right:
+      the same for measured ratios below `CLEARLY_FASTER`.
     """
     both = shared_shapes(frame, first, second)
     table = table_from_frame(both)
