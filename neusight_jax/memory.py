@@ -31,7 +31,7 @@ def parameter_count(graph: Graph) -> float:
 
 
 def _saved_elements(graph: Graph, outputs: Sequence[int]) -> float:
-    """Elements of outputs that a backward pass needs, read by an operator whose gradient does, or its own."""
+    """Elements of outputs the backward pass needs: read where a gradient needs inputs, or kept by their own."""
     needed = {operand.name for node in graph.nodes if node.op not in INPUT_NOT_SAVED for operand in node.operands}
     read = {operand.name for node in graph.nodes for operand in node.operands}
     return float(
@@ -54,8 +54,8 @@ def footprint(graph: Graph) -> Footprint:
     """Memory of a workload by what holds it: an estimate, right to perhaps a fifth.
 
     Inference holds the weights and the largest node's operands and output. Training holds weights, gradients, Adam's
-    moments and what the backward pass needs of the forward one, nothing recomputed. Decoders say it themselves, KV cache
-    included.
+    moments and what the backward pass needs of the forward one, nothing recomputed. Decoders say it themselves, with
+    their KV cache.
     """
     if graph.footprint is not None:
         return graph.footprint
