@@ -29,6 +29,8 @@ from neusight_jax.utilization import Network, apply_network
 
 OUTPUTS = 2
 """Network outputs: γ and α."""
+LEAST_UTILIZATION = 1e-6
+"""With one wave and α rounded to 1 nothing would be left of it, and no time be finite."""
 
 
 @jax.tree_util.register_dataclass
@@ -61,6 +63,7 @@ class NeuSightPredictor:
         inputs = neusight_inputs(gpu, tile, peak)
         outputs = jnp.mean(apply_network(self.networks[family.network], inputs), axis=0)
         utilization = jax.nn.sigmoid(outputs[:, 0]) * (1.0 - jax.nn.sigmoid(outputs[:, 1]) / tile.waves)
+        utilization = jnp.maximum(utilization, LEAST_UTILIZATION)
         seconds = tile.waves * tile.block_flop * gpu.num_sms / (roofline * utilization)
         seconds = jnp.maximum(seconds, bounds.speed_of_light_s)
         memory_s = work.bytes_moved / gpu.mem_bytes_per_s

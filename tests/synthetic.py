@@ -14,6 +14,8 @@ from neusight_jax.datasets.row_checks import flop_and_bytes
 
 DEVICES: tuple[str, ...] = ("Tesla V100-PCIE-32GB", "Tesla T4")
 FLOOR_S = 20e-6
+OPS: tuple[str, ...] = (*schema.GEMM_OPS, *schema.VECTOR_OPS, *schema.CONV_OPS, *schema.COPY_OPS)
+"""Operators made here: those of fp32."""
 
 
 def _log_uniform(random: np.random.Generator, low: int, high: int, rows: int) -> np.ndarray:
@@ -54,7 +56,7 @@ def synthetic_rows(op: str, device: str, rows: int = 64, seed: int = 0) -> pd.Da
 def write_synthetic_measurements(
     folder: Path | str, devices: Sequence[str] = DEVICES, rows: int = 64, seed: int = 0
 ) -> Path:
-    """Write `kernels/<op>.parquet` for every operator of the schema and `models/end_to_end.csv`; returns the folder.
+    """Write `kernels/<op>.parquet` for every operator of `OPS` and `models/end_to_end.csv`; returns the folder.
 
     Args:
       folder: made if missing.
@@ -65,7 +67,7 @@ def write_synthetic_measurements(
     folder = Path(folder)
     (folder / "kernels").mkdir(parents=True, exist_ok=True)
     (folder / "models").mkdir(exist_ok=True)
-    for op in schema.OPS:
+    for op in OPS:
         parts = [synthetic_rows(op, device, rows, seed) for device in devices]
         pd.concat(parts, ignore_index=True).to_parquet(folder / "kernels" / f"{op}.parquet", index=False)
     models = []

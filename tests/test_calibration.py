@@ -197,11 +197,15 @@ def test_what_cannot_be_calibrated_is_said(predictor, seconds, words: str) -> No
         calibrate(predictor(), GPU, kernels(9, 4, "linear"), seconds)
 
 
+MEASURED = ("linear", "bmm", "conv", "elementwise", "softmax", "norm")
+"""Networks of what `synthetic` measures."""
+
+
 def test_measurements_of_one_gpu_are_taken_whole(tmp_path: Path) -> None:
     folder = write_synthetic_measurements(tmp_path, rows=6)
     with pytest.raises(nj.InputError, match="measured on 2"):
         nj.calibrate(mixture(), GPU, nj.read_measurements(folder))
-    assert set(nj.calibrate(mixture(), GPU, nj.read_measurements(folder, devices=["T4"])).shapes) == set(NETWORKS)
+    assert set(nj.calibrate(mixture(), GPU, nj.read_measurements(folder, devices=["T4"])).shapes) == set(MEASURED)
 
 
 def test_a_calibrated_checkpoint_is_written_read_and_used(tmp_path: Path, checkpoint: Path, capsys) -> None:

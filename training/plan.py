@@ -24,7 +24,7 @@ from neusight_jax.files import write_atomically
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import catalog_gpu
 from neusight_jax.gpu_file import load_named_gpu
-from neusight_jax.graph.build import graph_from_config
+from neusight_jax.graph.build import graph_from_config, is_eager
 from neusight_jax.graph.catalog import list_models
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.rowwise import BINARY_OPS
@@ -129,7 +129,7 @@ def candidates(family: str) -> list[Kernel]:
 @functools.cache
 def _model_tables() -> tuple[KernelTable, ...]:
     """Kernels of the catalog's models in training, forward pass included, with one sequence and with eight."""
-    workloads = [(model, batch_size) for model in list_models() for batch_size in (1, 8)]
+    workloads = [(model, batch_size) for model in list_models() if is_eager(model) for batch_size in (1, 8)]
     return tuple(graph_from_config(model, batch_size, 512, "training").kernels for model, batch_size in workloads)
 
 

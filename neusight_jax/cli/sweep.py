@@ -53,7 +53,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Forecast models on many hypothetical machines; peaks follow SM count and clock."""
-    from neusight_jax.cli.workloads import check_relaxation, default_for, graph_of
+    from neusight_jax.cli.workloads import check_dtype, check_relaxation, default_for, graph_of
     from neusight_jax.sweep.space import Grid, Samples
 
     check_relaxation(relaxation)
@@ -91,6 +91,9 @@ def sweep(
         for batch in batch_size or [1]
         for positions in (sequence_length or (None,))
     ]
+    for graph in graphs:
+        for name, machine in gpus.items():
+            check_dtype(machine, name, graph.dtype)
     chosen = checkpoint or default_for(graphs)
     try:
         done = run_sweep(

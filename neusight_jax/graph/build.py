@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from neusight_jax.arithmetic import ELEMENT_BYTES, dtype_index
 from neusight_jax.errors import InputError
 from neusight_jax.graph import bert, decoder, gpt2, opt, switch, vit
+from neusight_jax.graph.catalog import load_model_config
 from neusight_jax.graph.config import Config, read_config, whole
 from neusight_jax.graph.fusion import fuse
 from neusight_jax.graph.graph import MODES, Graph, Node
@@ -57,6 +58,11 @@ def trace(
     tape = Tape(mode == "training", element_bytes)
     recorder(tape, parsed, batch, sequence)
     return parsed, tuple(tape.nodes)
+
+
+def is_eager(model: str) -> bool:
+    """Whether a model of the catalog is recorded as eager PyTorch runs it, in fp32."""
+    return load_model_config(model)["model_type"] in ARCHITECTURES
 
 
 def model_type(config: Config, known: Mapping[str, Any] | None = None) -> str:

@@ -65,7 +65,7 @@ def bytes_moved(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Arr
 def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     rows, active, hidden, inner = (dims[name][:, None, None] for name in ("rows", "active", "hidden", "inner"))
     tile = jnp.array(TILES, jnp.float32)[None, :, None]
-    busy = jnp.maximum(active, 1.0)
+    busy = jnp.ceil(jnp.maximum(active, 1.0))
     size = element_bytes[:, None, None]
     cols = jnp.ceil(2.0 * inner / TILE_COLS) + jnp.ceil(hidden / TILE_COLS)
     steps = 3.0 * hidden * inner / (cols * TILE_COLS)  # mean contraction of a block over both products
