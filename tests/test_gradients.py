@@ -58,7 +58,8 @@ def test_gradients_are_finite_for_every_model_on_every_gpu(kind: str) -> None:
             slope = np.asarray(getattr(slopes, field))
             assert slope.shape == (len(names),)
             assert np.all(np.isfinite(slope)), (model, field, [names[i] for i in np.flatnonzero(~np.isfinite(slope))])
-        assert np.all(np.asarray(slopes.mem_bytes_per_s) < 0), model
+        # The paper's form does not promise it (`test_neusight_violations_are_counted`).
+        assert kind == "neusight" or np.all(np.asarray(slopes.mem_bytes_per_s) < 0), model
 
 
 @pytest.mark.parametrize("kind", KINDS)
