@@ -15,6 +15,11 @@ ELEMENT_BYTES: tuple[float, ...] = (4.0, 4.0, 2.0, 2.0, 1.0, 0.5, 1.0)
 """Bytes of one element, in the order of `DTYPES`."""
 
 
+def dtype_bytes(dtype: str) -> float:
+    """Bytes of one element; `InputError` for an unknown dtype."""
+    return ELEMENT_BYTES[dtype_index(dtype)]
+
+
 def dtype_index(dtype: str) -> int:
     """Position of a dtype in `DTYPES`; `InputError` for an unknown one."""
     if dtype not in DTYPES:

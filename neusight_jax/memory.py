@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Graph
 
 INPUT_NOT_SAVED: frozenset[str] = frozenset(
@@ -59,7 +59,7 @@ def footprint(graph: Graph) -> Footprint:
     """
     if graph.footprint is not None:
         return graph.footprint
-    size = ELEMENT_BYTES[DTYPES.index(graph.dtype)]
+    size = dtype_bytes(graph.dtype)
     parameters = parameter_count(graph)
     outputs = [math.prod(node.shape) for node in graph.nodes]
     training = graph.mode == "training"

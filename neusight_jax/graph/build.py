@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from neusight_jax.arithmetic import ELEMENT_BYTES, dtype_index
+from neusight_jax.arithmetic import dtype_bytes, dtype_index
 from neusight_jax.errors import InputError
 from neusight_jax.graph import bert, decoder, gpt2, opt, switch, vit
 from neusight_jax.graph.catalog import load_model_config
@@ -49,15 +49,17 @@ def trace(
     dtype: str = "fp32",
 ) -> tuple[Config, tuple[Node, ...]]:
     """The config and its nodes of an eager model, those included that launch nothing but the reference charges."""
+    parsed = read_config(config)
+    return parsed, _eager_nodes(parsed, batch_size, sequence_length, mode, dtype)
+
+
+def _eager_nodes(config: Config, batch_size: int, sequence_length: Lengths, mode: str, dtype: str) -> tuple[Node, ...]:
     batch, sequence = whole("batch_size", batch_size), whole("sequence_length", sequence_length)
     if mode not in MODES:
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
-    element_bytes = ELEMENT_BYTES[dtype_index(dtype)]
-    parsed = read_config(config)
-    recorder = ARCHITECTURES[model_type(parsed, ARCHITECTURES)]
-    tape = Tape(mode == "training", element_bytes)
-    recorder(tape, parsed, batch, sequence)
-    return parsed, tuple(tape.nodes)
+    tape = Tape(mode == "training", dtype_bytes(dtype))
+    ARCHITECTURES[model_type(config, ARCHITECTURES)](tape, config, batch, sequence)
+    return tuple(tape.nodes)
 
 
 def is_eager(model: str) -> bool:
@@ -126,8 +128,7 @@ def graph_from_config(
     for name, devices in (("tensor_parallel", tensor_parallel), ("expert_parallel", expert_parallel)):
         if devices != 1:
             raise InputError(f"{parsed.name}: {name} is for decoders; leave it out for {kind}")
-    sequence = whole("sequence_length", sequence_length)
-    _, traced = trace(config, batch_size, sequence, mode, dtype)
+    traced = _eager_nodes(parsed, batch_size, sequence_length, mode, dtype)
     nodes = fuse(traced) if fused else traced
     return Graph(
         name=parsed.name,
@@ -135,7 +136,7 @@ def graph_from_config(
         mode=mode,
         dtype=dtype,
         batch_size=int(batch_size),
-        sequence_length=sequence,
+        sequence_length=whole("sequence_length", sequence_length),
         fused=bool(fused),
     )
 

@@ -174,10 +174,7 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
                 step.norm("mlp_post_norm", tokens, model.hidden)
     step.norm("norm", tokens, model.hidden, residual=True)
     rows = len(step.requests.queries) if mode in ("prefill", "decode") else tokens
-    head = step.parameters, step.parameter_bytes
-    step.linear("head", rows, vocabulary, model.hidden, dtype=step.precision.activations)
-    if model.tied:
-        step.parameters, step.parameter_bytes = head
+    step.linear("head", rows, vocabulary, model.hidden, dtype=step.precision.activations, tied=model.tied)
     if mode in ("prefill", "decode"):
         step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
 
@@ -237,10 +234,11 @@ def _latent_attention(step: Step, model: Decoder, latent: Latent, heads: int, mo
     else:
         step.linear("attention.kv_up", tokens, heads * (latent.nope + latent.value), latent.kv_rank)
         width = (query + latent.value) / 2.0
-        step.attention("attention", heads=heads, kv_heads=heads, head_size=width, cache_per_token=heads * 2.0 * width)
         # What stays is the small vector, not the keys and values made of it.
-        kept = step.requests.cached * step.repeat
-        step.cache_bytes -= kept * (heads * 2.0 * width - small) * step.cache_element_bytes
+        read = heads * 2.0 * width
+        step.attention(
+            "attention", heads=heads, kv_heads=heads, head_size=width, cache_per_token=read, kept_per_token=small
+        )
     step.linear("attention.output", tokens, hidden, heads * latent.value)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal, TypeAlias
 
-from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import Shape
 from neusight_jax.kernels.table import Kernel
 
@@ -110,7 +110,7 @@ def streamed(
     size = max(prod(loop), 1)
     width = cols if cols is not None else (loop[-1] if loop else 1)
     width = max(width, 1)
-    full = size * ELEMENT_BYTES[DTYPES.index(dtype)]
+    full = size * dtype_bytes(dtype)
     dims = {"rows": float(size / width), "cols": float(width), "reads": read_bytes / full, "writes": write_bytes / full}
     return Kernel(family, op, dims, 1.0, dtype)
 

@@ -10,11 +10,13 @@ import numpy as np
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.config import whole
+from neusight_jax.graph.graph import MODES
 
 Lengths: TypeAlias = int | Sequence[int]
 """One length for all requests, or one for each."""
 
-STEP_MODES: tuple[str, ...] = ("inference", "training", "prefill", "decode")
+STEP_MODES: tuple[str, ...] = (*MODES, "prefill", "decode")
+"""Workloads of a decoder."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,6 @@ class Requests:
     def tokens(self) -> int:
         """New tokens of all requests."""
         return sum(self.queries)
-
-    @property
-    def cached(self) -> int:
-        """Tokens whose keys and values are kept, the new ones included."""
-        return sum(self.context)
 
 
 def requests(batch_size: int, sequence_length: Lengths, mode: str, kv_length: Lengths | None = None) -> Requests:

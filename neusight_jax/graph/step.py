@@ -6,17 +6,17 @@ products run in the dtype of the weights, everything between them in that of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.attention import attention_kernels
-from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Node, Operand
+from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Operand
 from neusight_jax.graph.operation import matrix_product
 from neusight_jax.graph.requests import Requests
+from neusight_jax.graph.writer import Writer
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.table import Kernel
@@ -29,11 +29,6 @@ UNGRAPHED: dict[str, str] = {"layernorm": "norm", "softmax": "softmax", "embeddi
 """Families of row-wise operators beside fp32 products; all others are elementwise."""
 BACKWARD_ATTENTION = 2.5
 """Products of the gradient of fused attention over those of its forward pass: five for two."""
-
-
-def element_bytes(dtype: str) -> float:
-    """Bytes of one element."""
-    return ELEMENT_BYTES[DTYPES.index(dtype)]
 
 
 @dataclass(frozen=True)
@@ -55,33 +50,26 @@ def precision(dtype: str, weight_dtype: str | None = None, kv_dtype: str | None 
     return Precision(weight_dtype or dtype, activations, kv_dtype or cache)
 
 
-@dataclass
-class Step:
+class Step(Writer):
     """Nodes of one step, in order.
 
     Attributes:
       requests, precision: the workload.
       training: whether backward kernels are written; serving: whether the KV cache is kept after the step.
-      nodes: so far; parameter_bytes, parameters: of the weights; cache_bytes: of the KV cache.
+      parameters, parameter_bytes: of the weights; cache_bytes: of the KV cache.
     """
 
-    requests: Requests
-    precision: Precision
-    training: bool = False
-    serving: bool = False
-    nodes: list[Node] = field(default_factory=list)
-    parameters: float = 0.0
-    parameter_bytes: float = 0.0
-    cache_bytes: float = 0.0
-    _section: str = ""
-    _repeat: int = 1
+    def __init__(self, requests: Requests, precision: Precision, training: bool = False, serving: bool = False) -> None:
+        super().__init__(training)
+        self.requests, self.precision, self.serving = requests, precision, serving
+        self.parameters = self.parameter_bytes = self.cache_bytes = 0.0
 
     def footprint(self) -> Footprint:
         """Memory of the step. Training keeps every node's output, fp32 master weights and Adam's moments."""
-        size = element_bytes(self.precision.activations)
+        size = dtype_bytes(self.precision.activations)
         outputs = [float(np.prod(node.shape)) * size for node in self.nodes]
         kept = sum(output * node.repeat for output, node in zip(outputs, self.nodes, strict=True))
-        mixed = element_bytes(self.precision.weights) < 4.0
+        mixed = dtype_bytes(self.precision.weights) < 4.0
         return Footprint(
             weights=self.parameter_bytes,
             gradients=self.parameter_bytes if self.training else 0.0,
@@ -90,25 +78,6 @@ class Step:
             kv_cache=0.0 if self.training or not self.serving else self.cache_bytes,
             runtime=RUNTIME_BYTES,
         )
-
-    @property
-    def repeat(self) -> int:
-        """How often the present section runs."""
-        return self._repeat
-
-    @property
-    def cache_element_bytes(self) -> float:
-        """Bytes of an element of the KV cache."""
-        return element_bytes(self.precision.kv_cache)
-
-    @contextmanager
-    def section(self, name: str, repeat: int) -> Iterator[None]:
-        """Nodes of a layer that runs `repeat` times."""
-        self._section, self._repeat = name, repeat
-        try:
-            yield
-        finally:
-            self._section, self._repeat = "", 1
 
     def emit(
         self,
@@ -120,32 +89,21 @@ class Step:
         shape: tuple[int, ...] = (1,),
     ) -> None:
         """Write a node."""
-        full = f"{self._section}.{name}" if self._section else name
-        self.nodes.append(
-            Node(
-                name=full,
-                op=op,
-                forward=tuple(forward),
-                backward=tuple(backward) if self.training else (),
-                weight_gradient=tuple(weight_gradient) if self.training else (),
-                repeat=self._repeat,
-                section=self._section,
-                operands=(Operand("input", int(np.prod(shape)), True),),
-                shape=shape,
-                fuse="",
-                traced=(),
-            )
-        )
+        operands = (Operand("input", int(np.prod(shape)), True),)
+        self.write(name, op, (forward, backward, weight_gradient), operands, shape)
 
     def weight(self, elements: float, dtype: str | None = None) -> None:
         """Count parameters of a layer that runs as often as the section says."""
-        self.parameters += elements * self._repeat
-        self.parameter_bytes += elements * self._repeat * element_bytes(dtype or self.precision.weights)
+        self.parameters += elements * self.repeat
+        self.parameter_bytes += elements * self.repeat * dtype_bytes(dtype or self.precision.weights)
 
-    def linear(self, name: str, rows: int, features: int, width: int, *, dtype: str | None = None) -> None:
-        """Product of `rows` × `width` activations with a weight of `features` × `width`."""
+    def linear(
+        self, name: str, rows: int, features: int, width: int, *, dtype: str | None = None, tied: bool = False
+    ) -> None:
+        """Product of `rows` × `width` activations with a weight of `features` × `width`; `tied`: counted elsewhere."""
         own = dtype or self.precision.weights
-        self.weight(float(features) * width, own)
+        if not tied:
+            self.weight(float(features) * width, own)
         self.emit(
             name,
             "linear",
@@ -195,6 +153,7 @@ class Step:
         kv_heads: int,
         head_size: float,
         cache_per_token: float,
+        kept_per_token: float | None = None,
         window: int = 0,
         causal: bool = True,
     ) -> None:
@@ -202,12 +161,14 @@ class Step:
 
         Args:
           head_size: mean width of query-key and value heads.
-          cache_per_token: elements a token adds to the cache of one layer.
+          cache_per_token: elements read of a token's keys and values; kept_per_token: those the cache of a layer keeps,
+            where it is not all of them.
         """
         precision, batch = self.precision, self.requests
         queries, context = np.array(batch.queries, float), np.array(batch.context, float)
         kept = np.minimum(context, window) if window else context
-        self.cache_bytes += self._repeat * float(kept.sum()) * cache_per_token * element_bytes(precision.kv_cache)
+        of_token = cache_per_token if kept_per_token is None else kept_per_token
+        self.cache_bytes += self.repeat * float(kept.sum()) * of_token * dtype_bytes(precision.kv_cache)
         shape = (batch.tokens, heads, round(head_size))
         if precision.activations not in FLASH:
             forward, backward = self._unfused(heads, round(head_size))
@@ -224,7 +185,7 @@ class Step:
             # What the cache really holds of a token, over two vectors a KV head in the activations' dtype.
             kv_share=cache_per_token
             / (2.0 * kv_heads * head_size)
-            * (element_bytes(precision.kv_cache) / element_bytes(precision.activations)),
+            * (dtype_bytes(precision.kv_cache) / dtype_bytes(precision.activations)),
         )
         summed = ("requests", "queries", "keys", "pairs", "context")
         dims = {key: float(value.sum() if key in summed else value[0]) for key, value in sizes.items()}

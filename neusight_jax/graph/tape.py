@@ -5,12 +5,12 @@ Views launch nothing and are not written down. Pass counts are those of the real
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from neusight_jax.graph.graph import Fuse, Node, Operand, Shape, Traced
+from neusight_jax.graph.graph import Fuse, Operand, Shape, Traced
+from neusight_jax.graph.writer import Writer
 from neusight_jax.kernels.table import Kernel
 
 DROPOUT_GRADIENT_PASSES: tuple[float, float] = (1, 1)
@@ -56,24 +56,13 @@ def accumulate(shape: Shape) -> Kernel:
     return stream("elementwise", "add", shape, 2, 1)
 
 
-class Tape:
+class Tape(Writer):
     """Writes nodes down; `training` decides whether backward kernels and dropout are kept."""
 
     def __init__(self, training: bool, element_bytes: float) -> None:
-        self.training = training
-        self.nodes: list[Node] = []
+        super().__init__(training)
         self.mask_share = 1.0 / element_bytes  # a boolean is one byte
         self.index_share = 8.0 / element_bytes  # an index is eight
-        self._section = ""
-        self._repeat = 1
-
-    @contextmanager
-    def section(self, name: str, repeat: int = 1) -> Iterator[None]:
-        """Nodes written inside are named `name.…` and run `repeat` times."""
-        outer = self._section, self._repeat
-        self._section, self._repeat = name, repeat
-        yield
-        self._section, self._repeat = outer
 
     def emit(
         self,
@@ -90,22 +79,9 @@ class Tape:
         grad: bool = True,
     ) -> Tensor:
         """Write one node down; the other methods end here."""
-        full = f"{self._section}.{name}" if self._section else name
-        self.nodes.append(
-            Node(
-                name=full,
-                op=op,
-                forward=tuple(forward),
-                backward=tuple(backward) if self.training else (),
-                weight_gradient=tuple(weight_gradient) if self.training else (),
-                repeat=self._repeat,
-                section=self._section,
-                operands=tuple(Operand(item.name, item.elements, item.grad) for item in inputs),
-                shape=shape,
-                fuse=fuse,
-                traced=tuple(traced),
-            )
-        )
+        operands = [Operand(item.name, item.elements, item.grad) for item in inputs]
+        phases = (forward, backward, weight_gradient)
+        full = self.write(name, op, phases, operands, shape, fuse=fuse, traced=traced)
         return Tensor(full, shape, grad)
 
     def views(self, name: str, traced: Sequence[Traced], backward: Sequence[Kernel] = ()) -> None:

@@ -21,13 +21,18 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
         step.norm("attention_norm", tokens, hidden, residual=True)
         step.linear("attention.qkv", tokens, 3 * hidden, hidden)
         step.attention(
-            "attention", heads=heads, kv_heads=heads, head_size=size, cache_per_token=2.0 * hidden, causal=False
+            "attention",
+            heads=heads,
+            kv_heads=heads,
+            head_size=size,
+            cache_per_token=2.0 * hidden,
+            kept_per_token=0.0,
+            causal=False,
         )
         step.linear("attention.output", tokens, hidden, hidden)
         step.norm("mlp_norm", tokens, hidden, residual=True)
         step.linear("mlp.up", tokens, inner, hidden)
         step.stream("mlp.activation", "stream", "gelu", tokens, inner, 1, 1, grad=1.5)
         step.linear("mlp.down", tokens, hidden, inner)
-    step.cache_bytes = 0.0
     step.norm("norm", tokens, hidden, residual=True)
     step.linear("head", images, config.size("num_labels", 1000), hidden)

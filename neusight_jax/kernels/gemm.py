@@ -80,13 +80,24 @@ def aligned(size: Float[Array, " kernel"], to: float) -> Float[Array, " kernel"]
     return jnp.where(size % to == 0, 1.0, 0.0)
 
 
-def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
+def product_features(
+    dims: Dims,
+    element_bytes: Float[Array, " kernel"],
+    tiles_m: tuple[float, ...],
+    tiles_n: tuple[float, ...],
+    alignment: float,
+) -> Float[Array, "kernel feature"]:
+    """Shape-only inputs of a product: sizes, how far tiles of M and of N are filled, alignment of K and N."""
     batch, m, n, k = dims["batch"], dims["m"], dims["n"], dims["k"]
     total, moved = flop(dims), elements_moved(dims) * element_bytes
-    fills = [m / (jnp.ceil(m / tile) * tile) for tile in (32.0, 128.0)]
-    fills += [n / (jnp.ceil(n / tile) * tile) for tile in (32.0, 128.0)]
+    fills = [m / (jnp.ceil(m / tile) * tile) for tile in tiles_m]
+    fills += [n / (jnp.ceil(n / tile) * tile) for tile in tiles_n]
     logs = [jnp.log(size) for size in (m, n, k, batch, total, moved, total / moved, batch * m * n)]
-    return jnp.stack([*logs, *fills, aligned(k, 4.0), aligned(n, 4.0)], axis=-1)
+    return jnp.stack([*logs, *fills, aligned(k, alignment), aligned(n, alignment)], axis=-1)
+
+
+def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
+    return product_features(dims, element_bytes, (32.0, 128.0), (32.0, 128.0), 4.0)
 
 
 def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work]) -> Family:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.kernels.family import Dims, Family, Work
-from neusight_jax.kernels.gemm import aligned, elements_moved, flop, split_work
+from neusight_jax.kernels.gemm import product_features, split_work
 
 TILES: tuple[tuple[int, int], ...] = ((16, 64), (64, 64), (128, 128), (128, 256))
 """Output tile of one thread block (or pair of them), rows of M × columns of N."""
@@ -23,12 +22,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
 
 
 def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
-    batch, m, n, k = dims["batch"], dims["m"], dims["n"], dims["k"]
-    total, moved = flop(dims), elements_moved(dims) * element_bytes
-    fills = [m / (jnp.ceil(m / tile) * tile) for tile in (16.0, 128.0)]
-    fills += [n / (jnp.ceil(n / tile) * tile) for tile in (64.0, 256.0)]
-    logs = [jnp.log(size) for size in (m, n, k, batch, total, moved, total / moved, batch * m * n)]
-    return jnp.stack([*logs, *fills, aligned(k, 8.0), aligned(n, 8.0)], axis=-1)
+    return product_features(dims, element_bytes, (16.0, 128.0), (64.0, 256.0), 8.0)
 
 
 def _family(name: str) -> Family:

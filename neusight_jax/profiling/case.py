@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES, dtype_index
+from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.kernels.rowwise import BINARY_OPS
@@ -118,7 +118,7 @@ def operands(case: Case) -> Operands:
 def case_bytes(case: Case) -> tuple[float, float]:
     """Bytes of one set of inputs and its output, and of scratch memory while the kernel runs."""
     tensors = operands(case)
-    return tensors.elements() * ELEMENT_BYTES[dtype_index(case.dtype)], 4.0 * tensors.scratch
+    return tensors.elements() * dtype_bytes(case.dtype), 4.0 * tensors.scratch
 
 
 def _conv(d: Mapping[str, int]) -> Operands:

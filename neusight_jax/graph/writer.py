@@ -1,0 +1,58 @@
+"""Writer: nodes in order of execution, by section; what both ways of recording a model are built on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from neusight_jax.graph.graph import Fuse, Node, Operand, Shape, Traced
+from neusight_jax.kernels.table import Kernel
+
+
+class Writer:
+    """Writes nodes down; `training` decides whether backward kernels are kept."""
+
+    def __init__(self, training: bool) -> None:
+        self.training = training
+        self.nodes: list[Node] = []
+        self.repeat = 1
+        self._section = ""
+
+    @contextmanager
+    def section(self, name: str, repeat: int = 1) -> Iterator[None]:
+        """Nodes written inside are named `name.…` and run `repeat` times."""
+        outer = self._section, self.repeat
+        self._section, self.repeat = name, repeat
+        yield
+        self._section, self.repeat = outer
+
+    def write(
+        self,
+        name: str,
+        op: str,
+        phases: tuple[Sequence[Kernel], Sequence[Kernel], Sequence[Kernel]],
+        operands: Sequence[Operand],
+        shape: Shape,
+        *,
+        fuse: Fuse = "",
+        traced: Sequence[Traced] = (),
+    ) -> str:
+        """Write one node down, its kernels by phase; returns its full name."""
+        full = f"{self._section}.{name}" if self._section else name
+        forward, backward, weight_gradient = phases
+        self.nodes.append(
+            Node(
+                name=full,
+                op=op,
+                forward=tuple(forward),
+                backward=tuple(backward) if self.training else (),
+                weight_gradient=tuple(weight_gradient) if self.training else (),
+                repeat=self.repeat,
+                section=self._section,
+                operands=tuple(operands),
+                shape=shape,
+                fuse=fuse,
+                traced=tuple(traced),
+            )
+        )
+        return full
