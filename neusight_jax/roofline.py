@@ -7,6 +7,7 @@ times.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -121,6 +122,12 @@ def whole_waves(blocks: Array, num_sms: Array, relaxation: Scalar) -> Array:
     return (1.0 - relaxation) * jnp.ceil(ratio) + relaxation * jnp.maximum(ratio, 1.0)
 
 
+def fastest(times: Float[Array, "... choice"]) -> Float[Array, "..."]:
+    """The least time of each menu. Pairwise: `jnp.min` asks which entries equal its result when it is differentiated,
+    and gives NaN where a compiler has rounded the two differently."""
+    return functools.reduce(jnp.minimum, [times[..., place] for place in range(times.shape[-1])])
+
+
 def _column(value: ArrayLike, axes: int) -> Array:
     """A GPU field as an array that broadcasts over `axes` trailing axes, whether scalar or [kernel]."""
     array = jnp.asarray(value)
@@ -166,11 +173,11 @@ def physical_times(
     sm_peak = peak[:, None, None] / num_sms
     waves = whole_waves(work.blocks, num_sms, relaxation)
     block_s = work.block_flop / sm_peak
-    wave_compute = jnp.min(waves * block_s, axis=2)
-    wave_onchip = jnp.min(waves * work.block_bytes / (L2_BYTES_PER_CYCLE * clock), axis=2)
+    wave_compute = fastest(waves * block_s)
+    wave_onchip = fastest(waves * work.block_bytes / (L2_BYTES_PER_CYCLE * clock))
     streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * block_s[:, -1, 0]
     kilocycle = jnp.broadcast_to(1e3 / gpu.clock_hz, work.flop.shape)
-    serial = jnp.min(work.block_steps[:, 0, :], axis=1) / gpu.clock_hz
+    serial = fastest(work.block_steps[:, 0, :]) / gpu.clock_hz
     # A kernel without FLOP still issues an instruction for every few bytes: its logarithms stay finite and scale.
     least = LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s
     flop_energy = JOULE_PER_FLOP_16NM * (gpu.process_nm / 16.0) ** PROCESS_EXPONENT
@@ -180,15 +187,15 @@ def physical_times(
     if work.form_flop is not None and work.form_bytes is not None:
         flop = jnp.stack([work.flop, work.bound_flop], axis=1)
         forms = jnp.maximum(work.form_flop / peak[:, None], work.form_bytes / _column(gpu.mem_bytes_per_s, 1))
-        compute.append(jnp.min(forms, axis=1))
+        compute.append(fastest(forms))
         dram.append(jnp.max(work.form_bytes, axis=1))
     flop_energy = _column(flop_energy, 1) * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype][:, None]
-    padded = jnp.concatenate([flop, jnp.min(work.blocks * work.block_flop, axis=2)], axis=1)
+    padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
     energy = padded * flop_energy + work.bytes_moved[:, None] * JOULE_PER_BYTE
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
-    tile_traffic = jnp.min(work.blocks * work.block_bytes, axis=2)
+    tile_traffic = fastest(work.blocks * work.block_bytes)
     all_compute = [jnp.stack(compute, axis=1), wave_compute]
     reread = tile_traffic / _column(gpu.mem_bytes_per_s, 1)
     if family.l2_operands:

@@ -1,12 +1,25 @@
 """Strict settings for all tests, and what many of them need."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
+
+# The suite is mostly compilation. Programs run once or twice here, so they are compiled plainly, and what several
+# modules or processes need is compiled once per run of the suite. Workers and commands inherit both.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+_PROGRAMS = "NEUSIGHT_JAX_TEST_PROGRAMS"
+if _PROGRAMS not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ[_PROGRAMS] = tempfile.mkdtemp(prefix="programs-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[_PROGRAMS]
+    _OWNER = True
+else:
+    _OWNER = False
 
 # Array shapes and types of the physics are checked at run time. Left out: modules that define parameter records, which
 # pytree transformations rebuild with leaves of any kind, and the front doors, which check what they are given.
@@ -72,6 +85,12 @@ def make_checkpoint() -> Callable[..., Path]:
 def checkpoint(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that nothing trained: T4 seen, V100 32 GB held out, fp32 only."""
     return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "untrained")
+
+
+def pytest_unconfigure() -> None:
+    """The programs of this run go with it."""
+    if _OWNER:
+        shutil.rmtree(os.environ[_PROGRAMS], ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -29,10 +30,15 @@ RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
 """Figures per second: scaling all of them scales a machine's time."""
 
 
+@cache
+def _template(kind: str, members: int, hidden: tuple[int, ...]) -> Predictor:
+    """Made once a process: its many small programs take seconds to compile."""
+    return jax.tree.map(np.asarray, untrained(kind, {"families": NETWORKS, "hidden": hidden, "members": members}))
+
+
 def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, ...] = (8,)) -> Predictor:
     """A predictor with every leaf moved away from its start: last layers, floors, norms, shifts and effects too."""
     random = np.random.default_rng(seed)
-    template = untrained(kind, {"families": NETWORKS, "hidden": hidden, "members": members})
 
     def moved(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path)
@@ -45,7 +51,7 @@ def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, 
             value = np.asarray(leaf) + 0.5 * noise
         return jnp.asarray(value, jnp.float32)
 
-    predictor: Predictor = jax.tree_util.tree_map_with_path(moved, template)
+    predictor: Predictor = jax.tree_util.tree_map_with_path(moved, _template(kind, members, hidden))
     return predictor
 
 

@@ -163,7 +163,9 @@ def test_a_launch_alone_pays_the_floor() -> None:
     predictor = untrained("mixture", {"families": NETWORKS, "hidden": (8,), "members": 1})
     kernels = table_from_kernels(_mixed(40))
     alone, inside = (nj.predict_kernels(predictor, T4, kernels, isolated=switch) for switch in (True, False))
-    assert np.all(alone > inside)
+    assert np.all(alone >= inside)
+    # Single precision does not see a microsecond beside a minute.
+    assert np.all((alone > inside)[inside < 1.0])
     default = nj.predict_kernels(predictor, T4, kernels)
     np.testing.assert_array_equal(default, alone)
     assert float(nj.latency(predictor, T4, kernels)) == pytest.approx(float(inside.sum()), rel=1e-5)

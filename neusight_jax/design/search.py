@@ -81,7 +81,8 @@ class Found:
       objective: log objective, exact.
       feasible: whether it keeps every budget.
       evaluations: spent, gradients at `GRADIENT_COST`.
-      trace: evaluations so far, best feasible log objective so far; infinite while there is none.
+      trace: evaluations so far, best feasible log objective so far, after each descent and each round; infinite while
+        there is none.
     """
 
     logs: Float[np.ndarray, " field"]
@@ -304,7 +305,7 @@ class Search:
         points = space.slice(0, settings.starts)
         starts = np.log(np.stack([points[each.field] for each in self.problem.free], axis=1))
         ends = self._ends(starts, chosen)
-        spent = settings.starts * settings.steps * GRADIENT_COST
+        spent, of_descent = 0, settings.steps * GRADIENT_COST + 1
         best, best_value, trace = ends[0], np.inf, []
         center, center_merit = ends[0], np.inf
         pool = self._repair(ends, np.ones_like(ends), chosen)
@@ -312,8 +313,10 @@ class Search:
         narrow = (settings.last_spread / settings.spread) ** (1.0 / max(settings.rounds - 1, 1))
         for number in range(settings.rounds + 1):
             objective, excess = self._judge(pool, chosen)
-            spent += len(pool)
             value = np.where(excess == 0.0, objective, np.inf)
+            if number == 0:  # Descents do not depend on each other, and are counted one after another.
+                trace = [(place * of_descent, float(value[:place].min())) for place in range(1, len(pool))]
+            spent += len(pool) * (of_descent if number == 0 else 1)
             if value.min() < best_value:
                 best, best_value = pool[int(value.argmin())], float(value.min())
             merit = objective + _PENALTY * excess
