@@ -11,15 +11,12 @@ import pytest
 from jaxtyping import install_import_hook
 
 # The suite is mostly compilation. Programs run once or twice here, so they are compiled plainly, and what several
-# modules or processes need is compiled once per run of the suite. Workers and commands inherit both.
+# modules or workers need is compiled once per run of the suite.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 _PROGRAMS = "NEUSIGHT_JAX_TEST_PROGRAMS"
-if _PROGRAMS not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+_OWNER = _PROGRAMS not in os.environ  # workers inherit it
+if _OWNER:
     os.environ[_PROGRAMS] = tempfile.mkdtemp(prefix="programs-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[_PROGRAMS]
-    _OWNER = True
-else:
-    _OWNER = False
 
 # Array shapes and types of the physics are checked at run time. Left out: modules that define parameter records, which
 # pytree transformations rebuild with leaves of any kind, and the front doors, which check what they are given.
@@ -34,6 +31,7 @@ install_import_hook(
 import jax  # noqa: E402 - the hook comes before the first import of what it checks
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_compilation_cache_dir", os.environ[_PROGRAMS])
 
 NETWORKS = ("linear", "bmm", "conv", "elementwise", "softmax", "norm")
 ARCHITECTURE = {"families": list(NETWORKS), "hidden": [8], "members": 1}
