@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelTable
+from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
 
@@ -51,12 +51,48 @@ def require_covered(predictor: Predictor, kernels: KernelTable) -> None:
             )
 
 
+BLOCK = 4096
+"""Rows of a family at a time: what lies between two steps of a forecast then stays in the caches of a core."""
+
+
 @jax.jit
 def _kernel_latency(
     predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
 ) -> dict[str, Float[Array, " kernel"]]:
-    terms = kernel_terms(predictor, gpu, kernels, isolated=isolated, relaxation=relaxation)
-    return {name: term.seconds for name, term in terms.items()}
+    def seconds(name: str) -> Callable[..., Array]:
+        def of_block(gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Array:
+            block = KernelTable({name: batch})
+            return kernel_terms(predictor, gpu, block, isolated=isolated, relaxation=relaxation)[name].seconds
+
+        return of_block
+
+    return {
+        name: _in_blocks(seconds(name), len(batch.row), gpu, batch, isolated)
+        for name, batch in kernels.families.items()
+    }
+
+
+def _in_blocks(run: Callable[..., Array], rows: int, *arguments: Any) -> Array:
+    """`run(*arguments)` [rows], at most `BLOCK` rows at a time; leaves that are arrays [rows] are cut."""
+    blocks = -(-rows // BLOCK)
+    if blocks <= 1:
+        return run(*arguments)
+    size = -(-rows // blocks)
+    leaves, tree = jax.tree.flatten(arguments)
+    cut = [jnp.ndim(leaf) > 0 and jnp.shape(leaf)[0] == rows for leaf in leaves]
+    parts = [
+        jnp.pad(leaf, (0, blocks * size - rows), mode="edge").reshape(blocks, size)
+        for leaf, own in zip(leaves, cut, strict=True)
+        if own
+    ]
+
+    def of_block(block: list[Array]) -> Array:
+        own = iter(block)
+        merged = [next(own) if is_cut else leaf for leaf, is_cut in zip(leaves, cut, strict=True)]
+        return run(*jax.tree.unflatten(tree, merged))
+
+    seconds: Array = jax.lax.map(of_block, parts)
+    return seconds.reshape(-1)[:rows]
 
 
 @jax.jit

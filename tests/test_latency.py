@@ -18,6 +18,7 @@ from neusight_jax.baselines import load_baseline
 from neusight_jax.checkpoint import untrained
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+from neusight_jax.latency import BLOCK
 
 COMPILED: list[str] = []
 
@@ -227,3 +228,22 @@ def test_a_missing_path_takes_forever() -> None:
     predictor = random_predictor("mixture", 0)
     assert np.isinf(nj.predict_kernels(predictor, T4, kernels)[0])
     assert np.isfinite(nj.predict_kernels(predictor, H100, kernels)[0])
+
+
+def test_many_rows_are_forecast_in_blocks_that_change_nothing() -> None:
+    rows = 2 * BLOCK + 900
+    kernels, gpus, predictor = random_kernels(4, rows), random_gpus(4, rows), random_predictor("mixture", 4)
+    part = only(kernels, "softmax")
+    switch = jnp.asarray(np.arange(rows) % 2, float)
+    whole = nj.kernel_latency(predictor, gpus, part, isolated=switch)["softmax"]
+    assert whole.shape == (rows,)
+    slopes = jax.grad(nj.latency, argnums=1)(predictor, T4, part)
+    sums = 0.0
+    for start in range(0, rows, BLOCK):
+        own = slice(start, start + BLOCK)
+        few = jax.tree.map(lambda leaf, own=own: leaf[own], part)
+        machines = jax.tree.map(lambda leaf, own=own: leaf[own], gpus)
+        expected = nj.kernel_latency(predictor, machines, few, isolated=switch[own])["softmax"]
+        np.testing.assert_allclose(whole[own], expected, rtol=1e-5)
+        sums += np.asarray(jax.tree.leaves(jax.grad(nj.latency, argnums=1)(predictor, T4, few)))
+    np.testing.assert_allclose(jax.tree.leaves(slopes), sums, rtol=1e-4)
