@@ -20,6 +20,8 @@ CALLS_IN_DOUBT = 20
 CALL_SHARE = 0.15
 """Share of a kernel's time that goes to single calls."""
 WARM_UPS = 2
+MOST_TRIES, FASTER = 4, 32
+"""How often the number of rounds is corrected, and by which factor at most each time."""
 DISTURBED = 0.1
 """A row whose quartiles lie further apart than this share of the median is called disturbed."""
 
@@ -74,8 +76,9 @@ class Sample:
     """The timing of one kernel.
 
     Attributes:
-      loop_s: median over `repeats` of the time of one kernel inside the loop, overhead of the loop taken off.
-      loop_spread: quartile distance over the median, of the loop; loop_fastest_s: the fastest repeat.
+      loop_s: median over `repeats` of the time of one kernel inside the loop; what the loop's first round takes, start
+        and end of the loop included, is taken off.
+      loop_spread: quartile distance over the median, of the loop; loop_fastest_s: of the fastest repeats.
       call_s: median of single calls; call_spread: likewise.
       repeats, launches: timings, and kernels run in all of them; calls: single calls.
     """
@@ -106,7 +109,7 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
     """Time a kernel for about so many seconds.
 
     Args:
-      prepared: the kernel; seconds: to spend, warm-up and compilation aside; less than three passes over all sets
+      prepared: the kernel; seconds: to spend, warm-up and compilation aside; less than nine passes over all sets
         are never made; between: called halfway, while the device is warm (clocks, power).
     Raises: `RuntimeError` when the loop takes no longer than an empty one, or cannot hold the kernel.
     """
@@ -117,23 +120,27 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
         calls.append(prepared.call())
     share = seconds * (1.0 - CALL_SHARE) / REPEATS
     rounds = _rounds(share, statistics.median(calls) * prepared.sets)
-    prepared.loop(0)
-    # The least: an interruption of the host while nothing runs must not be taken off a kernel's time.
     empty = min(prepared.loop(0) for _ in range(5))
-    prepared.loop(rounds)
-    taken = prepared.loop(rounds) - empty
-    if taken < 0.5 * share:  # single calls were slow for what the kernel is
-        rounds = _rounds(share, max(taken, 0.01 * share) / rounds)
-        taken = prepared.loop(rounds) - empty
-    repeats = min(max(int(REPEATS * share / max(taken, 1e-9)), FEWEST_REPEATS), REPEATS)
+    prepared.loop(rounds + 1)
+    for _ in range(MOST_TRIES):
+        taken = prepared.loop(rounds + 1) - prepared.loop(1)
+        if taken >= 0.5 * share:
+            break
+        # Single calls were slow for what the kernel is.
+        rounds = min(_rounds(share, max(taken, 0.01 * share) / rounds), FASTER * rounds)
+    # One round more is timed and one round taken off: the first one finds caches, threads and fresh pages cold.
+    repeats = min(max(int(REPEATS * share / max(taken * (rounds + 2) / rounds, 1e-9)), FEWEST_REPEATS), REPEATS)
     launches = rounds * prepared.sets
     prepared.idle(rounds)
-    turning = max(min(prepared.idle(rounds) for _ in range(3)) - min(prepared.idle(0) for _ in range(3)), 0.0)
-    times = []
+    turning = max(min(prepared.idle(rounds + 1) for _ in range(3)) - min(prepared.idle(1) for _ in range(3)), 0.0)
+    firsts, wholes = [], []
     for index in range(repeats):
-        times.append((prepared.loop(rounds) - empty - turning) / launches)
+        firsts.append(prepared.loop(1))
+        wholes.append(prepared.loop(rounds + 1))
         if between is not None and index == repeats // 2:
             between()
+    times = [(whole - statistics.median(firsts) - turning) / launches for whole in wholes]
+    fastest = (min(wholes) - min(firsts) - turning) / launches
     if statistics.median(times) <= 0.0:
         raise RuntimeError(f"a loop of {launches} kernels takes no longer than an empty one; give more --seconds")
     if _is_missing(statistics.median(times), min(calls), empty):
@@ -143,7 +150,7 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
     return Sample(
         loop_s=statistics.median(times),
         loop_spread=spread(times),
-        loop_fastest_s=min(times),
+        loop_fastest_s=fastest,
         call_s=statistics.median(calls),
         call_spread=spread(calls),
         repeats=repeats,
@@ -158,4 +165,4 @@ def _is_missing(loop_s: float, call_s: float, empty_s: float) -> bool:
 
 
 def _rounds(share: float, one_pass: float) -> int:
-    return max(round(share / max(one_pass, 1e-9)), 1)
+    return max(round(share / max(one_pass, 1e-9)) - 2, 1)
