@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.datasets.aiconfigurator import import_aiconfigurator
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
 from neusight_jax.training.counterfactual import natural_experiment, shared_shapes
@@ -77,3 +80,19 @@ def test_mi100_to_mi210(measurements: Path) -> None:
     for family in ("elementwise", "softmax", "norm"):
         assert found.loc[family, "direction"] > 0.9
         assert found.loc[family, "error"] < found.loc[family, "no_change"]
+
+
+def test_h100_to_h200(tmp_path: Path) -> None:
+    """The same chip with 43 % more bandwidth; neither card was in training."""
+    source = os.environ.get("NEUSIGHT_AICONFIGURATOR")
+    if source is None and importlib.util.find_spec("aiconfigurator_core") is None:
+        pytest.skip("needs the extra `aiconfigurator`, or its wheel in NEUSIGHT_AICONFIGURATOR")
+    import_aiconfigurator(source, tmp_path / "measured")
+    predictor = nj.load_predictor("tensorcore-heldout-hopper")
+    for name, error in {"gemm_bf16": 0.075, "experts": 0.13, "prefill": 0.04, "decode": 0.06}.items():
+        frame = read_measurements(tmp_path / "measured" / "kernels" / f"{name}.parquet", devices=["H100", "H200"]).frame
+        found = natural_experiment(predictor, frame, "H100", "H200").set_index("family").loc["all"]
+        print(name, found.round(3).to_dict())  # noqa: T201 - shown with -s
+        assert found["kernels"] > 4_000
+        assert found["mean_error"] < error
+        assert found["faster_right"] > 0.95
