@@ -229,5 +229,6 @@ def tree_from_arrays(template: Any, flat: Mapping[str, np.ndarray], path: Path) 
             raise InputError(f"{path}: leaf {name} has shape {flat[name].shape}, the card says {leaf.shape}")
         if not np.isfinite(flat[name]).all():
             raise InputError(f"{path}: leaf {name} holds values that are not finite; copy the checkpoint again")
-        arrays.append(jnp.asarray(flat[name]))
-    return jax.tree_util.tree_unflatten(treedef, arrays)
+        arrays.append(np.asarray(flat[name], np.float32))
+    # One transfer of all: `jnp.asarray` compiles a program for every shape.
+    return jax.tree_util.tree_unflatten(treedef, jax.device_put(arrays))
