@@ -61,13 +61,13 @@ def rate_residual(predictor: Predictor, gpus: GPU, kernels: KernelTable, isolate
     """
     _, slopes = elasticities(predictor, gpus, kernels, isolated=isolated)
     fast = predictors.scaled(gpus, tuple(name for name in RATES), 1e10)
-    shares: dict[str, list[Any]] = {name: [] for name in FAMILIES}
+    shares: dict[str, list[Any]] = {name: [] for name in kernels.families}
     for member in members_of(predictor):
         now = kernel_latency(member, gpus, kernels, isolated=isolated)
         floor = kernel_latency(member, fast, kernels, isolated=isolated)
-        for name in FAMILIES:
+        for name in kernels.families:
             shares[name].append(np.asarray(floor[name], np.float64) / np.asarray(now[name], np.float64))
-    rest = [np.asarray(slopes[ALL_RATES][name]) + 1.0 - np.mean(shares[name], axis=0) for name in FAMILIES]
+    rest = [np.asarray(slopes[ALL_RATES][name]) + 1.0 - np.mean(shares[name], axis=0) for name in shares]
     return np.abs(np.concatenate(rest))
 
 
@@ -75,17 +75,19 @@ def relaxation_bias(predictor: Predictor, gpus: GPU, kernels: KernelTable, relax
     """Relaxed over exact time, less one, of every pair."""
     exact = kernel_latency(predictor, gpus, kernels)
     relaxed = kernel_latency(predictor, gpus, kernels, relaxation=relaxation)
-    return np.concatenate([np.asarray(relaxed[name]) / np.asarray(exact[name]) - 1.0 for name in FAMILIES])
+    return np.concatenate([np.asarray(relaxed[name]) / np.asarray(exact[name]) - 1.0 for name in exact])
 
 
-def report(label: str, draw: Any, seeds: int, rows: int) -> None:
+def report(label: str, draw: Any, seeds: int, pairs: int) -> None:
     """Print all figures of one predictor (or one for each seed)."""
-    pairs = seeds * rows * len(FAMILIES)
+    covered = [name for name, family in FAMILIES.items() if draw(0).covers(family)]
+    rows = -(-pairs // (seeds * len(covered)))
+    pairs = seeds * rows * len(covered)
     wrong, light, slower = Counter[str](), Counter[str](), Counter[str]()
     residuals, biases = [], {value: [] for value in RELAXATIONS}
     test_physics.ROWS = rows
     for seed in range(seeds):
-        predictor, kernels = draw(seed), predictors.random_kernels(seed, rows)
+        predictor, kernels = draw(seed), predictors.only(predictors.random_kernels(seed, rows), *covered)
         gpus = predictors.random_gpus(seed, rows, absent=0.5)
         for isolated in (False, True):
             for relaxation in (0.0, 0.5):
@@ -118,21 +120,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=100_000)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--checkpoint", nargs="*", default=["fp32"])
+    parser.add_argument("--checkpoint", nargs="*", default=["fp32", "tensorcore"])
     parser.add_argument("--no-random", action="store_true", help="checkpoints alone")
     chosen = parser.parse_args()
-    rows = -(-chosen.pairs // (chosen.seeds * len(FAMILIES)))
     if not chosen.no_random:
         report(
             "random mixture",
             lambda seed: predictors.random_predictor("mixture", seed, 1 + 2 * (seed == 0)),
             chosen.seeds,
-            rows,
+            chosen.pairs,
         )
-        report("random neusight", lambda seed: predictors.random_predictor("neusight", seed), chosen.seeds, rows)
+        report(
+            "random neusight", lambda seed: predictors.random_predictor("neusight", seed), chosen.seeds, chosen.pairs
+        )
     for name in chosen.checkpoint:
         trained = nj.load_predictor(name)
-        report(f"checkpoint {name}", lambda _, trained=trained: trained, chosen.seeds, rows)
+        report(f"checkpoint {name}", lambda _, trained=trained: trained, chosen.seeds, chosen.pairs)
 
 
 if __name__ == "__main__":
