@@ -180,6 +180,14 @@ def test_an_interrupted_run_keeps_its_best_and_goes_on(whole: tuple[Path, Path],
     with pytest.raises(nj.InputError, match="not empty"):
         train([measured], QUICK, out, hold_out=[T4])
 
+    def full(*_: Any) -> None:
+        raise nj.InputError("disk full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("neusight_jax.training.recipes.save_checkpoint", full)
+        with pytest.raises(nj.InputError, match="disk full"):
+            train([measured], QUICK, out, hold_out=[T4], resume=True)
+    assert nj.load_card(out)["interrupted"]  # what was there still is
     card = train([measured], QUICK, out, hold_out=[T4], resume=True)
     assert card["interrupted"] == {}
     assert _same(straight, out)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -179,14 +180,29 @@ def train(
         "generation_effects": run.generation_effects,
         "device_effects": effects,
     }
-    if resume and target.exists():
-        shutil.rmtree(target)
     if chosen.base:
         predictor, card = taken_over(predictor, card, chosen.base)
-    save_checkpoint(target, predictor, card)
+    with _set_aside(target) if resume else nullcontext():
+        save_checkpoint(target, predictor, card)
     if not run.interrupted:
         saved.discard()
     return card
+
+
+@contextmanager
+def _set_aside(folder: Path) -> Iterator[None]:
+    """Makes room for what the block writes; an interrupted run's folder comes back if the block fails."""
+    old = folder.with_name(f".{folder.name}.before")
+    if not folder.exists():
+        yield
+        return
+    folder.rename(old)
+    try:
+        yield
+    except BaseException:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old)
 
 
 def _command(recipe: str, hold_out: Sequence[str], seed: int) -> str:
