@@ -255,7 +255,7 @@ def unmodelled_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> tuple[s
 
 def _occupied(table: KernelTable) -> KernelTable:
     """The families that have kernels: a program without the others starts sooner."""
-    kept = {name: batch for name, batch in table.families.items() if np.any(np.asarray(batch.row) >= 0)}
+    kept = {name: batch for name, batch in table.families.items() if batch.num_rows}
     return KernelTable(kept) if kept else table
 
 

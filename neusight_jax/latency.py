@@ -15,7 +15,7 @@ from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.kernels.table import KernelTable
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
 
@@ -43,10 +43,9 @@ def require_covered(predictor: Predictor, kernels: KernelTable) -> None:
     for name, batch in kernels.families.items():
         if predictor.covers(FAMILIES[name]) or isinstance(batch.row, jax.core.Tracer):
             continue
-        rows = int(np.sum(np.asarray(batch.row) >= 0))
-        if rows:
+        if batch.num_rows:
             raise InputError(
-                f"the predictor was not trained on {name}, and the table holds {rows} kernels of it; "
+                f"the predictor was not trained on {name}, and the table holds {batch.num_rows} kernels of it; "
                 "leave them out or take a checkpoint that has all families, such as tensorcore"
             )
 
@@ -59,15 +58,12 @@ BLOCK = 4096
 def _kernel_latency(
     predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
 ) -> dict[str, Float[Array, " kernel"]]:
-    def seconds(name: str) -> Callable[..., Array]:
-        def of_block(gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Array:
-            block = KernelTable({name: batch})
-            return kernel_terms(predictor, gpu, block, isolated=isolated, relaxation=relaxation)[name].seconds
-
-        return of_block
+    def seconds(gpu: GPU, block: KernelTable, isolated: Isolated) -> Array:
+        (term,) = kernel_terms(predictor, gpu, block, isolated=isolated, relaxation=relaxation).values()
+        return term.seconds
 
     return {
-        name: _in_blocks(seconds(name), len(batch.row), gpu, batch, isolated)
+        name: _in_blocks(seconds, len(batch.row), gpu, KernelTable({name: batch}), isolated)
         for name, batch in kernels.families.items()
     }
 

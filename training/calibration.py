@@ -125,7 +125,7 @@ def calibration(
     prior = prior or Prior()
     shapes, summary = {}, {}
     for network in predictor.families:
-        parts = [name for name, batch in table.families.items() if FAMILIES[name].network == network and _rows(batch)]
+        parts = [name for name, batch in table.families.items() if FAMILIES[name].network == network and batch.num_rows]
         if parts:
             shapes[network], summary[network] = _fit(predictor, gpu, table, parts, measured, prior)
     return Calibration(CalibratedPredictor(predictor, shapes, jnp.float32(prior.length)), summary)
@@ -159,10 +159,6 @@ def _checked(table: KernelTable, seconds: Any) -> np.ndarray:
     return measured
 
 
-def _rows(batch: KernelBatch) -> int:
-    return int(np.sum(np.asarray(batch.row) >= 0))
-
-
 @dataclass(frozen=True)
 class _Points:
     """Measured kernels of one network: shape points, and where each family's rows lie among them."""
@@ -176,7 +172,7 @@ def _fit(
     predictor: MixturePredictor, gpu: GPU, table: KernelTable, parts: list[str], measured: np.ndarray, prior: Prior
 ) -> tuple[ShapeEffect, dict[str, float]]:
     network = FAMILIES[parts[0]].network
-    given = sum(_rows(table.families[name]) for name in parts)
+    given = sum(table.families[name].num_rows for name in parts)
     rows = _points({name: table.families[name] for name in parts}, measured, prior)
     kernel = np.asarray(shape_kernel(jnp.asarray(rows.points), jnp.asarray(rows.points)), np.float64)
     shift = np.zeros((len(rows.log_seconds), len(EFFECTS)))
@@ -214,7 +210,7 @@ def _posterior(prior: Prior, shares: np.ndarray, solution: np.ndarray) -> tuple[
 
 def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior) -> _Points:
     """Rows of the families that share a network, padding dropped, at most `MOST_ROWS` of them."""
-    total = sum(_rows(batch) for batch in batches.values())
+    total = sum(batch.num_rows for batch in batches.values())
     kept = np.ones(total, bool)
     if total > MOST_ROWS:
         kept[np.random.default_rng(0).permutation(total)[MOST_ROWS:]] = False

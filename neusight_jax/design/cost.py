@@ -8,6 +8,7 @@ knows better replaces it (`dataclasses.replace`, or `--costs FILE`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -120,7 +121,8 @@ class SiliconCosts:
         """Power with the busiest path at its peak and memory at full rate, W."""
         joule = JOULE_PER_FLOP_16NM * (jnp.asarray(gpu.process_nm) / 16.0) ** PROCESS_EXPONENT
         rates = gpu.matrix_paths() * jnp.array(DTYPE_ENERGY, joule.dtype)
-        busiest = jnp.maximum(jnp.max(rates), gpu.fp32_flop_per_s)
+        # Pairwise, for the reason `roofline.fastest` gives.
+        busiest: Array = functools.reduce(jnp.maximum, [*rates, jnp.asarray(gpu.fp32_flop_per_s)])
         voltage = gpu.clock_hz / self.nominal_clock_hz
         return busiest * joule * voltage**2 + JOULE_PER_BYTE * gpu.mem_bytes_per_s + self.leakage_w_per_mm2 * area_mm2
 

@@ -66,6 +66,11 @@ class KernelBatch:
     node: Int[Array, " kernel"]
     row: Int[Array, " kernel"]
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that are not padding. Host only."""
+        return int(np.sum(np.asarray(self.row) >= 0))
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class KernelTable:
     @property
     def num_rows(self) -> int:
         """Rows that are not padding."""
-        return int(sum((np.asarray(batch.row) >= 0).sum() for batch in self.families.values()))
+        return sum(batch.num_rows for batch in self.families.values())
 
 
 def padded_length(rows: int) -> int:

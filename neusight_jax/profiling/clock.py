@@ -124,12 +124,13 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
     prepared.loop(rounds + 1)
     for _ in range(MOST_TRIES):
         taken = prepared.loop(rounds + 1) - prepared.loop(1)
+        one_round = max(taken, 0.01 * share) / rounds
         if taken >= 0.5 * share:
             break
         # Single calls were slow for what the kernel is.
-        rounds = min(_rounds(share, max(taken, 0.01 * share) / rounds), FASTER * rounds)
+        rounds = min(_rounds(share, one_round), FASTER * rounds)
     # One round more is timed and one round taken off: the first one finds caches, threads and fresh pages cold.
-    repeats = min(max(int(REPEATS * share / max(taken * (rounds + 2) / rounds, 1e-9)), FEWEST_REPEATS), REPEATS)
+    repeats = min(max(int(REPEATS * share / (one_round * (rounds + 2))), FEWEST_REPEATS), REPEATS)
     launches = rounds * prepared.sets
     prepared.idle(rounds)
     turning = max(min(prepared.idle(rounds + 1) for _ in range(3)) - min(prepared.idle(1) for _ in range(3)), 0.0)
@@ -139,7 +140,8 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
         wholes.append(prepared.loop(rounds + 1))
         if between is not None and index == repeats // 2:
             between()
-    times = [(whole - statistics.median(firsts) - turning) / launches for whole in wholes]
+    first = min(firsts)  # an interruption of the host must not be taken off a kernel's time
+    times = [(whole - first - turning) / launches for whole in wholes]
     fastest = (min(wholes) - min(firsts) - turning) / launches
     if statistics.median(times) <= 0.0:
         raise RuntimeError(f"a loop of {launches} kernels takes no longer than an empty one; give more --seconds")
@@ -165,4 +167,5 @@ def _is_missing(loop_s: float, call_s: float, empty_s: float) -> bool:
 
 
 def _rounds(share: float, one_pass: float) -> int:
+    """Rounds beside the two that taking the first one off costs."""
     return max(round(share / max(one_pass, 1e-9)) - 2, 1)
