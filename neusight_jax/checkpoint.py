@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save
 from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
-from neusight_jax.gpu_catalog import canonical_name, kernel_generation
+from neusight_jax.gpu_catalog import canonical_name, kernel_generation, library_trait
 from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
@@ -123,6 +123,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         raise unknown_name("GPU", device, effects)
     if not isinstance(predictor, MixturePredictor):
         return predictor
+    predictor = _with_libraries(predictor, name)
     own = effects.get(name, {})
     shared = card.get("generation_effects", {})
     fitting: dict[str, Sequence[float]] = {}
@@ -131,6 +132,15 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         if found is not None:
             fitting[family] = found
     return with_effect(predictor, fitting, measured=bool(own)) if fitting else predictor
+
+
+def _with_libraries(predictor: MixturePredictor, device: str) -> MixturePredictor:
+    """The predictor with what the libraries of a device do otherwise than the rest, known before it is measured."""
+    families = dict(predictor.families)
+    for name, parameters in families.items():
+        if trait := library_trait(device, FAMILIES[name]):
+            families[name] = replace(parameters, library=jnp.asarray(trait, jnp.float32))
+    return replace(predictor, families=families)
 
 
 def with_effect(

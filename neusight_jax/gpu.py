@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -38,6 +38,9 @@ class GPU:
       fp8_flop_per_s: peak of fp8 matrix products accumulated in fp32, FLOP/s.
       fp4_flop_per_s: peak of fp4 matrix products, FLOP/s.
       int8_flop_per_s: peak of int8 matrix products, operations/s.
+      exp_per_s: exponentials of the special-function units, 1/s; 0 = 16 a clock and SM.
+      matrix_flop_per_cycle: 16-bit FLOP a clock of one SM's matrix units: the wider, the less energy a FLOP takes; 0 =
+        as an A100 (2048).
     """
 
     num_sms: ArrayLike
@@ -56,6 +59,8 @@ class GPU:
     fp8_flop_per_s: ArrayLike = 0.0
     fp4_flop_per_s: ArrayLike = 0.0
     int8_flop_per_s: ArrayLike = 0.0
+    exp_per_s: ArrayLike = 0.0
+    matrix_flop_per_cycle: ArrayLike = 0.0
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -96,7 +101,14 @@ FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
 REQUIRED_FIELDS: tuple[str, ...] = tuple(
     field.name for field in dataclasses.fields(GPU) if field.default is dataclasses.MISSING
 )
-"""Figures every GPU must have; the others are arithmetic paths it may lack."""
+"""Figures every GPU must have; the others are arithmetic paths it may lack, and what has a default."""
+
+
+def with_matrix_width(figures: Mapping[str, float]) -> dict[str, float]:
+    """The figures of a GPU, the width of its matrix units added where only peak, SMs and clock are given. Host only."""
+    peak = max(figures.get("bf16_flop_per_s", 0.0), figures.get("fp16_flop_per_s", 0.0))
+    derived = {"matrix_flop_per_cycle": peak / (figures["num_sms"] * figures["clock_hz"])} if peak else {}
+    return derived | dict(figures)
 
 
 def peak_field(path: str) -> str:
@@ -155,6 +167,8 @@ _RANGES: dict[str, _Range] = {
     "fp8_flop_per_s": _Range(1e10, 1e19, 2e13, 2e16, _PEAK),
     "fp4_flop_per_s": _Range(1e10, 1e19, 4e13, 8e16, _PEAK),
     "int8_flop_per_s": _Range(1e10, 1e19, 2e13, 2e16, _PEAK),
+    "matrix_flop_per_cycle": _Range(8.0, 1e6, 256.0, 65536.0),
+    "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),
 }
 
 
@@ -180,7 +194,8 @@ def check_figure(field: str, value: float, where: str) -> None:
     if not np.isfinite(value):
         raise InputError(f"{where}: {field} is {value}, expected a finite number, {span}")
     if value <= 0:
-        absent = "" if field in REQUIRED_FIELDS else ", or 0 for a path the chip lacks"
+        zero = "a path the chip lacks" if field.endswith("_flop_per_s") else "the default"
+        absent = "" if field in REQUIRED_FIELDS else f", or 0 for {zero}"
         raise InputError(f"{where}: {field} is {plain_number(value)}, expected a positive number, {span}{absent}")
     if limits.low <= value <= limits.high:
         return

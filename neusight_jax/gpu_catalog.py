@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from neusight_jax.errors import unknown_name
-from neusight_jax.gpu import FIELDS, GPU
+from neusight_jax.gpu import FIELDS, GPU, with_matrix_width
+from neusight_jax.kernels.family import Family
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
 def catalog_gpu(name: str) -> GPU:
     """A GPU of the catalog by name or alias. `InputError` if there is none of that name."""
     entry = _entry(name)[1]
-    return GPU(**{field: float(entry[field]) for field in FIELDS if field in entry})
+    return GPU(**with_matrix_width({field: float(entry[field]) for field in FIELDS if field in entry}))
 
 
 def gpu_info(name: str) -> GPUInfo:
@@ -128,3 +129,8 @@ def kernel_generation(device: str, libraries: str = "blas") -> str:
         return device
     architecture = gpu_info(device).architecture
     return KERNEL_GENERATIONS[libraries].get(architecture, architecture)
+
+
+def library_trait(device: str, family: Family) -> float:
+    """What the libraries of a device do otherwise than the rest in a family (`Family.library_traits`), or 0."""
+    return dict(family.library_traits).get(kernel_generation(device, family.libraries), 0.0)

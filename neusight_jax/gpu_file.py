@@ -14,7 +14,7 @@ import yaml
 
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, plain_number
+from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, plain_number, with_matrix_width
 from neusight_jax.gpu_catalog import Yaml, canonical_name, catalog_gpu
 
 _SUFFIXES = (".json", ".yaml", ".yml")
@@ -103,7 +103,7 @@ def gpu_from_fields(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
         if missing:
             hint = "add the figures, or `base` with the name of a GPU to take them from"
             raise InputError(f"{where}: missing {', '.join(missing)}; {hint}")
-        gpu = GPU(**figures)
+        gpu = GPU(**with_matrix_width(figures))
     return str(content.get("name") or path.stem), gpu
 
 

@@ -10,8 +10,11 @@ from jaxtyping import Array, ArrayLike
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, peak_field
 
-PEAKS: tuple[str, ...] = (peak_field("fp32"), *(name for name in FIELDS if name not in REQUIRED_FIELDS))
-"""Peak figures, one for each arithmetic path."""
+PEAKS: tuple[str, ...] = (
+    peak_field("fp32"),
+    *(name for name in FIELDS if name not in REQUIRED_FIELDS and name.endswith("_per_s")),
+)
+"""Peak figures: one for each arithmetic path, and the exponentials."""
 RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", "link_bytes_per_s", *PEAKS)
 """Figures per second (a watt is a joule per second): all of them times c divide every time but the launch by c."""
 KNOBS: dict[str, tuple[str, ...]] = {"num_sms": ("num_sms", *PEAKS), "clock_hz": ("clock_hz", *PEAKS)}

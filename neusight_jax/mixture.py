@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neusight_jax.gpu import GPU
-from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import (
     Isolated,
@@ -90,6 +90,8 @@ class FamilyMixture:
       stack: log shift of `EFFECTS` on GPUs with an fp32 matrix path of its own, which run another vendor's libraries.
       effect: what sets one device apart (`effect_width` numbers); zeros unless calibrated. [effect] or, in training,
         [kernel, effect].
+      library: what the library of the device does otherwise (`Family.library_traits`); None = what the kernels say of
+        it, and if they say nothing, as the rest.
     """
 
     network: Network
@@ -99,6 +101,7 @@ class FamilyMixture:
     in_model: Float[Array, "member head"]
     stack: Float[Array, "member effect"]
     effect: Float[Array, "*kernel effect"]
+    library: Float[Array, ""] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -120,11 +123,14 @@ class MixturePredictor:
         """Forecast kernels of one family; see `latency.kernel_latency`."""
         parameters = self.families[family.network]
         size = element_bytes(batch.dtype)
-        work = family.work(batch.dims, size)
+        dims = batch.dims
+        if parameters.library is not None:
+            dims = {**dims, LIBRARY: jnp.full(batch.dtype.shape, parameters.library)}
+        work = family.work(dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
         bounds = light(gpu, work, peak)
         times = physical_times(gpu, family, work, peak, batch.dtype, relaxation)
-        features = family.features(batch.dims, size)
+        features = family.features(dims, size)
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
         shift = device_shift(parameters, family, features) + stack_shift(parameters, gpu)
         return mix(parameters, features, times, bounds, tile, shift, offsets(family), isolated=isolated)

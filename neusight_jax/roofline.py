@@ -39,6 +39,14 @@ JOULE_PER_FLOP_16NM = 20e-12
 """Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/accuracy.md)."""
 PROCESS_EXPONENT = 0.75
 """Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
+NARROW_FLOP_PER_CYCLE = 2048.0
+"""16-bit FLOP a clock of an SM's matrix units (A100) at which feeding them takes as much energy as their arithmetic:
+the narrower, the fewer FLOP share an operand fetched and an instruction issued. L40S (1024) sustains half to two thirds
+of its peak in 350 W, Hopper (4096) and Blackwell (8192) three quarters and more."""
+EXPONENTIALS_PER_CYCLE = 16.0
+"""Exponentials an SM's special-function units take a clock where the GPU does not say (NVIDIA, Volta to Blackwell)."""
+SOFTMAX_FLOP = 8.0
+"""fp32 FLOP of a softmax for every score: scale, maximum, subtraction, sum, correction and conversion."""
 DTYPE_ENERGY: tuple[float, ...] = (1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033)
 """Energy of one FLOP relative to fp32, in the order of `arithmetic.DTYPES` (matrix paths; halves with the width)."""
 JOULE_PER_BYTE = 50e-12
@@ -110,6 +118,12 @@ def peak_flop_per_s(gpu: GPU, family: Family, dtype: Int[Array, " kernel"]) -> F
     return paths[dtype] if paths.ndim == 1 else paths[jnp.arange(dtype.shape[0]), dtype]
 
 
+def exponentials_per_s(gpu: GPU) -> Float[Array, "*gpu"]:
+    """Rate of the special-function units, exponentials/s."""
+    given = jnp.asarray(gpu.exp_per_s)
+    return jnp.where(given > 0, given, EXPONENTIALS_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
+
+
 def whole_waves(blocks: Array, num_sms: Array, relaxation: Scalar) -> Array:
     """Waves of blocks over SMs: ceil(blocks / SMs), blended with its streaming limit max(blocks / SMs, 1).
 
@@ -172,7 +186,10 @@ def physical_times(
     num_sms, clock = _column(gpu.num_sms, 2), _column(gpu.clock_hz, 2)
     sm_peak = peak[:, None, None] / num_sms
     waves = whole_waves(work.blocks, num_sms, relaxation)
-    block_s = work.block_flop / sm_peak
+    block_s = work.block_flop / sm_peak + work.block_cycles / clock
+    if work.block_exponentials is not None:
+        vector = SOFTMAX_FLOP * num_sms / _column(gpu.fp32_flop_per_s, 2)
+        block_s += work.block_exponentials * (num_sms / _column(exponentials_per_s(gpu), 2) + vector)
     wave_compute = fastest(waves * block_s)
     wave_onchip = fastest(waves * work.block_bytes / (L2_BYTES_PER_CYCLE * clock))
     streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * block_s[:, -1, 0]
@@ -190,6 +207,10 @@ def physical_times(
         compute.append(fastest(forms))
         dram.append(jnp.max(work.form_bytes, axis=1))
     flop_energy = _column(flop_energy, 1) * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype][:, None]
+    if family.matrix:
+        given = jnp.asarray(gpu.matrix_flop_per_cycle)
+        width = jnp.where(given > 0, given, NARROW_FLOP_PER_CYCLE)
+        flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, 1.0)[:, None]
     padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
     energy = padded * flop_energy + work.bytes_moved[:, None] * JOULE_PER_BYTE
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)

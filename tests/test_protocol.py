@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.kernels.family import Family
 from neusight_jax.terms import Predictor
 from neusight_jax.training import protocol, systems
 from neusight_jax.training.fit import Settings
@@ -51,14 +52,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+def _three_steps(usual: Callable[[Family], Settings]) -> Callable[[Family], Settings]:
+    return lambda family: replace(usual(family), steps=3, batch_size=8)
+
+
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few steps; promotion is not strict inside the optimizer."""
     monkeypatch.setattr(systems, "TILE_SETTINGS", Settings(steps=2, batch_size=8))
     for name, system in SYSTEMS.items():
         if isinstance(system, GradientSystem):
-            quick = replace(system.settings, steps=3, batch_size=8)
-            monkeypatch.setitem(SYSTEMS, name, replace(system, settings=quick))
+            quick = replace(system, settings=_three_steps(system.settings))
+            monkeypatch.setitem(SYSTEMS, name, quick)
 
 
 def _run(folder: Path, names: Sequence[str], seeds: int = 2) -> protocol.ProtocolResult:

@@ -12,8 +12,9 @@ import numpy as np
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.gpu import GPU, stack_gpus
+from neusight_jax.gpu_catalog import library_trait
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.training.rows import Rows
 
@@ -88,8 +89,12 @@ def _rows(
     index = {name: position for position, name in enumerate(devices)}
     ops = {name: position for position, name in enumerate(family.ops)}
     dtypes = {name: position for position, name in enumerate(DTYPES)}
+    dims = {name: frame[name].to_numpy(np.float32) for name in family.dims}
+    if family.library_traits:
+        trait = {name: library_trait(name, family) for name in devices}
+        dims[LIBRARY] = frame["device"].map(trait).to_numpy(np.float32)
     columns: dict[str, Any] = {
-        "dims": {name: frame[name].to_numpy(np.float32) for name in family.dims},
+        "dims": dims,
         "op": frame["op"].map(ops).to_numpy(np.int32),
         "dtype": frame["dtype"].map(dtypes).to_numpy(np.int32),
         "count": np.ones(count, np.float32),

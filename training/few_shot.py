@@ -1,7 +1,8 @@
 """The few-shot protocol: predictors that never saw a GPU, calibrated with a few of its kernels, scored on the rest.
 
 For every GPU left out and every seed: fit on the other GPUs, take K kernels of the one left out (at random, or by
-`design` from the shapes alone), calibrate, and score all its other rows. Errors are of single seeds.
+`design` from the shapes alone), calibrate, and score all its other rows. Errors are of single seeds. On tensor cores
+the whole architecture of a GPU is left out: its siblings would give it away.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from neusight_jax.training.calibration import Prior, calibrate, linearised
 from neusight_jax.training.data import NETWORKS, sweep_rows, thin
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.evaluation import percentiles
-from neusight_jax.training.fit import Job, Settings, fit
+from neusight_jax.training.fit import Job, fit, settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import left_out_jobs, merged
 from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
@@ -141,10 +142,13 @@ def run_few_shot(
         rows = thin(sweep_rows(data, family, names), ROWS_PER_DEVICE)
         if not len(rows.seconds):
             continue
-        jobs = left_out_jobs(seeds, names)
+        having = [name for name in names if (rows.device == rows.devices.index(name)).any()]
+        jobs = left_out_jobs(seeds, having, "architecture" if rows.family.tensor_core else "device")
         console.print(f"{family}: fitting, {len(jobs)} fits together")
         for job, predictor in zip(jobs, left_out_predictors(rows, jobs), strict=True):
-            records += _job_scores(predictor, rows.of_device(job.held_out[0]), job, counts, prior or Prior())
+            for device in job.held_out:
+                own = rows.of_device(device)
+                records += _device_scores(predictor, own, device, job.seed, counts, prior or Prior())
     return FewShotResult(seeds, pd.DataFrame(records))
 
 
@@ -152,7 +156,7 @@ def left_out_predictors(rows: Rows, jobs: Sequence[Job]) -> list[MixturePredicto
     """The predictor of one family fitted by each job, device effects at zero."""
     network = rows.family.network
     tile = fit_tile(rows, jobs[0])
-    best = fit(MixtureKind(tile, penalties=effect_penalties(rows)), rows, jobs, Settings()).best
+    best = fit(MixtureKind(tile, penalties=effect_penalties(rows)), rows, jobs, settings_for(rows.family)).best
     single = [jax.tree.map(lambda leaf, at=at: leaf[at : at + 1], best) for at in range(len(jobs))]
     return [
         MixturePredictor({network: merged(each, rows, generation_of=job.held_out[0])}, {network: tile})
@@ -160,13 +164,13 @@ def left_out_predictors(rows: Rows, jobs: Sequence[Job]) -> list[MixturePredicto
     ]
 
 
-def _job_scores(
-    predictor: MixturePredictor, rows: Rows, job: Job, counts: Sequence[int], prior: Prior
+def _device_scores(
+    predictor: MixturePredictor, rows: Rows, device: str, seed: int, counts: Sequence[int], prior: Prior
 ) -> list[dict[str, Any]]:
-    device, family = job.held_out[0], rows.family
+    family = rows.family
     gpu, everything = catalog_gpu(device), _table(rows)
     plain = predict_kernels(predictor, gpu, everything)
-    random = np.random.default_rng([job.seed, 7])
+    random = np.random.default_rng([seed, 7])
     pool = random.permutation(len(rows.seconds))[:POOL]
     shares = np.asarray(_shares(predictor, rows.take(pool), gpu), np.float64)
     points = shape_points(family, jax.tree.map(jnp.asarray, rows.take(pool).batch), prior.length)
@@ -187,7 +191,7 @@ def _job_scores(
                 {
                     "family": family.name,
                     "device": device,
-                    "seed": job.seed,
+                    "seed": seed,
                     "design": design,
                     "kernels": count,
                     "rows": len(rest),

@@ -55,6 +55,16 @@ class Settings:
     softening: float = 0.03
 
 
+TENSOR_SETTINGS = Settings(steps=600, batch_size=768)
+"""For kernels of tensor cores: after more steps errors go on falling on the GPUs seen and rise on other architectures
+(docs/serving.md)."""
+
+
+def settings_for(family: Family) -> Settings:
+    """What the mixture of a family is fitted with, unless a recipe says otherwise."""
+    return TENSOR_SETTINGS if family.tensor_core else Settings()
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sample:

@@ -22,6 +22,11 @@ from neusight_jax.training.fit import Sample, Settings, sample_of
 from neusight_jax.training.rows import Rows
 from neusight_jax.utilization import Network, init_network
 
+EFFECT_SHARES: dict[str, float] = {
+    **{"gemm": 0.5, "gemm_fp8": 0.25, "gemm_fp4": 0.25, "prefill": 0.25, "decode": 0.25},
+}
+"""Weight of the effects of a family over `Settings.effect_penalty`: less where libraries differ from one architecture
+to the next more than machines do, so that what belongs to one of them does not bend what is said of all."""
 EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
@@ -84,7 +89,8 @@ class MixtureKind:
         log_forecast = jnp.log(forecast(self, parameters, family, sample))
         shrunk = jnp.sum(jnp.sqrt(parameters.effect**2 + EFFECT_WIDTH**2), axis=1)
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
-        penalty = settings.effect_penalty * jnp.sum(costs * shrunk)
+        share = EFFECT_SHARES.get(family.name, 1.0)
+        penalty = share * settings.effect_penalty * jnp.sum(costs * shrunk)
         penalty += settings.stack_penalty * jnp.sum(jnp.sqrt(parameters.stack**2 + EFFECT_WIDTH**2))
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
         return log_error_loss(log_forecast, sample, settings) + penalty

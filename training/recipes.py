@@ -30,7 +30,7 @@ from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.training.conformal import Residuals, mean_error_percent
 from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
-from neusight_jax.training.fit import FitState, Job, Kind, Settings, fit, row_features, sample_of
+from neusight_jax.training.fit import TENSOR_SETTINGS, FitState, Job, Kind, Settings, fit, row_features, sample_of
 from neusight_jax.training.kinds import (
     MixtureKind,
     NeuSightKind,
@@ -94,10 +94,10 @@ RECIPES: dict[str, Recipe] = {
         "mixture",
         members=3,
         hidden=(32, 32),
-        settings=Settings(steps=1500, batch_size=768),
+        settings=TENSOR_SETTINGS,
         rows_per_device=8000,
         in_model=False,
-        left_out_settings=Settings(steps=600, batch_size=768),
+        left_out_settings=TENSOR_SETTINGS,
         families=tuple(sorted(TENSOR_FAMILIES)),
         base="fp32",
         left_out_by="architecture",

@@ -28,7 +28,7 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
-from neusight_jax.training.fit import Job, Kind, Sample, Settings, fit, row_features, sample_of
+from neusight_jax.training.fit import Job, Kind, Sample, Settings, fit, row_features, sample_of, settings_for
 from neusight_jax.training.kinds import MixtureKind, NeuSightKind, Roofline3Kind, TileKind, effect_penalties
 from neusight_jax.training.rivals import HabitatMLPKind, fit_li, fit_published_li, wave_predictors
 from neusight_jax.training.rows import Rows
@@ -82,17 +82,17 @@ class GradientSystem:
 
     Attributes:
       kind: from the family's tile choice and rows to what is fitted.
-      settings: of the optimizer.
+      settings: from the family to those of the optimizer.
     """
 
     kind: Callable[[TileChoice, Rows], PredictorKind]
-    settings: Settings
+    settings: Callable[[Family], Settings]
 
     def fit(self, shown: Shown, jobs: Sequence[Job]) -> Fitted:
         """One predictor for each seed, as for a GPU nobody has measured."""
         rows = shown.rows
         kind = self.kind(shown.tile, rows)
-        best = fit(kind, rows, jobs, self.settings).best
+        best = fit(kind, rows, jobs, self.settings(rows.family)).best
         out: dict[tuple[str, ...], list[Predictor]] = {}
         for position, job in enumerate(jobs):
             member = jax.tree.map(lambda leaf, at=position: leaf[at], best)
@@ -106,7 +106,7 @@ class GradientSystem:
         """Fits to all GPUs: for each GPU, one predictor a seed, with what was learned of that GPU."""
         rows = shown.rows
         kind = self.kind(shown.tile, rows)
-        best = fit(kind, rows, [Job(seed) for seed in range(seeds)], self.settings).best
+        best = fit(kind, rows, [Job(seed) for seed in range(seeds)], self.settings(rows.family)).best
         out: dict[str, list[Predictor]] = {}
         for device in rows.devices:
             own = sample_of(rows.of_device(device).take(slice(0, 1)))
@@ -170,13 +170,17 @@ def _fit_gbt(rows: Rows, seed: int) -> Predictor:
 
 
 SYSTEMS: dict[str, System] = {
-    "mixture": GradientSystem(lambda tile, rows: MixtureKind(tile, penalties=effect_penalties(rows)), Settings()),
-    "neusight": GradientSystem(lambda tile, rows: NeuSightKind(tile, HIDDEN["neusight"]), Settings(steps=2000)),
+    "mixture": GradientSystem(lambda tile, rows: MixtureKind(tile, penalties=effect_penalties(rows)), settings_for),
+    "neusight": GradientSystem(
+        lambda tile, rows: NeuSightKind(tile, HIDDEN["neusight"]), lambda _: Settings(steps=2000)
+    ),
     "roofline": JobSystem(lambda rows, seed: RooflinePredictor()),
-    "roofline3": GradientSystem(lambda tile, rows: Roofline3Kind(), Settings(steps=400, learning_rate=0.05)),
+    "roofline3": GradientSystem(lambda tile, rows: Roofline3Kind(), lambda _: Settings(steps=400, learning_rate=0.05)),
     "li": JobSystem(fit_li),
     "li-published": JobSystem(fit_published_li),
-    "habitat-mlp": GradientSystem(lambda tile, rows: HabitatMLPKind(HIDDEN["habitat-mlp"]), Settings(steps=1500)),
+    "habitat-mlp": GradientSystem(
+        lambda tile, rows: HabitatMLPKind(HIDDEN["habitat-mlp"]), lambda _: Settings(steps=1500)
+    ),
     "habitat-wave": WaveSystem(general=True),
     "habitat-wave-simplified": WaveSystem(general=False),
     "gbt": JobSystem(_fit_gbt, random=True),

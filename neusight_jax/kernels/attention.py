@@ -3,7 +3,12 @@
 A batch may mix requests of any lengths: its dims are sums over the requests. `pairs` counts the query-key pairs that
 mask and window leave, so that causal, windowed and full attention are one family.
 
-Source: Dao, FlashAttention-2 (2023), for blocks over queries; Flash-Decoding (2023) for blocks over split keys.
+Libraries differ in which query heads share a block (`Family.library_traits`). FlashAttention 2 gives every query head a
+block of its own where a decode has a window, and does not split its keys; FlashAttention 3 lets the heads of a group
+share the blocks of a prefill.
+
+Source: Dao, FlashAttention-2 (2023), for blocks over queries; Flash-Decoding (2023) for blocks over split keys; Shah et
+al., FlashAttention-3 (2024), for the time of the exponentials beside the products.
 """
 
 from __future__ import annotations
@@ -14,14 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Work
+from neusight_jax.kernels.family import LIBRARY, Dims, Family, Work
 
 DIMS: tuple[str, ...] = (
     *("requests", "queries", "keys", "pairs", "context"),
-    *("heads", "kv_heads", "head_size", "kv_share"),
+    *("heads", "kv_heads", "head_size", "kv_share", "windowed"),
 )
 """Sums over requests: new tokens, keys read, visited query-key pairs, length of the sequences; then heads, their width,
-and bytes of an element of the KV cache over those of the tensors."""
+bytes of an element of the KV cache over those of the tensors, and whether the layer has a window (0 or 1): libraries
+run another kernel for it, also where the sequence is shorter than the window."""
 
 QUERY_TILES: tuple[int, ...] = (64, 128, 256)
 """Queries of one head that a block of a prefill takes."""
@@ -33,6 +39,9 @@ KEY_STEP = 64.0
 """Keys a block takes at a time; the last step is padded."""
 MIN_SPLIT_KEYS = 128.0
 """Fewest keys a block of a split decode is given."""
+BLOCK_CYCLES = 1500.0
+"""Clocks a block spends before and after its loop: decodes of short sequences take 2,400 (TensorRT-LLM) to 10,000
+(FlashAttention 2) a block, whatever their length."""
 
 DIRECTIONS: tuple[int, ...] = (9, 10, 14)
 """Features a device or library effect may tilt along: keys of a query, heads of a group, share of keys seen."""
@@ -70,6 +79,7 @@ def attention_dims(
     keys = np.minimum(context, span + queries - 1.0)
     sums = {"requests": np.ones_like(queries), "queries": queries, "keys": keys, "pairs": pairs, "context": context}
     same = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "kv_share": kv_share}
+    same["windowed"] = np.where(np.asarray(window) > 0, 1.0, 0.0)
     dims = {name: values * repeat for name, values in sums.items()}
     return dims | {name: np.broadcast_to(np.asarray(value, np.float64), queries.shape) for name, value in same.items()}
 
@@ -91,54 +101,82 @@ def _block_bytes(dims: Dims, element_bytes: Array, rows: Array, keys: Array) -> 
     return element_bytes[:, None, None] * size * (2.0 * rows + 2.0 * keys * share)
 
 
+def _trait(dims: Dims) -> Float[Array, "#kernel"]:
+    return jnp.asarray(dims.get(LIBRARY, jnp.zeros(1)))
+
+
+def _heads_of_blocks(dims: Dims) -> Float[Array, " kernel"]:
+    """Heads that a decode has blocks for: those of the cache, or all where heads of a group do not share a block."""
+    return dims["kv_heads"] + _trait(dims) * dims["windowed"] * (dims["heads"] - dims["kv_heads"])
+
+
 def _prefill_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    requests, queries, pairs, heads, size = (
-        dims[name][:, None, None] for name in ("requests", "queries", "pairs", "heads", "head_size")
+    requests, queries, pairs, context, heads, kv_heads, size, windowed = (
+        dims[name][:, None, None]
+        for name in ("requests", "queries", "pairs", "context", "heads", "kv_heads", "head_size", "windowed")
     )
     rows = jnp.array(QUERY_TILES, jnp.float32)[None, :, None]
-    keys = jnp.maximum(pairs / queries, KEY_STEP) * jnp.ones_like(rows)
+    sharing = 1.0 + _trait(dims)[:, None, None] * (heads / kv_heads - 1.0)
+    # Queries of a block see different keys: it visits those of all, and masks at one end, with a window at both.
+    other = 0.5 * (1.0 + windowed) * jnp.minimum(rows / sharing, queries / requests)
+    mean = pairs / queries
+    seen = jnp.minimum(mean + other, jnp.maximum(mean, context / requests))
+    keys = jnp.ceil(seen / KEY_STEP) * KEY_STEP
     return Work(
         flop=flop(dims),
         bytes_moved=bytes_moved(dims, element_bytes),
-        blocks=requests * heads * jnp.ceil(queries / requests / rows),
+        blocks=requests * heads / sharing * jnp.ceil(queries / requests * sharing / rows),
         block_flop=4.0 * rows * size * keys,
         block_bytes=_block_bytes(dims, element_bytes, rows, keys),
         block_steps=keys,
+        block_exponentials=rows * keys,
+        block_cycles=BLOCK_CYCLES,
     )
 
 
 def _decode_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    requests, queries, pairs, heads, kv_heads, size = (
-        dims[name][:, None, None] for name in ("requests", "queries", "pairs", "heads", "kv_heads", "head_size")
+    requests, queries, pairs, heads, size = (
+        dims[name][:, None, None] for name in ("requests", "queries", "pairs", "heads", "head_size")
     )
     rows = jnp.array(ROW_TILES, jnp.float32)[None, :, None]
     seen = pairs / queries
     split = jnp.clip(jnp.floor(seen / MIN_SPLIT_KEYS), 1.0, jnp.array(KEY_SPLITS, jnp.float32)[None, None, :])
+    alone = (_trait(dims) * dims["windowed"])[:, None, None]
+    split = split + alone * (1.0 - split)
     keys = jnp.ceil(seen / split / KEY_STEP) * KEY_STEP
-    group = heads / kv_heads * queries / requests
+    block_heads = _heads_of_blocks(dims)[:, None, None]
+    group = heads / block_heads * queries / requests
     return Work(
         flop=flop(dims),
         bytes_moved=bytes_moved(dims, element_bytes),
-        blocks=requests * kv_heads * jnp.ceil(group / rows) * split,
+        blocks=requests * block_heads * jnp.ceil(group / rows) * split,
         block_flop=4.0 * rows * size * keys,
         block_bytes=_block_bytes(dims, element_bytes, rows, keys),
         block_steps=keys * jnp.ones_like(rows),
+        block_exponentials=rows * keys,
+        block_cycles=BLOCK_CYCLES,
     )
 
 
 def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
     requests, queries, keys, pairs = (dims[name] for name in ("requests", "queries", "keys", "pairs"))
-    heads, kv_heads, size = (dims[name] for name in ("heads", "kv_heads", "head_size"))
+    heads, size = dims["heads"], dims["head_size"]
     total, moved = flop(dims), bytes_moved(dims, element_bytes)
+    block_heads = _heads_of_blocks(dims)
     sizes = (
-        *(queries / requests, keys / requests, requests, heads, kv_heads, size, total, moved, total / moved),
-        *(pairs / queries, heads / kv_heads, requests * kv_heads, queries * heads),
+        *(queries / requests, keys / requests, requests, heads, block_heads, size, total, moved, total / moved),
+        *(pairs / queries, heads / block_heads, requests * block_heads, queries * heads),
         *(element_bytes * dims["kv_share"], dims["context"] / keys),
     )
     return jnp.stack([jnp.log(value) for value in sizes], axis=-1)
 
 
-def _family(name: str, tiles: tuple[str, ...], work: Callable[[Dims, Float[Array, " kernel"]], Work]) -> Family:
+def _family(
+    name: str,
+    tiles: tuple[str, ...],
+    work: Callable[[Dims, Float[Array, " kernel"]], Work],
+    *traits: tuple[str, float],
+) -> Family:
     return Family(
         name=name,
         ops=(name,),
@@ -151,8 +189,9 @@ def _family(name: str, tiles: tuple[str, ...], work: Callable[[Dims, Float[Array
         directions=DIRECTIONS,
         tensor_core=True,
         libraries="attention",
+        library_traits=traits,
     )
 
 
-PREFILL = _family("prefill", tuple(f"{rows} queries" for rows in QUERY_TILES), _prefill_work)
-DECODE = _family("decode", tuple(f"{rows} rows" for rows in ROW_TILES), _decode_work)
+PREFILL = _family("prefill", tuple(f"{rows} queries" for rows in QUERY_TILES), _prefill_work, ("hopper", 1.0))
+DECODE = _family("decode", tuple(f"{rows} rows" for rows in ROW_TILES), _decode_work, ("flash2", 1.0))

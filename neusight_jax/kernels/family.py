@@ -16,6 +16,9 @@ from jaxtyping import Array, Float
 
 Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
 
+LIBRARY = "library"
+"""Key under which dims hold the trait of the library that runs a kernel (`Family.library_traits`)."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Work:
       block_steps: length of the serial loop inside a block (the contraction for GEMM), in elements.
       form_flop: where libraries choose among algorithms: arithmetic of each, FLOP; else None.
       form_bytes: memory traffic of each, what it writes out in another form included, bytes.
+      block_exponentials: exponentials of a softmax between the products of one block; None = there is none.
+      block_cycles: clocks a block spends however little it has to do.
     """
 
     flop: Float[Array, " kernel"]
@@ -43,6 +48,8 @@ class Work:
     block_steps: Float[Array, "kernel tile split"]
     form_flop: Float[Array, "kernel form"] | None = None
     form_bytes: Float[Array, "kernel form"] | None = None
+    block_exponentials: Float[Array, "kernel tile split"] | None = None
+    block_cycles: float = 0.0
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:
@@ -67,6 +74,8 @@ class Family:
       tensor_core: whether its kernels are those of tensor cores, or run between them: measured inside CUDA graphs, so
         that a launch costs no more alone than in a model.
       libraries: which libraries run it, a key of `gpu_catalog.KERNEL_GENERATIONS`.
+      library_traits: (generation, what its kernels do otherwise than the rest): a number that `work` and `features`
+        find in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
       directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
     """
@@ -83,4 +92,5 @@ class Family:
     alternatives: bool = False
     tensor_core: bool = False
     libraries: str = "blas"
+    library_traits: tuple[tuple[str, float], ...] = ()
     l2_operands: bool = False
