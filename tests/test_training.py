@@ -23,7 +23,8 @@ from neusight_jax.training.data import join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.fit import FitState, Job, Settings, fit
 from neusight_jax.training.kinds import MixtureKind, TileKind
 from neusight_jax.training.progress import Saved
-from neusight_jax.training.recipes import RECIPES, Recipe, train
+from neusight_jax.training.recipe import RECIPES, Recipe
+from neusight_jax.training.recipes import train
 from synthetic import synthetic_rows
 
 T4, V100, P100, A100 = "Tesla T4", "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB", "NVIDIA A100-PCIE-40GB"

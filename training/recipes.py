@@ -1,4 +1,4 @@
-"""Recipes: from measurements to a checkpoint, with progress, resuming, and an honest card."""
+"""From measurements to a checkpoint by a recipe, with progress, resuming, and an honest card."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,22 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.gpu import stack_gpus
 from neusight_jax.gpu_catalog import kernel_generation
-from neusight_jax.kernels.families import TENSOR_FAMILIES
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.training.conformal import Residuals, mean_error_percent
 from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
-from neusight_jax.training.fit import TENSOR_SETTINGS, FitState, Job, Kind, Settings, fit, row_features, sample_of
+from neusight_jax.training.fit import (
+    FitState,
+    Job,
+    Kind,
+    Settings,
+    fit,
+    row_features,
+    sample_of,
+    with_more_steps,
+)
 from neusight_jax.training.kinds import (
     MixtureKind,
     NeuSightKind,
@@ -41,78 +49,10 @@ from neusight_jax.training.kinds import (
 )
 from neusight_jax.training.left_out import LeftOut, left_out_jobs, merged, shared_effect
 from neusight_jax.training.progress import Saved
+from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.taking_over import taken_over
 from neusight_jax.training.trusting import Evidence, make_trust
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a kind of checkpoint is trained.
-
-    Attributes:
-      kind: "mixture" or "neusight".
-      members: ensemble size, one seed each.
-      hidden: hidden layers.
-      settings: of the optimizer, for the families and for the tile choice.
-      rows_per_device: at most this many sweep rows of each GPU and family.
-      in_model: whether nodes of measured models are trained on too.
-      left_out_seeds, left_out_settings: fits that leave each device out, the evidence for intervals; 0 seeds = none.
-      families: those to train, of those that were measured; empty = all.
-      base: a checkpoint whose families are taken over where none is trained here; "" = none.
-      left_out_by: what is left out together, a "device" or all devices of an "architecture".
-      smallest: least (rows, cols) of row-wise kernels trained on, by family; the published NeuSight's own filter.
-    """
-
-    kind: str
-    members: int
-    hidden: tuple[int, ...]
-    settings: Settings
-    tile_settings: Settings = field(default_factory=lambda: Settings(steps=600))
-    rows_per_device: int = 6000
-    in_model: bool = True
-    left_out_seeds: int = 1
-    left_out_settings: Settings = field(default_factory=lambda: Settings(steps=1000))
-    smallest: dict[str, tuple[int, int]] = field(default_factory=dict)
-    families: tuple[str, ...] = ()
-    base: str = ""
-    left_out_by: str = "device"
-
-
-RECIPES: dict[str, Recipe] = {
-    "fp32": Recipe("mixture", members=4, hidden=(32, 32), settings=Settings(steps=1500)),
-    "fp32-neusight": Recipe(
-        "neusight",
-        members=1,
-        hidden=(64, 64, 64),
-        settings=Settings(steps=4000),
-        in_model=False,
-        left_out_seeds=0,
-        smallest={"elementwise": (8192, 512), "softmax": (4096, 512), "norm": (4096, 512)},
-    ),
-    "tensorcore": Recipe(
-        "mixture",
-        members=3,
-        hidden=(32, 32),
-        settings=TENSOR_SETTINGS,
-        rows_per_device=8000,
-        in_model=False,
-        left_out_settings=TENSOR_SETTINGS,
-        families=tuple(sorted(TENSOR_FAMILIES)),
-        base="fp32",
-        left_out_by="architecture",
-    ),
-    "tiny": Recipe(
-        "mixture",
-        members=1,
-        hidden=(8,),
-        settings=Settings(steps=60, batch_size=64),
-        tile_settings=Settings(steps=20),
-        left_out_settings=Settings(steps=20, batch_size=64),
-    ),
-}
-"""Recipes by name: `fp32` the default, `fp32-neusight` the paper's form, `tensorcore` for every other dtype with
-attention and experts, `tiny` a quick trial of the whole path."""
 
 
 def train(
@@ -314,6 +254,7 @@ class _Run:
 
     def _fit(self, bar: Progress, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> Any:
         """Best parameters of one fit, resumed and saved as it goes; Ctrl-C stops this fit and skips the rest."""
+        settings = with_more_steps(settings, rows.family.name, self.recipe.more_steps)
         task = bar.add_task(name, total=settings.steps, s="")
         begin = self.saved.load(name, kind, rows, jobs, settings)
         latest: list[FitState] = [begin]

@@ -26,7 +26,7 @@ def train(
     from neusight_jax.datasets.devices import canonical_devices
 
     held_out = canonical_devices(hold_out or (), measurements)
-    from neusight_jax.training.recipes import RECIPES
+    from neusight_jax.training.recipe import RECIPES
     from neusight_jax.training.recipes import train as train_recipe
     from neusight_jax.training.systems import BASELINES, train_baseline
 

@@ -56,9 +56,9 @@ class SiliconCosts:
     and the memory interface are priors of that fit: SRAM at about three times the 0.021 um2 bit cell (TSMC N5, ISSCC
     2020), HBM interface about 25 mm2 per TB/s.
 
-    Power: the energies the forecast itself uses (`roofline`: FLOP by node, bytes), all lanes busy at the clock, with
-    energy growing as the square of the clock over `nominal_clock_hz` because voltage follows frequency (P = C·V²·f),
-    plus leakage by area.
+    Power: the energies of the forecast's arithmetic and traffic (`roofline`: FLOP by node, bytes; not what feeding
+    narrow matrix units adds, which boards leave to throttling), all lanes busy at the clock, with energy growing as the
+    square of the clock over `nominal_clock_hz` because voltage follows frequency (P = C·V²·f), plus leakage by area.
 
     Dollars: wafer price over good dies, memory by size, board by power. Wafer price 16,988 $ at the 5 nm class, falling
     as 1/node (Khan and Mann, "AI Chips: What They Are and Why They Matter", CSET 2020: 7 nm 9,346 $, 16 nm 3,984 $);
