@@ -115,6 +115,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
     predictor: Predictor = tree_from_arrays(template, flat, path)
+    predictor = _with_libraries(predictor, card.get("libraries", {}))
     if device is None:
         return predictor
     effects = card.get("device_effects", {})
@@ -123,7 +124,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         raise unknown_name("GPU", device, effects)
     if not isinstance(predictor, MixturePredictor):
         return predictor
-    predictor = _with_libraries(predictor, name)
+    predictor = _with_libraries(predictor, {each: library_trait(name, FAMILIES[each]) for each in predictor.families})
     own = effects.get(name, {})
     shared = card.get("generation_effects", {})
     fitting: dict[str, Sequence[float]] = {}
@@ -134,13 +135,27 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     return with_effect(predictor, fitting, measured=bool(own)) if fitting else predictor
 
 
-def _with_libraries(predictor: MixturePredictor, device: str) -> MixturePredictor:
-    """The predictor with what the libraries of a device do otherwise than the rest, known before it is measured."""
+def _with_libraries(predictor: Predictor, traits: Mapping[str, float]) -> Any:
+    """The predictor with what a device's libraries do otherwise than the rest, by family; 0 = as the rest.
+
+    Known before the device is measured (`gpu_catalog.library_trait`).
+    """
+    if isinstance(predictor, CalibratedPredictor):
+        return replace(predictor, base=_with_libraries(predictor.base, traits))
+    if not isinstance(predictor, MixturePredictor):
+        return predictor
     families = dict(predictor.families)
-    for name, parameters in families.items():
-        if trait := library_trait(device, FAMILIES[name]):
-            families[name] = replace(parameters, library=jnp.asarray(trait, jnp.float32))
+    for name in families:
+        trait = jnp.asarray(traits[name], jnp.float32) if traits.get(name) else None
+        families[name] = replace(families[name], library=trait)
     return replace(predictor, families=families)
+
+
+def _libraries(predictor: Predictor) -> dict[str, float]:
+    """What `_with_libraries` was given."""
+    base = predictor.base if isinstance(predictor, CalibratedPredictor) else predictor
+    families = base.families if isinstance(base, MixturePredictor) else {}
+    return {name: float(each.library) for name, each in families.items() if each.library is not None}
 
 
 def with_effect(
@@ -164,8 +179,10 @@ def with_effect(
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
-    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format` is added."""
-    flat = tree_to_arrays(predictor)
+    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `libraries` are added."""
+    libraries = _libraries(predictor)
+    flat = tree_to_arrays(_with_libraries(predictor, {}))
+    card = {**card, "libraries": libraries} if libraries else card
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(save(flat))
         (beside / CARD).write_text(json.dumps({"format": FORMAT, **card}, indent=1) + "\n")

@@ -35,6 +35,9 @@ WARM_SHARE = 0.12
 """Share of the traffic that still goes to DRAM when the working set lies in L2."""
 WARM_RAMP = (0.9, 1.3)
 """Working set over L2 size between which that share rises to 1 (measured on repeated launches)."""
+ROTATED_RAMP = (0.12, 0.25)
+"""The same of products on tensor cores: their measurements seem to go round several copies of the operands, so that
+only sets of a sixth of L2 stay. L40S (96 MB) is warm below 16 MB; H200 beats H100 by bandwidth from 6 MB on, in 50."""
 JOULE_PER_FLOP_16NM = 20e-12
 """Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/accuracy.md)."""
 PROCESS_EXPONENT = 0.75
@@ -148,9 +151,9 @@ def _column(value: ArrayLike, axes: int) -> Array:
     return array.reshape(array.shape + (1,) * axes)
 
 
-def dram_bytes(gpu: GPU, work: Work) -> Float[Array, " kernel"]:
+def dram_bytes(gpu: GPU, work: Work, ramp: tuple[float, float] = WARM_RAMP) -> Float[Array, " kernel"]:
     """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the L2 size."""
-    low, high = WARM_RAMP
+    low, high = ramp
     fill = work.bytes_moved / gpu.l2_bytes
     return work.bytes_moved * (WARM_SHARE + (1.0 - WARM_SHARE) * jnp.clip((fill - low) / (high - low), 0.0, 1.0))
 
@@ -200,7 +203,7 @@ def physical_times(
     flop_energy = JOULE_PER_FLOP_16NM * (gpu.process_nm / 16.0) ** PROCESS_EXPONENT
     flop = work.flop[:, None]
     compute = [work.bound_flop / peak, streamed]
-    dram = [work.bytes_moved, dram_bytes(gpu, work)]
+    dram = [work.bytes_moved, dram_bytes(gpu, work, ROTATED_RAMP if family.l2_operands else WARM_RAMP)]
     if work.form_flop is not None and work.form_bytes is not None:
         flop = jnp.stack([work.flop, work.bound_flop], axis=1)
         forms = jnp.maximum(work.form_flop / peak[:, None], work.form_bytes / _column(gpu.mem_bytes_per_s, 1))

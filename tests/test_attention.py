@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -155,3 +156,20 @@ def test_a_named_gpu_brings_its_libraries() -> None:
             without = replace(named.families["decode"], library=None)
             unaware = replace(named, families=named.families | {"decode": without})
             assert nj.latency(named, gpu, work.kernels) > nj.latency(unaware, gpu, work.kernels)
+
+
+def test_libraries_outlive_a_file(tmp_path: Path) -> None:
+    """A calibrated checkpoint is written with the libraries of its GPU, and read back with them."""
+    from neusight_jax.calibrated import CalibratedPredictor
+    from neusight_jax.checkpoint import load_card, load_predictor, save_checkpoint
+
+    named: Any = load_predictor("tensorcore", "L40S")
+    card = load_card("tensorcore")
+    save_checkpoint(tmp_path / "plain", named, {key: card[key] for key in ("kind", "architecture")})
+    calibrated = {"kind": "calibrated", "architecture": {**card["architecture"], "points": {}}}
+    save_checkpoint(tmp_path / "calibrated", CalibratedPredictor(named), calibrated)
+    plain: Any = load_predictor(tmp_path / "plain")
+    tuned: Any = load_predictor(tmp_path / "calibrated")
+    for read in (plain, tuned.base):
+        assert float(read.families["decode"].library) == 1.0
+        assert read.families["prefill"].library is None

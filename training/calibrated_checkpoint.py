@@ -17,7 +17,7 @@ from neusight_jax.files import refuse_existing
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.gpu_file import load_named_gpu
-from neusight_jax.training.calibration import Prior, calibration
+from neusight_jax.training.calibration import calibration, prior_of
 
 
 def calibrate_checkpoint(
@@ -48,11 +48,10 @@ def calibrate_checkpoint(
             f"{card['calibrated']['checkpoint']} with all measured kernels together"
         )
     known = canonical_name(gpu) in card.get("device_effects", {})
-    predictor = load_predictor(checkpoint, name if known else None)
+    predictor = load_predictor(checkpoint, name if known or canonical_name(name) else None)
     data = read_measured_on(measurements, name, machine, on_invalid="drop" if drop_invalid else "refuse")
     frame = data.frame
-    prior = Prior()
-    done = calibration(predictor, machine, table_from_frame(frame), frame["latency_s"].to_numpy(np.float64), prior)
+    done = calibration(predictor, machine, table_from_frame(frame), frame["latency_s"].to_numpy(np.float64))
     rows = {family: int(item["rows"]) for family, item in done.summary.items()}
     kept = {key: value for key, value in card.items() if key not in ("format", "interrupted", "seconds")}
     out = {
@@ -72,7 +71,7 @@ def calibrate_checkpoint(
             "from_measured_effect": known,
             "rows": rows,
             "summary": done.summary,
-            "prior": asdict(prior),
+            "prior": {family: asdict(prior_of(family)) for family in rows},
         },
     }
     save_checkpoint(output, done.predictor, out)

@@ -64,6 +64,15 @@ class Prior:
         return total
 
 
+TENSOR_PRIOR = Prior(shape=0.08, common=0.08)
+"""The same on tensor cores: what is wrong there depends less on the shape."""
+
+
+def prior_of(network: str) -> Prior:
+    """What is believed of a family's errors."""
+    return TENSOR_PRIOR if FAMILIES[network].tensor_core else Prior()
+
+
 STEPS = 5
 """Gauss-Newton steps."""
 MOST_ROWS = 500
@@ -98,7 +107,7 @@ def calibrate(
       gpu: the GPU the kernels were measured on.
       table: the kernels (`read_kernels`), measured one by one; or `read_measurements` of that GPU, seconds included.
       seconds: measured latency of each row of the table, in file order.
-      prior: widths of the shifts; the default was chosen by leave-one-GPU-out.
+      prior: widths of the shifts; the defaults (`prior_of`) were chosen by leave-one-GPU-out.
     Returns: the predictor for this GPU and what-if variants of it. Families without rows are as before: measured on
       other GPUs, the shift of one family says nothing of another's.
     Raises: `InputError` for a predictor of another kind, rows of several devices, or latencies that cannot be.
@@ -122,13 +131,12 @@ def calibration(
         raise InputError("only predictors of kind mixture can be calibrated; take a checkpoint such as fp32")
     measured = _checked(table, seconds)
     require_covered(predictor, table)
-    prior = prior or Prior()
     shapes, summary = {}, {}
     for network in predictor.families:
         parts = [name for name, batch in table.families.items() if FAMILIES[name].network == network and batch.num_rows]
         if parts:
-            shapes[network], summary[network] = _fit(predictor, gpu, table, parts, measured, prior)
-    return Calibration(CalibratedPredictor(predictor, shapes, jnp.float32(prior.length)), summary)
+            shapes[network], summary[network] = _fit(predictor, gpu, table, parts, measured, prior or prior_of(network))
+    return Calibration(CalibratedPredictor(predictor, shapes, jnp.float32((prior or Prior()).length)), summary)
 
 
 def _from_measurements(data: Measurements, seconds: Any) -> tuple[KernelTable, np.ndarray]:

@@ -25,7 +25,7 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import on_device, predict_kernels
 from neusight_jax.mixture import EFFECTS, MixturePredictor
 from neusight_jax.report import table
-from neusight_jax.training.calibration import Prior, calibrate, linearised
+from neusight_jax.training.calibration import Prior, calibrate, linearised, prior_of
 from neusight_jax.training.data import NETWORKS, sweep_rows, thin
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.evaluation import percentiles
@@ -148,7 +148,9 @@ def run_few_shot(
         for job, predictor in zip(jobs, left_out_predictors(rows, jobs), strict=True):
             for device in job.held_out:
                 own = rows.of_device(device)
-                records += _device_scores(predictor, own, device, job.seed, counts, prior or Prior())
+                records += _device_scores(
+                    predictor, own, device, job.seed, counts, prior or prior_of(rows.family.network)
+                )
     return FewShotResult(seeds, pd.DataFrame(records))
 
 

@@ -31,7 +31,7 @@ from neusight_jax.kernels.rowwise import BINARY_OPS
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
 from neusight_jax.latency import on_device
 from neusight_jax.mixture import EFFECTS, MixturePredictor
-from neusight_jax.training.calibration import Prior, linearised
+from neusight_jax.training.calibration import linearised, prior_of
 from neusight_jax.training.design import most_telling
 from neusight_jax.units import GIB
 
@@ -177,7 +177,7 @@ def _fits(kernel: Kernel) -> bool:
 def _chosen(
     predictor: MixturePredictor, machines: Sequence[GPU], family: str, kernels: Sequence[Kernel], count: int
 ) -> list[int]:
-    prior = Prior()
+    prior = prior_of(FAMILIES[family].network)
     batch: KernelBatch = jax.tree.map(
         lambda column: column[: len(kernels)], table_from_kernels(kernels).families[family]
     )
