@@ -25,7 +25,7 @@ from neusight_jax.terms import KernelTerms, Predictor
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
 KINDS: tuple[str, ...] = ("mixture", "neusight")
-PEAKS: tuple[str, ...] = tuple(name for name in FIELDS if name.endswith("_flop_per_s"))
+PEAKS: tuple[str, ...] = tuple(name for name in FIELDS if name.endswith("_flop_per_s") or name == "exp_per_s")
 RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
 """Figures per second: scaling all of them scales a machine's time."""
 
@@ -84,6 +84,8 @@ def random_gpus(seed: int, count: int, absent: float = 0.0) -> GPU:
     }
     lacking = random.random(count) < absent
     figures["fp32_matrix_flop_per_s"] = np.where(lacking, 0.0, figures["fp32_matrix_flop_per_s"]).astype(np.float32)
+    for name, values in (("exp_per_s", figures["exp_per_s"]), ("matrix_flop_per_cycle", draw(64, 32768))):
+        figures[name] = np.where(random.random(count) < 0.5, 0.0, values).astype(np.float32)
     return GPU(**figures)
 
 
