@@ -124,15 +124,16 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         raise unknown_name("GPU", device, effects)
     if not isinstance(predictor, MixturePredictor):
         return predictor
-    predictor = _with_libraries(predictor, {each: library_trait(name, FAMILIES[each]) for each in predictor.families})
+    traits = {each: library_trait(name, FAMILIES[each]) for each in predictor.families}
+    named: MixturePredictor = _with_libraries(predictor, traits)
     own = effects.get(name, {})
     shared = card.get("generation_effects", {})
     fitting: dict[str, Sequence[float]] = {}
-    for family in predictor.families:
+    for family in named.families:
         found = own.get(family) or shared.get(kernel_generation(name, FAMILIES[family].libraries), {}).get(family)
         if found is not None:
             fitting[family] = found
-    return with_effect(predictor, fitting, measured=bool(own)) if fitting else predictor
+    return with_effect(named, fitting, measured=bool(own)) if fitting else named
 
 
 def _with_libraries(predictor: Predictor, traits: Mapping[str, float]) -> Any:
