@@ -12,7 +12,8 @@ import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.checkpoint import untrained
-from neusight_jax.gpu import FIELDS, GPU
+from neusight_jax.gpu import GPU
+from neusight_jax.hypothetical import PEAKS
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import CONV, conv_dims
 from neusight_jax.kernels.families import FAMILIES
@@ -25,7 +26,6 @@ from neusight_jax.terms import KernelTerms, Predictor
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
 KINDS: tuple[str, ...] = ("mixture", "neusight")
-PEAKS: tuple[str, ...] = tuple(name for name in FIELDS if name.endswith("_flop_per_s") or name == "exp_per_s")
 RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
 """Figures per second: scaling all of them scales a machine's time."""
 

@@ -15,17 +15,20 @@ from predictors import random_kernels, random_predictor
 
 import neusight_jax as nj
 from neusight_jax.arithmetic import DTYPES
+from neusight_jax.calibrated import CalibratedPredictor
+from neusight_jax.checkpoint import load_card, load_predictor, save_checkpoint
 from neusight_jax.kernels.attention import DECODE, KEY_STEP, PREFILL, QUERY_TILES, attention_dims
 from neusight_jax.kernels.family import LIBRARY, Work
+from neusight_jax.kernels.tensor_gemm import GEMM
 from neusight_jax.latency import kernel_latency
 from neusight_jax.roofline import element_bytes, exponentials_per_s, peak_flop_per_s, physical_times
 
 
 def work_of(family: Any, library: float = 0.0, **sizes: Any) -> Work:
-    plain = {"heads": 32, "kv_heads": 8, "head_size": 128} | sizes
+    plain: dict[str, Any] = {"heads": 32, "kv_heads": 8, "head_size": 128} | sizes
     queries = np.array([plain.pop("queries", 1)])
     context = np.array([plain.pop("context", queries[0])])
-    drawn = attention_dims(queries, context, **plain)  # type: ignore[arg-type]
+    drawn = attention_dims(queries, context, **plain)
     dims = {name: jnp.asarray(value, jnp.float32) for name, value in drawn.items()} | {LIBRARY: jnp.array([library])}
     work: Work = family.work(dims, jnp.array([2.0]))
     return work
@@ -82,9 +85,9 @@ def test_flash_attention_3_lets_heads_of_a_group_share_a_block() -> None:
 
 
 def test_windowed_is_a_property_of_the_layer() -> None:
-    sizes = {"heads": 8, "kv_heads": 2, "head_size": 64}
-    short = attention_dims(np.array([1]), np.array([100]), window=128, **sizes)  # type: ignore[arg-type]
-    full = attention_dims(np.array([1]), np.array([100]), **sizes)  # type: ignore[arg-type]
+    sizes: dict[str, Any] = {"heads": 8, "kv_heads": 2, "head_size": 64}
+    short = attention_dims(np.array([1]), np.array([100]), window=128, **sizes)
+    full = attention_dims(np.array([1]), np.array([100]), **sizes)
     assert (short["windowed"][0], full["windowed"][0]) == (1.0, 0.0)
     assert all(short[name][0] == full[name][0] for name in full if name != "windowed")
 
@@ -120,17 +123,11 @@ def test_the_softmax_is_time_of_its_own() -> None:
             np.testing.assert_array_equal(then, now)
 
 
-def nj_family(name: str) -> Any:
-    from neusight_jax.kernels.families import FAMILIES
-
-    return FAMILIES[name]
-
-
 def test_narrow_units_throttle() -> None:
     """T4 and V100 have equal units, but 70 and 300 W for 65 and 125 TFLOP/s: only T4 is bound by its power."""
     shares = {}
     for name in ("T4", "V100", "H100"):
-        gpu, family = nj.load_gpu(name), nj_family("gemm")
+        gpu, family = nj.load_gpu(name), GEMM
         dims = {d: jnp.full(1, 8192.0) for d in family.dims} | {"batch": jnp.ones(1)}
         dtype = jnp.array([DTYPES.index("fp16")])
         work = family.work(dims, element_bytes(dtype))
@@ -144,8 +141,6 @@ def test_narrow_units_throttle() -> None:
 
 def test_a_named_gpu_brings_its_libraries() -> None:
     """RTX 4090 is not measured, but runs FlashAttention 2; an H200 does not."""
-    from neusight_jax.checkpoint import load_predictor
-
     work = nj.graph_from_config("gpt-oss-20b", 64, 4096, "decode", "bf16")
     for device, slower in (("RTX 4090", True), ("H200", False)):
         named: Any = load_predictor("tensorcore", device)
@@ -160,9 +155,6 @@ def test_a_named_gpu_brings_its_libraries() -> None:
 
 def test_libraries_outlive_a_file(tmp_path: Path) -> None:
     """A calibrated checkpoint is written with the libraries of its GPU, and read back with them."""
-    from neusight_jax.calibrated import CalibratedPredictor
-    from neusight_jax.checkpoint import load_card, load_predictor, save_checkpoint
-
     named: Any = load_predictor("tensorcore", "L40S")
     card = load_card("tensorcore")
     save_checkpoint(tmp_path / "plain", named, {key: card[key] for key in ("kind", "architecture")})
