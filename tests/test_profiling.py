@@ -208,6 +208,27 @@ def test_sampling_takes_the_loop_off() -> None:
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.0 / 3.0)  # quartiles 2 and 4
 
 
+class Interrupted(Fake):
+    """On a machine with other tenants: 4 ms are lost every 10 ms or so, at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = np.random.default_rng(0)
+
+    def loop(self, rounds: int) -> float:
+        alone = super().loop(rounds)
+        return alone + 4e-3 * float(self.random.poisson(alone / 10e-3))
+
+
+def test_a_longer_run_times_more_loops_and_not_longer_ones() -> None:
+    """So medians of a run and of one ten times shorter are of the same thing, whatever else the machine does."""
+    short, long = sample(Interrupted(), 0.02), sample(Interrupted(), 0.2)
+    assert long.repeats >= 8 * short.repeats
+    for found in (short, long):
+        assert found.loop_s == pytest.approx(10e-6, rel=0.1)
+    assert sample(Interrupted(), 2.0).loop_s == pytest.approx(10e-6, rel=0.02)
+
+
 def test_the_loop_keeps_its_kernels() -> None:
     """Every input set's kernel stands in the body of the compiled loop, none before it."""
     prepared = JaxBackend().prepare(make_case("bmm", {"b": 2, "m": 32, "n": 48, "k": 16}), 3, 0)

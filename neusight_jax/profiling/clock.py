@@ -10,9 +10,13 @@ from typing import Any, Protocol
 
 from neusight_jax.profiling.case import Case
 
+LOOP_S = 2.5e-3
+"""Length of one timed loop, s, whatever time is given: a longer run times more loops and not longer ones, so that the
+medians of both are of the same thing. On a machine with other tenants a longer loop holds more interruptions."""
 REPEATS = 8
-"""Timings of the loop that a median is taken over, when one does not take longer than its share."""
+"""Timings of the loop there should at least be: loops are shorter than `LOOP_S` where the time given holds fewer."""
 FEWEST_REPEATS = 3
+FEWEST_ROUNDS = 2
 MOST_CALLS = 12
 LEAST_OF_CALL = 0.05
 """A kernel in the loop that takes less than this share of a long single call is not there."""
@@ -78,14 +82,13 @@ class Sample:
     Attributes:
       loop_s: median over `repeats` of the time of one kernel inside the loop; what the loop's first round takes, start
         and end of the loop included, is taken off.
-      loop_spread: quartile distance over the median, of the loop; loop_fastest_s: of the fastest repeats.
+      loop_spread: quartile distance over the median, of the loop.
       call_s: median of single calls; call_spread: likewise.
       repeats, launches: timings, and kernels run in all of them; calls: single calls.
     """
 
     loop_s: float
     loop_spread: float
-    loop_fastest_s: float
     call_s: float
     call_spread: float
     repeats: int
@@ -109,7 +112,7 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
     """Time a kernel for about so many seconds.
 
     Args:
-      prepared: the kernel; seconds: to spend, warm-up and compilation aside; less than nine passes over all sets
+      prepared: the kernel; seconds: to spend, warm-up and compilation aside; less than twelve passes over all sets
         are never made; between: called halfway, while the device is warm (clocks, power).
     Raises: `RuntimeError` when the loop takes no longer than an empty one, or cannot hold the kernel.
     """
@@ -118,7 +121,8 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
     calls = [prepared.call()]
     while len(calls) < MOST_CALLS and (len(calls) < FEWEST_REPEATS or sum(calls) < CALL_SHARE * seconds):
         calls.append(prepared.call())
-    share = seconds * (1.0 - CALL_SHARE) / REPEATS
+    timed_s = seconds * (1.0 - CALL_SHARE)
+    share = min(timed_s / REPEATS, LOOP_S)
     rounds = _rounds(share, statistics.median(calls) * prepared.sets)
     empty = min(prepared.loop(0) for _ in range(5))
     prepared.loop(rounds + 1)
@@ -130,7 +134,7 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
         # Single calls were slow for what the kernel is.
         rounds = min(_rounds(share, one_round), FASTER * rounds)
     # One round more is timed and one round taken off: the first one finds caches, threads and fresh pages cold.
-    repeats = min(max(int(REPEATS * share / (one_round * (rounds + 2))), FEWEST_REPEATS), REPEATS)
+    repeats = max(int(min(timed_s / (one_round * (rounds + 2)), 2.0 * timed_s / share)), FEWEST_REPEATS)
     launches = rounds * prepared.sets
     prepared.idle(rounds)
     turning = max(min(prepared.idle(rounds + 1) for _ in range(3)) - min(prepared.idle(1) for _ in range(3)), 0.0)
@@ -140,9 +144,10 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
         wholes.append(prepared.loop(rounds + 1))
         if between is not None and index == repeats // 2:
             between()
-    first = min(firsts)  # an interruption of the host must not be taken off a kernel's time
+    first = statistics.median(firsts)  # of the same machine as the median below, interruptions aside
+    if statistics.median(wholes) < 1.5 * first:
+        first = min(firsts)  # few repeats, and most first rounds interrupted: two rounds cannot take as long as none
     times = [(whole - first - turning) / launches for whole in wholes]
-    fastest = (min(wholes) - min(firsts) - turning) / launches
     if statistics.median(times) <= 0.0:
         raise RuntimeError(f"a loop of {launches} kernels takes no longer than an empty one; give more --seconds")
     if _is_missing(statistics.median(times), min(calls), empty):
@@ -152,7 +157,6 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
     return Sample(
         loop_s=statistics.median(times),
         loop_spread=spread(times),
-        loop_fastest_s=fastest,
         call_s=statistics.median(calls),
         call_spread=spread(calls),
         repeats=repeats,
@@ -168,4 +172,4 @@ def _is_missing(loop_s: float, call_s: float, empty_s: float) -> bool:
 
 def _rounds(share: float, one_pass: float) -> int:
     """Rounds beside the two that taking the first one off costs."""
-    return max(round(share / max(one_pass, 1e-9)) - 2, 1)
+    return max(round(share / max(one_pass, 1e-9)) - 2, FEWEST_ROUNDS)
