@@ -267,7 +267,7 @@ def _read_whole(file: Path) -> pd.DataFrame:
 
 def _read_csv(file: Path) -> pd.DataFrame:
     try:
-        frame = pd.read_csv(file)
+        frame = pd.read_csv(file, dtype=dict.fromkeys(("device", "model", "mode", "option"), str))  # "inf" is no number
     except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors
         reason = str(error).splitlines()[0][:200]
         raise InputError(f"{file} is not a readable CSV file ({reason}); expected measured models") from error

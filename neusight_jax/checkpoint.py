@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save
 from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
-from neusight_jax.gpu_catalog import canonical_name, kernel_generation, library_trait
+from neusight_jax.gpu_catalog import canonical_name, kernel_generation, known_library
 from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
@@ -124,8 +124,8 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         raise unknown_name("GPU", device, effects)
     if not isinstance(predictor, MixturePredictor):
         return predictor
-    traits = {each: library_trait(name, FAMILIES[each]) for each in predictor.families}
-    named: MixturePredictor = _with_libraries(predictor, traits)
+    known = {each: known_library(name, FAMILIES[each]) for each in predictor.families}
+    named: MixturePredictor = _with_libraries(predictor, known)
     own = effects.get(name, {})
     shared = card.get("generation_effects", {})
     fitting: dict[str, Sequence[float]] = {}
@@ -136,19 +136,19 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     return with_effect(named, fitting, measured=bool(own)) if fitting else named
 
 
-def _with_libraries(predictor: Predictor, traits: Mapping[str, float]) -> Any:
+def _with_libraries(predictor: Predictor, known: Mapping[str, float]) -> Any:
     """The predictor with what a device's libraries do otherwise than the rest, by family; 0 = as the rest.
 
-    Known before the device is measured (`gpu_catalog.library_trait`).
+    Known before the device is measured (`gpu_catalog.known_library`).
     """
     if isinstance(predictor, CalibratedPredictor):
-        return replace(predictor, base=_with_libraries(predictor.base, traits))
+        return replace(predictor, base=_with_libraries(predictor.base, known))
     if not isinstance(predictor, MixturePredictor):
         return predictor
     families = dict(predictor.families)
     for name in families:
-        trait = jnp.asarray(traits[name], jnp.float32) if traits.get(name) else None
-        families[name] = replace(families[name], library=trait)
+        number = jnp.asarray(known[name], jnp.float32) if known.get(name) else None
+        families[name] = replace(families[name], library=number)
     return replace(predictor, families=families)
 
 

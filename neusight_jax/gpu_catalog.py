@@ -131,6 +131,6 @@ def kernel_generation(device: str, libraries: str = "blas") -> str:
     return KERNEL_GENERATIONS[libraries].get(architecture, architecture)
 
 
-def library_trait(device: str, family: Family) -> float:
-    """What the libraries of a device do otherwise than the rest in a family (`Family.library_traits`), or 0."""
-    return dict(family.library_traits).get(kernel_generation(device, family.libraries), 0.0)
+def known_library(device: str, family: Family) -> float:
+    """Number of the library that runs a family on a device (`Family.known_libraries`); 0 = as the rest, or unknown."""
+    return dict(family.known_libraries).get(kernel_generation(device, family.libraries), 0.0)

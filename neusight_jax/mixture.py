@@ -5,7 +5,7 @@ For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
     log t_j = Σ_i w_ji(shape) · log T_i(GPU, shape) + b_j(shape),   w_j a softmax, b_j bounded
 
     body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max
-    total = body + overhead + floor
+    total = body + overhead + floor, and 2 us for every further kernel of one operator
 
 The T_i are monotone in every GPU field and homogeneous of degree −1 in its rates (`roofline`), the weights are
 non-negative, sum to one and see the shape only. So the forecast has the right slope in every field by construction,
@@ -90,8 +90,8 @@ class FamilyMixture:
       stack: log shift of `EFFECTS` on GPUs with an fp32 matrix path of its own, which run another vendor's libraries.
       effect: what sets one device apart (`effect_width` numbers); zeros unless calibrated. [effect] or, in training,
         [kernel, effect].
-      library: what the library of the device does otherwise (`Family.library_traits`); None = what the kernels say of
-        it, and if they say nothing, as the rest.
+      library: number of the library that runs the family on the device (`Family.known_libraries`); None = what the
+        kernels say of it, and if they say nothing, as the rest.
     """
 
     network: Network
@@ -133,7 +133,8 @@ class MixturePredictor:
         features = family.features(dims, size)
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
         shift = device_shift(parameters, family, features) + stack_shift(parameters, gpu)
-        return mix(parameters, features, times, bounds, tile, shift, offsets(family), isolated=isolated)
+        more_s = work.more_launches * LAUNCH_GAP_S
+        return mix(parameters, features, times, bounds, tile, shift, offsets(family), more_s, isolated=isolated)
 
 
 def offsets(family: Family) -> tuple[tuple[float, float], ...]:
@@ -180,10 +181,14 @@ def mix(
     tile: ChosenTile,
     shift: Float[Array, "#member #kernel effect"],
     ranges: Sequence[tuple[float, float]],
+    more_s: Float[Array, " kernel"] | float = 0.0,
     *,
     isolated: Isolated,
 ) -> KernelTerms:
-    """Mix physical times into a forecast (module docstring); members are averaged as logarithms."""
+    """Mix physical times into a forecast (module docstring); members are averaged as logarithms.
+
+    `more_s` is for further kernels of one operator, beside the floor.
+    """
     outputs = apply_network(parameters.network, features)
     alone = jnp.asarray(isolated, dtype=float)
     inside = (1.0 - alone) * parameters.in_model.T[..., None]  # [head, member, 1 or kernel]
@@ -203,7 +208,7 @@ def mix(
     body = jax.nn.logsumexp(jnp.stack([body, *logs[LIMITS:OVERHEAD]]) * LIMIT_NORM, axis=0) / LIMIT_NORM
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
-    launch_s = jnp.exp(logs[OVERHEAD]) + jnp.exp(floor + shift[..., -1])
+    launch_s = jnp.exp(logs[OVERHEAD]) + jnp.exp(floor + shift[..., -1]) + more_s
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,

@@ -11,13 +11,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from predictors import random_kernels, random_predictor
+from predictors import RATES, random_kernels, random_predictor, scaled
 
 import neusight_jax as nj
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.calibrated import CalibratedPredictor
 from neusight_jax.checkpoint import load_card, load_predictor, save_checkpoint
-from neusight_jax.kernels.attention import DECODE, KEY_STEP, PREFILL, QUERY_TILES, attention_dims
+from neusight_jax.kernels.attention import (
+    DECODE,
+    FLASH2,
+    FLASH3,
+    KEY_SPLITS,
+    KEY_STEP,
+    PREFILL,
+    QUERY_TILES,
+    attention_dims,
+)
 from neusight_jax.kernels.family import LIBRARY, Work
 from neusight_jax.kernels.tensor_gemm import GEMM
 from neusight_jax.latency import kernel_latency
@@ -68,19 +77,27 @@ def test_requests_of_any_lengths_are_never_less_than_their_pairs() -> None:
 def test_flash_attention_2_runs_windowed_heads_alone() -> None:
     """A decode of a layer with a window: a block for every query head, and its keys in one piece."""
     shared = work_of(DECODE, 0.0, context=8192, window=4096)
-    alone = work_of(DECODE, 1.0, context=8192, window=4096)
+    alone = work_of(DECODE, FLASH2, context=8192, window=4096)
     assert float(shared.blocks[0, 0, 0]) == 8
     np.testing.assert_array_equal(np.asarray(alone.blocks[0]), 32.0)
     np.testing.assert_array_equal(np.asarray(alone.block_steps[0]), 4096.0)
-    for wide in (work_of(DECODE, library, context=8192) for library in (0.0, 1.0)):
+    for wide in (work_of(DECODE, library, context=8192) for library in (0.0, FLASH2, FLASH3)):
         np.testing.assert_array_equal(np.asarray(wide.blocks), np.asarray(work_of(DECODE, context=8192).blocks))
+
+
+def test_flash_attention_2_splits_keys_of_shared_blocks_only() -> None:
+    """`seqlenq_ngroups_swapped` of its source: one query, more heads than the cache has, no window."""
+    sizes: dict[str, Any] = {"context": 8192, "heads": 16, "kv_heads": 16}
+    assert float(work_of(DECODE, FLASH2, **sizes).blocks.max()) == 16.0
+    assert float(work_of(DECODE, FLASH3, **sizes).blocks.max()) == 16.0 * KEY_SPLITS[-1]
+    assert float(work_of(DECODE, FLASH2, **sizes | {"kv_heads": 8}).blocks.max()) == 8.0 * KEY_SPLITS[-1]
 
 
 def test_flash_attention_3_lets_heads_of_a_group_share_a_block() -> None:
     """16 tokens of 4 heads are the 64 rows of one block; apart they are four blocks of 64 rows, 16 of them used."""
-    apart, shared = work_of(PREFILL, 0.0, queries=16), work_of(PREFILL, 1.0, queries=16)
+    apart, shared = work_of(PREFILL, 0.0, queries=16), work_of(PREFILL, FLASH3, queries=16)
     assert (float(apart.blocks[0, 0, 0]), float(shared.blocks[0, 0, 0])) == (32.0, 8.0)
-    long = work_of(PREFILL, 1.0, queries=4096)
+    long = work_of(PREFILL, FLASH3, queries=4096)
     assert float(long.blocks[0, 0, 0]) == float(work_of(PREFILL, 0.0, queries=4096).blocks[0, 0, 0])
 
 
@@ -140,17 +157,38 @@ def test_narrow_units_throttle() -> None:
 
 
 def test_a_named_gpu_brings_its_libraries() -> None:
-    """RTX 4090 is not measured, but runs FlashAttention 2; an H200 does not."""
+    """RTX 4090 is not measured, but runs FlashAttention 2; H200 runs FlashAttention 3; a B200 neither."""
     work = nj.graph_from_config("gpt-oss-20b", 64, 4096, "decode", "bf16")
-    for device, slower in (("RTX 4090", True), ("H200", False)):
+    for device, slower in (("RTX 4090", True), ("H200", True), ("B200", False)):
         named: Any = load_predictor("tensorcore", device)
-        trait = named.families["decode"].library
-        assert (trait is not None) == slower
+        number = named.families["decode"].library
+        assert (number is not None) == slower
         if slower:
             gpu = nj.load_gpu(device)
             without = replace(named.families["decode"], library=None)
             unaware = replace(named, families=named.families | {"decode": without})
             assert nj.latency(named, gpu, work.kernels) > nj.latency(unaware, gpu, work.kernels)
+
+
+def test_flash_attention_3_plans_and_combines_in_kernels_of_their_own() -> None:
+    """2 us for each kernel beside the first, on any GPU, however fast; planned ahead where no layer has a window."""
+    kernels, gpu = random_kernels(3, 64), nj.load_gpu("H100")
+    windowed = np.asarray(kernels.families["decode"].dims["windowed"])
+    predictor: Any = random_predictor("mixture", 0, 1)
+    family = predictor.families["decode"]
+    for faster in (1.0, 100.0):
+        alone, followed = (
+            kernel_latency(
+                replace(predictor, families=predictor.families | {"decode": replace(family, library=number)}),
+                scaled(gpu, RATES, faster),
+                kernels,
+                isolated=True,
+            )["decode"]
+            for number in (None, jnp.asarray(FLASH3))
+        )
+        short = np.asarray(alone) < 1e-3
+        assert set(windowed[short]) == {0.0, 1.0}
+        np.testing.assert_allclose(np.asarray(followed - alone)[short], 2e-6 * (1.0 + windowed)[short], rtol=1e-2)
 
 
 def test_libraries_outlive_a_file(tmp_path: Path) -> None:
@@ -163,5 +201,5 @@ def test_libraries_outlive_a_file(tmp_path: Path) -> None:
     plain: Any = load_predictor(tmp_path / "plain")
     tuned: Any = load_predictor(tmp_path / "calibrated")
     for read in (plain, tuned.base):
-        assert float(read.families["decode"].library) == 1.0
+        assert float(read.families["decode"].library) == FLASH2
         assert read.families["prefill"].library is None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import neusight_jax as nj
@@ -309,6 +310,27 @@ def test_cross_gpu_on_real_runs(measurements: Path) -> None:
     assert len(frame) >= 50
     assert found["scale_trace"] <= 8.0
     assert found["scale_trace"] < 0.7 * min(found[name] for name in RIVALS)
+
+
+def test_sums_of_nodes_by_hand(tmp_path: Path) -> None:
+    """3 ms twice and 4 ms once, each with 10 us of event overhead, against a label of 12 ms."""
+    from neusight_jax.training.node_sums import node_sums
+
+    run = {"device": "Tesla T4", "model": "m", "mode": "inf", "sequence_length": 8, "batch_size": 1, "option": ""}
+    plain = {"backward_s": 0.0, "accumulate_s": 0.0, "fw_ops": "[]", "bw_ops": "[]", "acc_ops": "[]"}
+    nodes = [
+        {**run, **plain, "name": "size", "forward_s": 10e-6, "layer_repeat": 1.0, "output_shape": None},
+        {**run, **plain, "name": "a", "forward_s": 3.01e-3, "layer_repeat": 2.0, "output_shape": "[8]"},
+        {**run, **plain, "name": "b", "forward_s": 4.01e-3, "layer_repeat": 1.0, "output_shape": "[8]"},
+    ]
+    (tmp_path / "models").mkdir()
+    table = pd.DataFrame(nodes).assign(node_index=range(3), total_s=lambda frame: frame["forward_s"])
+    table.to_parquet(tmp_path / "models" / "per_op.parquet")
+    label = {**run, "num_layers": 2, "e2e_s": 12e-3, "forward_s": 12e-3, "backward_s": float("nan")}
+    pd.DataFrame([label]).to_csv(tmp_path / "models" / "end_to_end.csv", index=False)
+    (found,) = node_sums(tmp_path).to_dict("records")
+    assert found["nodes_s"] == pytest.approx(10e-3)
+    assert found["error"] == pytest.approx(-100.0 / 6.0)
 
 
 def test_part_of_a_deviation_is_carried(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from neusight_jax.gpu_file import load_gpu
 from neusight_jax.scaling.occupancy import limits_of
 from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
 from neusight_jax.scaling.rules import Machine, scaling, wave_scaling
-from neusight_jax.training.data import CONTAMINATED
+from neusight_jax.training.data import contaminated
 from neusight_jax.training.evaluation import percentiles
 
 SYSTEMS: tuple[str, ...] = ("scale_trace", "scale_trace plain", "habitat-wave", "habitat-wave-simplified")
@@ -52,7 +52,7 @@ def cross_gpu(
     if data.per_op is None or data.end_to_end is None:
         raise InputError("cross-GPU scaling needs models/per_op.parquet and models/end_to_end.csv")
     keys = ["device", *WORKLOAD]
-    nodes = data.per_op[~_contaminated(data.per_op)]
+    nodes = data.per_op[~contaminated(data.per_op)]
     runs = {key: trace_of_nodes(part, "") for key, part in nodes.groupby(keys)}
     labels = data.end_to_end[data.end_to_end["option"] == ""]
     measured = dict(zip(labels[keys].itertuples(index=False, name=None), labels["e2e_s"], strict=True))
@@ -99,14 +99,6 @@ def cross_gpu_errors(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         [{"system": name, "rows": len(frame), **percentiles(values)} for name, values in errors.items()]
     )
-
-
-def _contaminated(nodes: pd.DataFrame) -> pd.Series:
-    dirty = pd.Series(False, index=nodes.index)
-    for device, names in CONTAMINATED.items():
-        run = nodes["model"] + "/" + nodes["batch_size"].astype(str)
-        dirty |= (nodes["device"] == device) & (nodes["model"].isin(names) | run.isin(names))
-    return dirty
 
 
 def main() -> None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.gpu import GPU, stack_gpus
-from neusight_jax.gpu_catalog import library_trait
+from neusight_jax.gpu_catalog import known_library
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.training.rows import Rows
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
 """Families that have a network of their own."""
@@ -29,6 +27,15 @@ MIN_NODE_S = 50e-6
 CONTAMINATED: dict[str, tuple[str, ...]] = {"NVIDIA A100-PCIE-40GB": ("bert_large", "gpt2_large", "opt_13/2")}
 """Models (or model/batch) whose per-node times on a device were taken in a low clock state: their sum is 1.2-1.5 times
 the whole-model label of the same run. Left out."""
+
+
+def contaminated(nodes: pd.DataFrame) -> pd.Series:
+    """Which nodes are of `CONTAMINATED` runs."""
+    dirty = pd.Series(False, index=nodes.index)
+    for device, names in CONTAMINATED.items():
+        run = nodes["model"] + "/" + nodes["batch_size"].astype(str)
+        dirty |= (nodes["device"] == device) & (nodes["model"].isin(names) | run.isin(names))
+    return dirty
 
 
 def sweep_rows(measurements: Measurements, name: str, devices: Sequence[str]) -> Rows:
@@ -90,9 +97,9 @@ def _rows(
     ops = {name: position for position, name in enumerate(family.ops)}
     dtypes = {name: position for position, name in enumerate(DTYPES)}
     dims = {name: frame[name].to_numpy(np.float32) for name in family.dims}
-    if family.library_traits:
-        trait = {name: library_trait(name, family) for name in devices}
-        dims[LIBRARY] = frame["device"].map(trait).to_numpy(np.float32)
+    if family.known_libraries:
+        known = {name: known_library(name, family) for name in devices}
+        dims[LIBRARY] = frame["device"].map(known).to_numpy(np.float32)
     columns: dict[str, Any] = {
         "dims": dims,
         "op": frame["op"].map(ops).to_numpy(np.int32),

@@ -3,12 +3,14 @@
 A batch may mix requests of any lengths: its dims are sums over the requests. `pairs` counts the query-key pairs that
 mask and window leave, so that causal, windowed and full attention are one family.
 
-Libraries differ in which query heads share a block (`Family.library_traits`). FlashAttention 2 gives every query head a
-block of its own where a decode has a window, and does not split its keys; FlashAttention 3 lets the heads of a group
-share the blocks of a prefill.
+Libraries (`Family.known_libraries`) differ in which query heads share a block, and in the kernels around the first.
+FlashAttention 2 gives every query head a block of its own where a decode has a window, and splits keys only in blocks
+that heads of a group share. FlashAttention 3 lets the heads of a group share the blocks of a prefill; a decode is
+followed by a kernel that combines the splits and, where layers have windows, preceded by one that plans them.
 
 Source: Dao, FlashAttention-2 (2023), for blocks over queries; Flash-Decoding (2023) for blocks over split keys; Shah et
-al., FlashAttention-3 (2024), for the time of the exponentials beside the products.
+al., FlashAttention-3 (2024), for the time of the exponentials beside the products; what libraries do, from the sources
+of vLLM and its flash-attention (`mha_varlen_fwd`, `mha_fwd`, `aot_schedule`).
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ MIN_SPLIT_KEYS = 128.0
 BLOCK_CYCLES = 1500.0
 """Clocks a block spends before and after its loop: decodes of short sequences take 2,400 (TensorRT-LLM) to 10,000
 (FlashAttention 2) a block, whatever their length."""
+
+FLASH2, FLASH3 = 1.0, 2.0
+"""Libraries by number (`LIBRARY`): FlashAttention 2 and 3."""
 
 DIRECTIONS: tuple[int, ...] = (9, 10, 14)
 """Features a device or library effect may tilt along: keys of a query, heads of a group, share of keys seen."""
@@ -101,13 +106,20 @@ def _block_bytes(dims: Dims, element_bytes: Array, rows: Array, keys: Array) -> 
     return element_bytes[:, None, None] * size * (2.0 * rows + 2.0 * keys * share)
 
 
-def _trait(dims: Dims) -> Float[Array, "#kernel"]:
-    return jnp.asarray(dims.get(LIBRARY, jnp.zeros(1)))
+def _run_by(dims: Dims, library: float) -> Float[Array, "#kernel"]:
+    """1 where a library is known to run a kernel, else 0."""
+    return jnp.where(jnp.asarray(dims.get(LIBRARY, jnp.zeros(1))) == library, 1.0, 0.0)
 
 
 def _heads_of_blocks(dims: Dims) -> Float[Array, " kernel"]:
     """Heads that a decode has blocks for: those of the cache, or all where heads of a group do not share a block."""
-    return dims["kv_heads"] + _trait(dims) * dims["windowed"] * (dims["heads"] - dims["kv_heads"])
+    return dims["kv_heads"] + _run_by(dims, FLASH2) * dims["windowed"] * (dims["heads"] - dims["kv_heads"])
+
+
+def _in_one_piece(dims: Dims) -> Float[Array, " kernel"]:
+    """1 where the keys of a decode are not split: FlashAttention 2 with a window, or without heads that share keys."""
+    apart = jnp.where(dims["heads"] <= dims["kv_heads"], 1.0, dims["windowed"])
+    return _run_by(dims, FLASH2) * apart
 
 
 def _prefill_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
@@ -116,7 +128,7 @@ def _prefill_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         for name in ("requests", "queries", "pairs", "context", "heads", "kv_heads", "head_size", "windowed")
     )
     rows = jnp.array(QUERY_TILES, jnp.float32)[None, :, None]
-    sharing = 1.0 + _trait(dims)[:, None, None] * (heads / kv_heads - 1.0)
+    sharing = 1.0 + _run_by(dims, FLASH3)[:, None, None] * (heads / kv_heads - 1.0)
     # Queries of a block see different keys: it visits those of all, and masks at one end, with a window at both.
     other = 0.5 * (1.0 + windowed) * jnp.minimum(rows / sharing, queries / requests)
     mean = pairs / queries
@@ -141,8 +153,7 @@ def _decode_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     rows = jnp.array(ROW_TILES, jnp.float32)[None, :, None]
     seen = pairs / queries
     split = jnp.clip(jnp.floor(seen / MIN_SPLIT_KEYS), 1.0, jnp.array(KEY_SPLITS, jnp.float32)[None, None, :])
-    alone = (_trait(dims) * dims["windowed"])[:, None, None]
-    split = split + alone * (1.0 - split)
+    split = split + _in_one_piece(dims)[:, None, None] * (1.0 - split)
     keys = jnp.ceil(seen / split / KEY_STEP) * KEY_STEP
     block_heads = _heads_of_blocks(dims)[:, None, None]
     group = heads / block_heads * queries / requests
@@ -155,6 +166,7 @@ def _decode_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         block_steps=keys * jnp.ones_like(rows),
         block_exponentials=rows * keys,
         block_cycles=BLOCK_CYCLES,
+        more_launches=_run_by(dims, FLASH3) * (1.0 + dims["windowed"]),
     )
 
 
@@ -175,7 +187,7 @@ def _family(
     name: str,
     tiles: tuple[str, ...],
     work: Callable[[Dims, Float[Array, " kernel"]], Work],
-    *traits: tuple[str, float],
+    *known: tuple[str, float],
 ) -> Family:
     return Family(
         name=name,
@@ -189,9 +201,11 @@ def _family(
         directions=DIRECTIONS,
         tensor_core=True,
         libraries="attention",
-        library_traits=traits,
+        known_libraries=known,
     )
 
 
-PREFILL = _family("prefill", tuple(f"{rows} queries" for rows in QUERY_TILES), _prefill_work, ("hopper", 1.0))
-DECODE = _family("decode", tuple(f"{rows} rows" for rows in ROW_TILES), _decode_work, ("flash2", 1.0))
+PREFILL = _family("prefill", tuple(f"{rows} queries" for rows in QUERY_TILES), _prefill_work, ("hopper", FLASH3))
+DECODE = _family(
+    "decode", tuple(f"{rows} rows" for rows in ROW_TILES), _decode_work, ("flash2", FLASH2), ("hopper", FLASH3)
+)

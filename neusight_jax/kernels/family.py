@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
 
 LIBRARY = "library"
-"""Key under which dims hold the trait of the library that runs a kernel (`Family.library_traits`)."""
+"""Key under which dims hold the library that runs a kernel, a number of the family's own (`Family.known_libraries`)."""
 
 
 @jax.tree_util.register_dataclass
@@ -38,6 +38,7 @@ class Work:
       form_bytes: memory traffic of each, what it writes out in another form included, bytes.
       block_exponentials: exponentials of a softmax between the products of one block; None = there is none.
       block_cycles: clocks a block spends however little it has to do.
+      more_launches: kernels that follow the first in one operator.
     """
 
     flop: Float[Array, " kernel"]
@@ -50,6 +51,7 @@ class Work:
     form_bytes: Float[Array, "kernel form"] | None = None
     block_exponentials: Float[Array, "kernel tile split"] | None = None
     block_cycles: float = 0.0
+    more_launches: Float[Array, " kernel"] | float = 0.0
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:
@@ -74,8 +76,8 @@ class Family:
       tensor_core: whether its kernels are those of tensor cores, or run between them: measured inside CUDA graphs, so
         that a launch costs no more alone than in a model.
       libraries: which libraries run it, a key of `gpu_catalog.KERNEL_GENERATIONS`.
-      library_traits: (generation, what its kernels do otherwise than the rest): a number that `work` and `features`
-        find in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
+      known_libraries: (generation, number of the library that does something otherwise than the rest): `work` and
+        `features` find it in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
       directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
     """
@@ -92,5 +94,5 @@ class Family:
     alternatives: bool = False
     tensor_core: bool = False
     libraries: str = "blas"
-    library_traits: tuple[tuple[str, float], ...] = ()
+    known_libraries: tuple[tuple[str, float], ...] = ()
     l2_operands: bool = False
