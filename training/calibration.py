@@ -42,14 +42,14 @@ class Prior:
     """What is believed of a GPU before it is measured; natural logarithms.
 
     Attributes:
-      constant: σ_c, spread of each head over GPUs.
+      constants: σ_c, spread of each head and of the floor over GPUs.
       shape: σ_s, spread of its shape-dependent part; common: σ_b, of the part all heads share.
       length: distance over which shapes resemble each other, log units of the dims.
       noise: spread of a measurement around what the model can say.
       width: residual from which a row counts less.
     """
 
-    constant: float = 0.25
+    constants: tuple[float, ...] = (0.25,) * len(EFFECTS)
     shape: float = 0.2
     common: float = 0.2
     length: float = 4.0
@@ -58,14 +58,16 @@ class Prior:
 
     def covariance(self, left: np.ndarray, right: np.ndarray, kernel: np.ndarray) -> np.ndarray:
         """cov(x, x') from the head shares J of both sides and κ."""
+        constants = (left * np.square(self.constants)) @ right.T
         heads = left @ right.T
         common = np.outer(left.sum(axis=1), right.sum(axis=1))
-        total: np.ndarray = heads * (self.constant**2 + self.shape**2 * kernel) + self.common**2 * kernel * common
+        total: np.ndarray = constants + kernel * (self.shape**2 * heads + self.common**2 * common)
         return total
 
 
-TENSOR_PRIOR = Prior(shape=0.08, common=0.08)
-"""The same on tensor cores: what is wrong there depends less on the shape."""
+TENSOR_PRIOR = Prior(constants=(0.15, 0.1, 0.25, 0.3, 0.05, 0.1, 0.15, 0.25), shape=0.08, common=0.08)
+"""The same on tensor cores: what is wrong there depends less on the shape, and is least in what DRAM and power do. The
+spreads of heads are those that 400 bf16 products of each GPU, its architecture left out, asked for."""
 
 
 def prior_of(network: str) -> Prior:
@@ -213,7 +215,7 @@ def _posterior(prior: Prior, shares: np.ndarray, solution: np.ndarray) -> tuple[
     """Constants [effect] and kernel weights [row, effect] of the posterior mean."""
     weighted = shares * solution[:, None]
     common = weighted.sum(axis=1, keepdims=True)
-    return prior.constant**2 * weighted.sum(axis=0), prior.shape**2 * weighted + prior.common**2 * common
+    return np.square(prior.constants) * weighted.sum(axis=0), prior.shape**2 * weighted + prior.common**2 * common
 
 
 def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior) -> _Points:
