@@ -16,7 +16,7 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.kernels.table import table_from_kernels
 from neusight_jax.scaling.names import dtype_of, kind_of, tile_of
-from neusight_jax.scaling.occupancy import LIMITS, resident_blocks
+from neusight_jax.scaling.occupancy import LIMITS, limits_of, resident_blocks
 from neusight_jax.scaling.operators import operator_kernels
 from neusight_jax.scaling.rules import BELIEVED, FAR_CARRIED
 from neusight_jax.scaling.scale import ScaledRun, read_trace
@@ -293,6 +293,12 @@ def test_occupancy_by_hand() -> None:
     assert resident_blocks(Launch(1, 32), LIMITS["volta"]) == 32
     assert resident_blocks(Launch(1, 128, 0, 48 << 10), LIMITS["volta"]) == 2
     assert resident_blocks(Launch(1, 1024, 255), LIMITS["volta"]) == 1
+
+
+def test_chips_of_an_architecture_may_differ() -> None:
+    """CUDA programming guide, compute capabilities 8.0, 8.6 and 12.0."""
+    shared = {name: limits_of(name).shared_bytes >> 10 for name in ("A100", "A10", "RTX PRO 6000", "B200")}
+    assert shared == {"A100": 164, "A10": 100, "RTX PRO 6000": 100, "B200": 228}
 
 
 def test_busy_time_is_the_union() -> None:

@@ -29,18 +29,22 @@ LIMITS: dict[str, Limits] = {
     "volta": Limits(2048, 32, 96 << 10),
     "turing": Limits(1024, 16, 64 << 10),
     "ampere": Limits(2048, 32, 164 << 10),
+    "ampere, 128 lanes": Limits(1536, 16, 100 << 10),
     "ada": Limits(1536, 24, 100 << 10),
     "hopper": Limits(2048, 32, 228 << 10),
     "blackwell": Limits(2048, 32, 228 << 10),
+    "blackwell_rtx": Limits(1536, 24, 100 << 10),
 }
 DEFAULT = LIMITS["hopper"]
 
 
 def limits_of(gpu_name: str) -> Limits:
-    """Limits of a GPU of the catalog by its architecture; those of `DEFAULT` for any other."""
+    """Limits of a GPU of the catalog by its architecture (Ampere's GA10x apart from GA100); any other: `DEFAULT`."""
     if canonical_name(gpu_name) is None:
         return DEFAULT
-    return LIMITS.get(gpu_info(gpu_name).architecture, DEFAULT)
+    info = gpu_info(gpu_name)
+    wide = LIMITS.get(f"{info.architecture}, {info.lanes_per_sm:.0f} lanes")
+    return wide or LIMITS.get(info.architecture, DEFAULT)
 
 
 def resident_blocks(launch: Launch, limits: Limits) -> float:
