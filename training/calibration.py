@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -65,14 +65,17 @@ class Prior:
         return total
 
 
-TENSOR_PRIOR = Prior(constants=(0.15, 0.1, 0.25, 0.3, 0.05, 0.1, 0.15, 0.25), shape=0.08, common=0.08)
-"""The same on tensor cores: what is wrong there depends less on the shape, and is least in what DRAM and power do. The
-spreads of heads are those that 400 bf16 products of each GPU, its architecture left out, asked for."""
+TENSOR_PRIOR = Prior(shape=0.08, common=0.08)
+"""The same on tensor cores: what is wrong there depends less on the shape."""
+PRODUCT_PRIOR = replace(TENSOR_PRIOR, constants=(0.15, 0.1, 0.25, 0.3, 0.05, 0.1, 0.15, 0.25))
+"""The same of products on tensor cores, least unsure of DRAM and power: the spreads that 400 bf16 products of each GPU,
+its architecture left out, asked for."""
 
 
 def prior_of(network: str) -> Prior:
     """What is believed of a family's errors."""
-    return TENSOR_PRIOR if FAMILIES[network].tensor_core else Prior()
+    family = FAMILIES[network]
+    return PRODUCT_PRIOR if family.l2_operands else TENSOR_PRIOR if family.tensor_core else Prior()
 
 
 STEPS = 5
