@@ -5,8 +5,9 @@ mask and window leave, so that causal, windowed and full attention are one famil
 
 Libraries (`Family.known_libraries`) differ in which query heads share a block, and in the kernels around the first.
 FlashAttention 2 gives every query head a block of its own where a decode has a window, and splits keys only in blocks
-that heads of a group share. FlashAttention 3 lets the heads of a group share the blocks of a prefill; a decode is
-followed by a kernel that combines the splits and, where layers have windows, preceded by one that plans them.
+that heads of a group share. FlashAttention 3 lets the heads of a group share the blocks of a prefill and takes 128 keys
+at a time; a prefill has a kernel beside the first that plans it, a decode one that combines its splits and, where
+layers have windows, one that plans them.
 
 Source: Dao, FlashAttention-2 (2023), for blocks over queries; Flash-Decoding (2023) for blocks over split keys; Shah et
 al., FlashAttention-3 (2024), for the time of the exponentials beside the products; what libraries do, from the sources
@@ -37,8 +38,8 @@ ROW_TILES: tuple[int, ...] = (16, 64)
 """Rows a block of a decode pads the query heads of a group to."""
 KEY_SPLITS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
 """Ways a decode may cut the keys of a request over blocks."""
-KEY_STEP = 64.0
-"""Keys a block takes at a time; the last step is padded."""
+KEY_STEP, FLASH3_KEY_STEP = 64.0, 128.0
+"""Keys a block takes at a time, and in FlashAttention 3; the last step is padded."""
 MIN_SPLIT_KEYS = 128.0
 """Fewest keys a block of a split decode is given."""
 BLOCK_CYCLES = 1500.0
@@ -111,6 +112,10 @@ def _run_by(dims: Dims, library: float) -> Float[Array, "#kernel"]:
     return jnp.where(jnp.asarray(dims.get(LIBRARY, jnp.zeros(1))) == library, 1.0, 0.0)
 
 
+def _key_step(dims: Dims) -> Float[Array, "#kernel"]:
+    return KEY_STEP + _run_by(dims, FLASH3) * (FLASH3_KEY_STEP - KEY_STEP)
+
+
 def _heads_of_blocks(dims: Dims) -> Float[Array, " kernel"]:
     """Heads that a decode has blocks for: those of the cache, or all where heads of a group do not share a block."""
     return dims["kv_heads"] + _run_by(dims, FLASH2) * dims["windowed"] * (dims["heads"] - dims["kv_heads"])
@@ -133,7 +138,8 @@ def _prefill_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     other = 0.5 * (1.0 + windowed) * jnp.minimum(rows / sharing, queries / requests)
     mean = pairs / queries
     seen = jnp.minimum(mean + other, jnp.maximum(mean, context / requests))
-    keys = jnp.ceil(seen / KEY_STEP) * KEY_STEP
+    step = _key_step(dims)[:, None, None]
+    keys = jnp.ceil(seen / step) * step
     return Work(
         flop=flop(dims),
         bytes_moved=bytes_moved(dims, element_bytes),
@@ -143,6 +149,7 @@ def _prefill_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         block_steps=keys,
         block_exponentials=rows * keys,
         block_cycles=BLOCK_CYCLES,
+        more_launches=_run_by(dims, FLASH3),
     )
 
 
@@ -154,7 +161,8 @@ def _decode_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     seen = pairs / queries
     split = jnp.clip(jnp.floor(seen / MIN_SPLIT_KEYS), 1.0, jnp.array(KEY_SPLITS, jnp.float32)[None, None, :])
     split = split + _in_one_piece(dims)[:, None, None] * (1.0 - split)
-    keys = jnp.ceil(seen / split / KEY_STEP) * KEY_STEP
+    step = _key_step(dims)[:, None, None]
+    keys = jnp.ceil(seen / split / step) * step
     block_heads = _heads_of_blocks(dims)[:, None, None]
     group = heads / block_heads * queries / requests
     return Work(
