@@ -6,8 +6,8 @@ mask and window leave, so that causal, windowed and full attention are one famil
 Libraries (`Family.known_libraries`) differ in which query heads share a block, and in the kernels around the first.
 FlashAttention 2 gives every query head a block of its own where a decode has a window, and splits keys only in blocks
 that heads of a group share. FlashAttention 3 lets the heads of a group share the blocks of a prefill and takes 128 keys
-at a time; a prefill has a kernel beside the first that plans it, a decode one that combines its splits and, where
-layers have windows, one that plans them.
+at a time; a decode is followed by a kernel that combines its splits and, where layers have windows, preceded by one
+that plans them. That a prefill has one further kernel is read off the measurements.
 
 Source: Dao, FlashAttention-2 (2023), for blocks over queries; Flash-Decoding (2023) for blocks over split keys; Shah et
 al., FlashAttention-3 (2024), for the time of the exponentials beside the products; what libraries do, from the sources
