@@ -5,8 +5,8 @@
 Runs on the GPU where there is one, else on the CPU. The runs to compare take turns, so that a busy spell of the machine
 meets all of them; the load average is printed before and after. `again` and `short` are the median distance of a long
 run from the next one and from the short one after it, the machine's drift between them included; `medians` compares
-medians over all rounds, so that most of the drift cancels. `--clock cpu` (jax, CPU) counts processor time,
-one thread.
+medians over all rounds, and `paired` takes the median ratio of a short run to the long one before it, in which most of
+the drift cancels. `--clock cpu` (jax, CPU) counts processor time, one thread.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     cache_bytes = float(np.asarray(find_machine(backend, None).gpu.l2_bytes))
     print(f"{backend.device}, {given.backend}, {given.seconds} s a kernel, {given.clock} clock")
     print(f"load {os.getloadavg()[0]:.1f}")
-    columns: dict[str, list[float]] = {"spread": [], "again": [], "short": [], "medians": []}
+    columns: dict[str, list[float]] = {"spread": [], "again": [], "short": [], "medians": [], "paired": []}
     print(f"{'kernel':<38} {'loop us':>9} {'call us':>9} " + " ".join(f"{name:>7}" for name in columns))
     for case in (make_case(op, dims) for op, dims in CASES):
         long, short = _runs(case, backend, cache_bytes, given.seconds, given.rounds)
@@ -70,6 +70,9 @@ def main() -> None:
                 percent_apart(one.loop_s, two.loop_s) for one, two in zip(long, short, strict=True)
             ),
             "medians": percent_apart(loop_s, statistics.median(run.loop_s for run in short)),
+            "paired": percent_apart(
+                1.0, statistics.median(two.loop_s / one.loop_s for one, two in zip(long, short, strict=True))
+            ),
         }
         call_s = statistics.median(run.call_s for run in long)
         shown = " ".join(f"{value:6.1f}%" for value in row.values())
