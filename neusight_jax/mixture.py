@@ -9,7 +9,8 @@ For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
 
 The T_i are monotone in every GPU field and homogeneous of degree −1 in its rates (`roofline`), the weights are
 non-negative, sum to one and see the shape only. So the forecast has the right slope in every field by construction,
-its rate elasticities sum to −1 less the share of the floor, and it never falls below the speed of light.
+its rate elasticities sum to −1 less the share of floor and further kernels, and it never falls below the speed of
+light.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def calibrate_checkpoint(
             f"{card['calibrated']['checkpoint']} with all measured kernels together"
         )
     known = canonical_name(gpu) in card.get("device_effects", {})
-    predictor = load_predictor(checkpoint, name if known or canonical_name(name) else None)
+    predictor = load_predictor(checkpoint, canonical_name(name))
     data = read_measured_on(measurements, name, machine, on_invalid="drop" if drop_invalid else "refuse")
     frame = data.frame
     done = calibration(predictor, machine, table_from_frame(frame), frame["latency_s"].to_numpy(np.float64))

@@ -51,8 +51,6 @@ def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
     The overhead of a device is the median time of its nodes that launch nothing. Nodes shorter than `MIN_NODE_S` and
     contaminated runs are left out.
     """
-    import pandas as pd
-
     nodes = measurements.per_op
     records: list[dict[str, Any]] = []
     if nodes is not None and "fw_ops" in nodes:
@@ -142,11 +140,10 @@ def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str
         return []
     idle = nodes[nodes["output_shape"].isna() & (nodes["forward_s"] > 0)]["forward_s"]
     overhead = float(idle.median()) if len(idle) else 0.0
-    dirty = CONTAMINATED.get(device, ())
     records = []
     node: Any
-    for node in nodes.itertuples():
-        if node.model in dirty or f"{node.model}/{node.batch_size}" in dirty or not isinstance(node.fw_ops, str):
+    for node in nodes[~contaminated(nodes)].itertuples():
+        if not isinstance(node.fw_ops, str):
             continue
         seconds = node.forward_s - overhead
         kernel = _reference_kernel(json.loads(node.fw_ops), node)

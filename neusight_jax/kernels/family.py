@@ -38,7 +38,7 @@ class Work:
       form_bytes: memory traffic of each, what it writes out in another form included, bytes.
       block_exponentials: exponentials of a softmax between the products of one block; None = there is none.
       block_cycles: clocks a block spends however little it has to do.
-      more_launches: kernels that follow the first in one operator.
+      more_launches: kernels beside the first in one operator.
     """
 
     flop: Float[Array, " kernel"]
