@@ -108,6 +108,17 @@ def test_one_wild_row_counts_little() -> None:
     assert robust < 0.85 * trusting
 
 
+@pytest.mark.parametrize(("family", "seed"), [("linear", 5), ("conv", 5)])
+def test_more_steps_change_nothing(monkeypatch: pytest.MonkeyPatch, family: str, seed: int) -> None:
+    base, table = mixture(), kernels(seed, 100, family)
+    scatter = np.random.default_rng(seed).normal(0.0, 0.5, 100)
+    seconds = nj.predict_kernels(base, GPU, table) * np.exp(scatter)
+    forecasts = [nj.predict_kernels(calibrate(base, GPU, table, seconds), GPU, table)]
+    monkeypatch.setattr("neusight_jax.training.calibration.STEPS", 60)
+    forecasts.append(nj.predict_kernels(calibrate(base, GPU, table, seconds), GPU, table))
+    assert np.mean(np.abs(np.log(forecasts[0] / forecasts[1]))) < 0.02  # whole steps alone are off by 0.06 and 0.2
+
+
 def test_families_without_rows_are_as_before() -> None:
     base = mixture()
     table = kernels(5, 12, "linear", "bmm")

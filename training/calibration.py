@@ -72,14 +72,22 @@ PRODUCT_PRIOR = replace(TENSOR_PRIOR, constants=(0.15, 0.1, 0.25, 0.3, 0.05, 0.1
 its architecture left out, asked for."""
 
 
+ALTERNATIVES_PRIOR = Prior(noise=0.2)
+"""The same of convolutions: which algorithm the library takes changes from one shape to the next."""
+
+
 def prior_of(network: str) -> Prior:
     """What is believed of a family's errors."""
     family = FAMILIES[network]
+    if family.alternatives:
+        return ALTERNATIVES_PRIOR
     return PRODUCT_PRIOR if family.l2_operands else TENSOR_PRIOR if family.tensor_core else Prior()
 
 
-STEPS = 5
+STEPS = 8
 """Gauss-Newton steps."""
+PARTS: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1)
+"""Parts of a step that are tried until one mends the fit: whole steps go astray where heads take turns."""
 MOST_ROWS = 500
 """At most this many rows of a family are used: solving is cubic in them, and little is gained beyond."""
 
@@ -188,37 +196,57 @@ def _fit(
     given = sum(table.families[name].num_rows for name in parts)
     rows = _points({name: table.families[name] for name in parts}, measured, prior)
     kernel = np.asarray(shape_kernel(jnp.asarray(rows.points), jnp.asarray(rows.points)), np.float64)
-    shift = np.zeros((len(rows.log_seconds), len(EFFECTS)))
-    weight = np.ones(len(rows.log_seconds))
-    before = None
-    for _ in range(STEPS):
-        logs, shares = _linear(predictor, network, gpu, rows, shift)
+
+    def state(dual: np.ndarray) -> _State:
+        constant, weights = _posterior(prior, dual)
+        logs, shares = _linear(predictor, network, gpu, rows, constant + kernel @ weights)
         error = rows.log_seconds - logs
-        before = error if before is None else before
-        target = error + np.sum(shares * shift, axis=1)
-        covariance = prior.covariance(shares, shares, kernel)
-        inverse = np.linalg.inv(covariance + np.diag(prior.noise**2 / weight))
+        size = np.abs(error)
+        misfit = np.where(size < prior.width, size**2, prior.width * (2.0 * size - prior.width)) / prior.noise**2
+        spread = constant @ dual.sum(axis=0) + np.sum(dual * (kernel @ weights))
+        return _State(dual, constant, weights, error, shares, float(misfit.sum() + spread))
+
+    start = here = state(np.zeros((len(rows.log_seconds), len(EFFECTS))))
+    weight = np.ones(len(here.error))
+    for _ in range(STEPS):
+        target = here.error + np.sum(here.shares * (here.constant + kernel @ here.weights), axis=1)
+        inverse = np.linalg.inv(prior.covariance(here.shares, here.shares, kernel) + np.diag(prior.noise**2 / weight))
         solution = inverse @ target
-        constant, weights = _posterior(prior, shares, solution)
-        shift = constant + kernel @ weights
-        weight = 1.0 / np.maximum(1.0, np.abs(target - covariance @ solution) / prior.width)
-    assert before is not None
+        proposed = here.shares * solution[:, None]
+        for part in PARTS:
+            there = state(here.dual + part * (proposed - here.dual))
+            if there.cost < here.cost:
+                here = there
+                break
+        weight = prior.width / np.maximum(prior.width, np.abs(here.error))
     left_out = solution / np.diag(inverse)  # the residual of each row from a fit to the others
     summary = {
         "given": given,
-        "rows": len(before),
-        "before": mean_error_percent(before),
+        "rows": len(start.error),
+        "before": mean_error_percent(start.error),
         "after": mean_error_percent(left_out),
     }
-    leaves = (jnp.asarray(leaf, jnp.float32) for leaf in (constant, rows.points, weights))
+    leaves = (jnp.asarray(leaf, jnp.float32) for leaf in (here.constant, rows.points, here.weights))
     return ShapeEffect(*leaves), summary
 
 
-def _posterior(prior: Prior, shares: np.ndarray, solution: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Constants [effect] and kernel weights [row, effect] of the posterior mean."""
-    weighted = shares * solution[:, None]
-    common = weighted.sum(axis=1, keepdims=True)
-    return np.square(prior.constants) * weighted.sum(axis=0), prior.shape**2 * weighted + prior.common**2 * common
+@dataclass(frozen=True)
+class _State:
+    """Where the fit of a network stands: the dual [row, effect] says it all, and `cost` is twice the negative log
+    posterior (Huber for the errors)."""
+
+    dual: np.ndarray
+    constant: np.ndarray
+    weights: np.ndarray
+    error: np.ndarray
+    shares: np.ndarray
+    cost: float
+
+
+def _posterior(prior: Prior, dual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Constants [effect] and kernel weights [row, effect] of a dual [row, effect]."""
+    common = dual.sum(axis=1, keepdims=True)
+    return np.square(prior.constants) * dual.sum(axis=0), prior.shape**2 * dual + prior.common**2 * common
 
 
 def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior) -> _Points:

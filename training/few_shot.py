@@ -19,6 +19,7 @@ import pandas as pd
 from rich.console import Console, RenderableType
 
 from neusight_jax.calibrated import shape_kernel, shape_points
+from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import catalog_gpu
 from neusight_jax.kernels.table import KernelTable
@@ -132,8 +133,9 @@ def run_few_shot(
 
     Args:
       measurements: files or folders of the schema; seeds: fits and draws per GPU left out; devices: only these GPUs.
-      counts: kernels measured of each family; prior: of the calibration; console: for progress.
-    Raises: `InputError` for fewer than two GPUs.
+      counts: kernels measured of each family, left out where no other row is left; prior: of the calibration.
+      console: for progress.
+    Raises: `InputError` for fewer than two GPUs, or too few rows to score any.
     """
     data, names = read_for(FEW_SHOT, measurements, seeds, devices, drop_invalid)
     console = console or Console(quiet=True)
@@ -151,6 +153,11 @@ def run_few_shot(
                 records += _device_scores(
                     predictor, own, device, job.seed, counts, prior or prior_of(rows.family.network)
                 )
+    if not records:
+        raise InputError(
+            f"{FEW_SHOT} measures {min(counts)} kernels of each family and scores the rest; no family has more than "
+            "that on any GPU, so there is nothing to score: give more rows"
+        )
     return FewShotResult(seeds, pd.DataFrame(records))
 
 
@@ -170,20 +177,18 @@ def _device_scores(
     predictor: MixturePredictor, rows: Rows, device: str, seed: int, counts: Sequence[int], prior: Prior
 ) -> list[dict[str, Any]]:
     family = rows.family
-    gpu, everything = catalog_gpu(device), _table(rows)
+    gpu, everything = catalog_gpu(device), rows_table([rows])
     plain = predict_kernels(predictor, gpu, everything)
     random = np.random.default_rng([seed, 7])
-    pool = random.permutation(len(rows.seconds))[:POOL]
-    shares = np.asarray(_shares(predictor, rows.take(pool), gpu), np.float64)
-    points = shape_points(family, jax.tree.map(jnp.asarray, rows.take(pool).batch), prior.length)
-    covariance = prior.covariance(shares, shares, np.asarray(shape_kernel(points, points), np.float64))
-    designed = pool[most_telling([covariance], max(counts), prior.noise)]
+    designed = designed_order(predictor, rows, gpu, max(counts), prior, random)
     drawn = random.permutation(len(rows.seconds))
     records = []
     for count in counts:
+        if count >= len(rows.seconds):
+            continue
         for design, order in zip(DESIGNS, (drawn, designed), strict=True):
             measured = order[:count]
-            tuned = calibrate(predictor, gpu, _table(rows.take(measured)), rows.seconds[measured], prior)
+            tuned = calibrate(predictor, gpu, rows_table([rows.take(measured)]), rows.seconds[measured], prior)
             rest = np.setdiff1d(np.arange(len(rows.seconds)), measured)
             before, after = (
                 100.0 * np.abs(seconds[rest] / rows.seconds[rest] - 1.0)
@@ -204,13 +209,32 @@ def _device_scores(
     return records
 
 
+def designed_order(
+    predictor: MixturePredictor, rows: Rows, gpu: GPU, count: int, prior: Prior, random: np.random.Generator
+) -> np.ndarray:
+    """Positions of the rows of one family to measure first, the most telling first.
+
+    Chosen among `POOL` rows drawn at random, by their shapes and the GPU's figures alone.
+    """
+    pool = random.permutation(len(rows.seconds))[:POOL]
+    shares = np.asarray(_shares(predictor, rows.take(pool), gpu), np.float64)
+    points = shape_points(rows.family, jax.tree.map(jnp.asarray, rows.take(pool).batch), prior.length)
+    covariance = prior.covariance(shares, shares, np.asarray(shape_kernel(points, points), np.float64))
+    chosen: np.ndarray = pool[most_telling([covariance], count, prior.noise)]
+    return chosen
+
+
 def _shares(predictor: MixturePredictor, rows: Rows, gpu: GPU) -> Any:
     batch = rows.batch
     zeros = jnp.zeros((len(rows.seconds), len(EFFECTS)))
     return linearised(rows.family.name, predictor, on_device(gpu), batch, zeros)[1]
 
 
-def _table(rows: Rows) -> KernelTable:
-    """Rows of one device as a table, in their order."""
-    position: Any = np.arange(len(rows.seconds), dtype=np.int32)
-    return KernelTable({rows.family.name: replace(rows.batch, row=position, node=position)})
+def rows_table(parts: Sequence[Rows]) -> KernelTable:
+    """Rows of one device as a table, in their order; a part for each family."""
+    families, done = {}, 0
+    for rows in parts:
+        position: Any = np.arange(done, done + len(rows.seconds), dtype=np.int32)
+        families[rows.family.name] = replace(rows.batch, row=position, node=position)
+        done += len(rows.seconds)
+    return KernelTable(families)

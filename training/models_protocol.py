@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich.console import Console, RenderableType
 
 from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
+from neusight_jax.mixture import MixturePredictor
 from neusight_jax.report import table
 from neusight_jax.terms import Predictor
+from neusight_jax.training.calibration import calibrate, prior_of
 from neusight_jax.training.data import NETWORKS, join_rows, model_rows, sweep_rows, thin
-from neusight_jax.training.evaluation import model_scores, percentiles
+from neusight_jax.training.evaluation import System, model_scores, percentiles
+from neusight_jax.training.few_shot import designed_order, rows_table
 from neusight_jax.training.fit import Job, Settings
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_predictor
@@ -26,6 +30,8 @@ from neusight_jax.training.systems import fit_tile
 LOGO_MODELS = "logo-models"
 """Name of the protocol."""
 SETTINGS = Settings()
+COUNTS: tuple[int, ...] = (10, 50)
+"""Measured kernels of each family that the same fits are calibrated with."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +89,17 @@ def run_models_protocol(
     *,
     seeds: int = 5,
     devices: Sequence[str] | None = None,
+    counts: Sequence[int] = COUNTS,
     drop_invalid: bool = False,
     console: Console | None = None,
 ) -> ModelsResult:
     """Fit every family with each GPU left out, and forecast that GPU's whole-model labels, beside the roofline.
 
+    Once as it is, and once after a calibration with a few measured kernels of that GPU, no model's among them.
+
     Args:
       measurements: files or folders of the schema with whole-model labels; seeds: members of every ensemble.
-      devices: only these GPUs; console: for progress.
+      devices: only these GPUs; counts: kernels of each family to calibrate with; console: for progress.
     Raises: `InputError` for fewer than two GPUs, or without whole-model labels.
     """
     data, names = read_for(LOGO_MODELS, measurements, seeds, devices, drop_invalid)
@@ -111,9 +120,25 @@ def run_models_protocol(
         parts[name] = fit_left_out(kind, rows, seeds, SETTINGS)
 
     @functools.cache
-    def unseen(device: str) -> Predictor:
+    def unseen(device: str) -> MixturePredictor:
         return left_out_predictor(parts, tiles, device)
 
+    def calibrated(device: str, count: int) -> Predictor:
+        base, gpu = unseen(device), data.gpu(device)
+        measured = []
+        for name, part in parts.items():
+            own = part.rows.of_device(device)
+            own = own.take(own.isolated > 0.5)
+            if len(own.seconds):
+                random = np.random.default_rng(0)
+                measured.append(own.take(designed_order(base, own, gpu, count, prior_of(name), random)))
+        return calibrate(base, gpu, rows_table(measured), np.concatenate([rows.seconds for rows in measured]))
+
     roofline = load_baseline("roofline")
-    found, _ = model_scores(labels[labels["device"].isin(names)], {"mixture": unseen, "roofline": lambda _: roofline})
+    systems: dict[str, System] = {"mixture": unseen}
+    for count in counts:
+        console.print(f"calibrating with {count} kernels of each family")
+        systems[f"mixture, {count} kernels"] = functools.cache(functools.partial(calibrated, count=count))
+    systems["roofline"] = lambda _: roofline
+    found, _ = model_scores(labels[labels["device"].isin(names)], systems)
     return ModelsResult(seeds, found)

@@ -1,0 +1,95 @@
+"""Protocols with a calibration in them: what is measured is not scored, and the GPU left out is not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from predictors import only, random_kernels
+
+import neusight_jax as nj
+from neusight_jax.errors import InputError
+from neusight_jax.training import few_shot, models_protocol, systems
+from neusight_jax.training.evaluation import System
+from neusight_jax.training.few_shot import run_few_shot
+from neusight_jax.training.fit import Job, Settings, settings_for
+from neusight_jax.training.models_protocol import run_models_protocol
+from neusight_jax.training.rows import Rows
+from synthetic import write_synthetic_measurements
+
+ROWS = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("synthetic")
+    write_synthetic_measurements(home, rows=ROWS)
+    for file in (home / "kernels").glob("*.parquet"):
+        if file.stem != "softmax":
+            file.unlink()
+    return home
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "TILE_SETTINGS", Settings(steps=2, batch_size=8))
+    monkeypatch.setattr(few_shot, "settings_for", lambda family: replace(settings_for(family), steps=3, batch_size=8))
+    monkeypatch.setattr(models_protocol, "SETTINGS", Settings(steps=3, batch_size=8))
+
+
+def test_few_shot_scores_the_kernels_that_were_not_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted: list[tuple[str, ...]] = []
+    usual = few_shot.left_out_predictors
+
+    def watched(rows: Rows, jobs: Sequence[Job]) -> object:
+        fitted.extend(job.held_out for job in jobs)
+        return usual(rows, jobs)
+
+    monkeypatch.setattr(few_shot, "left_out_predictors", watched)
+    with jax.numpy_dtype_promotion("standard"):
+        found = run_few_shot([folder], seeds=1, counts=(2, 10, ROWS, 200))
+    assert sorted(fitted) == [("Tesla T4",), ("Tesla V100-PCIE-32GB",)]
+    # No row is left to score once all are measured.
+    assert set(found.rows["kernels"]) == {2, 10}
+    assert (found.rows["rows"] == ROWS - found.rows["kernels"]).all()
+    assert set(found.rows["design"]) == {"random", "designed"}
+    means = found.by_family()
+    np.testing.assert_allclose(means["change"], 100.0 * (means["mean"] / means["before"] - 1.0))
+    assert (means[means["kernels"] == 10]["change"] < -20.0).all()
+    assert "| softmax |" in found.to_markdown()
+
+
+def test_counts_that_leave_nothing_to_score_are_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="nothing to score"), jax.numpy_dtype_promotion("standard"):
+        run_few_shot([folder], seeds=1, counts=(200,))
+
+
+def test_whole_models_are_forecast_without_and_with_a_few_kernels(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = only(random_kernels(0, 6, dtypes=1), "softmax")
+
+    def kernels_for_models(labels: pd.DataFrame, chosen: dict[str, System]) -> tuple[pd.DataFrame, list[str]]:
+        """Softmax alone is trained here, and no model is softmax alone."""
+        return pd.DataFrame(
+            [
+                {"system": name, "option": "", "device": device, "forecast_s": second, "error": 1.0}
+                for name, system in chosen.items()
+                for device in sorted(set(labels["device"]))
+                for second in nj.predict_kernels(system(device), nj.load_gpu(device), table)
+            ]
+        ), []
+
+    monkeypatch.setattr(models_protocol, "model_scores", kernels_for_models)
+    with jax.numpy_dtype_promotion("standard"):
+        found = run_models_protocol([folder], seeds=1, counts=(8,))
+    assert list(found.scores["system"].unique()) == ["mixture", "mixture, 8 kernels", "roofline"]
+    plain, tuned = (
+        found.rows[found.rows["system"] == name]["forecast_s"] for name in ("mixture", "mixture, 8 kernels")
+    )
+    assert not np.allclose(plain, tuned, rtol=1e-2)
