@@ -17,6 +17,7 @@ from neusight_jax.gpu_catalog import known_library
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.scaling.per_op import event_overhead_s
 from neusight_jax.training.rows import Rows
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
@@ -138,14 +139,13 @@ def _tile_labels(frame: pd.DataFrame, family: Family) -> np.ndarray:
 def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str, Any]]:
     if nodes.empty:
         return []
-    idle = nodes[nodes["output_shape"].isna() & (nodes["forward_s"] > 0)]["forward_s"]
-    overhead = float(idle.median()) if len(idle) else 0.0
+    overhead_s = event_overhead_s(nodes, nodes["output_shape"].isna())
     records = []
     node: Any
     for node in nodes[~contaminated(nodes)].itertuples():
         if not isinstance(node.fw_ops, str):
             continue
-        seconds = node.forward_s - overhead
+        seconds = node.forward_s - overhead_s
         kernel = _reference_kernel(json.loads(node.fw_ops), node)
         if kernel is None or kernel[0] != name or seconds < MIN_NODE_S:
             continue

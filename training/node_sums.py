@@ -20,7 +20,7 @@ import pandas as pd
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
 from neusight_jax.gpu_catalog import gpu_info
-from neusight_jax.scaling.per_op import PHASES, WORKLOAD, trace_of_nodes
+from neusight_jax.scaling.per_op import PHASES, WORKLOAD, event_overhead_s, trace_of_nodes
 from neusight_jax.training.data import contaminated
 from neusight_jax.training.evaluation import percentiles
 
@@ -59,8 +59,7 @@ def node_sums(measurements: Sequence[Path | str] | Path | str, devices: Sequence
 
 def _less_views(nodes: pd.DataFrame) -> float:
     """Sum of a run's nodes, each less what a view takes."""
-    views = nodes[nodes["fx_target"].isin(VIEWS) & (nodes["forward_s"] > 0.0)]["forward_s"]
-    overhead_s = float(views.median()) if len(views) else 0.0
+    overhead_s = event_overhead_s(nodes, nodes["fx_target"].isin(VIEWS))
     parts = [(nodes[column] - overhead_s).clip(lower=0.0) for column, _ in PHASES]
     return float(sum((part * nodes["layer_repeat"]).sum() for part in parts))
 

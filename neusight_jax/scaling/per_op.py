@@ -55,10 +55,7 @@ def read_per_op(path: Path, device: str | None, select: Mapping[str, str] | None
 
 def trace_of_nodes(nodes: pd.DataFrame, source: str) -> Trace:
     """The rows of one run as a trace."""
-    overhead_s = 0.0
-    if "output_shape" in nodes:
-        idle = nodes[nodes["output_shape"].isna() & (nodes["forward_s"] > 0)]["forward_s"]
-        overhead_s = float(idle.median()) if len(idle) else 0.0
+    overhead_s = event_overhead_s(nodes, nodes["output_shape"].isna()) if "output_shape" in nodes else 0.0
     items: list[Measured] = []
     nothing = 0
     for row in nodes.to_dict("records"):
@@ -79,6 +76,12 @@ def trace_of_nodes(nodes: pd.DataFrame, source: str) -> Trace:
     total = sum(item.seconds for item in items)
     note = f"{overhead_s * 1e6:.1f} us of event overhead taken off every node; {nothing} nodes launch nothing"
     return Trace(source, tuple(items), total, total, (note,))
+
+
+def event_overhead_s(nodes: pd.DataFrame, launch_nothing: pd.Series) -> float:
+    """Median forward time of the nodes that launch nothing: what timing a node costs. 0 where there is none."""
+    idle = nodes["forward_s"][launch_nothing & (nodes["forward_s"] > 0.0)]
+    return float(idle.median()) if len(idle) else 0.0
 
 
 def node_kernels(listed: Any, node: Mapping[str, Any]) -> tuple[Kernel, ...]:
