@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,10 +20,13 @@ import neusight_jax as nj
 from neusight_jax.checkpoint import CARD, WEIGHTS
 from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
 from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.mixture import head_widths
+from neusight_jax.tiles import init_tile_choice
 from neusight_jax.training import recipes
 from neusight_jax.training.data import join_rows, model_rows, sweep_rows, thin
-from neusight_jax.training.fit import FitState, Job, Settings, fit
+from neusight_jax.training.fit import FitState, Job, Settings, fit, row_features, sample_of
 from neusight_jax.training.kinds import MixtureKind, TileKind
+from neusight_jax.training.left_out import LeftOut, left_out_predictor
 from neusight_jax.training.progress import Saved
 from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.recipes import train
@@ -294,6 +299,51 @@ def _untrained_tile(name: str) -> Any:
     from neusight_jax.checkpoint import untrained
 
     return untrained("mixture", {"families": [name], "hidden": (8,), "members": 1}).tiles[name]  # type: ignore[attr-defined]
+
+
+def test_what_the_network_says_of_a_head_costs(tmp_path: Path) -> None:
+    """A head that limits no machine of the training stays where it starts: one says nothing about it for free."""
+    pd.concat([synthetic_rows("softmax", name, 16) for name in ("T4", "V100")]).to_parquet(tmp_path / "softmax.parquet")
+    data = read_measurements(tmp_path)
+    rows = sweep_rows(data, "softmax", sorted(set(data.frame["device"])))
+    kind = MixtureKind(init_tile_choice(jax.random.key(0), rows.family, row_features(rows)))
+    parameters = kind.init(jax.random.key(0), rows.family, row_features(rows), rows)
+    last = np.cumsum([width + 1 for width in head_widths(rows.family)]) - 1
+    dear, free = Settings(offset_penalty=0.5), Settings(offset_penalty=0.0)
+
+    def cost(biases: np.ndarray) -> float:
+        network = parameters.network
+        moved = replace(network, biases=(*network.biases[:-1], jnp.asarray(biases, jnp.float32)[None]))
+        at = replace(parameters, network=moved)
+        both = [float(kind.loss(at, rows.family, sample_of(rows), settings)) for settings in (dear, free)]
+        return both[0] - both[1]
+
+    biases = np.zeros(parameters.network.biases[-1].shape[-1])
+    biases[np.setdiff1d(np.arange(len(biases)), last)] = 3.0  # what the components weigh costs nothing
+    assert cost(biases) == pytest.approx(0.0, abs=1e-5)
+    biases[last] = 2.0
+    assert cost(biases) == pytest.approx(0.5 * len(last) * 2.0**2, rel=1e-4)
+
+
+def test_a_family_not_measured_on_the_gpu_left_out_is_left_out(tmp_path: Path) -> None:
+    """A recipe forecasts the models of every GPU without it; not every family was measured everywhere."""
+    parts, tiles = {}, {}
+    for op, devices in (("softmax", ("T4", "V100")), ("ln", ("T4", "P100"))):
+        folder = tmp_path / op
+        folder.mkdir()
+        pd.concat([synthetic_rows(op, name, 16) for name in devices]).to_parquet(folder / f"{op}.parquet")
+        data = read_measurements(folder)
+        (name,) = set(data.frame["family"])
+        rows = sweep_rows(data, name, sorted(set(data.frame["device"])))
+        tiles[name] = init_tile_choice(jax.random.key(0), rows.family, row_features(rows))
+        jobs = tuple(Job(0, (device,)) for device in rows.devices)
+        kind = MixtureKind(tiles[name])
+        each = [kind.init(jax.random.key(0), rows.family, row_features(rows), rows) for _ in jobs]
+        parts[name] = LeftOut(kind, rows, jobs, jax.tree.map(lambda *leaves: jnp.stack(leaves), *each))
+    assert set(left_out_predictor(parts, tiles, "Tesla T4").families) == {"softmax", "norm"}
+    (apart,) = set(parts["softmax"].rows.devices) - {"Tesla T4"}
+    found = left_out_predictor(parts, tiles, apart)
+    assert set(found.families) == set(found.tiles) == {"softmax"}
 
 
 def test_measured_tiles_are_learned(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class Settings:
       learning_rate, weight_decay: AdamW, cosine schedule to zero.
       effect_penalty: weight of the device and generation effects (they shrink to zero).
       shift_penalty: weight of the squared in-model shifts; stack_penalty: of the shifts of another vendor's libraries.
+      offset_penalty: weight of the squared offsets of the heads, away from where they start: a head that no GPU of the
+        training is limited by says nothing, and would say anything on one that is.
       in_model_share: share of a minibatch drawn from in-model rows, where there are any.
       softening: s in the loss mean √(r² + s²), r the log error.
     """
@@ -51,11 +53,12 @@ class Settings:
     effect_penalty: float = 0.02
     shift_penalty: float = 0.02
     stack_penalty: float = 0.005
+    offset_penalty: float = 1e-3
     in_model_share: float = 0.25
     softening: float = 0.03
 
 
-TENSOR_SETTINGS = Settings(steps=400, batch_size=768)
+TENSOR_SETTINGS = Settings(steps=400, batch_size=768, offset_penalty=0.0)
 """For kernels of tensor cores: after more steps errors go on falling on the GPUs seen and rise on other architectures
 (docs/serving.md)."""
 MORE_STEPS: dict[str, float] = {"gemm": 2.5}

@@ -13,14 +13,14 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
 from neusight_jax.kernels.family import Family
-from neusight_jax.mixture import EFFECTS, FamilyMixture, MixturePredictor, effect_width, init_family
+from neusight_jax.mixture import EFFECTS, FamilyMixture, MixturePredictor, effect_width, head_widths, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, choose_tile, init_tile_choice, tile_scores
 from neusight_jax.training.fit import Sample, Settings, sample_of
 from neusight_jax.training.rows import Rows
-from neusight_jax.utilization import Network, init_network
+from neusight_jax.utilization import Network, apply_network, init_network
 
 EFFECT_SHARES: dict[str, float] = {
     **{"gemm": 0.5, "gemm_fp8": 0.25, "gemm_fp4": 0.25, "prefill": 0.25, "decode": 0.25},
@@ -85,7 +85,7 @@ class MixtureKind:
         return MixturePredictor({family.network: replace(parameters, effect=effect)}, {family.network: self.tile})
 
     def loss(self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Log error, device effects and in-model shifts shrunk to zero."""
+        """Log error; device effects and in-model shifts shrunk to zero, offsets of heads to where they start."""
         log_forecast = jnp.log(forecast(self, parameters, family, sample))
         shrunk = jnp.sum(jnp.sqrt(parameters.effect**2 + EFFECT_WIDTH**2), axis=1)
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
@@ -93,7 +93,16 @@ class MixtureKind:
         penalty = share * settings.effect_penalty * jnp.sum(costs * shrunk)
         penalty += settings.stack_penalty * jnp.sum(jnp.sqrt(parameters.stack**2 + EFFECT_WIDTH**2))
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
+        if settings.offset_penalty:
+            penalty += settings.offset_penalty * _offset_spread(parameters, family, sample)
         return log_error_loss(log_forecast, sample, settings) + penalty
+
+
+def _offset_spread(parameters: FamilyMixture, family: Family, sample: Sample) -> Float[Array, ""]:
+    """Mean square of how far the network moves the offsets of the heads from where they start, heads summed."""
+    features = family.features(sample.batch.dims, element_bytes(sample.batch.dtype))
+    last = np.cumsum([width + 1 for width in head_widths(family)]) - 1
+    return jnp.mean(jnp.sum(apply_network(parameters.network, features)[..., last] ** 2, axis=-1))
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,9 @@ def fit_left_out(kind: MixtureKind, rows: Rows, seeds: int, settings: Settings) 
 
 
 def left_out_predictor(parts: Mapping[str, LeftOut], tiles: Mapping[str, TileChoice], device: str) -> MixturePredictor:
-    """The predictor of all families that did not see a device."""
-    return MixturePredictor({name: part.parameters(device) for name, part in parts.items()}, dict(tiles))
+    """The predictor that did not see a device, of the families measured on it."""
+    own = {name: part.parameters(device) for name, part in parts.items() if device in part.rows.devices}
+    return MixturePredictor(own, {name: tiles[name] for name in own})
 
 
 def shared_effect(effect: np.ndarray, rows: Rows, device: str) -> np.ndarray:
