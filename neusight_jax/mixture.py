@@ -16,6 +16,7 @@ light.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -226,6 +227,11 @@ def head_widths(family: Family) -> tuple[int, ...]:
     ways = 2 if family.alternatives else 1
     arithmetic = 2 * tiles if family.l2_operands else tiles
     return (arithmetic + 1 + ways, 1 + ways, tiles, tiles + 1, ways, tiles + ways, 3)
+
+
+def offset_outputs(family: Family) -> tuple[int, ...]:
+    """Where the raw offset of each head stands among the network's outputs: after the head's mixing logits."""
+    return tuple(itertools.accumulate((width + 1 for width in head_widths(family)), initial=-1))[1:]
 
 
 def init_family(

@@ -53,6 +53,15 @@ def synthetic_rows(op: str, device: str, rows: int = 64, seed: int = 0) -> pd.Da
     return frame
 
 
+def write_softmax_alone(folder: Path, rows: int = 64) -> Path:
+    """`write_synthetic_measurements` with the sweep of softmax alone; returns the folder."""
+    write_synthetic_measurements(folder, rows=rows)
+    for file in (folder / "kernels").glob("*.parquet"):
+        if file.stem != "softmax":
+            file.unlink()
+    return folder
+
+
 def write_synthetic_measurements(
     folder: Path | str, devices: Sequence[str] = DEVICES, rows: int = 64, seed: int = 0
 ) -> Path:

@@ -20,19 +20,14 @@ from neusight_jax.training.few_shot import run_few_shot
 from neusight_jax.training.fit import Job, Settings, settings_for
 from neusight_jax.training.models_protocol import run_models_protocol
 from neusight_jax.training.rows import Rows
-from synthetic import write_synthetic_measurements
+from synthetic import write_softmax_alone
 
 ROWS = 24
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("synthetic")
-    write_synthetic_measurements(home, rows=ROWS)
-    for file in (home / "kernels").glob("*.parquet"):
-        if file.stem != "softmax":
-            file.unlink()
-    return home
+    return write_softmax_alone(tmp_path_factory.mktemp("synthetic"), rows=ROWS)
 
 
 @pytest.fixture(autouse=True)

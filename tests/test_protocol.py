@@ -26,7 +26,7 @@ from neusight_jax.training.systems import (
     JobSystem,
     chosen_systems,
 )
-from synthetic import write_synthetic_measurements
+from synthetic import write_softmax_alone
 
 V100, T4 = "Tesla V100-PCIE-32GB", "Tesla T4"
 
@@ -44,12 +44,7 @@ class Witness:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("synthetic")
-    write_synthetic_measurements(home, rows=24)
-    for file in (home / "kernels").glob("*.parquet"):
-        if file.stem != "softmax":
-            file.unlink()
-    return home
+    return write_softmax_alone(tmp_path_factory.mktemp("synthetic"), rows=24)
 
 
 def _three_steps(usual: Callable[[Family], Settings]) -> Callable[[Family], Settings]:

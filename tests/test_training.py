@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,15 +15,10 @@ from safetensors.numpy import load_file
 
 import neusight_jax as nj
 from neusight_jax.checkpoint import CARD, WEIGHTS
-from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
+from neusight_jax.datasets.measurements import read_measurements, table_from_frame
 from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.mixture import head_widths
-from neusight_jax.tiles import init_tile_choice
 from neusight_jax.training import recipes
-from neusight_jax.training.data import join_rows, model_rows, sweep_rows, thin
-from neusight_jax.training.fit import FitState, Job, Settings, fit, row_features, sample_of
-from neusight_jax.training.kinds import MixtureKind, TileKind
-from neusight_jax.training.left_out import LeftOut, left_out_predictor
+from neusight_jax.training.fit import FitState, Settings
 from neusight_jax.training.progress import Saved
 from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.recipes import train
@@ -274,146 +266,6 @@ def test_the_neusight_kind_trains_too(tmp_path: Path) -> None:
     assert card["device_effects"] == {}
     assert card["errors_percent"]["softmax"]["training"][V100] < 60
     assert type(nj.load_predictor(tmp_path / "out")).__name__ == "NeuSightPredictor"
-
-
-def test_the_loss_falls_and_a_fit_can_be_stopped(whole: tuple[Path, Path]) -> None:
-    data = read_measurements(whole[0])
-    rows = sweep_rows(data, "softmax", [V100, T4])
-    tile = MixtureKind(_untrained_tile("softmax"), (8,))
-    losses: list[float] = []
-
-    def progress(state: FitState, loss: np.ndarray) -> bool:
-        losses.append(float(loss[0]))
-        return state.done < 60
-
-    settings = Settings(steps=100, batch_size=32)
-    state = fit(tile, rows, [Job(0), Job(1, (T4,))], settings, progress, chunk=20)
-    assert state.done == 60
-    assert len(losses) == 3
-    assert losses[-1] < 0.8 * losses[0]
-    assert state.best_loss.shape == (2,)
-    assert state.best_loss[0] == pytest.approx(min(losses))
-
-
-def _untrained_tile(name: str) -> Any:
-    from neusight_jax.checkpoint import untrained
-
-    return untrained("mixture", {"families": [name], "hidden": (8,), "members": 1}).tiles[name]  # type: ignore[attr-defined]
-
-
-def test_what_the_network_says_of_a_head_costs(tmp_path: Path) -> None:
-    """A head that limits no machine of the training stays where it starts: one says nothing about it for free."""
-    pd.concat([synthetic_rows("softmax", name, 16) for name in ("T4", "V100")]).to_parquet(tmp_path / "softmax.parquet")
-    data = read_measurements(tmp_path)
-    rows = sweep_rows(data, "softmax", sorted(set(data.frame["device"])))
-    kind = MixtureKind(init_tile_choice(jax.random.key(0), rows.family, row_features(rows)))
-    parameters = kind.init(jax.random.key(0), rows.family, row_features(rows), rows)
-    last = np.cumsum([width + 1 for width in head_widths(rows.family)]) - 1
-    dear, free = Settings(offset_penalty=0.5), Settings(offset_penalty=0.0)
-
-    def cost(biases: np.ndarray) -> float:
-        network = parameters.network
-        moved = replace(network, biases=(*network.biases[:-1], jnp.asarray(biases, jnp.float32)[None]))
-        at = replace(parameters, network=moved)
-        both = [float(kind.loss(at, rows.family, sample_of(rows), settings)) for settings in (dear, free)]
-        return both[0] - both[1]
-
-    biases = np.zeros(parameters.network.biases[-1].shape[-1])
-    biases[np.setdiff1d(np.arange(len(biases)), last)] = 3.0  # what the components weigh costs nothing
-    assert cost(biases) == pytest.approx(0.0, abs=1e-5)
-    biases[last] = 2.0
-    assert cost(biases) == pytest.approx(0.5 * len(last) * 2.0**2, rel=1e-4)
-
-
-def test_a_family_not_measured_on_the_gpu_left_out_is_left_out(tmp_path: Path) -> None:
-    """A recipe forecasts the models of every GPU without it; not every family was measured everywhere."""
-    parts, tiles = {}, {}
-    for op, devices in (("softmax", ("T4", "V100")), ("ln", ("T4", "P100"))):
-        folder = tmp_path / op
-        folder.mkdir()
-        pd.concat([synthetic_rows(op, name, 16) for name in devices]).to_parquet(folder / f"{op}.parquet")
-        data = read_measurements(folder)
-        (name,) = set(data.frame["family"])
-        rows = sweep_rows(data, name, sorted(set(data.frame["device"])))
-        tiles[name] = init_tile_choice(jax.random.key(0), rows.family, row_features(rows))
-        jobs = tuple(Job(0, (device,)) for device in rows.devices)
-        kind = MixtureKind(tiles[name])
-        each = [kind.init(jax.random.key(0), rows.family, row_features(rows), rows) for _ in jobs]
-        parts[name] = LeftOut(kind, rows, jobs, jax.tree.map(lambda *leaves: jnp.stack(leaves), *each))
-    assert set(left_out_predictor(parts, tiles, "Tesla T4").families) == {"softmax", "norm"}
-    (apart,) = set(parts["softmax"].rows.devices) - {"Tesla T4"}
-    found = left_out_predictor(parts, tiles, apart)
-    assert set(found.families) == set(found.tiles) == {"softmax"}
-
-
-def test_measured_tiles_are_learned(tmp_path: Path) -> None:
-    """Every synthetic product runs on blocks of 64 rows × 128 columns: the choice becomes that."""
-    data = read_measurements(_measured(tmp_path / "measured", ("linear",)))
-    rows = sweep_rows(data, "linear", [V100, T4])
-    assert set(rows.tile) == {rows.family.tiles.index("64x128")}
-    settings = Settings(steps=60, batch_size=32, learning_rate=3e-2)
-    losses: list[float] = []
-
-    def progress(state: FitState, loss: np.ndarray) -> bool:
-        losses.append(float(loss[0]))
-        return True
-
-    fit(TileKind(), rows, [Job(0)], settings, progress, chunk=20)
-    assert losses[-1] < 0.3 * losses[0]
-
-
-def test_rows_are_thinned_joined_and_chosen_by_device(whole: tuple[Path, Path]) -> None:
-    rows = sweep_rows(read_measurements(whole[0]), "softmax", [V100, T4])
-    assert len(rows.seconds) == 96
-    few = thin(rows, 10)
-    assert [int((few.device == index).sum()) for index in range(2)] == [10, 10]
-    np.testing.assert_array_equal(few.seconds, thin(rows, 10).seconds)
-    assert set(rows.of_device(T4).device) == {1}
-    both = join_rows([few, rows])
-    assert len(both.seconds) == len(both.batch.dims["rows"]) == 116
-
-
-def test_nodes_of_models_become_rows_inside_a_model() -> None:
-    """The event overhead, the median of nodes that launch nothing, is taken off; its letters are turned to ours."""
-    nodes = [
-        {"name": "view", "fw_ops": "[]", "forward_s": 1e-5, "output_shape": None, "input_shapes": "[]"},
-        {
-            "name": "linear",
-            "fw_ops": json.dumps([["Linear", [64, 256, 128]]]),
-            "forward_s": 2e-3,
-            "output_shape": "[64, 128]",
-            "input_shapes": "[[64, 256]]",
-        },
-        {
-            "name": "linear_short",
-            "fw_ops": json.dumps([["Linear", [8, 8, 8]]]),
-            "forward_s": 2e-5,
-            "output_shape": "[8, 8]",
-            "input_shapes": "[[8, 8]]",
-        },
-        {
-            "name": "softmax",
-            "fw_ops": json.dumps([["VECsoftmax", [512, 64]]]),
-            "forward_s": 3e-3,
-            "output_shape": "[512, 64]",
-            "input_shapes": "[[512, 64]]",
-        },
-    ]
-    per_op = pd.DataFrame([{"device": T4, "model": "some_model", "batch_size": 1, **node} for node in nodes])
-    data = Measurements(pd.DataFrame(), pd.DataFrame(), per_op=per_op)
-    linear = model_rows(data, "linear", [V100, T4])
-    np.testing.assert_allclose(linear.seconds, [2e-3 - 1e-5], rtol=1e-5)
-    assert {name: float(size[0]) for name, size in linear.batch.dims.items()} == {
-        "batch": 1.0,
-        "m": 64.0,
-        "n": 128.0,
-        "k": 256.0,
-    }
-    assert linear.isolated.tolist() == [0.0]
-    assert linear.device.tolist() == [1]
-    softmax = model_rows(data, "softmax", [T4])
-    np.testing.assert_allclose(softmax.seconds, [3e-3 - 1e-5], rtol=1e-5)
-    assert len(model_rows(data, "bmm", [T4]).seconds) == 0
 
 
 def test_saved_names_are_the_recipe_asked_for(tmp_path: Path) -> None:

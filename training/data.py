@@ -88,6 +88,13 @@ def measured_devices(measurements: Measurements) -> list[str]:
     return sorted(measurements.frame["device"].unique())
 
 
+def devices_with(measurements: Measurements, name: str, among: Sequence[str]) -> tuple[str, ...]:
+    """Those of the devices that have sweep rows of a family: others would only be effects without evidence."""
+    frame = measurements.frame
+    having = set(frame.loc[frame["family"] == name, "device"])
+    return tuple(device for device in among if device in having)
+
+
 def _rows(
     frame: pd.DataFrame, family: Family, devices: Sequence[str], isolated: float, gpu_of: Callable[[str], GPU]
 ) -> Rows:

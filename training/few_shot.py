@@ -21,13 +21,12 @@ from rich.console import Console, RenderableType
 from neusight_jax.calibrated import shape_kernel, shape_points
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import catalog_gpu
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import on_device, predict_kernels
 from neusight_jax.mixture import EFFECTS, MixturePredictor
 from neusight_jax.report import table
 from neusight_jax.training.calibration import Prior, calibrate, linearised, prior_of
-from neusight_jax.training.data import NETWORKS, sweep_rows, thin
+from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.evaluation import percentiles
 from neusight_jax.training.fit import Job, fit, settings_for
@@ -139,25 +138,24 @@ def run_few_shot(
     """
     data, names = read_for(FEW_SHOT, measurements, seeds, devices, drop_invalid)
     console = console or Console(quiet=True)
+    present = {family: devices_with(data, family, names) for family in NETWORKS}
+    every = [thin(sweep_rows(data, family, own), ROWS_PER_DEVICE) for family, own in present.items() if len(own) > 1]
+    parts = [rows for rows in every if np.bincount(rows.device).max() > min(counts)]
+    if not parts:
+        raise InputError(
+            f"{FEW_SHOT} measures {min(counts)} kernels of each family and scores the rest; no family has more than "
+            "that on any of two GPUs, so there is nothing to score: give more rows"
+        )
     records: list[dict[str, Any]] = []
-    for family in NETWORKS:
-        rows = thin(sweep_rows(data, family, names), ROWS_PER_DEVICE)
-        if not len(rows.seconds):
-            continue
-        having = [name for name in names if (rows.device == rows.devices.index(name)).any()]
-        jobs = left_out_jobs(seeds, having, "architecture" if rows.family.tensor_core else "device")
-        console.print(f"{family}: fitting, {len(jobs)} fits together")
+    for rows in parts:
+        jobs = left_out_jobs(seeds, rows.devices, "architecture" if rows.family.tensor_core else "device")
+        console.print(f"{rows.family.name}: fitting, {len(jobs)} fits together")
         for job, predictor in zip(jobs, left_out_predictors(rows, jobs), strict=True):
             for device in job.held_out:
                 own = rows.of_device(device)
                 records += _device_scores(
-                    predictor, own, device, job.seed, counts, prior or prior_of(rows.family.network)
+                    predictor, own, data.gpu(device), job.seed, counts, prior or prior_of(rows.family.network)
                 )
-    if not records:
-        raise InputError(
-            f"{FEW_SHOT} measures {min(counts)} kernels of each family and scores the rest; no family has more than "
-            "that on any GPU, so there is nothing to score: give more rows"
-        )
     return FewShotResult(seeds, pd.DataFrame(records))
 
 
@@ -174,10 +172,10 @@ def left_out_predictors(rows: Rows, jobs: Sequence[Job]) -> list[MixturePredicto
 
 
 def _device_scores(
-    predictor: MixturePredictor, rows: Rows, device: str, seed: int, counts: Sequence[int], prior: Prior
+    predictor: MixturePredictor, rows: Rows, gpu: GPU, seed: int, counts: Sequence[int], prior: Prior
 ) -> list[dict[str, Any]]:
-    family = rows.family
-    gpu, everything = catalog_gpu(device), rows_table([rows])
+    """Scores of one predictor on the rows of one device, calibrated with so many of them."""
+    everything = rows_table([rows])
     plain = predict_kernels(predictor, gpu, everything)
     random = np.random.default_rng([seed, 7])
     designed = designed_order(predictor, rows, gpu, max(counts), prior, random)
@@ -196,8 +194,8 @@ def _device_scores(
             )
             records.append(
                 {
-                    "family": family.name,
-                    "device": device,
+                    "family": rows.family.name,
+                    "device": rows.devices[rows.device[0]],
                     "seed": seed,
                     "design": design,
                     "kernels": count,
@@ -217,17 +215,13 @@ def designed_order(
     Chosen among `POOL` rows drawn at random, by their shapes and the GPU's figures alone.
     """
     pool = random.permutation(len(rows.seconds))[:POOL]
-    shares = np.asarray(_shares(predictor, rows.take(pool), gpu), np.float64)
-    points = shape_points(rows.family, jax.tree.map(jnp.asarray, rows.take(pool).batch), prior.length)
+    batch = rows.take(pool).batch
+    still = jnp.zeros((len(pool), len(EFFECTS)))
+    shares = np.asarray(linearised(rows.family.name, predictor, on_device(gpu), batch, still)[1], np.float64)
+    points = shape_points(rows.family, jax.tree.map(jnp.asarray, batch), prior.length)
     covariance = prior.covariance(shares, shares, np.asarray(shape_kernel(points, points), np.float64))
     chosen: np.ndarray = pool[most_telling([covariance], count, prior.noise)]
     return chosen
-
-
-def _shares(predictor: MixturePredictor, rows: Rows, gpu: GPU) -> Any:
-    batch = rows.batch
-    zeros = jnp.zeros((len(rows.seconds), len(EFFECTS)))
-    return linearised(rows.family.name, predictor, on_device(gpu), batch, zeros)[1]
 
 
 def rows_table(parts: Sequence[Rows]) -> KernelTable:

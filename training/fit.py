@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import kernel_generation
 from neusight_jax.kernels.family import Family
@@ -143,25 +144,25 @@ def fit(
       kind: what to fit; rows: measured rows; jobs: fits to run together; settings: of the optimizer.
       progress: see `Progress`; chunk: steps between its calls.
       state: where to go on from instead of starting afresh.
+    Raises: `InputError` for a job that leaves out every device with rows.
     """
     groups = _Groups.of(rows)
-    allowed = np.array([[name not in job.held_out for name in rows.devices] for job in jobs])
-    choices = jnp.asarray(np.log(allowed[:, None, :] * (groups.counts > 0) + 1e-30))
+    choices, sources = _choices(groups, rows, jobs)
     optimizer = make_optimizer(settings)
     in_model_rows = round(settings.batch_size * settings.in_model_share) if groups.counts[1].sum() else 0
     sizes = (settings.batch_size - in_model_rows, in_model_rows)
     draw = _drawer(rows, groups, sizes)
 
-    def step(carry: tuple[Any, Any], key: Array, choice: Array) -> tuple[tuple[Any, Any], Array]:
+    def step(carry: tuple[Any, Any], key: Array, choice: Array, source: Array) -> tuple[tuple[Any, Any], Array]:
         parameters, moments = carry
-        sample = draw(key, choice)
+        sample = draw(key, choice, source)
         value, gradient = jax.value_and_grad(kind.loss)(parameters, rows.family, sample, settings)
         updates, moments = optimizer.update(gradient, moments, parameters)
         return (optax.apply_updates(parameters, updates), moments), value
 
     @jax.jit
     def run_chunk(carry: Any, keys: Array) -> tuple[Any, Array]:
-        return jax.lax.scan(lambda carry, key_row: jax.vmap(step)(carry, key_row, choices), carry, keys)
+        return jax.lax.scan(lambda carry, key_row: jax.vmap(step)(carry, key_row, choices, sources), carry, keys)
 
     if state is None:
         state = init_state(kind, rows, jobs, optimizer.init)
@@ -228,17 +229,38 @@ def sample_of(rows: Rows, *, seen: bool = True, trained: Sequence[str] | None = 
     )
 
 
-def _drawer(rows: Rows, groups: _Groups, sizes: tuple[int, int]) -> Callable[[Array, Array], Sample]:
+def _choices(groups: _Groups, rows: Rows, jobs: Sequence[Job]) -> tuple[Array, Array]:
+    """What each job draws the sweep and the in-model part of a batch from.
+
+    Returns: log weight of every device [job, part, device], and the source of each part [job, part]: the part's own, or
+      the other one where no device the job may see has rows of it.
+    """
+    allowed = np.array([[name not in job.held_out for name in rows.devices] for job in jobs])
+    having = allowed[:, None, :] & (groups.counts > 0)  # [job, source, device]
+    some = np.asarray(having.any(axis=2))
+    for job, found in zip(jobs, some, strict=True):
+        if not found.any():
+            raise InputError(
+                f"{rows.family.name}: nothing is left to fit to without {', '.join(job.held_out)}; give measurements "
+                "of further GPUs (of another architecture, where whole architectures are left out)"
+            )
+    sources = np.where(some, np.arange(2), 1 - np.arange(2))
+    weights = np.take_along_axis(having, sources[:, :, None], axis=1)
+    return jnp.asarray(np.log(weights + 1e-30)), jnp.asarray(sources)
+
+
+def _drawer(rows: Rows, groups: _Groups, sizes: tuple[int, int]) -> Callable[[Array, Array, Array], Sample]:
     everything = sample_of(rows)
     order, starts, counts = (jnp.asarray(item) for item in (groups.order, groups.starts, groups.counts))
 
-    def draw(key: Array, choice: Array) -> Sample:
+    def draw(key: Array, choice: Array, source: Array) -> Sample:
         parts = []
-        for source, size in enumerate(sizes):
+        for part, size in enumerate(sizes):
             key, device_key, row_key = jax.random.split(key, 3)
-            device = jax.random.categorical(device_key, choice[source], shape=(size,))
-            place = jnp.floor(jax.random.uniform(row_key, (size,)) * counts[source, device].astype(float)).astype(int)
-            parts.append(order[starts[source, device] + place])
+            device = jax.random.categorical(device_key, choice[part], shape=(size,))
+            start, count = starts[source[part], device], counts[source[part], device]
+            place = jnp.floor(jax.random.uniform(row_key, (size,)) * count.astype(float)).astype(int)
+            parts.append(order[start + place])
         where = jnp.concatenate(parts)
         drawn: Sample = jax.tree.map(lambda column: column[where], everything)
         return drawn

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
 from neusight_jax.kernels.family import Family
-from neusight_jax.mixture import EFFECTS, FamilyMixture, MixturePredictor, effect_width, head_widths, init_family
+from neusight_jax.mixture import EFFECTS, FamilyMixture, MixturePredictor, effect_width, init_family, offset_outputs
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.terms import Predictor
@@ -101,8 +101,8 @@ class MixtureKind:
 def _offset_spread(parameters: FamilyMixture, family: Family, sample: Sample) -> Float[Array, ""]:
     """Mean square of how far the network moves the offsets of the heads from where they start, heads summed."""
     features = family.features(sample.batch.dims, element_bytes(sample.batch.dtype))
-    last = np.cumsum([width + 1 for width in head_widths(family)]) - 1
-    return jnp.mean(jnp.sum(apply_network(parameters.network, features)[..., last] ** 2, axis=-1))
+    raw = apply_network(parameters.network, features)[..., jnp.array(offset_outputs(family))]
+    return jnp.mean(jnp.sum(raw**2, axis=-1))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from neusight_jax.training.fit import Job, Settings
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_predictor
 from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
+from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import fit_tile
 
 LOGO_MODELS = "logo-models"
@@ -123,16 +124,23 @@ def run_models_protocol(
     def unseen(device: str) -> MixturePredictor:
         return left_out_predictor(parts, tiles, device)
 
-    def calibrated(device: str, count: int) -> Predictor:
-        base, gpu = unseen(device), data.gpu(device)
-        measured = []
+    @functools.cache
+    def designed(device: str) -> list[Rows]:
+        """The sweep rows of each family to measure, the most telling first."""
+        chosen = []
         for name, part in parts.items():
             own = part.rows.of_device(device)
             own = own.take(own.isolated > 0.5)
             if len(own.seconds):
                 random = np.random.default_rng(0)
-                measured.append(own.take(designed_order(base, own, gpu, count, prior_of(name), random)))
-        return calibrate(base, gpu, rows_table(measured), np.concatenate([rows.seconds for rows in measured]))
+                order = designed_order(unseen(device), own, data.gpu(device), max(counts), prior_of(name), random)
+                chosen.append(own.take(order))
+        return chosen
+
+    def calibrated(device: str, count: int) -> Predictor:
+        measured = [rows.take(np.arange(min(count, len(rows.seconds)))) for rows in designed(device)]
+        seconds = np.concatenate([rows.seconds for rows in measured])
+        return calibrate(unseen(device), data.gpu(device), rows_table(measured), seconds)
 
     roofline = load_baseline("roofline")
     systems: dict[str, System] = {"mixture": unseen}

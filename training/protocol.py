@@ -28,7 +28,7 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.report import table
 from neusight_jax.roofline import element_bytes
 from neusight_jax.terms import Predictor
-from neusight_jax.training.data import NETWORKS, measured_devices, sweep_rows, thin
+from neusight_jax.training.data import NETWORKS, devices_with, measured_devices, sweep_rows, thin
 from neusight_jax.training.evaluation import percentiles
 from neusight_jax.training.fit import Job, Sample, sample_of
 from neusight_jax.training.left_out import left_out_jobs
@@ -130,10 +130,10 @@ def run_protocol(
     scores: list[dict[str, Any]] = []
     frames: list[pd.DataFrame] = []
     for family in NETWORKS:
-        present = set(data.frame.loc[data.frame["family"] == family, "device"])
+        present = devices_with(data, family, names)
         if len(present) < 2:
             continue
-        every = sweep_rows(data, family, [name for name in names if name in present])
+        every = sweep_rows(data, family, present)
         rows = thin(every, ROWS_PER_DEVICE)
         training, scored = rows, rows
         if protocol == "logo-size":

@@ -28,7 +28,7 @@ from neusight_jax.neusight import NeuSightPredictor
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.training.conformal import Residuals, mean_error_percent
-from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
+from neusight_jax.training.data import NETWORKS, devices_with, join_rows, measured_devices, model_rows, sweep_rows, thin
 from neusight_jax.training.fit import (
     FitState,
     Job,
@@ -194,7 +194,7 @@ class _Run:
         )
         with Progress(*columns, console=self.console) as bar:
             for name in self.families:
-                rows = self._rows(name, self._devices_of(name))
+                rows = self._rows(name, devices_with(self.data, name, self.devices))
                 self.row_counts[name] = len(rows.seconds)
                 tiles[name] = self._fit_tiles(bar, name, rows)
                 kind = self._kind(tiles[name], rows)
@@ -218,12 +218,6 @@ class _Run:
             )
             predictor = replace(predictor, trust=trust)
         return predictor, effects
-
-    def _devices_of(self, name: str) -> tuple[str, ...]:
-        """Devices with rows of a family: others would only be effects without evidence."""
-        frame = self.data.frame
-        having = set(frame.loc[frame["family"] == name, "device"])
-        return tuple(device for device in self.devices if device in having)
 
     def _kind(self, tile: TileChoice, rows: Rows) -> MixtureKind | NeuSightKind:
         if self.recipe.kind == "neusight":
