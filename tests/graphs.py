@@ -1,11 +1,27 @@
-"""What tests count in graphs."""
+"""Graphs of functions, and what tests count in graphs."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+import neusight_jax as nj
 from neusight_jax.graph import Graph
 from neusight_jax.kernels.table import Kernel
+
+F32 = jnp.float32
+
+
+def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def trace(fn: Callable[..., Any], *args: Any, **options: Any) -> nj.Graph:
+    return nj.graph_from_function(fn, *args, trace_options=nj.TraceOptions(**options))
 
 
 def kernels(graph: Graph) -> list[tuple[Kernel, float]]:
