@@ -39,16 +39,19 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_shot_scores_the_kernels_that_were_not_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted: list[tuple[str, ...]] = []
-    usual = few_shot.left_out_predictors
+    usual = few_shot.left_out_fits
 
     def watched(rows: Rows, jobs: Sequence[Job]) -> object:
         fitted.extend(job.held_out for job in jobs)
         return usual(rows, jobs)
 
-    monkeypatch.setattr(few_shot, "left_out_predictors", watched)
+    monkeypatch.setattr(few_shot, "left_out_fits", watched)
     with jax.numpy_dtype_promotion("standard"):
-        found = run_few_shot([folder], seeds=1, counts=(2, 10, ROWS, 200))
-    assert sorted(fitted) == [("Tesla T4",), ("Tesla V100-PCIE-32GB",)]
+        found = run_few_shot([folder], seeds=2, counts=(2, 10, ROWS, 200))
+    assert sorted(fitted) == [("Tesla T4",)] * 2 + [("Tesla V100-PCIE-32GB",)] * 2
+    # Every seed by itself, and both as one, each with two draws.
+    assert (found.rows.groupby(["members", "device", "design", "kernels"]).size() == 2).all()
+    assert set(found.rows["members"]) == {1, 2}
     # No row is left to score once all are measured.
     assert set(found.rows["kernels"]) == {2, 10}
     assert (found.rows["rows"] == ROWS - found.rows["kernels"]).all()

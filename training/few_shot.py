@@ -1,8 +1,9 @@
 """The few-shot protocol: predictors that never saw a GPU, calibrated with a few of its kernels, scored on the rest.
 
 For every GPU left out and every seed: fit on the other GPUs, take K kernels of the one left out (at random, or by
-`design` from the shapes alone), calibrate, and score all its other rows. Errors are of single seeds. On tensor cores
-the whole architecture of a GPU is left out: its siblings would give it away.
+`design` from the shapes alone), calibrate, and score all its other rows: for the fit of every seed by itself, and for
+all of them as one ensemble, which is what a checkpoint is. On tensor cores the whole architecture of a GPU is left out:
+its siblings would give it away.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from neusight_jax.training.design import most_telling
 from neusight_jax.training.evaluation import percentiles
 from neusight_jax.training.fit import Job, fit, settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
-from neusight_jax.training.left_out import left_out_jobs, merged
+from neusight_jax.training.left_out import LeftOut, left_out_jobs, merged
 from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import fit_tile
@@ -51,8 +52,9 @@ class FewShotResult:
 
     Attributes:
       seeds: fits and draws of each GPU left out.
-      rows: family, device, seed, design, kernels (K), rows scored, before (zero-shot mean error on the same rows), and
-        mean, median, p90 after; absolute percentage errors.
+      rows: family, device, members (1, or all seeds as an ensemble), seed (of the draw, and of the fit of one member),
+        design, kernels (K), rows scored, before (zero-shot mean error on the same rows), and mean, median, p90 after;
+        absolute percentage errors.
     """
 
     seeds: int
@@ -61,14 +63,14 @@ class FewShotResult:
     @property
     def scores(self) -> pd.DataFrame:
         """`rows` averaged over seeds, with `sd` of the mean error over seeds."""
-        keys = ["family", "device", "design", "kernels"]
+        keys = ["family", "device", "members", "design", "kernels"]
         groups = self.rows.groupby(keys, sort=False)
         mean = groups[["rows", "before", "mean", "median", "p90"]].mean()
         return mean.assign(sd=groups["mean"].std(ddof=0)).reset_index()
 
     def by_family(self) -> pd.DataFrame:
-        """Mean error before and after by family, design and K, GPUs weighted equally; `change` is relative, %."""
-        keys = ["family", "design", "kernels"]
+        """Mean error before and after by family, members, design and K, GPUs weighted equally; `change` in %."""
+        keys = ["family", "members", "design", "kernels"]
         out = self.scores.groupby(keys, sort=False)[["before", "mean"]].mean().reset_index()
         return out.assign(change=100.0 * (out["mean"] / out["before"] - 1.0))
 
@@ -82,16 +84,17 @@ class FewShotResult:
         }
 
     def to_markdown(self) -> str:
-        """Tables: families × K and design, and GPUs apart."""
+        """Tables: families × K and design, of single seeds and of all as one ensemble, and GPUs apart."""
         header, cells = self._cells()
         lines = [f"Protocol `{FEW_SHOT}`, {self.seeds} seeds, mean absolute percentage error.", ""]
         lines += [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
         lines += [f"| {' | '.join(row)} |" for row in cells]
-        names = ("family", "GPU left out", "kernels", "rows", "before", "after (sd)", "median", "p90")
+        names = ("family", "GPU left out", "seeds in one", "kernels", "rows", "before", "after (sd)", "median", "p90")
         lines += ["", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
         for row in self.scores.to_dict("records"):
+            where = (row["family"], row["device"], row["members"], f"{row['kernels']} {row['design']}")
             lines.append(
-                f"| {row['family']} | {row['device']} | {row['kernels']} {row['design']} | {row['rows']:.0f} | "
+                f"| {' | '.join(map(str, where))} | {row['rows']:.0f} | "
                 f"{row['before']:.1f} | {row['mean']:.1f} ({row['sd']:.1f}) | {row['median']:.1f} | {row['p90']:.1f} |"
             )
         return "\n".join(lines) + "\n"
@@ -100,16 +103,16 @@ class FewShotResult:
         """The table of families for people."""
         header, cells = self._cells()
         title = f"{FEW_SHOT}, {self.seeds} seeds: mean absolute percentage error on the GPU left out"
-        return table(title, header, cells, text_columns=1)
+        return table(title, header, cells, text_columns=2)
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         means = self.by_family()
         counts = sorted(means["kernels"].unique())
         designs = [name for name in DESIGNS if name in set(means["design"])]
-        header = ["family", "zero-shot", *(f"{count} {design}" for count in counts for design in designs)]
+        header = ["family", "seeds", "zero-shot", *(f"{count} {design}" for count in counts for design in designs)]
         cells = []
-        for family, part in means.groupby("family", sort=False):
-            row = [str(family), f"{part['before'].mean():.1f}"]
+        for (family, members), part in means.groupby(["family", "members"], sort=False):
+            row = [str(family), "each" if members == 1 else f"{members} as one", f"{part['before'].mean():.1f}"]
             for count in counts:
                 for design in designs:
                     found = part[(part["kernels"] == count) & (part["design"] == design)]
@@ -150,31 +153,35 @@ def run_few_shot(
     for rows in parts:
         jobs = left_out_jobs(seeds, rows.devices, "architecture" if rows.family.tensor_core else "device")
         console.print(f"{rows.family.name}: fitting, {len(jobs)} fits together")
-        for job, predictor in zip(jobs, left_out_predictors(rows, jobs), strict=True):
-            for device in job.held_out:
-                own = rows.of_device(device)
-                records += _device_scores(
-                    predictor, own, data.gpu(device), job.seed, counts, prior or prior_of(rows.family.network)
-                )
+        fits = left_out_fits(rows, jobs)
+        for device in rows.devices:
+            own, gpu, belief = rows.of_device(device), data.gpu(device), prior or prior_of(rows.family.network)
+            each = [_predictor(fits, device, slice(seed, seed + 1)) for seed in range(seeds)]
+            together = [_predictor(fits, device, slice(None))] * seeds if seeds > 1 else []
+            for members, predictors in ((1, each), (seeds, together)):
+                for seed, predictor in enumerate(predictors):
+                    head = {"family": rows.family.name, "device": device, "members": members}
+                    records += [head | row for row in _device_scores(predictor, own, gpu, seed, counts, belief)]
     return FewShotResult(seeds, pd.DataFrame(records))
 
 
-def left_out_predictors(rows: Rows, jobs: Sequence[Job]) -> list[MixturePredictor]:
-    """The predictor of one family fitted by each job, device effects at zero."""
-    network = rows.family.network
-    tile = fit_tile(rows, jobs[0])
-    best = fit(MixtureKind(tile, penalties=effect_penalties(rows)), rows, jobs, settings_for(rows.family)).best
-    single = [jax.tree.map(lambda leaf, at=at: leaf[at : at + 1], best) for at in range(len(jobs))]
-    return [
-        MixturePredictor({network: merged(each, rows, generation_of=job.held_out[0])}, {network: tile})
-        for each, job in zip(single, jobs, strict=True)
-    ]
+def left_out_fits(rows: Rows, jobs: Sequence[Job]) -> LeftOut:
+    """One family fitted by each job, as the recipes fit it."""
+    kind = MixtureKind(fit_tile(rows, jobs[0]), penalties=effect_penalties(rows))
+    return LeftOut(kind, rows, tuple(jobs), fit(kind, rows, jobs, settings_for(rows.family)).best)
+
+
+def _predictor(fits: LeftOut, device: str, seeds: slice) -> MixturePredictor:
+    """The fits of these seeds that did not see a device as one ensemble, device effects at zero."""
+    members = jax.tree.map(lambda leaf: leaf[seeds], fits.members(device))
+    network = fits.rows.family.network
+    return MixturePredictor({network: merged(members, fits.rows, generation_of=device)}, {network: fits.kind.tile})
 
 
 def _device_scores(
     predictor: MixturePredictor, rows: Rows, gpu: GPU, seed: int, counts: Sequence[int], prior: Prior
 ) -> list[dict[str, Any]]:
-    """Scores of one predictor on the rows of one device, calibrated with so many of them."""
+    """Scores of one predictor on the rows of one device, calibrated with so many of them, drawn by the seed."""
     everything = rows_table([rows])
     plain = predict_kernels(predictor, gpu, everything)
     random = np.random.default_rng([seed, 7])
@@ -194,8 +201,6 @@ def _device_scores(
             )
             records.append(
                 {
-                    "family": rows.family.name,
-                    "device": rows.devices[rows.device[0]],
                     "seed": seed,
                     "design": design,
                     "kernels": count,
