@@ -38,16 +38,22 @@ def kernel_terms(
     return terms
 
 
+def uncovered(predictor: Predictor, kernels: KernelTable) -> dict[str, int]:
+    """Families a predictor does not cover, and how many kernels of them a table holds; traced tables pass."""
+    return {
+        name: batch.num_rows
+        for name, batch in kernels.families.items()
+        if not (predictor.covers(FAMILIES[name]) or isinstance(batch.row, jax.core.Tracer)) and batch.num_rows
+    }
+
+
 def require_covered(predictor: Predictor, kernels: KernelTable) -> None:
     """`InputError` when a table holds kernels of a family the predictor does not cover; traced tables pass."""
-    for name, batch in kernels.families.items():
-        if predictor.covers(FAMILIES[name]) or isinstance(batch.row, jax.core.Tracer):
-            continue
-        if batch.num_rows:
-            raise InputError(
-                f"the predictor was not trained on {name}, and the table holds {batch.num_rows} kernels of it; "
-                "leave them out or take a checkpoint that has all families, such as tensorcore"
-            )
+    for name, number in uncovered(predictor, kernels).items():
+        raise InputError(
+            f"the predictor was not trained on {name}, and the table holds {number} kernels of it; "
+            "leave them out or take a checkpoint that has all families, such as tensorcore"
+        )
 
 
 BLOCK = 4096

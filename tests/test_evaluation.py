@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +18,7 @@ from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.report import as_text
-from neusight_jax.training.evaluation import evaluate, percentiles, score
+from neusight_jax.training.evaluation import evaluate, model_scores, percentiles, score
 from neusight_jax.training.systems import fit_baseline
 
 T4, V100 = "Tesla T4", "Tesla V100-PCIE-32GB"
@@ -124,6 +126,18 @@ def test_fitted_baselines_are_fitted_to_the_checkpoints_gpus(folder: Path, check
     assert found.kernels.set_index("system")["mean"]["li"] == pytest.approx(expected, rel=1e-3)
     with pytest.raises(nj.InputError, match="habitat-wave scales a time measured on another GPU"):
         evaluate([folder], str(checkpoint), baselines=["habitat-wave"])
+
+
+def test_models_of_families_nobody_trained_are_left_out_and_counted(folder: Path) -> None:
+    labels = read_measurements(folder).end_to_end
+    whole: Any = random_predictor("mixture", 0)
+    some = replace(whole, families={name: each for name, each in whole.families.items() if name != "norm"})
+    found, notes = model_scores(labels, {"whole": lambda _: whole, "some": lambda _: some})
+    assert found.empty
+    assert "3 labels left out: some was not trained on norm" in notes
+    found, notes = model_scores(labels, {"whole": lambda _: whole})
+    assert len(found) == 3
+    assert not any("not trained" in note for note in notes)
 
 
 def test_whole_models_are_forecast_as_the_user_would(folder: Path, checkpoint: Path) -> None:

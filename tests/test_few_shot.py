@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +20,17 @@ from neusight_jax.training.few_shot import run_few_shot
 from neusight_jax.training.fit import Job, Settings, settings_for
 from neusight_jax.training.models_protocol import run_models_protocol
 from neusight_jax.training.rows import Rows
-from synthetic import write_softmax_alone
+from synthetic import synthetic_rows, write_softmax_alone
 
 ROWS = 24
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_softmax_alone(tmp_path_factory.mktemp("synthetic"), rows=ROWS)
+    """Softmax of two GPUs, and norms of one, which nothing can be said of where it is left out."""
+    home = write_softmax_alone(tmp_path_factory.mktemp("synthetic"), rows=ROWS)
+    synthetic_rows("ln", "Tesla T4", ROWS).to_parquet(home / "kernels" / "ln.parquet", index=False)
+    return home
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +52,7 @@ def test_few_shot_scores_the_kernels_that_were_not_measured(folder: Path, monkey
     with jax.numpy_dtype_promotion("standard"):
         found = run_few_shot([folder], seeds=2, counts=(2, 10, ROWS, 200))
     assert sorted(fitted) == [("Tesla T4",)] * 2 + [("Tesla V100-PCIE-32GB",)] * 2
+    assert set(found.rows["family"]) == {"softmax"}
     # Every seed by itself, and both as one, each with two draws.
     assert (found.rows.groupby(["members", "device", "design", "kernels"]).size() == 2).all()
     assert set(found.rows["members"]) == {1, 2}
@@ -72,14 +76,16 @@ def test_whole_models_are_forecast_without_and_with_a_few_kernels(
 ) -> None:
     table = only(random_kernels(0, 6, dtypes=1), "softmax")
 
-    def kernels_for_models(labels: pd.DataFrame, chosen: dict[str, System]) -> tuple[pd.DataFrame, list[str]]:
+    def kernels_for_models(
+        labels: pd.DataFrame, chosen: dict[str, System], gpu_of: Callable[[str], nj.GPU]
+    ) -> tuple[pd.DataFrame, list[str]]:
         """Softmax alone is trained here, and no model is softmax alone."""
         return pd.DataFrame(
             [
                 {"system": name, "option": "", "device": device, "forecast_s": second, "error": 1.0}
                 for name, system in chosen.items()
                 for device in sorted(set(labels["device"]))
-                for second in nj.predict_kernels(system(device), nj.load_gpu(device), table)
+                for second in nj.predict_kernels(system(device), gpu_of(device), table)
             ]
         ), []
 

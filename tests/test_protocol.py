@@ -8,10 +8,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.errors import InputError
 from neusight_jax.kernels.family import Family
 from neusight_jax.terms import Predictor
 from neusight_jax.training import protocol, systems
@@ -26,7 +28,7 @@ from neusight_jax.training.systems import (
     JobSystem,
     chosen_systems,
 )
-from synthetic import write_softmax_alone
+from synthetic import synthetic_rows, write_softmax_alone
 
 V100, T4 = "Tesla V100-PCIE-32GB", "Tesla T4"
 
@@ -104,3 +106,10 @@ def test_names(folder: Path) -> None:
     assert chosen_systems(["all"]) == tuple(SYSTEMS)
     with pytest.raises(nj.InputError, match="unknown system 'habitats'"):
         run_protocol([folder], "logo", systems=["habitats"])
+
+
+def test_gpus_of_one_architecture_cannot_leave_it_out(tmp_path: Path) -> None:
+    both = [synthetic_rows("softmax", name, 8) for name in (V100, "Tesla V100-SXM2-32GB")]
+    pd.concat(both).to_parquet(tmp_path / "softmax.parquet", index=False)
+    with pytest.raises(InputError, match="one architecture after the other; no family was measured on two"):
+        run_protocol([tmp_path], "architecture", seeds=1, systems=["roofline"])

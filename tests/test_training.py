@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from neusight_jax.training.fit import FitState, Settings
 from neusight_jax.training.progress import Saved
 from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.recipes import train
+from neusight_jax.trust import WIDEST
 from synthetic import synthetic_rows
 
 T4, V100, P100, A100 = "Tesla T4", "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB", "NVIDIA A100-PCIE-40GB"
@@ -257,6 +259,25 @@ def test_the_law_behind_the_data_is_recovered(tmp_path: Path) -> None:
         effects[device] = float(np.median(np.log(tuned / nj.predict_kernels(plain, gpu, table))))
     assert effects[T4] == pytest.approx(np.log(1.3), abs=0.12)
     assert all(abs(effects[device]) < 0.12 for device in devices if device != T4), effects
+
+
+def test_a_family_of_one_gpu_is_trusted_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a second GPU there is no fit that left it out: the other family keeps its interval, this one has none."""
+    few = Settings(steps=100, batch_size=64)
+    quick = replace(RECIPES[QUICK], left_out_seeds=1, settings=few, left_out_settings=few)
+    monkeypatch.setitem(RECIPES, QUICK, quick)
+    _measured(tmp_path / "both", ("softmax",))
+    _measured(tmp_path / "one", ("ln",), devices=(T4,))
+    card = train([tmp_path / "both", tmp_path / "one"], QUICK, tmp_path / "out")
+    assert set(card["intervals"]["left out"]) == {"softmax"}
+    assert set(card["intervals"]["seen"]) == {"softmax", "norm"}
+    bounds = {}
+    for device in (None, T4):  # a GPU nobody measured, and one with the effect that was measured
+        predictor: Any = nj.load_predictor(tmp_path / "out", device=device)
+        bounds[device] = {name: np.abs(np.asarray(pair)) for name, pair in predictor.trust.kernels.items()}
+        assert bounds[device]["softmax"].max() < 1.0
+    np.testing.assert_allclose(bounds[None]["norm"], WIDEST)
+    assert bounds[T4]["norm"].max() < 1.0
 
 
 def test_the_neusight_kind_trains_too(tmp_path: Path) -> None:

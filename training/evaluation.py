@@ -18,7 +18,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.gpu_file import load_gpu
 from neusight_jax.graph import graph_from_config
 from neusight_jax.graph.source_file import is_source
-from neusight_jax.latency import latency, predict_kernels
+from neusight_jax.latency import latency, predict_kernels, uncovered
 from neusight_jax.report import table
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import measured_devices
@@ -158,6 +158,7 @@ def model_scores(
     records: list[dict[str, Any]] = []
     graphs: dict[tuple[Any, ...], Graph] = {}
     left_out: dict[str, int] = {}
+    unknown: dict[str, int] = {}
     sources = 0
     for row in [] if labels is None else labels.to_dict("records"):
         if row["option"] not in OPTIONS:
@@ -170,9 +171,18 @@ def model_scores(
         key = (*workload, row["option"])
         if key not in graphs:
             graphs[key] = graph_from_config(*workload, fused=OPTIONS[row["option"]])
-        gpu = gpu_of(row["device"])
-        for name, system in systems.items():
-            seconds = float(latency(system(row["device"]), gpu, graphs[key].kernels))
+        gpu, kernels = gpu_of(row["device"]), graphs[key].kernels
+        predictors = {name: system(row["device"]) for name, system in systems.items()}
+        missing = [
+            f"{name or 'the predictor'} was not trained on {family}"
+            for name, predictor in predictors.items()
+            for family in uncovered(predictor, kernels)
+        ]
+        if missing:
+            unknown[missing[0]] = unknown.get(missing[0], 0) + 1
+            continue
+        for name, predictor in predictors.items():
+            seconds = float(latency(predictor, gpu, kernels))
             records.append(
                 {
                     "system": name,
@@ -184,6 +194,7 @@ def model_scores(
                 }
             )
     notes = [f"{count} labels of option {name!r} left out: several GPUs" for name, count in left_out.items()]
+    notes += [f"{count} labels left out: {why}" for why, count in unknown.items()]
     if sources:
         notes.append(f"{sources} labels of functions in Python files left out: forecast them with `predict`")
     return pd.DataFrame(records), notes

@@ -143,15 +143,15 @@ def run_few_shot(
     console = console or Console(quiet=True)
     present = {family: devices_with(data, family, names) for family in NETWORKS}
     every = [thin(sweep_rows(data, family, own), ROWS_PER_DEVICE) for family, own in present.items() if len(own) > 1]
-    parts = [rows for rows in every if np.bincount(rows.device).max() > min(counts)]
+    parts = [rows for rows in every if np.bincount(rows.device).max() > min(counts) and _jobs(rows, seeds)]
     if not parts:
         raise InputError(
             f"{FEW_SHOT} measures {min(counts)} kernels of each family and scores the rest; no family has more than "
-            "that on any of two GPUs, so there is nothing to score: give more rows"
+            "that on any of two GPUs (two architectures on tensor cores), so there is nothing to score: give more rows"
         )
     records: list[dict[str, Any]] = []
     for rows in parts:
-        jobs = left_out_jobs(seeds, rows.devices, "architecture" if rows.family.tensor_core else "device")
+        jobs = _jobs(rows, seeds)
         console.print(f"{rows.family.name}: fitting, {len(jobs)} fits together")
         fits = left_out_fits(rows, jobs)
         for device in rows.devices:
@@ -163,6 +163,11 @@ def run_few_shot(
                     head = {"family": rows.family.name, "device": device, "members": members}
                     records += [head | row for row in _device_scores(predictor, own, gpu, seed, counts, belief)]
     return FewShotResult(seeds, pd.DataFrame(records))
+
+
+def _jobs(rows: Rows, seeds: int) -> tuple[Job, ...]:
+    """The fits of one family; none where all its GPUs would be left out at once."""
+    return left_out_jobs(seeds, rows.devices, "architecture" if rows.family.tensor_core else "device")
 
 
 def left_out_fits(rows: Rows, jobs: Sequence[Job]) -> LeftOut:

@@ -59,17 +59,20 @@ class LeftOut:
 
 
 def left_out_jobs(seeds: int, devices: Sequence[str], by: str = "device") -> tuple[Job, ...]:
-    """A fit for every seed and every device, which it leaves out; or for every "architecture", all its devices."""
+    """A fit for every seed and every device, which it leaves out; or for every "architecture", all its devices.
+
+    None where that would leave nothing to fit to: a single device, or devices of a single architecture.
+    """
     groups: dict[str, tuple[str, ...]] = {}
     for device in devices:
         key = device if by == "device" else gpu_info(device).architecture
         groups[key] = (*groups.get(key, ()), device)
-    return tuple(Job(seed, group) for seed in range(seeds) for group in groups.values())
+    return tuple(Job(seed, group) for seed in range(seeds) for group in groups.values() if len(groups) > 1)
 
 
-def fit_left_out(kind: MixtureKind, rows: Rows, seeds: int, settings: Settings) -> LeftOut:
-    """Fit a family with each of its devices left out, all fits together."""
-    jobs = left_out_jobs(seeds, rows.devices)
+def fit_left_out(kind: MixtureKind, rows: Rows, seeds: int, settings: Settings, by: str = "device") -> LeftOut:
+    """Fit a family with each of its devices (or architectures) left out, all fits together."""
+    jobs = left_out_jobs(seeds, rows.devices, by)
     return LeftOut(kind, rows, jobs, fit(kind, rows, jobs, settings).best)
 
 

@@ -18,7 +18,7 @@ from neusight_jax.mixture import MixturePredictor
 from neusight_jax.report import table
 from neusight_jax.terms import Predictor
 from neusight_jax.training.calibration import calibrate, prior_of
-from neusight_jax.training.data import NETWORKS, join_rows, model_rows, sweep_rows, thin
+from neusight_jax.training.data import NETWORKS, devices_with, join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.evaluation import System, model_scores, percentiles
 from neusight_jax.training.few_shot import designed_order, rows_table
 from neusight_jax.training.fit import Job, Settings
@@ -111,10 +111,12 @@ def run_models_protocol(
     parts: dict[str, LeftOut] = {}
     tiles = {}
     for name in NETWORKS:
-        rows = thin(sweep_rows(data, name, names), ROWS_PER_DEVICE)
-        if not len(rows.seconds):
+        present = devices_with(data, name, names)
+        if len(present) < 2:
+            if present:
+                console.print(f"{name}: passed over, measured on {present[0]} alone")
             continue
-        rows = join_rows([rows, model_rows(data, name, names)])
+        rows = join_rows([thin(sweep_rows(data, name, names), ROWS_PER_DEVICE), model_rows(data, name, names)])
         console.print(f"{name}: fitting, {seeds * len(names)} fits together")
         tiles[name] = fit_tile(rows, Job(0))
         kind = MixtureKind(tiles[name], penalties=effect_penalties(rows))
@@ -148,5 +150,9 @@ def run_models_protocol(
         console.print(f"calibrating with {count} kernels of each family")
         systems[f"mixture, {count} kernels"] = functools.cache(functools.partial(calibrated, count=count))
     systems["roofline"] = lambda _: roofline
-    found, _ = model_scores(labels[labels["device"].isin(names)], systems)
+    found, notes = model_scores(labels[labels["device"].isin(names)], systems, data.gpu)
+    if found.empty:
+        raise InputError(f"{LOGO_MODELS}: no whole model can be forecast; {'; '.join(notes)}")
+    for note in notes:
+        console.print(note)
     return ModelsResult(seeds, found)

@@ -112,7 +112,8 @@ def run_protocol(
 ) -> ProtocolResult:
     """Run a protocol over every GPU of the measurements, every family, and the systems.
 
-    A family is scored on the GPUs that have measurements of it, where there are at least two.
+    A family is scored on the GPUs that have measurements of it, where there are at least two (or architectures, where
+    these are left out).
 
     Args:
       measurements: files or folders of the schema; protocol: one of `PROTOCOLS`; seeds: fits per GPU left out.
@@ -142,10 +143,17 @@ def run_protocol(
         elif protocol == "seen":
             fifth = np.random.default_rng(0).permutation(len(rows.seconds)) % 5 == 0
             training, scored = rows.take(~fifth), rows.take(fifth)
-        groups = [] if protocol == "seen" else left_out_jobs(seeds, rows.devices, by)
+        groups = () if protocol == "seen" else left_out_jobs(seeds, rows.devices, by)
+        if protocol != "seen" and not groups:
+            console.print(f"{family}: passed over, its GPUs are of one {by}")
+            continue
         found, frame = _family_scores(training, scored, every, systems, seeds, groups, console)
         scores += found
         frames.append(frame)
+    if not frames:
+        raise InputError(
+            f"{protocol} leaves out one {by} after the other; no family was measured on two: give more GPUs"
+        )
     return ProtocolResult(protocol, seeds, pd.DataFrame(scores), pd.concat(frames, ignore_index=True))
 
 

@@ -201,12 +201,12 @@ class _Run:
                 best = self._fit(bar, name, kind, rows, self.jobs, self.recipe.settings)
                 seen = self._score(name, kind, rows, best)
                 parts[name] = self._merged(best, rows, effects, name)
-                if isinstance(kind, MixtureKind) and self.recipe.left_out_seeds and len(self.devices) > 1:
+                if isinstance(kind, MixtureKind):
                     evidence.add(name, rows, self._fit_left_out(bar, name, kind, rows), seen)
         if self.recipe.kind == "neusight":
             return NeuSightPredictor(parts, tiles), {}
         predictor = MixturePredictor(parts, tiles)
-        if len(evidence.left_out) == len(parts) and not self.interrupted:
+        if evidence.left_out and not self.interrupted:
             gpus = stack_gpus([self.data.gpu(name) for name in self.devices])
             trust, self.trust_card = make_trust(
                 evidence,
@@ -317,8 +317,10 @@ class _Run:
             self.generation_effects.setdefault(generation, {})[name] = shared
         return merged(best, rows)
 
-    def _fit_left_out(self, bar: Progress, name: str, kind: MixtureKind, rows: Rows) -> LeftOut:
+    def _fit_left_out(self, bar: Progress, name: str, kind: MixtureKind, rows: Rows) -> LeftOut | None:
         jobs = left_out_jobs(self.recipe.left_out_seeds, rows.devices, self.recipe.left_out_by)
+        if not jobs:
+            return None
         best = self._fit(bar, f"{name} left out", kind, rows, jobs, self.recipe.left_out_settings)
         return LeftOut(kind, rows, jobs, best)
 

@@ -19,7 +19,7 @@ from neusight_jax.training.evaluation import System, model_scores
 from neusight_jax.training.fit import row_features
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
 from neusight_jax.training.rows import Rows
-from neusight_jax.trust import Trust, gpu_ratios
+from neusight_jax.trust import WIDEST, Trust, gpu_ratios
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Evidence:
     """What a run gathers family by family.
 
     Attributes:
-      left_out: fits that left each device out, by family.
+      left_out: fits that left each device out, by family; none of a family measured on one GPU (or architecture) alone.
       seen: log(measured / forecast) of training devices forecast with their effect, by family.
       shapes: smallest and largest features trained on, by family.
     """
@@ -36,10 +36,12 @@ class Evidence:
     seen: dict[str, Residuals] = field(default_factory=dict)
     shapes: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def add(self, name: str, rows: Rows, left_out: LeftOut, seen: Residuals) -> None:
+    def add(self, name: str, rows: Rows, left_out: LeftOut | None, seen: Residuals) -> None:
         """Add one family."""
         features = np.asarray(row_features(rows))
-        self.left_out[name], self.seen[name] = left_out, seen
+        self.seen[name] = seen
+        if left_out is not None:
+            self.left_out[name] = left_out
         self.shapes[name] = np.stack([features.min(axis=0), features.max(axis=0)])
 
 
@@ -66,6 +68,8 @@ def make_trust(
 ) -> tuple[Trust, dict[str, Any]]:
     """The trust record of a predictor, and what its card says of the evidence.
 
+    A family without left-out fits gets bounds of `WIDEST` on a GPU nobody has measured: nobody knows.
+
     Args:
       evidence: of every family; data: the measurements, for whole-model labels.
       gpus, devices: trained on, stacked [device] and named; tiles: tile choices.
@@ -73,6 +77,7 @@ def make_trust(
     """
     left_out = {name: part.residuals() for name, part in evidence.left_out.items()}
     kernels = {name: conformal_interval(residuals) for name, residuals in left_out.items()}
+    nobody_knows = {name: Interval(-WIDEST, WIDEST, 1.0, {}) for name in evidence.seen if name not in kernels}
 
     @functools.cache
     def unseen(device: str) -> Predictor:
@@ -85,7 +90,7 @@ def make_trust(
     measured_total = conformal_interval(models["seen"]) if models["seen"] else total
     ratios = np.asarray(gpu_ratios(gpus))
     trust = Trust(
-        kernels={name: _pair(item) for name, item in kernels.items()},
+        kernels={name: _pair(item) for name, item in {**kernels, **nobody_knows}.items()},
         total=_pair(total),
         measured_kernels={name: _pair(item) for name, item in measured.items()},
         measured_total=_pair(measured_total),
