@@ -42,6 +42,9 @@ JOULE_PER_FLOP_16NM = 20e-12
 """Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/accuracy.md)."""
 PROCESS_EXPONENT = 0.75
 """Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
+MATRIX_ENERGY = 0.85
+"""Energy of an fp32 FLOP on a matrix path over one on the vector path of the same silicon: fewer instructions and
+operands fetched. A fit: MI100 and MI210 both settle at 0.71 of their fp32 matrix peak in 300 W (docs/accuracy.md)."""
 NARROW_FLOP_PER_CYCLE = 2048.0
 """16-bit FLOP a clock of an SM's matrix units (A100) at which feeding them takes as much energy as their arithmetic:
 the narrower, the fewer FLOP share an operand fetched and an instruction issued. L40S (1024) sustains half to two thirds
@@ -145,6 +148,24 @@ def fastest(times: Float[Array, "... choice"]) -> Float[Array, "..."]:
     return functools.reduce(jnp.minimum, [times[..., place] for place in range(times.shape[-1])])
 
 
+def joule_per_flop(process_nm: ArrayLike) -> Float[Array, "*gpu"]:
+    """Energy of one fp32 FLOP on the vector path, whole board, J; falls with the node, or stays.
+
+    From 7 down to 6 nm it stays, and from there to 5 nm it falls twice as fast: TSMC's 6 nm is its 7 nm with some layers
+    printed by EUV, 18 % denser by the same design rules, with no saving of power announced (TSMC, April 2019), and
+    MI210 (6 nm) settles at the same share of its peak as MI100 (7 nm). Gradient: 0 between 6 and 7 nm, at 6 nm that
+    of going on.
+    """
+    node = jnp.asarray(process_nm)
+    node = jnp.where((node > 6.0) & (node < 7.0), 7.0, jnp.where((node > 5.0) & (node <= 6.0), 2.0 * node - 5.0, node))
+    return JOULE_PER_FLOP_16NM * (node / 16.0) ** PROCESS_EXPONENT
+
+
+def fp32_energy(gpu: GPU) -> Float[Array, "*gpu"]:
+    """Energy of an fp32 FLOP of a matrix product over one on the vector path: less where the chip has a matrix path."""
+    return jnp.where(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0, MATRIX_ENERGY, 1.0)
+
+
 def _column(value: ArrayLike, axes: int) -> Array:
     """A GPU field as an array that broadcasts over `axes` trailing axes, whether scalar or [kernel]."""
     array = jnp.asarray(value)
@@ -200,7 +221,7 @@ def physical_times(
     serial = fastest(work.block_steps[:, 0, :]) / gpu.clock_hz
     # A kernel without FLOP still issues an instruction for every few bytes: its logarithms stay finite and scale.
     least = LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s
-    flop_energy = JOULE_PER_FLOP_16NM * (gpu.process_nm / 16.0) ** PROCESS_EXPONENT
+    flop_energy = joule_per_flop(gpu.process_nm)
     flop = work.flop[:, None]
     compute = [work.bound_flop / peak, streamed]
     dram = [work.bytes_moved, dram_bytes(gpu, work, ROTATED_RAMP if family.l2_operands else WARM_RAMP)]
@@ -213,7 +234,7 @@ def physical_times(
     if family.matrix:
         given = jnp.asarray(gpu.matrix_flop_per_cycle)
         width = jnp.where(given > 0, given, NARROW_FLOP_PER_CYCLE)
-        flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, 1.0)[:, None]
+        flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, fp32_energy(gpu))[:, None]
     padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
     energy = padded * flop_energy + work.bytes_moved[:, None] * JOULE_PER_BYTE
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
