@@ -151,10 +151,10 @@ def fastest(times: Float[Array, "... choice"]) -> Float[Array, "..."]:
 def joule_per_flop(process_nm: ArrayLike) -> Float[Array, "*gpu"]:
     """Energy of one fp32 FLOP on the vector path, whole board, J; falls with the node, or stays.
 
-    From 7 down to 6 nm it stays, and from there to 5 nm it falls twice as fast: TSMC's 6 nm is its 7 nm with some layers
-    printed by EUV, 18 % denser by the same design rules, with no saving of power announced (TSMC, April 2019), and
-    MI210 (6 nm) settles at the same share of its peak as MI100 (7 nm). Gradient: 0 between 6 and 7 nm, at 6 nm that
-    of going on.
+    From 7 down to 6 nm it stays, and from there to 5 nm it falls twice as fast: TSMC's 6 nm is its 7 nm with some
+    layers printed by EUV, 18 % denser by the same design rules, with no saving of power announced (TSMC, April 2019),
+    and MI210 (6 nm) settles at the same share of its peak as MI100 (7 nm). Gradient: 0 between 6 and 7 nm, at 6 nm
+    that of going on.
     """
     node = jnp.asarray(process_nm)
     node = jnp.where((node > 6.0) & (node < 7.0), 7.0, jnp.where((node > 5.0) & (node <= 6.0), 2.0 * node - 5.0, node))

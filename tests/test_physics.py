@@ -28,12 +28,13 @@ from predictors import (
     scaled,
 )
 
+import neusight_jax as nj
 from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
 from neusight_jax.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
 from neusight_jax.latency import kernel_latency, kernel_terms
-from neusight_jax.roofline import whole_waves
+from neusight_jax.roofline import element_bytes, joule_per_flop, peak_flop_per_s, physical_times, whole_waves
 from neusight_jax.terms import Predictor
 
 ROWS = 4096
@@ -251,6 +252,40 @@ def test_more_blocks_never_mean_fewer_waves(blocks: float, more: float, sms: int
     assert waves(blocks) <= waves(blocks + more) * (1 + 1e-6)
     assert exact - relaxation - 1e-6 * exact <= waves(blocks) <= exact * (1 + 1e-6)
     assert waves(blocks) >= 1.0 - 1e-6
+
+
+def test_energy_by_node() -> None:
+    """pJ by hand: 20 at 16 nm, times (7/16)^0.75 = 0.538 at 7 and at 6 nm, (5/16)^0.75 = 0.418 at 5; finer never takes more."""
+    assert np.all(np.diff(np.asarray(joule_per_flop(jnp.linspace(2.0, 40.0, 4001)))) >= 0)
+    nodes = (16.0, 7.0, 6.5, 6.0, 5.0)
+    assert [1e12 * float(joule_per_flop(nm)) for nm in nodes] == pytest.approx(
+        [20, 10.76, 10.76, 10.76, 8.36], rel=1e-3
+    )
+    for nm in (5.0, 6.0, 7.0):
+        assert float(joule_per_flop(nm - 1e-3)) == pytest.approx(float(joule_per_flop(nm + 1e-3)), rel=1e-3)
+    assert all(float(jax.grad(joule_per_flop)(nm)) > 0 for nm in (5.0, 6.0, 7.0, 16.0))
+
+
+def test_energy_of_a_matrix_path() -> None:
+    """A long fp32 product on MI210 and MI100 meets the power limit at the same FLOP/s: the same watts, 0.85 · 10.76 pJ;
+    without the matrix path it takes the whole 10.76 pJ."""
+    linear = FAMILIES["linear"]
+    product = Kernel("linear", "linear", {"batch": 1, "m": 8192, "n": 8192, "k": 8192})
+    batch = jax.tree.map(jnp.asarray, table_from_kernels([product]).families["linear"])
+    seconds = {}
+    for name, gpu in {
+        "MI100": nj.load_gpu("MI100"),
+        "MI210": nj.load_gpu("MI210"),
+        "vector": nj.load_gpu("MI210").replace(fp32_matrix_flop_per_s=0.0),
+    }.items():
+        work = linear.work(batch.dims, element_bytes(batch.dtype))
+        times = physical_times(gpu, linear, work, peak_flop_per_s(gpu, linear, batch.dtype), batch.dtype)
+        seconds[name] = float(times.power[0, 0])
+    traffic_j = 50e-12 * 3 * 4 * 8192**2
+    flop_j = 10.759e-12 * 2 * 8192**3
+    assert seconds["MI100"] == pytest.approx((0.85 * flop_j + traffic_j) / 300, rel=1e-3)
+    assert seconds["MI210"] == pytest.approx(seconds["MI100"], rel=1e-6)
+    assert seconds["vector"] == pytest.approx((flop_j + traffic_j) / 300, rel=1e-3)
 
 
 def test_faster_memory_alone_is_never_slower() -> None:
