@@ -255,7 +255,7 @@ def test_more_blocks_never_mean_fewer_waves(blocks: float, more: float, sms: int
 
 
 def test_energy_by_node() -> None:
-    """pJ by hand: 20 at 16 nm, times (7/16)^0.75 = 0.538 at 7 and at 6 nm, (5/16)^0.75 = 0.418 at 5; finer never takes more."""
+    """pJ by hand: 20 at 16 nm, times (7/16)^0.75 at 7 and at 6 nm, (5/16)^0.75 at 5; finer never takes more."""
     assert np.all(np.diff(np.asarray(joule_per_flop(jnp.linspace(2.0, 40.0, 4001)))) >= 0)
     nodes = (16.0, 7.0, 6.5, 6.0, 5.0)
     assert [1e12 * float(joule_per_flop(nm)) for nm in nodes] == pytest.approx(
