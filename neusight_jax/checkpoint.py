@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save
 from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
-from neusight_jax.gpu_catalog import canonical_name, kernel_generation, known_library
+from neusight_jax.gpu_catalog import canonical_name, generation_of, known_library
 from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
@@ -130,7 +130,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     shared = card.get("generation_effects", {})
     fitting: dict[str, Sequence[float]] = {}
     for family in named.families:
-        found = own.get(family) or shared.get(kernel_generation(name, FAMILIES[family].libraries), {}).get(family)
+        found = own.get(family) or shared.get(generation_of(name, FAMILIES[family].generations), {}).get(family)
         if found is not None:
             fitting[family] = found
     return with_effect(named, fitting, measured=bool(own)) if fitting else named

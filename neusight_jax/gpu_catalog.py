@@ -24,6 +24,7 @@ class GPUInfo:
       name: canonical name, the driver's where known.
       vendor: "NVIDIA", "AMD" or "Intel".
       architecture: e.g. "ampere", "cdna2".
+      memory: "hbm", "gddr", or "gddr_ecc" where the board ships with ECC on and keeps the codes in the same GDDR.
       aliases: other names it answers to.
       lanes_per_sm: fp32 lanes of one SM; fp32 peak = SMs × lanes × 2 × clock.
       sources: figure -> where it can be checked.
@@ -33,6 +34,7 @@ class GPUInfo:
     name: str
     vendor: str
     architecture: str
+    memory: str
     aliases: tuple[str, ...]
     lanes_per_sm: float
     sources: Mapping[str, str]
@@ -103,6 +105,7 @@ def gpu_info(name: str) -> GPUInfo:
         name=canonical,
         vendor=entry["vendor"],
         architecture=entry["architecture"],
+        memory=entry["memory"],
         aliases=tuple(str(alias) for alias in entry["aliases"]),
         lanes_per_sm=float(entry["lanes_per_sm"]),
         sources=entry["sources"],
@@ -110,27 +113,33 @@ def gpu_info(name: str) -> GPUInfo:
     )
 
 
-KERNEL_GENERATIONS: dict[str, dict[str, str]] = {
+GENERATIONS: dict[str, dict[str, str]] = {
     "blas": {"turing": "volta", "ada": "ampere", "hopper": "ampere", "cdna2": "cdna", "blackwell_rtx": "blackwell"},
     "tensor": {},
     "attention": {"ampere": "flash2", "ada": "flash2", "blackwell_rtx": "flash2"},
+    "dram": {},
 }
-"""By kind of library, the architectures that run another one's kernels: fp32 products of the vendor's BLAS; products on
-tensor cores (each architecture its own); attention, where serving frameworks run FlashAttention 2 but for Hopper
-(FlashAttention 3) and Blackwell of the data centre (TensorRT-LLM's)."""
+"""By kind, the architectures that count as another one: fp32 products of the vendor's BLAS; products on tensor cores
+(each architecture its own); attention, where serving frameworks run FlashAttention 2 but for Hopper (FlashAttention 3)
+and Blackwell of the data centre (TensorRT-LLM's). DRAM goes by `GPUInfo.memory` instead."""
 
 
-def kernel_generation(device: str, libraries: str = "blas") -> str:
-    """Which generation of library kernels a device runs: its architecture, or the one whose kernels it borrows.
+def generation_of(device: str, kind: str = "blas") -> str:
+    """Which generation a device is of: its architecture, or the one whose kernels it borrows; of DRAM, its memory.
 
-    A device that the catalog does not have is a generation of its own.
+    HBM of Pascal is apart: Volta's controller delivers up to 95 % of the bandwidth, 1.5 times what P100 delivers with
+    1.23 times its bandwidth (NVIDIA, Tesla V100 whitepaper, 2017). Other vendors' memory is apart too. A device that
+    the catalog does not have is a generation of its own.
     """
     if canonical_name(device) is None:
         return device
-    architecture = gpu_info(device).architecture
-    return KERNEL_GENERATIONS[libraries].get(architecture, architecture)
+    info = gpu_info(device)
+    if kind == "dram":
+        older = (info.memory, info.architecture) == ("hbm", "pascal")
+        return f"{info.architecture} hbm" if older else f"{info.vendor} {info.memory}"
+    return GENERATIONS[kind].get(info.architecture, info.architecture)
 
 
 def known_library(device: str, family: Family) -> float:
     """Number of the library that runs a family on a device (`Family.known_libraries`); 0 = as the rest, or unknown."""
-    return dict(family.known_libraries).get(kernel_generation(device, family.libraries), 0.0)
+    return dict(family.known_libraries).get(generation_of(device, family.generations), 0.0)

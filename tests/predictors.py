@@ -132,7 +132,7 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
     def batch(family: Family) -> KernelBatch:
         if family is CONV:
             dims = random_convolutions(random, rows)
-        elif family.libraries == "attention":
+        elif family.generations == "attention":
             heads = random.choice(np.array([1.0, 4.0, 8.0]), rows)
             group = random.choice(np.array([1.0, 3.0, 8.0]), rows)
             queries = whole(16384) if family.name == "prefill" else np.ones(rows)

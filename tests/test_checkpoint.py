@@ -164,7 +164,7 @@ def test_a_measured_device_gets_its_effect(tmp_path: Path) -> None:
 
 def test_an_unmeasured_device_gets_what_its_generation_shares(tmp_path: Path) -> None:
     """A T4 runs volta's kernels, an H100 ampere's; a P100 has neither."""
-    of_blas = [name for name in NETWORKS if FAMILIES[name].libraries == "blas"]
+    of_blas = [name for name in NETWORKS if FAMILIES[name].generations == "blas"]
     volta = {name: list(np.linspace(-0.1, 0.1, effect_width(FAMILIES[name]))) for name in of_blas}
     _save(tmp_path / "kept", generation_effects={"volta": volta})
     plain = nj.load_predictor(tmp_path / "kept")

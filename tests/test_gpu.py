@@ -237,7 +237,15 @@ def test_catalog_entry(name):
     assert info.vendor in ("NVIDIA", "AMD", "Intel")
     assert info.architecture
     entry = gpu_catalog._entries()[name]
-    assert set(entry) - set(FIELDS) == {"aliases", "vendor", "architecture", "lanes_per_sm", "sources", "estimates"}
+    assert set(entry) - set(FIELDS) == {
+        "aliases",
+        "vendor",
+        "architecture",
+        "memory",
+        "lanes_per_sm",
+        "sources",
+        "estimates",
+    }
     figures = {field for field in entry if field in FIELDS}
     assert set(info.sources) == figures | {"lanes_per_sm"}
     assert all(isinstance(source, str) and len(source) > 5 for source in info.sources.values())

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import kernel_generation
+from neusight_jax.gpu_catalog import generation_of
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import element_bytes
@@ -215,7 +215,7 @@ def sample_of(rows: Rows, *, seen: bool = True, trained: Sequence[str] | None = 
     """
     names = rows.devices if trained is None else tuple(trained)
     order = generations(rows.family, names)
-    own = [kernel_generation(name, rows.family.libraries) for name in rows.devices]
+    own = [generation_of(name, rows.family.generations) for name in rows.devices]
     places = [len(names) + order.index(name) if name in order else -1 for name in own]
     groups = np.asarray(places)[rows.device]
     return Sample(

@@ -27,6 +27,8 @@ EFFECT_SHARES: dict[str, float] = {
 }
 """Weight of the effects of a family over `Settings.effect_penalty`: less where libraries differ from one architecture
 to the next more than machines do, so that what belongs to one of them does not bend what is said of all."""
+DRAM_COST = 0.25
+"""Cost of the effect of a memory system over one of a device."""
 EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
@@ -38,18 +40,23 @@ def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> F
 
 
 def generation_mask(family: Family) -> Bool[np.ndarray, " effect"]:
-    """Which effects a generation shares: the heads of matrix products. Floors and launches are the host's, save inside
-    CUDA graphs."""
+    """Which effects a generation shares: the heads of matrix products, or DRAM alone. Floors and launches are the
+    host's, save inside CUDA graphs."""
+    if family.generations == "dram":
+        return np.array([name == "dram" for name in EFFECTS])
     own = np.array([family.tensor_core or name not in ("overhead", "floor") for name in EFFECTS])
     width = effect_width(family) // len(EFFECTS)
     return np.concatenate([own, np.repeat(own, width - 1)]) & family.matrix
 
 
 def effect_penalties(rows: Rows) -> tuple[float, ...]:
-    """What each effect of the rows costs: 1 for a device; less for an older generation than for the newest.
+    """What each effect of the rows costs: 1 for a device; less for an older generation of kernels than for the newest.
 
     Whoever asks for a GPU nobody has measured asks for a newer one, so the oldest kernels should set the middle least.
+    Memory systems differ more than boards with the same one do: `DRAM_COST`.
     """
+    if rows.family.generations == "dram":
+        return (*[1.0] * len(rows.devices), *[DRAM_COST] * (max(rows.generation) + 1))
     process_nm = np.asarray(rows.gpus.process_nm)
     order = np.asarray(rows.generation)
     newest = [float(process_nm[order == index].min()) for index in range(max(order) + 1)]

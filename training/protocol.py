@@ -206,7 +206,7 @@ def _family_scores(
             forecasts[name, device] = [np.asarray(_seconds(family, predictor, sample)) for predictor in predictors]
     scores = []
     for label, least in ((family.name, 0.0), (f"{family.name} > 50 us", LONG_S)):
-        if least and family.libraries != "attention":
+        if least and family.generations != "attention":
             continue
         for (name, device), runs in forecasts.items():
             long = parts[device].seconds > least

@@ -22,7 +22,7 @@ from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.gpu import stack_gpus
-from neusight_jax.gpu_catalog import kernel_generation
+from neusight_jax.gpu_catalog import generation_of
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
 from neusight_jax.terms import Predictor
@@ -313,7 +313,7 @@ class _Run:
             effects[device][name] = [round(float(value), 5) for value in own]
         for device in rows.devices:
             shared = [round(float(value), 5) for value in shared_effect(mean, rows, device)]
-            generation = kernel_generation(device, rows.family.libraries)
+            generation = generation_of(device, rows.family.generations)
             self.generation_effects.setdefault(generation, {})[name] = shared
         return merged(best, rows)
 

@@ -10,14 +10,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import kernel_generation
+from neusight_jax.gpu_catalog import generation_of
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 
 
 def generations(family: Family, devices: Sequence[str]) -> list[str]:
     """The kernel generations of devices in a family, each once, sorted."""
-    return sorted({kernel_generation(name, family.libraries) for name in devices})
+    return sorted({generation_of(name, family.generations) for name in devices})
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Rows:
     def generation(self) -> tuple[int, ...]:
         """Index of each device's kernel generation among those present [device]."""
         order = generations(self.family, self.devices)
-        own = self.family.libraries
-        return tuple(order.index(kernel_generation(name, own)) for name in self.devices)
+        own = self.family.generations
+        return tuple(order.index(generation_of(name, own)) for name in self.devices)
 
     def take(self, where: np.ndarray | slice) -> Rows:
         """The rows at these positions (or under this mask)."""

@@ -208,7 +208,7 @@ def _family(
         features=_features,
         directions=DIRECTIONS,
         tensor_core=True,
-        libraries="attention",
+        generations="attention",
         known_libraries=known,
     )
 

@@ -75,7 +75,7 @@ class Family:
       features: (dims, element_bytes [kernel]) -> shape-only network inputs [kernel, feature].
       tensor_core: whether its kernels are those of tensor cores, or run between them: measured inside CUDA graphs, so
         that a launch costs no more alone than in a model.
-      libraries: which libraries run it, a key of `gpu_catalog.KERNEL_GENERATIONS`.
+      generations: what devices share beside their figures, a key of `gpu_catalog.GENERATIONS`: library kernels or DRAM.
       known_libraries: (generation, number of the library that does something otherwise than the rest): `work` and
         `features` find it in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
@@ -93,6 +93,6 @@ class Family:
     directions: tuple[int, ...] = ()
     alternatives: bool = False
     tensor_core: bool = False
-    libraries: str = "blas"
+    generations: str = "blas"
     known_libraries: tuple[tuple[str, float], ...] = ()
     l2_operands: bool = False

@@ -98,5 +98,5 @@ GROUPED_GEMM = Family(
     work=_work,
     features=_features,
     tensor_core=True,
-    libraries="tensor",
+    generations="tensor",
 )

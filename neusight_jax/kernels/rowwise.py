@@ -96,7 +96,7 @@ def _rowwise(
         work=work,
         features=features,
         tensor_core=graphed,
-        libraries="tensor" if graphed else "blas",
+        generations="tensor" if graphed else "dram",
     )
 
 

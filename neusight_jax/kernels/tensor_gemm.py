@@ -36,7 +36,7 @@ def _family(name: str) -> Family:
         work=_work,
         features=_features,
         tensor_core=True,
-        libraries="tensor",
+        generations="tensor",
         l2_operands=True,
     )
 
