@@ -16,7 +16,7 @@ from neusight_jax import gpu_catalog
 from neusight_jax.arithmetic import DTYPES, PATHS
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU, peak_field, stack_gpus, validate_gpu
-from neusight_jax.gpu_catalog import canonical_name, catalog_gpu, fold_name, gpu_info, list_gpus
+from neusight_jax.gpu_catalog import canonical_name, catalog_gpu, fold_name, generation_of, gpu_info, list_gpus
 from neusight_jax.gpu_file import load_gpu, load_named_gpu
 
 SHORT_NAMES = [
@@ -230,6 +230,17 @@ def test_unknown_gpu_offers_the_nearest():
     assert "unknown GPU 'X1'" in message(gpu_info, "X1")
 
 
+def test_generations_of_memory():
+    """Pascal's first HBM is a kind of its own, and so is another vendor's."""
+    hbm, gddr = generation_of("V100", "dram"), generation_of("T4", "dram")
+    assert hbm == generation_of("A100-80GB", "dram") == generation_of("H100", "dram") == "NVIDIA hbm"
+    assert gddr == generation_of("P4", "dram") == generation_of("L4", "dram") == "NVIDIA gddr_ecc"
+    apart = {generation_of(name, "dram") for name in ("P100", "MI210", "RTX 4090")}
+    assert len(apart) == 3
+    assert not apart & {hbm, gddr}
+    assert generation_of("no such chip", "dram") == "no such chip"
+
+
 @pytest.mark.parametrize("name", list_gpus())
 def test_catalog_entry(name):
     gpu, info = catalog_gpu(name), gpu_info(name)
@@ -246,6 +257,10 @@ def test_catalog_entry(name):
         "sources",
         "estimates",
     }
+    said = info.sources["mem_bytes"]  # "16 GB GDDR6 = 16 GiB, less 1/16 for ECC: 15 GiB shown by the driver"
+    by_text = "hbm" if "HBM" in said else "gddr_ecc" if "for ECC" in said else "gddr" if "GDDR" in said else None
+    assert info.memory == (by_text or "hbm")  # GB300 says how its size was estimated
+    assert by_text or name == "NVIDIA GB300"
     figures = {field for field in entry if field in FIELDS}
     assert set(info.sources) == figures | {"lanes_per_sm"}
     assert all(isinstance(source, str) and len(source) > 5 for source in info.sources.values())
