@@ -22,11 +22,12 @@ from safetensors.numpy import load_file, save
 from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
+from neusight_jax.gpu import MEMORY_KINDS
 from neusight_jax.gpu_catalog import canonical_name, generation_of, known_library
 from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.mixture import MixturePredictor, init_family
+from neusight_jax.mixture import DRAM, EFFECTS, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
@@ -98,7 +99,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
       device: the GPU to forecast, by name. One the checkpoint was trained on (`load_card(...)["device_effects"]`) gets
         its small measured effect: more accurate for it and what-if variants of it. Any other gets what the GPUs that
         run the same generation of library kernels share, if any was trained on. None (the default) has all effects at
-        zero; compare different GPUs with that one.
+        zero but that of the kind of memory, which every `GPU` says; compare different GPUs with that one.
     Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
     """
     folder = checkpoint_folder(name_or_path)
@@ -117,7 +118,8 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     predictor: Predictor = tree_from_arrays(template, flat, path)
     predictor = _with_libraries(predictor, card.get("libraries", {}))
     if device is None:
-        return predictor
+        nameless: Predictor = _with_memory(predictor, card["memory"] if "memory" in card else _shared_memory(card))
+        return nameless
     effects = card.get("device_effects", {})
     name = device if device in effects else canonical_name(device)
     if name is None:
@@ -159,6 +161,36 @@ def _libraries(predictor: Predictor) -> dict[str, float]:
     return {name: float(each.library) for name, each in families.items() if each.library is not None}
 
 
+def _with_memory(predictor: Predictor, shifts: Mapping[str, Sequence[float]]) -> Any:
+    """The predictor with the shift of each kind of memory, by family; a family without keeps none."""
+    if isinstance(predictor, CalibratedPredictor):
+        return replace(predictor, base=_with_memory(predictor.base, shifts))
+    if not isinstance(predictor, MixturePredictor):
+        return predictor
+    families = {
+        name: replace(each, memory=jnp.asarray(shifts[name], jnp.float32) if name in shifts else None)
+        for name, each in predictor.families.items()
+    }
+    return replace(predictor, families=families)
+
+
+def _shared_memory(card: Mapping[str, Any]) -> dict[str, list[float]]:
+    """What `_with_memory` takes, from what generations share: for a GPU without a name, which says its kind itself."""
+    shared = card.get("generation_effects", {})
+    named = {family for kind in MEMORY_KINDS for family in shared.get(kind, {})}
+    return {
+        family: [shared.get(kind, {}).get(family, [0.0] * len(EFFECTS))[DRAM] for kind in MEMORY_KINDS]
+        for family in sorted(named)
+    }
+
+
+def _memory(predictor: Predictor) -> dict[str, list[float]]:
+    """What `_with_memory` was given."""
+    base = predictor.base if isinstance(predictor, CalibratedPredictor) else predictor
+    families = base.families if isinstance(base, MixturePredictor) else {}
+    return {name: np.asarray(each.memory).tolist() for name, each in families.items() if each.memory is not None}
+
+
 def with_effect(
     predictor: MixturePredictor, effects: Mapping[str, Sequence[float]], *, measured: bool
 ) -> MixturePredictor:
@@ -180,10 +212,11 @@ def with_effect(
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
-    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `libraries` are added."""
-    libraries = _libraries(predictor)
-    flat = tree_to_arrays(_with_libraries(predictor, {}))
-    card = {**card, "libraries": libraries} if libraries else card
+    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `libraries` and `memory` are
+    added."""
+    own = {"libraries": _libraries(predictor), "memory": _memory(predictor)}
+    flat = tree_to_arrays(_with_memory(_with_libraries(predictor, {}), {}))
+    card = {**card, **{key: value for key, value in own.items() if value}}
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(save(flat))
         (beside / CARD).write_text(json.dumps({"format": FORMAT, **card}, indent=1) + "\n")

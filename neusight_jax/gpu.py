@@ -41,6 +41,7 @@ class GPU:
       exp_per_s: exponentials of the special-function units, 1/s; 0 = 16 a clock and SM.
       matrix_flop_per_cycle: 16-bit FLOP a clock of one SM's matrix units: the wider, the less energy a FLOP takes; 0 =
         as an A100 (2048).
+      memory_kind: position in `MEMORY_KINDS`; 0 = another kind. How much of its bandwidth a memory reaches goes by it.
     """
 
     num_sms: ArrayLike
@@ -61,6 +62,7 @@ class GPU:
     int8_flop_per_s: ArrayLike = 0.0
     exp_per_s: ArrayLike = 0.0
     matrix_flop_per_cycle: ArrayLike = 0.0
+    memory_kind: ArrayLike = 0.0
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -94,6 +96,9 @@ class GPU:
         floats = {name: float(value) if type(value) is int else value for name, value in changes.items()}
         return dataclasses.replace(self, **floats)
 
+
+MEMORY_KINDS: tuple[str, ...] = ("", "hbm", "gddr_ecc", "gddr", "pascal hbm", "AMD hbm")
+"""Memory systems: NVIDIA's HBM since Volta, its GDDR with and without codes kept in it, Pascal's HBM, AMD's."""
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
 """Names of the GPU figures."""
@@ -168,6 +173,7 @@ _RANGES: dict[str, _Range] = {
     "fp4_flop_per_s": _Range(1e10, 1e19, 4e13, 8e16, _PEAK),
     "int8_flop_per_s": _Range(1e10, 1e19, 2e13, 2e16, _PEAK),
     "matrix_flop_per_cycle": _Range(8.0, 1e6, 256.0, 65536.0),
+    "memory_kind": _Range(1.0, len(MEMORY_KINDS) - 1.0, 1.0, len(MEMORY_KINDS) - 1.0),
     "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),
 }
 

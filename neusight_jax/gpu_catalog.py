@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from neusight_jax.errors import unknown_name
-from neusight_jax.gpu import FIELDS, GPU, with_matrix_width
+from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, with_matrix_width
 from neusight_jax.kernels.family import Family
 
 
@@ -95,7 +95,8 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
 def catalog_gpu(name: str) -> GPU:
     """A GPU of the catalog by name or alias. `InputError` if there is none of that name."""
     entry = _entry(name)[1]
-    return GPU(**with_matrix_width({field: float(entry[field]) for field in FIELDS if field in entry}))
+    figures = {field: float(entry[field]) for field in FIELDS if field in entry}
+    return GPU(**with_matrix_width(figures), memory_kind=float(memory_kind(gpu_info(name))))
 
 
 def gpu_info(name: str) -> GPUInfo:
@@ -127,17 +128,27 @@ and Blackwell of the data centre (TensorRT-LLM's). DRAM goes by `GPUInfo.memory`
 def generation_of(device: str, kind: str = "blas") -> str:
     """Which generation a device is of: its architecture, or the one whose kernels it borrows; of DRAM, its memory.
 
-    HBM of Pascal is apart: Volta's controller delivers up to 95 % of the bandwidth, 1.5 times what P100 delivers with
-    1.23 times its bandwidth (NVIDIA, Tesla V100 whitepaper, 2017). Other vendors' memory is apart too. A device that
-    the catalog does not have is a generation of its own.
+    A device that the catalog does not have is a generation of its own.
     """
     if canonical_name(device) is None:
         return device
     info = gpu_info(device)
     if kind == "dram":
-        older = (info.memory, info.architecture) == ("hbm", "pascal")
-        return f"{info.architecture} hbm" if older else f"{info.vendor} {info.memory}"
+        return MEMORY_KINDS[memory_kind(info)] or f"{info.vendor} {info.memory}"
     return GENERATIONS[kind].get(info.architecture, info.architecture)
+
+
+def memory_kind(info: GPUInfo) -> int:
+    """Position of a GPU's memory in `MEMORY_KINDS`; 0 = none of them.
+
+    HBM of Pascal is apart: Volta's controller delivers up to 95 % of the bandwidth, 1.5 times what P100 delivers with
+    1.23 times its bandwidth (NVIDIA, Tesla V100 whitepaper, 2017).
+    """
+    if (info.memory, info.architecture) == ("hbm", "pascal"):
+        name = "pascal hbm"
+    else:
+        name = info.memory if info.vendor == "NVIDIA" else f"{info.vendor} {info.memory}"
+    return MEMORY_KINDS.index(name) if name in MEMORY_KINDS else 0
 
 
 def known_library(device: str, family: Family) -> float:

@@ -94,6 +94,7 @@ class FamilyMixture:
         [kernel, effect].
       library: number of the library that runs the family on the device (`Family.known_libraries`); None = what the
         kernels say of it, and if they say nothing, as the rest.
+      memory: log shift of the DRAM head by kind of memory (`gpu.MEMORY_KINDS`); None = it is in `effect`, or unknown.
     """
 
     network: Network
@@ -104,6 +105,7 @@ class FamilyMixture:
     stack: Float[Array, "member effect"]
     effect: Float[Array, "*kernel effect"]
     library: Float[Array, ""] | None = None
+    memory: Float[Array, " kind"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -135,6 +137,8 @@ class MixturePredictor:
         features = family.features(dims, size)
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
         shift = device_shift(parameters, family, features) + stack_shift(parameters, gpu)
+        if parameters.memory is not None:
+            shift += memory_shift(parameters.memory, gpu)
         more_s = work.more_launches * LAUNCH_GAP_S
         return mix(parameters, features, times, bounds, tile, shift, offsets(family), more_s, isolated=isolated)
 
@@ -173,6 +177,12 @@ def stack_shift(parameters: FamilyMixture, gpu: GPU) -> Float[Array, "member _ke
     """Log shift of each head and the floor for the vendor's libraries; a switch, without gradient to the GPU."""
     other = jnp.atleast_1d(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0)[None, :, None]
     return jnp.where(other, parameters.stack[:, None, :], 0.0)
+
+
+def memory_shift(memory: Float[Array, " kind"], gpu: GPU) -> Float[Array, "1 #kernel effect"]:
+    """Log shift of the DRAM head for the kind of the GPU's memory; a switch, without gradient to the GPU."""
+    kind = jnp.atleast_1d(jnp.round(jnp.asarray(gpu.memory_kind))).astype(int)
+    return memory[kind][None, :, None] * (jnp.arange(len(EFFECTS)) == DRAM)
 
 
 def mix(

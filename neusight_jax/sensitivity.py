@@ -45,7 +45,7 @@ def knob(name: str) -> str:
 
 
 ROWS: dict[str, tuple[str, ...]] = {
-    **{name: (name,) for name in FIELDS},
+    **{name: (name,) for name in FIELDS if name != "memory_kind"},
     **{knob(name): fields for name, fields in KNOBS.items()},
     ALL_RATES: RATES,
 }
