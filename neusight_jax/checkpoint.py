@@ -212,8 +212,8 @@ def with_effect(
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
-    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `libraries` and `memory` are
-    added."""
+    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `libraries` and `memory`
+    are added."""
     own = {"libraries": _libraries(predictor), "memory": _memory(predictor)}
     flat = tree_to_arrays(_with_memory(_with_libraries(predictor, {}), {}))
     card = {**card, **{key: value for key, value in own.items() if value}}

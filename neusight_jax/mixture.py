@@ -182,7 +182,7 @@ def stack_shift(parameters: FamilyMixture, gpu: GPU) -> Float[Array, "member _ke
 def memory_shift(memory: Float[Array, " kind"], gpu: GPU) -> Float[Array, "1 #kernel effect"]:
     """Log shift of the DRAM head for the kind of the GPU's memory; a switch, without gradient to the GPU."""
     kind = jnp.atleast_1d(jnp.round(jnp.asarray(gpu.memory_kind))).astype(int)
-    return memory[kind][None, :, None] * (jnp.arange(len(EFFECTS)) == DRAM)
+    return jnp.where(jnp.arange(len(EFFECTS)) == DRAM, memory[kind][None, :, None], 0.0)
 
 
 def mix(

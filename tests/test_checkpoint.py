@@ -15,9 +15,11 @@ from predictors import KINDS, NETWORKS, random_predictor
 from safetensors.numpy import load_file, save_file
 
 import neusight_jax as nj
+from neusight_jax.calibrated import CalibratedPredictor
 from neusight_jax.checkpoint import CARD, WEIGHTS, save_checkpoint, tree_to_arrays, untrained
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.mixture import effect_width
+from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.mixture import EFFECTS, effect_width
 
 SHIPPED = nj.list_checkpoints()
 EFFECT_DEVICE = "Tesla T4"
@@ -173,6 +175,33 @@ def test_an_unmeasured_device_gets_what_its_generation_shares(tmp_path: Path) ->
         for name, values in volta.items():
             expected = values if shared else plain.families[name].effect  # type: ignore[attr-defined]
             np.testing.assert_allclose(tuned.families[name].effect, expected, rtol=1e-6)  # type: ignore[attr-defined]
+
+
+def test_a_gpu_by_its_figures_alone_brings_its_memory(tmp_path: Path) -> None:
+    """HBM reaches e^0.5 times what the rest does: an H100 gains it with a name or without, another kind does not."""
+    faster = [-0.5 if name == "dram" else 0.0 for name in EFFECTS]
+    of_dram = {name: faster for name in NETWORKS if FAMILIES[name].generations == "dram"}
+    random = random_predictor("mixture", 0, members=2)
+    zeros = {name: replace(each, effect=0.0 * each.effect) for name, each in random.families.items()}  # type: ignore[attr-defined]
+    plain = replace(random, families=zeros)  # type: ignore[type-var]
+    card = {"kind": "mixture", "architecture": _architecture()}
+    save_checkpoint(tmp_path / "kept", plain, {**card, "generation_effects": {"hbm": of_dram}})
+    nameless, named = nj.load_predictor(tmp_path / "kept"), nj.load_predictor(tmp_path / "kept", device="H100")
+    add = {"rows": 1 << 14, "cols": 1 << 14, "reads": 2, "writes": 1}
+    kernels = table_from_kernels([Kernel("elementwise", "add", add)])
+
+    def seconds(predictor: Any, gpu: str) -> float:
+        return float(nj.predict_kernels(predictor, nj.load_gpu(gpu), kernels)[0])
+
+    assert seconds(nameless, "H100") == pytest.approx(seconds(named, "H100"), rel=1e-6)
+    assert seconds(nameless, "H100") < 0.9 * seconds(plain, "H100")
+    for other in ("T4", "P100", "MI210"):
+        assert seconds(nameless, other) == seconds(plain, other)
+    save_checkpoint(tmp_path / "again", nameless, card)
+    calibrated = {"kind": "calibrated", "architecture": {**_architecture(), "points": {}}}
+    save_checkpoint(tmp_path / "calibrated", CalibratedPredictor(nameless), calibrated)
+    for name in ("again", "calibrated"):
+        assert seconds(nj.load_predictor(tmp_path / name), "H100") == seconds(nameless, "H100")
 
 
 def test_effects_of_another_shape_are_refused(tmp_path: Path) -> None:

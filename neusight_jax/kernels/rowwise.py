@@ -65,7 +65,8 @@ def _by_elements(
         blocks = jnp.ceil(elements(dims)[:, None] / tile)
         return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
 
-    return _rowwise(name, ops, tuple(str(tile) for tile in ELEMENT_BLOCKS), network, work, _stream_features, graphed)
+    tiles = tuple(str(tile) for tile in ELEMENT_BLOCKS)
+    return _rowwise(name, ops, tiles, network, work, _stream_features, graphed, "tensor" if graphed else "dram")
 
 
 def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...], graphed: bool = False) -> Family:
@@ -74,7 +75,8 @@ def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...], graphed: 
         blocks = jnp.ceil(dims["rows"][:, None] / tile)
         return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
 
-    return _rowwise(name, ops, tuple(f"{tile} rows" for tile in ROW_BLOCKS), name, work, _reduction_features, graphed)
+    tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
+    return _rowwise(name, ops, tiles, name, work, _reduction_features, graphed, "tensor" if graphed else "blas")
 
 
 def _rowwise(
@@ -85,6 +87,7 @@ def _rowwise(
     work: Callable[[Dims, Float[Array, " kernel"]], Work],
     features: Callable[[Dims, Float[Array, " kernel"]], Float[Array, "kernel _feature"]],
     graphed: bool,
+    generations: str,
 ) -> Family:
     return Family(
         name=name,
@@ -96,7 +99,7 @@ def _rowwise(
         work=work,
         features=features,
         tensor_core=graphed,
-        generations="tensor" if graphed else "dram",
+        generations=generations,
     )
 
 
