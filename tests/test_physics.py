@@ -225,11 +225,11 @@ def test_rates_scale_time_but_for_the_floor(isolated: bool, members: int) -> Non
 
 
 def _member(predictor: Any, member: int, members: int) -> Any:
-    """One member of an ensemble; device effects, tile choices and intervals have no member axis."""
+    """One member of an ensemble; effects of devices and memories, tile choices and intervals have no member axis."""
 
     def pick(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path)
-        alone = ".tiles" in name or ".trust" in name or name.endswith("effect")
+        alone = ".tiles" in name or ".trust" in name or name.endswith(("effect", "memory"))
         if not alone:
             assert leaf.shape[0] == members
         return leaf if alone else leaf[member : member + 1]

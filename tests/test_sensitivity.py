@@ -75,7 +75,7 @@ def test_roofline_by_hand() -> None:
         ]
     )
     _, slopes = elasticities(RooflinePredictor(), nj.load_gpu("H100"), kernels)
-    for name in FIELDS:
+    for name in (field for field in FIELDS if field != "memory_kind"):
         product, addition = (float(slopes[name][family][0]) for family in ("linear", "elementwise"))
         assert product == pytest.approx(-1.0 if name == "fp32_flop_per_s" else 0.0, abs=1e-5), name
         assert addition == pytest.approx(-1.0 if name == "mem_bytes_per_s" else 0.0, abs=1e-5), name
