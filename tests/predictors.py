@@ -12,7 +12,7 @@ import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.checkpoint import untrained
-from neusight_jax.gpu import GPU
+from neusight_jax.gpu import GPU, MEMORY_KINDS
 from neusight_jax.hypothetical import PEAKS
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import CONV, conv_dims
@@ -86,6 +86,7 @@ def random_gpus(seed: int, count: int, absent: float = 0.0) -> GPU:
     figures["fp32_matrix_flop_per_s"] = np.where(lacking, 0.0, figures["fp32_matrix_flop_per_s"]).astype(np.float32)
     for name, values in (("exp_per_s", figures["exp_per_s"]), ("matrix_flop_per_cycle", draw(64, 32768))):
         figures[name] = np.where(random.random(count) < 0.5, 0.0, values).astype(np.float32)
+    figures["memory_kind"] = random.integers(0, len(MEMORY_KINDS), count).astype(np.float32)
     return GPU(**figures)
 
 
