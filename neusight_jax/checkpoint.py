@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import ArrayLike
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
@@ -97,9 +98,10 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
 
     Args:
       device: the GPU to forecast, by name. One the checkpoint was trained on (`load_card(...)["device_effects"]`) gets
-        its small measured effect: more accurate for it and what-if variants of it. Any other gets what the GPUs that
-        run the same generation of library kernels share, if any was trained on. None (the default) has all effects at
-        zero but that of the kind of memory, which every `GPU` says; compare different GPUs with that one.
+        its small measured effect: more accurate for it and what-if variants of it. Any other gets what the GPUs share
+        that run the same generation of library kernels, or have its kind of memory, if any was trained on. None (the
+        default) has all effects at zero but that of the kind of memory, which every `GPU` says; compare different GPUs
+        with that one.
     Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
     """
     folder = checkpoint_folder(name_or_path)
@@ -116,9 +118,9 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
     predictor: Predictor = tree_from_arrays(template, flat, path)
-    predictor = _with_libraries(predictor, card.get("libraries", {}))
+    predictor = _with_known(predictor, "library", card.get("libraries", {}))
     if device is None:
-        nameless: Predictor = _with_memory(predictor, card["memory"] if "memory" in card else _shared_memory(card))
+        nameless: Predictor = _with_known(predictor, "memory", card.get("memory", _shared_memory(card)))
         return nameless
     effects = card.get("device_effects", {})
     name = device if device in effects else canonical_name(device)
@@ -126,8 +128,9 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         raise unknown_name("GPU", device, effects)
     if not isinstance(predictor, MixturePredictor):
         return predictor
-    known = {each: known_library(name, FAMILIES[each]) for each in predictor.families}
-    named: MixturePredictor = _with_libraries(predictor, known)
+    libraries = {each: known_library(name, FAMILIES[each]) for each in predictor.families}
+    known = {each: number for each, number in libraries.items() if number}  # 0 = as the rest
+    named: MixturePredictor = _with_known(predictor, "library", known)
     own = effects.get(name, {})
     shared = card.get("generation_effects", {})
     fitting: dict[str, Sequence[float]] = {}
@@ -138,57 +141,39 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     return with_effect(named, fitting, measured=bool(own)) if fitting else named
 
 
-def _with_libraries(predictor: Predictor, known: Mapping[str, float]) -> Any:
-    """The predictor with what a device's libraries do otherwise than the rest, by family; 0 = as the rest.
+def _with_known(predictor: Predictor, part: str, known: Mapping[str, ArrayLike]) -> Any:
+    """The predictor with a part of its families as the card says, None where it says nothing.
 
-    Known before the device is measured (`gpu_catalog.known_library`).
+    Args:
+      part: "library", what a device's libraries do otherwise than the rest; or "memory", the shift of each kind of it.
     """
     if isinstance(predictor, CalibratedPredictor):
-        return replace(predictor, base=_with_libraries(predictor.base, known))
+        return replace(predictor, base=_with_known(predictor.base, part, known))
     if not isinstance(predictor, MixturePredictor):
         return predictor
     families = dict(predictor.families)
-    for name in families:
-        number = jnp.asarray(known[name], jnp.float32) if known.get(name) else None
-        families[name] = replace(families[name], library=number)
+    for name, each in families.items():
+        change: dict[str, Any] = {part: jnp.asarray(known[name], jnp.float32) if name in known else None}
+        families[name] = replace(each, **change)
     return replace(predictor, families=families)
 
 
-def _libraries(predictor: Predictor) -> dict[str, float]:
-    """What `_with_libraries` was given."""
+def _known(predictor: Predictor, part: str) -> dict[str, Any]:
+    """What `_with_known` was given."""
     base = predictor.base if isinstance(predictor, CalibratedPredictor) else predictor
     families = base.families if isinstance(base, MixturePredictor) else {}
-    return {name: float(each.library) for name, each in families.items() if each.library is not None}
-
-
-def _with_memory(predictor: Predictor, shifts: Mapping[str, Sequence[float]]) -> Any:
-    """The predictor with the shift of each kind of memory, by family; a family without keeps none."""
-    if isinstance(predictor, CalibratedPredictor):
-        return replace(predictor, base=_with_memory(predictor.base, shifts))
-    if not isinstance(predictor, MixturePredictor):
-        return predictor
-    families = {
-        name: replace(each, memory=jnp.asarray(shifts[name], jnp.float32) if name in shifts else None)
-        for name, each in predictor.families.items()
-    }
-    return replace(predictor, families=families)
+    values = {name: getattr(each, part) for name, each in families.items()}
+    return {name: np.asarray(value).tolist() for name, value in values.items() if value is not None}
 
 
 def _shared_memory(card: Mapping[str, Any]) -> dict[str, list[float]]:
-    """What `_with_memory` takes, from what generations share: for a GPU without a name, which says its kind itself."""
+    """Shift of each kind of memory by family, from what generations share: for a GPU without a name."""
     shared = card.get("generation_effects", {})
     named = {family for kind in MEMORY_KINDS for family in shared.get(kind, {})}
     return {
         family: [shared.get(kind, {}).get(family, [0.0] * len(EFFECTS))[DRAM] for kind in MEMORY_KINDS]
         for family in sorted(named)
     }
-
-
-def _memory(predictor: Predictor) -> dict[str, list[float]]:
-    """What `_with_memory` was given."""
-    base = predictor.base if isinstance(predictor, CalibratedPredictor) else predictor
-    families = base.families if isinstance(base, MixturePredictor) else {}
-    return {name: np.asarray(each.memory).tolist() for name, each in families.items() if each.memory is not None}
 
 
 def with_effect(
@@ -214,8 +199,8 @@ def with_effect(
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
     """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `libraries` and `memory`
     are added."""
-    own = {"libraries": _libraries(predictor), "memory": _memory(predictor)}
-    flat = tree_to_arrays(_with_memory(_with_libraries(predictor, {}), {}))
+    own = {"libraries": _known(predictor, "library"), "memory": _known(predictor, "memory")}
+    flat = tree_to_arrays(_with_known(_with_known(predictor, "library", {}), "memory", {}))
     card = {**card, **{key: value for key, value in own.items() if value}}
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(save(flat))

@@ -118,15 +118,14 @@ GENERATIONS: dict[str, dict[str, str]] = {
     "blas": {"turing": "volta", "ada": "ampere", "hopper": "ampere", "cdna2": "cdna", "blackwell_rtx": "blackwell"},
     "tensor": {},
     "attention": {"ampere": "flash2", "ada": "flash2", "blackwell_rtx": "flash2"},
-    "dram": {},
 }
 """By kind, the architectures that count as another one: fp32 products of the vendor's BLAS; products on tensor cores
 (each architecture its own); attention, where serving frameworks run FlashAttention 2 but for Hopper (FlashAttention 3)
-and Blackwell of the data centre (TensorRT-LLM's). DRAM goes by `GPUInfo.memory` instead."""
+and Blackwell of the data centre (TensorRT-LLM's). "dram" goes by `memory_kind` instead."""
 
 
 def generation_of(device: str, kind: str = "blas") -> str:
-    """Which generation a device is of: its architecture, or the one whose kernels it borrows; of DRAM, its memory.
+    """Which generation a device is of: its architecture, or the one whose kernels it borrows; for "dram" its memory.
 
     A device that the catalog does not have is a generation of its own.
     """

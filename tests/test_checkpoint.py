@@ -181,9 +181,9 @@ def test_a_gpu_by_its_figures_alone_brings_its_memory(tmp_path: Path) -> None:
     """HBM reaches e^0.5 times what the rest does: an H100 gains it with a name or without, another kind does not."""
     faster = [-0.5 if name == "dram" else 0.0 for name in EFFECTS]
     of_dram = {name: faster for name in NETWORKS if FAMILIES[name].generations == "dram"}
-    random = random_predictor("mixture", 0, members=2)
-    zeros = {name: replace(each, effect=0.0 * each.effect) for name, each in random.families.items()}  # type: ignore[attr-defined]
-    plain = replace(random, families=zeros)  # type: ignore[type-var]
+    random: Any = random_predictor("mixture", 0, members=2)
+    zeros = {name: replace(each, effect=0.0 * each.effect) for name, each in random.families.items()}
+    plain = replace(random, families=zeros)
     card = {"kind": "mixture", "architecture": _architecture()}
     save_checkpoint(tmp_path / "kept", plain, {**card, "generation_effects": {"hbm": of_dram}})
     nameless, named = nj.load_predictor(tmp_path / "kept"), nj.load_predictor(tmp_path / "kept", device="H100")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,9 +18,9 @@ from neusight_jax.errors import InputError
 from neusight_jax.training import few_shot, models_protocol, systems
 from neusight_jax.training.evaluation import System
 from neusight_jax.training.few_shot import run_few_shot
-from neusight_jax.training.fit import Job, Settings, settings_for
+from neusight_jax.training.fit import Settings, settings_for
+from neusight_jax.training.left_out import LeftOut
 from neusight_jax.training.models_protocol import run_models_protocol
-from neusight_jax.training.rows import Rows
 from synthetic import synthetic_rows, write_softmax_alone
 
 ROWS = 24
@@ -42,13 +43,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_shot_scores_the_kernels_that_were_not_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted: list[tuple[str, ...]] = []
-    usual = few_shot.left_out_fits
+    usual = few_shot.fit_left_out
 
-    def watched(rows: Rows, jobs: Sequence[Job]) -> object:
-        fitted.extend(job.held_out for job in jobs)
-        return usual(rows, jobs)
+    def watched(*given: Any) -> LeftOut:
+        found = usual(*given)
+        fitted.extend(job.held_out for job in found.jobs)
+        return found
 
-    monkeypatch.setattr(few_shot, "left_out_fits", watched)
+    monkeypatch.setattr(few_shot, "fit_left_out", watched)
     with jax.numpy_dtype_promotion("standard"):
         found = run_few_shot([folder], seeds=2, counts=(2, 10, ROWS, 200))
     assert sorted(fitted) == [("Tesla T4",)] * 2 + [("Tesla V100-PCIE-32GB",)] * 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import pytest
 
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError
-from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.mixture import head_widths
 from neusight_jax.tiles import init_tile_choice
 from neusight_jax.training.data import join_rows, model_rows, sweep_rows, thin
@@ -106,13 +105,13 @@ def test_what_the_network_says_of_a_head_costs(softmax: Rows) -> None:
 
 def test_memory_of_a_kind_reaches_the_same_share(tmp_path: Path) -> None:
     """HBM at 0.95 of its bandwidth, GDDR at 0.65: a GPU left out is forecast by its own kind, not by the middle."""
-    shares = {"T4": 0.65, "P4": 0.65, "V100": 0.95, "A100-PCIE-40GB": 0.95}
+    shares = {T4: 0.65, "Tesla P4": 0.65, V100: 0.95, "NVIDIA A100-PCIE-40GB": 0.95}
     parts = [synthetic_rows("add", name, 256) for name in shares]
     pd.concat(parts).assign(latency_s=1.0).to_parquet(tmp_path / "add.parquet")
     data = read_measurements(tmp_path)
-    rows = sweep_rows(data, "elementwise", sorted(set(data.frame["device"])))
+    rows = sweep_rows(data, "elementwise", sorted(shares))
     moved = np.asarray(4.0 * 3.0 * rows.batch.dims["rows"] * rows.batch.dims["cols"])
-    reached = np.array([shares[_short(name, shares)] for name in rows.devices]) * np.asarray(rows.gpus.mem_bytes_per_s)
+    reached = np.array([shares[name] for name in rows.devices]) * np.asarray(rows.gpus.mem_bytes_per_s)
     rows = replace(rows, seconds=(20e-6 + moved / reached[rows.device]).astype(np.float32))
     kind = replace(_kind(rows), penalties=effect_penalties(rows))
     jobs = tuple(Job(0, (device,)) for device in rows.devices)
@@ -123,10 +122,6 @@ def test_memory_of_a_kind_reaches_the_same_share(tmp_path: Path) -> None:
         ratio = np.asarray(seconds(alone, every)) / rows.seconds
         long = (rows.device == position) & (rows.seconds > 100e-6)
         assert np.median(ratio[long]) == pytest.approx(1.0, abs=0.08), device
-
-
-def _short(device: str, names: Iterable[str]) -> str:
-    return next(name for name in names if canonical_name(name) == device)
 
 
 def test_a_family_not_measured_on_the_gpu_left_out_is_left_out(tmp_path: Path) -> None:

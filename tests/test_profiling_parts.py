@@ -118,7 +118,7 @@ def test_plan_files(tmp_path: Path) -> None:
         planned(str(tmp_path / "none.csv"), gpu, ("fp32",))
 
 
-def test_sampling_takes_the_loop_off() -> None:
+def test_sampling_takes_the_loop_off(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, looks = Fake(), []
     found = sample(kernel, 0.02, lambda: looks.append(1))
     assert found.loop_s == pytest.approx(10e-6)
@@ -127,10 +127,10 @@ def test_sampling_takes_the_loop_off() -> None:
     assert looks == [1]
     # The 15 % that calls get leaves 17 ms over 8 repeats: 48 rounds of 44 us, two for the first one.
     assert found.launches == 8 * 46 * 4
-    kernel.call = lambda: 20e-3  # type: ignore[method-assign]
+    monkeypatch.setattr(kernel, "call", lambda: 20e-3)
     with pytest.raises(RuntimeError, match="took the kernel out of it"):
         sample(kernel, 0.02)
-    kernel.loop = lambda rounds: 100e-6  # type: ignore[method-assign]
+    monkeypatch.setattr(kernel, "loop", lambda rounds: 100e-6)
     with pytest.raises(RuntimeError, match="no longer than an empty one"):
         sample(kernel, 0.02)
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.0 / 3.0)  # quartiles 2 and 4

@@ -30,9 +30,9 @@ from neusight_jax.training.calibration import Prior, calibrate, linearised, prio
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.evaluation import percentiles
-from neusight_jax.training.fit import Job, fit, settings_for
+from neusight_jax.training.fit import settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
-from neusight_jax.training.left_out import LeftOut, left_out_jobs, merged
+from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, merged
 from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import fit_tile
@@ -143,7 +143,8 @@ def run_few_shot(
     console = console or Console(quiet=True)
     present = {family: devices_with(data, family, names) for family in NETWORKS}
     every = [thin(sweep_rows(data, family, own), ROWS_PER_DEVICE) for family, own in present.items() if len(own) > 1]
-    parts = [rows for rows in every if np.bincount(rows.device).max() > min(counts) and _jobs(rows, seeds)]
+    apart = [rows for rows in every if left_out_jobs(seeds, rows.devices, _left_out_by(rows))]
+    parts = [rows for rows in apart if np.bincount(rows.device).max() > min(counts)]
     if not parts:
         raise InputError(
             f"{FEW_SHOT} measures {min(counts)} kernels of each family and scores the rest; no family has more than "
@@ -151,9 +152,10 @@ def run_few_shot(
         )
     records: list[dict[str, Any]] = []
     for rows in parts:
-        jobs = _jobs(rows, seeds)
+        jobs = left_out_jobs(seeds, rows.devices, _left_out_by(rows))
         console.print(f"{rows.family.name}: fitting, {len(jobs)} fits together")
-        fits = left_out_fits(rows, jobs)
+        kind = MixtureKind(fit_tile(rows, jobs[0]), penalties=effect_penalties(rows))
+        fits = fit_left_out(kind, rows, seeds, settings_for(rows.family), _left_out_by(rows))
         for device in rows.devices:
             own, gpu, belief = rows.of_device(device), data.gpu(device), prior or prior_of(rows.family.network)
             each = [_predictor(fits, device, slice(seed, seed + 1)) for seed in range(seeds)]
@@ -165,15 +167,9 @@ def run_few_shot(
     return FewShotResult(seeds, pd.DataFrame(records))
 
 
-def _jobs(rows: Rows, seeds: int) -> tuple[Job, ...]:
-    """The fits of one family; none where all its GPUs would be left out at once."""
-    return left_out_jobs(seeds, rows.devices, "architecture" if rows.family.tensor_core else "device")
-
-
-def left_out_fits(rows: Rows, jobs: Sequence[Job]) -> LeftOut:
-    """One family fitted by each job, as the recipes fit it."""
-    kind = MixtureKind(fit_tile(rows, jobs[0]), penalties=effect_penalties(rows))
-    return LeftOut(kind, rows, tuple(jobs), fit(kind, rows, jobs, settings_for(rows.family)).best)
+def _left_out_by(rows: Rows) -> str:
+    """What a fit leaves out: a GPU, or on tensor cores an architecture."""
+    return "architecture" if rows.family.tensor_core else "device"
 
 
 def _predictor(fits: LeftOut, device: str, seeds: slice) -> MixturePredictor:

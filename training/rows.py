@@ -16,7 +16,7 @@ from neusight_jax.kernels.table import KernelBatch
 
 
 def generations(family: Family, devices: Sequence[str]) -> list[str]:
-    """The kernel generations of devices in a family, each once, sorted."""
+    """The generations of devices in a family, each once, sorted."""
     return sorted({generation_of(name, family.generations) for name in devices})
 
 
@@ -45,7 +45,7 @@ class Rows:
 
     @property
     def generation(self) -> tuple[int, ...]:
-        """Index of each device's kernel generation among those present [device]."""
+        """Index of each device's generation among those present [device]."""
         order = generations(self.family, self.devices)
         own = self.family.generations
         return tuple(order.index(generation_of(name, own)) for name in self.devices)

@@ -66,7 +66,7 @@ def _by_elements(
         return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
 
     tiles = tuple(str(tile) for tile in ELEMENT_BLOCKS)
-    return _rowwise(name, ops, tiles, network, work, _stream_features, graphed, "tensor" if graphed else "dram")
+    return _rowwise(name, ops, tiles, network, work, _stream_features, graphed, "dram")
 
 
 def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...], graphed: bool = False) -> Family:
@@ -76,7 +76,7 @@ def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...], graphed: 
         return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
 
     tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
-    return _rowwise(name, ops, tiles, name, work, _reduction_features, graphed, "tensor" if graphed else "blas")
+    return _rowwise(name, ops, tiles, name, work, _reduction_features, graphed, "blas")
 
 
 def _rowwise(
@@ -99,7 +99,7 @@ def _rowwise(
         work=work,
         features=features,
         tensor_core=graphed,
-        generations=generations,
+        generations="tensor" if graphed else generations,
     )
 
 
