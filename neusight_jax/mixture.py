@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neusight_jax.gpu import GPU
-from neusight_jax.kernels.family import LIBRARY, Family
+from neusight_jax.kernels.family import LIBRARY, Dims, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import (
     Isolated,
@@ -51,6 +51,8 @@ LIMITS = HEADS.index("issue")
 OVERHEAD = HEADS.index("overhead")
 LIMIT_NORM = 12.0
 """Order of the norm that joins the limits to the rest: nearly a maximum, as a card throttles only at its limit."""
+TILED: tuple[str, ...] = ("compute", "reread", "onchip", "power")
+"""Heads whose last components are one for each tile of the menu."""
 OFFSETS: tuple[tuple[float, float], ...] = (
     (0.0, 2.5),
     (0.0, 1.5),
@@ -93,7 +95,7 @@ class FamilyMixture:
       effect: what sets one device apart (`effect_width` numbers); zeros unless calibrated. [effect] or, in training,
         [kernel, effect].
       library: number of the library that runs the family on the device (`Family.known_libraries`); None = what the
-        kernels say of it, and if they say nothing, as the rest.
+        kernels say of it, and if they say nothing, `Family.usual_library`.
       memory: log shift of the DRAM head by kind of memory (`gpu.MEMORY_KINDS`); None = it is in `effect`, or unknown.
     """
 
@@ -128,8 +130,8 @@ class MixturePredictor:
         parameters = self.families[family.network]
         size = element_bytes(batch.dtype)
         dims = batch.dims
-        if parameters.library is not None:
-            dims = {**dims, LIBRARY: jnp.full(batch.dtype.shape, parameters.library)}
+        if family.known_libraries:
+            dims = {**dims, LIBRARY: jnp.broadcast_to(library_of(parameters, family, gpu, dims), batch.dtype.shape)}
         work = family.work(dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
         bounds = light(gpu, work, peak)
@@ -179,6 +181,13 @@ def stack_shift(parameters: FamilyMixture, gpu: GPU) -> Float[Array, "member _ke
     return jnp.where(other, parameters.stack[:, None, :], 0.0)
 
 
+def library_of(parameters: FamilyMixture, family: Family, gpu: GPU, dims: Dims) -> Float[Array, "*#kernel"]:
+    """Number of the library that runs kernels; 0 on GPUs with an fp32 matrix path, which run another vendor's."""
+    said = parameters.library if parameters.library is not None else dims.get(LIBRARY)
+    number = jnp.asarray(family.usual_library if said is None else said)
+    return jnp.where(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0, 0.0, number)
+
+
 def memory_shift(memory: Float[Array, " kind"], gpu: GPU) -> Float[Array, "1 #kernel effect"]:
     """Log shift of the DRAM head for the kind of the GPU's memory; a switch, without gradient to the GPU."""
     kind = jnp.atleast_1d(jnp.round(jnp.asarray(gpu.memory_kind))).astype(int)
@@ -208,7 +217,10 @@ def mix(
     for head, name in enumerate(HEADS):
         component = jnp.log(jnp.maximum(getattr(times, name), 1e-30))
         width = component.shape[1]
-        weight = jax.nn.softmax(outputs[:, :, start : start + width], axis=-1)
+        mixing = outputs[:, :, start : start + width]
+        if times.launched is not None and name in TILED:
+            mixing = among_launched(mixing, times.launched)
+        weight = jax.nn.softmax(mixing, axis=-1)
         low, high = ranges[head]
         middle = (OFFSET_STARTS[head] - low) / (high - low)
         raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
@@ -229,6 +241,16 @@ def mix(
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
         tile=tile,
     )
+
+
+def among_launched(
+    mixing: Float[Array, "member kernel component"], launched: Float[Array, "kernel tile"]
+) -> Float[Array, "member kernel component"]:
+    """Mixing logits with what the tiles of the menu weigh together given to those that the library launches."""
+    tiles = mixing[:, :, -launched.shape[1] :]
+    known = jnp.where(launched > 0, tiles, -jnp.inf)
+    together, own = (jax.nn.logsumexp(part, axis=-1, keepdims=True) for part in (tiles, known))
+    return jnp.concatenate([mixing[:, :, : -launched.shape[1]], known - own + together], axis=-1)
 
 
 def head_widths(family: Family) -> tuple[int, ...]:

@@ -97,6 +97,7 @@ class PhysicalTimes:
         menu with its padding.
       issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
+      launched: `Work.launched`. Times of tiles are the last of compute, reread, onchip and power.
     """
 
     compute: Float[Array, "kernel _component"]
@@ -106,6 +107,7 @@ class PhysicalTimes:
     power: Float[Array, "kernel _component"]
     issue: Float[Array, "kernel _component"]
     overhead: Float[Array, "kernel _component"]
+    launched: Float[Array, "kernel tile"] | None = None
 
 
 def element_bytes(dtype: Int[Array, " kernel"]) -> Float[Array, " kernel"]:
@@ -216,7 +218,8 @@ def physical_times(
         block_s += work.block_exponentials * (num_sms / _column(exponentials_per_s(gpu), 2) + vector)
     wave_compute = fastest(waves * block_s)
     wave_onchip = fastest(waves * work.block_bytes / (L2_BYTES_PER_CYCLE * clock))
-    streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * block_s[:, -1, 0]
+    largest_s = work.largest(block_s)
+    streamed = jnp.maximum(work.largest(work.blocks)[:, 0] / gpu.num_sms, 1.0) * largest_s[:, 0]
     kilocycle = jnp.broadcast_to(1e3 / gpu.clock_hz, work.flop.shape)
     serial = fastest(work.block_steps[:, 0, :]) / gpu.clock_hz
     # A kernel without FLOP still issues an instruction for every few bytes: its logarithms stay finite and scale.
@@ -253,5 +256,6 @@ def physical_times(
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
         power=energy / _column(gpu.tdp_w, 1),
         issue=jnp.maximum(issue, least[:, None]),
-        overhead=jnp.stack([kilocycle, serial, block_s[:, -1, -1]], axis=1),
+        launched=work.launched,
+        overhead=jnp.stack([kilocycle, serial, largest_s[:, -1]], axis=1),
     )

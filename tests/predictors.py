@@ -17,7 +17,7 @@ from neusight_jax.hypothetical import PEAKS
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import CONV, conv_dims
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.mixture import EFFECTS, effect_width
@@ -117,6 +117,17 @@ def random_convolutions(random: np.random.Generator, rows: int) -> dict[str, np.
         name: np.choose(chosen, [np.broadcast_to(dims[name], rows) for dims in passes]).astype(np.float32)
         for name in CONV.dims
     }
+
+
+def random_libraries(table: KernelTable, seed: int) -> KernelTable:
+    """The table with a library for every fp32 product, as measured rows say it: 0 = not known."""
+    random = np.random.default_rng([seed, 3])
+    families = dict(table.families)
+    for name in ("linear", "bmm"):
+        batch = families[name]
+        library = random.integers(4, size=len(batch.row)).astype(np.float32)
+        families[name] = replace(batch, dims={**batch.dims, LIBRARY: library})
+    return KernelTable(families)
 
 
 def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTable:

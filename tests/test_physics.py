@@ -24,6 +24,7 @@ from predictors import (
     as_float64,
     random_gpus,
     random_kernels,
+    random_libraries,
     random_predictor,
     scaled,
 )
@@ -141,7 +142,7 @@ def test_mixture_never_beats_light(members: int, isolated: bool, relaxation: flo
     for seed in SEEDS:
         predictor = random_predictor("mixture", seed, members)
         gpus = random_gpus(seed, ROWS, absent=0.5)
-        found += beyond_light(predictor, random_kernels(seed, ROWS), gpus, isolated, relaxation)
+        found += beyond_light(predictor, random_libraries(random_kernels(seed, ROWS), seed), gpus, isolated, relaxation)
     assert none(found), dict(found)
 
 
@@ -151,7 +152,8 @@ def test_mixture_is_never_slower_on_a_better_machine(isolated: bool, relaxation:
     for seed in SEEDS:
         predictor = random_predictor("mixture", seed, members=1 + 2 * (seed == 0))
         gpus = random_gpus(seed, ROWS, absent=0.5)
-        found += slower_when_better(predictor, random_kernels(seed, ROWS), gpus, isolated, relaxation, seed)
+        kernels = random_libraries(random_kernels(seed, ROWS), seed)
+        found += slower_when_better(predictor, kernels, gpus, isolated, relaxation, seed)
     assert none(found), dict(found)
 
 

@@ -156,7 +156,7 @@ class Roofline3Kind:
 
 @dataclass(frozen=True)
 class TileKind:
-    """The tile choice, supervised by measured tiles; rows without one do not count."""
+    """The tile choice, supervised by measured tiles; rows without one, or with one off the menu, do not count."""
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
         """An untrained choice."""
@@ -169,6 +169,8 @@ class TileKind:
         scores = tile_scores(parameters, sample.gpu, work, family.features(sample.batch.dims, size))
         entropy = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.maximum(sample.tile, 0))
         known = jnp.where(sample.tile >= 0, 1.0, 0.0)
+        if work.launched is not None:  # a few kernels run a tile that their library launches hardly ever
+            known *= work.launched[jnp.arange(len(known)), jnp.maximum(sample.tile, 0)]
         return jnp.sum(entropy * known) / jnp.maximum(jnp.sum(known), 1.0)
 
     def choose(self, parameters: TileChoice, family: Family, sample: Sample) -> Int[Array, " kernel"]:

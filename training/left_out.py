@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neusight_jax.gpu_catalog import gpu_info
+from neusight_jax.gpu_catalog import gpu_info, known_library
 from neusight_jax.mixture import LAUNCH_GAP_S, FamilyMixture, MixturePredictor
 from neusight_jax.tiles import TileChoice
 from neusight_jax.training.fit import Job, Settings, fit, sample_of
@@ -90,7 +90,7 @@ def shared_effect(effect: np.ndarray, rows: Rows, device: str) -> np.ndarray:
 
 
 def merged(best: Any, rows: Rows, generation_of: str | None = None) -> FamilyMixture:
-    """Fits as one ensemble, device effects taken out, that of one generation kept if asked for.
+    """Fits as one ensemble, device effects taken out, the effect and the library of one generation kept if asked for.
 
     The launch gap fitted to model nodes timed one by one is mostly their event overhead, 5 to 20 us; a model that
     runs queues its kernels, so the gap becomes `LAUNCH_GAP_S`. What was measured inside CUDA graphs pays the same floor
@@ -102,4 +102,6 @@ def merged(best: Any, rows: Rows, generation_of: str | None = None) -> FamilyMix
     gap = jnp.full_like(stacked.log_gap_s, jnp.log(LAUNCH_GAP_S))
     if rows.family.tensor_core:
         gap = stacked.log_floor_s
-    return replace(stacked, effect=jnp.asarray(effect, jnp.float32), log_gap_s=gap)
+    number = 0.0 if generation_of is None else known_library(generation_of, rows.family)
+    library = jnp.float32(number) if number else None
+    return replace(stacked, effect=jnp.asarray(effect, jnp.float32), log_gap_s=gap, library=library)

@@ -39,6 +39,7 @@ class Work:
       block_exponentials: exponentials of a softmax between the products of one block; None = there is none.
       block_cycles: clocks a block spends however little it has to do.
       more_launches: kernels beside the first in one operator.
+      launched: 1 for the tiles of the menu that the library launches, where that is known; None = any of them.
     """
 
     flop: Float[Array, " kernel"]
@@ -52,11 +53,19 @@ class Work:
     block_exponentials: Float[Array, "kernel tile split"] | None = None
     block_cycles: float = 0.0
     more_launches: Float[Array, " kernel"] | float = 0.0
+    launched: Float[Array, "kernel tile"] | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:
         """Arithmetic that no algorithm avoids, FLOP."""
         return self.flop if self.form_flop is None else jnp.min(self.form_flop, axis=1)
+
+    def largest(self, quantity: Float[Array, "kernel tile split"]) -> Float[Array, "kernel split"]:
+        """A quantity of the last tile of the menu that the library launches."""
+        if self.launched is None:
+            return quantity[:, -1]
+        last = self.launched.shape[1] - 1 - jnp.argmax(self.launched[:, ::-1], axis=1)
+        return jnp.take_along_axis(quantity, last[:, None, None], axis=1)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ class Family:
         `gpu_catalog.GENERATIONS`) or "dram".
       known_libraries: (generation, number of the library that does something otherwise than the rest): `work` and
         `features` find it in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
+      usual_library: the number taken for a GPU without a name, or of an architecture that is not among them.
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
       directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
     """
@@ -96,4 +106,5 @@ class Family:
     tensor_core: bool = False
     generations: str = "blas"
     known_libraries: tuple[tuple[str, float], ...] = ()
+    usual_library: float = 0.0
     l2_operands: bool = False

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Work
+from neusight_jax.kernels.family import LIBRARY, Dims, Family, Work
 
 TILES: tuple[tuple[int, int], ...] = (
     (32, 32),
@@ -26,6 +26,25 @@ SPLITS: tuple[int, ...] = (1, 2, 4, 8, 16)
 
 MIN_SPLIT_STEPS = 128.0
 """Shortest contraction a split-K block is given; a shape-only rule, so that choosing a split keeps slopes monotone."""
+
+
+LIBRARIES: tuple[tuple[str, float], ...] = (("pascal", 1.0), ("volta", 2.0), ("ampere", 3.0))
+"""Numbers of the generations of cuBLAS kernels whose tiles are known: maxwell_sgemm, volta_sgemm, ampere_sgemm."""
+AMPERE = 3.0
+"""The newest of them."""
+LINEAR_TILES: dict[float, tuple[tuple[int, int], ...]] = {
+    1.0: ((64, 64), (32, 128), (128, 32)),
+    2.0: ((32, 32), (32, 64), (64, 64), (32, 128), (128, 32), (64, 128), (128, 128)),
+    3.0: ((32, 32), (32, 64), (32, 128), (128, 32), (64, 128), (128, 128)),
+}
+"""Tiles that cuBLAS 12.1 launches for one fp32 product: names of 99.9 % of the kernels measured on P4, P100, V100, T4
+and A100 (a profiler shows them without a time)."""
+BMM_TILES: dict[float, tuple[tuple[int, int], ...]] = {
+    1.0: ((64, 128),),
+    2.0: ((64, 64), (32, 128), (128, 32), (64, 128)),
+    3.0: ((128, 128),),
+}
+"""The same of batched products: Maxwell's and Ampere's kernels have one tile whatever the shape."""
 
 
 DIRECTIONS: tuple[int, ...] = (2, 4, 6)
@@ -49,8 +68,12 @@ def split_work(
     tiles: tuple[tuple[int, int], ...],
     splits: tuple[int, ...],
     min_split_steps: float,
+    launched: Mapping[float, tuple[tuple[int, int], ...]] | None = None,
 ) -> Work:
-    """Work of a product under a menu of output tiles and of ways to cut the contraction."""
+    """Work of a product under a menu of output tiles and of ways to cut the contraction.
+
+    `launched` has the tiles of libraries that launch some of the menu only, by their number.
+    """
     m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
     batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
     tile_m = jnp.array([tile[0] for tile in tiles], jnp.float32)[None, :, None]
@@ -64,15 +87,29 @@ def split_work(
         block_flop=2.0 * tile_m * tile_n * steps,
         block_bytes=size * ((tile_m + tile_n) * steps + tile_m * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
+        launched=None if launched is None or LIBRARY not in dims else _launched(dims[LIBRARY], tiles, launched),
     )
 
 
+def _launched(
+    library: Float[Array, "#kernel"],
+    tiles: tuple[tuple[int, int], ...],
+    known: Mapping[float, tuple[tuple[int, int], ...]],
+) -> Float[Array, "kernel tile"]:
+    """1 for the tiles of the menu that the library of each kernel launches; all where it is not known."""
+    out = jnp.ones((*library.shape, len(tiles)))
+    for number, own in known.items():
+        mask = jnp.array([float(tile in own) for tile in tiles])
+        out = jnp.where((library == number)[:, None], mask, out)
+    return out
+
+
 def _linear_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    return split_work(dims, element_bytes, TILES, SPLITS, MIN_SPLIT_STEPS)
+    return split_work(dims, element_bytes, TILES, SPLITS, MIN_SPLIT_STEPS, LINEAR_TILES)
 
 
 def _bmm_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    return split_work(dims, element_bytes, TILES, (1,), MIN_SPLIT_STEPS)
+    return split_work(dims, element_bytes, TILES, (1,), MIN_SPLIT_STEPS, BMM_TILES)
 
 
 def aligned(size: Float[Array, " kernel"], to: float) -> Float[Array, " kernel"]:
@@ -111,6 +148,8 @@ def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work]) ->
         work=work,
         features=_features,
         directions=DIRECTIONS,
+        known_libraries=LIBRARIES,
+        usual_library=AMPERE,
     )
 
 
