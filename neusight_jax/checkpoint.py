@@ -6,6 +6,7 @@ family and GPU, and the command that remakes it.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ from neusight_jax.utilization import init_network
 
 FORMAT = 1
 """Version of the layout; raised whenever older files could be misread."""
+PARTS: dict[str, str] = {"libraries": "library", "memory": "memory", "usual": "usual"}
+"""What a card says of parts of a predictor that are not among its weights: key of the card, part of `FamilyMixture`."""
 WEIGHTS, CARD = "weights.safetensors", "card.json"
 NEUSIGHT_INPUTS = 4
 
@@ -100,8 +103,8 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
       device: the GPU to forecast, by name. One the checkpoint was trained on (`load_card(...)["device_effects"]`) gets
         its small measured effect: more accurate for it and what-if variants of it. Any other gets what the GPUs share
         that run the same generation of library kernels, or have its kind of memory, if any was trained on. None (the
-        default) has all effects at zero but that of the kind of memory, which every `GPU` says; compare different GPUs
-        with that one.
+        default) has the effects of the kind of memory, which every `GPU` says, and of the newest library kernels;
+        compare different GPUs with that one.
     Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
     """
     folder = checkpoint_folder(name_or_path)
@@ -119,15 +122,12 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
     predictor: Predictor = tree_from_arrays(template, flat, path)
     predictor = _with_known(predictor, "library", card.get("libraries", {}))
-    if device is None:
-        nameless: Predictor = _with_known(predictor, "memory", card.get("memory", _shared_memory(card)))
-        return nameless
     effects = card.get("device_effects", {})
-    name = device if device in effects else canonical_name(device)
-    if name is None:
+    name = device if device is None or device in effects else canonical_name(device)
+    if name is None and device is not None:
         raise unknown_name("GPU", device, effects)
-    if not isinstance(predictor, MixturePredictor):
-        return predictor
+    if name is None or not isinstance(predictor, MixturePredictor):
+        return _nameless(predictor, card)
     libraries = {each: known_library(name, FAMILIES[each]) for each in predictor.families}
     known = {each: number for each, number in libraries.items() if number}  # 0 = as the rest
     named: MixturePredictor = _with_known(predictor, "library", known)
@@ -141,11 +141,20 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     return with_effect(named, fitting, measured=bool(own)) if fitting else named
 
 
+def _nameless(predictor: Predictor, card: Mapping[str, Any]) -> Predictor:
+    """The predictor for a GPU without a name. A calibrated one has its effects among its weights; none is derived."""
+    shared = card if isinstance(predictor, MixturePredictor) else {}
+    for part, derived in (("memory", _shared_memory(shared)), ("usual", _usual_effects(shared))):
+        predictor = _with_known(predictor, part, card.get(part, derived))
+    return predictor
+
+
 def _with_known(predictor: Predictor, part: str, known: Mapping[str, ArrayLike]) -> Any:
     """The predictor with a part of its families as the card says, None where it says nothing.
 
     Args:
-      part: "library", what a device's libraries do otherwise than the rest; or "memory", the shift of each kind of it.
+      part: "library", what a device's libraries do otherwise than the rest; "memory", the shift of each kind of it; or
+        "usual", the effect of the newest library kernels.
     """
     if isinstance(predictor, CalibratedPredictor):
         return replace(predictor, base=_with_known(predictor.base, part, known))
@@ -176,6 +185,17 @@ def _shared_memory(card: Mapping[str, Any]) -> dict[str, list[float]]:
     }
 
 
+def _usual_effects(card: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Effect by family of the generation that `Family.usual_library` is of: for a GPU without a name."""
+    found = {}
+    for generation, effects in card.get("generation_effects", {}).items():
+        for name, effect in effects.items():
+            family = FAMILIES[name]
+            if family.usual_library and dict(family.known_libraries).get(generation) == family.usual_library:
+                found[name] = effect
+    return found
+
+
 def with_effect(
     predictor: MixturePredictor, effects: Mapping[str, Sequence[float]], *, measured: bool
 ) -> MixturePredictor:
@@ -197,10 +217,9 @@ def with_effect(
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
-    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `libraries` and `memory`
-    are added."""
-    own = {"libraries": _known(predictor, "library"), "memory": _known(predictor, "memory")}
-    flat = tree_to_arrays(_with_known(_with_known(predictor, "library", {}), "memory", {}))
+    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format` and `PARTS` are added."""
+    own = {key: _known(predictor, part) for key, part in PARTS.items()}
+    flat = tree_to_arrays(functools.reduce(lambda bare, part: _with_known(bare, part, {}), PARTS.values(), predictor))
     card = {**card, **{key: value for key, value in own.items() if value}}
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(save(flat))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +97,8 @@ class FamilyMixture:
       library: number of the library that runs the family on the device (`Family.known_libraries`); None = what the
         kernels say of it, and if they say nothing, `Family.usual_library`.
       memory: log shift of the DRAM head by kind of memory (`gpu.MEMORY_KINDS`); None = it is in `effect`, or unknown.
+      usual: what GPUs share that run `Family.usual_library`, of the form of `effect`, for a GPU without a name; none on
+        GPUs with an fp32 matrix path of its own. None = it is in `effect`, or unknown.
     """
 
     network: Network
@@ -108,6 +110,7 @@ class FamilyMixture:
     effect: Float[Array, "*kernel effect"]
     library: Float[Array, ""] | None = None
     memory: Float[Array, " kind"] | None = None
+    usual: Float[Array, " effect"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -138,6 +141,8 @@ class MixturePredictor:
         times = physical_times(gpu, family, work, peak, batch.dtype, relaxation)
         features = family.features(dims, size)
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
+        if parameters.usual is not None:
+            parameters = replace(parameters, effect=parameters.effect + usual_effect(parameters.usual, gpu))
         shift = device_shift(parameters, family, features) + stack_shift(parameters, gpu)
         if parameters.memory is not None:
             shift += memory_shift(parameters.memory, gpu)
@@ -186,6 +191,12 @@ def library_of(parameters: FamilyMixture, family: Family, gpu: GPU, dims: Dims) 
     said = parameters.library if parameters.library is not None else dims.get(LIBRARY)
     number = jnp.asarray(family.usual_library if said is None else said)
     return jnp.where(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0, 0.0, number)
+
+
+def usual_effect(usual: Float[Array, " effect"], gpu: GPU) -> Float[Array, "*#kernel effect"]:
+    """What GPUs of the usual library share; a switch by vendor, without gradient to the GPU."""
+    other = jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0
+    return jnp.where(other[..., None], 0.0, usual)
 
 
 def memory_shift(memory: Float[Array, " kind"], gpu: GPU) -> Float[Array, "1 #kernel effect"]:

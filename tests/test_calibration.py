@@ -235,7 +235,7 @@ def test_a_calibrated_checkpoint_is_written_read_and_used(tmp_path: Path, checkp
     assert card["calibrated"]["summary"]["linear"]["after"] < card["calibrated"]["summary"]["linear"]["before"]
     table = nj.read_kernels(tmp_path / "linear.parquet")
     data = nj.read_measurements(tmp_path, devices=["T4"])
-    again = nj.calibrate(nj.load_predictor(checkpoint), GPU, data)
+    again = nj.calibrate(nj.load_predictor(checkpoint, device="T4"), GPU, data)
     loaded = nj.load_predictor(out)
     np.testing.assert_allclose(nj.predict_kernels(loaded, GPU, table), nj.predict_kernels(again, GPU, table), rtol=1e-5)
     measured = pd.read_parquet(tmp_path / "linear.parquet")["latency_s"].to_numpy()

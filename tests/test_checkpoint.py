@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from predictors import KINDS, NETWORKS, random_predictor
+from predictors import KINDS, NETWORKS, level_effect, random_kernels, random_predictor
 from safetensors.numpy import load_file, save_file
 
 import neusight_jax as nj
@@ -158,7 +158,8 @@ def test_a_measured_device_gets_its_effect(tmp_path: Path) -> None:
     for name, values in effects.items():
         np.testing.assert_allclose(tuned.families[name].effect, values, rtol=1e-6)  # type: ignore[attr-defined]
         before = replace(plain.families[name], effect=tuned.families[name].effect)  # type: ignore[attr-defined]
-        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(tuned.families[name]), strict=True):  # type: ignore[attr-defined]
+        after = replace(tuned.families[name], library=None)  # type: ignore[attr-defined]
+        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
             np.testing.assert_array_equal(old, new)
     with pytest.raises(nj.InputError, match="unknown GPU 'no such chip'"):
         nj.load_predictor(tmp_path / "kept", device="no such chip")
@@ -202,6 +203,45 @@ def test_a_gpu_by_its_figures_alone_brings_its_memory(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "calibrated", CalibratedPredictor(nameless), calibrated)
     for name in ("again", "calibrated"):
         assert seconds(nj.load_predictor(tmp_path / name), "H100") == seconds(nameless, "H100")
+
+
+def test_a_gpu_by_its_figures_alone_runs_the_newest_kernels(tmp_path: Path) -> None:
+    """What GPUs with ampere's cuBLAS share holds for any GPU without a name, but not for another vendor's."""
+    slower = {name: level_effect(name, 0.3) for name in NETWORKS if FAMILIES[name].generations == "blas"}
+    random: Any = random_predictor("mixture", 0, members=2)
+    zeros = {name: replace(each, effect=0.0 * each.effect) for name, each in random.families.items()}
+    plain = replace(random, families=zeros)
+    card = {"kind": "mixture", "architecture": _architecture(), "generation_effects": {"ampere": slower}}
+    save_checkpoint(tmp_path / "kept", plain, card)
+    nameless, named = nj.load_predictor(tmp_path / "kept"), nj.load_predictor(tmp_path / "kept", device="H100")
+    kernels = table_from_kernels(
+        [
+            Kernel("linear", "linear", {"batch": 1, "m": 4096, "n": 4096, "k": 4096}),
+            Kernel("bmm", "bmm", {"batch": 64, "m": 512, "n": 512, "k": 64}),
+        ]
+    )
+
+    def seconds(predictor: Any, gpu: str) -> np.ndarray:
+        return np.asarray(nj.predict_kernels(predictor, nj.load_gpu(gpu), kernels))
+
+    np.testing.assert_allclose(seconds(nameless, "H100"), seconds(named, "H100"), rtol=1e-6)
+    assert np.all(seconds(nameless, "H100") > 1.05 * seconds(plain, "H100"))
+    np.testing.assert_array_equal(seconds(nameless, "MI210"), seconds(plain, "MI210"))
+    calibrated = {**card, "kind": "calibrated", "architecture": {**_architecture(), "points": {}}}
+    save_checkpoint(tmp_path / "calibrated", CalibratedPredictor(named), calibrated)
+    for predictor in (nj.load_predictor(tmp_path / "calibrated"), nj.load_predictor(tmp_path / "calibrated", "H100")):
+        np.testing.assert_allclose(seconds(predictor, "H100"), seconds(named, "H100"), rtol=1e-6)  # not twice
+
+
+@pytest.mark.parametrize("checkpoint", ["fp32", "fp32-heldout"])
+@pytest.mark.parametrize("gpu", ["H100", "L4", "A100 80GB PCIe"])
+def test_an_unmeasured_gpu_is_forecast_alike_with_and_without_its_name(checkpoint: str, gpu: str) -> None:
+    kernels = random_kernels(0, 64, dtypes=1).families
+    table = nj.KernelTable({name: kernels[name] for name in ("linear", "bmm", "elementwise", "softmax", "norm")})
+    with_name, without = (
+        nj.predict_kernels(nj.load_predictor(checkpoint, device), nj.load_gpu(gpu), table) for device in (gpu, None)
+    )
+    np.testing.assert_allclose(without, with_name, rtol=1e-5)
 
 
 def test_effects_of_another_shape_are_refused(tmp_path: Path) -> None:

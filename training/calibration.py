@@ -76,9 +76,15 @@ ALTERNATIVES_PRIOR = Prior(noise=0.2)
 """The same of convolutions: which algorithm the library takes changes from one shape to the next."""
 
 
+BATCHED_PRIOR = Prior(constants=(0.6,) * len(EFFECTS), common=0.1)
+"""The same of fp32 batched products, whose tiles are known: what is left goes with the GPU more than with the shape."""
+
+
 def prior_of(network: str) -> Prior:
     """What is believed of a family's errors."""
     family = FAMILIES[network]
+    if network == "bmm":
+        return BATCHED_PRIOR
     if family.alternatives:
         return ALTERNATIVES_PRIOR
     return PRODUCT_PRIOR if family.l2_operands else TENSOR_PRIOR if family.tensor_core else Prior()
