@@ -128,9 +128,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         raise unknown_name("GPU", device, effects)
     if name is None or not isinstance(predictor, MixturePredictor):
         return _nameless(predictor, card)
-    libraries = {each: known_library(name, FAMILIES[each]) for each in predictor.families}
-    known = {each: number for each, number in libraries.items() if number}  # 0 = as the rest
-    named: MixturePredictor = _with_known(predictor, "library", known)
+    named = with_libraries(predictor, name)
     own = effects.get(name, {})
     shared = card.get("generation_effects", {})
     fitting: dict[str, Sequence[float]] = {}
@@ -194,6 +192,14 @@ def _usual_effects(card: Mapping[str, Any]) -> dict[str, list[float]]:
             if family.usual_library and dict(family.known_libraries).get(generation) == family.usual_library:
                 found[name] = effect
     return found
+
+
+def with_libraries(predictor: MixturePredictor, device: str) -> MixturePredictor:
+    """The predictor with the libraries that are known to run its families on a device."""
+    numbers = {name: known_library(device, FAMILIES[name]) for name in predictor.families}
+    known = {name: number for name, number in numbers.items() if number}  # 0 = as the rest
+    named: MixturePredictor = _with_known(predictor, "library", known)
+    return named
 
 
 def with_effect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from predictors import random_gpus, random_kernels, random_libraries, random_predictor
 
 import neusight_jax as nj
+from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.gpu_catalog import known_library
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY
@@ -18,6 +20,11 @@ from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.latency import kernel_terms
 from neusight_jax.mixture import MixturePredictor, among_launched
 from neusight_jax.tiles import init_tile_choice, tile_scores
+from neusight_jax.training import systems
+from neusight_jax.training.data import measured_devices, sweep_rows
+from neusight_jax.training.rows import Rows
+from neusight_jax.training.systems import fit_baseline
+from synthetic import write_synthetic_measurements
 
 PRODUCTS = ("linear", "bmm")
 A100 = "NVIDIA A100-PCIE-40GB"
@@ -131,3 +138,19 @@ def test_rows_may_say_which_library_ran_them() -> None:
         family = replace(plain.families["bmm"], library=jnp.float32(number))
         told = _bmm_seconds(replace(plain, families={**plain.families, "bmm": family}), gpus, table)
         np.testing.assert_array_equal(said[libraries == number], told[libraries == number])
+
+
+def test_a_baseline_is_not_told_what_it_will_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of the mixture knows the libraries of a GPU by its name; one of a baseline never hears of them."""
+    data = nj.read_measurements(write_synthetic_measurements(tmp_path, rows=6))
+    shown: list[Rows] = []
+
+    def fitted(rows: Rows, seed: int) -> RooflinePredictor:
+        shown.append(rows)
+        return RooflinePredictor()
+
+    monkeypatch.setitem(systems.SYSTEMS, "gbt", systems.JobSystem(fitted, random=True))
+    fit_baseline("gbt", data, measured_devices(data))
+    assert {rows.family.name for rows in shown} >= set(PRODUCTS)
+    assert not any(LIBRARY in rows.batch.dims for rows in shown)
+    assert LIBRARY in sweep_rows(data, "bmm", measured_devices(data)).batch.dims

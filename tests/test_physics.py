@@ -231,7 +231,7 @@ def _member(predictor: Any, member: int, members: int) -> Any:
 
     def pick(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path)
-        alone = ".tiles" in name or ".trust" in name or name.endswith(("effect", "memory"))
+        alone = ".tiles" in name or ".trust" in name or name.endswith(("effect", "memory", "usual", "library"))
         if not alone:
             assert leaf.shape[0] == members
         return leaf if alone else leaf[member : member + 1]

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import neusight_jax
-from neusight_jax.checkpoint import save_checkpoint, with_effect
+from neusight_jax.checkpoint import save_checkpoint, with_effect, with_libraries
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
@@ -214,7 +214,7 @@ class _Run:
                 gpus,
                 self.devices,
                 tiles,
-                lambda name: with_effect(predictor, effects[name], measured=True),
+                lambda name: with_effect(with_libraries(predictor, name), effects[name], measured=True),
             )
             predictor = replace(predictor, trust=trust)
         return predictor, effects
@@ -233,7 +233,7 @@ class _Run:
         rows = thin(rows, self.recipe.rows_per_device)
         if self.recipe.in_model:
             rows = join_rows([rows, model_rows(self.data, name, devices)])
-        return rows
+        return rows.without_libraries() if self.recipe.kind == "neusight" else rows
 
     def _fit_tiles(self, bar: Progress, name: str, rows: Rows) -> TileChoice:
         if not (rows.tile >= 0).any():

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import generation_of
-from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 
 
@@ -65,6 +65,11 @@ class Rows:
         """The rows of all other devices; the list of devices stays."""
         held_out = [position for position, name in enumerate(self.devices) if name in names]
         return self.take(~np.isin(self.device, held_out))
+
+    def without_libraries(self) -> Rows:
+        """The rows without what is known of the libraries that ran them."""
+        dims = {name: sizes for name, sizes in self.batch.dims.items() if name != LIBRARY}
+        return replace(self, batch=replace(self.batch, dims=dims))
 
     def of_device(self, name: str) -> Rows:
         """The rows measured on one device."""

@@ -239,6 +239,7 @@ def fit_baseline(name: str, data: Measurements, devices: Sequence[str], seed: in
         if not len(swept.seconds):
             continue
         rows = join_rows([thin(swept, ROWS_PER_DEVICE), model_rows(data, family, devices)])
+        rows = rows.without_libraries()  # a checkpoint of a baseline is not told them when it forecasts
         if name == "neusight":
             rows = rows.take(rows.isolated > 0.5)  # it cannot tell a kernel alone from one in a model
         job = Job(seed)
