@@ -40,7 +40,7 @@ def test_predict_json_is_alone_and_agrees_with_python(capsys: Capture, checkpoin
     out = _ok(capsys, "predict", *TINY, "--gpu", "T4", "--checkpoint", str(checkpoint), "--json")
     content = json.loads(out)
     graph = nj.graph_from_config("bert-tiny", 2, 16)
-    forecast = nj.predict(nj.load_predictor(checkpoint), nj.load_gpu("T4"), graph)
+    forecast = nj.predict(nj.load_predictor(checkpoint, device="T4"), nj.load_gpu("T4"), graph)
     assert content["total_s"] == forecast.total_s
     assert content["gpu"] == "Tesla T4"
     assert content["checkpoint"] == str(checkpoint)

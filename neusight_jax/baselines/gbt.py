@@ -75,12 +75,14 @@ class GBTPredictor:
 
 
 def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
-    """Shape features, log physical times, log roofline, and 1 for a kernel that runs alone."""
+    """Shape features, log physical times, log roofline, which tiles the library launches where the kernels say whose it
+    is, and 1 for a kernel that runs alone."""
     size = element_bytes(batch.dtype)
     work = family.work(batch.dims, size)
     peak = peak_flop_per_s(gpu, family, batch.dtype)
     times = physical_times(gpu, family, work, peak, batch.dtype)
-    columns = jnp.concatenate([getattr(times, item.name) for item in fields(PhysicalTimes)], axis=1)
+    parts = [getattr(times, item.name) for item in fields(PhysicalTimes)]
+    columns = jnp.concatenate([part for part in parts if part is not None], axis=1)
     roofline_s = light(gpu, work, peak).roofline_s[:, None]
     alone = jnp.broadcast_to(jnp.asarray(isolated, dtype=float), roofline_s.shape[:1])[:, None]
     logs = jnp.log(jnp.maximum(jnp.concatenate([columns, roofline_s], axis=1), 1e-30))
