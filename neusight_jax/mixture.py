@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import LIBRARY, Dims, Family
@@ -180,9 +180,14 @@ def device_shift(
     return constant + jnp.sum(tilt * along[:, :, None, :], axis=-1)
 
 
+def other_vendor(gpu: GPU) -> Bool[Array, "*gpu"]:
+    """Whether a GPU runs another vendor's libraries: those with an fp32 matrix path of its own do."""
+    return jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0
+
+
 def stack_shift(parameters: FamilyMixture, gpu: GPU) -> Float[Array, "member _kernel effect"]:
     """Log shift of each head and the floor for the vendor's libraries; a switch, without gradient to the GPU."""
-    other = jnp.atleast_1d(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0)[None, :, None]
+    other = jnp.atleast_1d(other_vendor(gpu))[None, :, None]
     return jnp.where(other, parameters.stack[:, None, :], 0.0)
 
 
@@ -190,13 +195,12 @@ def library_of(parameters: FamilyMixture, family: Family, gpu: GPU, dims: Dims) 
     """Number of the library that runs kernels; 0 on GPUs with an fp32 matrix path, which run another vendor's."""
     said = parameters.library if parameters.library is not None else dims.get(LIBRARY)
     number = jnp.asarray(family.usual_library if said is None else said)
-    return jnp.where(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0, 0.0, number)
+    return jnp.where(other_vendor(gpu), 0.0, number)
 
 
 def usual_effect(usual: Float[Array, " effect"], gpu: GPU) -> Float[Array, "*#kernel effect"]:
     """What GPUs of the usual library share; a switch by vendor, without gradient to the GPU."""
-    other = jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0
-    return jnp.where(other[..., None], 0.0, usual)
+    return jnp.where(other_vendor(gpu)[..., None], 0.0, usual)
 
 
 def memory_shift(memory: Float[Array, " kind"], gpu: GPU) -> Float[Array, "1 #kernel effect"]:

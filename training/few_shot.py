@@ -20,6 +20,7 @@ import pandas as pd
 from rich.console import Console, RenderableType
 
 from neusight_jax.calibrated import shape_kernel, shape_points
+from neusight_jax.checkpoint import with_libraries
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.table import KernelTable
@@ -176,7 +177,8 @@ def _predictor(fits: LeftOut, device: str, seeds: slice) -> MixturePredictor:
     """The fits of these seeds that did not see a device as one ensemble, device effects at zero."""
     members = jax.tree.map(lambda leaf: leaf[seeds], fits.members(device))
     network = fits.rows.family.network
-    return MixturePredictor({network: merged(members, fits.rows, generation_of=device)}, {network: fits.kind.tile})
+    family = merged(members, fits.rows, generation_of=device)
+    return with_libraries(MixturePredictor({network: family}, {network: fits.kind.tile}), device)
 
 
 def _device_scores(

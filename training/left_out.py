@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neusight_jax.gpu_catalog import gpu_info, known_library
+from neusight_jax.checkpoint import with_libraries
+from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.mixture import LAUNCH_GAP_S, FamilyMixture, MixturePredictor
 from neusight_jax.tiles import TileChoice
 from neusight_jax.training.fit import Job, Settings, fit, sample_of
@@ -79,7 +80,7 @@ def fit_left_out(kind: MixtureKind, rows: Rows, seeds: int, settings: Settings, 
 def left_out_predictor(parts: Mapping[str, LeftOut], tiles: Mapping[str, TileChoice], device: str) -> MixturePredictor:
     """The predictor that did not see a device, of the families measured on it."""
     own = {name: part.parameters(device) for name, part in parts.items() if device in part.rows.devices}
-    return MixturePredictor(own, {name: tiles[name] for name in own})
+    return with_libraries(MixturePredictor(own, {name: tiles[name] for name in own}), device)
 
 
 def shared_effect(effect: np.ndarray, rows: Rows, device: str) -> np.ndarray:
@@ -90,7 +91,7 @@ def shared_effect(effect: np.ndarray, rows: Rows, device: str) -> np.ndarray:
 
 
 def merged(best: Any, rows: Rows, generation_of: str | None = None) -> FamilyMixture:
-    """Fits as one ensemble, device effects taken out, the effect and the library of one generation kept if asked for.
+    """Fits as one ensemble, device effects taken out, that of one generation kept if asked for.
 
     The launch gap fitted to model nodes timed one by one is mostly their event overhead, 5 to 20 us; a model that
     runs queues its kernels, so the gap becomes `LAUNCH_GAP_S`. What was measured inside CUDA graphs pays the same floor
@@ -102,6 +103,4 @@ def merged(best: Any, rows: Rows, generation_of: str | None = None) -> FamilyMix
     gap = jnp.full_like(stacked.log_gap_s, jnp.log(LAUNCH_GAP_S))
     if rows.family.tensor_core:
         gap = stacked.log_floor_s
-    number = 0.0 if generation_of is None else known_library(generation_of, rows.family)
-    library = jnp.float32(number) if number else None
-    return replace(stacked, effect=jnp.asarray(effect, jnp.float32), log_gap_s=gap, library=library)
+    return replace(stacked, effect=jnp.asarray(effect, jnp.float32), log_gap_s=gap)
