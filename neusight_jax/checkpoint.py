@@ -36,7 +36,7 @@ from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.trust import empty_trust
 from neusight_jax.utilization import init_network
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout; raised whenever older files could be misread."""
 PARTS: dict[str, str] = {"libraries": "library", "memory": "memory", "usual": "usual"}
 """What a card says of parts of a predictor that are not among its weights: key of the card, part of `FamilyMixture`."""

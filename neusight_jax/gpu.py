@@ -42,6 +42,8 @@ class GPU:
       matrix_flop_per_cycle: 16-bit FLOP a clock of one SM's matrix units: the wider, the less energy a FLOP takes; 0 =
         as an A100 (2048).
       memory_kind: position in `MEMORY_KINDS`; 0 = another kind. How much of its bandwidth a memory reaches goes by it.
+      l2_partitions: parts of the L2 that each keep a copy of what their SMs read; 0 = one.
+      threads_per_sm: threads an SM keeps resident; 0 = 2048.
     """
 
     num_sms: ArrayLike
@@ -63,6 +65,8 @@ class GPU:
     exp_per_s: ArrayLike = 0.0
     matrix_flop_per_cycle: ArrayLike = 0.0
     memory_kind: ArrayLike = 0.0
+    l2_partitions: ArrayLike = 0.0
+    threads_per_sm: ArrayLike = 0.0
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -99,6 +103,9 @@ class GPU:
 
 MEMORY_KINDS: tuple[str, ...] = ("", "hbm", "gddr_ecc", "gddr", "pascal hbm", "AMD hbm")
 """Memory systems: NVIDIA's HBM since Volta, its GDDR with and without codes kept in it, Pascal's HBM, AMD's."""
+
+SWITCHES: tuple[str, ...] = ("memory_kind", "l2_partitions", "threads_per_sm")
+"""Figures that say what kind of machine it is, not how much of something it has."""
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
 """Names of the GPU figures."""
@@ -174,6 +181,8 @@ _RANGES: dict[str, _Range] = {
     "int8_flop_per_s": _Range(1e10, 1e19, 2e13, 2e16, _PEAK),
     "matrix_flop_per_cycle": _Range(8.0, 1e6, 256.0, 65536.0),
     "memory_kind": _Range(1.0, len(MEMORY_KINDS) - 1.0, 1.0, len(MEMORY_KINDS) - 1.0),
+    "l2_partitions": _Range(1.0, 64.0, 1.0, 8.0),
+    "threads_per_sm": _Range(32.0, 65536.0, 512.0, 4096.0),
     "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),
 }
 

@@ -96,7 +96,13 @@ def catalog_gpu(name: str) -> GPU:
     """A GPU of the catalog by name or alias. `InputError` if there is none of that name."""
     entry = _entry(name)[1]
     figures = {field: float(entry[field]) for field in FIELDS if field in entry}
-    return GPU(**with_matrix_width(figures), memory_kind=float(memory_kind(gpu_info(name))))
+    info = gpu_info(name)
+    return GPU(
+        **with_matrix_width(figures),
+        memory_kind=float(memory_kind(info)),
+        l2_partitions=l2_partitions(info),
+        threads_per_sm=threads_per_sm(info),
+    )
 
 
 def gpu_info(name: str) -> GPUInfo:
@@ -148,6 +154,27 @@ def memory_kind(info: GPUInfo) -> int:
     else:
         name = info.memory if info.vendor == "NVIDIA" else f"{info.vendor} {info.memory}"
     return MEMORY_KINDS.index(name) if name in MEMORY_KINDS else 0
+
+
+def l2_partitions(info: GPUInfo) -> float:
+    """Parts of a GPU's L2 that each keep what their own SMs read; 0 = one.
+
+    Two on the data-centre dies since A100 ("each L2 partition localizes and caches data for memory accesses from SMs in
+    the GPCs directly connected to the partition": NVIDIA, A100 whitepaper, 2020; H100's is alike), so that what all SMs
+    read finds room in half of it.
+    """
+    split = info.memory == "hbm" and info.architecture in ("ampere", "hopper", "blackwell")
+    return 2.0 if split and info.vendor == "NVIDIA" else 0.0
+
+
+def threads_per_sm(info: GPUInfo) -> float:
+    """Threads an SM keeps resident (NVIDIA, CUDA C++ programming guide, compute capabilities); 0 = 2048, as most."""
+    if info.vendor != "NVIDIA":
+        return 0.0
+    if info.architecture == "turing":
+        return 1024.0
+    smaller = info.architecture in ("ada", "blackwell_rtx") or (info.architecture == "ampere" and info.memory != "hbm")
+    return 1536.0 if smaller else 0.0
 
 
 def known_library(device: str, family: Family) -> float:

@@ -5,7 +5,8 @@ For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
     log t_j = Σ_i w_ji(shape) · log T_i(GPU, shape) + b_j(shape),   w_j a softmax, b_j bounded
 
     body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max
-    total = body + overhead + floor, and 2 us for every further kernel of one operator
+    run   = body + overhead, and 2 us for every further kernel of one operator
+    total = lead + max(floor − lead, run)                               # alone; floor + run in a model or a CUDA graph
 
 The T_i are monotone in every GPU field and homogeneous of degree −1 in its rates (`roofline`), the weights are
 non-negative, sum to one and see the shape only. So the forecast has the right slope in every field by construction,
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import LIBRARY, Dims, Family
@@ -51,6 +52,8 @@ LIMITS = HEADS.index("issue")
 OVERHEAD = HEADS.index("overhead")
 LIMIT_NORM = 12.0
 """Order of the norm that joins the limits to the rest: nearly a maximum, as a card throttles only at its limit."""
+HOST_NORM = 24.0
+"""Order of the norm that joins a kernel to the host's work beside it: a maximum but for a corner of 3 %."""
 TILED: tuple[str, ...] = ("compute", "reread", "onchip", "power")
 """Heads whose last components are one for each tile of the menu."""
 OFFSETS: tuple[tuple[float, float], ...] = (
@@ -78,6 +81,7 @@ LAUNCH_GAP_S = 2e-6
 """What a launch costs inside a running model, seconds: kernels queue up behind each other, so nearly nothing."""
 EFFECTS: tuple[str, ...] = (*HEADS, "floor")
 """What a device effect shifts (as logarithms); all zero for a GPU nobody has measured."""
+FLOOR = EFFECTS.index("floor")
 
 
 @jax.tree_util.register_dataclass
@@ -99,6 +103,8 @@ class FamilyMixture:
       memory: log shift of the DRAM head by kind of memory (`gpu.MEMORY_KINDS`); None = it is in `effect`, or unknown.
       usual: what GPUs share that run `Family.usual_library`, of the form of `effect`, for a GPU without a name; none on
         GPUs with an fp32 matrix path of its own. None = it is in `effect`, or unknown.
+      raw_lead: share of the launch floor before the kernel starts, before a sigmoid, per member; None = all of it.
+      op_floor: log of each operator's launch floor over `log_floor_s`, per member; None = all alike.
     """
 
     network: Network
@@ -111,6 +117,8 @@ class FamilyMixture:
     library: Float[Array, ""] | None = None
     memory: Float[Array, " kind"] | None = None
     usual: Float[Array, " effect"] | None = None
+    raw_lead: Float[Array, " member"] | None = None
+    op_floor: Float[Array, "member op"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -146,6 +154,8 @@ class MixturePredictor:
         shift = device_shift(parameters, family, features) + stack_shift(parameters, gpu)
         if parameters.memory is not None:
             shift += memory_shift(parameters.memory, gpu)
+        if parameters.op_floor is not None and family.name == family.network:
+            shift += op_shift(parameters.op_floor, batch.op, isolated)
         more_s = work.more_launches * LAUNCH_GAP_S
         return mix(parameters, features, times, bounds, tile, shift, offsets(family), more_s, isolated=isolated)
 
@@ -209,6 +219,14 @@ def memory_shift(memory: Float[Array, " kind"], gpu: GPU) -> Float[Array, "1 #ke
     return jnp.where(jnp.arange(len(EFFECTS)) == DRAM, memory[kind][None, :, None], 0.0)
 
 
+def op_shift(
+    op_floor: Float[Array, "member op"], op: Int[Array, " kernel"], isolated: Isolated
+) -> Float[Array, "member kernel effect"]:
+    """Log shift of the floor for the operator, alone: its way through the host's framework over the usual one."""
+    dearer = jnp.asarray(isolated, dtype=float) * op_floor[:, op]
+    return jnp.where(jnp.arange(len(EFFECTS)) == FLOOR, dearer[..., None], 0.0)
+
+
 def mix(
     parameters: FamilyMixture,
     features: Float[Array, "kernel feature"],
@@ -247,15 +265,28 @@ def mix(
     body = jax.nn.logsumexp(jnp.stack([body, *logs[LIMITS:OVERHEAD]]) * LIMIT_NORM, axis=0) / LIMIT_NORM
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
-    launch_s = jnp.exp(logs[OVERHEAD]) + jnp.exp(floor + shift[..., -1]) + more_s
+    floor_s = jnp.exp(floor + shift[..., FLOOR])
+    run_s = body_s + jnp.exp(logs[OVERHEAD]) + more_s
+    if parameters.raw_lead is None:
+        seconds = floor_s + run_s
+    else:
+        after_s = alone * (1.0 - jax.nn.sigmoid(parameters.raw_lead))[:, None] * floor_s
+        seconds = floor_s - after_s + longer(after_s, run_s)
+    launch_s = seconds - body_s
     return KernelTerms(
-        seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
+        seconds=jnp.exp(jnp.mean(jnp.log(seconds), axis=0)),
         light=bounds,
         compute_s=jnp.exp(jnp.mean(functools.reduce(jnp.maximum, (logs[0], *logs[LIMITS:OVERHEAD])), axis=0)),
         memory_s=jnp.exp(jnp.mean(jnp.maximum(logs[DRAM], logs[REREAD]), axis=0)),
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
         tile=tile,
     )
+
+
+def longer(a_s: Float[Array, "*#row"], b_s: Float[Array, "*#row"]) -> Float[Array, "*row"]:
+    """Nearly the longer of two times that pass together, never less; b where a is 0."""
+    logs = (jnp.log(jnp.maximum(time, 1e-30)) * HOST_NORM for time in (a_s, b_s))
+    return jnp.exp(jnp.logaddexp(*logs) / HOST_NORM)
 
 
 def among_launched(
@@ -294,4 +325,6 @@ def init_family(
         in_model=jnp.zeros((members, len(HEADS))),
         stack=jnp.zeros((members, len(EFFECTS))),
         effect=jnp.zeros((effect_width(family),)),
+        raw_lead=None if family.tensor_core else jnp.zeros((members,)),
+        op_floor=None if family.tensor_core else jnp.zeros((members, len(family.ops))),
     )

@@ -33,8 +33,10 @@ LEAST_SHARE = 1e-3
 """Arithmetic times are at least this share of the DRAM time."""
 WARM_SHARE = 0.12
 """Share of the traffic that still goes to DRAM when the working set lies in L2."""
-WARM_RAMP = (0.9, 1.3)
-"""Working set over L2 size between which that share rises to 1 (measured on repeated launches)."""
+WARM_RAMP = (1.0, 1.9)
+"""Working set over the L2 it finds room in between which that share rises to 1 (P4, T4 and A100, repeated launches)."""
+GRAPHED_RAMP = (0.9, 1.3)
+"""The same of kernels measured inside CUDA graphs."""
 ROTATED_RAMP = (0.12, 0.25)
 """The same of products on tensor cores: their measurements seem to go round several copies of the operands, so that
 only sets of a sixth of L2 stay. L40S (96 MB) is warm below 16 MB; H200 beats H100 by bandwidth from 6 MB on, in 50."""
@@ -49,6 +51,8 @@ NARROW_FLOP_PER_CYCLE = 2048.0
 """16-bit FLOP a clock of an SM's matrix units (A100) at which feeding them takes as much energy as their arithmetic:
 the narrower, the fewer FLOP share an operand fetched and an instruction issued. L40S (1024) sustains half to two thirds
 of its peak in 350 W, Hopper (4096) and Blackwell (8192) three quarters and more."""
+THREADS_PER_SM = 2048.0
+"""Threads an SM keeps resident where the GPU does not say (NVIDIA's of the data centre)."""
 EXPONENTIALS_PER_CYCLE = 16.0
 """Exponentials an SM's special-function units take a clock where the GPU does not say (NVIDIA, Volta to Blackwell)."""
 SOFTMAX_FLOP = 8.0
@@ -174,11 +178,20 @@ def _column(value: ArrayLike, axes: int) -> Array:
     return array.reshape(array.shape + (1,) * axes)
 
 
-def dram_bytes(gpu: GPU, work: Work, ramp: tuple[float, float] = WARM_RAMP) -> Float[Array, " kernel"]:
-    """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the L2 size."""
+def dram_bytes(work: Work, room_bytes: ArrayLike, ramp: tuple[float, float] = WARM_RAMP) -> Float[Array, " kernel"]:
+    """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the room in L2."""
     low, high = ramp
-    fill = work.bytes_moved / gpu.l2_bytes
+    fill = work.bytes_moved / room_bytes
     return work.bytes_moved * (WARM_SHARE + (1.0 - WARM_SHARE) * jnp.clip((fill - low) / (high - low), 0.0, 1.0))
+
+
+def _cold_bytes(gpu: GPU, family: Family, work: Work) -> Float[Array, " kernel"]:
+    """`dram_bytes` as a family's kernels were measured. Inside CUDA graphs partitions of the L2 did not show."""
+    if family.l2_operands:
+        return dram_bytes(work, gpu.l2_bytes, ROTATED_RAMP)
+    if family.tensor_core:
+        return dram_bytes(work, gpu.l2_bytes, GRAPHED_RAMP)
+    return dram_bytes(work, gpu.l2_bytes / jnp.maximum(jnp.asarray(gpu.l2_partitions), 1.0))
 
 
 def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
@@ -187,7 +200,7 @@ def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
     compute_s = work.bound_flop / peak
     return Light(
         compute_s=compute_s,
-        memory_s=jnp.maximum(dram_bytes(gpu, work) / gpu.mem_bytes_per_s, onchip_s),
+        memory_s=jnp.maximum(dram_bytes(work, gpu.l2_bytes) / gpu.mem_bytes_per_s, onchip_s),
         roofline_s=jnp.maximum(work.flop / peak, work.bytes_moved / gpu.mem_bytes_per_s),
     )
 
@@ -213,6 +226,9 @@ def physical_times(
     sm_peak = peak[:, None, None] / num_sms
     waves = whole_waves(work.blocks, num_sms, relaxation)
     block_s = work.block_flop / sm_peak + work.block_cycles / clock
+    if work.waiting_cycles is not None:
+        resident = jnp.where(jnp.asarray(gpu.threads_per_sm) > 0, gpu.threads_per_sm, THREADS_PER_SM)
+        block_s += work.waiting_cycles * THREADS_PER_SM / _column(resident, 2) / clock
     if work.block_exponentials is not None:
         vector = SOFTMAX_FLOP * num_sms / _column(gpu.fp32_flop_per_s, 2)
         block_s += work.block_exponentials * (num_sms / _column(exponentials_per_s(gpu), 2) + vector)
@@ -227,7 +243,7 @@ def physical_times(
     flop_energy = joule_per_flop(gpu.process_nm)
     flop = work.flop[:, None]
     compute = [work.bound_flop / peak, streamed]
-    dram = [work.bytes_moved, dram_bytes(gpu, work, ROTATED_RAMP if family.l2_operands else WARM_RAMP)]
+    dram = [work.bytes_moved, _cold_bytes(gpu, family, work)]
     if work.form_flop is not None and work.form_bytes is not None:
         flop = jnp.stack([work.flop, work.bound_flop], axis=1)
         forms = jnp.maximum(work.form_flop / peak[:, None], work.form_bytes / _column(gpu.mem_bytes_per_s, 1))

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.forecast import Forecast, predict
-from neusight_jax.gpu import FIELDS, GPU
+from neusight_jax.gpu import FIELDS, GPU, SWITCHES
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import KNOBS, RATES
 from neusight_jax.kernels.table import KernelTable
@@ -45,7 +45,7 @@ def knob(name: str) -> str:
 
 
 ROWS: dict[str, tuple[str, ...]] = {
-    **{name: (name,) for name in FIELDS if name != "memory_kind"},
+    **{name: (name,) for name in FIELDS if name not in SWITCHES},
     **{knob(name): fields for name, fields in KNOBS.items()},
     ALL_RATES: RATES,
 }

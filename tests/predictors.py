@@ -87,6 +87,8 @@ def random_gpus(seed: int, count: int, absent: float = 0.0) -> GPU:
     for name, values in (("exp_per_s", figures["exp_per_s"]), ("matrix_flop_per_cycle", draw(64, 32768))):
         figures[name] = np.where(random.random(count) < 0.5, 0.0, values).astype(np.float32)
     figures["memory_kind"] = random.integers(0, len(MEMORY_KINDS), count).astype(np.float32)
+    figures["l2_partitions"] = random.integers(0, 4, count).astype(np.float32)
+    figures["threads_per_sm"] = random.choice(np.array([0.0, 1024.0, 1536.0, 2048.0, 2560.0]), count).astype(np.float32)
     return GPU(**figures)
 
 

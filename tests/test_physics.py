@@ -35,6 +35,7 @@ from neusight_jax.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
 from neusight_jax.latency import kernel_latency, kernel_terms
+from neusight_jax.mixture import longer
 from neusight_jax.roofline import element_bytes, joule_per_flop, peak_flop_per_s, physical_times, whole_waves
 from neusight_jax.terms import Predictor
 
@@ -196,8 +197,12 @@ def test_beating_light_is_caught() -> None:
 @pytest.mark.parametrize("isolated", [True, False])
 @pytest.mark.parametrize("members", [1, 3])
 def test_rates_scale_time_but_for_the_floor(isolated: bool, members: int) -> None:
-    """t(c · rates) = floor + (t − floor) / c for a member; the ensemble's log slope is its members' mean."""
+    """t(c · rates) = floor + (t − floor) / c for a member; the ensemble's log slope is its members' mean.
+
+    A kernel that runs alone beside its host's work does not add up so; `test_a_host_as_fast_as_its_machine`.
+    """
     rows = 512
+    names = [name for name in FAMILIES if FAMILIES[name].tensor_core or not isolated]
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         predictor = as_float64(random_predictor("mixture", 7, members))
         kernels, gpus = as_float64(random_kernels(7, rows)), as_float64(random_gpus(7, rows))
@@ -211,19 +216,57 @@ def test_rates_scale_time_but_for_the_floor(isolated: bool, members: int) -> Non
             now, floor = seconds(alone, 1.0), seconds(alone, 1e10)
             for factor in (0.1, 3.0, 40.0):
                 then = seconds(alone, factor)
-                for name in FAMILIES:
+                for name in names:
                     expected = floor[name] + (now[name] - floor[name]) / factor
                     np.testing.assert_allclose(then[name], expected, rtol=1e-7, err_msg=name)
-            shares.append({name: floor[name] / now[name] for name in FAMILIES})
+            shares.append({name: floor[name] / now[name] for name in names})
 
         def log_seconds(factor: Any) -> dict[str, Any]:
             return {name: jnp.log(values) for name, values in seconds(predictor, factor).items()}
 
         _, slopes = jax.jvp(log_seconds, (jnp.ones(()),), (jnp.ones(()),))
-        for name in FAMILIES:
+        for name in names:
             expected = -(1.0 - np.mean([np.asarray(share[name]) for share in shares], axis=0))
             np.testing.assert_allclose(slopes[name], expected, atol=1e-3, err_msg=name)
             assert np.all((expected < 0) & (expected >= -1))
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_host_as_fast_as_its_machine(members: int) -> None:
+    """Alone, rates and launch floors c times as fast take 1/c; rates alone never less, and never below the floor."""
+    rows = 512
+    alone = [name for name, family in FAMILIES.items() if not family.tensor_core]
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        predictor: Any = as_float64(random_predictor("mixture", 8, members))
+        kernels, gpus = as_float64(random_kernels(8, rows)), as_float64(random_gpus(8, rows))
+
+        def seconds(factor: float, host: float) -> dict[str, Any]:
+            families = {
+                name: replace(each, log_floor_s=each.log_floor_s - np.log(host))
+                for name, each in predictor.families.items()
+            }
+            own = replace(predictor, families=families)
+            return kernel_latency(own, scaled(gpus, RATES, factor), kernels, isolated=True)
+
+        now, floor = seconds(1.0, 1.0), seconds(1e10, 1.0)
+        for factor in (0.1, 3.0, 40.0):
+            both, rates = seconds(factor, factor), seconds(factor, 1.0)
+            for name in alone:
+                np.testing.assert_allclose(both[name], now[name] / factor, rtol=1e-7, err_msg=name)
+                assert np.all(rates[name] >= floor[name] * (1 - 1e-12))
+                if factor > 1:
+                    assert np.all(rates[name] >= both[name])
+                    assert np.all(rates[name] <= now[name])
+
+
+def test_a_kernel_runs_beside_its_hosts_work() -> None:
+    """Alone: the longer of what the host has left to do and the kernel, after what it does before; inside: in a row."""
+    floor_s, run_s, share = 30e-6, np.geomspace(1e-9, 1e-2, 200), 0.5
+    together = share * floor_s + np.asarray(longer(jnp.float32((1 - share) * floor_s), jnp.asarray(run_s, jnp.float32)))
+    expected = np.maximum(floor_s, share * floor_s + run_s)
+    assert np.all(together >= expected * (1 - 1e-5))
+    assert np.max(together / expected) < 1.02
+    np.testing.assert_allclose(longer(jnp.zeros(()), jnp.float32(3e-6)), 3e-6, rtol=1e-6)
 
 
 def _member(predictor: Any, member: int, members: int) -> Any:

@@ -13,7 +13,7 @@ from predictors import Backwards, only, random_gpus, random_kernels, random_pred
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
-from neusight_jax.gpu import FIELDS
+from neusight_jax.gpu import FIELDS, SWITCHES
 from neusight_jax.hypothetical import PEAKS, RATES
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
@@ -75,7 +75,7 @@ def test_roofline_by_hand() -> None:
         ]
     )
     _, slopes = elasticities(RooflinePredictor(), nj.load_gpu("H100"), kernels)
-    for name in (field for field in FIELDS if field != "memory_kind"):
+    for name in (field for field in FIELDS if field not in SWITCHES):
         product, addition = (float(slopes[name][family][0]) for family in ("linear", "elementwise"))
         assert product == pytest.approx(-1.0 if name == "fp32_flop_per_s" else 0.0, abs=1e-5), name
         assert addition == pytest.approx(-1.0 if name == "mem_bytes_per_s" else 0.0, abs=1e-5), name

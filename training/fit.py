@@ -43,6 +43,7 @@ class Settings:
       shift_penalty: weight of the squared in-model shifts; stack_penalty: of the shifts of another vendor's libraries.
       offset_penalty: weight of the squared offsets of the heads, away from where they start: a head that no GPU of the
         training is limited by says nothing, and would say anything on one that is.
+      op_penalty: weight of the squared log floors of operators over the family's.
       in_model_share: share of a minibatch drawn from in-model rows, where there are any.
       softening: s in the loss mean √(r² + s²), r the log error.
     """
@@ -55,6 +56,7 @@ class Settings:
     shift_penalty: float = 0.02
     stack_penalty: float = 0.005
     offset_penalty: float = 1e-3
+    op_penalty: float = 1e-3
     in_model_share: float = 0.25
     softening: float = 0.03
 

@@ -13,7 +13,15 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
 from neusight_jax.kernels.family import Family
-from neusight_jax.mixture import EFFECTS, FamilyMixture, MixturePredictor, effect_width, init_family, offset_outputs
+from neusight_jax.mixture import (
+    EFFECTS,
+    FLOOR,
+    FamilyMixture,
+    MixturePredictor,
+    effect_width,
+    init_family,
+    offset_outputs,
+)
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.terms import Predictor
@@ -32,6 +40,11 @@ DRAM_COST = 0.25
 EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
+
+
+SLOW_HOST = 0.3
+"""What the price of an effect on the launch floor falls by for every unit above zero, and rises below. A host can be
+slower than usual in many ways and faster in few: the usual floor is that of the quicker third, not the median's."""
 
 
 def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> Float[Array, ""]:
@@ -95,11 +108,15 @@ class MixtureKind:
         """Log error; device effects and in-model shifts shrunk to zero, offsets of heads to where they start."""
         log_forecast = jnp.log(forecast(self, parameters, family, sample))
         shrunk = jnp.sum(jnp.sqrt(parameters.effect**2 + EFFECT_WIDTH**2), axis=1)
+        if not family.tensor_core:
+            shrunk -= SLOW_HOST * parameters.effect[:, FLOOR]
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
         share = EFFECT_SHARES.get(family.name, 1.0)
         penalty = share * settings.effect_penalty * jnp.sum(costs * shrunk)
         penalty += settings.stack_penalty * jnp.sum(jnp.sqrt(parameters.stack**2 + EFFECT_WIDTH**2))
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
+        if parameters.op_floor is not None:
+            penalty += settings.op_penalty * jnp.sum(parameters.op_floor**2)
         if settings.offset_penalty:
             penalty += settings.offset_penalty * _offset_spread(parameters, family, sample)
         return log_error_loss(log_forecast, sample, settings) + penalty

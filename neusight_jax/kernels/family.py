@@ -38,6 +38,8 @@ class Work:
       form_bytes: memory traffic of each, what it writes out in another form included, bytes.
       block_exponentials: exponentials of a softmax between the products of one block; None = there is none.
       block_cycles: clocks a block spends however little it has to do.
+      waiting_cycles: clocks of an SM that a block costs by waiting, where 2048 threads are resident to hide the rest;
+        None = it does not wait.
       more_launches: kernels beside the first in one operator.
       launched: 1 for the tiles of the menu that the library launches, where that is known; None = any of them.
     """
@@ -52,6 +54,7 @@ class Work:
     form_bytes: Float[Array, "kernel form"] | None = None
     block_exponentials: Float[Array, "kernel tile split"] | None = None
     block_cycles: float = 0.0
+    waiting_cycles: Float[Array, "kernel tile split"] | None = None
     more_launches: Float[Array, " kernel"] | float = 0.0
     launched: Float[Array, "kernel tile"] | None = None
 

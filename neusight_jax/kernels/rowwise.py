@@ -21,6 +21,10 @@ ELEMENT_BLOCKS: tuple[int, ...] = (256, 512, 1024, 2048)
 """Elements one block of an elementwise kernel handles: the tile menu."""
 ROW_BLOCKS: tuple[int, ...] = (1, 2, 4, 8)
 """Rows one block of a row reduction handles: the tile menu."""
+ROW_CYCLES = 128.0
+"""Least clocks a row of a softmax keeps an SM busy: its reductions wait for each other."""
+ROW_BYTES_PER_CYCLE = 16.0
+"""Most bytes of a row an SM takes and gives back a clock: it is read three times, from L1 or L2 after the first."""
 
 FLOP_PER_ELEMENT: dict[str, float] = {
     **{"elementwise": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0},
@@ -45,6 +49,7 @@ def _streamed(
     flop_per_element: float,
     blocks: Float[Array, "kernel tile"],
     block_elements: Float[Array, "kernel tile"],
+    waiting_cycles: Float[Array, "kernel tile split"] | None = None,
 ) -> Work:
     passes = (dims["reads"] + dims["writes"]) * element_bytes
     return Work(
@@ -54,6 +59,7 @@ def _streamed(
         block_flop=(max(flop_per_element, 1.0) * block_elements)[:, :, None],  # moving one takes an instruction
         block_bytes=(passes[:, None] * block_elements)[:, :, None],
         block_steps=jnp.ones_like(blocks)[:, :, None],
+        waiting_cycles=waiting_cycles,
     )
 
 
@@ -69,11 +75,17 @@ def _by_elements(
     return _rowwise(name, ops, tiles, network, work, _stream_features, graphed, "dram")
 
 
-def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...], graphed: bool = False) -> Family:
+def _by_rows(
+    name: str, flop_per_element: float, ops: tuple[str, ...], graphed: bool = False, waits: bool = False
+) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ROW_BLOCKS, jnp.float32)[None, :]
         blocks = jnp.ceil(dims["rows"][:, None] / tile)
-        return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
+        cycles = None
+        if waits:
+            row_bytes = (dims["reads"] + dims["writes"]) * dims["cols"] * element_bytes
+            cycles = (tile * (ROW_CYCLES + row_bytes / ROW_BYTES_PER_CYCLE)[:, None])[:, :, None]
+        return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None], cycles)
 
     tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
     return _rowwise(name, ops, tiles, name, work, _reduction_features, graphed, "blas")
@@ -128,7 +140,7 @@ def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Ar
 
 ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")
 ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEMENTWISE_OPS, "elementwise")
-SOFTMAX = _by_rows("softmax", FLOP_PER_ELEMENT["softmax"], ("softmax", "softmax_backward"))
+SOFTMAX = _by_rows("softmax", FLOP_PER_ELEMENT["softmax"], ("softmax", "softmax_backward"), waits=True)
 NORM = _by_rows("norm", FLOP_PER_ELEMENT["norm"], ("layernorm", "layernorm_backward", "layernorm_weight_gradient"))
 MEMORY = _by_elements(
     "memory",

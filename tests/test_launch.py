@@ -1,0 +1,130 @@
+"""Kernels measured alone pay their host, each operator its own way through it, and run beside part of its work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from predictors import random_predictor
+
+import neusight_jax as nj
+from neusight_jax.datasets import schema
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.latency import kernel_latency
+from neusight_jax.mixture import MixturePredictor, op_shift
+from neusight_jax.roofline import WARM_SHARE, physical_times
+from neusight_jax.tiles import init_tile_choice
+from neusight_jax.training.data import measured_devices, sweep_rows
+from neusight_jax.training.fit import Job, Settings, fit, row_features
+from neusight_jax.training.kinds import MixtureKind
+from synthetic import write_synthetic_measurements
+
+HOSTS_S = {"Tesla V100-PCIE-32GB": 40e-6, "Tesla T4": 25e-6}
+"""Host time of an `add` on the synthetic devices."""
+BEFORE = 0.55
+"""Share of it before the kernel starts."""
+DEARER = {"addu": 1.2, "gelu": 1.3}
+"""Operators whose way through the host is longer."""
+
+
+def _streams(op: str, sizes: list[float]) -> list[Kernel]:
+    dims = [{"rows": size, "cols": 1024.0, "reads": 1.0, "writes": 1.0} for size in sizes]
+    return [Kernel("elementwise", op, each) for each in dims]
+
+
+def test_an_operators_floor_counts_alone_and_only_there() -> None:
+    predictor = random_predictor("mixture", 3)
+    assert isinstance(predictor, MixturePredictor)
+    family = FAMILIES["elementwise"]
+    place = family.ops.index("gelu")
+    elementwise = predictor.families["elementwise"]
+    assert elementwise.op_floor is not None
+    dearer = replace(elementwise, op_floor=elementwise.op_floor.at[:, place].add(0.5))
+    other = replace(predictor, families={**predictor.families, "elementwise": dearer})
+    gpu = nj.load_gpu("V100")
+    table = table_from_kernels([*_streams("gelu", [4.0, 64.0]), *_streams("add", [4.0, 64.0])])
+    for isolated, moved in ((True, 0.5), (False, 0.0)):
+        then, now = (kernel_latency(each, gpu, table, isolated=isolated)["elementwise"] for each in (other, predictor))
+        np.testing.assert_allclose(np.log(then / now)[:4], [moved, moved, 0.0, 0.0], atol=0.1 if moved else 1e-6)
+
+
+def test_the_shift_of_an_operator_is_of_its_floor() -> None:
+    shift = np.asarray(op_shift(jnp.array([[0.1, 0.2]]), jnp.array([1, 0, 1]), True))
+    np.testing.assert_allclose(shift[0, :, -1], [0.2, 0.1, 0.2])
+    assert not shift[..., :-1].any()
+
+
+def _by_the_law(folder: Path) -> None:
+    """Latencies of streaming operators by host and kernel side by side, on a folder of the schema."""
+    for op in schema.VECTOR_OPS:
+        path = folder / "kernels" / f"{op}.parquet"
+        frame = pd.read_parquet(path)
+        reads = 2 if op in ("add", "mul", "div", "pow") else 1
+        moved = 4.0 * (reads + 1) * frame["b"] * frame["h"]
+        rates = frame["device"].map({name: 0.8 * float(nj.load_gpu(name).mem_bytes_per_s) for name in HOSTS_S})
+        host = frame["device"].map(HOSTS_S) * DEARER.get(op, 1.0)
+        frame["latency_s"] = np.maximum(host, BEFORE * host + moved / rates)
+        frame.to_parquet(path)
+
+
+def test_a_fit_finds_lead_and_operators(tmp_path: Path) -> None:
+    """The share before the kernel and each operator's cost are read off times that were made from them."""
+    _by_the_law(write_synthetic_measurements(tmp_path, rows=300))
+    data = nj.read_measurements(tmp_path)
+    rows = sweep_rows(data, "elementwise", measured_devices(data))
+    tile = init_tile_choice(jax.random.key(0), rows.family, row_features(rows))
+    with jax.numpy_dtype_promotion("standard"):
+        best = fit(MixtureKind(tile, hidden=(16,)), rows, [Job(0)], Settings(steps=600, batch_size=256)).best
+    assert float(jax.nn.sigmoid(best.raw_lead)[0, 0]) == pytest.approx(BEFORE, abs=0.05)
+    floors = dict(zip(rows.family.ops, np.asarray(best.op_floor)[0, 0], strict=True))
+    for op, factor in DEARER.items():
+        assert np.exp(floors[op] - floors["add"]) == pytest.approx(factor, rel=0.03)
+    assert np.exp(floors["tanh"] - floors["add"]) == pytest.approx(1.0, rel=0.03)
+
+
+def test_a_split_l2_has_room_for_half() -> None:
+    """A100's two partitions each keep what their SMs read (NVIDIA, A100 whitepaper): 30 MB no longer fit 40 MB."""
+    gpu = nj.load_gpu("A100-PCIE-40GB")
+    assert (gpu.l2_partitions, nj.load_gpu("H100").l2_partitions, nj.load_gpu("L4").l2_partitions) == (2.0, 2.0, 0.0)
+    family, size = FAMILIES["elementwise"], jnp.full(1, 4.0)
+
+    def cold_share(megabytes: float, partitions: float) -> float:
+        dims = {name: jnp.ones(1) for name in family.dims} | {"rows": jnp.full(1, megabytes * 1e6 / 8.0)}
+        times = physical_times(
+            gpu.replace(l2_partitions=partitions),
+            family,
+            family.work(dims, size),
+            jnp.full(1, 1e13),
+            jnp.zeros(1, int),
+        )
+        return float(times.dram[0, 1] / times.dram[0, 0])
+
+    assert cold_share(15.0, 2.0) == pytest.approx(WARM_SHARE)
+    assert cold_share(30.0, 1.0) == pytest.approx(WARM_SHARE)
+    assert 0.4 < cold_share(30.0, 2.0) < 1.0
+    assert cold_share(60.0, 2.0) == 1.0
+
+
+def test_fewer_resident_threads_hide_less() -> None:
+    """Turing keeps 1024 threads on an SM, Ada 1536, the others 2048 (CUDA programming guide, compute capabilities)."""
+    named = {name: nj.load_gpu(name).threads_per_sm for name in ("T4", "L4", "V100", "H100", "MI210")}
+    assert named == {"T4": 1024.0, "L4": 1536.0, "V100": 0.0, "H100": 0.0, "MI210": 0.0}
+    gpu, size = nj.load_gpu("V100"), jnp.full(1, 4.0)
+
+    def row_s(family: str, threads: float) -> float:
+        dims = {"rows": jnp.full(1, 8e5), "cols": jnp.full(1, 512.0), "reads": jnp.ones(1), "writes": jnp.ones(1)}
+        work = FAMILIES[family].work(dims, size)
+        machine = gpu.replace(threads_per_sm=threads)
+        return float(
+            physical_times(machine, FAMILIES[family], work, jnp.full(1, 1e30), jnp.zeros(1, int)).compute[0, 2]
+        )
+
+    assert row_s("softmax", 0.0) == row_s("softmax", 2048.0)
+    assert row_s("softmax", 1024.0) == pytest.approx(2 * row_s("softmax", 2048.0), rel=1e-5)
+    assert row_s("norm", 1024.0) == row_s("norm", 2048.0)
