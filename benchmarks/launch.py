@@ -67,8 +67,8 @@ def main() -> None:
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
     for row in table.itertuples(index=False):
         print("| " + " | ".join(str(value) for value in row) + " |")
-    means = table.groupby("device", sort=False)[columns[2:]].mean().round(2)
-    print(means.to_string())
+    medians = table.groupby("device", sort=False)[columns[2:]].median().round(2)
+    print(medians.to_string())
 
 
 if __name__ == "__main__":

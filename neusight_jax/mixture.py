@@ -266,15 +266,13 @@ def mix(
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
     floor_s = jnp.exp(floor + shift[..., FLOOR])
-    run_s = body_s + jnp.exp(logs[OVERHEAD]) + more_s
-    if parameters.raw_lead is None:
-        seconds = floor_s + run_s
-    else:
+    launch_s = jnp.exp(logs[OVERHEAD]) + floor_s + more_s
+    if parameters.raw_lead is not None:
         after_s = alone * (1.0 - jax.nn.sigmoid(parameters.raw_lead))[:, None] * floor_s
-        seconds = floor_s - after_s + longer(after_s, run_s)
-    launch_s = seconds - body_s
+        run_s = body_s + jnp.exp(logs[OVERHEAD]) + more_s
+        launch_s += jnp.maximum(longer(after_s, run_s) - run_s, 0.0) - after_s
     return KernelTerms(
-        seconds=jnp.exp(jnp.mean(jnp.log(seconds), axis=0)),
+        seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,
         compute_s=jnp.exp(jnp.mean(functools.reduce(jnp.maximum, (logs[0], *logs[LIMITS:OVERHEAD])), axis=0)),
         memory_s=jnp.exp(jnp.mean(jnp.maximum(logs[DRAM], logs[REREAD]), axis=0)),
