@@ -41,16 +41,25 @@ def shared_shapes(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
     return both.reset_index(drop=True)
 
 
-def natural_experiment(predictor: Predictor, frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
+def natural_experiment(
+    predictor: Predictor, frame: pd.DataFrame, first: str, second: str, least_s: float = 0.0
+) -> pd.DataFrame:
     """Measured and forecast ratio second / first, by family and in all, on the shapes both GPUs have.
 
     Both forecasts are from figures alone: give a predictor without a device effect.
+
+    Args:
+      predictor, frame, first, second: see `shared_shapes`.
+      least_s: kernels that took less on either GPU are left out: what a host takes says nothing of its GPU.
     Returns: one row per family and "all": kernels; measured, forecast: median ratio; error, mean_error: median and mean
       |forecast ratio / measured ratio − 1|; no_change: the median of a forecast of 1; clear: kernels whose measured
       change exceeds `NOISE`; direction: share of those whose forecast change has the same sign; faster, faster_right:
       the same for measured ratios below `CLEARLY_FASTER`.
     """
     both = shared_shapes(frame, first, second)
+    both = both[both[["first_s", "second_s"]].min(axis=1) >= least_s].reset_index(drop=True)
+    if both.empty:
+        raise InputError(f"no kernel took {least_s:g} s or more on both {first} and {second}; give a smaller least_s")
     table = table_from_frame(both)
     forecast = [predict_kernels(predictor, catalog_gpu(name), table) for name in (first, second)]
     ratios = pd.DataFrame(
