@@ -177,11 +177,12 @@ def test_slopes_and_speed_of_light_hold_for_any_calibration(name: str) -> None:
     assert np.all(start.seconds >= start.light.speed_of_light_s * (1 - 1e-5))
     for field in ("mem_bytes_per_s", "l2_bytes", "clock_hz", "fp32_flop_per_s", "fp32_matrix_flop_per_s"):
         assert np.all(terms(scaled(gpus, (field,), 1.7)).seconds <= start.seconds * (1 + 1e-4)), field
-    # Twice every rate halves all but the floor, which is what is left at rates beyond measure.
-    floors = terms(scaled(gpus, RATES, 1e9)).seconds
+    # Inside a model twice every rate halves all but the floor, which is what is left at rates beyond measure.
+    inside = jax.jit(lambda gpu: predictor.terms(family, gpu, batch, isolated=False))
+    floors = inside(scaled(gpus, RATES, 1e9)).seconds
     assert np.all(floors > 1e-7)
-    fast = terms(scaled(gpus, RATES, 2.0))
-    np.testing.assert_allclose(fast.seconds, 0.5 * (start.seconds + floors), rtol=1e-3)
+    fast = inside(scaled(gpus, RATES, 2.0))
+    np.testing.assert_allclose(fast.seconds, 0.5 * (inside(gpus).seconds + floors), rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))

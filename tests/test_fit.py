@@ -55,7 +55,7 @@ def test_the_loss_falls_and_a_fit_can_be_stopped(softmax: Rows) -> None:
     state = fit(_kind(softmax), softmax, [Job(0), Job(1, (T4,))], settings, progress, chunk=20)
     assert state.done == 60
     assert len(losses) == 3
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
     assert state.best_loss.shape == (2,)
     assert state.best_loss[0] == pytest.approx(min(losses))
 
@@ -112,7 +112,8 @@ def test_memory_of_a_kind_reaches_the_same_share(tmp_path: Path) -> None:
     rows = sweep_rows(data, "elementwise", sorted(shares))
     moved = np.asarray(4.0 * 3.0 * rows.batch.dims["rows"] * rows.batch.dims["cols"])
     reached = np.array([shares[name] for name in rows.devices]) * np.asarray(rows.gpus.mem_bytes_per_s)
-    rows = replace(rows, seconds=(20e-6 + moved / reached[rows.device]).astype(np.float32))
+    alone_s = np.maximum(20e-6, 10e-6 + moved / reached[rows.device])  # beside half of the host's 20 us
+    rows = replace(rows, seconds=alone_s.astype(np.float32))
     kind = replace(_kind(rows), penalties=effect_penalties(rows))
     jobs = tuple(Job(0, (device,)) for device in rows.devices)
     found = LeftOut(kind, rows, jobs, fit(kind, rows, jobs, Settings(steps=300, batch_size=64)).best)
