@@ -103,7 +103,8 @@ def report(label: str, draw: Any, seeds: int, pairs: int) -> None:
     print(f"  derivatives of the wrong sign      {dict(+wrong) or 0} of {4 * pairs} each")
     print(f"  not finite, beyond light           {dict(+light) or 0} of {4 * pairs}")
     print(
-        f"  in-model |sum of rate elasticities + 1 - launch share|: max {rest.max():.1e}, p99.9 {np.quantile(rest, 0.999):.1e}, "
+        f"  in-model |sum of rate elasticities + 1 - launch share|: max {rest.max():.1e}, "
+        f"p99.9 {np.quantile(rest, 0.999):.1e}, "
         f"above 1e-3: {int((rest > 1e-3).sum())} of {len(rest)}"
     )
     for value, parts in biases.items():
