@@ -9,19 +9,22 @@ far above the L2: `max(host, before + bytes / rate)` and `host + bytes / rate`.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
 import neusight_jax as nj
+from neusight_jax.datasets.row_checks import flop_and_bytes
 from neusight_jax.gpu_catalog import gpu_info
+from neusight_jax.kernels.families import FAMILIES
 
 L2_CLEAR = 3.0
 """Rows that move less than a third of the L2 or this many times it are used."""
 
 
-def _fitted(law: object, start: list[float], times_s: np.ndarray) -> tuple[np.ndarray, float]:
+def _fitted(law: Callable[..., np.ndarray], start: list[float], times_s: np.ndarray) -> tuple[np.ndarray, float]:
     """Positive parameters of a law and its mean absolute percentage error."""
     found = least_squares(
         lambda logs: np.log(law(*np.exp(logs)) / times_s), np.log(start), loss="soft_l1", f_scale=0.03
@@ -34,7 +37,8 @@ def launch_law(frame: pd.DataFrame, device: str, op: str) -> dict[str, object]:
     """Both laws on the rows of one device and operator."""
     gpu = nj.load_gpu(device)
     rows = frame[(frame["device"] == device) & (frame["op"] == op)]
-    moved = 4.0 * ((rows["reads"] + rows["writes"]) * rows["rows"] * rows["cols"]).to_numpy(np.float64)
+    dims = {name: rows[name].to_numpy(np.float64) for name in FAMILIES["elementwise"].dims}
+    _, moved = flop_and_bytes("elementwise", dims, np.zeros(len(rows), np.int32))
     fill = moved / float(gpu.l2_bytes)
     clear = (fill < 1 / L2_CLEAR) | (fill > L2_CLEAR)
     times_s, ideal_s = rows["latency_s"].to_numpy(np.float64)[clear], moved[clear] / float(gpu.mem_bytes_per_s)

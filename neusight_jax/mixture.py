@@ -266,10 +266,11 @@ def mix(
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
     floor_s = jnp.exp(floor + shift[..., FLOOR])
-    launch_s = jnp.exp(logs[OVERHEAD]) + floor_s + more_s
+    overhead_s = jnp.exp(logs[OVERHEAD]) + more_s
+    launch_s = overhead_s + floor_s
     if parameters.raw_lead is not None:
         after_s = alone * (1.0 - jax.nn.sigmoid(parameters.raw_lead))[:, None] * floor_s
-        run_s = body_s + jnp.exp(logs[OVERHEAD]) + more_s
+        run_s = body_s + overhead_s
         launch_s += jnp.maximum(longer(after_s, run_s) - run_s, 0.0) - after_s
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),

@@ -40,8 +40,6 @@ DRAM_COST = 0.25
 EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
-
-
 SLOW_HOST = 0.3
 """What the price of an effect on the launch floor falls by for every unit above zero, and rises below. A host can be
 slower than usual in many ways and faster in few: the usual floor is that of the quicker third, not the median's."""
