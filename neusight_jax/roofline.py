@@ -93,7 +93,7 @@ class PhysicalTimes:
       compute: ideal; blocks streamed without whole waves; where algorithms differ, the roofline of the fastest; every
         tile of the menu in whole waves; on tensor cores also the traffic of every tile at the L2-to-SM rate.
       dram: all traffic, the traffic that cannot stay in L2 and, where algorithms differ, the most any of them moves, at
-        DRAM bandwidth.
+        DRAM bandwidth; sectors read again on top of each.
       reread: the traffic of every tile of the menu at DRAM bandwidth, as if L2 kept nothing for the next block; not on
         tensor cores.
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
@@ -178,11 +178,24 @@ def _column(value: ArrayLike, axes: int) -> Array:
     return array.reshape(array.shape + (1,) * axes)
 
 
-def dram_bytes(work: Work, room_bytes: ArrayLike, ramp: tuple[float, float] = WARM_RAMP) -> Float[Array, " kernel"]:
+def dram_bytes(work: Work, room: ArrayLike, ramp: tuple[float, float] = WARM_RAMP) -> Float[Array, " kernel"]:
     """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the room in L2."""
     low, high = ramp
-    fill = work.bytes_moved / room_bytes
+    fill = work.bytes_moved / room
     return work.bytes_moved * (WARM_SHARE + (1.0 - WARM_SHARE) * jnp.clip((fill - low) / (high - low), 0.0, 1.0))
+
+
+def room_bytes(gpu: GPU) -> Float[Array, "*gpu"]:
+    """What a stream finds room for in L2, bytes: a part of it, where parts keep what their own SMs read."""
+    return jnp.asarray(gpu.l2_bytes) / jnp.maximum(jnp.asarray(gpu.l2_partitions), 1.0)
+
+
+def sectors_again(gpu: GPU, work: Work) -> Float[Array, " kernel"] | float:
+    """Traffic of sectors that are read again because L2 did not keep them, bytes; falls with the room in L2."""
+    if work.sector_bytes is None or work.window_bytes is None:
+        return 0.0
+    low, high = WARM_RAMP
+    return work.sector_bytes * jnp.clip((work.window_bytes / room_bytes(gpu) - low) / (high - low), 0.0, 1.0)
 
 
 def _cold_bytes(gpu: GPU, family: Family, work: Work) -> Float[Array, " kernel"]:
@@ -191,7 +204,7 @@ def _cold_bytes(gpu: GPU, family: Family, work: Work) -> Float[Array, " kernel"]
         return dram_bytes(work, gpu.l2_bytes, ROTATED_RAMP)
     if family.tensor_core:
         return dram_bytes(work, gpu.l2_bytes, GRAPHED_RAMP)
-    return dram_bytes(work, gpu.l2_bytes / jnp.maximum(jnp.asarray(gpu.l2_partitions), 1.0))
+    return dram_bytes(work, room_bytes(gpu))
 
 
 def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
@@ -244,6 +257,7 @@ def physical_times(
     flop = work.flop[:, None]
     compute = [work.bound_flop / peak, streamed]
     dram = [work.bytes_moved, _cold_bytes(gpu, family, work)]
+    again = sectors_again(gpu, work)
     if work.form_flop is not None and work.form_bytes is not None:
         flop = jnp.stack([work.flop, work.bound_flop], axis=1)
         forms = jnp.maximum(work.form_flop / peak[:, None], work.form_bytes / _column(gpu.mem_bytes_per_s, 1))
@@ -267,7 +281,7 @@ def physical_times(
         reread = jnp.broadcast_to(least[:, None], reread.shape)
     return PhysicalTimes(
         compute=jnp.maximum(jnp.concatenate(all_compute, axis=1), least[:, None]),
-        dram=jnp.stack([traffic / gpu.mem_bytes_per_s for traffic in dram], axis=1),
+        dram=jnp.stack([(traffic + again) / gpu.mem_bytes_per_s for traffic in dram], axis=1),
         reread=reread,
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
         power=energy / _column(gpu.tdp_w, 1),

@@ -19,6 +19,7 @@ from neusight_jax.kernels.conv import CONV, conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
+from neusight_jax.kernels.rowwise import STRIDED
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.mixture import EFFECTS, effect_width
 from neusight_jax.roofline import Isolated, Scalar
@@ -173,6 +174,11 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
             dims = {name: np.asarray(values, np.float32) for name, values in drawn.items()}
         elif family.matrix:
             dims = {"batch": whole(256), "m": whole(32768), "n": whole(32768), "k": whole(32768)}
+        elif family is STRIDED:  # drawn apart: the families after it stay as they were
+            apart = np.random.default_rng([seed, 4])
+            dims = {name: np.floor(np.exp(apart.uniform(0.0, 11.0, rows))).astype(np.float32) for name in family.dims}
+            dims["reads"], dims["writes"] = np.full((2, rows), 2.0, np.float32)
+            dims["scattered"] = apart.choice(np.array([0.0, 1.0, 2.0], np.float32), rows)
         else:
             dims = {"rows": whole(1e6), "cols": whole(65536)}
             dims["reads"] = random.choice(np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0], np.float32), rows)

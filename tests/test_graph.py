@@ -106,6 +106,20 @@ def test_switch_flop_by_closed_form() -> None:
     assert product_flop(graph_from_config(SWITCH, b, s)) == expected
 
 
+def test_switch_adds_a_permuted_bias_to_its_own_scores_only() -> None:
+    """The bias is looked up as (query, key, head) and permuted: heads lie innermost; across, it is made of zeros."""
+    b, s, heads = 2, 16, 4
+    graph = graph_from_config(SWITCH, b, s)
+    batch = graph.kernels.families["strided"]
+    real = np.asarray(batch.count) > 0
+    assert float(np.asarray(batch.count)[real].sum()) == 4 + 4
+    assert set(np.asarray(batch.dims["rows"])[real]) == {b * heads * s}
+    assert set(np.asarray(batch.dims["window"])[real]) == {s * s}
+    nodes = [node for node in graph.nodes if node.name.endswith("attention.bias")]
+    assert [node.forward[0].family for node in nodes] == ["strided", "strided", "elementwise"]
+    assert "strided" not in graph_from_config(GPT, b, s).kernels.families
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_inference_has_forward_only(name: str) -> None:
     graph = graph_from_config(CONFIGS[name], 2, 16)

@@ -10,10 +10,12 @@ import pytest
 from predictors import random_kernels
 
 from neusight_jax.errors import InputError
-from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES, family_of
+from neusight_jax.gpu_catalog import catalog_gpu
+from neusight_jax.kernels.families import FAMILIES, RARE_FAMILIES, TENSOR_FAMILIES, family_of
 from neusight_jax.kernels.family import Work
 from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS
 from neusight_jax.kernels.table import Kernel, batch_from_columns, padded_length, table_from_kernels
+from neusight_jax.roofline import sectors_again
 
 
 def _work(name: str, element_bytes: float = 4.0, **dims: float) -> Work:
@@ -37,6 +39,32 @@ def test_a_matrix_product_by_hand(name: str) -> None:
     assert float(work.block_flop[0, wide, 0]) == 2 * 128 * 64 * 300
     assert float(work.block_bytes[0, wide, 0]) == 4 * ((128 + 64) * 300 + 128 * 64)
     assert float(work.block_steps[0, wide, 0]) == 300
+
+
+def _permuted_sum(plane: int, heads: int) -> Work:
+    """Scores of `heads` planes and a bias with its heads innermost, fp32."""
+    sizes = {"rows": heads * plane, "cols": plane, "reads": 2, "writes": 1, "scattered": 1, "window": plane * plane}
+    return _work("strided", **sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "plane", "times"),
+    [
+        ("NVIDIA A100-PCIE-40GB", 512, 0.0),  # 10.5 MB between two uses of a sector, in half of 40 MB
+        ("NVIDIA A100-PCIE-40GB", 2048, 7.0),  # 168 MB
+        ("T4", 512, 7.0),  # in 4 MB
+        ("V100-PCIE-32GB", 512, 7.0 * (10.485760 / 6.291456 - 1.0) / 0.9),  # in 6 MiB: some of them stay
+    ],
+)
+def test_a_permuted_operand_brings_whole_sectors(name: str, plane: int, times: float) -> None:
+    """32 bytes for 4, again for each of the 8 heads of a sector unless L2 keeps it."""
+    work = _permuted_sum(plane, 32)
+    tensor = 4 * 32 * plane * plane
+    assert float(work.bytes_moved[0]) == 3 * tensor
+    assert work.window_bytes is not None
+    assert float(work.window_bytes[0]) == plane * plane * (32 + 4 + 4)
+    again = sectors_again(catalog_gpu(name), work)
+    assert float(jnp.asarray(again)[0]) == pytest.approx(times * tensor, rel=1e-5)
 
 
 def test_half_precision_moves_half_the_bytes() -> None:
@@ -122,7 +150,7 @@ def test_products_belong_where_their_dtype_says() -> None:
     for dtype, family in {**expected, "fp4": "gemm_fp4"}.items():
         table = table_from_kernels([Kernel("bmm", "bmm", {"batch": 2, "m": 3, "n": 5, "k": 7})], dtype=dtype)
         assert [name for name, batch in table.families.items() if batch.count[0] > 0] == [family]
-        assert set(table.families) == set(FAMILIES) - (TENSOR_FAMILIES if dtype == "fp32" else set())
+        assert set(table.families) == set(FAMILIES) - RARE_FAMILIES - (TENSOR_FAMILIES if dtype == "fp32" else set())
     assert family_of("softmax", "bf16") == "softmax"
 
 
@@ -151,7 +179,7 @@ def test_a_table_keeps_what_it_is_given() -> None:
     ]
     table = table_from_kernels(kernels, dtype="fp32", phase=[0, 1, 2], node=[5, 6, 7])
     assert table.num_rows == 3
-    assert set(table.families) == set(FAMILIES) - TENSOR_FAMILIES
+    assert set(table.families) == set(FAMILIES) - TENSOR_FAMILIES - RARE_FAMILIES
     bmm, softmax = table.families["bmm"], table.families["softmax"]
     assert bmm.dims["m"][:3].tolist() == [3, 11, 1]
     assert bmm.count[:3].tolist() == [4, 1, 0]

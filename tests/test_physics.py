@@ -40,7 +40,8 @@ from neusight_jax.roofline import element_bytes, joule_per_flop, peak_flop_per_s
 from neusight_jax.terms import Predictor
 
 ROWS = 4096
-PER_ELEMENT = {"elementwise": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0, "stream": 1.0, "reduction": 6.0}
+PER_ELEMENT = {"elementwise": 1.0, "strided": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0}
+PER_ELEMENT |= {"stream": 1.0, "reduction": 6.0}
 SEEDS = range(5)
 SLACK = 1e-4
 """Relative room for float32 rounding in sums of logarithms."""

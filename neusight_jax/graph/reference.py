@@ -167,7 +167,7 @@ def _notation(kernel: Kernel) -> Op:
     elements = dims["rows"] * dims["cols"]
     if kernel.family == "memory":
         return ("MEM", (round(elements * (kernel.dims["reads"] + kernel.dims["writes"])),))
-    names = {"softmax_backward": "softmax", "layernorm": "ln"}
+    names = {"softmax_backward": "softmax", "layernorm": "ln", "add_permuted": "add"}
     return (f"VEC{names.get(kernel.op, kernel.op)}", (elements,))
 
 

@@ -244,7 +244,8 @@ def _attention(tape: Tape, s: _Sizes, x: Tensor, memory: Tensor | None, bias: Te
     if memory is None:
         tape.gradient_sum("norm_gradient_sum", y, 3)
     scores = tape.matmul("scores", query, keys(key), copies=permuted(query, keys(key)))
-    scores = tape.binary("bias", "add", scores, bias)
+    # Looked up by pair of positions and permuted, so that heads lie innermost; across, it is made of zeros.
+    scores = tape.add_permuted("bias", scores, bias) if memory is None else tape.binary("bias", "add", scores, bias)
     probabilities = tape.dropout("dropout", tape.softmax("softmax", scores), s.drop)
     context = tape.matmul("context", probabilities, value, copies=permuted(value), backward_copies=permuted(value))
     y = tape.linear("output", merge_heads(tape, "merge", context), s.hidden, bias=False)

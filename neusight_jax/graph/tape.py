@@ -6,7 +6,7 @@ Views launch nothing and are not written down. Pass counts are those of the real
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from neusight_jax.graph.graph import Fuse, Operand, Shape, Traced
@@ -156,6 +156,18 @@ class Tape(Writer):
         inputs = [a, Tensor(b.name, shape, b.grad) if reread else b]
         grad = a.grad or b.grad
         return self.emit(name, op, inputs, shape, forward, backward, traced=[seen], fuse="pointwise", grad=grad)
+
+    def add_permuted(self, name: str, x: Tensor, permuted: Tensor) -> Tensor:
+        """x + permuted in place, where the second lies with its third axis from the end (heads) innermost in memory.
+
+        The loop runs as `x` lies, so that each element of the other brings its sector, and it comes back for the next
+        after a whole plane of the last two axes.
+        """
+        plane = float(prod(x.shape[-2:]))
+        kernel = stream("strided", "add_permuted", x.shape, 2, 1)
+        kernel = replace(kernel, dims={**kernel.dims, "scattered": 1.0, "window": plane})
+        seen = Traced("VECadd", (x.shape, permuted.shape), x.shape)
+        return self.emit(name, "add", [x, permuted], x.shape, [kernel], traced=[seen], fuse="pointwise")
 
     def scale(self, name: str, x: Tensor, weight: str) -> Tensor:
         """Product with a learned vector over the last axis."""

@@ -9,13 +9,13 @@ from neusight_jax.kernels.conv import CONV
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.gemm import BMM, LINEAR
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
-from neusight_jax.kernels.rowwise import ELEMENTWISE, MEMORY, NORM, REDUCTION, SOFTMAX, STREAM
+from neusight_jax.kernels.rowwise import ELEMENTWISE, MEMORY, NORM, REDUCTION, SOFTMAX, STREAM, STRIDED
 from neusight_jax.kernels.tensor_gemm import FAMILY_BY_DTYPE, GEMM, GEMM_FP4, GEMM_FP8
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY),
+        *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY, STRIDED),
         *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE, STREAM, REDUCTION),
     )
 }
@@ -23,6 +23,9 @@ FAMILIES: dict[str, Family] = {
 
 TENSOR_FAMILIES: frozenset[str] = frozenset(name for name, family in FAMILIES.items() if family.tensor_core)
 """Families of tensor cores and what runs between them: in a table all or none, so that others stay small."""
+
+RARE_FAMILIES: frozenset[str] = frozenset({STRIDED.name})
+"""Families that few tables have kernels of: in a table only where it has."""
 
 
 def family_of(family: str, dtype: str) -> str:
@@ -32,5 +35,8 @@ def family_of(family: str, dtype: str) -> str:
 
 def table_families(present: Iterable[str]) -> tuple[str, ...]:
     """Families a table holds, empty ones included, given those it has kernels of."""
-    some = bool(TENSOR_FAMILIES & set(present))
-    return tuple(name for name in FAMILIES if some or name not in TENSOR_FAMILIES)
+    there = set(present)
+    left_out = RARE_FAMILIES - there
+    if not TENSOR_FAMILIES & there:
+        left_out |= TENSOR_FAMILIES
+    return tuple(name for name in FAMILIES if name not in left_out)

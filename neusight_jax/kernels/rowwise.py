@@ -7,6 +7,7 @@ broadcast operand counts its share). Their FLOP count matters little, their byte
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -14,6 +15,11 @@ from jaxtyping import Array, Float
 from neusight_jax.kernels.family import Dims, Family, Work
 
 DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
+STRIDED_DIMS: tuple[str, ...] = (*DIMS, "scattered", "window")
+"""Of the reads, passes over an operand that lies in another order than the loop runs, so that every element brings a
+whole sector; and how many elements the loop passes until it comes back for the next of a sector."""
+SECTOR_BYTES = 32.0
+"""Least traffic of a load: what L2 and DRAM hand out at once (NVIDIA, Maxwell to Hopper)."""
 BINARY_OPS: tuple[str, ...] = ("add", "mul", "div", "pow")
 UNARY_OPS: tuple[str, ...] = ("addu", "mulu", "divu", "powu", "tanh", "relu", "gelu")
 
@@ -27,7 +33,7 @@ ROW_BYTES_PER_CYCLE = 16.0
 """Most bytes of a row an SM takes and gives back a clock: it is read three times, from L1 or L2 after the first."""
 
 FLOP_PER_ELEMENT: dict[str, float] = {
-    **{"elementwise": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0},
+    **{"elementwise": 1.0, "strided": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0},
     **{"stream": 1.0, "reduction": 6.0},
 }
 """Arithmetic per element by family, as the reference counts it; a memory kernel counts none."""
@@ -52,6 +58,10 @@ def _streamed(
     waiting_cycles: Float[Array, "kernel tile split"] | None = None,
 ) -> Work:
     passes = (dims["reads"] + dims["writes"]) * element_bytes
+    scattered = dims.get("scattered")
+    sectors = None if scattered is None else scattered * jnp.maximum(SECTOR_BYTES - element_bytes, 0.0)
+    if sectors is not None:
+        passes += sectors
     return Work(
         flop=flop_per_element * elements(dims),
         bytes_moved=bytes_moved(dims, element_bytes),
@@ -60,11 +70,18 @@ def _streamed(
         block_bytes=(passes[:, None] * block_elements)[:, :, None],
         block_steps=jnp.ones_like(blocks)[:, :, None],
         waiting_cycles=waiting_cycles,
+        sector_bytes=None if sectors is None else sectors * elements(dims),
+        window_bytes=None if sectors is None else passes * dims["window"],
     )
 
 
 def _by_elements(
-    name: str, flop_per_element: float, ops: tuple[str, ...], network: str, graphed: bool = False
+    name: str,
+    flop_per_element: float,
+    ops: tuple[str, ...],
+    network: str,
+    graphed: bool = False,
+    dims: tuple[str, ...] = DIMS,
 ) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ELEMENT_BLOCKS, jnp.float32)[None, :]
@@ -72,7 +89,7 @@ def _by_elements(
         return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
 
     tiles = tuple(str(tile) for tile in ELEMENT_BLOCKS)
-    return _rowwise(name, ops, tiles, network, work, _stream_features, graphed, "dram")
+    return replace(_rowwise(name, ops, tiles, network, work, _stream_features, graphed, "dram"), dims=dims)
 
 
 def _by_rows(
@@ -140,6 +157,8 @@ def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Ar
 
 ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")
 ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEMENTWISE_OPS, "elementwise")
+STRIDED = _by_elements("strided", FLOP_PER_ELEMENT["strided"], ("add_permuted",), "elementwise", dims=STRIDED_DIMS)
+"""Elementwise kernels with an operand in another order than the rest, as a permuted view leaves it."""
 SOFTMAX = _by_rows("softmax", FLOP_PER_ELEMENT["softmax"], ("softmax", "softmax_backward"), waits=True)
 NORM = _by_rows("norm", FLOP_PER_ELEMENT["norm"], ("layernorm", "layernorm_backward", "layernorm_weight_gradient"))
 MEMORY = _by_elements(
