@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.rowwise import TRAFFIC_DIMS
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.mixture import EFFECTS, MixturePredictor, add_shift
 from neusight_jax.roofline import Isolated, Scalar, element_bytes
@@ -56,7 +57,7 @@ def shape_points(family: Family, batch: KernelBatch, length: float | Scalar = 1.
     size = element_bytes(batch.dtype)
     work = family.work(batch.dims, size)
     moved = jnp.log(work.bytes_moved)
-    sizes = [jnp.log(jnp.maximum(batch.dims[name], 1.0)) for name in family.dims if name not in ("reads", "writes")]
+    sizes = [jnp.log(jnp.maximum(batch.dims[name], 1.0)) for name in _sizes(family)]
     if family.matrix:
         padded, useful = work.blocks * work.block_flop, work.flop
         sizes += [moved, jnp.log(work.flop) - moved]
@@ -126,4 +127,9 @@ def init_shape_effect(points: int, coordinates: int) -> ShapeEffect:
 
 def shape_coordinates(family: Family) -> int:
     """How many coordinates `shape_points` gives."""
-    return len(family.dims) + 4 if family.matrix else len(family.dims) + 1
+    return len(_sizes(family)) + (4 if family.matrix else 3)
+
+
+def _sizes(family: Family) -> list[str]:
+    """Dims that are extents of tensors."""
+    return [name for name in family.dims if name not in TRAFFIC_DIMS]

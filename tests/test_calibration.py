@@ -17,7 +17,7 @@ from neusight_jax.calibrated import CalibratedPredictor, ShapeEffect, shape_coor
 from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelTable
+from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.mixture import EFFECTS, MixturePredictor
 from neusight_jax.training.calibration import Prior, calibrate, calibration
 from neusight_jax.training.design import most_telling
@@ -190,7 +190,21 @@ def test_shape_points_have_as_many_coordinates_as_a_checkpoint_is_read_with(name
     batch = jax.tree.map(jnp.asarray, random_kernels(0, 4).families[name])
     points = shape_points(FAMILIES[name], batch)
     assert points.shape == (4, shape_coordinates(FAMILIES[name]))
+    assert shape_coordinates(FAMILIES[name]) == shape_coordinates(FAMILIES[FAMILIES[name].network])
     assert np.all(np.isfinite(points))
+
+
+def test_a_permuted_operand_is_calibrated_as_the_sum_it_is() -> None:
+    """Families of one network share its measured kernels: `strided` lies where the plain sum of its size does."""
+    sizes = {"rows": 512.0, "cols": 512.0, "reads": 2.0, "writes": 1.0}
+    table = table_from_kernels(
+        [Kernel("elementwise", "add", sizes), Kernel("strided", "add_permuted", {**sizes, "scattered": 1, "window": 9})]
+    )
+    plain, permuted = (
+        shape_points(FAMILIES[name], jax.tree.map(jnp.asarray, table.families[name]))[0]
+        for name in ("elementwise", "strided")
+    )
+    np.testing.assert_array_equal(plain, permuted)
 
 
 @pytest.mark.parametrize(

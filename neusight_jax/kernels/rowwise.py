@@ -15,6 +15,8 @@ from jaxtyping import Array, Float
 from neusight_jax.kernels.family import Dims, Family, Work
 
 DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
+TRAFFIC_DIMS: tuple[str, ...] = ("reads", "writes", "scattered", "window")
+"""Those that say how often a tensor is moved, not how large it is."""
 STRIDED_DIMS: tuple[str, ...] = (*DIMS, "scattered", "window")
 """Of the reads, passes over an operand that lies in another order than the loop runs, so that every element brings a
 whole sector; and how many elements the loop passes until it comes back for the next of a sector."""
@@ -60,8 +62,6 @@ def _streamed(
     passes = (dims["reads"] + dims["writes"]) * element_bytes
     scattered = dims.get("scattered")
     sectors = None if scattered is None else scattered * jnp.maximum(SECTOR_BYTES - element_bytes, 0.0)
-    if sectors is not None:
-        passes += sectors
     return Work(
         flop=flop_per_element * elements(dims),
         bytes_moved=bytes_moved(dims, element_bytes),
@@ -71,7 +71,7 @@ def _streamed(
         block_steps=jnp.ones_like(blocks)[:, :, None],
         waiting_cycles=waiting_cycles,
         sector_bytes=None if sectors is None else sectors * elements(dims),
-        window_bytes=None if sectors is None else passes * dims["window"],
+        window_bytes=None if sectors is None else (passes + sectors) * dims["window"],
     )
 
 
