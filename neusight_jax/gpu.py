@@ -44,6 +44,7 @@ class GPU:
       memory_kind: position in `MEMORY_KINDS`; 0 = another kind. How much of its bandwidth a memory reaches goes by it.
       l2_partitions: parts of the L2 that each keep a copy of what their SMs read; 0 = one.
       threads_per_sm: threads an SM keeps resident; 0 = 2048.
+      idle_share: part of the board power that does no arithmetic; 0 = none.
     """
 
     num_sms: ArrayLike
@@ -67,6 +68,7 @@ class GPU:
     memory_kind: ArrayLike = 0.0
     l2_partitions: ArrayLike = 0.0
     threads_per_sm: ArrayLike = 0.0
+    idle_share: ArrayLike = 0.0
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -104,7 +106,11 @@ class GPU:
 MEMORY_KINDS: tuple[str, ...] = ("", "hbm", "gddr_ecc", "gddr", "pascal hbm", "AMD hbm")
 """Memory systems: NVIDIA's HBM since Volta, its GDDR with and without codes kept in it, Pascal's HBM, AMD's."""
 
-SWITCHES: tuple[str, ...] = ("memory_kind", "l2_partitions", "threads_per_sm")
+IDLE_W = 10.0
+"""Board power that memory, regulators and leakage take however slow the chip runs, W. Nothing to a board of 250 W, much
+to one of 70: T4 and V100, of one process, need the same energy a FLOP once it is taken off (docs/accuracy.md)."""
+
+SWITCHES: tuple[str, ...] = ("memory_kind", "l2_partitions", "threads_per_sm", "idle_share")
 """Figures that say what kind of machine it is, not how much of something it has."""
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
@@ -116,11 +122,17 @@ REQUIRED_FIELDS: tuple[str, ...] = tuple(
 """Figures every GPU must have; the others are arithmetic paths it may lack, and what has a default."""
 
 
-def with_matrix_width(figures: Mapping[str, float]) -> dict[str, float]:
-    """The figures of a GPU, the width of its matrix units added where only peak, SMs and clock are given. Host only."""
+def with_derived(figures: Mapping[str, float]) -> dict[str, float]:
+    """All figures of a GPU: those given, the width of its matrix units, and the idle share of its board. Host only."""
     peak = max(figures.get("bf16_flop_per_s", 0.0), figures.get("fp16_flop_per_s", 0.0))
     derived = {"matrix_flop_per_cycle": peak / (figures["num_sms"] * figures["clock_hz"])} if peak else {}
-    return derived | dict(figures)
+    return derived | with_idle_share(figures)
+
+
+def with_idle_share(figures: Mapping[str, float]) -> dict[str, float]:
+    """Some figures of a GPU, the idle share of its board beside its power. Host only."""
+    idle = {"idle_share": min(IDLE_W / figures["tdp_w"], 0.5)} if "tdp_w" in figures else {}
+    return idle | dict(figures)
 
 
 def peak_field(path: str) -> str:
@@ -183,6 +195,7 @@ _RANGES: dict[str, _Range] = {
     "memory_kind": _Range(1.0, len(MEMORY_KINDS) - 1.0, 1.0, len(MEMORY_KINDS) - 1.0),
     "l2_partitions": _Range(1.0, 64.0, 1.0, 8.0),
     "threads_per_sm": _Range(32.0, 65536.0, 512.0, 4096.0),
+    "idle_share": _Range(1e-6, 0.9, 0.01, 0.5, (("percent", 0.01, "0.01"),)),
     "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),
 }
 

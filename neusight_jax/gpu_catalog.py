@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from neusight_jax.errors import unknown_name
-from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, with_matrix_width
+from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, with_derived
 from neusight_jax.kernels.family import Family
 
 
@@ -98,7 +98,7 @@ def catalog_gpu(name: str) -> GPU:
     figures = {field: float(entry[field]) for field in FIELDS if field in entry}
     info = gpu_info(name)
     return GPU(
-        **with_matrix_width(figures),
+        **with_derived(figures),
         memory_kind=float(memory_kind(info)),
         l2_partitions=l2_partitions(info),
         threads_per_sm=threads_per_sm(info),

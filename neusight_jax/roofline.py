@@ -44,7 +44,7 @@ JOULE_PER_FLOP_16NM = 20e-12
 """Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/accuracy.md)."""
 PROCESS_EXPONENT = 0.75
 """Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
-MATRIX_ENERGY = 0.85
+MATRIX_ENERGY = 0.82
 """Energy of an fp32 FLOP on a matrix path over one on the vector path of the same silicon: fewer instructions and
 operands fetched. A fit: MI100 and MI210 both settle at 0.71 of their fp32 matrix peak in 300 W (docs/accuracy.md)."""
 NARROW_FLOP_PER_CYCLE = 2048.0
@@ -172,6 +172,12 @@ def fp32_energy(gpu: GPU) -> Float[Array, "*gpu"]:
     return jnp.where(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0, MATRIX_ENERGY, 1.0)
 
 
+def arithmetic_w(gpu: GPU, family: Family) -> Float[Array, "*gpu"]:
+    """Board power left for arithmetic and traffic, W. Energies beside tensor cores were fitted to all of it."""
+    board_w = jnp.asarray(gpu.tdp_w)
+    return board_w if family.tensor_core else board_w * (1.0 - jnp.asarray(gpu.idle_share))
+
+
 def _column(value: ArrayLike, axes: int) -> Array:
     """A GPU field as an array that broadcasts over `axes` trailing axes, whether scalar or [kernel]."""
     array = jnp.asarray(value)
@@ -284,7 +290,7 @@ def physical_times(
         dram=jnp.stack([(traffic + again) / gpu.mem_bytes_per_s for traffic in dram], axis=1),
         reread=reread,
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
-        power=energy / _column(gpu.tdp_w, 1),
+        power=energy / _column(arithmetic_w(gpu, family), 1),
         issue=jnp.maximum(issue, least[:, None]),
         launched=work.launched,
         overhead=jnp.stack([kilocycle, serial, largest_s[:, -1]], axis=1),

@@ -51,7 +51,7 @@ def _mixed(rows: int, seed: int = 0) -> list[Kernel]:
         family = FAMILIES[str(random.choice(list(FAMILIES)))]
         sizes = [float(size) for size in np.exp(random.uniform(0, 7, len(family.dims))).astype(int)]
         if not family.matrix:
-            sizes[2:] = [1.0, 1.0]
+            sizes[2:] = [1.0] * (len(sizes) - 2)
         kernels.append(Kernel(family.name, family.ops[0], dict(zip(family.dims, sizes, strict=True))))
     return kernels
 
@@ -133,7 +133,7 @@ def test_order_changes_nothing(kind: str) -> None:
 
 
 def test_rows_come_back_in_the_order_of_the_file() -> None:
-    kernels, predictor = _mixed(40, seed=5), random_predictor("mixture", 4)
+    kernels, predictor = _mixed(60, seed=5), random_predictor("mixture", 4)
     together = nj.predict_kernels(predictor, T4, table_from_kernels(kernels))
     alone = [nj.predict_kernels(predictor, T4, table_from_kernels([kernel]))[0] for kernel in kernels]
     np.testing.assert_allclose(together, alone, rtol=1e-5)

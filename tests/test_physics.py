@@ -36,7 +36,14 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
 from neusight_jax.latency import kernel_latency, kernel_terms
 from neusight_jax.mixture import longer
-from neusight_jax.roofline import element_bytes, joule_per_flop, peak_flop_per_s, physical_times, whole_waves
+from neusight_jax.roofline import (
+    arithmetic_w,
+    element_bytes,
+    joule_per_flop,
+    peak_flop_per_s,
+    physical_times,
+    whole_waves,
+)
 from neusight_jax.terms import Predictor
 
 ROWS = 4096
@@ -313,8 +320,8 @@ def test_energy_by_node() -> None:
 
 
 def test_energy_of_a_matrix_path() -> None:
-    """A long fp32 product on MI210 and MI100 meets the power limit at the same FLOP/s: the same watts, 0.85 · 10.76 pJ;
-    without the matrix path it takes the whole 10.76 pJ."""
+    """A long fp32 product on MI210 and MI100 meets the power limit at the same FLOP/s: the same 290 W, 0.82 · 10.76
+    pJ; without the matrix path it takes the whole 10.76 pJ."""
     linear = FAMILIES["linear"]
     product = Kernel("linear", "linear", {"batch": 1, "m": 8192, "n": 8192, "k": 8192})
     batch = jax.tree.map(jnp.asarray, table_from_kernels([product]).families["linear"])
@@ -329,9 +336,19 @@ def test_energy_of_a_matrix_path() -> None:
         seconds[name] = float(times.power[0, 0])
     traffic_j = 50e-12 * 3 * 4 * 8192**2
     flop_j = 10.759e-12 * 2 * 8192**3
-    assert seconds["MI100"] == pytest.approx((0.85 * flop_j + traffic_j) / 300, rel=1e-3)
+    assert seconds["MI100"] == pytest.approx((0.82 * flop_j + traffic_j) / 290, rel=1e-3)
     assert seconds["MI210"] == pytest.approx(seconds["MI100"], rel=1e-6)
-    assert seconds["vector"] == pytest.approx((flop_j + traffic_j) / 300, rel=1e-3)
+    assert seconds["vector"] == pytest.approx((flop_j + traffic_j) / 290, rel=1e-3)
+
+
+def test_a_board_keeps_ten_watts_for_itself() -> None:
+    """T4 does arithmetic on 60 of its 70 W; beside tensor cores energies were fitted to the whole board."""
+    t4 = nj.load_gpu("T4")
+    assert float(t4.idle_share) == pytest.approx(10 / 70)
+    assert float(arithmetic_w(t4, FAMILIES["linear"])) == pytest.approx(60.0)
+    assert float(arithmetic_w(t4, FAMILIES["gemm"])) == pytest.approx(70.0)
+    assert float(arithmetic_w(t4.replace(tdp_w=140.0), FAMILIES["linear"])) == pytest.approx(120.0)  # homogeneous
+    assert float(arithmetic_w(replace(t4, idle_share=0.0), FAMILIES["linear"])) == pytest.approx(70.0)
 
 
 def test_faster_memory_alone_is_never_slower() -> None:
