@@ -46,7 +46,7 @@ PROCESS_EXPONENT = 0.75
 """Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
 MATRIX_ENERGY = 0.82
 """Energy of an fp32 FLOP on a matrix path over one on the vector path of the same silicon: fewer instructions and
-operands fetched. A fit: MI100 and MI210 both settle at 0.71 of their fp32 matrix peak in 300 W (docs/accuracy.md)."""
+operands fetched. A fit: MI100 and MI210 both settle at 0.71 of their fp32 matrix peak in 290 W (docs/accuracy.md)."""
 NARROW_FLOP_PER_CYCLE = 2048.0
 """16-bit FLOP a clock of an SM's matrix units (A100) at which feeding them takes as much energy as their arithmetic:
 the narrower, the fewer FLOP share an operand fetched and an instruction issued. L40S (1024) sustains half to two thirds
@@ -186,9 +186,13 @@ def _column(value: ArrayLike, axes: int) -> Array:
 
 def dram_bytes(work: Work, room: ArrayLike, ramp: tuple[float, float] = WARM_RAMP) -> Float[Array, " kernel"]:
     """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the room in L2."""
+    return work.bytes_moved * (WARM_SHARE + (1.0 - WARM_SHARE) * lost_share(work.bytes_moved, room, ramp))
+
+
+def lost_share(held: Float[Array, " kernel"], room: ArrayLike, ramp: tuple[float, float]) -> Float[Array, " kernel"]:
+    """Share of what L2 should keep that it does not, given the bytes to be held; falls with the room in L2."""
     low, high = ramp
-    fill = work.bytes_moved / room
-    return work.bytes_moved * (WARM_SHARE + (1.0 - WARM_SHARE) * jnp.clip((fill - low) / (high - low), 0.0, 1.0))
+    return jnp.clip((held / room - low) / (high - low), 0.0, 1.0)
 
 
 def room_bytes(gpu: GPU) -> Float[Array, "*gpu"]:
@@ -200,8 +204,7 @@ def sectors_again(gpu: GPU, work: Work) -> Float[Array, " kernel"] | float:
     """Traffic of sectors that are read again because L2 did not keep them, bytes; falls with the room in L2."""
     if work.sector_bytes is None or work.window_bytes is None:
         return 0.0
-    low, high = WARM_RAMP
-    return work.sector_bytes * jnp.clip((work.window_bytes / room_bytes(gpu) - low) / (high - low), 0.0, 1.0)
+    return work.sector_bytes * lost_share(work.window_bytes, room_bytes(gpu), WARM_RAMP)
 
 
 def _cold_bytes(gpu: GPU, family: Family, work: Work) -> Float[Array, " kernel"]:

@@ -133,7 +133,7 @@ def test_order_changes_nothing(kind: str) -> None:
 
 
 def test_rows_come_back_in_the_order_of_the_file() -> None:
-    kernels, predictor = _mixed(60, seed=5), random_predictor("mixture", 4)
+    kernels, predictor = _mixed(40, seed=8), random_predictor("mixture", 4)
     together = nj.predict_kernels(predictor, T4, table_from_kernels(kernels))
     alone = [nj.predict_kernels(predictor, T4, table_from_kernels([kernel]))[0] for kernel in kernels]
     np.testing.assert_allclose(together, alone, rtol=1e-5)

@@ -76,12 +76,7 @@ def _streamed(
 
 
 def _by_elements(
-    name: str,
-    flop_per_element: float,
-    ops: tuple[str, ...],
-    network: str,
-    graphed: bool = False,
-    dims: tuple[str, ...] = DIMS,
+    name: str, flop_per_element: float, ops: tuple[str, ...], network: str, graphed: bool = False
 ) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ELEMENT_BLOCKS, jnp.float32)[None, :]
@@ -89,7 +84,7 @@ def _by_elements(
         return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
 
     tiles = tuple(str(tile) for tile in ELEMENT_BLOCKS)
-    return replace(_rowwise(name, ops, tiles, network, work, _stream_features, graphed, "dram"), dims=dims)
+    return _rowwise(name, ops, tiles, network, work, _stream_features, graphed, "dram")
 
 
 def _by_rows(
@@ -157,7 +152,9 @@ def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Ar
 
 ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")
 ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEMENTWISE_OPS, "elementwise")
-STRIDED = _by_elements("strided", FLOP_PER_ELEMENT["strided"], ("add_permuted",), "elementwise", dims=STRIDED_DIMS)
+STRIDED = replace(
+    _by_elements("strided", FLOP_PER_ELEMENT["strided"], ("add_permuted",), "elementwise"), dims=STRIDED_DIMS
+)
 """Elementwise kernels with an operand in another order than the rest, as a permuted view leaves it."""
 SOFTMAX = _by_rows("softmax", FLOP_PER_ELEMENT["softmax"], ("softmax", "softmax_backward"), waits=True)
 NORM = _by_rows("norm", FLOP_PER_ELEMENT["norm"], ("layernorm", "layernorm_backward", "layernorm_weight_gradient"))
