@@ -93,7 +93,7 @@ class PhysicalTimes:
       compute: ideal; blocks streamed without whole waves; where algorithms differ, the roofline of the fastest; every
         tile of the menu in whole waves; on tensor cores also the traffic of every tile at the L2-to-SM rate.
       dram: all traffic, the traffic that cannot stay in L2 and, where algorithms differ, the most any of them moves, at
-        DRAM bandwidth; sectors read again on top of each.
+        DRAM bandwidth; what is fetched again on top of each.
       reread: the traffic of every tile of the menu at DRAM bandwidth, as if L2 kept nothing for the next block; not on
         tensor cores.
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
@@ -200,11 +200,11 @@ def room_bytes(gpu: GPU) -> Float[Array, "*gpu"]:
     return jnp.asarray(gpu.l2_bytes) / jnp.maximum(jnp.asarray(gpu.l2_partitions), 1.0)
 
 
-def sectors_again(gpu: GPU, work: Work) -> Float[Array, " kernel"] | float:
-    """Traffic of sectors that are read again because L2 did not keep them, bytes; falls with the room in L2."""
-    if work.sector_bytes is None or work.window_bytes is None:
+def fetched_again(gpu: GPU, work: Work) -> Float[Array, " kernel"] | float:
+    """Traffic of what is fetched again because L2 did not keep it, bytes; falls with the room in L2."""
+    if work.fetched_bytes is None or work.window_bytes is None:
         return 0.0
-    return work.sector_bytes * lost_share(work.window_bytes, room_bytes(gpu), WARM_RAMP)
+    return work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), WARM_RAMP)
 
 
 def _cold_bytes(gpu: GPU, family: Family, work: Work) -> Float[Array, " kernel"]:
@@ -266,7 +266,7 @@ def physical_times(
     flop = work.flop[:, None]
     compute = [work.bound_flop / peak, streamed]
     dram = [work.bytes_moved, _cold_bytes(gpu, family, work)]
-    again = sectors_again(gpu, work)
+    again = fetched_again(gpu, work)
     if work.form_flop is not None and work.form_bytes is not None:
         flop = jnp.stack([work.flop, work.bound_flop], axis=1)
         forms = jnp.maximum(work.form_flop / peak[:, None], work.form_bytes / _column(gpu.mem_bytes_per_s, 1))

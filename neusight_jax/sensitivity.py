@@ -150,21 +150,19 @@ def elasticities(
 
 @jax.jit
 def _elasticities(predictor: Predictor, gpu: GPU, kernels: KernelTable, isolated: Any, relaxation: Any) -> Any:
-    def seconds(figures: GPU) -> dict[str, Array]:
-        return kernel_latency(predictor, figures, kernels, isolated=isolated, relaxation=relaxation)
+    value, slopes = {}, {}
+    for name, batch in kernels.families.items():
 
-    def along(unit: GPU) -> tuple[dict[str, Array], dict[str, Array]]:
-        value, change = jax.jvp(seconds, (gpu,), (jax.tree.map(jnp.multiply, unit, gpu),))
-        return value, {name: change[name] / value[name] for name in value}
+        def seconds(figures: GPU, name: str = name) -> Array:
+            part = KernelTable({name: kernels.families[name]})
+            return kernel_latency(predictor, figures, part, isolated=isolated, relaxation=relaxation)[name]
 
-    units = GPU(**{name: jnp.eye(len(FIELDS))[position] for position, name in enumerate(FIELDS)})
-    value, stacked = jax.vmap(along, out_axes=(None, 0))(units)
-    slopes = dict(zip(FIELDS, _unstacked(stacked), strict=True))
-    return value, [{name: sum(slopes[field][name] for field in fields) for name in value} for fields in ROWS.values()]
-
-
-def _unstacked(stacked: dict[str, Array]) -> list[dict[str, Array]]:
-    return [{name: values[position] for name, values in stacked.items()} for position in range(len(FIELDS))]
+        # With a machine of its own for every kernel, one pass backwards has all derivatives of all kernels.
+        own = jax.tree.map(lambda figure, rows=batch.row.shape: jnp.broadcast_to(figure, rows), gpu)
+        value[name], backwards = jax.vjp(seconds, own)
+        (slope,) = backwards(1.0 / value[name])
+        slopes[name] = {field: getattr(slope, field) * getattr(own, field) for field in FIELDS}
+    return value, [{name: sum(slopes[name][field] for field in fields) for name in value} for fields in ROWS.values()]
 
 
 def _secants(predictor: Predictor, gpu: GPU, kernels: KernelTable) -> dict[str, float]:

@@ -15,7 +15,7 @@ from neusight_jax.kernels.families import FAMILIES, RARE_FAMILIES, TENSOR_FAMILI
 from neusight_jax.kernels.family import Work
 from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS
 from neusight_jax.kernels.table import Kernel, batch_from_columns, padded_length, table_from_kernels
-from neusight_jax.roofline import sectors_again
+from neusight_jax.roofline import fetched_again
 
 
 def _work(name: str, element_bytes: float = 4.0, **dims: float) -> Work:
@@ -50,20 +50,20 @@ def _permuted_sum(plane: int, heads: int) -> Work:
 @pytest.mark.parametrize(
     ("name", "plane", "times"),
     [
-        ("NVIDIA A100-PCIE-40GB", 512, 0.0),  # 10.5 MB between two uses of a sector, in half of 40 MB
-        ("NVIDIA A100-PCIE-40GB", 2048, 7.0),  # 168 MB
-        ("T4", 512, 7.0),  # in 4 MB
-        ("V100-PCIE-32GB", 512, 7.0 * (10.485760 / 6.291456 - 1.0) / 0.9),  # in 6 MiB: some of them stay
+        ("NVIDIA A100-PCIE-40GB", 512, 0.0),  # 18.9 MB between two uses of a fetch, in half of 40 MB
+        ("NVIDIA A100-PCIE-40GB", 2048, 15.0),  # 302 MB
+        ("T4", 512, 15.0),  # in 4 MB
+        ("V100-PCIE-32GB", 320, 15.0 * (7.372800 / 6.291456 - 1.0) / 0.9),  # in 6 MiB: some of it stays
     ],
 )
-def test_a_permuted_operand_brings_whole_sectors(name: str, plane: int, times: float) -> None:
-    """32 bytes for 4, again for each of the 8 heads of a sector unless L2 keeps it."""
+def test_a_permuted_operand_brings_a_whole_fetch(name: str, plane: int, times: float) -> None:
+    """64 bytes for 4, again for each of the 16 heads of a fetch unless L2 keeps it."""
     work = _permuted_sum(plane, 32)
     tensor = 4 * 32 * plane * plane
     assert float(work.bytes_moved[0]) == 3 * tensor
     assert work.window_bytes is not None
-    assert float(work.window_bytes[0]) == plane * plane * (32 + 4 + 4)
-    again = sectors_again(catalog_gpu(name), work)
+    assert float(work.window_bytes[0]) == plane * plane * (64 + 4 + 4)
+    again = fetched_again(catalog_gpu(name), work)
     assert float(jnp.asarray(again)[0]) == pytest.approx(times * tensor, rel=1e-5)
 
 

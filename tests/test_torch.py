@@ -103,6 +103,31 @@ def test_dropout_is_one_kernel(torch: Any) -> None:
     assert (found["dropout"], found["dropout_backward"], found["random"]) == (1, 1, 0)
 
 
+def test_a_permuted_operand_is_read_against_its_order(torch: Any) -> None:
+    """A position bias looked up as (query, key, head), as T5's; made contiguous it is read like any other."""
+
+    class Biased(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, contiguous: bool) -> None:
+            super().__init__()
+            self.table, self.contiguous = torch.nn.Embedding(32, 16), contiguous
+
+        def forward(self, scores: Any, buckets: Any) -> Any:
+            bias = self.table(buckets).permute(2, 0, 1).unsqueeze(0)
+            return scores + (bias.contiguous() if self.contiguous else bias)
+
+    inputs = (_meta(torch, 2, 16, 256, 256), torch.zeros(256, 256, dtype=torch.long, device="meta"))
+    found = {}
+    for contiguous in (False, True):
+        with torch.device("meta"):
+            net = Biased(contiguous)
+        found[contiguous] = {kernel.op: kernel for kernel, _ in kernels(nj.graph_from_torch(net, inputs))}
+    permuted = found[False]["pointwise_permuted"]
+    assert permuted.family == "strided"
+    assert (permuted.dims["reads"], permuted.dims["scattered"], permuted.dims["window"]) == (2.0, 1.0, 256**2)
+    assert "pointwise_permuted" not in found[True]
+    assert found[True]["copy_permuted"].dims["window"] == 256**2
+
+
 def test_half_precision(torch: Any) -> None:
     net = torch.nn.Linear(32, 64, dtype=torch.bfloat16, device="meta")
     graph = nj.graph_from_torch(net, (torch.zeros(16, 32, dtype=torch.bfloat16, device="meta"),))

@@ -17,6 +17,7 @@ from math import prod
 from neusight_jax.graph.attention import EXPONENTIALS, SOFTMAX
 from neusight_jax.graph.operation import Operation, Value, main_dtype, streamed
 from neusight_jax.graph.operators import operators
+from neusight_jax.graph.strides import against_order
 from neusight_jax.kernels.table import PHASES, Kernel
 
 FUSABLE = frozenset({"pointwise", "row", "column"})
@@ -186,7 +187,8 @@ def kernels_of(
     in_bytes = sum(value.bytes for value in read.values() if value.stored > SCALAR_ELEMENTS)
     out_bytes = sum(value.bytes for value in written.values())
     family, op, cols = _family(members)
-    return (streamed(family, op, loop, in_bytes, out_bytes, dtype, cols),)
+    kernel = streamed(family, op, loop, in_bytes, out_bytes, dtype, cols)
+    return (against_order(kernel, first),) if len(members) == 1 else (kernel,)
 
 
 def _family(members: Sequence[Operation]) -> tuple[str, str, int | None]:

@@ -35,6 +35,7 @@ class Value:
       stored: elements in memory that are read to see it; 0 for what is generated on the way.
       element_bytes: of one element.
       dtype: name as NumPy spells it.
+      strides: elements from one to the next of each axis; None where a layout is the compiler's choice.
     """
 
     id: int
@@ -42,6 +43,7 @@ class Value:
     stored: float
     element_bytes: float
     dtype: str
+    strides: tuple[int, ...] | None = None
 
     @property
     def elements(self) -> int:
@@ -53,9 +55,9 @@ class Value:
         """Bytes read to see it."""
         return self.stored * self.element_bytes
 
-    def view(self, shape: Shape, stored: float | None = None) -> Value:
+    def view(self, shape: Shape, stored: float | None = None, strides: tuple[int, ...] | None = None) -> Value:
         """The same array under another shape."""
-        return replace(self, shape=tuple(shape), stored=self.stored if stored is None else stored)
+        return replace(self, shape=tuple(shape), stored=self.stored if stored is None else stored, strides=strides)
 
 
 @dataclass(frozen=True, eq=False)

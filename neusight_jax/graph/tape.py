@@ -160,8 +160,8 @@ class Tape(Writer):
     def add_permuted(self, name: str, x: Tensor, permuted: Tensor) -> Tensor:
         """x + permuted in place, where the second lies with its third axis from the end (heads) innermost in memory.
 
-        The loop runs as `x` lies, so that each element of the other brings its sector, and it comes back for the next
-        after a whole plane of the last two axes.
+        The loop runs as `x` lies, so that each element of the other brings a whole fetch, and it comes back for the
+        next after a whole plane of the last two axes.
         """
         plane = float(prod(x.shape[-2:]))
         kernel = stream("strided", "add_permuted", x.shape, 2, 1)

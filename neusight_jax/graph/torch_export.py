@@ -158,7 +158,7 @@ class _Walk:
         self._count += 1
         shape = tuple(int(size) for size in tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Value(self._count, shape, float(prod(shape)), float(tensor.dtype.itemsize), dtype)
+        return Value(self._count, shape, float(prod(shape)), float(tensor.dtype.itemsize), dtype, _strides(tensor))
 
     def _read(self, argument: Any) -> Any:
         if isinstance(argument, list | tuple):
@@ -201,7 +201,9 @@ class _Walk:
         def seen(value: Any) -> Any:
             if isinstance(value, list):
                 return [seen(item) for item in value]
-            return source.view(value.shape, min(source.stored, float(value.elements))) if value is not None else None
+            if value is None:
+                return None
+            return source.view(value.shape, min(source.stored, float(value.elements)), value.strides)
 
         return seen(made)
 
@@ -231,6 +233,14 @@ class _Walk:
                 reduced=reduced,
             )
         )
+
+
+def _strides(tensor: Any) -> tuple[int, ...] | None:
+    """Strides of a tensor, None for one without (sparse, nested)."""
+    try:
+        return tuple(int(stride) for stride in tensor.stride())
+    except (AttributeError, RuntimeError, TypeError):
+        return None
 
 
 def _values(tree: Any) -> list[Value]:

@@ -40,8 +40,8 @@ class Work:
       block_cycles: clocks a block spends however little it has to do.
       waiting_cycles: clocks of an SM that a block costs by waiting, where 2048 threads are resident to hide the rest;
         None = it does not wait.
-      sector_bytes: traffic beside `bytes_moved` where operands lie in another order than the loop runs and the rest of
-        a sector is gone from L2 when the loop comes back for it, bytes; None = there are none.
+      fetched_bytes: traffic beside `bytes_moved` where operands lie in another order than the loop runs and the rest of
+        a fetch is gone from L2 when the loop comes back for it, bytes; None = there are none.
       window_bytes: traffic until it comes back, bytes.
       more_launches: kernels beside the first in one operator.
       launched: 1 for the tiles of the menu that the library launches, where that is known; None = any of them.
@@ -58,7 +58,7 @@ class Work:
     block_exponentials: Float[Array, "kernel tile split"] | None = None
     block_cycles: float = 0.0
     waiting_cycles: Float[Array, "kernel tile split"] | None = None
-    sector_bytes: Float[Array, " kernel"] | None = None
+    fetched_bytes: Float[Array, " kernel"] | None = None
     window_bytes: Float[Array, " kernel"] | None = None
     more_launches: Float[Array, " kernel"] | float = 0.0
     launched: Float[Array, "kernel tile"] | None = None

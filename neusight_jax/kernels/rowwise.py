@@ -19,9 +19,10 @@ TRAFFIC_DIMS: tuple[str, ...] = ("reads", "writes", "scattered", "window")
 """Those that say how often a tensor is moved, not how large it is."""
 STRIDED_DIMS: tuple[str, ...] = (*DIMS, "scattered", "window")
 """Of the reads, passes over an operand that lies in another order than the loop runs, so that every element brings a
-whole sector; and how many elements the loop passes until it comes back for the next of a sector."""
-SECTOR_BYTES = 32.0
-"""Least traffic of a load: what L2 and DRAM hand out at once (NVIDIA, Maxwell to Hopper)."""
+whole fetch; and how many elements the loop passes until it comes back for the next of a fetch."""
+FETCH_BYTES = 64.0
+"""What DRAM hands to L2 for a load that wants less: two sectors, the line of Volta's and Turing's L2 (Jia et al. 2018
+and 2019, by microbenchmark; Pascal's is 32) and the default of CUDA's `cudaLimitMaxL2FetchGranularity` since Ampere."""
 BINARY_OPS: tuple[str, ...] = ("add", "mul", "div", "pow")
 UNARY_OPS: tuple[str, ...] = ("addu", "mulu", "divu", "powu", "tanh", "relu", "gelu")
 
@@ -61,7 +62,7 @@ def _streamed(
 ) -> Work:
     passes = (dims["reads"] + dims["writes"]) * element_bytes
     scattered = dims.get("scattered")
-    sectors = None if scattered is None else scattered * jnp.maximum(SECTOR_BYTES - element_bytes, 0.0)
+    fetched = None if scattered is None else scattered * jnp.maximum(FETCH_BYTES - element_bytes, 0.0)
     return Work(
         flop=flop_per_element * elements(dims),
         bytes_moved=bytes_moved(dims, element_bytes),
@@ -70,8 +71,8 @@ def _streamed(
         block_bytes=(passes[:, None] * block_elements)[:, :, None],
         block_steps=jnp.ones_like(blocks)[:, :, None],
         waiting_cycles=waiting_cycles,
-        sector_bytes=None if sectors is None else sectors * elements(dims),
-        window_bytes=None if sectors is None else (passes + sectors) * dims["window"],
+        fetched_bytes=None if fetched is None else fetched * elements(dims),
+        window_bytes=None if fetched is None else (passes + fetched) * dims["window"],
     )
 
 
@@ -152,9 +153,8 @@ def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Ar
 
 ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")
 ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEMENTWISE_OPS, "elementwise")
-STRIDED = replace(
-    _by_elements("strided", FLOP_PER_ELEMENT["strided"], ("add_permuted",), "elementwise"), dims=STRIDED_DIMS
-)
+STRIDED_OPS: tuple[str, ...] = ("add_permuted", "pointwise_permuted", "copy_permuted")
+STRIDED = replace(_by_elements("strided", FLOP_PER_ELEMENT["strided"], STRIDED_OPS, "elementwise"), dims=STRIDED_DIMS)
 """Elementwise kernels with an operand in another order than the rest, as a permuted view leaves it."""
 SOFTMAX = _by_rows("softmax", FLOP_PER_ELEMENT["softmax"], ("softmax", "softmax_backward"), waits=True)
 NORM = _by_rows("norm", FLOP_PER_ELEMENT["norm"], ("layernorm", "layernorm_backward", "layernorm_weight_gradient"))
