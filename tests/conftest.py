@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,9 +12,20 @@ from typing import Any
 import pytest
 from jaxtyping import install_import_hook
 
-# The suite is mostly compilation. Programs run once or twice here, so they are compiled plainly, and what several
-# modules or workers need is compiled once per run of the suite.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# The suite is mostly compilation. Programs run once or twice here, so they are compiled plainly (by XLA's older emitters
+# in a quarter of the time), and what several modules or workers need is compiled once per run of the suite.
+_PLAIN = "--xla_backend_optimization_level=0"
+_PLAINER = f"{_PLAIN} --xla_cpu_use_fusion_emitters=false"
+
+
+def _is_known(flags: str) -> bool:
+    """Whether this XLA has these flags: one that it does not know ends the process."""
+    trial = [sys.executable, "-c", "import jax; jax.devices('cpu')"]
+    return subprocess.run(trial, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True).returncode == 0
+
+
+if "XLA_FLAGS" not in os.environ:
+    os.environ["XLA_FLAGS"] = _PLAINER if _is_known(_PLAINER) else _PLAIN
 _PROGRAMS = "NEUSIGHT_JAX_TEST_PROGRAMS"
 _OWNER = _PROGRAMS not in os.environ  # workers inherit it
 if _OWNER:
