@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from jaxtyping import install_import_hook
 
-# The suite is mostly compilation. Programs run once or twice here, so they are compiled plainly (by XLA's older emitters
-# in a quarter of the time), and what several modules or workers need is compiled once per run of the suite.
+# The suite is mostly compilation. Programs run once or twice here, so they are compiled plainly, by XLA's older
+# emitters (a quarter of the time), and what several modules or workers need is compiled once per run of the suite.
 _PLAIN = "--xla_backend_optimization_level=0"
 _PLAINER = f"{_PLAIN} --xla_cpu_use_fusion_emitters=false"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from predictors import RATES, random_kernels, random_predictor, scaled
+from predictors import RATES, only, random_kernels, random_predictor, scaled
 
 import neusight_jax as nj
 from neusight_jax.arithmetic import DTYPES
@@ -158,7 +158,7 @@ def test_narrow_units_throttle() -> None:
 
 def test_a_named_gpu_brings_its_libraries() -> None:
     """RTX 4090 is not measured, but runs FlashAttention 2; H200 runs FlashAttention 3; a B200 neither."""
-    work = nj.graph_from_config("gpt-oss-20b", 64, 4096, "decode", "bf16")
+    attention = only(nj.graph_from_config("gpt-oss-20b", 64, 4096, "decode", "bf16").kernels, "decode")
     for device, slower in (("RTX 4090", True), ("H200", True), ("B200", False)):
         named: Any = load_predictor("tensorcore", device)
         number = named.families["decode"].library
@@ -167,12 +167,12 @@ def test_a_named_gpu_brings_its_libraries() -> None:
             gpu = nj.load_gpu(device)
             without = replace(named.families["decode"], library=None)
             unaware = replace(named, families=named.families | {"decode": without})
-            assert nj.latency(named, gpu, work.kernels) > nj.latency(unaware, gpu, work.kernels)
+            assert nj.latency(named, gpu, attention) > nj.latency(unaware, gpu, attention)
 
 
 def test_flash_attention_3_plans_and_combines_in_kernels_of_their_own() -> None:
     """2 us for each, however fast the GPU: one for a prefill, one for a decode or two if layers have windows."""
-    kernels, gpu = random_kernels(3, 64), nj.load_gpu("H100")
+    kernels, gpu = only(random_kernels(3, 64), "prefill", "decode"), nj.load_gpu("H100")
     predictor: Any = random_predictor("mixture", 0, 1)
     for name in ("prefill", "decode"):
         windowed = np.asarray(kernels.families[name].dims["windowed"])
