@@ -98,6 +98,42 @@ def checkpoint(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Te
     return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "untrained")
 
 
+@pytest.fixture
+def own(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    """A checkpoint to spoil."""
+    return make_checkpoint(tmp_path / "own")
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command line that must fail with one line on stderr and nothing on stdout; returns the line."""
+    from neusight_jax.cli import run
+
+    def check(*arguments: str, code: int = 2) -> str:
+        assert run(arguments) == code
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.endswith("\n")
+        assert len(captured.err.splitlines()) == 1, captured.err
+        assert "Traceback" not in captured.err
+        assert code != 2 or captured.err.startswith("error: ")
+        return captured.err.strip()
+
+    return check
+
+
+@pytest.fixture
+def predict_fails(fails: Callable[..., str], checkpoint: Path) -> Callable[..., str]:
+    """As `fails`, for `predict` with a good value for everything that is not given."""
+
+    def check(model: str = "bert-tiny", **options: str) -> str:
+        chosen = {"gpu": "T4", "checkpoint": str(checkpoint), **options}
+        given = [part for name, value in chosen.items() for part in (f"--{name.replace('_', '-')}", value)]
+        return fails("predict", model, *given)
+
+    return check
+
+
 def pytest_unconfigure() -> None:
     """The programs of this run go with it."""
     if _OWNER:

@@ -1,8 +1,13 @@
 """What a call that is refused says."""
 
+from collections.abc import Callable
+
 import pytest
 
 from neusight_jax.errors import InputError
+
+Fails = Callable[..., str]
+"""A command line that must fail; gives its line on stderr."""
 
 
 def message(call, *args) -> str:

@@ -5,53 +5,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-from safetensors.numpy import load_file, save_file
+from refusals import Fails
 
 import neusight_jax as nj
-from neusight_jax.checkpoint import CARD, WEIGHTS, save_checkpoint
-from neusight_jax.cli import run
+from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.gpu import REQUIRED_FIELDS
 from synthetic import synthetic_rows
 
-Capture = pytest.CaptureFixture[str]
-Fails = Callable[..., str]
 CONFIG = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 99}
-
-
-@pytest.fixture
-def fails(capsys: Capture) -> Fails:
-    """Runs a command line that must fail with one line on stderr and nothing on stdout; returns the line."""
-
-    def check(*arguments: str, code: int = 2) -> str:
-        assert run(arguments) == code
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.endswith("\n")
-        assert len(captured.err.splitlines()) == 1, captured.err
-        assert "Traceback" not in captured.err
-        assert code != 2 or captured.err.startswith("error: ")
-        return captured.err.strip()
-
-    return check
-
-
-@pytest.fixture
-def predict_fails(fails: Fails, checkpoint: Path) -> Fails:
-    """As `fails`, for `predict` with a good value for everything that is not given."""
-
-    def check(model: str = "bert-tiny", **options: str) -> str:
-        chosen = {"gpu": "T4", "checkpoint": str(checkpoint), **options}
-        given = [part for name, value in chosen.items() for part in (f"--{name.replace('_', '-')}", value)]
-        return fails("predict", model, *given)
-
-    return check
 
 
 def listing(folder: Path) -> list[str]:
@@ -239,87 +205,6 @@ def test_unknown_recipe_and_baseline(fails: Fails, tmp_path: Path, checkpoint: P
     command = ("evaluate", "--measurements", str(path), "--checkpoint", str(checkpoint), "--baseline", "rooflin")
     assert "unknown baseline 'rooflin'; nearest: roofline" in fails(*command)
     assert listing(tmp_path) == ["linear.parquet"]
-
-
-# Checkpoints
-
-
-@pytest.fixture
-def own(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
-    """A checkpoint to spoil."""
-    return make_checkpoint(tmp_path / "own")
-
-
-def _rewrite_card(folder: Path, **changes: Any) -> None:
-    card = json.loads((folder / CARD).read_text())
-    (folder / CARD).write_text(json.dumps({**card, **changes}))
-
-
-def _rewrite_weights(folder: Path, change: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> None:
-    save_file(dict(change(load_file(folder / WEIGHTS))), folder / WEIGHTS)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_truncated_weights(predict_fails: Fails, own: Path, share: float) -> None:
-    content = (own / WEIGHTS).read_bytes()
-    (own / WEIGHTS).write_bytes(content[: int(share * len(content))])
-    assert f"{own / WEIGHTS}: not a whole safetensors file" in predict_fails(checkpoint=str(own))
-
-
-def test_weights_of_another_kind_of_file(predict_fails: Fails, own: Path) -> None:
-    (own / WEIGHTS).write_bytes(b"\x80\x04 a pickle, perhaps " * 50)
-    assert "not a whole safetensors file" in predict_fails(checkpoint=str(own))
-
-
-@pytest.mark.parametrize("name", [CARD, WEIGHTS])
-def test_missing_half(predict_fails: Fails, own: Path, name: str) -> None:
-    (own / name).unlink()
-    assert f"{own / name}: missing; a checkpoint is a folder with" in predict_fails(checkpoint=str(own))
-
-
-def test_card_of_another_format(predict_fails: Fails, own: Path) -> None:
-    _rewrite_card(own, format=99)
-    assert "card.json: format 99, this version reads format" in predict_fails(checkpoint=str(own))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"kind": "oracle"}, "unknown predictor kind 'oracle'"),
-        ({"architecture": {}}, "kind or architecture unreadable"),
-        ({"architecture": None}, "kind or architecture unreadable"),
-    ],
-)
-def test_card_that_says_nothing(predict_fails: Fails, own: Path, changes: dict[str, Any], message: str) -> None:
-    _rewrite_card(own, **changes)
-    assert message in predict_fails(checkpoint=str(own))
-
-
-def test_card_that_is_no_card(predict_fails: Fails, own: Path) -> None:
-    (own / CARD).write_text("{}")
-    assert "not a checkpoint card" in predict_fails(checkpoint=str(own))
-    (own / CARD).write_text("{")
-    assert "not readable as JSON" in predict_fails(checkpoint=str(own))
-
-
-def test_leaf_of_another_shape(predict_fails: Fails, own: Path) -> None:
-    leaf = sorted(load_file(own / WEIGHTS))[0]
-    _rewrite_weights(own, lambda flat: {**flat, leaf: np.zeros((3, 1, 4), np.float32)})
-    assert f"leaf {leaf} has shape (3, 1, 4), the card says" in predict_fails(checkpoint=str(own))
-
-
-def test_leaf_missing_or_strange(predict_fails: Fails, own: Path) -> None:
-    leaf = sorted(load_file(own / WEIGHTS))[0]
-    _rewrite_weights(own, lambda flat: {**flat, "surplus": np.zeros(1, np.float32)})
-    assert "unexpected leaf surplus" in predict_fails(checkpoint=str(own))
-    _rewrite_weights(own, lambda flat: {k: v for k, v in flat.items() if k not in (leaf, "surplus")})
-    assert f"leaf {leaf} is missing" in predict_fails(checkpoint=str(own))
-
-
-def test_leaf_not_finite(predict_fails: Fails, own: Path) -> None:
-    leaf = sorted(load_file(own / WEIGHTS))[0]
-    _rewrite_weights(own, lambda flat: {**flat, leaf: np.full_like(flat[leaf], np.nan)})
-    assert f"leaf {leaf} holds values that are not finite" in predict_fails(checkpoint=str(own))
 
 
 # Writing
