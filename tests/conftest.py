@@ -99,9 +99,9 @@ def checkpoint(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-def own(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+def own(checkpoint: Path, tmp_path: Path) -> Path:
     """A checkpoint to spoil."""
-    return make_checkpoint(tmp_path / "own")
+    return Path(shutil.copytree(checkpoint, tmp_path / "own"))
 
 
 @pytest.fixture
