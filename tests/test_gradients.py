@@ -16,6 +16,7 @@ from predictors import KINDS, as_float64, only, random_gpus, random_kernels, ran
 
 import neusight_jax as nj
 from neusight_jax.gpu import FIELDS, GPU
+from neusight_jax.kernels.distinct import distinct
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.roofline import element_bytes
@@ -49,9 +50,7 @@ def test_gradients_are_finite_for_every_model_on_every_gpu(kind: str) -> None:
     names = nj.list_gpus()
     gpus = nj.stack_gpus([nj.load_gpu(name) for name in names])
     for seed, model in enumerate(nj.list_models()):
-        kernels = _kernels(model)
-        sizes = [len(batch.row) for batch in kernels.families.values()]
-        kernels = repadded(kernels, 64 if max(sizes) <= 64 else 512)
+        kernels = repadded(distinct(_kernels(model)), 64)
         values, slopes = _value_and_slopes()(random_predictor(kind, seed), gpus, kernels, 0.0, 0.0)
         assert np.all(np.isfinite(values) & (np.asarray(values) > 0)), model
         for field in FIELDS:
