@@ -57,7 +57,7 @@ def scatter(result: Value, operand: Value) -> Scatter | None:
 def against_order(kernel: Kernel, operation: Operation) -> Kernel:
     """The kernel of one elementwise operation, of family "strided" where it reads operands against their order."""
     op = f"{kernel.op}_permuted"
-    if op not in STRIDED.ops or len(operation.outputs) != 1:
+    if op not in STRIDED.ops or len(operation.outputs) != 1 or not operation.outputs[0].elements:
         return kernel
     (result,) = operation.outputs
     found = {operand.id: (operand, scatter(result, operand)) for operand in operation.inputs}

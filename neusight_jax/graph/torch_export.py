@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -71,7 +72,15 @@ def _trace(
     from torch.utils import _pytree
 
     try:
-        exported = torch.export.export(module, args, kwargs, strict=False).module(check_guards=False)
+        try:
+            program = torch.export.export(module, args, kwargs, strict=False)
+        except Exception:
+            if not any(leaf.is_meta for leaf in (*module.parameters(), *module.buffers())):
+                raise
+            # Some code asks what the meta device cannot answer (autocast, in transformers before 5).
+            module, args, kwargs = _as_on_cpu(module, args, kwargs)
+            program = torch.export.export(module, args, kwargs, strict=False)
+        exported = program.module(check_guards=False)
         leaves, _ = _pytree.tree_flatten((args, kwargs))
         interpreted = _interpreted(exported)
         parameters = {key: _like(value, training) for key, value in interpreted.named_parameters()}
@@ -105,6 +114,26 @@ def _trace(
             "branches on values, with the inputs it takes"
         ) from error
     return traced.graph, forward if training else None
+
+
+def _as_on_cpu(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A module on the meta device and its inputs as fake tensors that say they are on a CPU; shared weights stay so."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils import _pytree
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or leaf.device.type != "meta":
+                return leaf
+            like = torch.empty_like(leaf, device="cpu")
+            return torch.nn.Parameter(like, leaf.requires_grad) if isinstance(leaf, torch.nn.Parameter) else like
+
+        copies = {id(leaf): moved(leaf) for leaf in (*module.parameters(), *module.buffers())}
+        return copy.deepcopy(module, copies), *_pytree.tree_map(moved, (args, kwargs))
 
 
 def _interpreted(exported: Any) -> Any:
