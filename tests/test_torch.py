@@ -106,7 +106,7 @@ def test_dropout_is_one_kernel(torch: Any) -> None:
 def test_a_permuted_operand_is_read_against_its_order(torch: Any) -> None:
     """A position bias looked up as (query, key, head), as T5's; made contiguous it is read like any other."""
 
-    class Biased(torch.nn.Module):  # type: ignore[misc, name-defined]
+    class Biased(torch.nn.Module):
         def __init__(self, contiguous: bool) -> None:
             super().__init__()
             self.table, self.contiguous = torch.nn.Embedding(32, 16), contiguous

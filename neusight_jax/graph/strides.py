@@ -36,12 +36,13 @@ class Scatter:
 
 def scatter(result: Value, operand: Value) -> Scatter | None:
     """How a kernel that writes `result` reads `operand`; None = in its order, or strides are not known."""
-    if result.strides is None or operand.strides is None or len(operand.shape) > len(result.shape):
+    order, steps = result.strides, operand.strides
+    if order is None or steps is None or len(steps) > len(order):
         return None
-    lead = len(result.shape) - len(operand.shape)
-    stride = {axis + lead: step for axis, step in enumerate(operand.strides) if operand.shape[axis] > 1 and step}
+    lead = len(order) - len(steps)
+    stride = {axis + lead: step for axis, step in enumerate(steps) if operand.shape[axis] > 1 and step}
     axes = [axis for axis, size in enumerate(result.shape) if size > 1]
-    axes.sort(key=lambda axis: (result.strides[axis], -axis))  # type: ignore[index]  # innermost first
+    axes.sort(key=lambda axis: (order[axis], -axis))  # innermost first
     moving = [axis for axis in axes if axis in stride]
     nearest = min(moving, key=lambda axis: stride[axis], default=None)
     if nearest is None:

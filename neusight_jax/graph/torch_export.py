@@ -72,14 +72,7 @@ def _trace(
     from torch.utils import _pytree
 
     try:
-        try:
-            program = torch.export.export(module, args, kwargs, strict=False)
-        except Exception:
-            if not any(leaf.is_meta for leaf in (*module.parameters(), *module.buffers())):
-                raise
-            # Some code asks what the meta device cannot answer (autocast, in transformers before 5).
-            module, args, kwargs = _as_on_cpu(module, args, kwargs)
-            program = torch.export.export(module, args, kwargs, strict=False)
+        program, args, kwargs = _exported(module, args, kwargs)
         exported = program.module(check_guards=False)
         leaves, _ = _pytree.tree_flatten((args, kwargs))
         interpreted = _interpreted(exported)
@@ -116,6 +109,25 @@ def _trace(
     return traced.graph, forward if training else None
 
 
+def _exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The exported program and the inputs it was exported with.
+
+    Some code asks what the meta device cannot answer (autocast, in transformers before 5), and torch says so by errors
+    of any type: a module on that device is tried once more as if on a CPU. What fails then is the error.
+    """
+    import torch
+
+    try:
+        return torch.export.export(module, args, kwargs, strict=False), args, kwargs
+    except Exception:
+        if not any(leaf.is_meta for leaf in (*module.parameters(), *module.buffers())):
+            raise
+    module, args, kwargs = _as_on_cpu(module, args, kwargs)
+    return torch.export.export(module, args, kwargs, strict=False), args, kwargs
+
+
 def _as_on_cpu(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -127,7 +139,7 @@ def _as_on_cpu(
     with FakeTensorMode(allow_non_fake_inputs=True):
 
         def moved(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or leaf.device.type != "meta":
+            if not isinstance(leaf, torch.Tensor) or not leaf.is_meta:
                 return leaf
             like = torch.empty_like(leaf, device="cpu")
             return torch.nn.Parameter(like, leaf.requires_grad) if isinstance(leaf, torch.nn.Parameter) else like
