@@ -17,7 +17,7 @@ from neusight_jax.cli import run
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
 from neusight_jax.training.recipe import RECIPES
 
-OPS = {"linear": 20, "softmax": 16}
+OPS = {"linear": 40, "softmax": 32}
 
 
 def _plan(path: Path) -> Path:
@@ -67,7 +67,7 @@ def test_profile_train_forecast(tmp_path: Path, capsys, record_property, monkeyp
             f"retraining loop, {score['family']}: median error {score['median']:.1f}% (mean {score['mean']:.1f}%) on "
             f"{score['rows']} shapes left out, {card['device']}, median spread {100 * card['median_spread']:.1f}%",
         )
-    # Clearly better than the mean of what was trained on, and along with the measured; a shared processor is noisy.
+    # Clearly better than the mean of what was trained on, and in the right order; a shared processor is noisy.
     data, seen = read_measurements(left_out), read_measurements(training).frame
     predictor = nj.load_predictor(checkpoint, card["device"])
     rows = data.frame
@@ -76,7 +76,7 @@ def test_profile_train_forecast(tmp_path: Path, capsys, record_property, monkeyp
     means = np.log(seen["latency_s"]).groupby(seen["family"]).mean()
     apart = measured - means.loc[rows["family"]].to_numpy()
     assert np.mean((np.log(forecast) - measured) ** 2) < 0.6 * np.mean(apart**2)
-    assert pd.Series(np.log(forecast)).corr(pd.Series(measured)) > 0.7
+    assert pd.Series(np.log(forecast)).corr(pd.Series(measured), method="spearman") > 0.7
     # The same folder calibrates a checkpoint, and the device's own file is the GPU to ask about.
     asked = ["--gpu", str(out / "gpu.json"), "--checkpoint", str(checkpoint)]
     calibrated = tmp_path / "calibrated"
