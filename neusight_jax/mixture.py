@@ -4,7 +4,8 @@ For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
 
     log t_j = Σ_i w_ji(shape) · log T_i(GPU, shape) + b_j(shape),   w_j a softmax, b_j bounded
 
-    body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max
+    body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max;
+                                                                      # alone, a short kernel meets a share of power
     run   = body + overhead, and 2 us for every further kernel of one operator
     total = lead + max(floor − lead, run)                               # alone; floor + run in a model or a CUDA graph
 
@@ -16,7 +17,6 @@ light.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -45,10 +45,12 @@ from neusight_jax.utilization import Network, apply_network, init_network, norma
 
 HEADS: tuple[str, ...] = ("compute", "dram", "reread", "onchip", "issue", "power", "overhead")
 """Heads of the mixture, in the order of `PhysicalTimes`."""
+COMPUTE = HEADS.index("compute")
 DRAM = HEADS.index("dram")
 REREAD = HEADS.index("reread")
-LIMITS = HEADS.index("issue")
+ISSUE = HEADS.index("issue")
 """The heads before this one overlap; issue rate and power are limits that only bind when reached."""
+POWER = HEADS.index("power")
 OVERHEAD = HEADS.index("overhead")
 LIMIT_NORM = 12.0
 """Order of the norm that joins the limits to the rest: nearly a maximum, as a card throttles only at its limit."""
@@ -261,8 +263,12 @@ def mix(
         logs.append(jnp.sum(weight * component, axis=-1) + offset + inside[head] + shift[..., head])
         start += width + 1
     order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
-    body = jax.nn.logsumexp(jnp.stack(logs[:LIMITS]) * order, axis=0) / order
-    body = jax.nn.logsumexp(jnp.stack([body, *logs[LIMITS:OVERHEAD]]) * LIMIT_NORM, axis=0) / LIMIT_NORM
+    body = jax.nn.logsumexp(jnp.stack(logs[:ISSUE]) * order, axis=0) / order
+    cool, arithmetic = _limit(body, logs[ISSUE]), jnp.maximum(logs[COMPUTE], logs[ISSUE])
+    body, busy = _limit(cool, logs[POWER]), jnp.maximum(arithmetic, logs[POWER])
+    if times.power_share is not None:
+        met = 1.0 - alone * (1.0 - times.power_share)
+        body, busy = _partly(cool, body, met), _partly(arithmetic, busy, met)
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
     floor_s = jnp.exp(floor + shift[..., FLOOR])
@@ -275,11 +281,23 @@ def mix(
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,
-        compute_s=jnp.exp(jnp.mean(functools.reduce(jnp.maximum, (logs[0], *logs[LIMITS:OVERHEAD])), axis=0)),
+        compute_s=jnp.exp(jnp.mean(busy, axis=0)),
         memory_s=jnp.exp(jnp.mean(jnp.maximum(logs[DRAM], logs[REREAD]), axis=0)),
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
         tile=tile,
     )
+
+
+def _limit(log_s: Float[Array, "*row"], limit_log_s: Float[Array, "*row"]) -> Float[Array, "*row"]:
+    """Log times under a limit that binds only when it is reached."""
+    return jnp.logaddexp(log_s * LIMIT_NORM, limit_log_s * LIMIT_NORM) / LIMIT_NORM
+
+
+def _partly(
+    log_s: Float[Array, "*row"], limited_log_s: Float[Array, "*row"], share: Float[Array, "*#row"]
+) -> Float[Array, "*row"]:
+    """Log of a time that meets a share of what a limit adds to it."""
+    return log_s + jnp.log1p(share * jnp.expm1(limited_log_s - log_s))
 
 
 def longer(a_s: Float[Array, "*#row"], b_s: Float[Array, "*#row"]) -> Float[Array, "*row"]:

@@ -59,6 +59,10 @@ SOFTMAX_FLOP = 8.0
 """fp32 FLOP of a softmax for every score: scale, maximum, subtraction, sum, correction and conversion."""
 DTYPE_ENERGY: tuple[float, ...] = (1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033)
 """Energy of one FLOP relative to fp32, in the order of `arithmetic.DTYPES` (matrix paths; halves with the width)."""
+BURST_J = 0.05
+"""Energy of a kernel of which a board meets half of its power limit, J: a kernel measured alone is over before the
+limit has set in. Products of T4 run at 0.60 of its peak in 0.5 ms, 0.48 in 1.8 ms and 0.37 from 20 ms on
+(docs/accuracy.md). An energy and not a time, so that forecasts scale with the rates."""
 JOULE_PER_BYTE = 50e-12
 """Energy of one byte of DRAM traffic, J (HBM2 about 4 pJ/bit, GDDR6 about 7.5, plus the way to the SM)."""
 
@@ -94,14 +98,16 @@ class PhysicalTimes:
         tile of the menu in whole waves; on tensor cores also the traffic of every tile at the L2-to-SM rate.
       dram: all traffic, the traffic that cannot stay in L2 and, where algorithms differ, the most any of them moves, at
         DRAM bandwidth; what is fetched again on top of each.
-      reread: the traffic of every tile of the menu at DRAM bandwidth, as if L2 kept nothing for the next block; not on
-        tensor cores.
+      reread: the traffic of every tile of the menu at DRAM bandwidth, as if L2 kept nothing for the next block, where
+        the operands do not fit in L2; not on tensor cores.
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power, with all FLOP, where algorithms differ with the fewest, and of every tile of the
         menu with its padding.
       issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
       launched: `Work.launched`. Times of tiles are the last of compute, reread, onchip and power.
+      power_share: how much of the power limit a kernel meets that is measured alone, 0 to 1; None = all of it, as
+        beside tensor cores, whose kernels were measured one on the heels of the other.
     """
 
     compute: Float[Array, "kernel _component"]
@@ -112,6 +118,7 @@ class PhysicalTimes:
     issue: Float[Array, "kernel _component"]
     overhead: Float[Array, "kernel _component"]
     launched: Float[Array, "kernel tile"] | None = None
+    power_share: Float[Array, " kernel"] | None = None
 
 
 def element_bytes(dtype: Int[Array, " kernel"]) -> Float[Array, " kernel"]:
@@ -207,6 +214,13 @@ def fetched_again(gpu: GPU, work: Work) -> Float[Array, " kernel"] | float:
     return work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), WARM_RAMP)
 
 
+def _reread_bytes(gpu: GPU, work: Work, tile_traffic: Float[Array, "kernel tile"]) -> Float[Array, "kernel tile"]:
+    """DRAM traffic if L2 keeps nothing for the next block, but for what finds room in it as a whole, bytes."""
+    lost = lost_share(work.bytes_moved, room_bytes(gpu), WARM_RAMP)[:, None]
+    once = jnp.minimum(work.bytes_moved[:, None], tile_traffic)
+    return once + (tile_traffic - once) * lost
+
+
 def _cold_bytes(gpu: GPU, family: Family, work: Work) -> Float[Array, " kernel"]:
     """`dram_bytes` as a family's kernels were measured. Inside CUDA graphs partitions of the L2 did not show."""
     if family.l2_operands:
@@ -279,12 +293,13 @@ def physical_times(
         flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, fp32_energy(gpu))[:, None]
     padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
     energy = padded * flop_energy + work.bytes_moved[:, None] * JOULE_PER_BYTE
+    spent_j = energy[:, flop.shape[1] - 1]  # with the fewest FLOP, before padding
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
     tile_traffic = fastest(work.blocks * work.block_bytes)
     all_compute = [jnp.stack(compute, axis=1), wave_compute]
-    reread = tile_traffic / _column(gpu.mem_bytes_per_s, 1)
+    reread = _reread_bytes(gpu, work, tile_traffic) / _column(gpu.mem_bytes_per_s, 1)
     if family.l2_operands:
         all_compute.append(tile_traffic / _column(L2_BYTES_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1))
         reread = jnp.broadcast_to(least[:, None], reread.shape)
@@ -297,4 +312,5 @@ def physical_times(
         issue=jnp.maximum(issue, least[:, None]),
         launched=work.launched,
         overhead=jnp.stack([kilocycle, serial, largest_s[:, -1]], axis=1),
+        power_share=None if family.tensor_core else spent_j / (spent_j + BURST_J),
     )
