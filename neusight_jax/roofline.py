@@ -60,9 +60,9 @@ SOFTMAX_FLOP = 8.0
 DTYPE_ENERGY: tuple[float, ...] = (1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033)
 """Energy of one FLOP relative to fp32, in the order of `arithmetic.DTYPES` (matrix paths; halves with the width)."""
 BURST_J = 0.05
-"""Energy of a kernel of which a board meets half of its power limit, J: a kernel measured alone is over before the
-limit has set in. Products of T4 run at 0.60 of its peak in 0.5 ms, 0.48 in 1.8 ms and 0.37 from 20 ms on
-(docs/accuracy.md). An energy and not a time, so that forecasts scale with the rates."""
+"""Energy of a kernel alone that meets half of the board's power limit, J: short ones are over before it has set in.
+Batched products of T4 run at 0.57 of its peak in 0.5 ms, 0.48 in 1.8 ms and 0.36 from 20 ms on
+(benchmarks/power_limit.py). An energy and not a time, so that forecasts scale with the rates."""
 JOULE_PER_BYTE = 50e-12
 """Energy of one byte of DRAM traffic, J (HBM2 about 4 pJ/bit, GDDR6 about 7.5, plus the way to the SM)."""
 
