@@ -299,10 +299,11 @@ def physical_times(
     issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
     tile_traffic = fastest(work.blocks * work.block_bytes)
     all_compute = [jnp.stack(compute, axis=1), wave_compute]
-    reread = _reread_bytes(gpu, work, tile_traffic) / _column(gpu.mem_bytes_per_s, 1)
     if family.l2_operands:
         all_compute.append(tile_traffic / _column(L2_BYTES_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1))
-        reread = jnp.broadcast_to(least[:, None], reread.shape)
+        reread = jnp.broadcast_to(least[:, None], tile_traffic.shape)
+    else:
+        reread = _reread_bytes(gpu, work, tile_traffic) / _column(gpu.mem_bytes_per_s, 1)
     return PhysicalTimes(
         compute=jnp.maximum(jnp.concatenate(all_compute, axis=1), least[:, None]),
         dram=jnp.stack([(traffic + again) / gpu.mem_bytes_per_s for traffic in dram], axis=1),

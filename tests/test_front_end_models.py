@@ -152,9 +152,9 @@ def test_habitats_networks(name: str) -> None:
     for device in GPUS:
         forecast = nj.predict(predictor, nj.load_gpu(device), step)
         bound = nj.predict(load_baseline("roofline"), nj.load_gpu(device), step)
-        # DCGAN's passes come out alike where no convolution was measured, and those of two images on others too.
-        alike = "A100" in device or "dcgan" in name
-        assert 0 < forecast.forward_s < (1.05 if alike else 1.0) * forecast.backward_s < 1
+        unmeasured = "A100" in device  # no convolution was measured there: DCGAN's passes come out alike
+        alike = 1.05 if name == "dcgan_discriminator" else 1.01 if unmeasured else 1.0
+        assert 0 < forecast.forward_s < alike * forecast.backward_s < 1
         assert bound.total_s < forecast.total_s
         assert forecast.interval_s is not None
         assert 0 < forecast.interval_s[0] < forecast.total_s < forecast.interval_s[1] < 10 * forecast.total_s

@@ -33,15 +33,10 @@ import neusight_jax as nj
 from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
 from neusight_jax.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
+from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.latency import kernel_latency, kernel_terms
 from neusight_jax.mixture import longer
 from neusight_jax.roofline import (
-    arithmetic_w,
-    element_bytes,
-    joule_per_flop,
-    peak_flop_per_s,
-    physical_times,
     whole_waves,
 )
 from neusight_jax.terms import Predictor
@@ -307,112 +302,8 @@ def test_more_blocks_never_mean_fewer_waves(blocks: float, more: float, sms: int
     assert waves(blocks) >= 1.0 - 1e-6
 
 
-def test_energy_by_node() -> None:
-    """pJ by hand: 20 at 16 nm, times (7/16)^0.75 at 7 and at 6 nm, (5/16)^0.75 at 5; finer never takes more."""
-    assert np.all(np.diff(np.asarray(joule_per_flop(jnp.linspace(2.0, 40.0, 4001)))) >= 0)
-    nodes = (16.0, 7.0, 6.5, 6.0, 5.0)
-    assert [1e12 * float(joule_per_flop(nm)) for nm in nodes] == pytest.approx(
-        [20, 10.76, 10.76, 10.76, 8.36], rel=1e-3
-    )
-    for nm in (5.0, 6.0, 7.0):
-        assert float(joule_per_flop(nm - 1e-3)) == pytest.approx(float(joule_per_flop(nm + 1e-3)), rel=1e-3)
-    assert all(float(jax.grad(joule_per_flop)(nm)) > 0 for nm in (5.0, 6.0, 7.0, 16.0))
-
-
-def test_energy_of_a_matrix_path() -> None:
-    """A long fp32 product on MI210 and MI100 meets the power limit at the same FLOP/s: the same 290 W, 0.82 · 10.76
-    pJ; without the matrix path it takes the whole 10.76 pJ."""
-    linear = FAMILIES["linear"]
-    product = Kernel("linear", "linear", {"batch": 1, "m": 8192, "n": 8192, "k": 8192})
-    batch = jax.tree.map(jnp.asarray, table_from_kernels([product]).families["linear"])
-    seconds = {}
-    for name, gpu in {
-        "MI100": nj.load_gpu("MI100"),
-        "MI210": nj.load_gpu("MI210"),
-        "vector": nj.load_gpu("MI210").replace(fp32_matrix_flop_per_s=0.0),
-    }.items():
-        work = linear.work(batch.dims, element_bytes(batch.dtype))
-        times = physical_times(gpu, linear, work, peak_flop_per_s(gpu, linear, batch.dtype), batch.dtype)
-        seconds[name] = float(times.power[0, 0])
-    traffic_j = 50e-12 * 3 * 4 * 8192**2
-    flop_j = 10.759e-12 * 2 * 8192**3
-    assert seconds["MI100"] == pytest.approx((0.82 * flop_j + traffic_j) / 290, rel=1e-3)
-    assert seconds["MI210"] == pytest.approx(seconds["MI100"], rel=1e-6)
-    assert seconds["vector"] == pytest.approx((flop_j + traffic_j) / 290, rel=1e-3)
-
-
-def test_a_board_keeps_ten_watts_for_itself() -> None:
-    """T4 does arithmetic on 60 of its 70 W; beside tensor cores energies were fitted to the whole board."""
-    t4 = nj.load_gpu("T4")
-    assert float(t4.idle_share) == pytest.approx(10 / 70)
-    assert float(arithmetic_w(t4, FAMILIES["linear"])) == pytest.approx(60.0)
-    assert float(arithmetic_w(t4, FAMILIES["gemm"])) == pytest.approx(70.0)
-    assert float(arithmetic_w(t4.replace(tdp_w=140.0), FAMILIES["linear"])) == pytest.approx(120.0)  # homogeneous
-    assert float(arithmetic_w(replace(t4, idle_share=0.0), FAMILIES["linear"])) == pytest.approx(70.0)
-
-
-def product_of(size: int, family: str = "linear", dtype: str = "fp32") -> KernelBatch:
-    """One square product."""
-    kernel = Kernel(family, "linear", {"batch": 1, "m": size, "n": size, "k": size}, dtype=dtype)
-    return jax.tree.map(jnp.asarray, table_from_kernels([kernel]).families[family])
-
-
-def power_share(gpu: GPU, batch: KernelBatch, family: str = "linear") -> float | None:
-    """Share of the power limit that a kernel measured alone meets."""
-    home = FAMILIES[family]
-    work = home.work(batch.dims, element_bytes(batch.dtype))
-    times = physical_times(gpu, home, work, peak_flop_per_s(gpu, home, batch.dtype), batch.dtype)
-    return None if times.power_share is None else float(times.power_share[0])
-
-
-def test_a_short_kernel_alone_is_over_before_the_power_limit_sets_in() -> None:
-    """Energy over energy plus 0.05 J by hand, on 12 nm; no rate enters it. Beside tensor cores all of it."""
-    t4 = nj.load_gpu("T4")
-    for size in (256, 1024, 8192):
-        energy_j = 20e-12 * (12 / 16) ** 0.75 * 2 * size**3 + 50e-12 * 3 * 4 * size**2
-        assert power_share(t4, product_of(size)) == pytest.approx(energy_j / (energy_j + 0.05), rel=1e-3)
-        assert power_share(scaled(t4, RATES, 7.0), product_of(size)) == power_share(t4, product_of(size))
-    assert power_share(t4, product_of(1024, "gemm", "fp16"), "gemm") is None
-
-
-def test_more_watts_mean_less_to_a_short_kernel_alone() -> None:
-    """On T4 at `fp32`: percent of time saved for a percent of power, of a product of 70 mJ and of one of 18 J, alone
-    and inside a model, where the limit has long set in."""
-    predictor, t4 = nj.load_predictor("fp32", "T4"), nj.load_gpu("T4")
-
-    def slope(size: int, isolated: bool) -> float:
-        def log_s(log_w: jax.Array) -> jax.Array:
-            batch, warmer = product_of(size), t4.replace(tdp_w=jnp.exp(log_w))
-            return jnp.log(predictor.terms(FAMILIES["linear"], warmer, batch, isolated=isolated).seconds[0])
-
-        return float(jax.grad(log_s)(jnp.log(70.0)))
-
-    assert -1.0 <= slope(8192, isolated=False) < -0.9
-    assert slope(8192, isolated=True) == pytest.approx(slope(8192, isolated=False), abs=0.02)
-    assert slope(1280, isolated=False) < slope(1280, isolated=True) - 0.05
-
-
-def test_operands_that_fit_in_l2_are_not_read_again() -> None:
-    """A product of 12.6 MB: on T4 (4 MB of L2) every tile reads its operands anew, on L4 (48 MB) DRAM is read once."""
-    product = product_of(1024)
-    linear = FAMILIES["linear"]
-    work = linear.work(product.dims, element_bytes(product.dtype))
-
-    def traffic(gpu: GPU) -> np.ndarray:
-        times = physical_times(gpu, linear, work, peak_flop_per_s(gpu, linear, product.dtype), product.dtype)
-        return np.asarray(times.reread[0]) * float(gpu.mem_bytes_per_s)
-
-    moved = 3 * 4 * 1024**2
-    tile = 4 * (1024 / 128) ** 2 * (256 * 1024 + 128 * 128)  # 64 blocks of 128 × 128, the last of the menu
-    assert traffic(nj.load_gpu("T4"))[-1] == pytest.approx(tile, rel=1e-3)
-    assert traffic(nj.load_gpu("L4")) == pytest.approx(moved, rel=1e-3)
-    halfway = nj.load_gpu("L4").replace(l2_bytes=moved / 1.45)  # in the middle of the ramp from 1.0 to 1.9
-    assert traffic(halfway)[-1] == pytest.approx((tile + moved) / 2, rel=1e-3)
-
-
 def test_faster_memory_alone_is_never_slower() -> None:
     """H100 to H200 differ in bandwidth and memory only: the counterfactual that one learned share got wrong."""
-    import neusight_jax as nj
 
     h100 = nj.load_gpu("NVIDIA H100 80GB HBM3")
     faster = h100.replace(mem_bytes_per_s=4.8e12, mem_bytes=141e9)

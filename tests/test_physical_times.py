@@ -1,0 +1,122 @@
+"""Physical times by hand: what a FLOP costs in energy, when the power limit binds, what is read again from DRAM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from predictors import RATES, scaled
+
+import neusight_jax as nj
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
+from neusight_jax.roofline import (
+    PhysicalTimes,
+    arithmetic_w,
+    element_bytes,
+    joule_per_flop,
+    peak_flop_per_s,
+    physical_times,
+)
+
+
+def product_of(size: int, family: str = "linear", dtype: str = "fp32") -> KernelBatch:
+    """One square product."""
+    kernel = Kernel(family, "linear", {"batch": 1, "m": size, "n": size, "k": size}, dtype=dtype)
+    return jax.tree.map(jnp.asarray, table_from_kernels([kernel]).families[family])
+
+
+def times_of(gpu: GPU, batch: KernelBatch, family: str = "linear") -> PhysicalTimes:
+    """What a kernel could be bound by on a machine."""
+    home = FAMILIES[family]
+    work = home.work(batch.dims, element_bytes(batch.dtype))
+    return physical_times(gpu, home, work, peak_flop_per_s(gpu, home, batch.dtype), batch.dtype)
+
+
+def test_energy_by_node() -> None:
+    """pJ by hand: 20 at 16 nm, times (7/16)^0.75 at 7 and at 6 nm, (5/16)^0.75 at 5; finer never takes more."""
+    assert np.all(np.diff(np.asarray(joule_per_flop(jnp.linspace(2.0, 40.0, 4001)))) >= 0)
+    nodes = (16.0, 7.0, 6.5, 6.0, 5.0)
+    assert [1e12 * float(joule_per_flop(nm)) for nm in nodes] == pytest.approx(
+        [20, 10.76, 10.76, 10.76, 8.36], rel=1e-3
+    )
+    for nm in (5.0, 6.0, 7.0):
+        assert float(joule_per_flop(nm - 1e-3)) == pytest.approx(float(joule_per_flop(nm + 1e-3)), rel=1e-3)
+    assert all(float(jax.grad(joule_per_flop)(nm)) > 0 for nm in (5.0, 6.0, 7.0, 16.0))
+
+
+def test_energy_of_a_matrix_path() -> None:
+    """A long fp32 product on MI210 and MI100 meets the power limit at the same FLOP/s: the same 290 W, 0.82 · 10.76
+    pJ; without the matrix path it takes the whole 10.76 pJ."""
+    product = product_of(8192)
+    seconds = {}
+    for name, gpu in {
+        "MI100": nj.load_gpu("MI100"),
+        "MI210": nj.load_gpu("MI210"),
+        "vector": nj.load_gpu("MI210").replace(fp32_matrix_flop_per_s=0.0),
+    }.items():
+        seconds[name] = float(times_of(gpu, product).power[0, 0])
+    traffic_j = 50e-12 * 3 * 4 * 8192**2
+    flop_j = 10.759e-12 * 2 * 8192**3
+    assert seconds["MI100"] == pytest.approx((0.82 * flop_j + traffic_j) / 290, rel=1e-3)
+    assert seconds["MI210"] == pytest.approx(seconds["MI100"], rel=1e-6)
+    assert seconds["vector"] == pytest.approx((flop_j + traffic_j) / 290, rel=1e-3)
+
+
+def test_a_board_keeps_ten_watts_for_itself() -> None:
+    """T4 does arithmetic on 60 of its 70 W; beside tensor cores energies were fitted to the whole board."""
+    t4 = nj.load_gpu("T4")
+    assert float(t4.idle_share) == pytest.approx(10 / 70)
+    assert float(arithmetic_w(t4, FAMILIES["linear"])) == pytest.approx(60.0)
+    assert float(arithmetic_w(t4, FAMILIES["gemm"])) == pytest.approx(70.0)
+    assert float(arithmetic_w(t4.replace(tdp_w=140.0), FAMILIES["linear"])) == pytest.approx(120.0)  # homogeneous
+    assert float(arithmetic_w(replace(t4, idle_share=0.0), FAMILIES["linear"])) == pytest.approx(70.0)
+
+
+def test_a_short_kernel_alone_is_over_before_the_power_limit_sets_in() -> None:
+    """Energy over energy plus 0.05 J by hand, on 12 nm; no rate enters it. Beside tensor cores all of it."""
+    t4 = nj.load_gpu("T4")
+    for size in (256, 1024, 8192):
+        energy_j = 20e-12 * (12 / 16) ** 0.75 * 2 * size**3 + 50e-12 * 3 * 4 * size**2
+        share, faster = (times_of(gpu, product_of(size)).power_share for gpu in (t4, scaled(t4, RATES, 7.0)))
+        assert share is not None
+        assert faster is not None
+        assert float(share[0]) == pytest.approx(energy_j / (energy_j + 0.05), rel=1e-3)
+        assert float(faster[0]) == float(share[0])
+    assert times_of(t4, product_of(1024, "gemm", "fp16"), "gemm").power_share is None
+
+
+def test_more_watts_mean_less_to_a_short_kernel_alone() -> None:
+    """On T4 at `fp32`: percent of time saved for a percent of power, of a product of 70 mJ and of one of 18 J, alone
+    and inside a model, where the limit has long set in."""
+    predictor, t4 = nj.load_predictor("fp32", "T4"), nj.load_gpu("T4")
+
+    def slope(size: int, isolated: bool) -> float:
+        def log_s(log_w: jax.Array) -> jax.Array:
+            batch, warmer = product_of(size), t4.replace(tdp_w=jnp.exp(log_w))
+            return jnp.log(predictor.terms(FAMILIES["linear"], warmer, batch, isolated=isolated).seconds[0])
+
+        return float(jax.grad(log_s)(jnp.log(70.0)))
+
+    assert -1.0 <= slope(8192, isolated=False) < -0.9
+    assert slope(8192, isolated=True) == pytest.approx(slope(8192, isolated=False), abs=0.02)
+    assert slope(1280, isolated=False) < slope(1280, isolated=True) - 0.05
+
+
+def test_operands_that_fit_in_l2_are_not_read_again() -> None:
+    """A product of 12.6 MB: on T4 (4 MB of L2) every tile reads its operands anew, on L4 (48 MB) DRAM is read once."""
+    product = product_of(1024)
+
+    def traffic(gpu: GPU) -> np.ndarray:
+        return np.asarray(times_of(gpu, product).reread[0]) * float(gpu.mem_bytes_per_s)
+
+    moved = 3 * 4 * 1024**2
+    tile = 4 * (1024 / 128) ** 2 * (256 * 1024 + 128 * 128)  # 64 blocks of 128 × 128, the last of the menu
+    assert traffic(nj.load_gpu("T4"))[-1] == pytest.approx(tile, rel=1e-3)
+    assert traffic(nj.load_gpu("L4")) == pytest.approx(moved, rel=1e-3)
+    halfway = nj.load_gpu("L4").replace(l2_bytes=moved / 1.45)  # in the middle of the ramp from 1.0 to 1.9
+    assert traffic(halfway)[-1] == pytest.approx((tile + moved) / 2, rel=1e-3)
