@@ -37,6 +37,7 @@ from neusight_jax.roofline import (
     light,
     peak_flop_per_s,
     physical_times,
+    power_share,
 )
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
@@ -159,7 +160,8 @@ class MixturePredictor:
         if parameters.op_floor is not None and family.name == family.network:
             shift += op_shift(parameters.op_floor, batch.op, isolated)
         more_s = work.more_launches * LAUNCH_GAP_S
-        return mix(parameters, features, times, bounds, tile, shift, offsets(family), more_s, isolated=isolated)
+        share = power_share(gpu, family, times)
+        return mix(parameters, features, times, bounds, tile, shift, offsets(family), more_s, share, isolated=isolated)
 
 
 def offsets(family: Family) -> tuple[tuple[float, float], ...]:
@@ -238,12 +240,13 @@ def mix(
     shift: Float[Array, "#member #kernel effect"],
     ranges: Sequence[tuple[float, float]],
     more_s: Float[Array, " kernel"] | float = 0.0,
+    share: Float[Array, " kernel"] | None = None,
     *,
     isolated: Isolated,
 ) -> KernelTerms:
     """Mix physical times into a forecast (module docstring); members are averaged as logarithms.
 
-    `more_s` is for further kernels of one operator, beside the floor.
+    `more_s` is for further kernels of one operator, beside the floor; `share` is `roofline.power_share`.
     """
     outputs = apply_network(parameters.network, features)
     alone = jnp.asarray(isolated, dtype=float)
@@ -266,8 +269,8 @@ def mix(
     body = jax.nn.logsumexp(jnp.stack(logs[:ISSUE]) * order, axis=0) / order
     cool, arithmetic = _limit(body, logs[ISSUE]), jnp.maximum(logs[COMPUTE], logs[ISSUE])
     body, busy = _limit(cool, logs[POWER]), jnp.maximum(arithmetic, logs[POWER])
-    if times.power_share is not None:
-        met = 1.0 - alone * (1.0 - times.power_share)
+    if share is not None:
+        met = 1.0 - alone * (1.0 - share)
         body, busy = _partly(cool, body, met), _partly(arithmetic, busy, met)
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]

@@ -106,8 +106,6 @@ class PhysicalTimes:
       issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
       launched: `Work.launched`. Times of tiles are the last of compute, reread, onchip and power.
-      power_share: how much of the power limit a kernel meets that is measured alone, 0 to 1; None = all of it, as
-        beside tensor cores, whose kernels were measured one on the heels of the other.
     """
 
     compute: Float[Array, "kernel _component"]
@@ -118,7 +116,6 @@ class PhysicalTimes:
     issue: Float[Array, "kernel _component"]
     overhead: Float[Array, "kernel _component"]
     launched: Float[Array, "kernel tile"] | None = None
-    power_share: Float[Array, " kernel"] | None = None
 
 
 def element_bytes(dtype: Int[Array, " kernel"]) -> Float[Array, " kernel"]:
@@ -293,7 +290,6 @@ def physical_times(
         flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, fp32_energy(gpu))[:, None]
     padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
     energy = padded * flop_energy + work.bytes_moved[:, None] * JOULE_PER_BYTE
-    spent_j = energy[:, flop.shape[1] - 1]  # with the fewest FLOP, before padding
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
@@ -313,5 +309,16 @@ def physical_times(
         issue=jnp.maximum(issue, least[:, None]),
         launched=work.launched,
         overhead=jnp.stack([kilocycle, serial, largest_s[:, -1]], axis=1),
-        power_share=None if family.tensor_core else spent_j / (spent_j + BURST_J),
     )
+
+
+def power_share(gpu: GPU, family: Family, times: PhysicalTimes) -> Float[Array, " kernel"] | None:
+    """How much of the power limit kernels meet that are measured alone, 0 to 1; no rate enters it.
+
+    None = all of it, as beside tensor cores, whose kernels were measured one on the heels of the other.
+    """
+    if family.tensor_core:
+        return None
+    fewest = 1 if family.alternatives else 0  # before padding
+    spent_j = times.power[:, fewest] * arithmetic_w(gpu, family)
+    return spent_j / (spent_j + BURST_J)

@@ -21,6 +21,7 @@ from neusight_jax.roofline import (
     joule_per_flop,
     peak_flop_per_s,
     physical_times,
+    power_share,
 )
 
 
@@ -82,12 +83,15 @@ def test_a_short_kernel_alone_is_over_before_the_power_limit_sets_in() -> None:
     t4 = nj.load_gpu("T4")
     for size in (256, 1024, 8192):
         energy_j = 20e-12 * (12 / 16) ** 0.75 * 2 * size**3 + 50e-12 * 3 * 4 * size**2
-        share, faster = (times_of(gpu, product_of(size)).power_share for gpu in (t4, scaled(t4, RATES, 7.0)))
+        share, faster = (
+            power_share(gpu, FAMILIES["linear"], times_of(gpu, product_of(size)))
+            for gpu in (t4, scaled(t4, RATES, 7.0))
+        )
         assert share is not None
         assert faster is not None
         assert float(share[0]) == pytest.approx(energy_j / (energy_j + 0.05), rel=1e-3)
-        assert float(faster[0]) == float(share[0])
-    assert times_of(t4, product_of(1024, "gemm", "fp16"), "gemm").power_share is None
+        assert float(faster[0]) == pytest.approx(float(share[0]), rel=1e-6)
+    assert power_share(t4, FAMILIES["gemm"], times_of(t4, product_of(1024, "gemm", "fp16"), "gemm")) is None
 
 
 def test_more_watts_mean_less_to_a_short_kernel_alone() -> None:

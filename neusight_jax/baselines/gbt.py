@@ -81,7 +81,7 @@ def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated)
     work = family.work(batch.dims, size)
     peak = peak_flop_per_s(gpu, family, batch.dtype)
     times = physical_times(gpu, family, work, peak, batch.dtype)
-    parts = [getattr(times, item.name) for item in fields(PhysicalTimes) if item.name != "power_share"]
+    parts = [getattr(times, item.name) for item in fields(PhysicalTimes)]
     columns = jnp.concatenate([part for part in parts if part is not None], axis=1)
     roofline_s = light(gpu, work, peak).roofline_s[:, None]
     alone = jnp.broadcast_to(jnp.asarray(isolated, dtype=float), roofline_s.shape[:1])[:, None]
