@@ -92,10 +92,16 @@ def test_whole_models_are_forecast_without_and_with_a_few_kernels(
         ), []
 
     monkeypatch.setattr(models_protocol, "model_scores", kernels_for_models)
+    monkeypatch.setattr(models_protocol, "DRAWS", 2)
+    monkeypatch.setattr(few_shot, "POOL", 10)  # of more rows than that: draws differ
     with jax.numpy_dtype_promotion("standard"):
         found = run_models_protocol([folder], seeds=1, counts=(8,))
     assert list(found.scores["system"].unique()) == ["mixture", "mixture, 8 kernels", "roofline"]
-    plain, tuned = (
-        found.rows[found.rows["system"] == name]["forecast_s"] for name in ("mixture", "mixture, 8 kernels")
+    plain, first, second = (
+        found.rows[(found.rows["system"] == name) & (found.rows["draw"] == draw)]["forecast_s"]
+        for name, draw in (("mixture", 0), ("mixture, 8 kernels", 0), ("mixture, 8 kernels", 1))
     )
-    assert not np.allclose(plain, tuned, rtol=1e-2)
+    assert not np.allclose(plain, first, rtol=1e-2)
+    assert not np.allclose(first, second, rtol=1e-3)
+    assert list(found.scores.groupby("system", sort=False)["draws"].first()) == [1, 2, 1]
+    assert found.scores.groupby("device")["labels"].nunique().eq(1).all()

@@ -33,6 +33,8 @@ LOGO_MODELS = "logo-models"
 SETTINGS = Settings()
 COUNTS: tuple[int, ...] = (10, 50)
 """Measured kernels of each family that the same fits are calibrated with."""
+DRAWS = 3
+"""Draws of those kernels: from one to the next a GPU's models move by several percent."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class ModelsResult:
 
     Attributes:
       seeds: members of every ensemble.
-      rows: one row per label and system: `evaluation.Evaluation.models`.
+      rows: one row per label, system and draw of the kernels it was calibrated with (0 for a system without):
+        `evaluation.Evaluation.models`, and draw.
     """
 
     seeds: int
@@ -49,13 +52,17 @@ class ModelsResult:
 
     @property
     def scores(self) -> pd.DataFrame:
-        """Mean, median and p90 absolute percentage error: system, option, device ("all" for all), labels."""
+        """Mean, median and p90 absolute percentage error: system, option, device ("all" for all), labels, draws, and
+        `sd` of the mean over draws."""
         records = []
         for (system, option), part in self.rows.groupby(["system", "option"], sort=False):
             groups = [(str(device), own) for device, own in part.groupby("device", sort=True)]
             for device, own in [*groups, ("all", part)]:
-                errors = percentiles(own["error"].abs().to_numpy())
-                records.append({"system": system, "option": option, "device": device, "labels": len(own), **errors})
+                errors = own["error"].abs()
+                means = errors.groupby(own["draw"]).mean()
+                head = {"system": system, "option": option, "device": device}
+                counted = {"labels": len(own) // len(means), "draws": len(means)}
+                records.append(head | counted | percentiles(errors.to_numpy()) | {"sd": float(means.std(ddof=0))})
         return pd.DataFrame(records)
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,7 +72,8 @@ class ModelsResult:
     def to_markdown(self) -> str:
         """A table: systems and GPUs."""
         header, cells = self._cells()
-        lines = [f"Protocol `{LOGO_MODELS}`, {self.seeds} seeds as one ensemble, absolute percentage error.", ""]
+        about = f"Protocol `{LOGO_MODELS}`, {self.seeds} seeds as one ensemble, absolute percentage error"
+        lines = [f"{about} (standard deviation over draws of the kernels).", ""]
         lines += ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
         return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells)]) + "\n"
 
@@ -79,7 +87,8 @@ class ModelsResult:
         header = ["system", "option", "GPU left out", "labels", "mean", "median", "p90"]
         cells = [
             [row["system"], row["option"], row["device"], str(row["labels"])]
-            + [f"{row[name]:.1f}" for name in ("mean", "median", "p90")]
+            + [f"{row['mean']:.1f}" + (f" ({row['sd']:.1f})" if row["draws"] > 1 else "")]
+            + [f"{row[name]:.1f}" for name in ("median", "p90")]
             for row in self.scores.to_dict("records")
         ]
         return header, cells
@@ -96,7 +105,7 @@ def run_models_protocol(
 ) -> ModelsResult:
     """Fit every family with each GPU left out, and forecast that GPU's whole-model labels, beside the roofline.
 
-    Once as it is, and once after a calibration with a few measured kernels of that GPU, no model's among them.
+    Once as it is, and after calibrations with a few measured kernels of that GPU, no model's among them, `DRAWS` times.
 
     Args:
       measurements: files or folders of the schema with whole-model labels; seeds: members of every ensemble.
@@ -127,32 +136,39 @@ def run_models_protocol(
         return left_out_predictor(parts, tiles, device)
 
     @functools.cache
-    def designed(device: str) -> list[Rows]:
+    def designed(device: str, draw: int) -> list[Rows]:
         """The sweep rows of each family to measure, the most telling first."""
         chosen = []
         for name, part in parts.items():
             own = part.rows.of_device(device)
             own = own.take(own.isolated > 0.5)
             if len(own.seconds):
-                random = np.random.default_rng(0)
+                random = np.random.default_rng(draw)
                 order = designed_order(unseen(device), own, data.gpu(device), max(counts), prior_of(name), random)
                 chosen.append(own.take(order))
         return chosen
 
-    def calibrated(device: str, count: int) -> Predictor:
-        measured = [rows.take(np.arange(min(count, len(rows.seconds)))) for rows in designed(device)]
+    def calibrated(device: str, count: int, draw: int) -> Predictor:
+        measured = [rows.take(np.arange(min(count, len(rows.seconds)))) for rows in designed(device, draw)]
         seconds = np.concatenate([rows.seconds for rows in measured])
         return calibrate(unseen(device), data.gpu(device), rows_table(measured), seconds)
 
+    def scores(systems: dict[str, System], draw: int = 0) -> pd.DataFrame:
+        found, notes = model_scores(labels[labels["device"].isin(names)], systems, data.gpu)
+        said.update(dict.fromkeys(notes))
+        return found.assign(draw=draw)
+
+    said: dict[str, None] = {}
     roofline = load_baseline("roofline")
-    systems: dict[str, System] = {"mixture": unseen}
-    for count in counts:
-        console.print(f"calibrating with {count} kernels of each family")
-        systems[f"mixture, {count} kernels"] = functools.cache(functools.partial(calibrated, count=count))
-    systems["roofline"] = lambda _: roofline
-    found, notes = model_scores(labels[labels["device"].isin(names)], systems, data.gpu)
+    tables = [scores({"mixture": unseen})]
+    for draw in range(DRAWS):
+        listed = " and ".join(map(str, counts))
+        console.print(f"calibrating with {listed} kernels of each family, draw {draw + 1} of {DRAWS}")
+        cached = {count: functools.cache(functools.partial(calibrated, count=count, draw=draw)) for count in counts}
+        tables.append(scores({f"mixture, {count} kernels": system for count, system in cached.items()}, draw))
+    found = pd.concat([*tables, scores({"roofline": lambda _: roofline})], ignore_index=True)
     if found.empty:
-        raise InputError(f"{LOGO_MODELS}: no whole model can be forecast; {'; '.join(notes)}")
-    for note in notes:
+        raise InputError(f"{LOGO_MODELS}: no whole model can be forecast; {'; '.join(said)}")
+    for note in said:
         console.print(note)
     return ModelsResult(seeds, found)
