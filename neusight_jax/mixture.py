@@ -69,6 +69,11 @@ OFFSETS: tuple[tuple[float, float], ...] = (
     (-4.0, 2.0),
 )
 """Bounds of b_j, natural logarithm. Compute and DRAM cannot beat their ideal."""
+STREAMED: tuple[str, ...] = ("elementwise", "softmax")
+"""Networks of kernels that read and write every byte once."""
+STREAMED_MOST = 0.5
+"""Their largest b_j of DRAM and of re-reads: long sums reach 0.74 to 0.93 of the bandwidth on seven GPUs of two vendors
+(docs/accuracy.md). What is at half of it, as softmax on AMD, waits for something that does not go with bandwidth."""
 TENSOR_OVERHEAD: tuple[float, float] = (-4.0, 3.0)
 """The same of the overhead beside tensor cores: what fused attention does before and after its loop, 8 to 12 us, goes
 with the clock and not with the floor, which all machines share."""
@@ -166,7 +171,12 @@ class MixturePredictor:
 
 def offsets(family: Family) -> tuple[tuple[float, float], ...]:
     """Bounds of b_j for a family."""
-    return (*OFFSETS[:OVERHEAD], TENSOR_OVERHEAD) if family.tensor_core else OFFSETS
+    bounds = list(OFFSETS)
+    if family.tensor_core:
+        bounds[OVERHEAD] = TENSOR_OVERHEAD
+    if family.network in STREAMED:
+        bounds[DRAM], bounds[REREAD] = ((OFFSETS[head][0], STREAMED_MOST) for head in (DRAM, REREAD))
+    return tuple(bounds)
 
 
 def effect_width(family: Family) -> int:
