@@ -2,9 +2,9 @@
 
     python benchmarks/clock_states.py DIR [--device T4] [--beside P4 --beside V100-PCIE-32GB]
 
-The sweep goes through the batch in ranges (up to 33, 34 to 66, 67 to 129, ...), so that products of batch 33 and 34
-are neighbours in shape and hours apart in time. Time on a GPU over time on another, same shapes, just before and just
-after: shape changes it smoothly, a clock state by a step.
+The rows of the sweep go through the batch in ranges (up to 33, 34 to 66, 67 to 129, ...), so that products of batch 33
+and 34 are neighbours in shape and thousands of rows apart. Time on a GPU over time on another, same shapes, just before
+and just after: shape changes it smoothly, a clock state by a step.
 """
 
 from __future__ import annotations

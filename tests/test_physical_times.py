@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predictors import RATES, scaled
+from predictors import RATES, random_gpus, random_kernels, random_predictor, scaled
 
 import neusight_jax as nj
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
+from neusight_jax.mixture import MixturePredictor
 from neusight_jax.roofline import (
     PhysicalTimes,
     arithmetic_w,
@@ -124,3 +125,24 @@ def test_operands_that_fit_in_l2_are_not_read_again() -> None:
     assert traffic(nj.load_gpu("L4")) == pytest.approx(moved, rel=1e-3)
     halfway = nj.load_gpu("L4").replace(l2_bytes=moved / 1.45)  # in the middle of the ramp from 1.0 to 1.9
     assert traffic(halfway)[-1] == pytest.approx((tile + moved) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["elementwise", "strided", "memory", "softmax"])
+def test_a_streaming_kernel_is_given_most_of_its_bandwidth(name: str) -> None:
+    """Whatever the network says, DRAM and re-reads take at most e^0.5 of their ideal; norms may take more."""
+
+    def excess(name: str, seed: int) -> np.ndarray:
+        family, gpus = FAMILIES[name], random_gpus(seed, 512)
+        batch = jax.tree.map(jnp.asarray, random_kernels(seed, 512).families[name])
+        predictor = random_predictor("mixture", seed)
+        assert isinstance(predictor, MixturePredictor)
+        own = predictor.families[family.network]
+        zeros = {part: jnp.zeros_like(getattr(own, part)) for part in ("effect", "stack", "in_model")}
+        own = replace(own, memory=None, usual=None, **zeros)
+        terms = replace(predictor, families={family.network: own}).terms(family, gpus, batch, isolated=True)
+        times = times_of(gpus, batch, name)
+        return np.asarray(terms.memory_s / jnp.maximum(times.dram.max(axis=1), times.reread.max(axis=1)))
+
+    for seed in range(5):
+        assert np.all(excess(name, seed) <= np.exp(0.5) * (1 + 1e-5))
+    assert np.any(excess("norm", 0) > np.exp(0.5))

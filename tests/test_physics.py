@@ -35,8 +35,8 @@ from neusight_jax.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.latency import kernel_latency, kernel_terms
-from neusight_jax.mixture import MixturePredictor, longer
-from neusight_jax.roofline import element_bytes, peak_flop_per_s, physical_times, whole_waves
+from neusight_jax.mixture import longer
+from neusight_jax.roofline import whole_waves
 from neusight_jax.terms import Predictor
 
 ROWS = 4096
@@ -298,28 +298,6 @@ def test_more_blocks_never_mean_fewer_waves(blocks: float, more: float, sms: int
     assert waves(blocks) <= waves(blocks + more) * (1 + 1e-6)
     assert exact - relaxation - 1e-6 * exact <= waves(blocks) <= exact * (1 + 1e-6)
     assert waves(blocks) >= 1.0 - 1e-6
-
-
-@pytest.mark.parametrize("name", ["elementwise", "strided", "memory", "softmax"])
-def test_a_streaming_kernel_is_given_most_of_its_bandwidth(name: str) -> None:
-    """Whatever the network says, DRAM and re-reads take at most e^0.5 of their ideal; norms may take more."""
-
-    def excess(name: str, seed: int) -> np.ndarray:
-        family, gpus = FAMILIES[name], random_gpus(seed, 512)
-        batch = jax.tree.map(jnp.asarray, random_kernels(seed, 512).families[name])
-        predictor = random_predictor("mixture", seed)
-        assert isinstance(predictor, MixturePredictor)
-        own = predictor.families[family.network]
-        zeros = {part: jnp.zeros_like(getattr(own, part)) for part in ("effect", "stack", "in_model")}
-        own = replace(own, memory=None, usual=None, **zeros)
-        terms = replace(predictor, families={family.network: own}).terms(family, gpus, batch, isolated=True)
-        work, peak = family.work(batch.dims, element_bytes(batch.dtype)), peak_flop_per_s(gpus, family, batch.dtype)
-        times = physical_times(gpus, family, work, peak, batch.dtype)
-        return np.asarray(terms.memory_s / jnp.maximum(times.dram.max(axis=1), times.reread.max(axis=1)))
-
-    for seed in SEEDS:
-        assert np.all(excess(name, seed) <= np.exp(0.5) * (1 + 1e-5))
-    assert np.any(excess("norm", 0) > np.exp(0.5))
 
 
 def test_faster_memory_alone_is_never_slower() -> None:

@@ -153,22 +153,21 @@ def run_models_protocol(
         seconds = np.concatenate([rows.seconds for rows in measured])
         return calibrate(unseen(device), data.gpu(device), rows_table(measured), seconds)
 
-    def scores(systems: dict[str, System], draw: int = 0) -> pd.DataFrame:
-        found, notes = model_scores(labels[labels["device"].isin(names)], systems, data.gpu)
-        said.update(dict.fromkeys(notes))
-        return found.assign(draw=draw)
-
-    said: dict[str, None] = {}
     roofline = load_baseline("roofline")
-    tables = [scores({"mixture": unseen})]
-    for draw in range(DRAWS):
-        listed = " and ".join(map(str, counts))
-        console.print(f"calibrating with {listed} kernels of each family, draw {draw + 1} of {DRAWS}")
-        cached = {count: functools.cache(functools.partial(calibrated, count=count, draw=draw)) for count in counts}
-        tables.append(scores({f"mixture, {count} kernels": system for count, system in cached.items()}, draw))
-    found = pd.concat([*tables, scores({"roofline": lambda _: roofline})], ignore_index=True)
+    systems: dict[str, System] = {"mixture": unseen}
+    drawn: dict[str, tuple[str, int]] = {}
+    for count in counts:
+        for draw in range(DRAWS):
+            name = f"mixture, {count} kernels"
+            drawn[f"{name}, draw {draw}"] = name, draw
+            systems[f"{name}, draw {draw}"] = functools.cache(functools.partial(calibrated, count=count, draw=draw))
+    systems["roofline"] = lambda _: roofline
+    console.print(f"calibrating with {' and '.join(map(str, counts))} kernels of each family, {DRAWS} draws")
+    found, notes = model_scores(labels[labels["device"].isin(names)], systems, data.gpu)
     if found.empty:
-        raise InputError(f"{LOGO_MODELS}: no whole model can be forecast; {'; '.join(said)}")
-    for note in said:
+        raise InputError(f"{LOGO_MODELS}: no whole model can be forecast; {'; '.join(notes)}")
+    for note in notes:
         console.print(note)
+    parted = [drawn.get(name, (name, 0)) for name in found["system"]]
+    found = found.assign(system=[name for name, _ in parted], draw=[draw for _, draw in parted])
     return ModelsResult(seeds, found)
