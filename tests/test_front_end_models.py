@@ -128,9 +128,15 @@ NETWORKS: dict[str, tuple[Any, tuple[Any, ...], int, float | None]] = {
         3 * 32_320 * 1024 + 32_320 + 2 * (1024**2 + 1024) + 4096 * (9 * (1024 + 1) + 5 * 1024 + 4 * 2048),
         None,
     ),
-    # PyTorch's DCGAN example: netG 3,576,704 and netD 2,765,568 parameters.
-    "dcgan_generator": (models.Generator(), (jax.ShapeDtypeStruct((2, 1, 1, 100), jnp.float32),), 3_576_704, 4 * DCGAN),
-    "dcgan_discriminator": (models.Discriminator(), (models.images(2, 64),), 2_765_568, None),
+    # PyTorch's DCGAN example: netG 3,576,704 and netD 2,765,568 parameters; its batch, 64. (Of two images the
+    # discriminator's last layer is one thread block that sums 8,192 products in series, and longer than all others.)
+    "dcgan_generator": (
+        models.Generator(),
+        (jax.ShapeDtypeStruct((64, 1, 1, 100), jnp.float32),),
+        3_576_704,
+        2 * 64 * DCGAN,
+    ),
+    "dcgan_discriminator": (models.Discriminator(), (models.images(64, 64),), 2_765_568, None),
 }
 
 
@@ -152,10 +158,7 @@ def test_habitats_networks(name: str) -> None:
     for device in GPUS:
         forecast = nj.predict(predictor, nj.load_gpu(device), step)
         bound = nj.predict(load_baseline("roofline"), nj.load_gpu(device), step)
-        unmeasured = "A100" in device  # no convolution was measured there: DCGAN's passes come out alike
-        # Of two images, shapes nobody measured: its forward pass is forecast up to 5 % longer than the backward one.
-        alike = 1.1 if name == "dcgan_discriminator" else 1.01 if unmeasured else 1.0
-        assert 0 < forecast.forward_s < alike * forecast.backward_s < 1
+        assert 0 < forecast.forward_s < forecast.backward_s < 1
         assert bound.total_s < forecast.total_s
         assert forecast.interval_s is not None
         assert 0 < forecast.interval_s[0] < forecast.total_s < forecast.interval_s[1] < 10 * forecast.total_s
