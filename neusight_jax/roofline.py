@@ -41,12 +41,12 @@ ROTATED_RAMP = (0.12, 0.25)
 """The same of products on tensor cores: their measurements seem to go round several copies of the operands, so that
 only sets of a sixth of L2 stay. L40S (96 MB) is warm below 16 MB; H200 beats H100 by bandwidth from 6 MB on, in 50."""
 JOULE_PER_FLOP_16NM = 20e-12
-"""Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/accuracy.md)."""
+"""Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/findings.md)."""
 PROCESS_EXPONENT = 0.75
 """Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
 MATRIX_ENERGY = 0.82
 """Energy of an fp32 FLOP on a matrix path over one on the vector path of the same silicon: fewer instructions and
-operands fetched. A fit: MI100 and MI210 both settle at 0.71 of their fp32 matrix peak in 290 W (docs/accuracy.md)."""
+operands fetched. A fit: MI100 and MI210 both settle at 0.71 of their fp32 matrix peak in 290 W (docs/findings.md)."""
 NARROW_FLOP_PER_CYCLE = 2048.0
 """16-bit FLOP a clock of an SM's matrix units (A100) at which feeding them takes as much energy as their arithmetic:
 the narrower, the fewer FLOP share an operand fetched and an instruction issued. L40S (1024) sustains half to two thirds

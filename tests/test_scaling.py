@@ -307,7 +307,7 @@ def test_busy_time_is_the_union() -> None:
 
 
 def test_cross_gpu_on_real_runs(measurements: Path) -> None:
-    """All ordered pairs of the five measured NVIDIA GPUs; docs/accuracy.md has the figures."""
+    """All ordered pairs of the five measured NVIDIA GPUs; docs/scaling.md has the figures."""
     from neusight_jax.training.cross_gpu import RIVALS, cross_gpu, cross_gpu_errors
 
     names = ["P4", "P100", "V100-PCIE-32GB", "T4", "A100-PCIE-40GB"]
