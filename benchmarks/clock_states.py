@@ -1,10 +1,11 @@
-"""Whether a GPU was in another clock state while part of its batched products were measured.
+"""Clock states in a sweep of batched products: a GPU's times beside other GPUs' times of the same products.
 
-    python benchmarks/clock_states.py DIR [--device T4] [--beside P4 --beside V100-PCIE-32GB]
+    python benchmarks/clock_states.py DIR [--device T4] [--beside P4 --beside V100-PCIE-32GB] [--without FILE]
 
 The rows of the sweep go through the batch in ranges (up to 33, 34 to 66, 67 to 129, ...), so that products of batch 33
 and 34 are neighbours in shape and thousands of rows apart. Time on a GPU over time on another, same shapes, just before
-and just after: shape changes it smoothly, a clock state by a step.
+and just after: shape changes it smoothly, a clock state by a step. With --without the products are written again, less
+those of the slow states that were found so (`SLOW`), to be scored apart.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import pandas as pd
 import neusight_jax as nj
 
 SHAPE = ["batch", "m", "n", "k"]
-BATCH_EDGES = (0, 20, 25, 29, 33, 37, 42, 50, 66)
-M_EDGES = (64, 128, 256, 1024)
+BATCH_EDGES = (0, 20, 33, 48, 66, 97, 130, 200)
+M_EDGES = (16, 32, 64, 128, 256, 1024)
 LEAST_CONTRACTION = 128
 LEAST_S = 60e-6
 """Shorter kernels wait for their host."""
+SLOW = {"Tesla T4": ((33, 256), (66, 64)), "NVIDIA A100-PCIE-40GB": ((33, 32),)}
+"""Products of batch and M up to these were timed at a lower clock."""
 
 
 def main() -> None:
@@ -30,6 +33,7 @@ def main() -> None:
     parser.add_argument("measurements", help="folder or file of the measurement schema")
     parser.add_argument("--device", default="T4", help="the GPU in question")
     parser.add_argument("--beside", action="append", help="a GPU to compare with; give it again for more")
+    parser.add_argument("--without", metavar="FILE", help="write the products without those of slow states, Parquet")
     arguments = parser.parse_args()
     beside = arguments.beside or ["P4", "V100-PCIE-32GB"]
     names = [arguments.device, *beside]
@@ -44,6 +48,23 @@ def main() -> None:
             index="M of", columns="batch of", values="ratio", aggfunc="median", observed=True
         )
         print(table.round(2).to_string())
+    if arguments.without:
+        _write_without(arguments.measurements, arguments.without)
+
+
+def _write_without(measurements: str, written: str) -> None:
+    rows = nj.read_measurements(measurements).frame
+    rows = rows[rows["family"] == "bmm"]
+    slow = pd.Series(data=False, index=rows.index)
+    for device, corners in SLOW.items():
+        for batch, m in corners:
+            slow |= (rows["device"] == device) & (rows["batch"] <= batch) & (rows["m"] <= m)
+    raw = pd.concat(
+        pd.read_parquet(file).drop(index=rows.loc[slow & (rows["file"] == file), "row"])
+        for file in rows["file"].unique()
+    )
+    raw.to_parquet(written, index=False)
+    print(f"{written}: {len(raw)} of {len(rows)} products, {int(slow.sum())} of slow states left out")
 
 
 def _seconds(measurements: str, name: str) -> pd.Series:
