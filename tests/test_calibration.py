@@ -97,6 +97,22 @@ def test_kernels_that_agree_with_the_forecast_change_nothing() -> None:
     np.testing.assert_allclose(nj.predict_kernels(tuned, GPU, table), seconds, rtol=1e-3)
 
 
+def test_two_odd_shapes_are_believed_less_than_fifty() -> None:
+    """Shapes that are off by 0.3 either way, one by one: a fit to two of them has nothing to carry to the others."""
+    base, table = mixture(), kernels(5, 100, "linear")
+    plain = nj.predict_kernels(base, GPU, table)
+
+    def left(few: float, count: int, draw: int) -> float:
+        seconds = plain * np.exp(np.random.default_rng(draw).normal(0.0, 0.3, len(plain)))
+        rows = jax.tree.map(lambda column: column[:count], table)
+        tuned = calibrate(base, GPU, rows, seconds[:count], Prior(few=few))
+        return error(tuned, table, seconds) - error(base, table, seconds)
+
+    two = {few: np.mean([left(few, 2, draw) for draw in range(8)]) for few in (0.0, 0.28)}
+    assert two[0.28] < 0.5 * two[0.0]
+    assert left(0.28, 50, 0) == pytest.approx(left(0.0, 50, 0), abs=0.01)
+
+
 def test_one_wild_row_counts_little() -> None:
     base = mixture()
     table = kernels(4, 40, "norm")

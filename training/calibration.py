@@ -14,6 +14,7 @@ set serves all families.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,8 @@ class Prior:
       shape: σ_s, spread of its shape-dependent part; common: σ_b, of the part all heads share.
       length: distance over which shapes resemble each other, log units of the dims.
       noise: spread of a measurement around what the model can say.
+      few: the same on top of it for a single row; in a fit to K rows its square counts 1/K. Of one or two shapes nobody
+        knows whether they are the odd ones.
       width: residual from which a row counts less.
     """
 
@@ -54,7 +57,12 @@ class Prior:
     common: float = 0.2
     length: float = 4.0
     noise: float = 0.1
+    few: float = 0.0
     width: float = 0.2
+
+    def noise_of(self, count: int) -> float:
+        """Spread of a measurement in a fit to this many rows."""
+        return math.sqrt(self.noise**2 + self.few**2 / count)
 
     def covariance(self, left: np.ndarray, right: np.ndarray, kernel: np.ndarray) -> np.ndarray:
         """cov(x, x') from the head shares J of both sides and κ."""
@@ -72,17 +80,23 @@ PRODUCT_PRIOR = replace(TENSOR_PRIOR, constants=(0.15, 0.1, 0.25, 0.3, 0.05, 0.1
 its architecture left out, asked for."""
 
 
-ALTERNATIVES_PRIOR = Prior(noise=0.2)
+FEW = 0.28
+"""`Prior.few` of fp32 products and convolutions, whose errors differ from one shape to the next."""
+LINEAR_PRIOR = Prior(few=FEW)
+"""The same of single fp32 products."""
+ALTERNATIVES_PRIOR = Prior(noise=0.2, few=FEW)
 """The same of convolutions: which algorithm the library takes changes from one shape to the next."""
 
 
-BATCHED_PRIOR = Prior(constants=(0.6,) * len(EFFECTS), common=0.1)
+BATCHED_PRIOR = Prior(constants=(0.6,) * len(EFFECTS), common=0.1, few=FEW)
 """The same of fp32 batched products, whose tiles are known: what is left goes with the GPU more than with the shape."""
 
 
 def prior_of(network: str) -> Prior:
     """What is believed of a family's errors."""
     family = FAMILIES[network]
+    if network == "linear":
+        return LINEAR_PRIOR
     if network == "bmm":
         return BATCHED_PRIOR
     if family.alternatives:
@@ -202,13 +216,14 @@ def _fit(
     given = sum(table.families[name].num_rows for name in parts)
     rows = _points({name: table.families[name] for name in parts}, measured, prior)
     kernel = np.asarray(shape_kernel(jnp.asarray(rows.points), jnp.asarray(rows.points)), np.float64)
+    noise = prior.noise_of(len(rows.log_seconds))
 
     def state(dual: np.ndarray) -> _State:
         constant, weights = _posterior(prior, dual)
         logs, shares = _linear(predictor, network, gpu, rows, constant + kernel @ weights)
         error = rows.log_seconds - logs
         size = np.abs(error)
-        misfit = np.where(size < prior.width, size**2, prior.width * (2.0 * size - prior.width)) / prior.noise**2
+        misfit = np.where(size < prior.width, size**2, prior.width * (2.0 * size - prior.width)) / noise**2
         spread = constant @ dual.sum(axis=0) + np.sum(dual * (kernel @ weights))
         return _State(dual, constant, weights, error, shares, float(misfit.sum() + spread))
 
@@ -216,7 +231,7 @@ def _fit(
     weight = np.ones(len(here.error))
     for _ in range(STEPS):
         target = here.error + np.sum(here.shares * (here.constant + kernel @ here.weights), axis=1)
-        inverse = np.linalg.inv(prior.covariance(here.shares, here.shares, kernel) + np.diag(prior.noise**2 / weight))
+        inverse = np.linalg.inv(prior.covariance(here.shares, here.shares, kernel) + np.diag(noise**2 / weight))
         solution = inverse @ target
         proposed = here.shares * solution[:, None]
         for part in PARTS:
