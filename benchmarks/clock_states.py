@@ -16,6 +16,7 @@ import itertools
 import pandas as pd
 
 import neusight_jax as nj
+from neusight_jax.datasets.devices import find_device
 
 SHAPE = ["batch", "m", "n", "k"]
 BATCH_EDGES = (0, 20, 33, 48, 66, 97, 130, 200)
@@ -37,7 +38,8 @@ def main() -> None:
     arguments = parser.parse_args()
     beside = arguments.beside or ["P4", "V100-PCIE-32GB"]
     names = [arguments.device, *beside]
-    times = {name: _seconds(arguments.measurements, name) for name in names}
+    products = nj.read_measurements(arguments.measurements, ops=["bmm"]).frame
+    times = {name: _seconds(products, name) for name in names}
     both = pd.DataFrame(times).dropna().reset_index()
     both = both[(both["k"] > LEAST_CONTRACTION) & (both[names] > LEAST_S).all(axis=1)]
     both["batch of"] = pd.cut(both["batch"], [*BATCH_EDGES], labels=_ranges(BATCH_EDGES))
@@ -49,12 +51,10 @@ def main() -> None:
         )
         print(table.round(2).to_string())
     if arguments.without:
-        _write_without(arguments.measurements, arguments.without)
+        _write_without(products, arguments.without)
 
 
-def _write_without(measurements: str, written: str) -> None:
-    rows = nj.read_measurements(measurements).frame
-    rows = rows[rows["family"] == "bmm"]
+def _write_without(rows: pd.DataFrame, written: str) -> None:
     slow = pd.Series(data=False, index=rows.index)
     for device, corners in SLOW.items():
         for batch, m in corners:
@@ -67,9 +67,8 @@ def _write_without(measurements: str, written: str) -> None:
     print(f"{written}: {len(raw)} of {len(rows)} products, {int(slow.sum())} of slow states left out")
 
 
-def _seconds(measurements: str, name: str) -> pd.Series:
-    rows = nj.read_measurements(measurements, devices=[name]).frame
-    return rows[rows["family"] == "bmm"].groupby(SHAPE)["latency_s"].median()
+def _seconds(rows: pd.DataFrame, name: str) -> pd.Series:
+    return rows[rows["device"] == find_device(name)[0]].groupby(SHAPE)["latency_s"].median()
 
 
 def _ranges(edges: tuple[int, ...]) -> list[str]:

@@ -8,7 +8,7 @@ of head j in the forecast of shape x,
 a constant per head, a shape-dependent part per head, and one common to all heads; κ from `calibrated`. The posterior
 mean is found by Gauss-Newton steps through the predictor itself, with weights that keep a bad row from counting fully
 (Huber). The widths were chosen by leave-one-GPU-out (`evaluate --protocol few-shot`): flat around these values, so one
-set serves all families.
+set serves most families (`prior_of`).
 """
 
 from __future__ import annotations
@@ -79,15 +79,12 @@ PRODUCT_PRIOR = replace(TENSOR_PRIOR, constants=(0.15, 0.1, 0.25, 0.3, 0.05, 0.1
 """The same of products on tensor cores, least unsure of DRAM and power: the spreads that 400 bf16 products of each GPU,
 its architecture left out, asked for."""
 
-
 FEW = 0.28
 """`Prior.few` of fp32 products and convolutions, whose errors differ from one shape to the next."""
 LINEAR_PRIOR = Prior(few=FEW)
-"""The same of single fp32 products."""
+"""What is believed of single fp32 products."""
 ALTERNATIVES_PRIOR = Prior(noise=0.2, few=FEW)
 """The same of convolutions: which algorithm the library takes changes from one shape to the next."""
-
-
 BATCHED_PRIOR = Prior(constants=(0.6,) * len(EFFECTS), common=0.1, few=FEW)
 """The same of fp32 batched products, whose tiles are known: what is left goes with the GPU more than with the shape."""
 
