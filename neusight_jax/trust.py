@@ -1,14 +1,16 @@
 """How far to trust a forecast: 80 % intervals from left-out GPUs, wider where GPU or shapes leave what was trained on.
 
 Quantiles of log(measured / forecast) come from fits that never saw the GPU they are scored on (`training.conformal`).
-They are widened by a stated rule, not a fitted one: the log half-width of a kernel is multiplied by
+The log half-width of a kernel is multiplied by
 
-    (1 + distance of the GPU) · (1 + distance of the shape / 2)
+    (1 + distance of the GPU / 2) · (1 + distance of the shape / 2)
 
-where the distance of the GPU is the sum over `GPU_RATIOS` of how far (natural logarithm) it lies outside the range of
-the training GPUs, and the distance of a shape the largest excess of a feature over its trained range, in quarters of
-that range (of 1 where it is narrower: a feature that never varied has no range to measure by). A total takes the
-widening of its kernels, weighted by their time. No bound is further than `WIDEST` from the forecast.
+where the distance of the GPU is the Euclidean one, over `GPU_RATIOS`, from the range of the training GPUs (natural
+logarithm), and the distance of a shape the largest excess of a feature over its trained range, in quarters of that
+range (of 1 where it is narrower: a feature that never varied has no range to measure by). The errors of a GPU left out
+are divided by its own widening before quantiles are taken, so what is covered on left-out GPUs is the interval as it
+is shown. A total takes the widening of its kernels, weighted by their time. No bound is further than `WIDEST` from the
+forecast.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ LEVEL = 0.8
 """Share of measurements an interval is meant to hold."""
 GPU_RATIOS: tuple[str, ...] = ("SMs", "FLOP per byte of bandwidth", "FLOP per joule of TDP", "L2 bytes per SM")
 """What is compared between a GPU and those trained on."""
+PER_DISTANCE = 0.5
+"""What a GPU at distance 1 outside those trained on adds to the widening (docs/accuracy.md, intervals)."""
 WORTH_SAYING = 0.05
 """Smallest distance of a GPU, natural logarithm, that is put into words."""
 WIDEST = math.log(1000.0)
@@ -47,7 +51,8 @@ class Trust:
     """What a predictor knows of its own errors.
 
     Attributes:
-      kernels: low and high log(measured / forecast) of an isolated kernel on a GPU nobody has measured, by family [2].
+      kernels: low and high log(measured / forecast) of an isolated kernel on a GPU nobody has measured that lies inside
+        `gpu_range`, by family [2].
       total: the same for a whole model [2]; zeros where no whole model was measured.
       measured_kernels, measured_total: for a GPU that was trained on, forecast with its device effect.
       gpu_range: smallest and largest log `GPU_RATIOS` trained on [2, ratio].
@@ -89,6 +94,18 @@ def outside(
     return jnp.maximum(jnp.maximum(low - value, value - high), 0.0)
 
 
+def range_of(ratios: Float[np.ndarray, "gpu ratio"]) -> Float[np.ndarray, "2 ratio"]:
+    """Smallest and largest of the `gpu_ratios` of several GPUs."""
+    return np.stack([ratios.min(axis=0), ratios.max(axis=0)])
+
+
+def gpu_widening(ratios: Float[Array, "*gpu ratio"], gpu_range: Float[Array, "2 ratio"]) -> Float[Array, "*gpu"]:
+    """What intervals are widened by for a GPU of these `gpu_ratios`, 1 inside the range (module docstring)."""
+    squares = jnp.sum(outside(ratios, *gpu_range) ** 2, axis=-1)
+    # The square root has no slope at zero.
+    return 1.0 + PER_DISTANCE * jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KernelInterval:
@@ -109,7 +126,7 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
     features = family.features(batch.dims, element_bytes(batch.dtype))
     low, high = trust.shape_range[family.network]
     shape = 1.0 + jnp.max(outside(features, low, high) / (0.25 * jnp.maximum(high - low, 1.0)), axis=-1) / 2.0
-    machine = 1.0 + jnp.sum(outside(gpu_ratios(gpu), *trust.gpu_range), axis=-1)
+    machine = gpu_widening(gpu_ratios(gpu), trust.gpu_range)
     below, above = (jnp.clip(bound * machine * shape, -WIDEST, WIDEST) for bound in trust.kernels[family.network])
     return KernelInterval(below, above, machine * shape, shape)
 

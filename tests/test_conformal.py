@@ -17,23 +17,26 @@ from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.training.conformal import conformal_interval, coverage, pooled_quantiles
-from neusight_jax.trust import Trust, gpu_ratios, kernel_interval, total_interval, trust_warnings
+from neusight_jax.training.conformal import conformal_interval, coverage, pooled_quantile
+from neusight_jax.training.trusting import left_out_widening, narrowed
+from neusight_jax.trust import Trust, gpu_ratios, gpu_widening, kernel_interval, total_interval, trust_warnings
 
 WIDTH = np.array([-0.2, 0.3], np.float32)
 
 
 def test_devices_weigh_the_same_however_many_rows_they_have() -> None:
-    # A: -1 and +1 equally often; B: always 0, ten times the rows. Half of the weight is at 0.
-    residuals = {"a": np.array([-1.0, 1.0]), "b": np.zeros(20)}
-    low, high = pooled_quantiles(residuals, 0.8)
-    assert (low, high) == (pytest.approx(-1.0, abs=0.01), pytest.approx(1.0, abs=0.01))
-    assert pooled_quantiles(residuals, 0.4) == (0.0, 0.0)
+    # A: -1 and +2 equally often; B: always 0, ten times the rows. Half of the weight at 0, a quarter each at 1 and 2.
+    residuals = {"a": np.array([-1.0, 2.0]), "b": np.zeros(20)}
+    assert [pooled_quantile(residuals, level) for level in (0.5, 0.6, 0.75, 0.8)] == [0.0, 1.0, 1.0, 2.0]
 
 
-def test_an_interval_always_holds_the_forecast() -> None:
-    assert pooled_quantiles({"slow": np.linspace(0.5, 0.6, 50)}, 0.8)[0] == 0.0
-    assert pooled_quantiles({"fast": np.linspace(-0.6, -0.5, 50)}, 0.8)[1] == 0.0
+def test_an_odd_gpu_on_one_side_does_not_make_the_other_side_wide_alone() -> None:
+    # Four GPUs within 10 %, one that is slower by 0.5 throughout: at 80 % it is the only one outside.
+    near = np.linspace(-0.1, 0.1, 101)
+    interval = conformal_interval({**{str(at): near for at in range(4)}, "odd": near + 0.5})
+    assert 0.09 < interval.width <= 0.1
+    assert interval.coverage["odd"] == 0.0
+    assert interval.mean_coverage == pytest.approx(0.8, abs=0.05)
 
 
 def test_coverage_of_a_gpu_comes_from_the_others() -> None:
@@ -55,14 +58,14 @@ def test_the_held_out_coverage_is_what_was_asked_for() -> None:
         further = residuals.pop("8")
         interval = conformal_interval(residuals)
         assert interval.mean_coverage == pytest.approx(0.8, abs=0.06)
-        found.append(np.mean((further >= interval.low) & (further <= interval.high)))
+        found.append(np.mean(np.abs(further) <= interval.width))
     assert np.mean(found) == pytest.approx(0.8, abs=0.08)
 
 
 def test_one_gpu_gives_no_coverage() -> None:
     interval = conformal_interval({"only": np.linspace(-1.0, 1.0, 101)})
     assert interval.coverage == {}
-    assert (interval.low, interval.high) == (pytest.approx(-0.8, abs=0.03), pytest.approx(0.8, abs=0.03))
+    assert interval.width == pytest.approx(0.8, abs=0.03)
 
 
 def _trusting(gpus: tuple[str, ...] = ("V100-PCIE-32GB", "A100-PCIE-40GB")) -> MixturePredictor:
@@ -117,10 +120,42 @@ def test_a_gpu_outside_the_trained_range_is_wider_and_said(graph: Any) -> None:
     assert near.interval_s
     assert far.interval_s
     # A100 has 108 SMs: 640 of them lie log(640 / 108) outside; L2 per SM is unchanged.
-    factor = 1.0 + np.log(640 / 108)
+    factor = 1.0 + np.log(640 / 108) / 2
     assert np.log(far.interval_s[1] / far.total_s) == pytest.approx(0.15 * factor, rel=1e-4)
     assert len(far.notes) == 1
     assert "SMs 640 against 80 to 108" in far.notes[0]
+
+
+def test_the_distance_of_a_gpu_is_euclidean_and_has_a_slope_everywhere() -> None:
+    trained = jnp.asarray([[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    far = jnp.asarray([1.0 + 3.0, 0.5, 0.0 - 4.0, 1.0])
+    assert float(gpu_widening(far, trained)) == pytest.approx(1.0 + 5.0 / 2)
+    inside = jnp.full(4, 0.5)
+    assert float(gpu_widening(inside, trained)) == 1.0
+    assert np.asarray(jax.grad(gpu_widening)(inside, trained)).tolist() == [0.0] * 4
+    np.testing.assert_allclose(jax.grad(gpu_widening)(far, trained), [0.3, 0.0, -0.4, 0.0], rtol=1e-6)
+
+
+def test_errors_of_a_far_gpu_do_not_widen_the_interval_of_a_near_one() -> None:
+    """Three GPUs alike but for their distance: errors grow with the widening, so what is said of a near GPU is what
+    it has, and every GPU is covered by the interval that it is shown."""
+    draws = np.random.default_rng(0).normal(0.0, 0.1, 20_000)
+    widening = {"near": 1.0, "odd": 1.5, "far": 3.0}
+    residuals = {name: factor * draws for name, factor in widening.items()}
+    interval = conformal_interval(narrowed(residuals, widening))
+    assert interval.width == pytest.approx(0.128, abs=0.005)
+    for name, factor in widening.items():
+        held = np.abs(residuals[name]) <= interval.width * factor
+        assert np.mean(held) == pytest.approx(0.8, abs=0.02)
+    assert conformal_interval(residuals).width > 1.5 * interval.width
+
+
+def test_a_gpu_left_out_is_as_far_as_it_is_from_the_others_alone() -> None:
+    ratios = np.array([[0.0] * 4, [1.0] * 4, [3.0, 1.0, 1.0, 1.0], [4.0, 1.0, 1.0, 1.0]])
+    devices = ("a", "b", "c", "d")
+    assert left_out_widening(devices, ratios, "d", ("d",)) == pytest.approx(1.5)  # 4 against 0 to 3
+    assert left_out_widening(devices, ratios, "d", ("c", "d")) == pytest.approx(2.5)  # 4 against 0 to 1
+    assert left_out_widening(devices, ratios, "c", ("c",)) == 1.0
 
 
 def test_shapes_outside_the_trained_range_are_wider_and_said(graph: Any) -> None:

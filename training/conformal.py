@@ -1,4 +1,8 @@
-"""Conformal intervals whose unit is a whole GPU: quantiles of left-out residuals, checked on yet another GPU."""
+"""Conformal intervals whose unit is a whole GPU: quantiles of left-out residuals, checked on yet another GPU.
+
+An interval is as wide on one side as on the other (in logarithms): with five GPUs each tail on its own is that of a
+single odd GPU, and says little of the next one.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,12 @@ class Interval:
     """A pooled interval and how it held on GPUs that had no part in it.
 
     Attributes:
-      low, high: of log(measured / forecast).
+      width: of |log(measured / forecast)|, on either side.
       nominal: the quantile level used, at least what was asked for where few GPUs demand it.
       coverage: share of each device's residuals inside the interval made of the other devices, and nothing else.
     """
 
-    low: float
-    high: float
+    width: float
     nominal: float
     coverage: dict[str, float]
 
@@ -41,15 +44,13 @@ def mean_error_percent(residual: np.ndarray) -> float:
     return round(float(100.0 * np.mean(np.abs(np.expm1(-residual)))), 2)
 
 
-def pooled_quantiles(residuals: Residuals, level: float) -> tuple[float, float]:
-    """The central interval of this level over all devices, each device weighing the same; holds 0 (the forecast)."""
-    values = np.concatenate(list(residuals.values()))
+def pooled_quantile(residuals: Residuals, level: float) -> float:
+    """The size that this share of the residuals stays within, each device weighing the same."""
+    sizes = np.abs(np.concatenate(list(residuals.values())))
     weights = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in residuals.values()]) / len(residuals)
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    places = np.searchsorted(reached, [(1 - level) / 2, (1 + level) / 2 - 1e-9])
-    low, high = values[order][np.minimum(places, len(values) - 1)]
-    return float(min(low, 0.0)), float(max(high, 0.0))
+    order = np.argsort(sizes)
+    place = int(np.searchsorted(np.cumsum(weights[order]), level - 1e-9))
+    return float(sizes[order][min(place, len(sizes) - 1)])
 
 
 def coverage(residuals: Residuals, level: float) -> dict[str, float]:
@@ -57,8 +58,7 @@ def coverage(residuals: Residuals, level: float) -> dict[str, float]:
     out = {}
     for device, own in residuals.items():
         others = {name: each for name, each in residuals.items() if name != device}
-        low, high = pooled_quantiles(others, level)
-        out[device] = float(np.mean((own >= low) & (own <= high)))
+        out[device] = float(np.mean(np.abs(own) <= pooled_quantile(others, level)))
     return out
 
 
@@ -69,14 +69,12 @@ def conformal_interval(residuals: Residuals, level: float = LEVEL) -> Interval:
     further GPU; the nominal level is raised (or lowered) until the held-out coverage is right.
 
     Args:
-      residuals: at least two devices; with one, its own quantiles are returned and `coverage` is empty.
+      residuals: at least two devices; with one, its own quantile is returned and `coverage` is empty.
     """
     if len(residuals) < 2:
-        low, high = pooled_quantiles(residuals, level)
-        return Interval(low, high, level, {})
+        return Interval(pooled_quantile(residuals, level), level, {})
     found = [
         (abs(float(np.mean(list(coverage(residuals, nominal).values()))) - level), nominal) for nominal in CANDIDATES
     ]
     nominal = float(min(found)[1])
-    low, high = pooled_quantiles(residuals, nominal)
-    return Interval(low, high, nominal, coverage(residuals, nominal))
+    return Interval(pooled_quantile(residuals, nominal), nominal, coverage(residuals, nominal))

@@ -38,6 +38,10 @@ class LeftOut:
         where = np.array([device in job.held_out for job in self.jobs])
         return jax.tree.map(lambda leaf: leaf[where], self.best)
 
+    def held_out_with(self, device: str) -> tuple[str, ...]:
+        """What is left out together with a device, itself included."""
+        return next(job.held_out for job in self.jobs if device in job.held_out)
+
     def residuals(self) -> dict[str, np.ndarray]:
         """log(measured / forecast) of the isolated rows of every device, by the fits that did not see it."""
         family = self.rows.family

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from neusight_jax.training.evaluation import System, model_scores
 from neusight_jax.training.fit import row_features
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
 from neusight_jax.training.rows import Rows
-from neusight_jax.trust import WIDEST, Trust, gpu_ratios
+from neusight_jax.trust import WIDEST, Trust, gpu_ratios, gpu_widening, range_of
 
 
 @dataclass
@@ -75,26 +75,34 @@ def make_trust(
       gpus, devices: trained on, stacked [device] and named; tiles: tile choices.
       with_effect: device -> the final predictor with that device's effect.
     """
+    ratios = np.asarray(gpu_ratios(gpus))
+    widening = {
+        name: {
+            device: left_out_widening(devices, ratios, device, part.held_out_with(device))
+            for device in part.rows.devices
+        }
+        for name, part in evidence.left_out.items()
+    }
     left_out = {name: part.residuals() for name, part in evidence.left_out.items()}
-    kernels = {name: conformal_interval(residuals) for name, residuals in left_out.items()}
-    nobody_knows = {name: Interval(-WIDEST, WIDEST, 1.0, {}) for name in evidence.seen if name not in kernels}
+    kernels = {name: conformal_interval(narrowed(residuals, widening[name])) for name, residuals in left_out.items()}
+    nobody_knows = {name: Interval(WIDEST, 1.0, {}) for name in evidence.seen if name not in kernels}
 
     @functools.cache
     def unseen(device: str) -> Predictor:
         return left_out_predictor(evidence.left_out, tiles, device)
 
     models = {"left out": model_residuals(data, devices, unseen), "seen": model_residuals(data, devices, with_effect)}
-    none = Interval(0.0, 0.0, float("nan"), {})
-    total = conformal_interval(models["left out"]) if models["left out"] else none
+    none = Interval(0.0, float("nan"), {})
+    of_any_family = {device: factor for factors in widening.values() for device, factor in factors.items()}
+    total = conformal_interval(narrowed(models["left out"], of_any_family)) if models["left out"] else none
     measured = {name: conformal_interval(residuals) for name, residuals in evidence.seen.items()}
     measured_total = conformal_interval(models["seen"]) if models["seen"] else total
-    ratios = np.asarray(gpu_ratios(gpus))
     trust = Trust(
         kernels={name: _pair(item) for name, item in {**kernels, **nobody_knows}.items()},
         total=_pair(total),
         measured_kernels={name: _pair(item) for name, item in measured.items()},
         measured_total=_pair(measured_total),
-        gpu_range=jnp.asarray(np.stack([ratios.min(axis=0), ratios.max(axis=0)]), jnp.float32),
+        gpu_range=jnp.asarray(range_of(ratios), jnp.float32),
         shape_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.shapes.items()},
     )
     card = {
@@ -111,19 +119,31 @@ def make_trust(
     return trust, card
 
 
+def narrowed(residuals: Residuals, widening: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """Left-out residuals over what the interval of their GPU is widened by: on the scale of a GPU inside the range."""
+    return {device: residual / widening[device] for device, residual in residuals.items()}
+
+
+def left_out_widening(devices: Sequence[str], ratios: np.ndarray, device: str, held_out: Sequence[str]) -> float:
+    """What intervals of a device are widened by when these devices are not trained on."""
+    others = np.array([name not in held_out for name in devices])
+    own = ratios[devices.index(device)]
+    return float(gpu_widening(jnp.asarray(own), jnp.asarray(range_of(ratios[others]))))
+
+
 def _measured(models: Interval) -> dict[str, Interval]:
     """The interval of whole models for the card, where some were measured."""
-    return {"models": models} if models.low or models.high else {}
+    return {"models": models} if models.width else {}
 
 
 def _pair(interval: Interval) -> Any:
-    return jnp.array([interval.low, interval.high], jnp.float32)
+    return jnp.array([-interval.width, interval.width], jnp.float32)
 
 
 def _said(interval: Interval) -> dict[str, Any]:
     return {
-        "log_low": round(interval.low, 4),
-        "log_high": round(interval.high, 4),
+        "log_low": round(-interval.width, 4),
+        "log_high": round(interval.width, 4),
         "nominal": interval.nominal,
         "coverage": {name: round(value, 3) for name, value in interval.coverage.items()},
         "mean_coverage": round(interval.mean_coverage, 3),
