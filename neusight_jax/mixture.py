@@ -111,6 +111,8 @@ class FamilyMixture:
       memory: log shift of the DRAM head by kind of memory (`gpu.MEMORY_KINDS`); None = it is in `effect`, or unknown.
       usual: what GPUs share that run `Family.usual_library`, of the form of `effect`, for a GPU without a name; none on
         GPUs with an fp32 matrix path of its own. None = it is in `effect`, or unknown.
+      backward: log shift of each head in any phase but forward, where operands are laid out otherwise, per member;
+        None = none.
       raw_lead: share of the launch floor before the kernel starts, before a sigmoid, per member; None = all of it.
       op_floor: log of each operator's launch floor over `log_floor_s`, per member; None = all alike.
     """
@@ -125,6 +127,7 @@ class FamilyMixture:
     library: Float[Array, ""] | None = None
     memory: Float[Array, " kind"] | None = None
     usual: Float[Array, " effect"] | None = None
+    backward: Float[Array, "member head"] | None = None
     raw_lead: Float[Array, " member"] | None = None
     op_floor: Float[Array, "member op"] | None = None
 
@@ -162,6 +165,8 @@ class MixturePredictor:
         shift = device_shift(parameters, family, features) + stack_shift(parameters, gpu)
         if parameters.memory is not None:
             shift += memory_shift(parameters.memory, gpu)
+        if parameters.backward is not None and family.turned:
+            shift += backward_shift(parameters.backward, batch.phase)
         if parameters.op_floor is not None and family.name == family.network:
             shift += op_shift(parameters.op_floor, batch.op, isolated)
         more_s = work.more_launches * LAUNCH_GAP_S
@@ -231,6 +236,14 @@ def memory_shift(memory: Float[Array, " kind"], gpu: GPU) -> Float[Array, "1 #ke
     """Log shift of the DRAM head for the kind of the GPU's memory; a switch, without gradient to the GPU."""
     kind = jnp.atleast_1d(jnp.round(jnp.asarray(gpu.memory_kind))).astype(int)
     return jnp.where(jnp.arange(len(EFFECTS)) == DRAM, memory[kind][None, :, None], 0.0)
+
+
+def backward_shift(
+    backward: Float[Array, "member head"], phase: Int[Array, " kernel"]
+) -> Float[Array, "member kernel effect"]:
+    """Log shift of each head for the layouts of a backward pass; none forward, none of the floor."""
+    every = jnp.pad(backward, ((0, 0), (0, len(EFFECTS) - len(HEADS))))
+    return jnp.where((phase > 0)[None, :, None], every[:, None, :], 0.0)
 
 
 def op_shift(
@@ -355,6 +368,7 @@ def init_family(
         in_model=jnp.zeros((members, len(HEADS))),
         stack=jnp.zeros((members, len(EFFECTS))),
         effect=jnp.zeros((effect_width(family),)),
+        backward=jnp.zeros((members, len(HEADS))) if family.turned else None,
         raw_lead=None if family.tensor_core else jnp.zeros((members,)),
         op_floor=None if family.tensor_core else jnp.zeros((members, len(family.ops))),
     )

@@ -173,6 +173,20 @@ def test_rows_are_thinned_joined_and_chosen_by_device(softmax: Rows) -> None:
     assert len(both.seconds) == len(both.batch.dims["rows"]) == 116
 
 
+def test_the_backward_pass_of_a_linear_layer_is_two_products_of_half_its_time_each() -> None:
+    """64 rows, 256 in, 128 out: the input's gradient is 64×128 · 128×256, the weight's 128×64 · 64×256."""
+    node = {"name": "linear", "fw_ops": json.dumps([["Linear", [64, 256, 128]]]), "output_shape": "[64, 128]"}
+    view = {"name": "view", "fw_ops": "[]", "forward_s": 1e-5, "output_shape": None, "input_shapes": "[]"}
+    timed = {**node, "input_shapes": "[[64, 256]]", "forward_s": 2e-3, "backward_s": 3e-3}
+    short = {**timed, "backward_s": 1.05e-4}
+    nodes = [{"device": T4, "model": "m", "batch_size": 1, "backward_s": 0.0, **each} for each in (view, timed, short)]
+    rows = model_rows(Measurements(pd.DataFrame(), pd.DataFrame(), per_op=pd.DataFrame(nodes)), "linear", [T4])
+    assert np.asarray(rows.batch.phase).tolist() == [0, 1, 2, 0]
+    np.testing.assert_allclose(rows.seconds, [1.99e-3, 1.495e-3, 1.495e-3, 1.99e-3], rtol=1e-5)
+    sizes = np.stack([rows.batch.dims[name] for name in ("m", "n", "k")], 1)
+    assert sizes.tolist() == [[64, 128, 256], [64, 256, 128], [128, 256, 64], [64, 128, 256]]
+
+
 def test_nodes_of_models_become_rows_inside_a_model() -> None:
     """The event overhead, the median of nodes that launch nothing, is taken off; its letters are turned to ours."""
     nodes = [

@@ -33,7 +33,7 @@ import neusight_jax as nj
 from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
 from neusight_jax.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
 from neusight_jax.latency import kernel_latency, kernel_terms
 from neusight_jax.mixture import longer
 from neusight_jax.roofline import whole_waves
@@ -268,6 +268,28 @@ def test_a_kernel_runs_beside_its_hosts_work() -> None:
     assert np.all(together >= expected * (1 - 1e-5))
     assert np.max(together / expected) < 1.02
     np.testing.assert_allclose(longer(jnp.zeros(()), jnp.float32(3e-6)), 3e-6, rtol=1e-6)
+
+
+def test_only_products_of_a_backward_pass_have_its_layouts() -> None:
+    """Shifts of every head by log 1.5 make a product slower by that less its floor, forward and the rest not at all."""
+    predictor: Any = random_predictor("mixture", 3)
+    assert {name for name, each in predictor.families.items() if each.backward is not None} == {"linear"}
+
+    def turned(factor: float) -> Any:
+        linear = predictor.families["linear"]
+        moved = replace(linear, backward=jnp.full_like(linear.backward, np.log(factor)))
+        return replace(predictor, families={**predictor.families, "linear": moved})
+
+    sizes = {"batch": 1.0, "m": 4096.0, "n": 4096.0, "k": 4096.0}
+    kernels = [Kernel("linear", "linear", sizes)] * 3 + [Kernel("bmm", "bmm", {**sizes, "batch": 8.0})] * 3
+    table = table_from_kernels(kernels, phase=[0, 1, 2, 0, 1, 2])
+    gpu = nj.load_gpu("V100-PCIE-32GB")
+    before, after = (
+        np.asarray(nj.predict_kernels(turned(factor), gpu, table, isolated=False)) for factor in (1.0, 1.5)
+    )
+    np.testing.assert_allclose(after[[0, 3, 4, 5]], before[[0, 3, 4, 5]], rtol=1e-6)
+    assert (after[1:3] > 1.3 * before[1:3]).all()
+    assert (after[1:3] <= 1.5 * before[1:3] * (1 + 1e-5)).all()
 
 
 def _member(predictor: Any, member: int, members: int) -> Any:

@@ -16,7 +16,7 @@ from neusight_jax.gpu import GPU, stack_gpus
 from neusight_jax.gpu_catalog import known_library
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Family
-from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.kernels.table import PHASES, KernelBatch
 from neusight_jax.scaling.per_op import event_overhead_s
 from neusight_jax.training.rows import Rows
 
@@ -47,7 +47,10 @@ def sweep_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
 
 
 def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) -> Rows:
-    """Forward nodes of measured models that are one kernel of the family, event overhead taken off.
+    """Nodes of measured models that are one kernel of the family forward, event overhead taken off.
+
+    A linear layer's backward pass is two products of the same FLOP, half of its time each (the sum over rows for a
+    bias, a percent, is left in); that of other nodes is not used.
 
     The overhead of a device is the median time of its nodes that launch nothing. Nodes shorter than `MIN_NODE_S` and
     contaminated runs are left out.
@@ -57,7 +60,7 @@ def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
     if nodes is not None and "fw_ops" in nodes:
         for device in devices:
             records += _model_records(nodes[nodes["device"] == device], device, name)
-    columns = ["device", "op", "dtype", "latency_s", "tile", *FAMILIES[name].dims]
+    columns = ["device", "op", "dtype", "phase", "latency_s", "tile", *FAMILIES[name].dims]
     frame = pd.DataFrame(records, columns=columns)
     return _rows(frame, FAMILIES[name], devices, isolated=0.0, gpu_of=measurements.gpu)
 
@@ -111,7 +114,7 @@ def _rows(
         "op": frame["op"].map(ops).to_numpy(np.int32),
         "dtype": frame["dtype"].map(dtypes).to_numpy(np.int32),
         "count": np.ones(count, np.float32),
-        "phase": np.zeros(count, np.int32),
+        "phase": frame["phase"].to_numpy(np.int32) if "phase" in frame else np.zeros(count, np.int32),
         "node": np.arange(count, dtype=np.int32),
         "row": np.arange(count, dtype=np.int32),
     }
@@ -152,12 +155,21 @@ def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str
     for node in nodes[~contaminated(nodes)].itertuples():
         if not isinstance(node.fw_ops, str):
             continue
-        seconds = node.forward_s - overhead_s
         kernel = _reference_kernel(json.loads(node.fw_ops), node)
-        if kernel is None or kernel[0] != name or seconds < MIN_NODE_S:
+        if kernel is None or kernel[0] != name:
             continue
         _, op, dims = kernel
-        records.append({"device": device, "op": op, "dtype": "fp32", "latency_s": seconds, "tile": None, **dims})
+        timed = [("forward", dims, node.forward_s - overhead_s)]
+        if name == "linear":
+            half = (getattr(node, "backward_s", float("nan")) - overhead_s) / 2.0
+            timed += [("backward", {**dims, "n": dims["k"], "k": dims["n"]}, half)]
+            timed += [("weight_gradient", {**dims, "m": dims["n"], "n": dims["k"], "k": dims["m"]}, half)]
+        common = {"device": device, "op": op, "dtype": "fp32", "tile": None}
+        records += [
+            {**common, "phase": PHASES.index(phase), "latency_s": seconds, **sizes}
+            for phase, sizes, seconds in timed
+            if seconds >= MIN_NODE_S
+        ]
     return records
 
 

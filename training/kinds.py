@@ -113,6 +113,8 @@ class MixtureKind:
         penalty = share * settings.effect_penalty * jnp.sum(costs * shrunk)
         penalty += settings.stack_penalty * jnp.sum(jnp.sqrt(parameters.stack**2 + EFFECT_WIDTH**2))
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
+        if parameters.backward is not None:
+            penalty += settings.shift_penalty * jnp.sum(parameters.backward**2)
         if parameters.op_floor is not None:
             penalty += settings.op_penalty * jnp.sum(parameters.op_floor**2)
         if settings.offset_penalty:

@@ -70,7 +70,7 @@ def _members(parameters: Any, members: int) -> Any:
     )
     own = {
         name: getattr(parameters, name)[:members]
-        for name in ("log_floor_s", "log_gap_s", "raw_norm", "in_model", "stack", "raw_lead", "op_floor")
+        for name in ("log_floor_s", "log_gap_s", "raw_norm", "in_model", "stack", "backward", "raw_lead", "op_floor")
         if getattr(parameters, name) is not None
     }
     return replace(parameters, network=network, **own)

@@ -98,6 +98,7 @@ class Family:
         `features` find it in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
       usual_library: the number taken for a GPU without a name, or of an architecture that is not among them.
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
+      turned: whether a backward pass runs its kernels with operands laid out otherwise than forward.
       directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
     """
 
@@ -116,3 +117,4 @@ class Family:
     known_libraries: tuple[tuple[str, float], ...] = ()
     usual_library: float = 0.0
     l2_operands: bool = False
+    turned: bool = False

@@ -150,6 +150,7 @@ def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work]) ->
         directions=DIRECTIONS,
         known_libraries=LIBRARIES,
         usual_library=AMPERE,
+        turned=name == "linear",
     )
 
 
