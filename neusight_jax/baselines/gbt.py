@@ -3,9 +3,10 @@
     log t = Σ_trees leaf(inputs)
 
 Inputs are the family's shape features, the logarithms of every physical time the `mixture` mixes and of the roofline,
-and whether the kernel runs alone. LightGBM (extra `gbt`) fits the trees; the forecast needs no library: trees are
-arrays, walked inside `jit`. Gradients: a sum of steps, so they are zero. Boosting log(t / roofline) instead was tried:
-better on linear (26 against 28 %, one seed, a GPU left out), worse on bmm (37 against 28) and softmax (29 against 24).
+whether the kernel runs alone, and in a backward pass where that matters. LightGBM (extra `gbt`) fits the trees; the
+forecast needs no library: trees are arrays, walked inside `jit`. Gradients: a sum of steps, so they are zero. Boosting
+log(t / roofline) instead was tried: better on linear (26 against 28 %, one seed, a GPU left out), worse on bmm (37
+against 28) and softmax (29 against 24).
 Source: Friedman, Annals of Statistics 2001; Ke et al.,
 "LightGBM", NeurIPS 2017.
 """
@@ -76,7 +77,7 @@ class GBTPredictor:
 
 def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
     """Shape features, log physical times, log roofline, which tiles the library launches where the kernels say whose it
-    is, and 1 for a kernel that runs alone."""
+    is, 1 for a kernel that runs alone, and, of families that differ there, 1 for one of a backward pass."""
     size = element_bytes(batch.dtype)
     work = family.work(batch.dims, size)
     peak = peak_flop_per_s(gpu, family, batch.dtype)
@@ -86,7 +87,8 @@ def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated)
     roofline_s = light(gpu, work, peak).roofline_s[:, None]
     alone = jnp.broadcast_to(jnp.asarray(isolated, dtype=float), roofline_s.shape[:1])[:, None]
     logs = jnp.log(jnp.maximum(jnp.concatenate([columns, roofline_s], axis=1), 1e-30))
-    return jnp.concatenate([family.features(batch.dims, size), logs, alone], axis=1)
+    later = [jnp.where(batch.phase > 0, 1.0, 0.0)[:, None]] if family.turned else []
+    return jnp.concatenate([family.features(batch.dims, size), logs, alone, *later], axis=1)
 
 
 def walk(forest: Forest, inputs: Float[Array, "kernel feature"]) -> Float[Array, " kernel"]:
