@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from predictors import random_gpus, random_kernels
 
 import neusight_jax as nj
 from neusight_jax.baselines.gbt import GBTPredictor, gbt_inputs, walk
@@ -78,6 +79,21 @@ def test_gbt_forecasts_through_the_one_function() -> None:
     assert bool(jnp.all(jnp.isfinite(inputs)))
     later = gbt_inputs(FAMILIES["linear"], gpu, jax.tree.map(jnp.asarray, replace(batch, phase=batch.phase + 1)), True)
     assert np.flatnonzero(np.asarray(later != inputs).any(axis=0)).tolist() == [inputs.shape[1] - 1]
+
+
+@pytest.mark.parametrize("kind", ["mixture", "neusight", *TEMPLATES])
+def test_a_family_that_borrows_a_network_is_forecast_by_every_kind(kind: str) -> None:
+    """Families of other dims among them: `strided` has two more than elementwise, whose network it uses."""
+    networks = [name for name, family in FAMILIES.items() if family.network == name]
+    predictor = untrained(kind, {"families": networks, "hidden": [8], "members": 1})
+    borrowing = [family for family in FAMILIES.values() if family.network != family.name]
+    assert any(set(family.dims) != set(FAMILIES[family.network].dims) for family in borrowing)
+    kernels = random_kernels(0, 5, dtypes=1)
+    for family in borrowing:
+        batch = jax.tree.map(jnp.asarray, kernels.families[family.name])
+        seconds = predictor.terms(family, random_gpus(0, 5), batch, isolated=False).seconds
+        assert seconds.shape == (5,)
+        assert bool(jnp.all(seconds > 0))
 
 
 def _machine(**figures: float) -> nj.GPU:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import Isolated, Scalar, element_bytes, light, peak_flop_per_s
@@ -53,10 +54,13 @@ class HabitatMLPPredictor:
 
 
 def habitat_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
-    """Log dims, log element size, 1 for a kernel that runs alone, and the logarithms of four GPU figures."""
+    """Log dims, log element size, 1 for a kernel that runs alone, and the logarithms of four GPU figures.
+
+    The dims are those of the family whose network it is: what another family adds to them was in no measurement.
+    """
     size = element_bytes(batch.dtype)
     peak = peak_flop_per_s(gpu, family, batch.dtype)
-    dims = [jnp.log(jnp.maximum(batch.dims[name], 0.1)) for name in family.dims]
+    dims = [jnp.log(jnp.maximum(batch.dims[name], 0.1)) for name in FAMILIES[family.network].dims]
     figures = [jnp.log(jnp.maximum(item, 1.0)) for item in (gpu.mem_bytes, gpu.mem_bytes_per_s, gpu.num_sms, peak)]
     columns = [*dims, jnp.log(size), jnp.asarray(isolated, dtype=float), *figures]
     return jnp.stack([jnp.broadcast_to(column, size.shape) for column in columns], axis=-1)
