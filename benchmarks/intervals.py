@@ -19,7 +19,7 @@ import pandas as pd
 
 import neusight_jax as nj
 from neusight_jax.training.conformal import CANDIDATES, Residuals, pooled_quantile
-from neusight_jax.trust import LEVEL, gpu_ratios
+from neusight_jax.trust import LEVEL, gpu_ratios, outside, range_of
 
 Quantiles = Callable[[Residuals, float], tuple[float, float]]
 
@@ -78,7 +78,7 @@ def widenings(rule: Rule, devices: list[str]) -> dict[str, float]:
     out = {}
     for name, own in ratios.items():
         others = np.stack([each for other, each in ratios.items() if other != name])
-        far = np.maximum(np.maximum(others.min(axis=0) - own, own - others.max(axis=0)), 0.0)
+        far = np.asarray(outside(own, *range_of(others)))
         out[name] = 1.0 + rule.per_distance * float(far.sum() if rule.summed else np.linalg.norm(far))
     return out
 

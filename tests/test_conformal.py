@@ -19,7 +19,15 @@ from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.training.conformal import conformal_interval, coverage, pooled_quantile
 from neusight_jax.training.trusting import left_out_widening, narrowed
-from neusight_jax.trust import Trust, gpu_ratios, gpu_widening, kernel_interval, total_interval, trust_warnings
+from neusight_jax.trust import (
+    Trust,
+    gpu_ratios,
+    gpu_widening,
+    kernel_interval,
+    range_of,
+    total_interval,
+    trust_warnings,
+)
 
 WIDTH = np.array([-0.2, 0.3], np.float32)
 
@@ -79,7 +87,7 @@ def _trusting(gpus: tuple[str, ...] = ("V100-PCIE-32GB", "A100-PCIE-40GB")) -> M
         total=jnp.asarray(WIDTH / 2),
         measured_kernels={name: jnp.asarray(WIDTH / 10) for name in NETWORKS},
         measured_total=jnp.asarray(WIDTH / 20),
-        gpu_range=jnp.asarray(np.stack([ratios.min(axis=0), ratios.max(axis=0)]), jnp.float32),
+        gpu_range=jnp.asarray(range_of(ratios), jnp.float32),
         shape_range={name: jnp.asarray([[-50.0] * count, [50.0] * count]) for name, count in counts.items()},
     )
     return replace(predictor, trust=trust)
