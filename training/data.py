@@ -25,6 +25,8 @@ NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if f
 
 MIN_NODE_S = 50e-6
 """Shortest model node used for training: below it the event overhead dominates."""
+BROADCAST = 2.0**16
+"""Most elements of an operand that repeats, for its node to be used: these stay in any L2."""
 CONTAMINATED: dict[str, tuple[str, ...]] = {"NVIDIA A100-PCIE-40GB": ("bert_large", "gpt2_large", "opt_13/2")}
 """Models (or model/batch) whose per-node times on a device were taken in a low clock state: their sum is 1.2-1.5 times
 the whole-model label of the same run. Left out."""
@@ -52,7 +54,7 @@ def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
     A linear layer's backward pass is two products of the same FLOP, half of its time each (the sum over rows for a
     bias, a percent, is left in); that of other nodes is not used.
 
-    The overhead of a device is the median time of its nodes that launch nothing. Nodes shorter than `MIN_NODE_S` and
+    The overhead of a device is the median time of its views, which launch nothing. Nodes shorter than `MIN_NODE_S` and
     contaminated runs are left out.
     """
     nodes = measurements.per_op
@@ -149,7 +151,7 @@ def _tile_labels(frame: pd.DataFrame, family: Family) -> np.ndarray:
 def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str, Any]]:
     if nodes.empty:
         return []
-    overhead_s = event_overhead_s(nodes, nodes["output_shape"].isna())
+    overhead_s = event_overhead_s(nodes)
     records = []
     node: Any
     for node in nodes[~contaminated(nodes)].itertuples():
@@ -176,7 +178,8 @@ def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str
 def _reference_kernel(ops: list[Any], node: Any) -> tuple[str, str, dict[str, float]] | None:
     """Family, op and dims of a node that is one kernel; None for all others.
 
-    Matrix products of permuted operands (`matmul`) hide copies and are left out; `bmm` nodes are plain.
+    Matrix products of permuted operands (`matmul`) hide copies and are left out; `bmm` nodes are plain. So are sums
+    with an operand that repeats along an outer axis and is no small row: how much of it is read again depends on L2.
     """
     if len(ops) != 1:
         return None
@@ -194,9 +197,12 @@ def _reference_kernel(ops: list[Any], node: Any) -> tuple[str, str, dict[str, fl
     out = float(np.prod(json.loads(node.output_shape)))
     if out != rows * cols:
         return None
-    shapes = json.loads(node.input_shapes)
-    reads = sum(float(np.prod(shape)) for shape in shapes) / out
-    dims = {"rows": rows, "cols": cols, "reads": min(reads, 2.0), "writes": 1.0}
+    sizes_read = [float(np.prod(shape)) for shape in json.loads(node.input_shapes)]
+    if any(BROADCAST < size < out for size in sizes_read):
+        return None
+    if len(sizes_read) == 2 and min(sizes_read) == 1.0 and f"{op}u" in FAMILIES["elementwise"].ops:
+        op = f"{op}u"
+    dims = {"rows": rows, "cols": cols, "reads": min(sum(sizes_read) / out, 2.0), "writes": 1.0}
     if op == "softmax":
         return "softmax", "softmax", {**dims, "reads": 1.0}
     if op == "ln":
