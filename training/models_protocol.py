@@ -33,8 +33,8 @@ LOGO_MODELS = "logo-models"
 SETTINGS = Settings()
 COUNTS: tuple[int, ...] = (10, 50)
 """Measured kernels of each family that the same fits are calibrated with."""
-DRAWS = 3
-"""Draws of those kernels: from one to the next a GPU's models move by several percent."""
+DRAWS = 10
+"""Draws of those kernels: from one to the next a GPU's models move by several percent, the mean of all by one."""
 
 
 @dataclass(frozen=True)
