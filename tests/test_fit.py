@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import pytest
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError
 from neusight_jax.mixture import head_widths
+from neusight_jax.scaling.per_op import event_overhead_s
 from neusight_jax.tiles import init_tile_choice
 from neusight_jax.training.data import join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.fit import FitState, Job, Settings, fit, row_features, sample_of
@@ -230,3 +232,36 @@ def test_nodes_of_models_become_rows_inside_a_model() -> None:
     softmax = model_rows(data, "softmax", [T4])
     np.testing.assert_allclose(softmax.seconds, [3e-3 - 1e-5], rtol=1e-5)
     assert len(model_rows(data, "bmm", [T4]).seconds) == 0
+
+
+def test_what_a_sum_reads_is_known_or_it_is_left_out() -> None:
+    """A row that repeats stays in L2; a mask of 4M elements that 32 heads read may be read 32 times, or once."""
+
+    def node(op: str, *shapes: tuple[int, ...]) -> dict[str, Any]:
+        kernel = [f"VEC{op}", [int(np.prod(shapes[0][:-1])), shapes[0][-1]]]
+        shape = json.dumps(shapes[0])
+        return {"name": op, "fw_ops": json.dumps([kernel]), "output_shape": shape, "input_shapes": json.dumps(shapes)}
+
+    scores = (1, 32, 2048, 2048)
+    nodes = [
+        node("add", scores, scores),
+        node("add", scores, (1, 1, 2048, 2048)),
+        node("add", scores, (1, 1, 1, 2048)),
+        node("div", scores, (1,)),
+    ]
+    per_op = pd.DataFrame([{"device": T4, "model": "m", "batch_size": 1, "forward_s": 3e-3, **each} for each in nodes])
+    rows = model_rows(Measurements(pd.DataFrame(), pd.DataFrame(), per_op=per_op), "elementwise", [T4])
+    assert [rows.family.ops[op] for op in np.asarray(rows.batch.op)] == ["add", "add", "divu"]
+    np.testing.assert_allclose(rows.batch.dims["reads"], [2.0, 1.0, 1.0], rtol=1e-4)
+
+
+def test_views_of_measured_models_say_what_a_node_takes_before_its_kernel(measurements: Path) -> None:
+    """5 to 20 us on every GPU; two measures of the same that know of no view agree to a few of them."""
+    nodes = read_measurements(measurements / "fp32").per_op
+    assert nodes is not None
+    for device, own in nodes.groupby("device"):
+        overhead_s = event_overhead_s(own)
+        assert 5e-6 < overhead_s < 20e-6, device
+        assert event_overhead_s(own.drop(columns="fx_target")) == pytest.approx(overhead_s, abs=3e-6)
+        nothing_s = own["forward_s"][own["fx_target"].isin(["size", "getattr"])].median()
+        assert nothing_s < overhead_s < nothing_s + 6e-6, device

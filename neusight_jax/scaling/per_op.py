@@ -85,7 +85,8 @@ def event_overhead_s(nodes: pd.DataFrame) -> float:
 
     Views are known by the column `fx_target`, or in a table without it by the node's name (`view_3`).
     """
-    called = nodes["fx_target"] if "fx_target" in nodes else nodes["name"].str.replace(r"_\d+$", "", regex=True)
+    named = nodes["name"].astype(str).str.replace(r"_\d+$", "", regex=True)
+    called = nodes.get("fx_target", named)
     views = nodes["forward_s"][called.isin(VIEWS) & (nodes["forward_s"] > 0.0)]
     return float(views.median()) if len(views) else 0.0
 
