@@ -4,7 +4,7 @@
 
 A forecast that sums kernels and is right about every one of them is off by this much: the floor of the errors of whole
 models. Once as the nodes were timed (`timed_s`), and once less what passes before a kernel starts, as long as a view
-takes (7 to 16 us, `nodes_s`); contaminated runs are left out.
+takes (7 to 17 us, `nodes_s`); contaminated runs are left out.
 """
 
 from __future__ import annotations
