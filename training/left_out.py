@@ -97,9 +97,9 @@ def shared_effect(effect: np.ndarray, rows: Rows, device: str) -> np.ndarray:
 def merged(best: Any, rows: Rows, generation_of: str | None = None) -> FamilyMixture:
     """Fits as one ensemble, device effects taken out, that of one generation kept if asked for.
 
-    The launch gap fitted to model nodes timed one by one is mostly their event overhead, 5 to 20 us; a model that
-    runs queues its kernels, so the gap becomes `LAUNCH_GAP_S`. What was measured inside CUDA graphs pays the same floor
-    in a model.
+    The launch gap fitted to model nodes timed one by one is what they take beyond their kernel and a view
+    (`scaling.per_op.event_overhead_s`); a model that runs queues its kernels, so the gap becomes `LAUNCH_GAP_S`. What
+    was measured inside CUDA graphs pays the same floor in a model.
     """
     mean = np.asarray(jnp.mean(best.effect, axis=0))
     effect = np.zeros(mean.shape[-1]) if generation_of is None else shared_effect(mean, rows, generation_of)
