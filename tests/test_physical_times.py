@@ -146,3 +146,16 @@ def test_a_streaming_kernel_is_given_most_of_its_bandwidth(name: str) -> None:
     for seed in range(5):
         assert np.all(excess(name, seed) <= np.exp(0.5) * (1 + 1e-5))
     assert np.any(excess("norm", 0) > np.exp(0.5))
+
+
+@pytest.mark.parametrize("checkpoint", ["fp32", "fp32-heldout"])
+@pytest.mark.parametrize("device", ["H100", "L4", "V100-PCIE-32GB", "NVIDIA A100-PCIE-40GB"])
+def test_many_rows_reduce_at_one_rate(checkpoint: str, device: str) -> None:
+    """From 131,072 rows on each SM has a thousand of them in a row: eight times the rows take eight times as long."""
+    gpu, rows = nj.load_gpu(device), (2.0**17, 2.0**20)
+    table = table_from_kernels(
+        [Kernel("softmax", "softmax", {"rows": r, "cols": 2048.0, "reads": 1.0, "writes": 1.0}) for r in rows]
+    )
+    for predictor in (nj.load_predictor(checkpoint), nj.load_predictor(checkpoint, device)):
+        fewer_s, more_s = nj.predict_kernels(predictor, gpu, table, isolated=False)
+        assert more_s / fewer_s == pytest.approx(8.0, rel=0.03)

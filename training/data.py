@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +17,8 @@ from neusight_jax.gpu import GPU, stack_gpus
 from neusight_jax.gpu_catalog import known_library
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Family
-from neusight_jax.kernels.table import PHASES, KernelBatch
-from neusight_jax.scaling.per_op import event_overhead_s
+from neusight_jax.kernels.table import PHASES, Kernel, KernelBatch
+from neusight_jax.scaling.per_op import event_overhead_s, node_kernels
 from neusight_jax.training.rows import Rows
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
@@ -153,20 +154,18 @@ def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str
         return []
     overhead_s = event_overhead_s(nodes)
     records = []
-    node: Any
-    for node in nodes[~contaminated(nodes)].itertuples():
-        if not isinstance(node.fw_ops, str):
+    node: dict[str, Any]
+    for node in nodes[~contaminated(nodes)].to_dict("records"):
+        kernel = _only_kernel(node)
+        if kernel is None or kernel.family != name:
             continue
-        kernel = _reference_kernel(json.loads(node.fw_ops), node)
-        if kernel is None or kernel[0] != name:
-            continue
-        _, op, dims = kernel
-        timed = [("forward", dims, node.forward_s - overhead_s)]
-        if name == "linear":
-            half = (getattr(node, "backward_s", float("nan")) - overhead_s) / 2.0
-            timed += [("backward", {**dims, "n": dims["k"], "k": dims["n"]}, half)]
-            timed += [("weight_gradient", {**dims, "m": dims["n"], "n": dims["k"], "k": dims["m"]}, half)]
-        common = {"device": device, "op": op, "dtype": "fp32", "tile": None}
+        timed = [("forward", kernel.dims, node["forward_s"] - overhead_s)]
+        if FAMILIES[name].turned:
+            half = (node.get("backward_s", math.nan) - overhead_s) / 2.0
+            m, n, k = (kernel.dims[dim] for dim in ("m", "n", "k"))
+            timed += [("backward", {**kernel.dims, "n": k, "k": n}, half)]
+            timed += [("weight_gradient", {**kernel.dims, "m": n, "n": k, "k": m}, half)]
+        common = {"device": device, "op": kernel.op, "dtype": "fp32", "tile": None}
         records += [
             {**common, "phase": PHASES.index(phase), "latency_s": seconds, **sizes}
             for phase, sizes, seconds in timed
@@ -175,38 +174,22 @@ def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str
     return records
 
 
-def _reference_kernel(ops: list[Any], node: Any) -> tuple[str, str, dict[str, float]] | None:
-    """Family, op and dims of a node that is one kernel; None for all others.
+def _only_kernel(node: Mapping[str, Any]) -> Kernel | None:
+    """The kernel of a node that is one forward, and of a family that is measured alone; None for all others.
 
     Matrix products of permuted operands (`matmul`) hide copies and are left out; `bmm` nodes are plain. So are sums
     with an operand that repeats along an outer axis and is no small row: how much of it is read again depends on L2.
     """
-    if len(ops) != 1:
+    kernels = node_kernels(node["fw_ops"], node)
+    if len(kernels) != 1 or len(json.loads(node["fw_ops"])) != 1:
         return None
-    kind, sizes = ops[0]
-    if kind == "Linear":
-        m, k, n = sizes  # the source's (M, N, K) has N as the contraction
-        return "linear", "linear", {"batch": 1.0, "m": m, "n": n, "k": k}
-    if kind == "BMM" and node.name.startswith("bmm"):
-        batch, m, k, n = sizes
-        return "bmm", "bmm", {"batch": batch, "m": m, "n": n, "k": k}
-    if not kind.startswith("VEC"):
+    kernel = kernels[0]
+    if kernel.family == "bmm":
+        return kernel if node["name"].startswith("bmm") else None
+    if FAMILIES[kernel.family].matrix:
+        return kernel
+    elements = kernel.dims["rows"] * kernel.dims["cols"]
+    if kernel.family not in NETWORKS or math.prod(json.loads(node["output_shape"])) != elements:
         return None
-    rows, cols = sizes
-    op = kind[3:]
-    out = float(np.prod(json.loads(node.output_shape)))
-    if out != rows * cols:
-        return None
-    sizes_read = [float(np.prod(shape)) for shape in json.loads(node.input_shapes)]
-    if any(BROADCAST < size < out for size in sizes_read):
-        return None
-    if len(sizes_read) == 2 and min(sizes_read) == 1.0 and f"{op}u" in FAMILIES["elementwise"].ops:
-        op = f"{op}u"
-    dims = {"rows": rows, "cols": cols, "reads": min(sum(sizes_read) / out, 2.0), "writes": 1.0}
-    if op == "softmax":
-        return "softmax", "softmax", {**dims, "reads": 1.0}
-    if op == "ln":
-        return "norm", "layernorm", {**dims, "reads": 1.0}
-    if op in FAMILIES["elementwise"].ops:
-        return "elementwise", op, dims
-    return None
+    repeats = any(BROADCAST < math.prod(shape) < elements for shape in json.loads(node["input_shapes"]))
+    return None if repeats else kernel

@@ -6,6 +6,8 @@ broadcast operand counts its share). Their FLOP count matters little, their byte
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -30,6 +32,9 @@ ELEMENT_BLOCKS: tuple[int, ...] = (256, 512, 1024, 2048)
 """Elements one block of an elementwise kernel handles: the tile menu."""
 ROW_BLOCKS: tuple[int, ...] = (1, 2, 4, 8)
 """Rows one block of a row reduction handles: the tile menu."""
+SATURATED_ROWS = 2.0**16
+"""Rows from which on a reduction's rate no longer depends on their number: each is a block's work of its own, and SMs
+have hundreds of them in a row. Sweeps end at 16,385."""
 ROW_CYCLES = 128.0
 """Least clocks a row of a softmax keeps an SM busy: its reductions wait for each other."""
 ROW_BYTES_PER_CYCLE = 16.0
@@ -101,7 +106,8 @@ def _by_rows(
         return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None], cycles)
 
     tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
-    return _rowwise(name, ops, tiles, name, work, _reduction_features, graphed, "blas")
+    features = functools.partial(_reduction_features, most_rows=math.inf if graphed else SATURATED_ROWS)
+    return _rowwise(name, ops, tiles, name, work, features, graphed, "blas")
 
 
 def _rowwise(
@@ -137,9 +143,11 @@ def _stream_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Floa
     )
 
 
-def _reduction_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel _feature"]:
-    """The shape only; the passes of every measured reduction are the same."""
-    rows, cols = dims["rows"], dims["cols"]
+def _reduction_features(
+    dims: Dims, element_bytes: Float[Array, " kernel"], most_rows: float
+) -> Float[Array, "kernel _feature"]:
+    """The shape only, more rows than `most_rows` as that many; the passes of every measured reduction are the same."""
+    rows, cols = jnp.minimum(dims["rows"], most_rows), dims["cols"]
     wide = jnp.where(cols > 1024.0, 1.0, 0.0)
     return jnp.stack(
         [jnp.log(rows), jnp.log(cols), jnp.log(rows * cols), _aligned_row(dims, element_bytes), wide], axis=-1

@@ -18,6 +18,7 @@ from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
 from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.rowwise import BINARY_OPS
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.scaling.trace import Measured, Trace
 
@@ -27,7 +28,6 @@ PHASES: tuple[tuple[str, str], ...] = (("forward_s", "fw_ops"), ("backward_s", "
 """Column of seconds, and the column that lists what ran in them."""
 VIEWS: tuple[str, ...] = ("expand", "permute", "transpose", "unsqueeze", "view")
 """Calls that the framework dispatches as it does every other, and that launch nothing."""
-_BINARY = ("add", "mul", "div", "pow")
 
 
 def read_per_op(path: Path, device: str | None, select: Mapping[str, str] | None = None) -> Trace:
@@ -115,10 +115,18 @@ def _kernel(kind: str, sizes: Sequence[Any], node: Mapping[str, Any]) -> Kernel 
     if op in ("softmax", "ln"):
         family, name = ("softmax", "softmax") if op == "softmax" else ("norm", "layernorm")
         return Kernel(family, name, {"rows": rows, "cols": cols, "reads": 1, "writes": 1})
+    if op in BINARY_OPS and _by_one_element(node):
+        op = f"{op}u"  # an operator of its own in graphs and sweeps
     if op not in FAMILIES["elementwise"].ops:
         return None
-    reads = _reads(rows * cols, node) if op in _BINARY else 1.0
+    reads = _reads(rows * cols, node) if op in BINARY_OPS else 1.0
     return Kernel("elementwise", op, {"rows": rows, "cols": cols, "reads": reads, "writes": 1})
+
+
+def _by_one_element(node: Mapping[str, Any]) -> bool:
+    shapes = node.get("input_shapes")
+    sizes = [math.prod(shape) for shape in json.loads(shapes)] if isinstance(shapes, str) else []
+    return len(sizes) == 2 and min(sizes) == 1
 
 
 def _reads(elements: float, node: Mapping[str, Any]) -> float:
