@@ -154,8 +154,8 @@ def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str
         return []
     overhead_s = event_overhead_s(nodes)
     records = []
-    node: dict[str, Any]
-    for node in nodes[~contaminated(nodes)].to_dict("records"):
+    for row in nodes[~contaminated(nodes)].to_dict("records"):
+        node = {str(column): value for column, value in row.items()}
         kernel = _only_kernel(node)
         if kernel is None or kernel.family != name:
             continue
