@@ -1,16 +1,24 @@
-"""One checkpoint from two: families that were trained here, and the rest from a checkpoint that has them."""
+"""One checkpoint from two: families that were trained here, and the rest from a checkpoint that has them.
+
+    python -m neusight_jax.training.taking_over CHECKPOINT --base BASE --output DIR
+
+writes a checkpoint again with the families it took over as they are in BASE now; its own stay as they are.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from neusight_jax.checkpoint import load_card, load_predictor
+from neusight_jax.checkpoint import PARTS, load_card, load_predictor, save_checkpoint
 from neusight_jax.errors import InputError
+from neusight_jax.files import refuse_existing
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.terms import Predictor
 from neusight_jax.trust import Trust
@@ -59,6 +67,36 @@ def taken_over(predictor: Predictor, card: Mapping[str, Any], base: str) -> tupl
     return both, merged
 
 
+def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str, Any]]:
+    """A checkpoint whose families from elsewhere are those of `base` now, and its card.
+
+    Args:
+      checkpoint, base: names or folders; the first took families over, from the second or an earlier state of it.
+    Raises: `InputError` when it took none over, or the base is of another kind or size.
+    """
+    predictor, card = load_predictor(checkpoint), load_card(checkpoint)
+    foreign = card.get("taken_over")
+    if not foreign or not isinstance(predictor, MixturePredictor):
+        raise InputError(f"{checkpoint} took no families over; expected a checkpoint of a recipe with a base")
+
+    def own(parts: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: part for name, part in parts.items() if name not in foreign["families"]}
+
+    trust = predictor.trust
+    if trust is not None:
+        names = ("kernels", "measured_kernels", "shape_range")
+        trust = replace(trust, **{name: own(getattr(trust, name)) for name in names})
+    alone = MixturePredictor(own(predictor.families), own(predictor.tiles), trust)
+    kept = {key: part for key, part in card.items() if key not in ("taken_over", "format", *PARTS)}
+    kept["architecture"] = {**card["architecture"], "families": list(alone.families)}
+    kept["errors_percent"] = own(card["errors_percent"])
+    for key in ("device_effects", "generation_effects"):
+        kept[key] = {name: own(effects) for name, effects in card[key].items()}
+    both, merged = taken_over(alone, kept, base)
+    merged["taken_over"]["checkpoint"] = foreign["checkpoint"]
+    return both, merged
+
+
 def _members(parameters: Any, members: int) -> Any:
     """The first members of an ensemble; the device effect has no member axis."""
     network = replace(
@@ -97,3 +135,18 @@ def _beside(
         kept = {family: effect for family, effect in base.get(name, {}).items() if family in families}
         out[name] = {**kept, **own.get(name, {})}
     return out
+
+
+def main() -> None:
+    """Write a checkpoint again beside the present state of its base."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint")
+    parser.add_argument("--base", required=True)
+    parser.add_argument("--output", required=True)
+    chosen = parser.parse_args()
+    refuse_existing(Path(chosen.output))
+    save_checkpoint(chosen.output, *taken_again(chosen.checkpoint, chosen.base))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Checkpoints that take families over from another one hold them as they are there now."""
+
+from __future__ import annotations
+
+import filecmp
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import neusight_jax as nj
+from neusight_jax.checkpoint import checkpoint_folder, load_card, save_checkpoint
+from neusight_jax.errors import InputError
+from neusight_jax.training.taking_over import taken_again
+
+
+@pytest.mark.parametrize("name", ["tensorcore", "tensorcore-heldout-hopper"])
+def test_shipped_checkpoints_hold_the_shipped_base(name: str, tmp_path: Path) -> None:
+    """Made again from `fp32` they come out byte by byte: nobody retrained one and forgot the other."""
+    again = tmp_path / name
+    save_checkpoint(again, *taken_again(name, "fp32"))
+    shipped = checkpoint_folder(name)
+    for part in ("weights.safetensors", "card.json"):
+        assert filecmp.cmp(again / part, shipped / part, shallow=False), part
+
+
+def test_only_what_was_taken_over_changes(tmp_path: Path) -> None:
+    """From another base the foreign families are that one's, its own stay."""
+    again, card = taken_again("tensorcore", "fp32-heldout")
+    before, base = nj.load_predictor("tensorcore"), nj.load_predictor("fp32-heldout")
+    members = card["architecture"]["members"]
+    for family, part in again.families.items():
+        source = base if family in card["taken_over"]["families"] else before
+        for new, old in zip(
+            jax.tree.leaves(part.network), jax.tree.leaves(source.families[family].network), strict=True
+        ):
+            np.testing.assert_array_equal(new, old[:members])
+    assert card["errors_percent"]["linear"] == load_card("fp32-heldout")["errors_percent"]["linear"]
+    assert card["errors_percent"]["gemm"] == load_card("tensorcore")["errors_percent"]["gemm"]
+
+
+def test_nothing_to_take_again() -> None:
+    """A checkpoint that stands by itself is refused in one line."""
+    with pytest.raises(InputError, match="fp32 took no families over; expected a checkpoint of a recipe with a base"):
+        taken_again("fp32", "fp32-heldout")
