@@ -44,6 +44,7 @@ class GPU:
       memory_kind: position in `MEMORY_KINDS`; 0 = another kind. How much of its bandwidth a memory reaches goes by it.
       l2_partitions: parts of the L2 that each keep a copy of what their SMs read; 0 = one.
       threads_per_sm: threads an SM keeps resident; 0 = 2048.
+      schedulers_per_sm: warp schedulers of an SM, each of which issues to 32 lanes a clock; 0 = 4.
       idle_share: part of the board power that does no arithmetic; 0 = none.
     """
 
@@ -68,6 +69,7 @@ class GPU:
     memory_kind: ArrayLike = 0.0
     l2_partitions: ArrayLike = 0.0
     threads_per_sm: ArrayLike = 0.0
+    schedulers_per_sm: ArrayLike = 0.0
     idle_share: ArrayLike = 0.0
 
     @property
@@ -110,7 +112,7 @@ IDLE_W = 10.0
 """Board power that memory, regulators and leakage take however slow the chip runs, W. Nothing to a board of 250 W, much
 to one of 70: T4 and V100, of one process, need the same energy a FLOP once it is taken off (docs/findings.md)."""
 
-SWITCHES: tuple[str, ...] = ("memory_kind", "l2_partitions", "threads_per_sm", "idle_share")
+SWITCHES: tuple[str, ...] = ("memory_kind", "l2_partitions", "threads_per_sm", "schedulers_per_sm", "idle_share")
 """Figures that say what kind of machine it is, not how much of something it has."""
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
@@ -195,6 +197,7 @@ _RANGES: dict[str, _Range] = {
     "memory_kind": _Range(1.0, len(MEMORY_KINDS) - 1.0, 1.0, len(MEMORY_KINDS) - 1.0),
     "l2_partitions": _Range(1.0, 64.0, 1.0, 8.0),
     "threads_per_sm": _Range(32.0, 65536.0, 512.0, 4096.0),
+    "schedulers_per_sm": _Range(1.0, 64.0, 1.0, 8.0),
     "idle_share": _Range(1e-6, 0.9, 0.01, 0.5, (("percent", 0.01, "0.01"),)),
     "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),
 }

@@ -102,6 +102,7 @@ def catalog_gpu(name: str) -> GPU:
         memory_kind=float(memory_kind(info)),
         l2_partitions=l2_partitions(info),
         threads_per_sm=threads_per_sm(info),
+        schedulers_per_sm=schedulers_per_sm(info),
     )
 
 
@@ -175,6 +176,16 @@ def threads_per_sm(info: GPUInfo) -> float:
         return 1024.0
     smaller = info.architecture in ("ada", "blackwell_rtx") or (info.architecture == "ampere" and info.memory != "hbm")
     return 1536.0 if smaller else 0.0
+
+
+def schedulers_per_sm(info: GPUInfo) -> float:
+    """Warp schedulers of an SM; 0 = 4, as most.
+
+    Two on GP100, whose SM of 64 lanes is two blocks of 32 with a scheduler each (NVIDIA, Tesla P100 whitepaper, 2016).
+    Volta and Turing cut the same 64 lanes into four blocks (NVIDIA, Tesla V100 whitepaper, 2017).
+    """
+    gp100 = info.vendor == "NVIDIA" and (info.architecture, info.memory) == ("pascal", "hbm")
+    return 2.0 if gp100 else 0.0
 
 
 def known_library(device: str, family: Family) -> float:

@@ -25,10 +25,12 @@ Isolated: TypeAlias = bool | Float[Array, "*kernel"]
 
 L2_BYTES_PER_CYCLE = 64.0
 """Bytes an SM takes from L2 per clock (NVIDIA, Volta to Hopper: 64 B/clk/SM)."""
-ISSUE_FLOP_PER_CYCLE = 256.0
-"""fp32 FLOP an SM's four warp schedulers can issue per clock if every slot is a fused multiply-add (4 × 32 × 2). An SM
-of 64 lanes (Volta, A100) needs half of its slots for that and keeps the rest for loads and addresses; one of 128 lanes
-(GP104, Ada, Hopper) has none to spare, and SGEMM stays below its peak."""
+ISSUE_FLOP_PER_CYCLE = 64.0
+"""fp32 FLOP a warp scheduler can issue per clock if every slot is a fused multiply-add (32 × 2). An SM of 64 lanes and
+four schedulers (Volta, A100) needs half of its slots for that and keeps the rest for loads and addresses; one of 128
+lanes (GP104, Ada, Hopper), or of 64 and two (GP100), has none to spare, and SGEMM stays below its peak."""
+SCHEDULERS_PER_SM = 4.0
+"""Warp schedulers of an SM where the GPU does not say."""
 LEAST_SHARE = 1e-3
 """Arithmetic times are at least this share of the DRAM time."""
 WARM_SHARE = 0.12
@@ -290,7 +292,7 @@ def physical_times(
         flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, fp32_energy(gpu))[:, None]
     padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
     energy = padded * flop_energy + work.bytes_moved[:, None] * JOULE_PER_BYTE
-    issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
+    issue = flop / _column(ISSUE_FLOP_PER_CYCLE * _schedulers(gpu, family) * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
     tile_traffic = fastest(work.blocks * work.block_bytes)
@@ -310,6 +312,16 @@ def physical_times(
         launched=work.launched,
         overhead=jnp.stack([kilocycle, serial, largest_s[:, -1]], axis=1),
     )
+
+
+def _schedulers(gpu: GPU, family: Family) -> Float[Array, "*gpu"]:
+    """Warp schedulers an SM counts with.
+
+    Convolutions count with four everywhere: their FLOP do not say how many instructions an algorithm takes, and P100's
+    two would make its large ones, left out of a fit, 12 % too slow (docs/findings.md).
+    """
+    given = jnp.asarray(gpu.schedulers_per_sm)
+    return jnp.where((given > 0) & (not family.alternatives), given, SCHEDULERS_PER_SM)
 
 
 def power_share(gpu: GPU, family: Family, times: PhysicalTimes) -> Float[Array, " kernel"] | None:

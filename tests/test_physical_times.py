@@ -127,9 +127,30 @@ def test_operands_that_fit_in_l2_are_not_read_again() -> None:
     assert traffic(halfway)[-1] == pytest.approx((tile + moved) / 2, rel=1e-3)
 
 
+def test_schedulers_issue_to_32_lanes_a_clock() -> None:
+    """One multiply-add a clock for 32 lanes of every scheduler: GP100 (64 lanes, two schedulers) and GP104, Ada and
+    Hopper (128, four) issue as fast as their lanes work; Volta and A100 (64, four) twice as fast. Convolutions are
+    counted with four everywhere."""
+    schedulers = {name: nj.load_gpu(name).schedulers_per_sm for name in ("P100", "P4", "V100", "A100", "H100", "MI210")}
+    assert schedulers == {"P100": 2.0, "P4": 0.0, "V100": 0.0, "A100": 0.0, "H100": 0.0, "MI210": 0.0}
+
+    def issue_over_peak(gpu: GPU) -> float:
+        times = times_of(gpu, product_of(4096))
+        return float(times.issue[0, 0]) / (2 * 4096.0**3 / float(gpu.fp32_flop_per_s))
+
+    for name, lanes_a_slot in {"P100": 1.0, "P4": 1.0, "L4": 1.0, "H100": 1.0, "V100": 0.5, "A100": 0.5}.items():
+        assert issue_over_peak(nj.load_gpu(name)) == pytest.approx(lanes_a_slot, rel=0.02), name
+    gpu = nj.load_gpu("V100")
+    assert issue_over_peak(gpu.replace(schedulers_per_sm=1.0)) == pytest.approx(4 * issue_over_peak(gpu))
+    convolutions = jax.tree.map(jnp.asarray, random_kernels(0, 8).families["conv"])
+    two, four = (times_of(gpu.replace(schedulers_per_sm=count), convolutions, "conv").issue for count in (2.0, 4.0))
+    np.testing.assert_array_equal(two, four)
+
+
 @pytest.mark.parametrize("name", ["elementwise", "strided", "memory", "softmax"])
 def test_a_streaming_kernel_is_given_most_of_its_bandwidth(name: str) -> None:
-    """Whatever the network says, DRAM and re-reads take at most e^0.5 of their ideal; norms may take more."""
+    """Whatever the network says, DRAM and re-reads take at most e^0.3 of their ideal, 0.74 of the
+    bandwidth; norms may take more."""
 
     def excess(name: str, seed: int) -> np.ndarray:
         family, gpus = FAMILIES[name], random_gpus(seed, 512)
@@ -144,8 +165,8 @@ def test_a_streaming_kernel_is_given_most_of_its_bandwidth(name: str) -> None:
         return np.asarray(terms.memory_s / jnp.maximum(times.dram.max(axis=1), times.reread.max(axis=1)))
 
     for seed in range(5):
-        assert np.all(excess(name, seed) <= np.exp(0.5) * (1 + 1e-5))
-    assert np.any(excess("norm", 0) > np.exp(0.5))
+        assert np.all(excess(name, seed) <= np.exp(0.3) * (1 + 1e-5))
+    assert np.any(excess("norm", 0) > np.exp(0.3))
 
 
 @pytest.mark.parametrize("checkpoint", ["fp32", "fp32-heldout"])
