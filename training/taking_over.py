@@ -84,8 +84,12 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
 
     trust = predictor.trust
     if trust is not None:
-        names = ("kernels", "measured_kernels", "shape_range")
-        trust = replace(trust, **{name: own(getattr(trust, name)) for name in names})
+        trust = replace(
+            trust,
+            kernels=own(trust.kernels),
+            measured_kernels=own(trust.measured_kernels),
+            shape_range=own(trust.shape_range),
+        )
     alone = MixturePredictor(own(predictor.families), own(predictor.tiles), trust)
     kept = {key: part for key, part in card.items() if key not in ("taken_over", "format", *PARTS)}
     kept["architecture"] = {**card["architecture"], "families": list(alone.families)}
