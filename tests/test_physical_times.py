@@ -149,8 +149,8 @@ def test_schedulers_issue_to_32_lanes_a_clock() -> None:
 
 @pytest.mark.parametrize("name", ["elementwise", "strided", "memory", "softmax"])
 def test_a_streaming_kernel_is_given_most_of_its_bandwidth(name: str) -> None:
-    """Whatever the network says, DRAM and re-reads take at most e^0.3 of their ideal, 0.74 of the
-    bandwidth; norms may take more."""
+    """Whatever the network says, DRAM and re-reads take at most e^0.3 of their ideal (0.74 of the
+    bandwidth); norms may take more."""
 
     def excess(name: str, seed: int) -> np.ndarray:
         family, gpus = FAMILIES[name], random_gpus(seed, 512)
