@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+
+BAD_INPUT = 2
+"""Exit code of a program that was given something it cannot use."""
 
 
 class InputError(ValueError):
@@ -28,3 +32,12 @@ def unknown_name(kind: str, name: str, choices: Iterable[str], hint: str = "") -
     word = "nearest" if near else "expected one of"
     tail = f"; {hint}" if hint else ""
     return InputError(f"unknown {kind} {name!r}; {word}: {nearest}{tail}")
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run what a module does as a program (`python -m ...`); bad input is one line on stderr and exit code 2."""
+    try:
+        main()
+    except InputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(BAD_INPUT)

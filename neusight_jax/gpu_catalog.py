@@ -144,13 +144,18 @@ def generation_of(device: str, kind: str = "blas") -> str:
     return GENERATIONS[kind].get(info.architecture, info.architecture)
 
 
+def _is_gp100(info: GPUInfo) -> bool:
+    """Whether a GPU is the Pascal of the data centre (P100), alone of its architecture with HBM and SMs of 64 lanes."""
+    return (info.architecture, info.memory) == ("pascal", "hbm")
+
+
 def memory_kind(info: GPUInfo) -> int:
     """Position of a GPU's memory in `MEMORY_KINDS`; 0 = none of them.
 
     HBM of Pascal is apart: Volta's controller delivers up to 95 % of the bandwidth, 1.5 times what P100 delivers with
     1.23 times its bandwidth (NVIDIA, Tesla V100 whitepaper, 2017).
     """
-    if (info.memory, info.architecture) == ("hbm", "pascal"):
+    if _is_gp100(info):
         name = "pascal hbm"
     else:
         name = info.memory if info.vendor == "NVIDIA" else f"{info.vendor} {info.memory}"
@@ -184,8 +189,7 @@ def schedulers_per_sm(info: GPUInfo) -> float:
     Two on GP100, whose SM of 64 lanes is two blocks of 32 with a scheduler each (NVIDIA, Tesla P100 whitepaper, 2016).
     Volta and Turing cut the same 64 lanes into four blocks (NVIDIA, Tesla V100 whitepaper, 2017).
     """
-    gp100 = info.vendor == "NVIDIA" and (info.architecture, info.memory) == ("pascal", "hbm")
-    return 2.0 if gp100 else 0.0
+    return 2.0 if _is_gp100(info) else 0.0
 
 
 def known_library(device: str, family: Family) -> float:

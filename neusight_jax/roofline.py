@@ -138,8 +138,7 @@ def peak_flop_per_s(gpu: GPU, family: Family, dtype: Int[Array, " kernel"]) -> F
 
 def exponentials_per_s(gpu: GPU) -> Float[Array, "*gpu"]:
     """Rate of the special-function units, exponentials/s."""
-    given = jnp.asarray(gpu.exp_per_s)
-    return jnp.where(given > 0, given, EXPONENTIALS_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
+    return _given(gpu.exp_per_s, EXPONENTIALS_PER_CYCLE * gpu.num_sms * gpu.clock_hz)
 
 
 def whole_waves(blocks: Array, num_sms: Array, relaxation: Scalar) -> Array:
@@ -182,6 +181,12 @@ def arithmetic_w(gpu: GPU, family: Family) -> Float[Array, "*gpu"]:
     """Board power left for arithmetic and traffic, W. Energies beside tensor cores were fitted to all of it."""
     board_w = jnp.asarray(gpu.tdp_w)
     return board_w if family.tensor_core else board_w * (1.0 - jnp.asarray(gpu.idle_share))
+
+
+def _given(value: ArrayLike, usual: ArrayLike) -> Float[Array, "*gpu"]:
+    """A figure of a GPU, or the usual one where it is 0, which says nothing."""
+    given = jnp.asarray(value)
+    return jnp.where(given > 0, given, usual)
 
 
 def _column(value: ArrayLike, axes: int) -> Array:
@@ -262,7 +267,7 @@ def physical_times(
     waves = whole_waves(work.blocks, num_sms, relaxation)
     block_s = work.block_flop / sm_peak + work.block_cycles / clock
     if work.waiting_cycles is not None:
-        resident = jnp.where(jnp.asarray(gpu.threads_per_sm) > 0, gpu.threads_per_sm, THREADS_PER_SM)
+        resident = _given(gpu.threads_per_sm, THREADS_PER_SM)
         block_s += work.waiting_cycles * THREADS_PER_SM / _column(resident, 2) / clock
     if work.block_exponentials is not None:
         vector = SOFTMAX_FLOP * num_sms / _column(gpu.fp32_flop_per_s, 2)
@@ -287,8 +292,7 @@ def physical_times(
         dram.append(jnp.max(work.form_bytes, axis=1))
     flop_energy = _column(flop_energy, 1) * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype][:, None]
     if family.matrix:
-        given = jnp.asarray(gpu.matrix_flop_per_cycle)
-        width = jnp.where(given > 0, given, NARROW_FLOP_PER_CYCLE)
+        width = _given(gpu.matrix_flop_per_cycle, NARROW_FLOP_PER_CYCLE)
         flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, fp32_energy(gpu))[:, None]
     padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
     energy = padded * flop_energy + work.bytes_moved[:, None] * JOULE_PER_BYTE
@@ -320,8 +324,7 @@ def _schedulers(gpu: GPU, family: Family) -> Float[Array, "*gpu"]:
     Convolutions count with four everywhere: their FLOP do not say how many instructions an algorithm takes, and P100's
     two would make its large ones, left out of a fit, 12 % too slow (docs/findings.md).
     """
-    given = jnp.asarray(gpu.schedulers_per_sm)
-    return jnp.where((given > 0) & (not family.alternatives), given, SCHEDULERS_PER_SM)
+    return _given(0.0 if family.alternatives else gpu.schedulers_per_sm, SCHEDULERS_PER_SM)
 
 
 def power_share(gpu: GPU, family: Family, times: PhysicalTimes) -> Float[Array, " kernel"] | None:

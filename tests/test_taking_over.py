@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import filecmp
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -11,7 +13,10 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.checkpoint import checkpoint_folder, load_card, save_checkpoint
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, run_script
+from neusight_jax.training.cross_gpu import main as cross_gpu
+from neusight_jax.training.node_sums import main as node_sums
+from neusight_jax.training.taking_over import main as taking_over
 from neusight_jax.training.taking_over import taken_again
 
 
@@ -44,3 +49,29 @@ def test_nothing_to_take_again() -> None:
     """A checkpoint that stands by itself is refused in one line."""
     with pytest.raises(InputError, match="fp32 took no families over; expected a checkpoint of a recipe with a base"):
         taken_again("fp32", "fp32-heldout")
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "said"),
+    [
+        (taking_over, ["fp32", "--base", "fp32", "--output", "never"], "error: fp32 took no families over"),
+        (node_sums, ["never"], "error: never does not exist"),
+        (cross_gpu, ["never", "never"], "error: never does not exist"),
+    ],
+)
+def test_modules_run_as_programs_end_in_one_line(
+    main: Callable[[], None],
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What `python -m` runs says what was wrong and leaves with 2, as the command line does."""
+    monkeypatch.setattr(sys, "argv", ["program", *arguments])
+    with pytest.raises(SystemExit) as left:
+        run_script(main)
+    error = capsys.readouterr().err
+    assert left.value.code == 2
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+    assert not Path("never").exists()

@@ -20,7 +20,7 @@ import pandas as pd
 
 from neusight_jax.checkpoint import load_card, load_predictor
 from neusight_jax.datasets.measurements import read_measurements
-from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.errors import InputError, run_script, unknown_name
 from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.gpu_file import load_gpu
 from neusight_jax.scaling.occupancy import limits_of
@@ -118,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.datasets.measurements import read_measurements
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, run_script
 from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
 from neusight_jax.training.data import contaminated
@@ -72,4 +72,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

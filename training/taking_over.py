@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.checkpoint import PARTS, load_card, load_predictor, save_checkpoint
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, run_script
 from neusight_jax.files import refuse_existing
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.terms import Predictor
@@ -153,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

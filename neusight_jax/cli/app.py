@@ -29,9 +29,9 @@ from neusight_jax.cli.sensitivity import sensitivity
 from neusight_jax.cli.startup import prepare_jax
 from neusight_jax.cli.sweep import sweep
 from neusight_jax.cli.train import train
-from neusight_jax.errors import InputError
+from neusight_jax.errors import BAD_INPUT, InputError
 
-BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+INTERRUPTED, BROKEN_PIPE = 130, 141
 LISTS = ("--measurements", "--hold-out", "--device", "--baseline")
 """Options that take several values, as `--option A B` or `--option A --option B`."""
 LISTS_OF: dict[str, tuple[str, ...]] = {
