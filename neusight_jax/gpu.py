@@ -46,6 +46,8 @@ class GPU:
       threads_per_sm: threads an SM keeps resident; 0 = 2048.
       schedulers_per_sm: warp schedulers of an SM, each of which issues to 32 lanes a clock; 0 = 4.
       idle_share: part of the board power that does no arithmetic; 0 = none.
+      fp32_joule_per_flop: the most that an fp32 FLOP of the vector path takes, J; 0 = what `process_nm` says. A board
+        that keeps a base clock within its power says so (`gpu_catalog.promised_joule_per_flop`).
     """
 
     num_sms: ArrayLike
@@ -71,6 +73,7 @@ class GPU:
     threads_per_sm: ArrayLike = 0.0
     schedulers_per_sm: ArrayLike = 0.0
     idle_share: ArrayLike = 0.0
+    fp32_joule_per_flop: ArrayLike = 0.0
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -112,7 +115,9 @@ IDLE_W = 10.0
 """Board power that memory, regulators and leakage take however slow the chip runs, W. Nothing to a board of 250 W, much
 to one of 70: T4 and V100, of one process, need the same energy a FLOP once it is taken off (docs/findings.md)."""
 
-SWITCHES: tuple[str, ...] = ("memory_kind", "l2_partitions", "threads_per_sm", "schedulers_per_sm", "idle_share")
+SWITCHES: tuple[str, ...] = (
+    *("memory_kind", "l2_partitions", "threads_per_sm", "schedulers_per_sm", "idle_share", "fp32_joule_per_flop"),
+)
 """Figures that say what kind of machine it is, not how much of something it has."""
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
@@ -199,6 +204,7 @@ _RANGES: dict[str, _Range] = {
     "threads_per_sm": _Range(32.0, 65536.0, 512.0, 4096.0),
     "schedulers_per_sm": _Range(1.0, 64.0, 1.0, 8.0),
     "idle_share": _Range(1e-6, 0.9, 0.01, 0.5, (("percent", 0.01, "0.01"),)),
+    "fp32_joule_per_flop": _Range(1e-15, 1e-8, 1e-13, 1e-10, (("pJ", 1e-12, "1e-12"), ("nJ", 1e-9, "1e-9"))),
     "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),
 }
 

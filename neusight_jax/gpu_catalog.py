@@ -27,6 +27,7 @@ class GPUInfo:
       memory: "hbm", "gddr", or "gddr_ecc" where the board ships with ECC on and keeps the codes in the same GDDR.
       aliases: other names it answers to.
       lanes_per_sm: fp32 lanes of one SM; fp32 peak = SMs × lanes × 2 × clock.
+      base_clock_hz: the clock it keeps within its power, Hz; 0 = not listed.
       sources: figure -> where it can be checked.
       estimates: figures that are not public, or on which sources disagree.
     """
@@ -37,6 +38,7 @@ class GPUInfo:
     memory: str
     aliases: tuple[str, ...]
     lanes_per_sm: float
+    base_clock_hz: float
     sources: Mapping[str, str]
     estimates: tuple[str, ...]
 
@@ -95,10 +97,11 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
 def catalog_gpu(name: str) -> GPU:
     """A GPU of the catalog by name or alias. `InputError` if there is none of that name."""
     entry = _entry(name)[1]
-    figures = {field: float(entry[field]) for field in FIELDS if field in entry}
+    figures = with_derived({field: float(entry[field]) for field in FIELDS if field in entry})
     info = gpu_info(name)
     return GPU(
-        **with_derived(figures),
+        **figures,
+        fp32_joule_per_flop=promised_joule_per_flop(info, figures),
         memory_kind=float(memory_kind(info)),
         l2_partitions=l2_partitions(info),
         threads_per_sm=threads_per_sm(info),
@@ -116,6 +119,7 @@ def gpu_info(name: str) -> GPUInfo:
         memory=entry["memory"],
         aliases=tuple(str(alias) for alias in entry["aliases"]),
         lanes_per_sm=float(entry["lanes_per_sm"]),
+        base_clock_hz=float(entry.get("base_clock_hz", 0.0)),
         sources=entry["sources"],
         estimates=tuple(entry["estimates"]),
     )
@@ -190,6 +194,18 @@ def schedulers_per_sm(info: GPUInfo) -> float:
     Volta and Turing cut the same 64 lanes into four blocks (NVIDIA, Tesla V100 whitepaper, 2017).
     """
     return 2.0 if _is_gp100(info) else 0.0
+
+
+def promised_joule_per_flop(info: GPUInfo, figures: Mapping[str, float]) -> float:
+    """The most that an fp32 FLOP takes on a board that keeps its base clock within its power, J; 0 = not listed.
+
+    NVIDIA sizes it for the heaviest work: long products of T4 settle at 0.38 of its peak, its base clock is 0.37 of its
+    boost clock (docs/findings.md).
+    """
+    if not info.base_clock_hz:
+        return 0.0
+    base_flop_per_s = figures["fp32_flop_per_s"] * info.base_clock_hz / figures["clock_hz"]
+    return figures["tdp_w"] * (1.0 - figures["idle_share"]) / base_flop_per_s
 
 
 def known_library(device: str, family: Family) -> float:

@@ -172,6 +172,13 @@ def joule_per_flop(process_nm: ArrayLike) -> Float[Array, "*gpu"]:
     return JOULE_PER_FLOP_16NM * (node / 16.0) ** PROCESS_EXPONENT
 
 
+def flop_joule(gpu: GPU, family: Family) -> Float[Array, "*gpu"]:
+    """Energy of one fp32 FLOP of a family on the vector path of a GPU, J: that of its process, or less where its board
+    promises less. Energies beside tensor cores were fitted to the process alone."""
+    law = joule_per_flop(gpu.process_nm)
+    return law if family.tensor_core else jnp.minimum(law, _given(gpu.fp32_joule_per_flop, jnp.inf))
+
+
 def fp32_energy(gpu: GPU) -> Float[Array, "*gpu"]:
     """Energy of an fp32 FLOP of a matrix product over one on the vector path: less where the chip has a matrix path."""
     return jnp.where(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0, MATRIX_ENERGY, 1.0)
@@ -280,7 +287,7 @@ def physical_times(
     serial = fastest(work.block_steps[:, 0, :]) / gpu.clock_hz
     # A kernel without FLOP still issues an instruction for every few bytes: its logarithms stay finite and scale.
     least = LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s
-    flop_energy = joule_per_flop(gpu.process_nm)
+    flop_energy = flop_joule(gpu, family)
     flop = work.flop[:, None]
     compute = [work.bound_flop / peak, streamed]
     dram = [work.bytes_moved, _cold_bytes(gpu, family, work)]

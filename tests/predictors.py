@@ -92,7 +92,8 @@ def random_gpus(seed: int, count: int, absent: float = 0.0) -> GPU:
     figures["threads_per_sm"] = random.choice(np.array([0.0, 1024.0, 1536.0, 2048.0, 2560.0]), count).astype(np.float32)
     schedulers = np.random.default_rng([seed, 6]).choice(np.array([0.0, 1.0, 2.0, 4.0, 8.0], np.float32), count)
     idle = np.random.default_rng([seed, 5]).choice(np.array([0.0, 0.04, 0.14, 0.5], np.float32), count)
-    return GPU(**figures, idle_share=idle, schedulers_per_sm=schedulers)
+    promised = np.random.default_rng([seed, 7]).choice(np.array([0.0, 2e-12, 6e-12, 2e-11], np.float32), count)
+    return GPU(**figures, idle_share=idle, schedulers_per_sm=schedulers, fp32_joule_per_flop=promised)
 
 
 def random_convolutions(random: np.random.Generator, rows: int) -> dict[str, np.ndarray]:

@@ -71,7 +71,7 @@ MEASUREMENTS = Path(os.environ.get("NEUSIGHT_MEASUREMENTS", Path(__file__).paren
 
 def test_every_field_is_a_traced_float():
     leaves = jax.tree.leaves(load_gpu("H100"))
-    assert len(leaves) == len(FIELDS) == 23
+    assert len(leaves) == len(FIELDS) == 24
     assert all(type(leaf) is float for leaf in leaves)
     assert [field for field in FIELDS if field.endswith("flop_per_s")] == [peak_field(path) for path in PATHS]
 
@@ -248,7 +248,8 @@ def test_catalog_entry(name):
     assert info.vendor in ("NVIDIA", "AMD", "Intel")
     assert info.architecture
     entry = gpu_catalog._entries()[name]
-    assert set(entry) - set(FIELDS) == {
+    base = {"base_clock_hz"} if info.base_clock_hz else set()
+    assert set(entry) - set(FIELDS) - base == {
         "aliases",
         "vendor",
         "architecture",
@@ -262,7 +263,8 @@ def test_catalog_entry(name):
     assert info.memory == (by_text or "hbm")  # GB300 says how its size was estimated
     assert by_text or name == "NVIDIA GB300"
     figures = {field for field in entry if field in FIELDS}
-    assert set(info.sources) == figures | {"lanes_per_sm"}
+    assert set(info.sources) == figures | {"lanes_per_sm"} | base
+    assert 0.25 * float(gpu.clock_hz) < (info.base_clock_hz or gpu.clock_hz) <= gpu.clock_hz
     assert all(isinstance(source, str) and len(source) > 5 for source in info.sources.values())
     assert set(info.estimates) <= figures
     assert all(re.search("estimate|reported", info.sources[field]) for field in info.estimates)

@@ -79,6 +79,23 @@ def test_a_board_keeps_ten_watts_for_itself() -> None:
     assert float(arithmetic_w(replace(t4, idle_share=0.0), FAMILIES["linear"])) == pytest.approx(70.0)
 
 
+def test_a_board_that_keeps_its_base_clock_says_what_a_flop_costs() -> None:
+    """L4 does 62 of its 72 W of arithmetic at 795 of 2040 MHz: 5.25 pJ a FLOP, less than its 4 nm say; T4's promise is
+    above its 12 nm. A promise is of fp32 on the vector path: nothing beside tensor cores moves."""
+    l4, product = nj.load_gpu("L4"), product_of(8192)
+    promised_j = 62.0 / (58 * 128 * 2 * 795e6)
+    assert float(l4.fp32_joule_per_flop) == pytest.approx(promised_j, rel=1e-3)
+    traffic_j, flop = 50e-12 * 3 * 4 * 8192**2, 2 * 8192**3
+    assert float(times_of(l4, product).power[0, 0]) == pytest.approx((promised_j * flop + traffic_j) / 62, rel=1e-3)
+    by_process = times_of(l4.replace(fp32_joule_per_flop=0.0), product).power[0, 0]
+    assert float(by_process) == pytest.approx((20e-12 * (4 / 16) ** 0.75 * flop + traffic_j) / 62, rel=1e-3)
+    t4 = nj.load_gpu("T4")
+    assert float(t4.fp32_joule_per_flop) > 20e-12 * (12 / 16) ** 0.75
+    for gpu, batch, family in ((t4, product, "linear"), (l4, product_of(8192, "gemm", "fp16"), "gemm")):
+        without = times_of(gpu.replace(fp32_joule_per_flop=0.0), batch, family).power
+        np.testing.assert_array_equal(times_of(gpu, batch, family).power, without)
+
+
 def test_a_short_kernel_alone_is_over_before_the_power_limit_sets_in() -> None:
     """Energy over energy plus 0.05 J by hand, on 12 nm; no rate enters it. Beside tensor cores all of it."""
     t4 = nj.load_gpu("T4")
