@@ -3,6 +3,7 @@
 For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
 
     log t_j = Σ_i w_ji(shape) · log T_i(GPU, shape) + b_j(shape),   w_j a softmax, b_j bounded
+                                                    # power: no more than a board that keeps a base clock takes
 
     body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max;
                                                                       # alone, a short kernel meets a share of power
@@ -287,7 +288,10 @@ def mix(
         middle = (OFFSET_STARTS[head] - low) / (high - low)
         raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
         offset = low + (high - low) * jax.nn.sigmoid(raw)
-        logs.append(jnp.sum(weight * component, axis=-1) + offset + inside[head] + shift[..., head])
+        log_s = jnp.sum(weight * component, axis=-1) + offset
+        if head == POWER and times.promised is not None:
+            log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(times.promised), axis=-1))
+        logs.append(log_s + inside[head] + shift[..., head])
         start += width + 1
     order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
     body = jax.nn.logsumexp(jnp.stack(logs[:ISSUE]) * order, axis=0) / order

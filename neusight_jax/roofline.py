@@ -49,6 +49,8 @@ PROCESS_EXPONENT = 0.75
 MATRIX_ENERGY = 0.82
 """Energy of an fp32 FLOP on a matrix path over one on the vector path of the same silicon: fewer instructions and
 operands fetched. A fit: MI100 and MI210 both settle at 0.71 of their fp32 matrix peak in 290 W (docs/findings.md)."""
+UNPROMISED_J = 1e-6
+"""Energy of an fp32 FLOP where a board promises nothing, J: far beyond any."""
 NARROW_FLOP_PER_CYCLE = 2048.0
 """16-bit FLOP a clock of an SM's matrix units (A100) at which feeding them takes as much energy as their arithmetic:
 the narrower, the fewer FLOP share an operand fetched and an instruction issued. L40S (1024) sustains half to two thirds
@@ -105,6 +107,8 @@ class PhysicalTimes:
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power, with all FLOP, where algorithms differ with the fewest, and of every tile of the
         menu with its padding.
+      promised: the same with the most that a FLOP takes on a board that keeps a base clock; only of families that `power`
+        can bind, products and convolutions, and not beside tensor cores, whose energies were fitted without it.
       issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
       launched: `Work.launched`. Times of tiles are the last of compute, reread, onchip and power.
@@ -118,6 +122,7 @@ class PhysicalTimes:
     issue: Float[Array, "kernel _component"]
     overhead: Float[Array, "kernel _component"]
     launched: Float[Array, "kernel tile"] | None = None
+    promised: Float[Array, "kernel _component"] | None = None
 
 
 def element_bytes(dtype: Int[Array, " kernel"]) -> Float[Array, " kernel"]:
@@ -170,13 +175,6 @@ def joule_per_flop(process_nm: ArrayLike) -> Float[Array, "*gpu"]:
     node = jnp.asarray(process_nm)
     node = jnp.where((node > 6.0) & (node < 7.0), 7.0, jnp.where((node > 5.0) & (node <= 6.0), 2.0 * node - 5.0, node))
     return JOULE_PER_FLOP_16NM * (node / 16.0) ** PROCESS_EXPONENT
-
-
-def flop_joule(gpu: GPU, family: Family) -> Float[Array, "*gpu"]:
-    """Energy of one fp32 FLOP of a family on the vector path of a GPU, J: that of its process, or less where its board
-    promises less. Energies beside tensor cores were fitted to the process alone."""
-    law = joule_per_flop(gpu.process_nm)
-    return law if family.tensor_core else jnp.minimum(law, _given(gpu.fp32_joule_per_flop, jnp.inf))
 
 
 def fp32_energy(gpu: GPU) -> Float[Array, "*gpu"]:
@@ -287,7 +285,7 @@ def physical_times(
     serial = fastest(work.block_steps[:, 0, :]) / gpu.clock_hz
     # A kernel without FLOP still issues an instruction for every few bytes: its logarithms stay finite and scale.
     least = LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s
-    flop_energy = flop_joule(gpu, family)
+    flop_energy = joule_per_flop(gpu.process_nm)
     flop = work.flop[:, None]
     compute = [work.bound_flop / peak, streamed]
     dram = [work.bytes_moved, _cold_bytes(gpu, family, work)]
@@ -302,7 +300,12 @@ def physical_times(
         width = _given(gpu.matrix_flop_per_cycle, NARROW_FLOP_PER_CYCLE)
         flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, fp32_energy(gpu))[:, None]
     padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
-    energy = padded * flop_energy + work.bytes_moved[:, None] * JOULE_PER_BYTE
+    traffic_j = work.bytes_moved[:, None] * JOULE_PER_BYTE
+    power_w = _column(arithmetic_w(gpu, family), 1)
+    promised = None
+    if family.matrix and not family.tensor_core:
+        promised_j = _column(_given(gpu.fp32_joule_per_flop, UNPROMISED_J), 1)
+        promised = (padded * promised_j + traffic_j) / power_w
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * _schedulers(gpu, family) * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
@@ -318,7 +321,8 @@ def physical_times(
         dram=jnp.stack([(traffic + again) / gpu.mem_bytes_per_s for traffic in dram], axis=1),
         reread=reread,
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
-        power=energy / _column(arithmetic_w(gpu, family), 1),
+        power=(padded * flop_energy + traffic_j) / power_w,
+        promised=promised,
         issue=jnp.maximum(issue, least[:, None]),
         launched=work.launched,
         overhead=jnp.stack([kilocycle, serial, largest_s[:, -1]], axis=1),
