@@ -199,8 +199,8 @@ def schedulers_per_sm(info: GPUInfo) -> float:
 def promised_joule_per_flop(info: GPUInfo, figures: Mapping[str, float]) -> float:
     """The most that an fp32 FLOP takes on a board that keeps its base clock within its power, J; 0 = not listed.
 
-    NVIDIA seems to size it for the heaviest work: long products measured alone settle at 0.38 of T4's peak and at 0.88 of
-    V100's, their base clocks are 0.37 and 0.89 of their boost clocks (docs/findings.md).
+    NVIDIA seems to size it for the heaviest work: long products measured alone settle at 0.38 of T4's peak and at 0.86
+    of V100's, their base clocks are 0.37 and 0.89 of their boost clocks (docs/findings.md).
     """
     if not info.base_clock_hz:
         return 0.0

@@ -107,8 +107,8 @@ class PhysicalTimes:
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power, with all FLOP, where algorithms differ with the fewest, and of every tile of the
         menu with its padding.
-      promised: the same with the most that a FLOP takes on a board that keeps a base clock; only of families that `power`
-        can bind, products and convolutions, and not beside tensor cores, whose energies were fitted without it.
+      promised: the same with the most that a FLOP takes on a board that keeps a base clock; of products and
+        convolutions alone, and not beside tensor cores, whose energies were fitted without it.
       issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
       launched: `Work.launched`. Times of tiles are the last of compute, reread, onchip and power.

@@ -99,8 +99,8 @@ def test_a_board_that_keeps_its_base_clock_says_what_a_flop_costs() -> None:
 
 @pytest.mark.parametrize("checkpoint", ["fp32", "fp32-heldout"])
 def test_a_promise_is_kept_by_long_products_alone(checkpoint: str) -> None:
-    """Long products of L4 run at its base clock, 0.39 of its peak, or faster, but for what power does not limit; without
-    the promise slower. A cheaper FLOP never makes them slower, and nothing changes where power does not bind."""
+    """Long products of L4 run near its base clock, 0.39 of its peak; without the promise slower. A cheaper FLOP never
+    makes them slower, and nothing changes where power does not bind."""
     predictor, l4 = nj.load_predictor(checkpoint), nj.load_gpu("L4")
 
     def share(gpu: nj.GPU, size: int = 8192) -> float:
