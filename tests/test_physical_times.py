@@ -93,7 +93,7 @@ def test_a_board_that_keeps_its_base_clock_says_what_a_flop_costs() -> None:
     assert nj.load_gpu("P4").fp32_joule_per_flop == nj.load_gpu("MI210").fp32_joule_per_flop == 0.0
     none = times_of(nj.load_gpu("P4"), product)
     assert none.promised is not None
-    assert float(jnp.min(none.promised / none.power)) > 1e4
+    assert float(jnp.min(none.promised / none.power)) > 1e3
     assert times_of(l4, product_of(8192, "gemm", "fp16"), "gemm").promised is None
 
 
