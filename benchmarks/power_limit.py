@@ -4,7 +4,7 @@
 
 Only products that fill the card: many tiles of 128 × 128, mostly inside the result, and a long contraction. What falls
 with the duration is the power limit setting in. The second table is of `linear` that lasts longer still, by the length
-of its contraction: what falls there does so only where the contraction is long, so it is not heat.
+of its contraction: what falls there does so where the contraction is long, so it is not heat alone.
 """
 
 from __future__ import annotations
