@@ -14,6 +14,7 @@ import sys
 import numpy as np
 
 from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.errors import run_script
 from neusight_jax.kernels.table import PHASES
 from neusight_jax.training.data import measured_devices, model_rows
 from neusight_jax.training.rows import Rows
@@ -50,4 +51,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    run_script(lambda: main(sys.argv[1]))

@@ -17,6 +17,7 @@ import pandas as pd
 
 import neusight_jax as nj
 from neusight_jax.datasets.devices import find_device
+from neusight_jax.errors import run_script
 
 SHAPE = ["batch", "m", "n", "k"]
 BATCH_EDGES = (0, 20, 33, 48, 66, 97, 130, 200)
@@ -76,4 +77,4 @@ def _ranges(edges: tuple[int, ...]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -17,6 +17,7 @@ from scipy.optimize import least_squares
 
 import neusight_jax as nj
 from neusight_jax.datasets.row_checks import flop_and_bytes
+from neusight_jax.errors import run_script
 from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.kernels.families import FAMILIES
 
@@ -76,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import neusight_jax as nj
+from neusight_jax.errors import run_script
 from neusight_jax.gpu import GPU
 from neusight_jax.hypothetical import PEAKS, RATES
 from neusight_jax.kernels.families import FAMILIES
@@ -140,4 +141,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

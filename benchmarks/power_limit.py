@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 import neusight_jax as nj
+from neusight_jax.errors import run_script
 from neusight_jax.kernels import gemm
 
 FAMILIES = ("linear", "bmm")
@@ -65,4 +66,4 @@ def _medians(rows: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -116,7 +116,12 @@ IDLE_W = 10.0
 to one of 70: T4 and V100, of one process, need the same energy a FLOP once it is taken off (docs/findings.md)."""
 
 SWITCHES: tuple[str, ...] = (
-    *("memory_kind", "l2_partitions", "threads_per_sm", "schedulers_per_sm", "idle_share", "fp32_joule_per_flop"),
+    "memory_kind",
+    "l2_partitions",
+    "threads_per_sm",
+    "schedulers_per_sm",
+    "idle_share",
+    "fp32_joule_per_flop",
 )
 """Figures that say what kind of machine it is, not how much of something it has."""
 
