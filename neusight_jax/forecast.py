@@ -20,7 +20,14 @@ from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_
 from neusight_jax.memory import footprint
 from neusight_jax.roofline import Scalar, element_bytes
 from neusight_jax.terms import KernelTerms, Predictor
-from neusight_jax.trust import LEVEL, has_models, kernel_interval, total_interval, trust_warnings
+from neusight_jax.trust import (
+    LEVEL,
+    has_models,
+    kernel_interval,
+    total_interval,
+    trust_warnings,
+    without_promise,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,12 +216,21 @@ def predict(
     if trust is not None:
         cost = columns["seconds"] * columns["count"]
         wider = float(np.average(columns["widening"], weights=cost)) if cost.sum() > 0 else 1.0
+        total = float(np.sum(cost, dtype=np.float64))
+        doubtful = without_promise(gpu)
+        unpromised = total
+        if doubtful is not None:
+            explained = _explained(predictor, on_device(doubtful), table, relaxation)
+            seconds = in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})
+            unpromised = float(np.sum(seconds * columns["count"], dtype=np.float64))
+            columns["seconds_high"] = np.maximum(columns["seconds_high"], seconds)
         if has_models(trust):
-            interval = total_interval(trust, float(np.sum(cost, dtype=np.float64)), wider)
+            low, high = total_interval(trust, total, wider)
+            interval = (low, max(high, unpromised))
         else:
             low, high = (np.sum(columns[name] * columns["count"], dtype=np.float64) for name in BOUND_COLUMNS)
             interval = (float(low), float(high))
-        warnings = trust_warnings(trust, gpu, columns["shape_widening"], cost)
+        warnings = trust_warnings(trust, gpu, columns["shape_widening"], cost, unpromised)
     return Forecast(
         model=graph.name,
         gpu=gpu_name,

@@ -10,7 +10,8 @@ logarithm), and the distance of a shape the largest excess of a feature over its
 range (of 1 where it is narrower: a feature that never varied has no range to measure by). The errors of a GPU left out
 are divided by its own widening before quantiles are taken, so what is covered on left-out GPUs is the interval as it
 is shown. A total takes the widening of its kernels, weighted by their time. No bound is further than `WIDEST` from the
-forecast.
+forecast. On a board that promises a base clock the upper bound is at least the forecast without that promise
+(`without_promise`): an assumption has no left-out error to learn from.
 """
 
 from __future__ import annotations
@@ -145,10 +146,23 @@ def has_models(trust: Trust) -> bool:
     return bool(np.any(np.asarray(trust.total) != 0.0))
 
 
+def without_promise(gpu: GPU) -> GPU | None:
+    """The GPU without the energy that its base clock promises; None where nothing is promised. Host only."""
+    promised = np.asarray(gpu.fp32_joule_per_flop)
+    return gpu.replace(fp32_joule_per_flop=np.zeros_like(promised)) if np.any(promised > 0) else None
+
+
 def trust_warnings(
-    trust: Trust, gpu: GPU, shape_widening: Float[np.ndarray, " kernel"], cost: Float[np.ndarray, " kernel"]
+    trust: Trust,
+    gpu: GPU,
+    shape_widening: Float[np.ndarray, " kernel"],
+    cost: Float[np.ndarray, " kernel"],
+    unpromised: float = 0.0,
 ) -> list[str]:
-    """Sentences for a GPU or shapes outside what was trained on, naming the figures; none inside. Host only."""
+    """Sentences for a GPU or shapes outside what was trained on, naming the figures; none inside. Host only.
+
+    And for a forecast that leans on a base clock: `unpromised` are the seconds `without_promise`.
+    """
     ratios, (low, high) = np.asarray(gpu_ratios(gpu)), np.asarray(trust.gpu_range)
     far = [
         f"{name} {math.exp(value):.3g} against {math.exp(least):.3g} to {math.exp(most):.3g}"
@@ -159,4 +173,10 @@ def trust_warnings(
     share = float(cost[shape_widening > 1.0 + WORTH_SAYING].sum() / max(float(cost.sum()), 1e-30))
     if share >= WORTH_SAYING:
         said.append(f"{share:.0%} of the time is in kernels of shapes outside those trained on: extrapolated")
+    slower = unpromised / max(float(cost.sum()), 1e-30) - 1.0
+    if slower >= WORTH_SAYING:
+        said.append(
+            "products wait for power here, at the energy that the board's base clock promises and nobody has measured: "
+            f"the upper bound allows for the promise not to hold ({slower:.0%} slower)"
+        )
     return said

@@ -19,7 +19,7 @@ from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.mixture import EFFECTS, MixturePredictor
-from neusight_jax.training.calibration import Prior, calibrate, calibration
+from neusight_jax.training.calibration import Prior, calibrate, calibration, prior_of
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.plan import PLANS, candidates, plan_kernels
 from synthetic import synthetic_rows, write_synthetic_measurements
@@ -122,6 +122,25 @@ def test_one_wild_row_counts_little() -> None:
     robust = error(calibrate(base, GPU, few, wild), table, seconds)
     trusting = error(calibrate(base, GPU, few, wild, Prior(width=1e3)), table, seconds)
     assert robust < 0.85 * trusting
+
+
+@pytest.mark.parametrize("family", ["bmm", "conv"])
+def test_rows_in_a_slow_clock_are_not_believed_but_a_slow_gpu_is(family: str) -> None:
+    """Four of ten kernels that took 1.8 times as long, or all ten of them twice as long."""
+    base, slow = mixture(), prior_of(family)
+    believing = replace(slow, slow=None)
+    odd, all_slow = [], []
+    for seed in range(6, 10):
+        table = kernels(seed, 60, family)
+        plain = np.asarray(nj.predict_kernels(base, GPU, table))
+        few = jax.tree.map(lambda column: column[:10], table)
+        clocked = plain[:10] * np.where(np.arange(10) % 5 < 2, 1.8, 1.0)
+        for errors, measured, truth in ((odd, clocked, plain), (all_slow, 2.0 * plain[:10], 2.0 * plain)):
+            tuned = [calibrate(base, GPU, few, measured, prior) for prior in (slow, believing)]
+            errors.append([error(each, table, truth) for each in tuned])
+    without, with_them = np.mean(odd, axis=0)
+    assert without < 0.85 * with_them
+    np.testing.assert_allclose(*np.transpose(all_slow), rtol=0.06)
 
 
 @pytest.mark.parametrize(("family", "seed"), [("linear", 5), ("conv", 5)])

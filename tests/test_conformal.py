@@ -199,6 +199,24 @@ def test_a_kind_of_shape_never_seen_is_wide_and_finite() -> None:
     assert (low, high) == (pytest.approx(1e-3), pytest.approx(1e3))
 
 
+def test_the_upper_bound_allows_for_a_base_clock_that_does_not_hold() -> None:
+    """Where power decides, a promised energy is an assumption; where it does not, it makes no difference."""
+    predictor, l4 = nj.load_predictor("fp32-heldout"), nj.load_gpu("L4")
+    graph = nj.graph_from_config("gpt2-large", batch_size=4, sequence_length=1024)
+    forecast = nj.predict(predictor, l4, graph)
+    without = nj.predict(predictor, l4.replace(fp32_joule_per_flop=0.0), graph)
+    roomy = nj.predict(predictor, l4.replace(tdp_w=720.0), graph)
+    assert forecast.interval_s
+    assert forecast.interval_s[1] == pytest.approx(without.total_s)
+    assert without.total_s > 1.1 * forecast.total_s
+    assert np.all(forecast.columns["seconds_high"] >= (1.0 - 1e-6) * without.columns["seconds"])
+    assert ["promise not to hold" in " ".join(each.notes) for each in (forecast, without, roomy)] == [
+        True,
+        False,
+        False,
+    ]
+
+
 def test_measured_intervals_take_over() -> None:
     trust = _trusting().trust
     assert trust is not None

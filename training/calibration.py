@@ -6,9 +6,9 @@ of head j in the forecast of shape x,
     cov(x, x') = Σ_j J_j(x) J_j(x') (σ_c² + σ_s² κ(x, x')) + σ_b² κ(x, x') Σ_j J_j(x) Σ_j J_j(x'),
 
 a constant per head, a shape-dependent part per head, and one common to all heads; κ from `calibrated`. The posterior
-mean is found by Gauss-Newton steps through the predictor itself, with weights that keep a bad row from counting fully
-(Huber). The widths were chosen by leave-one-GPU-out (`evaluate --protocol few-shot`): flat around these values, so one
-set serves most families (`prior_of`).
+mean is found by Gauss-Newton steps through the predictor itself, with weights that keep a bad row from counting fully.
+The widths were chosen by leave-one-GPU-out (`evaluate --protocol few-shot`): flat around these values, so one set
+serves most families (`prior_of`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class Prior:
       noise: spread of a measurement around what the model can say.
       few: the same on top of it for a single row; in a fit to K rows its square counts 1/K. Of one or two shapes nobody
         knows whether they are the odd ones.
-      width: residual from which a row counts less.
+      width: residual from which a row counts less (Huber).
+      slow: the same of a row that is slower than the model can say and than the median row is, which counts for nothing
+        in the end (Cauchy): a kernel can be slow for reasons of its own, a clock or an algorithm, but not fast. Beside
+        the median, for where all are slow the GPU is. None: as any other row.
     """
 
     constants: tuple[float, ...] = (0.25,) * len(EFFECTS)
@@ -59,10 +62,19 @@ class Prior:
     noise: float = 0.1
     few: float = 0.0
     width: float = 0.2
+    slow: float | None = None
 
     def noise_of(self, count: int) -> float:
         """Spread of a measurement in a fit to this many rows."""
         return math.sqrt(self.noise**2 + self.few**2 / count)
+
+    def weight(self, error: np.ndarray) -> np.ndarray:
+        """What rows of these residuals, log(measured / forecast), count for: 1 while they are small."""
+        weight = self.width / np.maximum(self.width, np.abs(error))
+        if self.slow is None:
+            return weight
+        behind = np.maximum(error - max(float(np.median(error)), 0.0), 0.0)
+        return weight / (1.0 + (behind / self.slow) ** 2)
 
     def covariance(self, left: np.ndarray, right: np.ndarray, kernel: np.ndarray) -> np.ndarray:
         """cov(x, x') from the head shares J of both sides and κ."""
@@ -81,11 +93,11 @@ its architecture left out, asked for."""
 
 FEW = 0.28
 """`Prior.few` of fp32 products and convolutions, whose errors differ from one shape to the next."""
-LINEAR_PRIOR = Prior(few=FEW)
+LINEAR_PRIOR = Prior(few=FEW, width=0.3, slow=0.3)
 """What is believed of single fp32 products."""
-ALTERNATIVES_PRIOR = Prior(noise=0.2, few=FEW)
+ALTERNATIVES_PRIOR = Prior(noise=0.2, few=FEW, slow=0.3)
 """The same of convolutions: which algorithm the library takes changes from one shape to the next."""
-BATCHED_PRIOR = Prior(constants=(0.6,) * len(EFFECTS), common=0.1, few=FEW)
+BATCHED_PRIOR = Prior(constants=(0.6,) * len(EFFECTS), common=0.1, few=FEW, slow=0.15)
 """The same of fp32 batched products, whose tiles are known: what is left goes with the GPU more than with the shape."""
 
 
@@ -219,10 +231,8 @@ def _fit(
         constant, weights = _posterior(prior, dual)
         logs, shares = _linear(predictor, network, gpu, rows, constant + kernel @ weights)
         error = rows.log_seconds - logs
-        size = np.abs(error)
-        misfit = np.where(size < prior.width, size**2, prior.width * (2.0 * size - prior.width)) / noise**2
         spread = constant @ dual.sum(axis=0) + np.sum(dual * (kernel @ weights))
-        return _State(dual, constant, weights, error, shares, float(misfit.sum() + spread))
+        return _State(dual, constant, weights, error, shares, float(spread))
 
     start = here = state(np.zeros((len(rows.log_seconds), len(EFFECTS))))
     weight = np.ones(len(here.error))
@@ -233,10 +243,10 @@ def _fit(
         proposed = here.shares * solution[:, None]
         for part in PARTS:
             there = state(here.dual + part * (proposed - here.dual))
-            if there.cost < here.cost:
+            if there.cost(weight, noise) < here.cost(weight, noise):
                 here = there
                 break
-        weight = prior.width / np.maximum(prior.width, np.abs(here.error))
+        weight = prior.weight(here.error)
     left_out = solution / np.diag(inverse)  # the residual of each row from a fit to the others
     summary = {
         "given": given,
@@ -250,15 +260,18 @@ def _fit(
 
 @dataclass(frozen=True)
 class _State:
-    """Where the fit of a network stands: the dual [row, effect] says it all, and `cost` is twice the negative log
-    posterior (Huber for the errors)."""
+    """Where the fit of a network stands: the dual [row, effect] says it all."""
 
     dual: np.ndarray
     constant: np.ndarray
     weights: np.ndarray
     error: np.ndarray
     shares: np.ndarray
-    cost: float
+    spread: float
+
+    def cost(self, weight: np.ndarray, noise: float) -> float:
+        """Twice the negative log posterior, of rows that count for so much."""
+        return float(np.sum(weight * self.error**2)) / noise**2 + self.spread
 
 
 def _posterior(prior: Prior, dual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
