@@ -17,11 +17,12 @@ from neusight_jax.graph.graph import UNMODELLED, Footprint, Graph
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
-from neusight_jax.memory import footprint
+from neusight_jax.memory import CROWDED_TIMES, crowded_note, crowded_share, footprint
 from neusight_jax.roofline import Scalar, element_bytes
 from neusight_jax.terms import KernelTerms, Predictor
 from neusight_jax.trust import (
     LEVEL,
+    Trust,
     has_models,
     kernel_interval,
     total_interval,
@@ -211,26 +212,7 @@ def predict(
     notes = (*notes, *unmodelled_notes(graph, columns))
     names = np.array([node.name for node in graph.nodes], object)
     columns["node"] = names[columns["node"]]
-    trust = getattr(predictor, "trust", None)
-    interval, warnings = None, []
-    if trust is not None:
-        cost = columns["seconds"] * columns["count"]
-        wider = float(np.average(columns["widening"], weights=cost)) if cost.sum() > 0 else 1.0
-        total = float(np.sum(cost, dtype=np.float64))
-        doubtful = without_promise(gpu)
-        unpromised = total
-        if doubtful is not None:
-            explained = _explained(predictor, on_device(doubtful), table, relaxation)
-            seconds = in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})
-            unpromised = float(np.sum(seconds * columns["count"], dtype=np.float64))
-            columns["seconds_high"] = np.maximum(columns["seconds_high"], seconds)
-        if has_models(trust):
-            low, high = total_interval(trust, total, wider)
-            interval = (low, max(high, unpromised))
-        else:
-            low, high = (np.sum(columns[name] * columns["count"], dtype=np.float64) for name in BOUND_COLUMNS)
-            interval = (float(low), float(high))
-        warnings = trust_warnings(trust, gpu, columns["shape_widening"], cost, unpromised)
+    interval, warnings = _trusted(predictor, gpu, graph, table, columns, relaxation)
     return Forecast(
         model=graph.name,
         gpu=gpu_name,
@@ -246,6 +228,37 @@ def predict(
         interval_s=interval,
         notes=(*notes, *warnings),
     )
+
+
+def _trusted(
+    predictor: Predictor,
+    gpu: GPU,
+    graph: Graph,
+    table: KernelTable,
+    columns: dict[str, np.ndarray],
+    relaxation: Scalar,
+) -> tuple[tuple[float, float] | None, list[str]]:
+    """80 % interval of the total, seconds, and what a reader should know of it; raises `seconds_high` where it must."""
+    crowded = crowded_share(graph, float(gpu.mem_bytes))  # type: ignore[arg-type]
+    said = [crowded_note(crowded)] if crowded else []
+    trust: Trust | None = getattr(predictor, "trust", None)
+    if trust is None:
+        return None, said
+    cost = columns["seconds"] * columns["count"]
+    total = unpromised = float(np.sum(cost, dtype=np.float64))
+    doubtful = without_promise(gpu)
+    if doubtful is not None:
+        explained = _explained(predictor, on_device(doubtful), table, relaxation)
+        seconds = in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})
+        columns["seconds_high"] = np.maximum(columns["seconds_high"], seconds)
+        unpromised = float(np.sum(seconds * columns["count"], dtype=np.float64))
+    if has_models(trust):
+        wider = float(np.average(columns["widening"], weights=cost)) if cost.sum() > 0 else 1.0
+        low, high = total_interval(trust, total, wider)
+    else:
+        low, high = (float(np.sum(columns[name] * columns["count"], dtype=np.float64)) for name in BOUND_COLUMNS)
+    high = max(high, unpromised, CROWDED_TIMES * total if crowded else 0.0)
+    return (low, high), [*said, *trust_warnings(trust, gpu, columns["shape_widening"], cost, unpromised)]
 
 
 def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[str, float]:

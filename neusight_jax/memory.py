@@ -17,6 +17,11 @@ OUTPUT_SAVED: frozenset[str] = frozenset({"softmax", "tanh", "relu"})
 NO_OUTPUT: frozenset[str] = frozenset({"small", "views", "gradient_sum"})
 """Nodes that stand for no tensor of the forward pass."""
 
+CROWDED_SHARE = 0.85
+"""A training step that needs more than this share of the memory, by estimate, is crowded."""
+CROWDED_TIMES = 1.7
+"""What a crowded step took at most beside its kernels (docs/findings.md, a full memory)."""
+
 
 def parameter_count(graph: Graph) -> float:
     """Weights of all matrix products with parameters, layers repeated; a table shared with the head counts there."""
@@ -83,3 +88,21 @@ def footprint(graph: Graph) -> Footprint:
 def memory_bytes(graph: Graph) -> float:
     """Bytes a workload needs, `footprint` in one number."""
     return footprint(graph).total
+
+
+def crowded_share(graph: Graph, mem_bytes: float) -> float:
+    """Share of a GPU's memory that a training step needs, by estimate, where it is crowded; 0 where it is not.
+
+    The framework's allocator then gives back what it has kept and asks the driver again, in the forward pass.
+    """
+    share = memory_bytes(graph) / mem_bytes if graph.mode == "training" and graph.nodes and mem_bytes > 0 else 0.0
+    return share if share > CROWDED_SHARE else 0.0
+
+
+def crowded_note(share: float) -> str:
+    """What a reader should know of a crowded step."""
+    return (
+        f"this step needs about {share:.0%} of the memory: the two runs measured with so little to spare took 1.3 and "
+        f"{CROWDED_TIMES} times as long as their kernels, for the allocator; the forecast has no such time, its upper "
+        "bound allows for it"
+    )

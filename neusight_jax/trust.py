@@ -148,8 +148,7 @@ def has_models(trust: Trust) -> bool:
 
 def without_promise(gpu: GPU) -> GPU | None:
     """The GPU without the energy that its base clock promises; None where nothing is promised. Host only."""
-    promised = np.asarray(gpu.fp32_joule_per_flop)
-    return gpu.replace(fp32_joule_per_flop=np.zeros_like(promised)) if np.any(promised > 0) else None
+    return gpu.replace(fp32_joule_per_flop=0.0) if float(np.asarray(gpu.fp32_joule_per_flop)) > 0 else None
 
 
 def trust_warnings(

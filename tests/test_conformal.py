@@ -16,6 +16,7 @@ from neusight_jax.checkpoint import untrained
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.memory import memory_bytes
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.training.conformal import conformal_interval, coverage, pooled_quantile
 from neusight_jax.training.trusting import left_out_widening, narrowed
@@ -215,6 +216,21 @@ def test_the_upper_bound_allows_for_a_base_clock_that_does_not_hold() -> None:
         False,
         False,
     ]
+
+
+def test_a_step_that_nearly_fills_the_memory_is_said_and_allowed_for(graph: Any) -> None:
+    step = nj.graph_from_config("gpt2", batch_size=1, sequence_length=128, mode="training")
+    v100 = nj.load_gpu("V100-PCIE-32GB")
+    needed = memory_bytes(step)
+    roomy, full = (nj.predict(_trusting(), v100.replace(mem_bytes=needed * times), step) for times in (1.3, 1.1))
+    assert roomy.interval_s
+    assert full.interval_s
+    assert roomy.notes == ()
+    assert roomy.total_s == full.total_s
+    assert full.interval_s == (roomy.interval_s[0], pytest.approx(1.7 * full.total_s))
+    assert len(full.notes) == 1
+    assert "needs about 91% of the memory" in full.notes[0]
+    assert nj.predict(_trusting(), v100.replace(mem_bytes=1e6), graph).notes == ()  # nothing is kept for a gradient
 
 
 def test_measured_intervals_take_over() -> None:

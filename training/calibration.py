@@ -70,11 +70,11 @@ class Prior:
 
     def weight(self, error: np.ndarray) -> np.ndarray:
         """What rows of these residuals, log(measured / forecast), count for: 1 while they are small."""
-        weight = self.width / np.maximum(self.width, np.abs(error))
-        if self.slow is None:
-            return weight
-        behind = np.maximum(error - max(float(np.median(error)), 0.0), 0.0)
-        return weight / (1.0 + (behind / self.slow) ** 2)
+        weight: np.ndarray = self.width / np.maximum(self.width, np.abs(error))
+        if self.slow is not None:
+            behind = np.maximum(error - max(float(np.median(error)), 0.0), 0.0)
+            weight /= 1.0 + (behind / self.slow) ** 2
+        return weight
 
     def covariance(self, left: np.ndarray, right: np.ndarray, kernel: np.ndarray) -> np.ndarray:
         """cov(x, x') from the head shares J of both sides and κ."""
