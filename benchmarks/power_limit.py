@@ -3,8 +3,9 @@
     python benchmarks/power_limit.py DIR [--device P4 ...]
 
 Only products that fill the card: many tiles of 128 × 128, mostly inside the result, and a long contraction. What falls
-with the duration is the power limit setting in. The second table is of `linear` that lasts longer still, by the length
-of its contraction: what falls there does so where the contraction is long, so it is not heat alone.
+with the duration is the power limit setting in. The second table is of `linear` that lasts 20 ms and more, by the tile
+that the library launched and the length of the contraction, with how many products: what falls with the contraction
+does so for small tiles, whatever the card.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ LAUNCH_S = 25e-6
 """Taken off every latency: what a launch costs on these hosts."""
 EDGES_MS = (0.4, 0.75, 1.33, 2.4, 4.2, 13.0, np.inf)
 COLUMNS = ("0.5 ms", "1 ms", "1.8 ms", "3 ms", "10 ms", "20 ms and more")
-LONG_EDGES_MS = (20.0, 60.0, 100.0, 200.0, 500.0, np.inf)
-LONG_COLUMNS = ("20 to 60 ms", "to 100 ms", "to 0.2 s", "to 0.5 s", "longer")
-CONTRACTIONS = (LEAST_CONTRACTION, 3000, 20000, np.inf)
-CONTRACTION_NAMES = ("to 3,000", "to 20,000", "longer")
+LONG_MS = 20.0
+CONTRACTIONS = (LEAST_CONTRACTION, 1000, 3000, 6000, 12000, 20000, 40000, np.inf)
+CONTRACTION_NAMES = ("to 1,000", "to 3,000", "to 6,000", "to 12,000", "to 20,000", "to 40,000", "longer")
+LEAST_PRODUCTS = 20
+"""Tiles that fewer long products were launched with are left out of the second table."""
 
 
 def filling(frame: pd.DataFrame) -> pd.DataFrame:
@@ -52,17 +54,25 @@ def main() -> None:
     rows = filling(nj.read_measurements(arguments.measurements, devices=arguments.device).frame)
     lasting_ms = 1e3 * rows["latency_s"]
     print(_medians(rows.assign(lasting=pd.cut(lasting_ms, [*EDGES_MS], labels=[*COLUMNS])), "family").to_string())
-    long = rows.assign(
-        lasting=pd.cut(lasting_ms, [*LONG_EDGES_MS], labels=[*LONG_COLUMNS]),
-        contraction=pd.cut(rows["k"], [*CONTRACTIONS], labels=[*CONTRACTION_NAMES]),
-    )
-    print(_medians(long[long["family"] == "linear"], "contraction").to_string())
+    long = rows[(rows["family"] == "linear") & (lasting_ms > LONG_MS)]
+    long = long.assign(contraction=pd.cut(long["k"], [*CONTRACTIONS], labels=[*CONTRACTION_NAMES]))
+    launched = long.groupby(["device", "tile"])["share"].transform("size")
+    print(_by_contraction(long[launched >= LEAST_PRODUCTS]).to_string())
 
 
 def _medians(rows: pd.DataFrame, by: str) -> pd.DataFrame:
     """Median share by device and something else, and by how long the products last."""
     table = rows.pivot_table(index=["device", by], columns="lasting", values="share", aggfunc="median", observed=True)
     return table.round(2)
+
+
+def _by_contraction(rows: pd.DataFrame) -> pd.DataFrame:
+    """Median share by device and tile, and by the length of the contraction."""
+    groups = rows.groupby(["device", "tile"])
+    table = rows.pivot_table(
+        index=["device", "tile"], columns="contraction", values="share", aggfunc="median", observed=True
+    )
+    return table.round(2).assign(products=groups.size())
 
 
 if __name__ == "__main__":
