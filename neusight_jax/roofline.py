@@ -270,7 +270,7 @@ def physical_times(
     num_sms, clock = _column(gpu.num_sms, 2), _column(gpu.clock_hz, 2)
     sm_peak = peak[:, None, None] / num_sms
     waves = whole_waves(work.blocks, num_sms, relaxation)
-    block_s = work.block_flop / sm_peak + work.block_cycles / clock
+    block_s = work.block_flop * work.tile_slowdown / sm_peak + work.block_cycles / clock
     if work.waiting_cycles is not None:
         resident = _given(gpu.threads_per_sm, THREADS_PER_SM)
         block_s += work.waiting_cycles * THREADS_PER_SM / _column(resident, 2) / clock

@@ -19,6 +19,7 @@ from neusight_jax.kernels.family import LIBRARY
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.latency import kernel_terms
 from neusight_jax.mixture import MixturePredictor, among_launched
+from neusight_jax.roofline import physical_times
 from neusight_jax.tiles import init_tile_choice, tile_scores
 from neusight_jax.training import systems
 from neusight_jax.training.data import measured_devices, sweep_rows
@@ -54,6 +55,26 @@ def test_an_unknown_library_may_launch_any_tile(family: str) -> None:
     assert _launched(family, "AMD Instinct MI210") == set(FAMILIES[family].tiles)
     dims = {name: jnp.full(1, 512.0) for name in FAMILIES[family].dims}
     assert FAMILIES[family].work(dims, jnp.full(1, 4.0)).launched is None
+
+
+@pytest.mark.parametrize("family", PRODUCTS)
+def test_small_tiles_bring_in_more_for_their_arithmetic(family: str) -> None:
+    """By hand: 20 multiply-adds an element, (64 + 128) of them for 64 * 128, against 256 for 128 * 128."""
+    dims = {name: jnp.full(2, 512.0) for name in FAMILIES[family].dims}
+    dims[LIBRARY] = jnp.array([known_library(A100, FAMILIES[family]), known_library("MI210", FAMILIES[family])])
+    work = FAMILIES[family].work(dims, jnp.full(2, 4.0))
+    slowdown = np.broadcast_to(np.asarray(work.tile_slowdown), (2, len(FAMILIES[family].tiles), 1))[:, :, 0]
+    nvidia = dict(zip(FAMILIES[family].tiles, slowdown[0], strict=True))
+    assert nvidia["128x128"] == 1.0
+    assert nvidia["64x128"] == pytest.approx((1 + 20 * 192 / 8192) / (1 + 20 * 256 / 16384), rel=1e-6)
+    assert nvidia["32x32"] > nvidia["32x128"] == nvidia["128x32"] > nvidia["64x64"] > nvidia["64x128"]
+    assert np.all(slowdown[1] == 1.0)  # another vendor's tiles are not known
+    gpu = nj.load_gpu(A100)
+    peak = jnp.full(2, float(gpu.fp32_flop_per_s))
+    taken = physical_times(gpu, FAMILIES[family], work, peak, jnp.zeros(2, int)).compute
+    plain = physical_times(gpu, FAMILIES[family], replace(work, tile_slowdown=1.0), peak, jnp.zeros(2, int)).compute
+    np.testing.assert_allclose(taken[0, -len(nvidia) :] / plain[0, -len(nvidia) :], slowdown[0], rtol=1e-5)
+    np.testing.assert_array_equal(taken[1], plain[1])
 
 
 def test_tiles_share_out_what_they_weigh_together() -> None:

@@ -45,6 +45,7 @@ class Work:
       window_bytes: traffic until it comes back, bytes.
       more_launches: kernels beside the first in one operator.
       launched: 1 for the tiles of the menu that the library launches, where that is known; None = any of them.
+      tile_slowdown: what arithmetic takes in each tile over what it takes in the largest, where the library is known.
     """
 
     flop: Float[Array, " kernel"]
@@ -62,6 +63,7 @@ class Work:
     window_bytes: Float[Array, " kernel"] | None = None
     more_launches: Float[Array, " kernel"] | float = 0.0
     launched: Float[Array, "kernel tile"] | None = None
+    tile_slowdown: Float[Array, "kernel tile 1"] | float = 1.0
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:

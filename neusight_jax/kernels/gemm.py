@@ -28,6 +28,10 @@ MIN_SPLIT_STEPS = 128.0
 """Shortest contraction a split-K block is given; a shape-only rule, so that choosing a split keeps slopes monotone."""
 
 
+BRING_IN = 20.0
+"""Multiply-adds that an SM could do while it brings in one element of an operand: small tiles bring in more of them for
+their arithmetic (docs/findings.md, small tiles)."""
+
 LIBRARIES: tuple[tuple[str, float], ...] = (("pascal", 1.0), ("volta", 2.0), ("ampere", 3.0))
 """Numbers of the generations of cuBLAS kernels whose tiles are known: maxwell_sgemm, volta_sgemm, ampere_sgemm."""
 AMPERE = 3.0
@@ -72,7 +76,8 @@ def split_work(
 ) -> Work:
     """Work of a product under a menu of output tiles and of ways to cut the contraction.
 
-    `launched` has the tiles of libraries that launch some of the menu only, by their number.
+    `launched` has the tiles of libraries that launch some of the menu only, by their number; with it small tiles are
+    slower (`BRING_IN`).
     """
     m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
     batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
@@ -87,8 +92,18 @@ def split_work(
         block_flop=2.0 * tile_m * tile_n * steps,
         block_bytes=size * ((tile_m + tile_n) * steps + tile_m * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
-        launched=None if launched is None or LIBRARY not in dims else _launched(dims[LIBRARY], tiles, launched),
+        launched=_launched(dims[LIBRARY], tiles, launched) if launched and LIBRARY in dims else None,
+        tile_slowdown=_slowdown(dims[LIBRARY], tile_m, tile_n) if launched and LIBRARY in dims else 1.0,
     )
+
+
+def _slowdown(
+    library: Float[Array, "#kernel"], tile_m: Float[Array, "1 tile 1"], tile_n: Float[Array, "1 tile 1"]
+) -> Float[Array, "#kernel tile 1"]:
+    """Time of a multiply-add in each tile, operands brought in, over that in the largest; 1 where the library is not
+    known."""
+    each = 1.0 + BRING_IN * (1.0 / tile_m + 1.0 / tile_n)
+    return jnp.where(library[:, None, None] > 0, each / jnp.min(each), 1.0)
 
 
 def _launched(
