@@ -53,26 +53,18 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = filling(nj.read_measurements(arguments.measurements, devices=arguments.device).frame)
     lasting_ms = 1e3 * rows["latency_s"]
-    print(_medians(rows.assign(lasting=pd.cut(lasting_ms, [*EDGES_MS], labels=[*COLUMNS])), "family").to_string())
+    lasting = rows.assign(lasting=pd.cut(lasting_ms, [*EDGES_MS], labels=[*COLUMNS]))
+    print(_medians(lasting, "family", "lasting").to_string())
     long = rows[(rows["family"] == "linear") & (lasting_ms > LONG_MS)]
     long = long.assign(contraction=pd.cut(long["k"], [*CONTRACTIONS], labels=[*CONTRACTION_NAMES]))
-    launched = long.groupby(["device", "tile"])["share"].transform("size")
-    print(_by_contraction(long[launched >= LEAST_PRODUCTS]).to_string())
+    table = _medians(long, "tile", "contraction").assign(products=long.groupby(["device", "tile"]).size())
+    print(table[table["products"] >= LEAST_PRODUCTS].to_string())
 
 
-def _medians(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Median share by device and something else, and by how long the products last."""
-    table = rows.pivot_table(index=["device", by], columns="lasting", values="share", aggfunc="median", observed=True)
+def _medians(rows: pd.DataFrame, by: str, across: str) -> pd.DataFrame:
+    """Median share by device and something else, and across something third."""
+    table = rows.pivot_table(index=["device", by], columns=across, values="share", aggfunc="median", observed=True)
     return table.round(2)
-
-
-def _by_contraction(rows: pd.DataFrame) -> pd.DataFrame:
-    """Median share by device and tile, and by the length of the contraction."""
-    groups = rows.groupby(["device", "tile"])
-    table = rows.pivot_table(
-        index=["device", "tile"], columns="contraction", values="share", aggfunc="median", observed=True
-    )
-    return table.round(2).assign(products=groups.size())
 
 
 if __name__ == "__main__":

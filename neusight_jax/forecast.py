@@ -212,7 +212,10 @@ def predict(
     notes = (*notes, *unmodelled_notes(graph, columns))
     names = np.array([node.name for node in graph.nodes], object)
     columns["node"] = names[columns["node"]]
-    interval, warnings = _trusted(predictor, gpu, graph, table, columns, relaxation)
+    memory = footprint(graph) if graph.nodes else None
+    mem_bytes = float(gpu.mem_bytes)  # type: ignore[arg-type]
+    crowded = crowded_share(memory.total, mem_bytes) if memory and graph.mode == "training" else 0.0
+    interval, warnings = _trusted(predictor, gpu, table, columns, crowded, relaxation)
     return Forecast(
         model=graph.name,
         gpu=gpu_name,
@@ -223,8 +226,8 @@ def predict(
         fused=graph.fused,
         columns={name: columns[name] for name in COLUMNS},
         tokens=graph.step_tokens,
-        memory=footprint(graph) if graph.nodes else None,
-        mem_bytes=float(gpu.mem_bytes),  # type: ignore[arg-type]
+        memory=memory,
+        mem_bytes=mem_bytes,
         interval_s=interval,
         notes=(*notes, *warnings),
     )
@@ -233,13 +236,12 @@ def predict(
 def _trusted(
     predictor: Predictor,
     gpu: GPU,
-    graph: Graph,
     table: KernelTable,
     columns: dict[str, np.ndarray],
+    crowded: float,
     relaxation: Scalar,
 ) -> tuple[tuple[float, float] | None, list[str]]:
     """80 % interval of the total, seconds, and what a reader should know of it; raises `seconds_high` where it must."""
-    crowded = crowded_share(graph, float(gpu.mem_bytes))  # type: ignore[arg-type]
     said = [crowded_note(crowded)] if crowded else []
     trust: Trust | None = getattr(predictor, "trust", None)
     if trust is None:

@@ -90,12 +90,12 @@ def memory_bytes(graph: Graph) -> float:
     return footprint(graph).total
 
 
-def crowded_share(graph: Graph, mem_bytes: float) -> float:
+def crowded_share(needed_bytes: float, mem_bytes: float) -> float:
     """Share of a GPU's memory that a training step needs, by estimate, where it is crowded; 0 where it is not.
 
     The framework's allocator then gives back what it has kept and asks the driver again, in the forward pass.
     """
-    share = memory_bytes(graph) / mem_bytes if graph.mode == "training" and graph.nodes and mem_bytes > 0 else 0.0
+    share = needed_bytes / mem_bytes if mem_bytes > 0 else 0.0
     return share if share > CROWDED_SHARE else 0.0
 
 
