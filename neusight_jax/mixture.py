@@ -104,7 +104,7 @@ class FamilyMixture:
       log_floor_s: launch floor of an isolated measurement, log seconds, per member.
       log_gap_s: what a launch costs inside a running model, log seconds, per member.
       raw_norm: p-norm order before softplus, per member.
-      in_model: log shift of each head inside a running model, per member.
+      in_model: log shift of each head inside a running model, per member (`inside_shift`).
       stack: log shift of `EFFECTS` on GPUs with an fp32 matrix path of its own, which run another vendor's libraries.
       effect: what sets one device apart (`effect_width` numbers); zeros unless calibrated. [effect] or, in training,
         [kernel, effect].
@@ -165,6 +165,7 @@ class MixturePredictor:
         if parameters.usual is not None:
             parameters = replace(parameters, effect=parameters.effect + usual_effect(parameters.usual, gpu))
         shift = device_shift(parameters, family, features) + stack_shift(parameters, gpu)
+        shift += inside_shift(parameters.in_model, gpu, isolated)
         if parameters.memory is not None:
             shift += memory_shift(parameters.memory, gpu)
         if parameters.backward is not None and family.turned:
@@ -222,11 +223,23 @@ def stack_shift(parameters: FamilyMixture, gpu: GPU) -> Float[Array, "member _ke
     return jnp.where(other, parameters.stack[:, None, :], 0.0)
 
 
+def inside_shift(
+    in_model: Float[Array, "member head"], gpu: GPU, isolated: Isolated
+) -> Float[Array, "member _kernel effect"]:
+    """Log shift of each head inside a running model; none of the floor, and none of power on another vendor's GPUs.
+
+    What power gains inside models is learned on boards of 70 and 75 W, whose sweeps run hot (docs/findings.md).
+    """
+    every = jnp.pad(in_model, ((0, 0), (0, len(EFFECTS) - len(HEADS))))[:, None, :]
+    none = jnp.atleast_1d(other_vendor(gpu))[:, None] & (jnp.arange(len(EFFECTS)) == POWER)
+    return jnp.where(none, 0.0, every) * jnp.atleast_1d(1.0 - jnp.asarray(isolated, dtype=float))[:, None]
+
+
 def library_of(parameters: FamilyMixture, family: Family, gpu: GPU, dims: Dims) -> Float[Array, "*#kernel"]:
-    """Number of the library that runs kernels; 0 on GPUs with an fp32 matrix path, which run another vendor's."""
+    """Number of the library that runs kernels; GPUs with an fp32 matrix path run another vendor's."""
     said = parameters.library if parameters.library is not None else dims.get(LIBRARY)
     number = jnp.asarray(family.usual_library if said is None else said)
-    return jnp.where(other_vendor(gpu), 0.0, number)
+    return jnp.where(other_vendor(gpu), family.other_library, number)
 
 
 def usual_effect(usual: Float[Array, " effect"], gpu: GPU) -> Float[Array, "*#kernel effect"]:
@@ -275,7 +288,6 @@ def mix(
     """
     outputs = apply_network(parameters.network, features)
     alone = jnp.asarray(isolated, dtype=float)
-    inside = (1.0 - alone) * parameters.in_model.T[..., None]  # [head, member, 1 or kernel]
     logs, start = [], 0
     for head, name in enumerate(HEADS):
         component = jnp.log(jnp.maximum(getattr(times, name), 1e-30))
@@ -291,7 +303,7 @@ def mix(
         log_s = jnp.sum(weight * component, axis=-1) + offset
         if head == POWER and times.promised is not None:
             log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(times.promised), axis=-1))
-        logs.append(log_s + inside[head] + shift[..., head])
+        logs.append(log_s + shift[..., head])
         start += width + 1
     order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
     body = jax.nn.logsumexp(jnp.stack(logs[:ISSUE]) * order, axis=0) / order

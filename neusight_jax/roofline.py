@@ -46,9 +46,17 @@ JOULE_PER_FLOP_16NM = 20e-12
 """Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/findings.md)."""
 PROCESS_EXPONENT = 0.75
 """Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
-MATRIX_ENERGY = 0.82
+MATRIX_ENERGY = 0.71
 """Energy of an fp32 FLOP on a matrix path over one on the vector path of the same silicon: fewer instructions and
-operands fetched. A fit: MI100 and MI210 both settle at 0.71 of their fp32 matrix peak in 290 W (docs/findings.md)."""
+operands fetched. A fit: with it long products measured alone on MI100 and MI210 take what `fp32-heldout`, which saw
+neither, forecasts (docs/findings.md)."""
+BRING_IN = 20.0
+"""Multiply-adds of its vector path that an SM could do while it brings in one element of an operand: small tiles bring
+in more of them for their arithmetic, and a matrix path, which multiplies twice as fast, waits for them in all tiles
+(docs/findings.md, small tiles and another vendor)."""
+LARGEST_BRINGS = 1.0 + BRING_IN * 2.0 / 128.0
+"""What a multiply-add takes in the largest tile, 128 × 128, on a vector path, operands and all: counted as its
+arithmetic alone, for what any tile loses is learned."""
 UNPROMISED_J = 1e-6
 """Energy of an fp32 FLOP where a board promises nothing, J: far beyond any."""
 NARROW_FLOP_PER_CYCLE = 2048.0
@@ -270,7 +278,11 @@ def physical_times(
     num_sms, clock = _column(gpu.num_sms, 2), _column(gpu.clock_hz, 2)
     sm_peak = peak[:, None, None] / num_sms
     waves = whole_waves(work.blocks, num_sms, relaxation)
-    block_s = work.block_flop * work.tile_slowdown / sm_peak + work.block_cycles / clock
+    block_s = work.block_flop / sm_peak
+    if work.block_operands is not None:
+        brought_s = 2.0 * BRING_IN * work.block_operands * num_sms / _column(gpu.fp32_flop_per_s, 2)
+        block_s = jnp.maximum(block_s, (block_s + brought_s) / LARGEST_BRINGS)
+    block_s += work.block_cycles / clock
     if work.waiting_cycles is not None:
         resident = _given(gpu.threads_per_sm, THREADS_PER_SM)
         block_s += work.waiting_cycles * THREADS_PER_SM / _column(resident, 2) / clock

@@ -79,10 +79,12 @@ def test_mi100_to_mi210(measurements: Path) -> None:
     print(found.round(3).to_string())  # noqa: T201 - shown with -s
     assert found.loc["all", "kernels"] > 5_000
     assert found.loc["all", "error"] < found.loc["all", "no_change"]
-    assert found.loc["all", "faster_right"] > 0.9
     for family in ("elementwise", "softmax", "norm"):
         assert found.loc[family, "faster_right"] == 1.0
     assert found.loc["elementwise", "error"] < 0.07 < 0.3 < found.loc["elementwise", "no_change"]
+    assert found.loc["all", "error"] < 0.09
+    # Wide rows wait for the compute units, whose number times the clock is the same.
+    assert found.loc["softmax", "error"] < 0.03
     # Long products meet both boards' 300 W: measured +1 %, and the node's name (7 and 6 nm) must not say otherwise.
     assert abs(found.loc["linear", "forecast"] / found.loc["linear", "measured"] - 1.0) < 0.05
     assert found.loc["linear", "error"] < 0.08

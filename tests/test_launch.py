@@ -14,10 +14,12 @@ from predictors import random_predictor
 
 import neusight_jax as nj
 from neusight_jax.datasets import schema
+from neusight_jax.gpu_catalog import known_library
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import LIBRARY
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.latency import kernel_latency
-from neusight_jax.mixture import MixturePredictor, op_shift
+from neusight_jax.mixture import COMPUTE, HEADS, POWER, MixturePredictor, op_shift
 from neusight_jax.roofline import WARM_SHARE, physical_times
 from neusight_jax.tiles import init_tile_choice
 from neusight_jax.training.data import measured_devices, sweep_rows
@@ -128,3 +130,54 @@ def test_fewer_resident_threads_hide_less() -> None:
     assert row_s("softmax", 0.0) == row_s("softmax", 2048.0)
     assert row_s("softmax", 1024.0) == pytest.approx(2 * row_s("softmax", 2048.0), rel=1e-5)
     assert row_s("norm", 1024.0) == row_s("norm", 2048.0)
+
+
+def test_large_blocks_for_a_wide_row_cost_more_clocks() -> None:
+    """MI100's and MI210's framework takes 1,024 threads for a row of more than 1,024 columns; by hand, in clocks: 1,800
+    and 8 bytes an element at 16 a clock, two thirds of it where the row is aligned and kept in shared memory."""
+    assert {name: known_library(name, FAMILIES["softmax"]) for name in ("MI210", "MI250", "V100", "H100")} == {
+        **{"MI210": 1.0, "MI250": 1.0},
+        **{"V100": 0.0, "H100": 0.0},
+    }
+
+    def cycles(cols: float, library: float) -> float:
+        dims = {"rows": jnp.full(1, 8e5), "cols": jnp.full(1, cols), "reads": jnp.ones(1), "writes": jnp.ones(1)}
+        work = FAMILIES["softmax"].work(dims | {LIBRARY: jnp.full(1, library)}, jnp.full(1, 4.0))
+        assert work.waiting_cycles is not None
+        return float(work.waiting_cycles[0, 0, 0])
+
+    assert cycles(2047.0, 1.0) == pytest.approx(1800 + 2047 * 8 / 16)
+    assert cycles(2048.0, 1.0) == pytest.approx(1800 + 2048 * 8 / 16 * 2 / 3)
+    assert cycles(2048.0, 0.0) == pytest.approx(128 + 2048 * 8 / 16)
+    assert cycles(1024.0, 1.0) == cycles(1024.0, 0.0)
+
+
+def test_another_vendors_softmax_takes_large_blocks_whatever_its_name() -> None:
+    """A GPU with an fp32 matrix path of its own; the forecast is that of a predictor that was told."""
+    table = table_from_kernels([Kernel("softmax", "softmax", {"rows": 8e4, "cols": 2048, "reads": 1, "writes": 1})])
+    predictor = random_predictor("mixture", 1)
+    assert isinstance(predictor, MixturePredictor)
+    own = replace(predictor.families["softmax"], library=jnp.float32(1.0))
+    told = replace(predictor, families={**predictor.families, "softmax": own})
+    amd, nvidia = nj.load_gpu("MI250"), nj.load_gpu("V100")
+    assert nj.predict_kernels(predictor, amd, table) == nj.predict_kernels(told, amd, table)
+    assert nj.predict_kernels(predictor, nvidia, table) < nj.predict_kernels(told, nvidia, table)
+
+
+def test_what_power_gains_inside_models_stays_with_one_vendor() -> None:
+    """And nothing else does: every other head shifts on both."""
+    table = table_from_kernels([Kernel("linear", "linear", {"batch": 1, "m": 8192, "n": 8192, "k": 8192})])
+    plain = random_predictor("mixture", 4)
+    assert isinstance(plain, MixturePredictor)
+
+    def seconds(gpu: nj.GPU, head: int) -> float:
+        own = plain.families["linear"]
+        moved = jnp.where(jnp.arange(len(HEADS)) == head, 1.5, jnp.zeros_like(own.in_model))
+        families = {**plain.families, "linear": replace(own, in_model=moved)}
+        return float(nj.latency(replace(plain, families=families), gpu, table))
+
+    never = len(HEADS)
+    for name, power_moves in (("T4", True), ("MI210", False)):
+        gpu = nj.load_gpu(name)
+        assert (seconds(gpu, POWER) > seconds(gpu, never)) is power_moves
+        assert seconds(gpu, COMPUTE) > seconds(gpu, never)

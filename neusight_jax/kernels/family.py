@@ -45,7 +45,7 @@ class Work:
       window_bytes: traffic until it comes back, bytes.
       more_launches: kernels beside the first in one operator.
       launched: 1 for the tiles of the menu that the library launches, where that is known; None = any of them.
-      tile_slowdown: what arithmetic takes in each tile over what it takes in the largest, where the library is known.
+      block_operands: elements of operands that one block brings to its SM, where that takes time of its own; else None.
     """
 
     flop: Float[Array, " kernel"]
@@ -63,7 +63,7 @@ class Work:
     window_bytes: Float[Array, " kernel"] | None = None
     more_launches: Float[Array, " kernel"] | float = 0.0
     launched: Float[Array, "kernel tile"] | None = None
-    tile_slowdown: Float[Array, "kernel tile 1"] | float = 1.0
+    block_operands: Float[Array, "kernel tile split"] | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:
@@ -99,6 +99,7 @@ class Family:
       known_libraries: (generation, number of the library that does something otherwise than the rest): `work` and
         `features` find it in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
       usual_library: the number taken for a GPU without a name, or of an architecture that is not among them.
+      other_library: the number taken for GPUs that run another vendor's libraries, whatever their name.
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
       turned: whether a backward pass runs its kernels with operands laid out otherwise than forward.
       directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
@@ -118,5 +119,6 @@ class Family:
     generations: str = "blas"
     known_libraries: tuple[tuple[str, float], ...] = ()
     usual_library: float = 0.0
+    other_library: float = 0.0
     l2_operands: bool = False
     turned: bool = False

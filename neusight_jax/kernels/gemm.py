@@ -28,27 +28,30 @@ MIN_SPLIT_STEPS = 128.0
 """Shortest contraction a split-K block is given; a shape-only rule, so that choosing a split keeps slopes monotone."""
 
 
-BRING_IN = 20.0
-"""Multiply-adds that an SM could do while it brings in one element of an operand: small tiles bring in more of them for
-their arithmetic (docs/findings.md, small tiles)."""
-
-LIBRARIES: tuple[tuple[str, float], ...] = (("pascal", 1.0), ("volta", 2.0), ("ampere", 3.0))
-"""Numbers of the generations of cuBLAS kernels whose tiles are known: maxwell_sgemm, volta_sgemm, ampere_sgemm."""
+LIBRARIES: tuple[tuple[str, float], ...] = (
+    *(("pascal", 1.0), ("volta", 2.0), ("ampere", 3.0)),
+    *(("cdna1", 4.0), ("cdna", 4.0)),
+)
+"""Numbers of the generations of library kernels whose tiles are known: cuBLAS's maxwell_sgemm, volta_sgemm and
+ampere_sgemm; rocBLAS."""
 AMPERE = 3.0
-"""The newest of them."""
+"""The newest of cuBLAS."""
+ROCBLAS = 4.0
 LINEAR_TILES: dict[float, tuple[tuple[int, int], ...]] = {
     1.0: ((64, 64), (32, 128), (128, 32)),
     2.0: ((32, 32), (32, 64), (64, 64), (32, 128), (128, 32), (64, 128), (128, 128)),
     3.0: ((32, 32), (32, 64), (32, 128), (128, 32), (64, 128), (128, 128)),
+    4.0: ((32, 64), (64, 64), (64, 128), (128, 64), (128, 128)),
 }
 """Tiles that cuBLAS 12.1 launches for one fp32 product: names of 99.9 % of the kernels measured on P4, P100, V100, T4
-and A100 (a profiler shows them without a time)."""
+and A100 (a profiler shows them without a time). Of rocBLAS (MI100, MI210) those nearest to what it launches, 64x32 to
+128x160."""
 BMM_TILES: dict[float, tuple[tuple[int, int], ...]] = {
     1.0: ((64, 128),),
     2.0: ((64, 64), (32, 128), (128, 32), (64, 128)),
     3.0: ((128, 128),),
 }
-"""The same of batched products: Maxwell's and Ampere's kernels have one tile whatever the shape."""
+"""The same of batched products: Maxwell's and Ampere's kernels have one tile whatever the shape, rocBLAS has any."""
 
 
 DIRECTIONS: tuple[int, ...] = (2, 4, 6)
@@ -76,8 +79,8 @@ def split_work(
 ) -> Work:
     """Work of a product under a menu of output tiles and of ways to cut the contraction.
 
-    `launched` has the tiles of libraries that launch some of the menu only, by their number; with it small tiles are
-    slower (`BRING_IN`).
+    `launched` has the tiles of libraries that launch some of the menu only, by their number; with it bringing in the
+    operands counts (`Work.block_operands`).
     """
     m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
     batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
@@ -93,17 +96,8 @@ def split_work(
         block_bytes=size * ((tile_m + tile_n) * steps + tile_m * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
         launched=_launched(dims[LIBRARY], tiles, launched) if launched and LIBRARY in dims else None,
-        tile_slowdown=_slowdown(dims[LIBRARY], tile_m, tile_n) if launched and LIBRARY in dims else 1.0,
+        block_operands=(tile_m + tile_n) * steps if launched else None,
     )
-
-
-def _slowdown(
-    library: Float[Array, "#kernel"], tile_m: Float[Array, "1 tile 1"], tile_n: Float[Array, "1 tile 1"]
-) -> Float[Array, "#kernel tile 1"]:
-    """Time of a multiply-add in each tile, operands brought in, over that in the largest; 1 where the library is not
-    known."""
-    each = 1.0 + BRING_IN * (1.0 / tile_m + 1.0 / tile_n)
-    return jnp.where(library[:, None, None] > 0, each / jnp.min(each), 1.0)
 
 
 def _launched(
@@ -165,6 +159,7 @@ def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work]) ->
         directions=DIRECTIONS,
         known_libraries=LIBRARIES,
         usual_library=AMPERE,
+        other_library=ROCBLAS,
         turned=name == "linear",
     )
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Work
+from neusight_jax.kernels.family import LIBRARY, Dims, Family, Work
 
 DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
 TRAFFIC_DIMS: tuple[str, ...] = ("reads", "writes", "scattered", "window")
@@ -39,6 +39,16 @@ ROW_CYCLES = 128.0
 """Least clocks a row of a softmax keeps an SM busy: its reductions wait for each other."""
 ROW_BYTES_PER_CYCLE = 16.0
 """Most bytes of a row an SM takes and gives back a clock: it is read three times, from L1 or L2 after the first."""
+WIDE_COLS = 1024.0
+"""Columns from which on a softmax takes a block of threads for a row instead of a warp."""
+LARGE_BLOCKS: tuple[tuple[str, float], ...] = (("cdna1", 1.0), ("cdna", 1.0))
+"""Generations whose framework (PyTorch 2.4 for ROCm) takes blocks of 1,024 threads for a wide row, and keeps aligned
+rows in shared memory, where the others take 256 or 512 (names and launches of kernels, which a profiler shows without a
+time)."""
+LARGE_BLOCK_CYCLES = 1800.0
+"""The same as `ROW_CYCLES` for them: two rows at a time find room on an SM instead of four to eight (MI100, MI210)."""
+KEPT_ROW = 2.0 / 3.0
+"""Bytes an SM takes and gives back for a row in shared memory over those for one that it reads three times."""
 
 FLOP_PER_ELEMENT: dict[str, float] = {
     **{"elementwise": 1.0, "strided": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0},
@@ -102,12 +112,23 @@ def _by_rows(
         cycles = None
         if waits:
             row_bytes = (dims["reads"] + dims["writes"]) * dims["cols"] * element_bytes
-            cycles = (tile * (ROW_CYCLES + row_bytes / ROW_BYTES_PER_CYCLE)[:, None])[:, :, None]
+            cycles = (tile * _row_cycles(dims, element_bytes, row_bytes)[:, None])[:, :, None]
         return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None], cycles)
 
     tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
     features = functools.partial(_reduction_features, most_rows=math.inf if graphed else SATURATED_ROWS)
-    return _rowwise(name, ops, tiles, name, work, features, graphed, "blas")
+    family = _rowwise(name, ops, tiles, name, work, features, graphed, "blas")
+    return replace(family, known_libraries=LARGE_BLOCKS, other_library=1.0) if waits else family
+
+
+def _row_cycles(
+    dims: Dims, element_bytes: Float[Array, " kernel"], row_bytes: Float[Array, " kernel"]
+) -> Float[Array, " kernel"]:
+    """Clocks of an SM that a row of a softmax costs by waiting, by the blocks that its library takes."""
+    usual = ROW_CYCLES + row_bytes / ROW_BYTES_PER_CYCLE
+    passes = jnp.where(_aligned_row(dims, element_bytes) > 0, KEPT_ROW, 1.0)
+    large = LARGE_BLOCK_CYCLES + passes * row_bytes / ROW_BYTES_PER_CYCLE
+    return jnp.where((dims.get(LIBRARY, 0.0) == 1.0) & (dims["cols"] > WIDE_COLS), large, usual)
 
 
 def _rowwise(
@@ -148,7 +169,7 @@ def _reduction_features(
 ) -> Float[Array, "kernel _feature"]:
     """The shape only, more rows than `most_rows` as that many; the passes of every measured reduction are the same."""
     rows, cols = jnp.minimum(dims["rows"], most_rows), dims["cols"]
-    wide = jnp.where(cols > 1024.0, 1.0, 0.0)
+    wide = jnp.where(cols > WIDE_COLS, 1.0, 0.0)
     return jnp.stack(
         [jnp.log(rows), jnp.log(cols), jnp.log(rows * cols), _aligned_row(dims, element_bytes), wide], axis=-1
     )
