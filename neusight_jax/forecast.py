@@ -242,13 +242,13 @@ def _trusted(
     relaxation: Scalar,
 ) -> tuple[tuple[float, float] | None, list[str]]:
     """80 % interval of the total, seconds, and what a reader should know of it; raises `seconds_high` where it must."""
-    said = [crowded_note(crowded)] if crowded else []
     trust: Trust | None = getattr(predictor, "trust", None)
+    said = [crowded_note(crowded, bounded=trust is not None)] if crowded else []
     if trust is None:
         return None, said
     cost = columns["seconds"] * columns["count"]
     total = unpromised = float(np.sum(cost, dtype=np.float64))
-    doubtful = without_promise(gpu)
+    doubtful = without_promise(gpu) if any(FAMILIES[name].keeps_base_clock for name in table.families) else None
     if doubtful is not None:
         explained = _explained(predictor, on_device(doubtful), table, relaxation)
         seconds = in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})

@@ -99,10 +99,10 @@ def crowded_share(needed_bytes: float, mem_bytes: float) -> float:
     return share if share > CROWDED_SHARE else 0.0
 
 
-def crowded_note(share: float) -> str:
-    """What a reader should know of a crowded step."""
+def crowded_note(share: float, bounded: bool) -> str:
+    """What a reader should know of a crowded step; `bounded`: whether its forecast has an interval."""
+    upper = ", its upper bound allows for it" if bounded else ""
     return (
         f"this step needs about {share:.0%} of the memory: the two runs measured with so little to spare took 1.3 and "
-        f"{CROWDED_TIMES} times as long as their kernels, for the allocator; the forecast has no such time, its upper "
-        "bound allows for it"
+        f"{CROWDED_TIMES} times as long as their kernels, for the allocator; the forecast has no such time{upper}"
     )

@@ -115,8 +115,7 @@ class PhysicalTimes:
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power, with all FLOP, where algorithms differ with the fewest, and of every tile of the
         menu with its padding.
-      promised: the same with the most that a FLOP takes on a board that keeps a base clock; of products and
-        convolutions alone, and not beside tensor cores, whose energies were fitted without it.
+      promised: the same with the most that a FLOP takes on a board that keeps a base clock (`Family.keeps_base_clock`).
       issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
       launched: `Work.launched`. Times of tiles are the last of compute, reread, onchip and power.
@@ -315,7 +314,7 @@ def physical_times(
     traffic_j = work.bytes_moved[:, None] * JOULE_PER_BYTE
     power_w = _column(arithmetic_w(gpu, family), 1)
     promised = None
-    if family.matrix and not family.tensor_core:
+    if family.keeps_base_clock:
         promised_j = _column(_given(gpu.fp32_joule_per_flop, UNPROMISED_J), 1)
         promised = (padded * promised_j + traffic_j) / power_w
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * _schedulers(gpu, family) * gpu.num_sms * gpu.clock_hz, 1)

@@ -12,6 +12,7 @@ import pytest
 from predictors import NETWORKS, random_predictor
 
 import neusight_jax as nj
+from neusight_jax import forecast as forecasting
 from neusight_jax.checkpoint import untrained
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
@@ -218,6 +219,22 @@ def test_the_upper_bound_allows_for_a_base_clock_that_does_not_hold() -> None:
     ]
 
 
+def test_a_workload_without_products_leans_on_no_base_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its forecast is made once; one with products twice."""
+    explained: list[float] = []
+    inside = forecasting._explained
+
+    def counted(predictor: Any, gpu: nj.GPU, *rest: Any) -> Any:
+        explained.append(float(gpu.fp32_joule_per_flop))
+        return inside(predictor, gpu, *rest)
+
+    monkeypatch.setattr(forecasting, "_explained", counted)
+    for function, forecasts in ((jnp.exp, 1), (lambda x: x @ x, 2)):
+        explained.clear()
+        nj.predict(_trusting(), nj.load_gpu("L4"), nj.graph_from_function(function, jnp.ones((1024, 1024))))
+        assert len(explained) == forecasts
+
+
 def test_a_step_that_nearly_fills_the_memory_is_said_and_allowed_for(graph: Any) -> None:
     step = nj.graph_from_config("gpt2", batch_size=1, sequence_length=128, mode="training")
     v100 = nj.load_gpu("V100-PCIE-32GB")
@@ -230,6 +247,11 @@ def test_a_step_that_nearly_fills_the_memory_is_said_and_allowed_for(graph: Any)
     assert full.interval_s == (roomy.interval_s[0], pytest.approx(1.7 * full.total_s))
     assert len(full.notes) == 1
     assert "needs about 91% of the memory" in full.notes[0]
+    assert "upper bound allows for it" in full.notes[0]
+    plain = nj.predict(replace(_trusting(), trust=None), v100.replace(mem_bytes=needed * 1.1), step)
+    assert plain.interval_s is None
+    assert "needs about 91% of the memory" in plain.notes[0]
+    assert "bound" not in plain.notes[0]
     assert nj.predict(_trusting(), v100.replace(mem_bytes=1e6), graph).notes == ()  # nothing is kept for a gradient
 
 

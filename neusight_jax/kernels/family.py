@@ -122,3 +122,9 @@ class Family:
     other_library: float = 0.0
     l2_operands: bool = False
     turned: bool = False
+
+    @property
+    def keeps_base_clock(self) -> bool:
+        """Whether a board's base clock bounds what its arithmetic takes (`GPU.fp32_joule_per_flop`): products and
+        convolutions in fp32; the energies beside tensor cores were fitted without it."""
+        return self.matrix and not self.tensor_core
