@@ -19,7 +19,7 @@ from neusight_jax.kernels.family import LIBRARY
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.latency import kernel_terms
 from neusight_jax.mixture import MixturePredictor, among_launched
-from neusight_jax.roofline import physical_times
+from neusight_jax.roofline import peak_flop_per_s, physical_times
 from neusight_jax.tiles import init_tile_choice, tile_scores
 from neusight_jax.training import systems
 from neusight_jax.training.data import measured_devices, sweep_rows
@@ -69,9 +69,8 @@ def _tile_slowdown(device: str, family: str) -> dict[str, float]:
     gpu, home = nj.load_gpu(device), FAMILIES[family]
     dims = {name: jnp.full(1, 512.0) for name in home.dims}
     work = home.work(dims, jnp.full(1, 4.0))
-    peak, fp32 = jnp.full(1, float(gpu.peak_flop_per_s(gpu.paths[0]))), jnp.zeros(1, int)
-    if "fp32_matrix" in gpu.paths:
-        peak = jnp.full(1, float(gpu.fp32_matrix_flop_per_s))
+    fp32 = jnp.zeros(1, int)
+    peak = peak_flop_per_s(gpu, home, fp32)
     taken = physical_times(gpu, home, work, peak, fp32).compute
     plain = physical_times(gpu, home, replace(work, block_operands=None), peak, fp32).compute
     tiles = len(home.tiles)
