@@ -230,7 +230,7 @@ def inside_shift(
 
     What power gains inside models is learned on boards of 70 and 75 W, whose sweeps run hot (docs/findings.md).
     """
-    every = jnp.pad(in_model, ((0, 0), (0, len(EFFECTS) - len(HEADS))))[:, None, :]
+    every = _of_heads(in_model)[:, None, :]
     none = jnp.atleast_1d(other_vendor(gpu))[:, None] & (jnp.arange(len(EFFECTS)) == POWER)
     return jnp.where(none, 0.0, every) * jnp.atleast_1d(1.0 - jnp.asarray(isolated, dtype=float))[:, None]
 
@@ -257,8 +257,12 @@ def backward_shift(
     backward: Float[Array, "member head"], phase: Int[Array, " kernel"]
 ) -> Float[Array, "member kernel effect"]:
     """Log shift of each head for the layouts of a backward pass; none forward, none of the floor."""
-    every = jnp.pad(backward, ((0, 0), (0, len(EFFECTS) - len(HEADS))))
-    return jnp.where((phase > 0)[None, :, None], every[:, None, :], 0.0)
+    return jnp.where((phase > 0)[None, :, None], _of_heads(backward)[:, None, :], 0.0)
+
+
+def _of_heads(shift: Float[Array, "member head"]) -> Float[Array, "member effect"]:
+    """Shifts of the heads alone as shifts of `EFFECTS`: none of the floor."""
+    return jnp.pad(shift, ((0, 0), (0, len(EFFECTS) - len(HEADS))))
 
 
 def op_shift(

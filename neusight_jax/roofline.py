@@ -53,7 +53,7 @@ neither, forecasts (docs/findings.md)."""
 BRING_IN = 20.0
 """Multiply-adds of its vector path that an SM could do while it brings in one element of an operand: small tiles bring
 in more of them for their arithmetic, and a matrix path, which multiplies twice as fast, waits for them in all tiles
-(docs/findings.md, small tiles and another vendor)."""
+(docs/findings.md: small tiles, and a matrix path, wait for operands)."""
 LARGEST_BRINGS = 1.0 + BRING_IN * 2.0 / 128.0
 """What a multiply-add takes in the largest tile, 128 × 128, on a vector path, operands and all: counted as its
 arithmetic alone, for what any tile loses is learned."""

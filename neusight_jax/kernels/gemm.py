@@ -28,15 +28,16 @@ MIN_SPLIT_STEPS = 128.0
 """Shortest contraction a split-K block is given; a shape-only rule, so that choosing a split keeps slopes monotone."""
 
 
-LIBRARIES: tuple[tuple[str, float], ...] = (
-    *(("pascal", 1.0), ("volta", 2.0), ("ampere", 3.0)),
-    *(("cdna1", 4.0), ("cdna", 4.0)),
-)
-"""Numbers of the generations of library kernels whose tiles are known: cuBLAS's maxwell_sgemm, volta_sgemm and
-ampere_sgemm; rocBLAS."""
 AMPERE = 3.0
-"""The newest of cuBLAS."""
+"""Number of the newest of cuBLAS."""
 ROCBLAS = 4.0
+"""Number of AMD's."""
+LIBRARIES: tuple[tuple[str, float], ...] = (
+    *(("pascal", 1.0), ("volta", 2.0), ("ampere", AMPERE)),
+    *(("cdna1", ROCBLAS), ("cdna", ROCBLAS)),
+)
+"""Generations of library kernels whose tiles are known, by number: cuBLAS's maxwell_sgemm, volta_sgemm and
+ampere_sgemm; rocBLAS."""
 LINEAR_TILES: dict[float, tuple[tuple[int, int], ...]] = {
     1.0: ((64, 64), (32, 128), (128, 32)),
     2.0: ((32, 32), (32, 64), (64, 64), (32, 128), (128, 32), (64, 128), (128, 128)),

@@ -41,7 +41,9 @@ ROW_BYTES_PER_CYCLE = 16.0
 """Most bytes of a row an SM takes and gives back a clock: it is read three times, from L1 or L2 after the first."""
 WIDE_COLS = 1024.0
 """Columns from which on a softmax takes a block of threads for a row instead of a warp."""
-LARGE_BLOCKS: tuple[tuple[str, float], ...] = (("cdna1", 1.0), ("cdna", 1.0))
+LARGE_BLOCKS = 1.0
+"""Number of the library that takes large blocks."""
+LIBRARIES: tuple[tuple[str, float], ...] = (("cdna1", LARGE_BLOCKS), ("cdna", LARGE_BLOCKS))
 """Generations whose framework (PyTorch 2.4 for ROCm) takes blocks of 1,024 threads for a wide row, and keeps aligned
 rows in shared memory, where the others take 256 or 512 (names and launches of kernels, which a profiler shows without a
 time)."""
@@ -118,7 +120,7 @@ def _by_rows(
     tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
     features = functools.partial(_reduction_features, most_rows=math.inf if graphed else SATURATED_ROWS)
     family = _rowwise(name, ops, tiles, name, work, features, graphed, "blas")
-    return replace(family, known_libraries=LARGE_BLOCKS, other_library=1.0) if waits else family
+    return replace(family, known_libraries=LIBRARIES, other_library=LARGE_BLOCKS) if waits else family
 
 
 def _row_cycles(
@@ -128,7 +130,7 @@ def _row_cycles(
     usual = ROW_CYCLES + row_bytes / ROW_BYTES_PER_CYCLE
     passes = jnp.where(_aligned_row(dims, element_bytes) > 0, KEPT_ROW, 1.0)
     large = LARGE_BLOCK_CYCLES + passes * row_bytes / ROW_BYTES_PER_CYCLE
-    return jnp.where((dims.get(LIBRARY, 0.0) == 1.0) & (dims["cols"] > WIDE_COLS), large, usual)
+    return jnp.where((dims.get(LIBRARY, 0.0) == LARGE_BLOCKS) & (dims["cols"] > WIDE_COLS), large, usual)
 
 
 def _rowwise(
