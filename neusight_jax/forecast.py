@@ -213,7 +213,7 @@ def predict(
     names = np.array([node.name for node in graph.nodes], object)
     columns["node"] = names[columns["node"]]
     memory = footprint(graph) if graph.nodes else None
-    mem_bytes = float(gpu.mem_bytes)  # type: ignore[arg-type]
+    mem_bytes = float(np.asarray(gpu.mem_bytes))
     crowded = crowded_share(memory.total, mem_bytes) if memory and graph.mode == "training" else 0.0
     interval, warnings = _trusted(predictor, gpu, table, columns, crowded, relaxation)
     return Forecast(

@@ -85,7 +85,7 @@ def test_mi100_to_mi210(measurements: Path) -> None:
     assert found.loc["all", "error"] < 0.09
     # Wide rows wait for the compute units, whose number times the clock is the same.
     assert found.loc["softmax", "error"] < 0.03
-    # Long products meet both boards' 300 W: measured +1 %, and the node's name (7 and 6 nm) must not say otherwise.
+    # So do long products: measured +1 %, and the node's name (7 and 6 nm) must not say otherwise.
     assert abs(found.loc["linear", "forecast"] / found.loc["linear", "measured"] - 1.0) < 0.05
     assert found.loc["linear", "error"] < 0.08
 

@@ -41,8 +41,8 @@ ampere_sgemm; rocBLAS."""
 LINEAR_TILES: dict[float, tuple[tuple[int, int], ...]] = {
     1.0: ((64, 64), (32, 128), (128, 32)),
     2.0: ((32, 32), (32, 64), (64, 64), (32, 128), (128, 32), (64, 128), (128, 128)),
-    3.0: ((32, 32), (32, 64), (32, 128), (128, 32), (64, 128), (128, 128)),
-    4.0: ((32, 64), (64, 64), (64, 128), (128, 64), (128, 128)),
+    AMPERE: ((32, 32), (32, 64), (32, 128), (128, 32), (64, 128), (128, 128)),
+    ROCBLAS: ((32, 64), (64, 64), (64, 128), (128, 64), (128, 128)),
 }
 """Tiles that cuBLAS 12.1 launches for one fp32 product: names of 99.9 % of the kernels measured on P4, P100, V100, T4
 and A100 (a profiler shows them without a time). Of rocBLAS (MI100, MI210) those nearest to what it launches, 64x32 to
@@ -50,7 +50,7 @@ and A100 (a profiler shows them without a time). Of rocBLAS (MI100, MI210) those
 BMM_TILES: dict[float, tuple[tuple[int, int], ...]] = {
     1.0: ((64, 128),),
     2.0: ((64, 64), (32, 128), (128, 32), (64, 128)),
-    3.0: ((128, 128),),
+    AMPERE: ((128, 128),),
 }
 """The same of batched products: Maxwell's and Ampere's kernels have one tile whatever the shape, rocBLAS has any."""
 

@@ -40,7 +40,7 @@ ROW_CYCLES = 128.0
 ROW_BYTES_PER_CYCLE = 16.0
 """Most bytes of a row an SM takes and gives back a clock: it is read three times, from L1 or L2 after the first."""
 WIDE_COLS = 1024.0
-"""Columns from which on a softmax takes a block of threads for a row instead of a warp."""
+"""Columns beyond which a softmax takes a block of threads for a row instead of a warp."""
 LARGE_BLOCKS = 1.0
 """Number of the library that takes large blocks."""
 LIBRARIES: tuple[tuple[str, float], ...] = (("cdna1", LARGE_BLOCKS), ("cdna", LARGE_BLOCKS))
