@@ -19,13 +19,13 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.latency import kernel_latency
-from neusight_jax.mixture import COMPUTE, HEADS, POWER, MixturePredictor, op_shift
+from neusight_jax.mixture import COMPUTE, FLOOR, HEADS, POWER, MixturePredictor, op_shift
 from neusight_jax.roofline import WARM_SHARE, physical_times
 from neusight_jax.tiles import init_tile_choice
 from neusight_jax.training.data import measured_devices, sweep_rows
 from neusight_jax.training.fit import Job, Settings, fit, row_features
 from neusight_jax.training.kinds import MixtureKind
-from synthetic import write_synthetic_measurements
+from synthetic import FLOOR_S, write_synthetic_measurements
 
 HOSTS_S = {"Tesla V100-PCIE-32GB": 40e-6, "Tesla T4": 25e-6}
 """Host time of an `add` on the synthetic devices."""
@@ -88,6 +88,27 @@ def test_a_fit_finds_lead_and_operators(tmp_path: Path) -> None:
     for op, factor in DEARER.items():
         assert np.exp(floors[op] - floors["add"]) == pytest.approx(factor, rel=0.03)
     assert np.exp(floors["tanh"] - floors["add"]) == pytest.approx(1.0, rel=0.03)
+
+
+def test_a_slow_host_keeps_its_floor_to_itself(tmp_path: Path) -> None:
+    """Few rows of a product are as short as its floor; those of a host that takes 1.7 times as long as the others do
+    not raise the floor of a GPU that nobody measured."""
+    hosts_s = {"Tesla V100-PCIE-32GB": 50e-6, "Tesla T4": 50e-6, "Tesla P100-PCIE-16GB": 85e-6}
+    folder = write_synthetic_measurements(tmp_path, devices=list(hosts_s), rows=1200)
+    path = folder / "kernels" / "linear.parquet"
+    frame = pd.read_parquet(path)
+    body, host = frame["latency_s"] - FLOOR_S, frame["device"].map(hosts_s)
+    frame["latency_s"] = np.maximum(host, BEFORE * host + body)
+    frame[(body > 200e-6) | (np.arange(len(frame)) % 20 == 0)].to_parquet(path)
+    data = nj.read_measurements(folder)
+    rows = sweep_rows(data, "linear", measured_devices(data))
+    tile = init_tile_choice(jax.random.key(0), rows.family, row_features(rows))
+    with jax.numpy_dtype_promotion("standard"):
+        best = fit(MixtureKind(tile, hidden=(16,)), rows, [Job(0)], Settings(steps=600, batch_size=256)).best
+    usual_s = np.exp(float(best.log_floor_s[0, 0] + best.op_floor[0, 0, 0]))
+    own = dict(zip(rows.devices, usual_s * np.exp(np.asarray(best.effect)[0, :, FLOOR]), strict=False))
+    assert usual_s == pytest.approx(50e-6, rel=0.03)
+    assert own["Tesla P100-PCIE-16GB"] == pytest.approx(85e-6, rel=0.05)
 
 
 def test_a_split_l2_has_room_for_half() -> None:
