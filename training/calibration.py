@@ -30,7 +30,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.latency import on_device, require_covered
-from neusight_jax.mixture import EFFECTS, HEADS, MixturePredictor, add_shift
+from neusight_jax.mixture import EFFECTS, MixturePredictor, add_shift
 from neusight_jax.terms import Predictor
 from neusight_jax.training.conformal import mean_error_percent
 
@@ -43,8 +43,7 @@ class Prior:
     """What is believed of a GPU before it is measured; natural logarithms.
 
     Attributes:
-      constants: σ_c, spread of each head and of the floor over GPUs; a floor's is wide, for it is the host's (P100's
-        takes 1.6 times as long as others).
+      constants: σ_c, spread of each head and of the floor over GPUs.
       shape: σ_s, spread of its shape-dependent part; common: σ_b, of the part all heads share.
       length: distance over which shapes resemble each other, log units of the dims.
       noise: spread of a measurement around what the model can say.
@@ -56,7 +55,7 @@ class Prior:
         the median, for where all are slow the GPU is. None: as any other row.
     """
 
-    constants: tuple[float, ...] = (*(0.25,) * len(HEADS), 0.5)
+    constants: tuple[float, ...] = (0.25,) * len(EFFECTS)
     shape: float = 0.2
     common: float = 0.2
     length: float = 4.0
@@ -86,8 +85,8 @@ class Prior:
         return total
 
 
-TENSOR_PRIOR = Prior(constants=(0.25,) * len(EFFECTS), shape=0.08, common=0.08)
-"""The same on tensor cores: what is wrong there depends less on the shape, and no host is in a CUDA graph's floor."""
+TENSOR_PRIOR = Prior(shape=0.08, common=0.08)
+"""The same on tensor cores: what is wrong there depends less on the shape."""
 PRODUCT_PRIOR = replace(TENSOR_PRIOR, constants=(0.15, 0.1, 0.25, 0.3, 0.05, 0.1, 0.15, 0.25))
 """The same of products on tensor cores, least unsure of DRAM and power: the spreads that 400 bf16 products of each GPU,
 its architecture left out, asked for."""
