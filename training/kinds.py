@@ -43,7 +43,7 @@ of the measured ones and not a mean that one odd machine pulls."""
 FLOOR_COST = 0.1
 """Cost of the effect on the launch floor of a matrix product or convolution over that on a head. A floor moves the few
 rows of these families that are as short, and at the full cost P100's host, which takes 1.6 times as long as the others,
-raised the floor of all instead of its own. Nine in ten rows of the streaming families say what their floor is."""
+raised the floor of all instead of its own. Most rows of the streaming families are short and say what it is."""
 SLOW_HOST = 0.3
 """What the price of an effect on the launch floor falls by for every unit above zero, and rises below. A host can be
 slower than usual in many ways and faster in few: the usual floor is that of the quicker third, not the median's."""
