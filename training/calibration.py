@@ -97,7 +97,7 @@ LINEAR_PRIOR = Prior(few=FEW, width=0.3, slow=0.3)
 """What is believed of single fp32 products."""
 ALTERNATIVES_PRIOR = Prior(noise=0.2, few=FEW, slow=0.3)
 """The same of convolutions: which algorithm the library takes changes from one shape to the next."""
-BATCHED_PRIOR = Prior(constants=(0.6,) * len(EFFECTS), common=0.1, few=FEW, slow=0.15)
+BATCHED_PRIOR = Prior(constants=(0.4,) * len(EFFECTS), common=0.1, few=FEW, slow=0.15)
 """The same of fp32 batched products, whose tiles are known: what is left goes with the GPU more than with the shape."""
 
 
