@@ -1,11 +1,11 @@
 """Whole-model labels of two GPUs: how far they are from being one factor apart.
 
-    python benchmarks/one_factor.py DIR MI100 MI210 [ROWS.csv]
+    python benchmarks/one_factor.py DIR MI100 MI210 [MODELS]
 
 `DIR` is a folder of the measurement schema with `models/end_to_end.csv`. Prints the ratio of every label that both GPUs
 have, and what forecasting each GPU as the other one's label times one factor misses, with the factor that misses least,
-chosen in hindsight. `ROWS.csv`, of `neusight-jax evaluate --protocol logo-models --device ... --output`, adds what the
-protocol's forecasts miss on the same labels.
+chosen in hindsight. `MODELS`, a folder that `evaluate --protocol logo-models` wrote, adds what the forecasts of the
+protocol miss on the same labels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,18 @@ def said(name: str, missed: np.ndarray) -> str:
     return f"{name}: " + ", ".join(f"{kind} {value:.1f}" for kind, value in percentiles(missed).items()) + " %"
 
 
-def main(folder: str, first: str, second: str, rows: str | None = None) -> None:
+def protocol_rows(folder: str) -> pd.DataFrame:
+    """Eager labels as the protocol forecast them, by run."""
+    file = Path(folder) / "rows.csv"
+    try:
+        rows = pd.read_csv(file)
+        rows = rows[(rows["system"] == "mixture") & (rows["option"] == "eager")]
+        return rows.set_index(list(WORKLOAD))[["error"]]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{file}: not what `evaluate --protocol logo-models --output` wrote ({error})") from None
+
+
+def main(folder: str, first: str, second: str, models: str | None = None) -> None:
     """The ratios, the errors of the best factor, and those of a protocol's forecasts."""
     names = [gpu_info(name).name for name in (first, second)]
     labels = read_measurements([Path(folder)], devices=names).end_to_end
@@ -50,10 +61,8 @@ def main(folder: str, first: str, second: str, rows: str | None = None) -> None:
     missed = [np.concatenate([errors(one * factor, other), errors(other / factor, one)]) for factor in FACTORS]
     best = int(np.argmin([each.mean() for each in missed]))
     print(said(f"one factor, {FACTORS[best]:.3f}, {2 * len(both)} labels", missed[best]))
-    if rows is not None:
-        found = pd.read_csv(rows)
-        found = found[(found["system"] == "mixture") & (found["option"] == "eager")].set_index(list(WORKLOAD))
-        shared = found[found.index.isin(both.index)]
+    if models is not None:
+        shared = protocol_rows(models).loc[lambda rows: rows.index.isin(both.index)]
         print(said(f"forecasts, {len(shared)} labels", shared["error"].abs().to_numpy()))
 
 
