@@ -12,13 +12,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 import neusight_jax as nj
+from neusight_jax.errors import run_script
 from neusight_jax.training.conformal import CANDIDATES, Residuals, pooled_quantile
+from neusight_jax.training.evaluation import protocol_rows
 from neusight_jax.trust import LEVEL, gpu_ratios, outside, range_of
 
 Quantiles = Callable[[Residuals, float], tuple[float, float]]
@@ -62,7 +62,7 @@ def left_out_residuals(folders: list[str]) -> dict[str, Residuals]:
     """log(measured / forecast) by family (or "models") and device, from the protocols' rows."""
     found: dict[str, Residuals] = {}
     for folder in folders:
-        rows = pd.read_csv(Path(folder) / "rows.csv")
+        rows = protocol_rows(folder)
         if "forecast_s" in rows:
             rows = rows[(rows["system"] == "mixture") & (rows["option"] == "eager") & (rows["draw"] == 0)]
             rows = rows.assign(family="models", mixture_s=rows["forecast_s"])
@@ -112,4 +112,4 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_script(lambda: main(sys.argv[1:]))

@@ -14,13 +14,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.scaling.per_op import WORKLOAD
-from neusight_jax.training.evaluation import percentiles
+from neusight_jax.training.evaluation import percentile_line, protocol_rows
 
 FACTORS = np.geomspace(0.25, 4.0, 4001)
 
@@ -28,22 +27,6 @@ FACTORS = np.geomspace(0.25, 4.0, 4001)
 def errors(forecast: np.ndarray, measured: np.ndarray) -> np.ndarray:
     """Absolute percentage errors."""
     return 100.0 * np.abs(forecast / measured - 1.0)
-
-
-def said(name: str, missed: np.ndarray) -> str:
-    """A line of scores."""
-    return f"{name}: " + ", ".join(f"{kind} {value:.1f}" for kind, value in percentiles(missed).items()) + " %"
-
-
-def protocol_rows(folder: str) -> pd.DataFrame:
-    """Eager labels as the protocol forecast them, by run."""
-    file = Path(folder) / "rows.csv"
-    try:
-        rows = pd.read_csv(file)
-        rows = rows[(rows["system"] == "mixture") & (rows["option"] == "eager")]
-        return rows.set_index(list(WORKLOAD))[["error"]]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{file}: not what `evaluate --protocol logo-models --output` wrote ({error})") from None
 
 
 def main(folder: str, first: str, second: str, models: str | None = None) -> None:
@@ -60,10 +43,14 @@ def main(folder: str, first: str, second: str, models: str | None = None) -> Non
     print((both[names[1]] / both[names[0]]).rename(f"{second} over {first}").round(3).to_string())
     missed = [np.concatenate([errors(one * factor, other), errors(other / factor, one)]) for factor in FACTORS]
     best = int(np.argmin([each.mean() for each in missed]))
-    print(said(f"one factor, {FACTORS[best]:.3f}, {2 * len(both)} labels", missed[best]))
+    print(f"one factor, {FACTORS[best]:.3f}, {2 * len(both)} labels: {percentile_line(missed[best])}")
     if models is not None:
-        shared = protocol_rows(models).loc[lambda rows: rows.index.isin(both.index)]
-        print(said(f"forecasts, {len(shared)} labels", shared["error"].abs().to_numpy()))
+        rows = protocol_rows(models)
+        if "option" not in rows:
+            raise InputError(f"{models} holds no whole models; expected what `evaluate --protocol logo-models` wrote")
+        rows = rows[(rows["system"] == "mixture") & (rows["option"] == "eager")].set_index(list(WORKLOAD))
+        forecasts = rows["error"].abs()[rows.index.isin(both.index)].to_numpy()
+        print(f"forecasts, {len(forecasts)} labels: {percentile_line(forecasts)}")
 
 
 if __name__ == "__main__":

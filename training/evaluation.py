@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.checkpoint import load_card, load_predictor
 from neusight_jax.datasets.measurements import Measurements, OnInvalid, read_measurements, table_from_frame
+from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_file import load_gpu
 from neusight_jax.graph import graph_from_config
@@ -127,6 +128,23 @@ def percentiles(errors: np.ndarray) -> dict[str, float]:
         "median": float(np.median(errors)),
         "p90": float(np.percentile(errors, 90)),
     }
+
+
+def percentile_line(errors: np.ndarray) -> str:
+    """The same for people, e.g. "mean 3.4, median 2.0, p90 8.1 %"."""
+    return ", ".join(f"{name} {value:.1f}" for name, value in percentiles(errors).items()) + " %"
+
+
+def protocol_rows(folder: Path | str) -> pd.DataFrame:
+    """What `evaluate --protocol ... --output` wrote into a folder's rows.csv.
+
+    Raises: `InputError` for a folder without one that can be read.
+    """
+    file = Path(folder) / "rows.csv"
+    try:
+        return pd.read_csv(file)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: not what `evaluate --protocol ... --output` wrote ({error})") from None
 
 
 def _constant(predictor: Predictor) -> System:

@@ -41,7 +41,7 @@ EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
 FLOOR_COST = 0.1
-"""Cost of the effect on the launch floor of a matrix product or convolution over that on a head. A floor moves the few
+"""Cost of the effect on the launch floor of an fp32 product or convolution over that on a head. A floor moves the few
 rows of these families that are as short, and at the full cost P100's host, which takes 1.6 times as long as the others,
 raised the floor of all instead of its own. Most rows of the streaming families are short and say what it is."""
 SLOW_HOST = 0.3

@@ -22,7 +22,7 @@ from neusight_jax.errors import InputError, run_script
 from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
 from neusight_jax.training.data import contaminated
-from neusight_jax.training.evaluation import percentiles
+from neusight_jax.training.evaluation import percentile_line
 
 KEYS: tuple[str, ...] = ("device", *WORKLOAD)
 
@@ -66,9 +66,8 @@ def main() -> None:
     sys.stdout.write(found.round(4).to_string(index=False) + "\n")
     for device, part in [*found.groupby("device"), ("all", found)]:
         for column in ("timed_error", "error"):
-            scores = percentiles(np.abs(part[column].to_numpy()))
-            listed = ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
-            sys.stdout.write(f"{device}, {len(part)} runs, {column}: {listed} %\n")
+            listed = percentile_line(np.abs(part[column].to_numpy()))
+            sys.stdout.write(f"{device}, {len(part)} runs, {column}: {listed}\n")
 
 
 if __name__ == "__main__":
