@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
@@ -39,8 +39,8 @@ class Settings:
     Attributes:
       steps, batch_size: minibatch steps and rows a step.
       learning_rate, weight_decay: AdamW, cosine schedule to zero.
-      effect_penalty: weight of the device and generation effects (they shrink to zero).
-      shift_penalty: weight of the squared in-model shifts; stack_penalty: of the shifts of another vendor's libraries.
+      effect_penalty: weight of the effects of devices, generations and another vendor's libraries: they shrink to zero.
+      shift_penalty: weight of the squared in-model shifts.
       offset_penalty: weight of the squared offsets of the heads, away from where they start: a head that no GPU of the
         training is limited by says nothing, and would say anything on one that is.
       op_penalty: weight of the squared log floors of operators over the family's.
@@ -54,7 +54,6 @@ class Settings:
     weight_decay: float = 1e-2
     effect_penalty: float = 0.02
     shift_penalty: float = 0.02
-    stack_penalty: float = 0.005
     offset_penalty: float = 1e-3
     op_penalty: float = 1e-3
     in_model_share: float = 0.25
@@ -107,6 +106,15 @@ class Kind(Protocol):
         ...
 
 
+@runtime_checkable
+class HostKind(Kind, Protocol):
+    """A kind that fits guests (`Rows.guests`) apart: what they must not move is left to the other devices."""
+
+    def guest_loss(self, parameters: Any, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
+        """Loss of a minibatch of guests, without penalties."""
+        ...
+
+
 @dataclass(frozen=True)
 class FitState:
     """Where a fit stands. Everything but `done` has a leading axis [job].
@@ -140,7 +148,8 @@ def fit(
     """Fit every job, to the end or until `progress` says stop.
 
     Rows are drawn device by device with equal weight, so that a GPU with more rows counts no more. Each job sees only
-    the devices it does not hold out. Minibatches depend on (seed, step) alone, so a resumed fit repeats nothing.
+    the devices it does not hold out. Minibatches depend on (seed, step) alone, so a resumed fit repeats nothing. Guests
+    have a minibatch of their own beside that of the other devices, where the kind fits them apart.
 
     Args:
       kind: what to fit; rows: measured rows; jobs: fits to run together; settings: of the optimizer.
@@ -149,22 +158,31 @@ def fit(
     Raises: `InputError` for a job that leaves out every device with rows.
     """
     groups = _Groups.of(rows)
-    choices, sources = _choices(groups, rows, jobs)
+    guests = rows.guests if isinstance(kind, HostKind) else np.zeros(len(rows.devices), bool)
+    draws = _choices(groups, rows, jobs, guests)
     optimizer = make_optimizer(settings)
     in_model_rows = round(settings.batch_size * settings.in_model_share) if groups.counts[1].sum() else 0
     sizes = (settings.batch_size - in_model_rows, in_model_rows)
     draw = _drawer(rows, groups, sizes)
+    beside = min(guests.sum() / (~guests).sum(), 1.0)
+    draw_guests = _drawer(rows, groups, (round(sizes[0] * beside), round(sizes[1] * beside)))
 
-    def step(carry: tuple[Any, Any], key: Array, choice: Array, source: Array) -> tuple[tuple[Any, Any], Array]:
+    def total(parameters: Any, key: Array, chosen: _Choices) -> Float[Array, ""]:
+        value = kind.loss(parameters, rows.family, draw(key, *chosen.hosts), settings)
+        if isinstance(kind, HostKind) and guests.any():
+            sample = draw_guests(jax.random.fold_in(key, 1), *chosen.guests)
+            value += chosen.hosting * kind.guest_loss(parameters, rows.family, sample, settings)
+        return value
+
+    def step(carry: tuple[Any, Any], key: Array, chosen: _Choices) -> tuple[tuple[Any, Any], Array]:
         parameters, moments = carry
-        sample = draw(key, choice, source)
-        value, gradient = jax.value_and_grad(kind.loss)(parameters, rows.family, sample, settings)
+        value, gradient = jax.value_and_grad(total)(parameters, key, chosen)
         updates, moments = optimizer.update(gradient, moments, parameters)
         return (optax.apply_updates(parameters, updates), moments), value
 
     @jax.jit
     def run_chunk(carry: Any, keys: Array) -> tuple[Any, Array]:
-        return jax.lax.scan(lambda carry, key_row: jax.vmap(step)(carry, key_row, choices, sources), carry, keys)
+        return jax.lax.scan(lambda carry, key_row: jax.vmap(step)(carry, key_row, draws), carry, keys)
 
     if state is None:
         state = init_state(kind, rows, jobs, optimizer.init)
@@ -231,22 +249,44 @@ def sample_of(rows: Rows, *, seen: bool = True, trained: Sequence[str] | None = 
     )
 
 
-def _choices(groups: _Groups, rows: Rows, jobs: Sequence[Job]) -> tuple[Array, Array]:
-    """What each job draws the sweep and the in-model part of a batch from.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Choices:
+    """What each job draws its minibatches from.
 
-    Returns: log weight of every device [job, part, device], and the source of each part [job, part]: the part's own, or
-      the other one where no device the job may see has rows of it.
+    Attributes:
+      hosts: log weight of every device [job, part, device], the parts being sweeps and in-model rows, and the source of
+        each part [job, part]: the part's own, or the other one where no device the job may see has rows of it.
+      guests: the same of the guests; hosting: 1 where a job sees both [job]. Guests alone are hosts.
     """
-    allowed = np.array([[name not in job.held_out for name in rows.devices] for job in jobs])
-    having = allowed[:, None, :] & (groups.counts > 0)  # [job, source, device]
-    some = np.asarray(having.any(axis=2))
-    for job, found in zip(jobs, some, strict=True):
+
+    hosts: tuple[Array, Array]
+    guests: tuple[Array, Array]
+    hosting: Float[Array, " job"]
+
+
+def _choices(groups: _Groups, rows: Rows, jobs: Sequence[Job], guests: Bool[np.ndarray, " device"]) -> _Choices:
+    seen = np.array([[name not in job.held_out for name in rows.devices] for job in jobs])
+    seen &= groups.counts.any(axis=0)
+    for job, found in zip(jobs, seen, strict=True):
         if not found.any():
             raise InputError(
                 f"{rows.family.name}: nothing is left to fit to without {', '.join(job.held_out)}; give measurements "
                 "of further GPUs (of another architecture, where whole architectures are left out)"
             )
-    sources = np.where(some, np.arange(2), 1 - np.arange(2))
+    alone = ~(seen & ~guests).any(axis=1, keepdims=True)
+    hosting = ~alone[:, 0] & (seen & guests).any(axis=1)
+    return _Choices(
+        hosts=_among(groups, seen & (alone | ~guests)),
+        guests=_among(groups, seen & guests),
+        hosting=jnp.asarray(hosting, float),
+    )
+
+
+def _among(groups: _Groups, devices: Bool[np.ndarray, "job device"]) -> tuple[Array, Array]:
+    """Log weights [job, part, device] and sources [job, part] of a draw among devices."""
+    having = devices[:, None, :] & (groups.counts > 0)  # [job, source, device]
+    sources = np.where(having.any(axis=2), np.arange(2), 1 - np.arange(2))
     weights = np.take_along_axis(having, sources[:, :, None], axis=1)
     return jnp.asarray(np.log(weights + 1e-30)), jnp.asarray(sources)
 

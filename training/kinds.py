@@ -43,7 +43,9 @@ of the measured ones and not a mean that one odd machine pulls."""
 FLOOR_COST = 0.1
 """Cost of the effect on the launch floor of an fp32 product or convolution over that on a head. A floor moves the few
 rows of these families that are as short, and at the full cost P100's host, which takes 1.6 times as long as the others,
-raised the floor of all instead of its own. Most rows of the streaming families are short and say what it is."""
+raised the floor of all instead of its own. Most rows of the streaming families are short and say what it is. It is also
+the cost of another vendor's floor over that of its libraries' other shifts, in every fp32 family: a vendor's hosts are
+more alike than two vendors', so what one GPU of it says of the floor is first believed of all."""
 SLOW_HOST = 0.3
 """What the price of an effect on the launch floor falls by for every unit above zero, and rises below. A host can be
 slower than usual in many ways and faster in few: the usual floor is that of the quicker third, not the median's."""
@@ -72,10 +74,11 @@ def effect_penalties(rows: Rows) -> tuple[float, ...]:
     """
     if rows.family.generations == "dram":
         return (*[1.0] * len(rows.devices), *[DRAM_COST] * (max(rows.generation) + 1))
-    process_nm = np.asarray(rows.gpus.process_nm)
+    process_nm, guest = np.asarray(rows.gpus.process_nm), rows.guests
     order = np.asarray(rows.generation)
     newest = [float(process_nm[order == index].min()) for index in range(max(order) + 1)]
-    return (*[1.0] * len(rows.devices), *[min(newest) / size for size in newest])
+    best = float(process_nm[~guest].min())
+    return (*[1.0] * len(rows.devices), *[min(best / size, 1.0) for size in newest])
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ class MixtureKind:
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
         """Parameters with `effect` [device and then generation, effect]."""
+        other = rows.guests[rows.device]
+        features = features[~other | other.all()]
         parameters = init_family(key, family, features, self.hidden, members=1)
         groups = len(rows.devices) + len(set(rows.generation))
         return replace(parameters, effect=jnp.zeros((groups, effect_width(family))))
@@ -109,14 +114,15 @@ class MixtureKind:
     def loss(self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
         """Log error; device effects and in-model shifts shrunk to zero, offsets of heads to where they start."""
         log_forecast = jnp.log(forecast(self, parameters, family, sample))
-        shrunk = jnp.sqrt(parameters.effect**2 + EFFECT_WIDTH**2)
+        shrunk, stack = (jnp.sqrt(each**2 + EFFECT_WIDTH**2) for each in (parameters.effect, parameters.stack))
         if not family.tensor_core:
             floor = shrunk[:, FLOOR] - SLOW_HOST * parameters.effect[:, FLOOR]
             shrunk = shrunk.at[:, FLOOR].set(floor * (FLOOR_COST if family.matrix else 1.0))
+            stack = stack.at[:, FLOOR].mul(FLOOR_COST)
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
         share = EFFECT_SHARES.get(family.name, 1.0)
         penalty = share * settings.effect_penalty * jnp.sum(costs[:, None] * shrunk)
-        penalty += settings.stack_penalty * jnp.sum(jnp.sqrt(parameters.stack**2 + EFFECT_WIDTH**2))
+        penalty += share * settings.effect_penalty * jnp.sum(stack)
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
         if parameters.backward is not None:
             penalty += settings.shift_penalty * jnp.sum(parameters.backward**2)
@@ -125,6 +131,16 @@ class MixtureKind:
         if settings.offset_penalty:
             penalty += settings.offset_penalty * _offset_spread(parameters, family, sample)
         return log_error_loss(log_forecast, sample, settings) + penalty
+
+    def guest_loss(
+        self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings
+    ) -> Float[Array, ""]:
+        """Log error of guests (`Rows.guests`), for what is theirs alone: the shifts of their vendor's libraries and the
+        effects of their devices. What all GPUs share is not theirs to move."""
+        still = jax.tree.map(jax.lax.stop_gradient, parameters)
+        effect = still.effect.at[sample.device].set(parameters.effect[sample.device])
+        log_forecast = jnp.log(forecast(self, replace(still, stack=parameters.stack, effect=effect), family, sample))
+        return log_error_loss(log_forecast, sample, settings)
 
 
 def _offset_spread(parameters: FamilyMixture, family: Family, sample: Sample) -> Float[Array, ""]:

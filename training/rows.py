@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import generation_of
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.mixture import other_vendor
 
 
 def generations(family: Family, devices: Sequence[str]) -> list[str]:
@@ -49,6 +50,12 @@ class Rows:
         order = generations(self.family, self.devices)
         own = self.family.generations
         return tuple(order.index(generation_of(name, own)) for name in self.devices)
+
+    @property
+    def guests(self) -> Bool[np.ndarray, " device"]:
+        """Devices that run another vendor's libraries, where there are any that run the usual ones [device]."""
+        other = np.asarray(other_vendor(self.gpus))
+        return other & ~other.all()
 
     def take(self, where: np.ndarray | slice) -> Rows:
         """The rows at these positions (or under this mask)."""
