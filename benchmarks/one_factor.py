@@ -48,7 +48,8 @@ def main(folder: str, first: str, second: str, models: str | None = None) -> Non
         rows = protocol_rows(models)
         if "option" not in rows:
             raise InputError(f"{models} holds no whole models; expected what `evaluate --protocol logo-models` wrote")
-        rows = rows[(rows["system"] == "mixture") & (rows["option"] == "eager")].set_index(list(WORKLOAD))
+        wanted = (rows["system"] == "mixture") & (rows["option"] == "eager") & rows["device"].isin(names)
+        rows = rows[wanted].set_index(list(WORKLOAD))
         forecasts = rows["error"].abs()[rows.index.isin(both.index)].to_numpy()
         print(f"forecasts, {len(forecasts)} labels: {percentile_line(forecasts)}")
 

@@ -1,0 +1,100 @@
+"""How much of a GPU's error do its own kernels teach, whoever learns from them?
+
+    python benchmarks/learners.py DIR FAMILY [--device NAME ...]
+
+`DIR` is a folder of the measurement schema. Every GPU is left out of a fit (five seeds as one), and what that forecast
+misses is learned from K of its kernels: by `calibrate`, by gradient-boosted trees (LightGBM) on the coordinates that
+`calibrate` uses and the forecast itself, and by trees on what `calibrate` leaves. 10 and 50 kernels are chosen as
+`profile --list` chooses, more are drawn at random; all other rows are scored. Mean absolute percentage errors of two
+draws, GPUs equally weighted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from neusight_jax.calibrated import shape_points
+from neusight_jax.errors import InputError, run_script, unknown_name
+from neusight_jax.latency import predict_kernels
+from neusight_jax.training import few_shot
+from neusight_jax.training.calibration import MOST_ROWS, calibrate, prior_of
+from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
+from neusight_jax.training.fit import Job, settings_for
+from neusight_jax.training.kinds import MixtureKind, effect_penalties
+from neusight_jax.training.left_out import LeftOut, fit_left_out
+from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
+from neusight_jax.training.rows import Rows
+from neusight_jax.training.systems import fit_tile
+
+SEEDS, DRAWS = 5, 2
+CHOSEN, DRAWN = (10, 50), (500, 2000)
+
+
+def trees(inputs: np.ndarray, missed: np.ndarray, every: np.ndarray) -> np.ndarray:
+    """What trees that learned from a few rows say of all."""
+    import lightgbm
+
+    settings = {"objective": "l1", "num_leaves": 8, "learning_rate": 0.05, "num_threads": 2, "verbosity": -1}
+    least = {"min_data_in_leaf": max(3, len(missed) // 30), "min_data_in_bin": 1}
+    rounds = 300 if len(missed) > 100 else 100
+    learned = lightgbm.train({**settings, **least}, lightgbm.Dataset(inputs, missed), num_boost_round=rounds)
+    return np.asarray(learned.predict(every))
+
+
+def device_errors(fits: LeftOut, rows: Rows, device: str, draw: int) -> list[dict[str, object]]:
+    """Errors on one GPU, by learner and number of kernels."""
+    own, prior = rows.of_device(device), prior_of(rows.family.network)
+    gpu = jax.tree.map(lambda column: column[rows.devices.index(device)], rows.gpus)
+    predictor = few_shot.left_out_ensemble(fits, device, slice(None))
+    table = few_shot.rows_table([own])
+    plain, measured = np.log(predict_kernels(predictor, gpu, table)), np.log(own.seconds)
+    shapes = shape_points(rows.family, jax.tree.map(jnp.asarray, own.batch))
+    inputs = np.column_stack([np.asarray(shapes), plain])
+    random = np.random.default_rng([draw, 7])
+    chosen = few_shot.designed_order(predictor, own, gpu, max(CHOSEN), prior, random)
+    drawn = random.permutation(len(measured))
+    records: list[dict[str, object]] = []
+    for count in (*CHOSEN, *DRAWN):
+        taken = (chosen if count in CHOSEN else drawn)[:count]
+        rest = np.setdiff1d(np.arange(len(measured)), taken)
+        said = {"none": plain, "trees": plain + trees(inputs[taken], (measured - plain)[taken], inputs)}
+        if count <= MOST_ROWS:
+            tuned = calibrate(predictor, gpu, few_shot.rows_table([own.take(taken)]), own.seconds[taken], prior)
+            said["calibrate"] = calibrated = np.log(predict_kernels(tuned, gpu, table))
+            left = trees(inputs[taken], (measured - calibrated)[taken], inputs)
+            said["calibrate, then trees"] = calibrated + left
+        for learner, logs in said.items():
+            error = 100.0 * np.abs(np.expm1(logs - measured))[rest].mean()
+            records.append({"learner": learner, "device": device, "kernels": count, "error": error})
+    return records
+
+
+def main() -> None:
+    """A table for each number of kernels."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("family")
+    parser.add_argument("--device", action="append")
+    given = parser.parse_args()
+    if given.family not in NETWORKS:
+        raise unknown_name("family", given.family, NETWORKS)
+    data, names = read_for("learners", [given.folder], SEEDS, given.device, False)
+    present = devices_with(data, given.family, names)
+    if len(present) < 2:
+        raise InputError(f"{given.family} was measured on {len(present)} of these GPUs; expected at least two")
+    rows = thin(sweep_rows(data, given.family, present), ROWS_PER_DEVICE)
+    kind = MixtureKind(fit_tile(rows, Job(0)), penalties=effect_penalties(rows))
+    fits = fit_left_out(kind, rows, SEEDS, settings_for(rows.family))
+    found = [one for name in rows.devices for draw in range(DRAWS) for one in device_errors(fits, rows, name, draw)]
+    table = pd.DataFrame(found).pivot_table(index=["kernels", "learner"], columns="device", values="error")
+    print(table.assign(mean=table.mean(axis=1)).round(1).to_string())
+
+
+if __name__ == "__main__":
+    run_script(main)
