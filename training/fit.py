@@ -163,14 +163,14 @@ def fit(
     optimizer = make_optimizer(settings)
     in_model_rows = round(settings.batch_size * settings.in_model_share) if groups.counts[1].sum() else 0
     sizes = (settings.batch_size - in_model_rows, in_model_rows)
-    draw = _drawer(rows, groups, sizes)
     beside = min(guests.sum() / (~guests).sum(), 1.0)
-    draw_guests = _drawer(rows, groups, (round(sizes[0] * beside), round(sizes[1] * beside)))
+    guest_sizes = (round(sizes[0] * beside), round(sizes[1] * beside))
+    draw = _drawer(rows, groups)
 
     def total(parameters: Any, key: Array, chosen: _Choices) -> Float[Array, ""]:
-        value = kind.loss(parameters, rows.family, draw(key, *chosen.hosts), settings)
+        value = kind.loss(parameters, rows.family, draw(key, sizes, *chosen.hosts), settings)
         if isinstance(kind, HostKind) and guests.any():
-            sample = draw_guests(jax.random.fold_in(key, 1), *chosen.guests)
+            sample = draw(jax.random.fold_in(key, 1), guest_sizes, *chosen.guests)
             value += chosen.hosting * kind.guest_loss(parameters, rows.family, sample, settings)
         return value
 
@@ -291,11 +291,11 @@ def _among(groups: _Groups, devices: Bool[np.ndarray, "job device"]) -> tuple[Ar
     return jnp.asarray(np.log(weights + 1e-30)), jnp.asarray(sources)
 
 
-def _drawer(rows: Rows, groups: _Groups, sizes: tuple[int, int]) -> Callable[[Array, Array, Array], Sample]:
+def _drawer(rows: Rows, groups: _Groups) -> Callable[[Array, tuple[int, int], Array, Array], Sample]:
     everything = sample_of(rows)
     order, starts, counts = (jnp.asarray(item) for item in (groups.order, groups.starts, groups.counts))
 
-    def draw(key: Array, choice: Array, source: Array) -> Sample:
+    def draw(key: Array, sizes: tuple[int, int], choice: Array, source: Array) -> Sample:
         parts = []
         for part, size in enumerate(sizes):
             key, device_key, row_key = jax.random.split(key, 3)
