@@ -22,12 +22,14 @@ import pandas as pd
 from neusight_jax.calibrated import shape_points
 from neusight_jax.errors import InputError, run_script, unknown_name
 from neusight_jax.latency import predict_kernels
-from neusight_jax.training import few_shot
+from neusight_jax.training.boosting import boosting_library
 from neusight_jax.training.calibration import MOST_ROWS, calibrate, prior_of
+from neusight_jax.training.conformal import mean_error_percent
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
+from neusight_jax.training.few_shot import designed_order, rows_table
 from neusight_jax.training.fit import Job, settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
-from neusight_jax.training.left_out import LeftOut, fit_left_out
+from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_predictor
 from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import fit_tile
@@ -38,8 +40,7 @@ CHOSEN, DRAWN = (10, 50), (500, 2000)
 
 def trees(inputs: np.ndarray, missed: np.ndarray, every: np.ndarray) -> np.ndarray:
     """What trees that learned from a few rows say of all."""
-    import lightgbm
-
+    lightgbm = boosting_library()
     settings = {"objective": "l1", "num_leaves": 8, "learning_rate": 0.05, "num_threads": 2, "verbosity": -1}
     least = {"min_data_in_leaf": max(3, len(missed) // 30), "min_data_in_bin": 1}
     rounds = 300 if len(missed) > 100 else 100
@@ -51,13 +52,13 @@ def device_errors(fits: LeftOut, rows: Rows, device: str, draw: int) -> list[dic
     """Errors on one GPU, by learner and number of kernels."""
     own, prior = rows.of_device(device), prior_of(rows.family.network)
     gpu = jax.tree.map(lambda column: column[rows.devices.index(device)], rows.gpus)
-    predictor = few_shot.left_out_ensemble(fits, device, slice(None))
-    table = few_shot.rows_table([own])
+    predictor = left_out_predictor({rows.family.name: fits}, {rows.family.name: fits.kind.tile}, device)
+    table = rows_table([own])
     plain, measured = np.log(predict_kernels(predictor, gpu, table)), np.log(own.seconds)
     shapes = shape_points(rows.family, jax.tree.map(jnp.asarray, own.batch))
     inputs = np.column_stack([np.asarray(shapes), plain])
     random = np.random.default_rng([draw, 7])
-    chosen = few_shot.designed_order(predictor, own, gpu, max(CHOSEN), prior, random)
+    chosen = designed_order(predictor, own, gpu, max(CHOSEN), prior, random)
     drawn = random.permutation(len(measured))
     records: list[dict[str, object]] = []
     for count in (*CHOSEN, *DRAWN):
@@ -65,12 +66,12 @@ def device_errors(fits: LeftOut, rows: Rows, device: str, draw: int) -> list[dic
         rest = np.setdiff1d(np.arange(len(measured)), taken)
         said = {"none": plain, "trees": plain + trees(inputs[taken], (measured - plain)[taken], inputs)}
         if count <= MOST_ROWS:
-            tuned = calibrate(predictor, gpu, few_shot.rows_table([own.take(taken)]), own.seconds[taken], prior)
+            tuned = calibrate(predictor, gpu, rows_table([own.take(taken)]), own.seconds[taken], prior)
             said["calibrate"] = calibrated = np.log(predict_kernels(tuned, gpu, table))
             left = trees(inputs[taken], (measured - calibrated)[taken], inputs)
             said["calibrate, then trees"] = calibrated + left
         for learner, logs in said.items():
-            error = 100.0 * np.abs(np.expm1(logs - measured))[rest].mean()
+            error = mean_error_percent((measured - logs)[rest])
             records.append({"learner": learner, "device": device, "kernels": count, "error": error})
     return records
 
@@ -84,6 +85,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.family not in NETWORKS:
         raise unknown_name("family", given.family, NETWORKS)
+    boosting_library()  # said before the fits, not after them
     data, names = read_for("learners", [given.folder], SEEDS, given.device, False)
     present = devices_with(data, given.family, names)
     if len(present) < 2:

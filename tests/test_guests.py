@@ -38,10 +38,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return sweep_rows(read_measurements(folder), "softmax", sorted(devices))
 
 
-def _fitted(rows: Rows, *held_out: str) -> FamilyMixture:
+def _kind(rows: Rows) -> MixtureKind:
     tile = init_tile_choice(jax.random.key(0), rows.family, row_features(rows))
-    kind = MixtureKind(tile, (8,), effect_penalties(rows))
-    best: FamilyMixture = jax.tree.map(lambda leaf: leaf[0], fit(kind, rows, [Job(0, held_out)], SETTINGS).best)
+    return MixtureKind(tile, (8,), effect_penalties(rows))
+
+
+def _fitted(rows: Rows, *held_out: str) -> FamilyMixture:
+    found = fit(_kind(rows), rows, [Job(0, held_out)], SETTINGS)
+    best: FamilyMixture = jax.tree.map(lambda leaf: leaf[0], found.best)
     return best
 
 
@@ -53,7 +57,7 @@ def _slower(rows: Rows, *devices: str, times: float = 3.0) -> Rows:
 def _ratio(fitted: FamilyMixture, rows: Rows, device: str) -> float:
     """Median forecast over measured, by a fit that gives the device no effect of its own."""
     own = rows.of_device(device)
-    kind = MixtureKind(init_tile_choice(jax.random.key(0), rows.family, row_features(rows)), (8,))
+    kind = _kind(rows)
     seconds = jax.jit(lambda sample: forecast(kind, fitted, rows.family, sample))(sample_of(own, seen=False))
     return float(np.median(np.asarray(seconds) / own.seconds))
 

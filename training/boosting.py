@@ -31,17 +31,25 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def fit_forest(rows: Rows, seed: int) -> Forest:
-    """Trees for the log of the measured time, every GPU with equal weight.
+def boosting_library() -> Any:
+    """LightGBM.
 
-    Raises: `InputError` when LightGBM is not installed.
+    Raises: `InputError` when it is not installed.
     """
     try:
         import lightgbm
     except ImportError:
         raise InputError("the gbt baseline needs LightGBM; install it with `pip install 'neusight-jax[gbt]'`") from None
-    sample = sample_of(rows, seen=False)
+    return lightgbm
 
+
+def fit_forest(rows: Rows, seed: int) -> Forest:
+    """Trees for the log of the measured time, every GPU with equal weight.
+
+    Raises: `InputError` when LightGBM is not installed.
+    """
+    lightgbm = boosting_library()
+    sample = sample_of(rows, seen=False)
     prepared = jax.jit(lambda: gbt_inputs(rows.family, sample.gpu, sample.batch, sample.isolated))
     inputs = np.asarray(prepared(), np.float64)
     counts = np.bincount(rows.device, minlength=len(rows.devices))

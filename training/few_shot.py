@@ -159,8 +159,8 @@ def run_few_shot(
         fits = fit_left_out(kind, rows, seeds, settings_for(rows.family), _left_out_by(rows))
         for device in rows.devices:
             own, gpu, belief = rows.of_device(device), data.gpu(device), prior or prior_of(rows.family.network)
-            each = [left_out_ensemble(fits, device, slice(seed, seed + 1)) for seed in range(seeds)]
-            together = [left_out_ensemble(fits, device, slice(None))] * seeds if seeds > 1 else []
+            each = [_predictor(fits, device, slice(seed, seed + 1)) for seed in range(seeds)]
+            together = [_predictor(fits, device, slice(None))] * seeds if seeds > 1 else []
             for members, predictors in ((1, each), (seeds, together)):
                 for seed, predictor in enumerate(predictors):
                     head = {"family": rows.family.name, "device": device, "members": members}
@@ -173,7 +173,7 @@ def _left_out_by(rows: Rows) -> str:
     return "architecture" if rows.family.tensor_core else "device"
 
 
-def left_out_ensemble(fits: LeftOut, device: str, seeds: slice) -> MixturePredictor:
+def _predictor(fits: LeftOut, device: str, seeds: slice) -> MixturePredictor:
     """The fits of these seeds that did not see a device as one ensemble, device effects at zero."""
     members = jax.tree.map(lambda leaf: leaf[seeds], fits.members(device))
     network = fits.rows.family.network
