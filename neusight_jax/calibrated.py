@@ -19,8 +19,9 @@ from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.rowwise import TRAFFIC_DIMS
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.mixture import EFFECTS, MixturePredictor, add_shift
+from neusight_jax.mixture import MixturePredictor
 from neusight_jax.roofline import Isolated, Scalar, element_bytes
+from neusight_jax.shifts import EFFECTS, add_shift
 from neusight_jax.terms import KernelTerms
 from neusight_jax.trust import Trust
 

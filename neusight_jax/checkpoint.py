@@ -29,8 +29,9 @@ from neusight_jax.gpu_catalog import canonical_name, generation_of, known_librar
 from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.mixture import DRAM, EFFECTS, MixturePredictor, init_family
+from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
+from neusight_jax.shifts import DRAM, EFFECTS
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.trust import empty_trust
@@ -167,10 +168,14 @@ def _with_known(predictor: Predictor, part: str, known: Mapping[str, ArrayLike])
 
 def _known(predictor: Predictor, part: str) -> dict[str, Any]:
     """What `_with_known` was given."""
-    base = predictor.base if isinstance(predictor, CalibratedPredictor) else predictor
-    families = base.families if isinstance(base, MixturePredictor) else {}
-    values = {name: getattr(each, part) for name, each in families.items()}
+    values = {name: getattr(each, part) for name, each in _families(predictor).items()}
     return {name: np.asarray(value).tolist() for name, value in values.items() if value is not None}
+
+
+def _families(predictor: Predictor) -> dict[str, FamilyMixture]:
+    """Parameters of a mixture by family, or of what was calibrated; none of another kind."""
+    base = predictor.base if isinstance(predictor, CalibratedPredictor) else predictor
+    return base.families if isinstance(base, MixturePredictor) else {}
 
 
 def _shared_memory(card: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -223,10 +228,15 @@ def with_effect(
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
-    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format` and `PARTS` are added."""
+    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `PARTS` and the
+    `stack_networks` of the architecture are added."""
     own = {key: _known(predictor, part) for key, part in PARTS.items()}
     flat = tree_to_arrays(functools.reduce(lambda bare, part: _with_known(bare, part, {}), PARTS.values(), predictor))
-    card = {**card, **{key: value for key, value in own.items() if value}}
+    architecture = {key: value for key, value in card["architecture"].items() if key != "stack_networks"}
+    stack = [name for name, each in _families(predictor).items() if each.stack_network is not None]
+    if stack:
+        architecture["stack_networks"] = stack
+    card = {**card, "architecture": architecture, **{key: value for key, value in own.items() if value}}
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(save(flat))
         (beside / CARD).write_text(json.dumps({"format": FORMAT, **card}, indent=1) + "\n")
@@ -237,8 +247,9 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
 
     Args:
       kind: "mixture", "neusight", "calibrated" (a mixture calibrated on one GPU) or a baseline.
-      architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size); of a
-        calibrated one also `points` (measured shapes by network); `trust`: whether it carries intervals.
+      architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size),
+        `stack_networks` (families with one for another vendor's libraries); of a calibrated one also `points` (measured
+        shapes by network); `trust`: whether it carries intervals.
     """
     key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
     chosen = {name: FAMILIES[name] for name in architecture["families"]}
@@ -247,7 +258,11 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
         name: init_tile_choice(key, family, features[name]) for name, family in chosen.items()
     }
     if kind == "mixture":
-        families = {name: init_family(key, family, features[name], hidden, members) for name, family in chosen.items()}
+        stack = {name: features[name] for name in architecture.get("stack_networks", ())}
+        families = {
+            name: init_family(key, family, features[name], hidden, members, stack.get(name))
+            for name, family in chosen.items()
+        }
         trust = empty_trust({name: table.shape[-1] for name, table in features.items()})
         return MixturePredictor(families, tiles, trust if architecture.get("trust") else None)
     if kind == "neusight":

@@ -10,6 +10,8 @@ For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
     run   = body + overhead, and 2 us for every further kernel of one operator
     total = lead + max(floor − lead, run)                               # alone; floor + run in a model or a CUDA graph
 
+Every logarithm is shifted by what a device, a vendor's libraries or a running model does otherwise (`shifts`).
+
 The T_i are monotone in every GPU field and homogeneous of degree −1 in its rates (`roofline`), the weights are
 non-negative, sum to one and see the shape only. So the forecast has the right slope in every field by construction,
 its rate elasticities sum to −1 less the share of floor and further kernels, and it never falls below the speed of
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import LIBRARY, Dims, Family
@@ -40,20 +42,32 @@ from neusight_jax.roofline import (
     physical_times,
     power_share,
 )
+from neusight_jax.shifts import (
+    COMPUTE,
+    DRAM,
+    EFFECTS,
+    FLOOR,
+    HEADS,
+    ISSUE,
+    OVERHEAD,
+    POWER,
+    REREAD,
+    arithmetic_shift,
+    backward_shift,
+    device_shift,
+    effect_width,
+    inside_shift,
+    memory_shift,
+    op_shift,
+    other_vendor,
+    stack_shift,
+    usual_effect,
+)
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
 from neusight_jax.trust import Trust
-from neusight_jax.utilization import Network, apply_network, init_network, normalised
+from neusight_jax.utilization import Network, apply_network, init_network
 
-HEADS: tuple[str, ...] = ("compute", "dram", "reread", "onchip", "issue", "power", "overhead")
-"""Heads of the mixture, in the order of `PhysicalTimes`."""
-COMPUTE = HEADS.index("compute")
-DRAM = HEADS.index("dram")
-REREAD = HEADS.index("reread")
-ISSUE = HEADS.index("issue")
-"""The heads before this one overlap; issue rate and power are limits that only bind when reached."""
-POWER = HEADS.index("power")
-OVERHEAD = HEADS.index("overhead")
 LIMIT_NORM = 12.0
 """Order of the norm that joins the limits to the rest: nearly a maximum, as a card throttles only at its limit."""
 HOST_NORM = 24.0
@@ -83,15 +97,14 @@ OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, -2.0, 0.0, 0.2, 0.2, 0.0)
 """b_j before training."""
 MIN_NORM = 3.0
 """Smallest order of the p-norm."""
+STACK_HIDDEN: tuple[int, ...] = (16, 16)
+"""Hidden layers of the network of another vendor's libraries."""
 FLOOR_S = 25e-6
 """Launch floor before training, seconds."""
 TENSOR_FLOOR_S = 3e-6
 """The same for kernels of tensor cores, measured inside CUDA graphs."""
 LAUNCH_GAP_S = 2e-6
 """What a launch costs inside a running model, seconds: kernels queue up behind each other, so nearly nothing."""
-EFFECTS: tuple[str, ...] = (*HEADS, "floor")
-"""What a device effect shifts (as logarithms); all zero for a GPU nobody has measured."""
-FLOOR = EFFECTS.index("floor")
 
 
 @jax.tree_util.register_dataclass
@@ -117,6 +130,8 @@ class FamilyMixture:
         None = none.
       raw_lead: share of the launch floor before the kernel starts, before a sigmoid, per member; None = all of it.
       op_floor: log of each operator's launch floor over `log_floor_s`, per member; None = all alike.
+      stack_network: shape features -> what another vendor's libraries add to the outputs of `network`, where `stack` is
+        in force; None = nothing.
     """
 
     network: Network
@@ -132,6 +147,7 @@ class FamilyMixture:
     backward: Float[Array, "member head"] | None = None
     raw_lead: Float[Array, " member"] | None = None
     op_floor: Float[Array, "member op"] | None = None
+    stack_network: Network | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -164,7 +180,8 @@ class MixturePredictor:
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
         if parameters.usual is not None:
             parameters = replace(parameters, effect=parameters.effect + usual_effect(parameters.usual, gpu))
-        shift = device_shift(parameters, family, features) + stack_shift(parameters, gpu)
+        shift = device_shift(parameters.effect, parameters.network, family, features)
+        shift += stack_shift(parameters.stack, gpu)
         shift += inside_shift(parameters.in_model, gpu, isolated)
         if parameters.memory is not None:
             shift += memory_shift(parameters.memory, gpu)
@@ -172,9 +189,30 @@ class MixturePredictor:
             shift += backward_shift(parameters.backward, batch.phase)
         if parameters.op_floor is not None and family.name == family.network:
             shift += op_shift(parameters.op_floor, batch.op, isolated)
+        if family.other_flop:
+            shift += arithmetic_shift(family, gpu, batch.op, isolated)
         more_s = work.more_launches * LAUNCH_GAP_S
         share = power_share(gpu, family, times)
-        return mix(parameters, features, times, bounds, tile, shift, offsets(family), more_s, share, isolated=isolated)
+        outputs = network_outputs(parameters, gpu, features)
+        return mix(parameters, outputs, times, bounds, tile, shift, offsets(family), more_s, share, isolated=isolated)
+
+
+def library_of(parameters: FamilyMixture, family: Family, gpu: GPU, dims: Dims) -> Float[Array, "*#kernel"]:
+    """Number of the library that runs kernels; GPUs with an fp32 matrix path run another vendor's."""
+    said = parameters.library if parameters.library is not None else dims.get(LIBRARY)
+    number = jnp.asarray(family.usual_library if said is None else said)
+    return jnp.where(other_vendor(gpu), family.other_library, number)
+
+
+def network_outputs(
+    parameters: FamilyMixture, gpu: GPU, features: Float[Array, "kernel feature"]
+) -> Float[Array, "member kernel output"]:
+    """Mixing logits and raw offsets for shapes; a switch by vendor, without gradient to the GPU."""
+    outputs = apply_network(parameters.network, features)
+    if parameters.stack_network is None:
+        return outputs
+    other = jnp.atleast_1d(other_vendor(gpu))[None, :, None]
+    return outputs + jnp.where(other, apply_network(parameters.stack_network, features), 0.0)
 
 
 def offsets(family: Family) -> tuple[tuple[float, float], ...]:
@@ -187,95 +225,9 @@ def offsets(family: Family) -> tuple[tuple[float, float], ...]:
     return tuple(bounds)
 
 
-def effect_width(family: Family) -> int:
-    """Numbers of a device effect: `EFFECTS`, then the tilt of each along every one of the family's directions."""
-    return len(EFFECTS) * (1 + len(family.directions))
-
-
-def add_shift(effect: Float[Array, "*kernel effect"], shift: Float[Array, "*row head"]) -> Float[Array, "*row effect"]:
-    """A device effect with the shifts of `EFFECTS` moved, its tilts as they are."""
-    tilt = effect[..., len(EFFECTS) :]
-    return jnp.concatenate(
-        [effect[..., : len(EFFECTS)] + shift, jnp.broadcast_to(tilt, (*shift.shape[:-1], tilt.shape[-1]))], -1
-    )
-
-
-def device_shift(
-    parameters: FamilyMixture, family: Family, features: Float[Array, "kernel feature"]
-) -> Float[Array, "#member #kernel effect"]:
-    """Log shift of each head and the floor for the device of `parameters.effect`; a function of the shape only."""
-    constant = parameters.effect[..., : len(EFFECTS)]
-    if not family.directions:
-        return jnp.atleast_2d(constant)[None]
-    tilt = parameters.effect[..., len(EFFECTS) :].reshape(*constant.shape, len(family.directions))
-    along = normalised(parameters.network, features)[..., jnp.array(family.directions)]
-    return constant + jnp.sum(tilt * along[:, :, None, :], axis=-1)
-
-
-def other_vendor(gpu: GPU) -> Bool[Array, "*gpu"]:
-    """Whether a GPU runs another vendor's libraries: those with an fp32 matrix path of its own do."""
-    return jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0
-
-
-def stack_shift(parameters: FamilyMixture, gpu: GPU) -> Float[Array, "member _kernel effect"]:
-    """Log shift of each head and the floor for the vendor's libraries; a switch, without gradient to the GPU."""
-    other = jnp.atleast_1d(other_vendor(gpu))[None, :, None]
-    return jnp.where(other, parameters.stack[:, None, :], 0.0)
-
-
-def inside_shift(
-    in_model: Float[Array, "member head"], gpu: GPU, isolated: Isolated
-) -> Float[Array, "member _kernel effect"]:
-    """Log shift of each head inside a running model; none of the floor, and none of power on another vendor's GPUs.
-
-    What power gains inside models is learned on boards of 70 and 75 W, whose sweeps run hot (docs/findings.md).
-    """
-    every = _of_heads(in_model)[:, None, :]
-    none = jnp.atleast_1d(other_vendor(gpu))[:, None] & (jnp.arange(len(EFFECTS)) == POWER)
-    return jnp.where(none, 0.0, every) * jnp.atleast_1d(1.0 - jnp.asarray(isolated, dtype=float))[:, None]
-
-
-def library_of(parameters: FamilyMixture, family: Family, gpu: GPU, dims: Dims) -> Float[Array, "*#kernel"]:
-    """Number of the library that runs kernels; GPUs with an fp32 matrix path run another vendor's."""
-    said = parameters.library if parameters.library is not None else dims.get(LIBRARY)
-    number = jnp.asarray(family.usual_library if said is None else said)
-    return jnp.where(other_vendor(gpu), family.other_library, number)
-
-
-def usual_effect(usual: Float[Array, " effect"], gpu: GPU) -> Float[Array, "*#kernel effect"]:
-    """What GPUs of the usual library share; a switch by vendor, without gradient to the GPU."""
-    return jnp.where(other_vendor(gpu)[..., None], 0.0, usual)
-
-
-def memory_shift(memory: Float[Array, " kind"], gpu: GPU) -> Float[Array, "1 #kernel effect"]:
-    """Log shift of the DRAM head for the kind of the GPU's memory; a switch, without gradient to the GPU."""
-    kind = jnp.atleast_1d(jnp.round(jnp.asarray(gpu.memory_kind))).astype(int)
-    return jnp.where(jnp.arange(len(EFFECTS)) == DRAM, memory[kind][None, :, None], 0.0)
-
-
-def backward_shift(
-    backward: Float[Array, "member head"], phase: Int[Array, " kernel"]
-) -> Float[Array, "member kernel effect"]:
-    """Log shift of each head for the layouts of a backward pass; none forward, none of the floor."""
-    return jnp.where((phase > 0)[None, :, None], _of_heads(backward)[:, None, :], 0.0)
-
-
-def _of_heads(shift: Float[Array, "member head"]) -> Float[Array, "member effect"]:
-    """Shifts of the heads alone as shifts of `EFFECTS`: none of the floor."""
-    return jnp.pad(shift, ((0, 0), (0, len(EFFECTS) - len(HEADS))))
-
-
-def op_shift(
-    op_floor: Float[Array, "member op"], op: Int[Array, " kernel"], isolated: Isolated
-) -> Float[Array, "member kernel effect"]:
-    """Log shift of the floor for the operator, alone: its way through the host's framework over the usual one."""
-    dearer = jnp.asarray(isolated, dtype=float) * op_floor[:, op]
-    return jnp.where(jnp.arange(len(EFFECTS)) == FLOOR, dearer[..., None], 0.0)
-
-
 def mix(
     parameters: FamilyMixture,
-    features: Float[Array, "kernel feature"],
+    outputs: Float[Array, "member kernel output"],
     times: PhysicalTimes,
     bounds: Light,
     tile: ChosenTile,
@@ -290,7 +242,6 @@ def mix(
 
     `more_s` is for further kernels of one operator, beside the floor; `share` is `roofline.power_share`.
     """
-    outputs = apply_network(parameters.network, features)
     alone = jnp.asarray(isolated, dtype=float)
     logs, start = [], 0
     for head, name in enumerate(HEADS):
@@ -377,12 +328,26 @@ def offset_outputs(family: Family) -> tuple[int, ...]:
 
 
 def init_family(
-    key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], hidden: tuple[int, ...], members: int
+    key: PRNGKeyArray,
+    family: Family,
+    features: Float[Array, "row feature"],
+    hidden: tuple[int, ...],
+    members: int,
+    stack_features: Float[Array, "row feature"] | None = None,
 ) -> FamilyMixture:
-    """Untrained parameters: uniform mixing, offsets at `OFFSET_STARTS`, floor and gap as said above."""
+    """Untrained parameters: uniform mixing, offsets at `OFFSET_STARTS`, floor and gap as said above.
+
+    Args:
+      features, stack_features: what the networks are normalised to, the second that of another vendor's libraries;
+        None = there is none.
+    """
+    outputs = sum(head_widths(family)) + len(HEADS)
+    stack_network = None
+    if stack_features is not None:
+        stack_network = init_network(jax.random.fold_in(key, 1), stack_features, STACK_HIDDEN, outputs, members)
     floor_s = TENSOR_FLOOR_S if family.tensor_core else FLOOR_S
     return FamilyMixture(
-        network=init_network(key, features, hidden, sum(head_widths(family)) + len(HEADS), members),
+        network=init_network(key, features, hidden, outputs, members),
         log_floor_s=jnp.full((members,), jnp.log(floor_s)),
         log_gap_s=jnp.full((members,), jnp.log(LAUNCH_GAP_S)),
         raw_norm=jnp.zeros((members,)),
@@ -392,4 +357,5 @@ def init_family(
         backward=jnp.zeros((members, len(HEADS))) if family.turned else None,
         raw_lead=None if family.tensor_core else jnp.zeros((members,)),
         op_floor=None if family.tensor_core else jnp.zeros((members, len(family.ops))),
+        stack_network=stack_network,
     )

@@ -21,11 +21,13 @@ from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
 from neusight_jax.kernels.rowwise import STRIDED
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.mixture import EFFECTS, effect_width
 from neusight_jax.roofline import Isolated, Scalar
+from neusight_jax.shifts import EFFECTS, effect_width
 from neusight_jax.terms import KernelTerms, Predictor
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
+STACK_NETWORKS: tuple[str, ...] = ("linear", "bmm", "elementwise", "softmax", "norm")
+"""Those with one for another vendor's libraries here."""
 KINDS: tuple[str, ...] = ("mixture", "neusight")
 RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
 """Figures per second: scaling all of them scales a machine's time."""
@@ -34,7 +36,8 @@ RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
 @cache
 def _template(kind: str, members: int, hidden: tuple[int, ...]) -> Predictor:
     """Made once a process: its many small programs take seconds to compile."""
-    return jax.tree.map(np.asarray, untrained(kind, {"families": NETWORKS, "hidden": hidden, "members": members}))
+    sizes = {"families": NETWORKS, "stack_networks": STACK_NETWORKS, "hidden": hidden, "members": members}
+    return jax.tree.map(np.asarray, untrained(kind, sizes))
 
 
 def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, ...] = (8,)) -> Predictor:

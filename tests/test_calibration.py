@@ -18,7 +18,8 @@ from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.mixture import EFFECTS, MixturePredictor
+from neusight_jax.mixture import MixturePredictor
+from neusight_jax.shifts import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, calibration, prior_of
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.plan import PLANS, candidates, plan_kernels

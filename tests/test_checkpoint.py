@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from predictors import KINDS, NETWORKS, level_effect, random_kernels, random_predictor
+from predictors import KINDS, NETWORKS, STACK_NETWORKS, level_effect, random_kernels, random_predictor
 from safetensors.numpy import load_file, save_file
 
 import neusight_jax as nj
@@ -19,7 +19,8 @@ from neusight_jax.calibrated import CalibratedPredictor
 from neusight_jax.checkpoint import CARD, WEIGHTS, save_checkpoint, tree_to_arrays, untrained
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.mixture import EFFECTS, effect_width
+from neusight_jax.mixture import MixturePredictor
+from neusight_jax.shifts import EFFECTS, effect_width
 
 SHIPPED = nj.list_checkpoints()
 EFFECT_DEVICE = "Tesla T4"
@@ -44,6 +45,21 @@ def test_round_trip_is_bit_exact(tmp_path: Path, kind: str) -> None:
         for old, new in zip(jax.tree.leaves(predictor), jax.tree.leaves(read), strict=True):
             np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
             assert np.asarray(new).dtype == np.float32
+
+
+def test_the_card_says_which_families_have_a_network_of_another_vendor(tmp_path: Path) -> None:
+    """Whatever a card said before; a calibrated checkpoint keeps its base's."""
+    predictor = random_predictor("mixture", 0, members=2)
+    assert isinstance(predictor, MixturePredictor)
+    card = {"kind": "mixture", "architecture": {**_architecture(), "stack_networks": ["conv"]}}
+    save_checkpoint(tmp_path / "kept", predictor, card)
+    assert set(nj.load_card(tmp_path / "kept")["architecture"]["stack_networks"]) == set(STACK_NETWORKS)
+    families = {name: replace(each, stack_network=None) for name, each in predictor.families.items()}
+    save_checkpoint(tmp_path / "without", replace(predictor, families=families), card)
+    assert "stack_networks" not in nj.load_card(tmp_path / "without")["architecture"]
+    again = nj.load_predictor(tmp_path / "without")
+    assert isinstance(again, MixturePredictor)
+    assert again.families["bmm"].stack_network is None
 
 
 def test_saving_again_writes_the_same_bytes(tmp_path: Path) -> None:
@@ -123,7 +139,8 @@ def _poison(flat: dict[str, np.ndarray], name: str) -> None:
         (_edit_card(kind="mixtur"), ["mixtur", "mixture"]),
         (_edit_card(architecture={}), [CARD, "architecture"]),
         (_edit_card(architecture={**_architecture(), "families": ["linear", "pool"]}), [CARD]),
-        (_edit_card(architecture=_architecture(members=3)), [WEIGHTS, "leaf ", "shape"]),
+        (_edit_card(architecture={**_architecture(3), "stack_networks": STACK_NETWORKS}), [WEIGHTS, "leaf ", "shape"]),
+        (_edit_card(architecture=_architecture()), [WEIGHTS, "unexpected leaf", "stack_network"]),
         (_edit_weights(_drop), [WEIGHTS, "weights/0", "missing"]),
         (_edit_weights(_add), [WEIGHTS, "unexpected leaf stranger"]),
         (_edit_weights(_reshape), [WEIGHTS, "weights/0", "has shape"]),

@@ -19,8 +19,9 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.latency import kernel_latency
-from neusight_jax.mixture import COMPUTE, FLOOR, HEADS, POWER, MixturePredictor, op_shift
+from neusight_jax.mixture import MixturePredictor
 from neusight_jax.roofline import WARM_SHARE, physical_times
+from neusight_jax.shifts import COMPUTE, FLOOR, HEADS, POWER, op_shift
 from neusight_jax.tiles import init_tile_choice
 from neusight_jax.training.data import measured_devices, sweep_rows
 from neusight_jax.training.fit import Job, Settings, fit, row_features
@@ -60,6 +61,17 @@ def test_the_shift_of_an_operator_is_of_its_floor() -> None:
     shift = np.asarray(op_shift(jnp.array([[0.1, 0.2]]), jnp.array([1, 0, 1]), True))
     np.testing.assert_allclose(shift[0, :, -1], [0.2, 0.1, 0.2])
     assert not shift[..., :-1].any()
+
+
+@pytest.mark.parametrize(("name", "measured"), [("MI100", 1.81), ("MI210", 2.82)])
+def test_amds_library_works_out_a_power_alone(name: str, measured: float) -> None:
+    """By weights that saw no AMD GPU: a long `powu` over a `mulu`, which streams. Not in a model, which squares and
+    cubes, nor on NVIDIA's GPUs."""
+    predictor = nj.load_predictor("fp32-heldout")
+    table = table_from_kernels([*_streams("powu", [65536.0]), *_streams("mulu", [65536.0])])
+    for gpu, isolated, dearer in ((name, True, measured), (name, False, 1.0), ("A100-PCIE-40GB", True, 1.0)):
+        seconds = np.asarray(kernel_latency(predictor, nj.load_gpu(gpu), table, isolated=isolated)["elementwise"])
+        assert seconds[0] / seconds[1] == pytest.approx(dearer, rel=0.2 if dearer > 1.0 else 0.02)
 
 
 def _by_the_law(folder: Path) -> None:

@@ -30,7 +30,8 @@ from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.latency import on_device, require_covered
-from neusight_jax.mixture import EFFECTS, MixturePredictor, add_shift
+from neusight_jax.mixture import MixturePredictor
+from neusight_jax.shifts import EFFECTS, add_shift
 from neusight_jax.terms import Predictor
 from neusight_jax.training.conformal import mean_error_percent
 

@@ -13,17 +13,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
 from neusight_jax.kernels.family import Family
-from neusight_jax.mixture import (
-    EFFECTS,
-    FLOOR,
-    FamilyMixture,
-    MixturePredictor,
-    effect_width,
-    init_family,
-    offset_outputs,
-)
+from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family, offset_outputs
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.roofline import element_bytes, peak_flop_per_s
+from neusight_jax.shifts import EFFECTS, FLOOR, effect_width
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, choose_tile, init_tile_choice, tile_scores
 from neusight_jax.training.fit import Sample, Settings, sample_of
@@ -46,6 +39,11 @@ rows of these families that are as short, and at the full cost P100's host, whic
 raised the floor of all instead of its own. Most rows of the streaming families are short and say what it is. It is also
 the cost of another vendor's floor over that of its libraries' other shifts, in every fp32 family: a vendor's hosts are
 more alike than two vendors', so what one GPU of it says of the floor is first believed of all."""
+STACK_NETWORKS: tuple[str, ...] = ("bmm", "elementwise", "softmax", "norm")
+"""Families in which another vendor's libraries have a network of their own. Not linear: what rocBLAS does with a shape
+on one GPU of AMD does not carry to the next (docs/findings.md)."""
+STACK_COST = 3.0
+"""Price of what that network adds to an output over that of an offset of the others (`Settings.offset_penalty`)."""
 SLOW_HOST = 0.3
 """What the price of an effect on the launch floor falls by for every unit above zero, and rises below. A host can be
 slower than usual in many ways and faster in few: the usual floor is that of the quicker third, not the median's."""
@@ -98,8 +96,9 @@ class MixtureKind:
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
         """Parameters with `effect` [device and then generation, effect]."""
         other = rows.guests[rows.device]
-        features = features[~other | other.all()]
-        parameters = init_family(key, family, features, self.hidden, members=1)
+        hosts, guests = (features[chosen if chosen.any() else slice(None)] for chosen in (~other, other))
+        own = guests if family.name in STACK_NETWORKS and rows.guests.any() else None
+        parameters = init_family(key, family, hosts, self.hidden, members=1, stack_features=own)
         groups = len(rows.devices) + len(set(rows.generation))
         return replace(parameters, effect=jnp.zeros((groups, effect_width(family))))
 
@@ -135,12 +134,17 @@ class MixtureKind:
     def guest_loss(
         self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings
     ) -> Float[Array, ""]:
-        """Log error of guests (`Rows.guests`), for what is theirs alone: the shifts of their vendor's libraries and the
-        effects of their devices. What all GPUs share is not theirs to move."""
+        """Log error of guests (`Rows.guests`), for what is theirs alone: the shifts and the network of their vendor's
+        libraries, shrunk to nothing, and the effects of their devices. What all GPUs share is not theirs to move."""
         still = jax.tree.map(jax.lax.stop_gradient, parameters)
         effect = still.effect.at[sample.device].set(parameters.effect[sample.device])
-        log_forecast = jnp.log(forecast(self, replace(still, stack=parameters.stack, effect=effect), family, sample))
-        return log_error_loss(log_forecast, sample, settings)
+        own = replace(still, stack=parameters.stack, stack_network=parameters.stack_network, effect=effect)
+        loss = log_error_loss(jnp.log(forecast(self, own, family, sample)), sample, settings)
+        if own.stack_network is not None:
+            features = family.features(sample.batch.dims, element_bytes(sample.batch.dtype))
+            added = apply_network(own.stack_network, features)
+            loss += STACK_COST * settings.offset_penalty * jnp.mean(jnp.sum(added**2, axis=-1))
+        return loss
 
 
 def _offset_spread(parameters: FamilyMixture, family: Family, sample: Sample) -> Float[Array, ""]:

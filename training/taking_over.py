@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -102,20 +103,11 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
 
 
 def _members(parameters: Any, members: int) -> Any:
-    """The first members of an ensemble; the device effect has no member axis."""
-    network = replace(
-        parameters.network,
-        center=parameters.network.center[:members],
-        scale=parameters.network.scale[:members],
-        weights=tuple(each[:members] for each in parameters.network.weights),
-        biases=tuple(each[:members] for each in parameters.network.biases),
-    )
-    own = {
-        name: getattr(parameters, name)[:members]
-        for name in ("log_floor_s", "log_gap_s", "raw_norm", "in_model", "stack", "backward", "raw_lead", "op_floor")
-        if getattr(parameters, name) is not None
-    }
-    return replace(parameters, network=network, **own)
+    """The first members of an ensemble; the device effect has no member axis, nor has what is known of a device."""
+    whole = replace(parameters, effect=None, library=None, memory=None, usual=None)
+    first = jax.tree.map(lambda leaf: leaf[:members], whole)
+    kept = {name: getattr(parameters, name) for name in ("effect", "library", "memory", "usual")}
+    return replace(first, **kept)
 
 
 def _joined(base: Trust, own: Trust) -> Trust:

@@ -100,6 +100,7 @@ class Family:
         `features` find it in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
       usual_library: the number taken for a GPU without a name, or of an architecture that is not among them.
       other_library: the number taken for GPUs that run another vendor's libraries, whatever their name.
+      other_flop: (operator, FLOP an element that it takes in those, measured alone, where others take one).
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
       turned: whether a backward pass runs its kernels with operands laid out otherwise than forward.
       directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
@@ -120,6 +121,7 @@ class Family:
     known_libraries: tuple[tuple[str, float], ...] = ()
     usual_library: float = 0.0
     other_library: float = 0.0
+    other_flop: tuple[tuple[str, float], ...] = ()
     l2_operands: bool = False
     turned: bool = False
 

@@ -52,6 +52,11 @@ LARGE_BLOCK_CYCLES = 1800.0
 KEPT_ROW = 2.0 / 3.0
 """Bytes an SM takes and gives back for a row in shared memory over those for one that it reads three times."""
 
+POW_FLOP = 250.0
+"""What AMD's math library takes to raise to a power that has no shortcut, FLOP an element at the rate that arithmetic
+usually reaches: `pow` and `powu` take 350 to 410 at peak on MI100 and on MI210, whose bandwidths are a third apart, and
+stream as every other operator does on NVIDIA's GPUs (docs/findings.md). Models square and cube, which is a product."""
+
 FLOP_PER_ELEMENT: dict[str, float] = {
     **{"elementwise": 1.0, "strided": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0},
     **{"stream": 1.0, "reduction": 6.0},
@@ -183,7 +188,10 @@ def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Ar
 
 
 ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")
-ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEMENTWISE_OPS, "elementwise")
+ELEMENTWISE = replace(
+    _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEMENTWISE_OPS, "elementwise"),
+    other_flop=(("pow", POW_FLOP), ("powu", POW_FLOP)),
+)
 STRIDED_OPS: tuple[str, ...] = ("add_permuted", "pointwise_permuted", "copy_permuted")
 STRIDED = replace(_by_elements("strided", FLOP_PER_ELEMENT["strided"], STRIDED_OPS, "elementwise"), dims=STRIDED_DIMS)
 """Elementwise kernels with an operand in another order than the rest, as a permuted view leaves it."""
