@@ -41,12 +41,15 @@ def _template(kind: str, members: int, hidden: tuple[int, ...]) -> Predictor:
 
 
 def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, ...] = (8,)) -> Predictor:
-    """A predictor with every leaf moved away from its start: last layers, floors, norms, shifts and effects too."""
-    random = np.random.default_rng(seed)
+    """A predictor with every leaf moved away from its start: last layers, floors, norms, shifts and effects too.
+
+    Networks of another vendor are drawn apart, so that the rest does not depend on which families have one.
+    """
+    random, guests = np.random.default_rng(seed), np.random.default_rng([seed, 1])
 
     def moved(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path)
-        noise = random.normal(size=leaf.shape)
+        noise = (guests if "stack_network" in name else random).normal(size=leaf.shape)
         if name.endswith("center"):
             value = 6.0 + 3.0 * noise
         elif name.endswith("scale"):
