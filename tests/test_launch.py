@@ -200,7 +200,7 @@ def test_another_vendors_softmax_takes_large_blocks_whatever_its_name() -> None:
 def test_what_power_gains_inside_models_stays_with_one_vendor() -> None:
     """And nothing else does: every other head shifts on both."""
     table = table_from_kernels([Kernel("linear", "linear", {"batch": 1, "m": 8192, "n": 8192, "k": 8192})])
-    plain = random_predictor("mixture", 4)
+    plain = random_predictor("mixture", 1)
     assert isinstance(plain, MixturePredictor)
 
     def seconds(gpu: nj.GPU, head: int) -> float:
