@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,15 @@ from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
 from neusight_jax.shifts import DRAM, EFFECTS
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
-from neusight_jax.trust import empty_trust
+from neusight_jax.trust import Trust, empty_trust
 from neusight_jax.utilization import init_network
 
 FORMAT = 2
 """Version of the layout; raised whenever older files could be misread."""
 PARTS: dict[str, str] = {"libraries": "library", "memory": "memory", "usual": "usual"}
 """What a card says of parts of a predictor that are not among its weights: key of the card, part of `FamilyMixture`."""
+OF_VENDOR: tuple[str, str] = ("stack_networks", "vendor_intervals")
+"""Keys of a card's architecture that list what another vendor has of its own."""
 WEIGHTS, CARD = "weights.safetensors", "card.json"
 NEUSIGHT_INPUTS = 4
 
@@ -137,7 +139,9 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         found = own.get(family) or shared.get(generation_of(name, FAMILIES[family].generations), {}).get(family)
         if found is not None:
             fitting[family] = found
-    return with_effect(named, fitting, measured=bool(own)) if fitting else named
+    if not own:
+        return with_effect(named, fitting)
+    return as_measured(with_effect(named, fitting), own, card.get("device_intervals", {}).get(name, {}))
 
 
 def _nameless(predictor: Predictor, card: Mapping[str, Any]) -> Predictor:
@@ -207,13 +211,15 @@ def with_libraries(predictor: MixturePredictor, device: str) -> MixturePredictor
     return named
 
 
-def with_effect(
-    predictor: MixturePredictor, effects: Mapping[str, Sequence[float]], *, measured: bool
-) -> MixturePredictor:
-    """The predictor with the effects of some families.
+def as_measured(predictor: MixturePredictor, families: Iterable[str], own: Mapping[str, float]) -> MixturePredictor:
+    """The predictor with the intervals of a device that was measured in these families (`Trust.measured`)."""
+    if predictor.trust is None:
+        return predictor
+    return replace(predictor, trust=predictor.trust.measured(families, own))
 
-    `measured` puts the narrower intervals of a measured device in force, for the families of `effects`.
-    """
+
+def with_effect(predictor: MixturePredictor, effects: Mapping[str, Sequence[float]]) -> MixturePredictor:
+    """The predictor with the effects of some families."""
     families = dict(predictor.families)
     for name, own in effects.items():
         parameters = families[name]
@@ -223,19 +229,19 @@ def with_effect(
                 "the card and the weights do not belong together"
             )
         families[name] = replace(parameters, effect=jnp.asarray(own, jnp.float32))
-    trust = predictor.trust.measured(effects) if measured and predictor.trust is not None else predictor.trust
-    return replace(predictor, families=families, trust=trust)
+    return replace(predictor, families=families)
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
-    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `PARTS` and the
-    `stack_networks` of the architecture are added."""
+    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `PARTS` and what another
+    vendor has of its own (`OF_VENDOR`) are added."""
     own = {key: _known(predictor, part) for key, part in PARTS.items()}
     flat = tree_to_arrays(functools.reduce(lambda bare, part: _with_known(bare, part, {}), PARTS.values(), predictor))
-    architecture = {key: value for key, value in card["architecture"].items() if key != "stack_networks"}
     stack = [name for name, each in _families(predictor).items() if each.stack_network is not None]
-    if stack:
-        architecture["stack_networks"] = stack
+    trust: Trust | None = getattr(predictor, "trust", None)
+    of_vendor = dict(zip(OF_VENDOR, (stack, list(trust.other_vendor) if trust else []), strict=True))
+    architecture = {key: value for key, value in card["architecture"].items() if key not in OF_VENDOR}
+    architecture |= {key: names for key, names in of_vendor.items() if names}
     card = {**card, "architecture": architecture, **{key: value for key, value in own.items() if value}}
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(save(flat))
@@ -248,8 +254,9 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
     Args:
       kind: "mixture", "neusight", "calibrated" (a mixture calibrated on one GPU) or a baseline.
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size),
-        `stack_networks` (families with one for another vendor's libraries); of a calibrated one also `points` (measured
-        shapes by network); `trust`: whether it carries intervals.
+        `stack_networks` (families with one for another vendor's libraries); `trust`: whether it carries intervals, and
+        `vendor_intervals`: of what another vendor's GPUs have some of their own; of a calibrated one also `points`
+        (measured shapes by network).
     """
     key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
     chosen = {name: FAMILIES[name] for name in architecture["families"]}
@@ -258,12 +265,13 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
         name: init_tile_choice(key, family, features[name]) for name, family in chosen.items()
     }
     if kind == "mixture":
-        stack = {name: features[name] for name in architecture.get("stack_networks", ())}
+        stack = {name: features[name] for name in architecture.get(OF_VENDOR[0], ())}
         families = {
             name: init_family(key, family, features[name], hidden, members, stack.get(name))
             for name, family in chosen.items()
         }
-        trust = empty_trust({name: table.shape[-1] for name, table in features.items()})
+        counts = {name: table.shape[-1] for name, table in features.items()}
+        trust = empty_trust(counts, architecture.get(OF_VENDOR[1], ()))
         return MixturePredictor(families, tiles, trust if architecture.get("trust") else None)
     if kind == "neusight":
         inputs = jnp.zeros((2, NEUSIGHT_INPUTS))

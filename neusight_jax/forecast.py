@@ -256,7 +256,7 @@ def _trusted(
         unpromised = float(np.sum(seconds * columns["count"], dtype=np.float64))
     if has_models(trust):
         wider = float(np.average(columns["widening"], weights=cost)) if cost.sum() > 0 else 1.0
-        low, high = total_interval(trust, total, wider)
+        low, high = total_interval(trust, gpu, total, wider)
     else:
         low, high = (float(np.sum(columns[name] * columns["count"], dtype=np.float64)) for name in BOUND_COLUMNS)
     high = max(high, unpromised, CROWDED_TIMES * total if crowded else 0.0)

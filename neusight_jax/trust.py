@@ -30,12 +30,15 @@ from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import element_bytes
+from neusight_jax.shifts import other_vendor
 
 if TYPE_CHECKING:
     from neusight_jax.terms import Predictor
 
 LEVEL = 0.8
 """Share of measurements an interval is meant to hold."""
+MODELS = "models"
+"""What whole models are called among families."""
 GPU_RATIOS: tuple[str, ...] = ("SMs", "FLOP per byte of bandwidth", "FLOP per joule of TDP", "L2 bytes per SM")
 """What is compared between a GPU and those trained on."""
 PER_DISTANCE = 0.5
@@ -55,30 +58,41 @@ class Trust:
       kernels: low and high log(measured / forecast) of an isolated kernel on a GPU nobody has measured that lies inside
         `gpu_range`, by family [2].
       total: the same for a whole model [2]; zeros where no whole model was measured.
-      measured_kernels, measured_total: for a GPU that was trained on, forecast with its device effect.
+      other_vendor: both for GPUs of another vendor than the hosts of the fit, by family and `MODELS`; those missing are
+        as for the rest.
+      measured_kernels, measured_total: for a GPU that was trained on, forecast with its device effect, where nothing is
+        known of its own.
       gpu_range: smallest and largest log `GPU_RATIOS` trained on [2, ratio].
       shape_range: the same for the features of each family [2, feature].
     """
 
     kernels: dict[str, Float[Array, "2"]] = field(default_factory=dict)
     total: Float[Array, "2"] = field(default_factory=lambda: jnp.zeros(2))
+    other_vendor: dict[str, Float[Array, "2"]] = field(default_factory=dict)
     measured_kernels: dict[str, Float[Array, "2"]] = field(default_factory=dict)
     measured_total: Float[Array, "2"] = field(default_factory=lambda: jnp.zeros(2))
     gpu_range: Float[Array, "2 ratio"] = field(default_factory=lambda: jnp.zeros((2, len(GPU_RATIOS))))
     shape_range: dict[str, Float[Array, "2 feature"]] = field(default_factory=dict)
 
-    def measured(self, families: Iterable[str] | None = None) -> Trust:
-        """The same with the intervals of a GPU in force that was measured, in all families or in these."""
-        names = self.measured_kernels if families is None else families
-        kernels = {**self.kernels, **{name: self.measured_kernels[name] for name in names}}
-        return replace(self, kernels=kernels, total=self.measured_total)
+    def measured(self, families: Iterable[str], own: Mapping[str, float]) -> Trust:
+        """The same with the intervals of a GPU in force that was measured in these families.
+
+        Args:
+          own: half-width in logarithms of what is known of this GPU's errors, by family and `MODELS`.
+        """
+        known = {name: jnp.array([-width, width], jnp.float32) for name, width in own.items()}
+        kernels = {name: known.get(name, self.measured_kernels[name]) for name in families}
+        others = {name: pair for name, pair in self.other_vendor.items() if name not in (*kernels, MODELS)}
+        total = known.get(MODELS, self.measured_total)
+        return replace(self, kernels={**self.kernels, **kernels}, total=total, other_vendor=others)
 
 
-def empty_trust(feature_counts: Mapping[str, int]) -> Trust:
+def empty_trust(feature_counts: Mapping[str, int], other_vendor: Iterable[str] = ()) -> Trust:
     """Zeros of the right sizes, by family: the template a checkpoint is read into."""
     pairs = {name: jnp.zeros(2) for name in feature_counts}
     shapes = {name: jnp.zeros((2, count)) for name, count in feature_counts.items()}
-    return Trust(kernels=pairs, measured_kernels=pairs, shape_range=shapes)
+    others = {name: jnp.zeros(2) for name in other_vendor}
+    return Trust(kernels=pairs, other_vendor=others, measured_kernels=pairs, shape_range=shapes)
 
 
 def gpu_ratios(gpu: GPU) -> Float[Array, "*gpu ratio"]:
@@ -128,16 +142,23 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
     low, high = trust.shape_range[family.network]
     shape = 1.0 + jnp.max(outside(features, low, high) / (0.25 * jnp.maximum(high - low, 1.0)), axis=-1) / 2.0
     machine = gpu_widening(gpu_ratios(gpu), trust.gpu_range)
-    below, above = (jnp.clip(bound * machine * shape, -WIDEST, WIDEST) for bound in trust.kernels[family.network])
+    pair = _of_vendor(trust, family.network, trust.kernels[family.network], gpu)
+    below, above = (jnp.clip(bound * machine * shape, -WIDEST, WIDEST) for bound in pair)
     return KernelInterval(below, above, machine * shape, shape)
 
 
-def total_interval(trust: Trust, seconds: float, wider: float) -> tuple[float, float]:
+def _of_vendor(trust: Trust, name: str, usual: Float[Array, "2"], gpu: GPU) -> Float[Array, "2"]:
+    """Bounds for a GPU's vendor: those of `name` for another one's where there are any."""
+    return jnp.where(other_vendor(gpu), trust.other_vendor.get(name, usual), usual)
+
+
+def total_interval(trust: Trust, gpu: GPU, seconds: float, wider: float) -> tuple[float, float]:
     """The 80 % interval of a whole model, seconds, widened by this factor. Host only.
 
     None was left out to learn from where both bounds are 0: see `has_models`.
     """
-    low, high = np.clip(np.asarray(trust.total, np.float64) * wider, -WIDEST, WIDEST)
+    pair = np.asarray(_of_vendor(trust, MODELS, trust.total, gpu), np.float64)
+    low, high = np.clip(pair * wider, -WIDEST, WIDEST)
     return seconds * math.exp(low), seconds * math.exp(high)
 
 

@@ -19,9 +19,16 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.memory import memory_bytes
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.training.conformal import conformal_interval, coverage, pooled_quantile
+from neusight_jax.training.conformal import (
+    conformal_interval,
+    coverage,
+    own_coverage,
+    own_width,
+    pooled_quantile,
+)
 from neusight_jax.training.trusting import left_out_widening, narrowed
 from neusight_jax.trust import (
+    MODELS,
     Trust,
     gpu_ratios,
     gpu_widening,
@@ -197,7 +204,7 @@ def test_a_kind_of_shape_never_seen_is_wide_and_finite() -> None:
     batch = table_from_kernels([Kernel("conv", "conv", dims)]).families["conv"]
     found = kernel_interval(strict, FAMILIES["conv"], nj.load_gpu("V100-PCIE-32GB"), jax.tree.map(jnp.asarray, batch))
     assert float(found.shape_widening[0]) == pytest.approx(1.0 + np.log(64) / 0.25 / 2.0, rel=1e-5)
-    low, high = total_interval(trust, 1.0, 2.0**40)
+    low, high = total_interval(trust, nj.load_gpu("V100-PCIE-32GB"), 1.0, 2.0**40)
     assert (low, high) == (pytest.approx(1e-3), pytest.approx(1e3))
 
 
@@ -256,10 +263,62 @@ def test_a_step_that_nearly_fills_the_memory_is_said_and_allowed_for(graph: Any)
 
 
 def test_measured_intervals_take_over() -> None:
-    trust = _trusting().trust
+    """Those of the GPU itself where it has some, in the families that were measured on it."""
+    trust, v100 = _trusting().trust, nj.load_gpu("V100-PCIE-32GB")
     assert trust is not None
-    assert total_interval(trust.measured(), 1.0, 1.0)[1] == pytest.approx(np.exp(0.015), rel=1e-6)
-    assert trust_warnings(trust, nj.load_gpu("V100-PCIE-32GB"), np.ones(3), np.ones(3)) == []
+    pooled = trust.measured(["linear", "norm"], {})
+    assert total_interval(pooled, v100, 1.0, 1.0)[1] == pytest.approx(np.exp(0.015), rel=1e-6)
+    own = trust.measured(["linear", "norm"], {"linear": 0.07, MODELS: 0.04})
+    assert total_interval(own, v100, 1.0, 1.0) == pytest.approx((np.exp(-0.04), np.exp(0.04)), rel=1e-6)
+    bounds = {name: np.asarray(own.kernels[name]).tolist() for name in ("linear", "norm", "bmm")}
+    assert bounds == {
+        "linear": pytest.approx([-0.07, 0.07]),
+        "norm": pytest.approx([-0.02, 0.03]),
+        "bmm": pytest.approx([-0.2, 0.3]),
+    }
+    assert trust_warnings(trust, v100, np.ones(3), np.ones(3)) == []
+
+
+def test_another_vendor_has_intervals_of_its_own(graph: Any) -> None:
+    """For its GPUs, until one of them has been measured; nobody else's change."""
+    trusting = _trusting()
+    assert trusting.trust is not None
+    apart = replace(trusting.trust, other_vendor={"linear": jnp.array([-0.5, 0.5]), MODELS: jnp.array([-0.6, 0.6])})
+    v100 = nj.load_gpu("V100-PCIE-32GB")
+    amd = v100.replace(fp32_matrix_flop_per_s=v100.fp32_flop_per_s)
+
+    def spread(trust: Trust, gpu: nj.GPU) -> dict[str, float]:
+        forecast = nj.predict(replace(trusting, trust=trust), gpu, graph)
+        assert forecast.interval_s
+        columns = forecast.columns
+        over = np.log(columns["seconds_high"] / columns["seconds"])
+        by_family = {name: float(over[columns["family"] == name].mean()) for name in ("linear", "softmax")}
+        return {MODELS: float(np.log(forecast.interval_s[1] / forecast.total_s)), **by_family}
+
+    assert spread(apart, amd) == pytest.approx({MODELS: 0.6, "linear": 0.5, "softmax": 0.3}, rel=1e-4)
+    assert spread(apart, v100) == spread(trusting.trust, v100)
+    assert spread(apart.measured(NETWORKS, {"linear": 0.1}), amd)["linear"] == pytest.approx(0.1, rel=1e-4)
+
+
+def test_a_measured_gpu_answers_for_itself() -> None:
+    """Thousands of rows stand for themselves, three lean on what the others are off by, all counting as three more."""
+    random = np.random.default_rng(1)
+    quiet, loud = random.normal(0.0, 0.01, 5000), random.normal(0.0, 0.5, 5000)
+    by_device = {"quiet": quiet, "loud": loud}
+    for name, own in by_device.items():
+        assert own_width(by_device, name) == pytest.approx(np.quantile(np.abs(own), 0.8), rel=0.02)
+    three = {"few": np.array([0.1, -0.2, 0.3]), "b": np.full(50, 0.05), "c": np.full(2, 0.25)}
+    assert own_width(three, "few") == 0.25  # of weight 6: 1.5 at 0.05, 1 at 0.1, 1 at 0.2 and 1.5 at 0.25 reach 0.8
+    assert own_width({"only": np.arange(1.0, 11.0)}, "only") == 8.0
+
+
+def test_coverage_of_measured_gpus_leaves_each_row_out() -> None:
+    random = np.random.default_rng(2)
+    by_device = {str(at): random.normal(0.0, 0.02 * 3.0**at, 12) for at in range(6)}
+    held = [own_coverage(by_device, name) for name in by_device]
+    assert np.mean(held) == pytest.approx(0.8, abs=0.08)
+    pooled = conformal_interval(by_device).width
+    assert np.std(held) < np.std([np.mean(np.abs(own) <= pooled) for own in by_device.values()])
 
 
 def test_the_template_of_a_checkpoint_has_room_for_trust() -> None:
@@ -267,3 +326,6 @@ def test_the_template_of_a_checkpoint_has_room_for_trust() -> None:
     assert untrained("mixture", sizes).trust is None  # type: ignore[attr-defined]
     trust = untrained("mixture", {**sizes, "trust": True}).trust  # type: ignore[attr-defined]
     assert set(trust.kernels) == set(trust.shape_range) == set(NETWORKS)
+    assert trust.other_vendor == {}
+    vendors = untrained("mixture", {**sizes, "trust": True, "vendor_intervals": ["bmm", MODELS]}).trust  # type: ignore[attr-defined]
+    assert set(vendors.other_vendor) == {"bmm", MODELS}

@@ -17,6 +17,8 @@ Residuals = Mapping[str, np.ndarray]
 """log(measured / forecast) by device, each forecast by a fit that did not see the device."""
 CANDIDATES: np.ndarray = np.round(np.arange(0.60, 0.996, 0.01), 3)
 """Nominal levels tried."""
+OTHERS = 3.0
+"""Rows that the other devices count as, together, beside a measured device's own (docs/accuracy.md, intervals)."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,35 @@ def mean_error_percent(residual: np.ndarray) -> float:
 
 def pooled_quantile(residuals: Residuals, level: float) -> float:
     """The size that this share of the residuals stays within, each device weighing the same."""
+    return _quantile(residuals, {name: 1.0 / len(each) for name, each in residuals.items()}, level)
+
+
+def _quantile(residuals: Residuals, row_weight: Mapping[str, float], level: float) -> float:
+    """The size that this share of the residuals stays within, a row of each device with its weight."""
     sizes = np.abs(np.concatenate(list(residuals.values())))
-    weights = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in residuals.values()]) / len(residuals)
+    weights = np.concatenate([np.full(len(each), row_weight[name]) for name, each in residuals.items()])
     order = np.argsort(sizes)
-    place = int(np.searchsorted(np.cumsum(weights[order]), level - 1e-9))
+    place = int(np.searchsorted(np.cumsum(weights[order]) / weights.sum(), level - 1e-9))
     return float(sizes[order][min(place, len(sizes) - 1)])
+
+
+def own_width(residuals: Residuals, device: str, level: float = LEVEL, others: float = OTHERS) -> float:
+    """Width of the interval of a device that was measured: of its own residuals, the few of a whole model with others'.
+
+    Args:
+      residuals: log(measured / forecast) of measured devices, forecast with their effects; the device is among them.
+      others: rows that all other devices count as, together.
+    """
+    count = len(residuals) - 1
+    weight = {name: 1.0 if name == device else others / len(each) / count for name, each in residuals.items()}
+    return _quantile(residuals, weight, level)
+
+
+def own_coverage(residuals: Residuals, device: str, level: float = LEVEL) -> float:
+    """Share of a device's residuals inside the interval made without them, one at a time; of several devices."""
+    own = residuals[device]
+    widths = [own_width({**residuals, device: np.delete(own, at)}, device, level) for at in range(len(own))]
+    return float(np.mean(np.abs(own) <= widths))
 
 
 def coverage(residuals: Residuals, level: float) -> dict[str, float]:

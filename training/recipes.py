@@ -214,7 +214,7 @@ class _Run:
                 gpus,
                 self.devices,
                 tiles,
-                lambda name: with_effect(with_libraries(predictor, name), effects[name], measured=True),
+                lambda name: with_effect(with_libraries(predictor, name), effects[name]),
             )
             predictor = replace(predictor, trust=trust)
         return predictor, effects

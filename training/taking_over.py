@@ -22,7 +22,10 @@ from neusight_jax.errors import InputError, run_script
 from neusight_jax.files import refuse_existing
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.terms import Predictor
-from neusight_jax.trust import Trust
+from neusight_jax.trust import MODELS, Trust
+
+BY_DEVICE: tuple[str, ...] = ("device_effects", "generation_effects", "device_intervals")
+"""What a card says by device or generation, then family."""
 
 
 def taken_over(predictor: Predictor, card: Mapping[str, Any], base: str) -> tuple[MixturePredictor, dict[str, Any]]:
@@ -60,10 +63,7 @@ def taken_over(predictor: Predictor, card: Mapping[str, Any], base: str) -> tupl
             **{name: other_card["errors_percent"][name] for name in extra},
             **card["errors_percent"],
         },
-        **{
-            key: _beside(other_card.get(key, {}), card.get(key, {}), extra)
-            for key in ("device_effects", "generation_effects")
-        },
+        **{key: _beside(other_card[key], card.get(key, {}), extra) for key in BY_DEVICE if key in other_card},
     }
     return both, merged
 
@@ -88,6 +88,7 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
         trust = replace(
             trust,
             kernels=own(trust.kernels),
+            other_vendor=own(trust.other_vendor),
             measured_kernels=own(trust.measured_kernels),
             shape_range=own(trust.shape_range),
         )
@@ -95,8 +96,8 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
     kept = {key: part for key, part in card.items() if key not in ("taken_over", "format", *PARTS)}
     kept["architecture"] = {**card["architecture"], "families": list(alone.families)}
     kept["errors_percent"] = own(card["errors_percent"])
-    for key in ("device_effects", "generation_effects"):
-        kept[key] = {name: own(effects) for name, effects in card[key].items()}
+    for key in BY_DEVICE:
+        kept[key] = {name: own(each) for name, each in card.get(key, {}).items()}
     both, merged = taken_over(alone, kept, base)
     merged["taken_over"]["checkpoint"] = foreign["checkpoint"]
     return both, merged
@@ -113,9 +114,11 @@ def _members(parameters: Any, members: int) -> Any:
 def _joined(base: Trust, own: Trust) -> Trust:
     low = np.minimum(base.gpu_range[0], own.gpu_range[0])
     high = np.maximum(base.gpu_range[1], own.gpu_range[1])
+    others = {name: pair for name, pair in base.other_vendor.items() if name not in (*own.kernels, MODELS)}
     return replace(
         own,
         kernels={**base.kernels, **own.kernels},
+        other_vendor={**others, **own.other_vendor},
         measured_kernels={**base.measured_kernels, **own.measured_kernels},
         shape_range={**base.shape_range, **own.shape_range},
         gpu_range=jnp.asarray(np.stack([low, high]), jnp.float32),
@@ -125,7 +128,7 @@ def _joined(base: Trust, own: Trust) -> Trust:
 def _beside(
     base: Mapping[str, Mapping[str, Any]], own: Mapping[str, Mapping[str, Any]], families: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Effects by device or generation, then family; of the base only the families taken over."""
+    """What cards say by device or generation, then family; of the base only the families taken over."""
     out: dict[str, dict[str, Any]] = {}
     for name in (*base, *(name for name in own if name not in base)):
         kept = {family: effect for family, effect in base.get(name, {}).items() if family in families}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,19 @@ from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.gpu import GPU
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice
-from neusight_jax.training.conformal import Interval, Residuals, conformal_interval, mean_error_percent
+from neusight_jax.training.conformal import (
+    Interval,
+    Residuals,
+    conformal_interval,
+    mean_error_percent,
+    own_coverage,
+    own_width,
+)
 from neusight_jax.training.evaluation import System, model_scores
 from neusight_jax.training.fit import row_features
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
 from neusight_jax.training.rows import Rows
-from neusight_jax.trust import WIDEST, Trust, gpu_ratios, gpu_widening, range_of
+from neusight_jax.trust import MODELS, WIDEST, Trust, gpu_ratios, gpu_widening, range_of
 
 
 @dataclass
@@ -83,40 +90,72 @@ def make_trust(
         }
         for name, part in evidence.left_out.items()
     }
-    left_out = {name: part.residuals() for name, part in evidence.left_out.items()}
-    kernels = {name: conformal_interval(narrowed(residuals, widening[name])) for name, residuals in left_out.items()}
-    nobody_knows = {name: Interval(WIDEST, 1.0, {}) for name in evidence.seen if name not in kernels}
 
     @functools.cache
     def unseen(device: str) -> Predictor:
         return left_out_predictor(evidence.left_out, tiles, device)
 
-    models = {"left out": model_residuals(data, devices, unseen), "seen": model_residuals(data, devices, with_effect)}
-    none = Interval(0.0, float("nan"), {})
-    of_any_family = {device: factor for factors in widening.values() for device, factor in factors.items()}
-    total = conformal_interval(narrowed(models["left out"], of_any_family)) if models["left out"] else none
-    measured = {name: conformal_interval(residuals) for name, residuals in evidence.seen.items()}
-    measured_total = conformal_interval(models["seen"]) if models["seen"] else total
+    left_out = {name: part.residuals() for name, part in evidence.left_out.items()}
+    seen = dict(evidence.seen)
+    for residuals, system in ((left_out, unseen), (seen, with_effect)):
+        models = model_residuals(data, devices, system)
+        if models:
+            residuals[MODELS] = models
+    widening[MODELS] = {device: factor for factors in widening.values() for device, factor in factors.items()}
+    inside = {name: narrowed(residuals, widening[name]) for name, residuals in left_out.items()}
+    guests = {
+        device for part in evidence.left_out.values() for device in np.asarray(part.rows.devices)[part.rows.guests]
+    }
+    usual = {name: conformal_interval(_of_hosts(residuals, guests)) for name, residuals in inside.items()}
+    others = {
+        name: conformal_interval(_of_guests(residuals, guests))
+        for name, residuals in inside.items()
+        if guests & set(residuals)
+    }
+    measured = {name: conformal_interval(residuals) for name, residuals in seen.items()}
+    none, nobody_knows = Interval(0.0, float("nan"), {}), Interval(WIDEST, 1.0, {})
     trust = Trust(
-        kernels={name: _pair(item) for name, item in {**kernels, **nobody_knows}.items()},
-        total=_pair(total),
-        measured_kernels={name: _pair(item) for name, item in measured.items()},
-        measured_total=_pair(measured_total),
+        kernels={name: _pair(usual.get(name, nobody_knows)) for name in evidence.seen},
+        total=_pair(usual.get(MODELS, none)),
+        other_vendor={name: _pair(item) for name, item in others.items()},
+        measured_kernels={name: _pair(measured[name]) for name in evidence.seen},
+        measured_total=_pair(measured.get(MODELS, none)),
         gpu_range=jnp.asarray(range_of(ratios), jnp.float32),
         shape_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.shapes.items()},
     )
     card = {
         "intervals": {
-            "left out": {name: _said(item) for name, item in {**kernels, **_measured(total)}.items()},
-            "seen": {name: _said(item) for name, item in {**measured, **_measured(measured_total)}.items()},
+            "left out": {name: _said(item) for name, item in usual.items()},
+            **({"left out, another vendor": {name: _said(item) for name, item in others.items()}} if others else {}),
+            "seen": {name: _said(item) for name, item in measured.items()},
+            "own": {"coverage of models": _own_coverage(seen.get(MODELS, {}))},
+        },
+        "device_intervals": {
+            device: {name: round(own_width(each, device), 4) for name, each in seen.items() if device in each}
+            for device in devices
         },
         "left_out_errors_percent": {
             name: {device: mean_error_percent(each) for device, each in residuals.items()}
-            for name, residuals in {**left_out, "models": models["left out"]}.items()
-            if residuals
+            for name, residuals in left_out.items()
         },
     }
     return trust, card
+
+
+def _own_coverage(models: Residuals) -> dict[str, float]:
+    """How the intervals of measured devices hold on whole models, each left out of its own; nothing of one device."""
+    return {device: round(own_coverage(models, device), 3) for device in models} if len(models) > 1 else {}
+
+
+def _of_hosts(residuals: Residuals, guests: Container[str]) -> Residuals:
+    """Residuals of the devices that are no guests; of all where there are no others."""
+    return {device: each for device, each in residuals.items() if device not in guests} or residuals
+
+
+def _of_guests(residuals: Residuals, guests: Container[str]) -> Residuals:
+    """Residuals of the guests; of all where a single guest cannot say how the next one differs from it."""
+    own = {device: each for device, each in residuals.items() if device in guests}
+    return own if len(own) > 1 else residuals
 
 
 def narrowed(residuals: Residuals, widening: Mapping[str, float]) -> dict[str, np.ndarray]:
@@ -129,11 +168,6 @@ def left_out_widening(devices: Sequence[str], ratios: np.ndarray, device: str, h
     others = np.array([name not in held_out for name in devices])
     own = ratios[devices.index(device)]
     return float(gpu_widening(jnp.asarray(own), jnp.asarray(range_of(ratios[others]))))
-
-
-def _measured(models: Interval) -> dict[str, Interval]:
-    """The interval of whole models for the card, where some were measured."""
-    return {"models": models} if models.width else {}
 
 
 def _pair(interval: Interval) -> Any:
