@@ -21,15 +21,14 @@ import pandas as pd
 
 from neusight_jax.checkpoint import load_predictor
 from neusight_jax.errors import run_script
-from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.training.conformal import OTHERS, Residuals, conformal_interval, own_width
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
-from neusight_jax.training.evaluation import model_scores
 from neusight_jax.training.fit import Job, fit, sample_of, settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties, forecast
 from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import fit_tile
+from neusight_jax.training.trusting import by_device, eager_scores
 from neusight_jax.trust import LEVEL
 
 Rule = Callable[[Residuals, str], float]
@@ -80,7 +79,7 @@ def judged(rules: Mapping[str, Rule], tried: Mapping[str, list[tuple[Residuals, 
 
 def model_table(labels: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Coverage and score of labels, each `unit` ("label" or "model") left out of its GPU's."""
-    missed = {str(name): part["log"].to_numpy() for name, part in labels.groupby("device")}
+    missed = by_device(labels)
     tried: dict[str, list[tuple[Residuals, np.ndarray]]] = {}
     for name, part in labels.groupby("device"):
         for group in part.index if unit == "label" else part["model"].unique():
@@ -108,13 +107,10 @@ def main() -> None:
         if present:
             rows = thin(sweep_rows(data, family, present), ROWS_PER_DEVICE)
             print(f"{family}\n{kernel_table(rows).to_string()}\n")
-    labels = data.end_to_end
-    if labels is None:
+    tuned = {name: load_predictor(given.checkpoint, name) for name in names}
+    scores = eager_scores(data, names, tuned.__getitem__)
+    if scores.empty:
         return
-    labels = labels[labels["device"].isin(names) & (labels["option"] == "")]
-    tuned = {name: load_predictor(given.checkpoint, canonical_name(name) or name) for name in names}
-    scores, _ = model_scores(labels, {"": tuned.__getitem__}, data.gpu)
-    scores = scores.assign(log=np.log(scores["measured_s"] / scores["forecast_s"]))
     for unit in ("label", "model"):
         print(f"whole models, each {unit} left out\n{model_table(scores, unit).to_string()}\n")
 

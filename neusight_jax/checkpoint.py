@@ -41,8 +41,8 @@ FORMAT = 2
 """Version of the layout; raised whenever older files could be misread."""
 PARTS: dict[str, str] = {"libraries": "library", "memory": "memory", "usual": "usual"}
 """What a card says of parts of a predictor that are not among its weights: key of the card, part of `FamilyMixture`."""
-OF_VENDOR: tuple[str, str] = ("stack_networks", "vendor_intervals")
-"""Keys of a card's architecture that list what another vendor has of its own."""
+ADDED: tuple[str, str, str] = ("stack_networks", "vendor_intervals", "labelled")
+"""Keys of a card's architecture that `save_checkpoint` adds, lists of families; see `untrained`."""
 WEIGHTS, CARD = "weights.safetensors", "card.json"
 NEUSIGHT_INPUTS = 4
 
@@ -233,15 +233,15 @@ def with_effect(predictor: MixturePredictor, effects: Mapping[str, Sequence[floa
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
-    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `PARTS` and what another
-    vendor has of its own (`OF_VENDOR`) are added."""
+    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `PARTS` and, in the
+    architecture, `ADDED` are added."""
     own = {key: _known(predictor, part) for key, part in PARTS.items()}
     flat = tree_to_arrays(functools.reduce(lambda bare, part: _with_known(bare, part, {}), PARTS.values(), predictor))
     stack = [name for name, each in _families(predictor).items() if each.stack_network is not None]
     trust: Trust | None = getattr(predictor, "trust", None)
-    of_vendor = dict(zip(OF_VENDOR, (stack, list(trust.other_vendor) if trust else []), strict=True))
-    architecture = {key: value for key, value in card["architecture"].items() if key not in OF_VENDOR}
-    architecture |= {key: names for key, names in of_vendor.items() if names}
+    parts = (stack, list(trust.other_vendor), list(trust.labelled or ())) if trust else (stack, [], [])
+    architecture = {key: value for key, value in card["architecture"].items() if key not in ADDED}
+    architecture |= {key: names for key, names in zip(ADDED, parts, strict=True) if names}
     card = {**card, "architecture": architecture, **{key: value for key, value in own.items() if value}}
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(save(flat))
@@ -255,8 +255,8 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
       kind: "mixture", "neusight", "calibrated" (a mixture calibrated on one GPU) or a baseline.
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size),
         `stack_networks` (families with one for another vendor's libraries); `trust`: whether it carries intervals, and
-        `vendor_intervals`: of what another vendor's GPUs have some of their own; of a calibrated one also `points`
-        (measured shapes by network).
+        `vendor_intervals`: of what another vendor's GPUs have some of their own, `labelled`: families in the measured
+        whole models (all if missing); of a calibrated one also `points` (measured shapes by network).
     """
     key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
     chosen = {name: FAMILIES[name] for name in architecture["families"]}
@@ -265,13 +265,13 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
         name: init_tile_choice(key, family, features[name]) for name, family in chosen.items()
     }
     if kind == "mixture":
-        stack = {name: features[name] for name in architecture.get(OF_VENDOR[0], ())}
+        stack = {name: features[name] for name in architecture.get("stack_networks", ())}
         families = {
             name: init_family(key, family, features[name], hidden, members, stack.get(name))
             for name, family in chosen.items()
         }
         counts = {name: table.shape[-1] for name, table in features.items()}
-        trust = empty_trust(counts, architecture.get(OF_VENDOR[1], ()))
+        trust = empty_trust(counts, architecture.get("vendor_intervals", ()), architecture.get("labelled"))
         return MixturePredictor(families, tiles, trust if architecture.get("trust") else None)
     if kind == "neusight":
         inputs = jnp.zeros((2, NEUSIGHT_INPUTS))

@@ -23,10 +23,11 @@ from neusight_jax.terms import KernelTerms, Predictor
 from neusight_jax.trust import (
     LEVEL,
     Trust,
-    has_models,
+    in_labels,
     kernel_interval,
     total_interval,
     trust_warnings,
+    unlabelled_note,
     without_promise,
 )
 
@@ -254,12 +255,13 @@ def _trusted(
         seconds = in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})
         columns["seconds_high"] = np.maximum(columns["seconds_high"], seconds)
         unpromised = float(np.sum(seconds * columns["count"], dtype=np.float64))
-    if has_models(trust):
-        wider = float(np.average(columns["widening"], weights=cost)) if cost.sum() > 0 else 1.0
-        low, high = total_interval(trust, gpu, total, wider)
-    else:
-        low, high = (float(np.sum(columns[name] * columns["count"], dtype=np.float64)) for name in BOUND_COLUMNS)
+    known = in_labels(trust, columns["network"])
+    part = float(np.sum(cost[known], dtype=np.float64))
+    wider = float(np.average(columns["widening"][known], weights=cost[known])) if part > 0 else 1.0
+    bounds = [np.sum((columns[name] * columns["count"])[~known], dtype=np.float64) for name in BOUND_COLUMNS]
+    low, high = (float(sum(pair)) for pair in zip(total_interval(trust, gpu, part, wider), bounds, strict=True))
     high = max(high, unpromised, CROWDED_TIMES * total if crowded else 0.0)
+    said += unlabelled_note(trust, columns["network"], cost)
     return (low, high), [*said, *trust_warnings(trust, gpu, columns["shape_widening"], cost, unpromised)]
 
 

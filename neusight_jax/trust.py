@@ -9,9 +9,10 @@ where the distance of the GPU is the Euclidean one, over `GPU_RATIOS`, from the 
 logarithm), and the distance of a shape the largest excess of a feature over its trained range, in quarters of that
 range (of 1 where it is narrower: a feature that never varied has no range to measure by). The errors of a GPU left out
 are divided by its own widening before quantiles are taken, so what is covered on left-out GPUs is the interval as it
-is shown. A total takes the widening of its kernels, weighted by their time. No bound is further than `WIDEST` from the
-forecast. On a board that promises a base clock the upper bound is at least the forecast without that promise
-(`without_promise`): an assumption has no left-out error to learn from.
+is shown. A total takes the widening of its kernels, weighted by their time; kernels of a kind that no measured whole
+model had add their own bounds instead (`in_labels`). No bound is further than `WIDEST` from the forecast. On a board
+that promises a base clock the upper bound is at least the forecast without that promise (`without_promise`): an
+assumption has no left-out error to learn from.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
@@ -62,6 +63,7 @@ class Trust:
         as for the rest.
       measured_kernels, measured_total: for a GPU that was trained on, forecast with its device effect, where nothing is
         known of its own.
+      labelled: networks of the kernels in the whole models that `total` is of; None = all.
       gpu_range: smallest and largest log `GPU_RATIOS` trained on [2, ratio].
       shape_range: the same for the features of each family [2, feature].
     """
@@ -71,6 +73,7 @@ class Trust:
     other_vendor: dict[str, Float[Array, "2"]] = field(default_factory=dict)
     measured_kernels: dict[str, Float[Array, "2"]] = field(default_factory=dict)
     measured_total: Float[Array, "2"] = field(default_factory=lambda: jnp.zeros(2))
+    labelled: tuple[str, ...] | None = field(default=None, metadata={"static": True})
     gpu_range: Float[Array, "2 ratio"] = field(default_factory=lambda: jnp.zeros((2, len(GPU_RATIOS))))
     shape_range: dict[str, Float[Array, "2 feature"]] = field(default_factory=dict)
 
@@ -87,12 +90,15 @@ class Trust:
         return replace(self, kernels={**self.kernels, **kernels}, total=total, other_vendor=others)
 
 
-def empty_trust(feature_counts: Mapping[str, int], other_vendor: Iterable[str] = ()) -> Trust:
+def empty_trust(
+    feature_counts: Mapping[str, int], other_vendor: Iterable[str] = (), labelled: Iterable[str] | None = None
+) -> Trust:
     """Zeros of the right sizes, by family: the template a checkpoint is read into."""
     pairs = {name: jnp.zeros(2) for name in feature_counts}
     shapes = {name: jnp.zeros((2, count)) for name, count in feature_counts.items()}
     others = {name: jnp.zeros(2) for name in other_vendor}
-    return Trust(kernels=pairs, other_vendor=others, measured_kernels=pairs, shape_range=shapes)
+    known = None if labelled is None else tuple(labelled)
+    return Trust(kernels=pairs, other_vendor=others, measured_kernels=pairs, labelled=known, shape_range=shapes)
 
 
 def gpu_ratios(gpu: GPU) -> Float[Array, "*gpu ratio"]:
@@ -153,18 +159,30 @@ def _of_vendor(trust: Trust, name: str, usual: Float[Array, "2"], gpu: GPU) -> F
 
 
 def total_interval(trust: Trust, gpu: GPU, seconds: float, wider: float) -> tuple[float, float]:
-    """The 80 % interval of a whole model, seconds, widened by this factor. Host only.
-
-    None was left out to learn from where both bounds are 0: see `has_models`.
-    """
+    """The 80 % interval of a whole model of `in_labels` kernels, seconds, widened by this factor. Host only."""
     pair = np.asarray(_of_vendor(trust, MODELS, trust.total, gpu), np.float64)
     low, high = np.clip(pair * wider, -WIDEST, WIDEST)
     return seconds * math.exp(low), seconds * math.exp(high)
 
 
-def has_models(trust: Trust) -> bool:
-    """Whether the record holds errors of whole models; without, a total sums its kernels' bounds. Host only."""
-    return bool(np.any(np.asarray(trust.total) != 0.0))
+def in_labels(trust: Trust, network: np.ndarray) -> Bool[np.ndarray, " kernel"]:
+    """Which kernels, by network, are of a kind that the measured whole models had. Host only.
+
+    None where no whole model was measured. What a model takes in other kernels has the sum of their own bounds.
+    """
+    if not np.any(np.asarray(trust.total) != 0.0):
+        return np.zeros(network.shape, bool)
+    return np.ones(network.shape, bool) if trust.labelled is None else np.isin(network, trust.labelled)
+
+
+def unlabelled_note(trust: Trust, network: np.ndarray, cost: Float[np.ndarray, " kernel"]) -> list[str]:
+    """A sentence where much of the time is in kernels that `in_labels` has none of. Host only."""
+    known = in_labels(trust, network)
+    share = float(cost[~known].sum() / max(float(cost.sum()), 1e-30))
+    if trust.labelled is None or share < WORTH_SAYING:
+        return []
+    missing = ", ".join(sorted(set(network[~known])))
+    return [f"no whole model with {missing} was measured ({share:.0%} of the time): the interval adds their own bounds"]
 
 
 def without_promise(gpu: GPU) -> GPU | None:

@@ -21,6 +21,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.shifts import EFFECTS, effect_width
+from neusight_jax.trust import MODELS, empty_trust
 
 SHIPPED = nj.list_checkpoints()
 EFFECT_DEVICE = "Tesla T4"
@@ -45,6 +46,30 @@ def test_round_trip_is_bit_exact(tmp_path: Path, kind: str) -> None:
         for old, new in zip(jax.tree.leaves(predictor), jax.tree.leaves(read), strict=True):
             np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
             assert np.asarray(new).dtype == np.float32
+
+
+def test_what_a_trust_record_lists_is_kept(tmp_path: Path) -> None:
+    """Families with intervals of another vendor, and those in labels; a measured GPU's own are the card's."""
+    predictor = random_predictor("mixture", 0, members=2)
+    assert isinstance(predictor, MixturePredictor)
+    counts = {name: each.network.center.shape[-1] for name, each in predictor.families.items()}
+    trust = empty_trust(counts, ("bmm", MODELS), ("bmm", "linear"))
+    card = {
+        "kind": "mixture",
+        "architecture": {**_architecture(), "trust": True},
+        "device_effects": {"Tesla T4": {"bmm": level_effect("bmm", 0.0), "linear": level_effect("linear", 0.0)}},
+        "device_intervals": {"Tesla T4": {"bmm": 0.07, MODELS: 0.05}},
+    }
+    save_checkpoint(tmp_path / "kept", replace(predictor, trust=trust), card)
+    read: Any = nj.load_predictor(tmp_path / "kept")
+    assert jax.tree.structure(read.trust) == jax.tree.structure(trust)
+    assert read.trust.labelled == ("bmm", "linear")
+    own: Any = nj.load_predictor(tmp_path / "kept", "T4")
+    np.testing.assert_allclose(own.trust.kernels["bmm"], [-0.07, 0.07])
+    np.testing.assert_allclose(own.trust.total, [-0.05, 0.05])
+    assert own.trust.other_vendor == {}
+    save_checkpoint(tmp_path / "bare", replace(predictor, trust=None), card)
+    assert set(nj.load_card(tmp_path / "bare")["architecture"]) == {*_architecture(), "trust", "stack_networks"}
 
 
 def test_the_card_says_which_families_have_a_network_of_another_vendor(tmp_path: Path) -> None:

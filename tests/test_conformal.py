@@ -300,6 +300,30 @@ def test_another_vendor_has_intervals_of_its_own(graph: Any) -> None:
     assert spread(apart.measured(NETWORKS, {"linear": 0.1}), amd)["linear"] == pytest.approx(0.1, rel=1e-4)
 
 
+def test_kernels_that_no_measured_model_had_add_their_own_bounds() -> None:
+    """Labels of transformers do not say how far a convolution may be off."""
+    trusting, v100 = _trusting(), nj.load_gpu("V100-PCIE-32GB").replace(fp32_joule_per_flop=0.0)
+    assert trusting.trust is not None
+
+    def two(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.conv(x, w, (1, 1), "SAME") @ jnp.ones((64, 64))
+
+    graph = nj.graph_from_function(two, jnp.ones((32, 64, 64, 64)), jnp.ones((64, 64, 3, 3)))
+    for labelled, notes in ((("linear", "bmm", "elementwise"), 1), (None, 0), ((*NETWORKS,), 0)):
+        trust = replace(trusting.trust, labelled=labelled)
+        forecast = nj.predict(replace(trusting, trust=trust), v100, graph)
+        assert forecast.interval_s
+        columns = forecast.columns
+        cost = columns["seconds"] * columns["count"]
+        apart = (columns["network"] == "conv") & (notes == 1)
+        assert (columns["network"] == "conv").any()
+        expected = cost[~apart].sum() * np.exp(0.15) + (columns["seconds_high"] * columns["count"])[apart].sum()
+        assert forecast.interval_s[1] == pytest.approx(expected, rel=1e-5)
+        assert forecast.interval_s[0] < forecast.total_s
+        assert len(forecast.notes) == notes
+        assert all("no whole model with conv was measured" in note for note in forecast.notes)
+
+
 def test_a_measured_gpu_answers_for_itself() -> None:
     """Thousands of rows stand for themselves, three lean on what the others are off by, all counting as three more."""
     random = np.random.default_rng(1)
@@ -327,5 +351,6 @@ def test_the_template_of_a_checkpoint_has_room_for_trust() -> None:
     trust = untrained("mixture", {**sizes, "trust": True}).trust  # type: ignore[attr-defined]
     assert set(trust.kernels) == set(trust.shape_range) == set(NETWORKS)
     assert trust.other_vendor == {}
+    assert trust.labelled is None
     vendors = untrained("mixture", {**sizes, "trust": True, "vendor_intervals": ["bmm", MODELS]}).trust  # type: ignore[attr-defined]
     assert set(vendors.other_vendor) == {"bmm", MODELS}

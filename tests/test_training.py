@@ -17,13 +17,14 @@ from safetensors.numpy import load_file
 import neusight_jax as nj
 from neusight_jax.checkpoint import CARD, WEIGHTS
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.training import recipes
 from neusight_jax.training.fit import FitState, Settings
 from neusight_jax.training.progress import Saved
 from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.recipes import train
-from neusight_jax.trust import WIDEST
+from neusight_jax.trust import WIDEST, kernel_interval
 from synthetic import synthetic_rows
 
 T4, V100, P100, A100 = "Tesla T4", "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB", "NVIDIA A100-PCIE-40GB"
@@ -278,6 +279,41 @@ def test_a_family_of_one_gpu_is_trusted_nowhere_else(tmp_path: Path, monkeypatch
         assert bounds[device]["softmax"].max() < 1.0
     np.testing.assert_allclose(bounds[None]["norm"], WIDEST)
     assert bounds[T4]["norm"].max() < 1.0
+
+
+def test_intervals_are_a_vendors_and_a_measured_gpus_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of the other vendor are noisy: what is said of the rest, and of a quiet GPU in training, stays narrow."""
+    quick = replace(RECIPES[QUICK], left_out_seeds=1, left_out_settings=Settings(steps=250, batch_size=64))
+    monkeypatch.setitem(RECIPES, QUICK, quick)
+    noise = np.random.default_rng(3)
+
+    def noisy(frame: pd.DataFrame) -> pd.DataFrame:
+        loud = frame["device"].str.startswith("AMD")
+        factor = np.where(loud, np.exp(noise.uniform(0.0, 3.0, len(frame))), 1.0)
+        return frame.assign(latency_s=frame["latency_s"] * factor)
+
+    devices = (V100, T4, "AMD Instinct MI100", "AMD Instinct MI210")
+    card = train(_measured(tmp_path / "measured", ("softmax",), devices, change=noisy), QUICK, tmp_path / "out")
+    assert set(card["intervals"]["left out"]["softmax"]["coverage"]) == {V100, T4}
+    assert set(card["intervals"]["left out, another vendor"]["softmax"]["coverage"]) == set(devices[2:])
+
+    def widths(device: str | None) -> tuple[float, float]:
+        """Of a GPU of the hosts' vendor, and of the other."""
+        predictor: Any = nj.load_predictor(tmp_path / "out", device)
+        kernel = Kernel("softmax", "softmax", {"rows": 512.0, "cols": 512.0, "reads": 1.0, "writes": 1.0})
+        batch = jax.tree.map(jax.numpy.asarray, table_from_kernels([kernel]).families["softmax"])
+        found = [
+            kernel_interval(predictor, FAMILIES["softmax"], nj.load_gpu(name), batch) for name in (V100, devices[2])
+        ]
+        return float(found[0].log_high[0]), float(found[1].log_high[0])
+
+    unmeasured = widths(None)
+    assert unmeasured[1] > 1.0
+    assert unmeasured[0] < 0.6 * unmeasured[1]
+    for device in (V100, devices[2]):
+        own = card["device_intervals"][device]["softmax"]
+        assert widths(device) == pytest.approx((own, own), rel=1e-3)
+    assert card["device_intervals"][V100]["softmax"] < 0.3 * card["device_intervals"][devices[2]]["softmax"]
 
 
 def test_the_neusight_kind_trains_too(tmp_path: Path) -> None:

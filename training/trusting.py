@@ -9,9 +9,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.gpu import GPU
+from neusight_jax.graph import graph_from_config
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice
 from neusight_jax.training.conformal import (
@@ -22,7 +25,7 @@ from neusight_jax.training.conformal import (
     own_coverage,
     own_width,
 )
-from neusight_jax.training.evaluation import System, model_scores
+from neusight_jax.training.evaluation import MODES, System, model_scores
 from neusight_jax.training.fit import row_features
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
 from neusight_jax.training.rows import Rows
@@ -52,17 +55,28 @@ class Evidence:
         self.shapes[name] = np.stack([features.min(axis=0), features.max(axis=0)])
 
 
-def model_residuals(data: Measurements, devices: tuple[str, ...], system: System) -> dict[str, np.ndarray]:
-    """log(measured / forecast) of the eager whole-model labels of each device that has any."""
+def eager_scores(data: Measurements, devices: Sequence[str], system: System) -> pd.DataFrame:
+    """The eager whole-model labels of devices (`model_scores`), with `log`, of measured / forecast; may be empty."""
     labels = data.end_to_end
-    if labels is None:
-        return {}
-    labels = labels[labels["device"].isin(devices) & (labels["option"] == "")]
+    if labels is not None:
+        labels = labels[labels["device"].isin(devices) & (labels["option"] == "")]
     models, _ = model_scores(labels, {"": system}, data.gpu)
-    if models.empty:
-        return {}
-    models["log"] = np.log(models["measured_s"] / models["forecast_s"])
-    return {str(device): part["log"].to_numpy() for device, part in models.groupby("device")}
+    return models if models.empty else models.assign(log=np.log(models["measured_s"] / models["forecast_s"]))
+
+
+def by_device(models: pd.DataFrame) -> dict[str, np.ndarray]:
+    """log(measured / forecast) of each device that has labels."""
+    return {} if models.empty else {str(name): part["log"].to_numpy() for name, part in models.groupby("device")}
+
+
+def labelled_networks(models: pd.DataFrame) -> tuple[str, ...]:
+    """Networks of the kernels in the labels of `eager_scores`."""
+    found: set[str] = set()
+    keys = ["model", "batch_size", "sequence_length", "mode"]
+    for model, batch_size, sequence_length, mode in [] if models.empty else models[keys].drop_duplicates().to_numpy():
+        kernels = graph_from_config(model, int(batch_size), int(sequence_length), MODES[mode]).kernels
+        found |= {FAMILIES[name].network for name, batch in kernels.families.items() if batch.num_rows}
+    return tuple(sorted(found))
 
 
 def make_trust(
@@ -97,10 +111,10 @@ def make_trust(
 
     left_out = {name: part.residuals() for name, part in evidence.left_out.items()}
     seen = dict(evidence.seen)
-    for residuals, system in ((left_out, unseen), (seen, with_effect)):
-        models = model_residuals(data, devices, system)
-        if models:
-            residuals[MODELS] = models
+    unseen_models, seen_models = (eager_scores(data, devices, system) for system in (unseen, with_effect))
+    for residuals, models in ((left_out, unseen_models), (seen, seen_models)):
+        if len(models):
+            residuals[MODELS] = by_device(models)
     widening[MODELS] = {device: factor for factors in widening.values() for device, factor in factors.items()}
     inside = {name: narrowed(residuals, widening[name]) for name, residuals in left_out.items()}
     guests = {
@@ -120,6 +134,7 @@ def make_trust(
         other_vendor={name: _pair(item) for name, item in others.items()},
         measured_kernels={name: _pair(measured[name]) for name in evidence.seen},
         measured_total=_pair(measured.get(MODELS, none)),
+        labelled=labelled_networks(seen_models),
         gpu_range=jnp.asarray(range_of(ratios), jnp.float32),
         shape_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.shapes.items()},
     )
