@@ -86,7 +86,7 @@ class CalibratedPredictor:
     """A `mixture` predictor calibrated on one GPU.
 
     Attributes:
-      base: the predictor before.
+      base: the predictor before, with the intervals after.
       shapes: by network, what was measured; a network without entry is as before.
       length: distance over which shapes resemble each other, in log units of the dims.
     """
@@ -97,7 +97,7 @@ class CalibratedPredictor:
 
     @property
     def trust(self) -> Trust | None:
-        """Intervals of the base: a calibration is given no credit until it is checked."""
+        """Intervals of the base: after `calibrate` those of the measured kernels, each forecast from the others."""
         return self.base.trust
 
     def covers(self, family: Family) -> bool:

@@ -85,9 +85,14 @@ class Trust:
         """
         known = {name: jnp.array([-width, width], jnp.float32) for name, width in own.items()}
         kernels = {name: known.get(name, self.measured_kernels[name]) for name in families}
-        others = {name: pair for name, pair in self.other_vendor.items() if name not in (*kernels, MODELS)}
+        others = {name: pair for name, pair in self.other_vendor.items() if name != MODELS}
         total = known.get(MODELS, self.measured_total)
-        return replace(self, kernels={**self.kernels, **kernels}, total=total, other_vendor=others)
+        return replace(self, total=total, other_vendor=others).with_kernels(kernels)
+
+    def with_kernels(self, kernels: Mapping[str, Float[Array, "2"]]) -> Trust:
+        """The same with these intervals of kernels in force, by family, whatever the vendor."""
+        others = {name: pair for name, pair in self.other_vendor.items() if name not in kernels}
+        return replace(self, kernels={**self.kernels, **kernels}, other_vendor=others)
 
 
 def empty_trust(
@@ -148,9 +153,14 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
     low, high = trust.shape_range[family.network]
     shape = 1.0 + jnp.max(outside(features, low, high) / (0.25 * jnp.maximum(high - low, 1.0)), axis=-1) / 2.0
     machine = gpu_widening(gpu_ratios(gpu), trust.gpu_range)
-    pair = _of_vendor(trust, family.network, trust.kernels[family.network], gpu)
+    pair = kernel_bounds(trust, family.network, gpu)
     below, above = (jnp.clip(bound * machine * shape, -WIDEST, WIDEST) for bound in pair)
     return KernelInterval(below, above, machine * shape, shape)
+
+
+def kernel_bounds(trust: Trust, network: str, gpu: GPU) -> Float[Array, "2"]:
+    """Log bounds of a kernel inside what was trained on, on a GPU of this one's vendor, not widened."""
+    return _of_vendor(trust, network, trust.kernels[network], gpu)
 
 
 def _of_vendor(trust: Trust, name: str, usual: Float[Array, "2"], gpu: GPU) -> Float[Array, "2"]:

@@ -21,8 +21,10 @@ from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.shifts import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, calibration, prior_of
+from neusight_jax.training.conformal import calibrated_width
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.plan import PLANS, candidates, plan_kernels
+from neusight_jax.trust import empty_trust, gpu_ratios, gpu_widening, range_of
 from synthetic import synthetic_rows, write_synthetic_measurements
 
 GPU = nj.load_gpu("T4")
@@ -191,6 +193,48 @@ def test_the_error_after_is_of_rows_left_out() -> None:
     assert said["after"] == pytest.approx(100.0 * np.mean(by_hand), rel=0.1)
     assert said["before"] == pytest.approx(100.0 * np.mean(np.abs(1.0 / noise - 1.0)), rel=1e-2)
     assert said["rows"] == said["given"] == rows
+
+
+def test_a_calibration_is_trusted_as_far_as_its_kernels_forecast_each_other() -> None:
+    """Narrow where the measured kernels agree, wide where they do not; other families as before; whole models too."""
+    base, rows = mixture(), 40
+    counts = {name: each.network.center.shape[-1] for name, each in base.families.items()}
+    pairs = {name: jnp.array([-0.3, 0.3]) for name in NETWORKS}
+    trust = replace(empty_trust(counts), kernels=pairs, other_vendor={"bmm": jnp.array([-0.9, 0.9])})
+    outside = replace(trust, gpu_range=jnp.asarray(range_of(np.asarray(gpu_ratios(GPU))[None] - 1.0)))
+    table = kernels(8, rows, "bmm")
+    found = {}
+    for spread in (0.01, 0.5):
+        noise = np.exp(np.random.default_rng(0).normal(0.1, spread, rows))
+        for name, before in (("inside", trust), ("outside", outside)):
+            start = replace(base, trust=replace(before, gpu_range=before.gpu_range if name == "outside" else here()))
+            seconds = nj.predict_kernels(base, GPU, table) * noise
+            done = calibration(start, GPU, table, seconds)
+            after = done.predictor.trust
+            assert after is not None
+            assert after.other_vendor == {}
+            np.testing.assert_array_equal(after.kernels["linear"], pairs["linear"])
+            np.testing.assert_array_equal(after.total, trust.total)
+            found[spread, name] = float(after.kernels["bmm"][1] * gpu_widening(gpu_ratios(GPU), after.gpu_range))
+            assert done.summary["bmm"]["log_half_width"] == pytest.approx(found[spread, name], rel=1e-2)
+    assert found[0.01, "inside"] < 0.06
+    assert found[0.5, "inside"] > 0.4
+    # A GPU outside those trained on starts from a wider interval, of the weight of three kernels among forty-three.
+    for spread in (0.01, 0.5):
+        wider = (1.0 + 0.5 * 2.0) ** (3 / 43)
+        assert found[spread, "outside"] == pytest.approx(found[spread, "inside"] * wider, rel=1e-3)
+    assert calibrate(base, GPU, table, nj.predict_kernels(base, GPU, table)).trust is None
+
+
+def test_a_calibrated_width_by_hand() -> None:
+    sizes = np.array([0.1, -0.2, 0.3, -0.4, 0.5, 0.6])
+    assert calibrated_width(sizes, 0.3) == pytest.approx(np.exp((6 * np.log(0.5) + 3 * np.log(0.3)) / 9))
+    assert calibrated_width(np.zeros(9), 0.1) == pytest.approx(np.exp((9 * np.log(0.001) + 3 * np.log(0.1)) / 12))
+
+
+def here() -> np.ndarray:
+    """The range of a training set of this GPU alone."""
+    return range_of(np.asarray(gpu_ratios(GPU))[None])
 
 
 def test_far_from_every_measured_shape_only_constants_are_left() -> None:

@@ -61,6 +61,7 @@ def calibrate_checkpoint(
         "trained_dtypes": sorted({*card.get("trained_dtypes", ()), *frame["dtype"].unique()}),
         "held_out": [device for device in card.get("held_out", ()) if device != name],
         "device_effects": {},
+        "device_intervals": {},
         "notes": list(data.notes),
         "version": neusight_jax.__version__,
         "made_by": f'neusight-jax calibrate --checkpoint {checkpoint} --measurements DIR --gpu "{gpu}" --output DIR',

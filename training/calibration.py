@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,8 @@ from neusight_jax.latency import on_device, require_covered
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.shifts import EFFECTS, add_shift
 from neusight_jax.terms import Predictor
-from neusight_jax.training.conformal import mean_error_percent
+from neusight_jax.training.conformal import calibrated_width, mean_error_percent
+from neusight_jax.trust import Trust, gpu_ratios, gpu_widening, kernel_bounds
 
 if TYPE_CHECKING:
     from neusight_jax.datasets.measurements import Measurements
@@ -129,7 +130,7 @@ class Calibration:
     Attributes:
       predictor: the calibrated predictor.
       summary: by family: rows given and used; mean absolute percentage error of the used rows before, and after with
-        each row left out of its own forecast.
+        each row left out of its own forecast; the half-width of its 80 % interval in logarithms, where it has one.
     """
 
     predictor: CalibratedPredictor
@@ -174,12 +175,32 @@ def calibration(
         raise InputError("only predictors of kind mixture can be calibrated; take a checkpoint such as fp32")
     measured = _checked(table, seconds)
     require_covered(predictor, table)
-    shapes, summary = {}, {}
+    shapes, summary, left_out = {}, {}, {}
     for network in predictor.families:
         parts = [name for name, batch in table.families.items() if FAMILIES[name].network == network and batch.num_rows]
         if parts:
-            shapes[network], summary[network] = _fit(predictor, gpu, table, parts, measured, prior or prior_of(network))
-    return Calibration(CalibratedPredictor(predictor, shapes, jnp.float32((prior or Prior()).length)), summary)
+            shapes[network], summary[network], left_out[network] = _fit(
+                predictor, gpu, table, parts, measured, prior or prior_of(network)
+            )
+    base = predictor
+    if predictor.trust is not None:
+        trust, widths = _credited(predictor.trust, gpu, left_out)
+        base = replace(predictor, trust=trust)
+        summary = {network: {**said, "log_half_width": widths[network]} for network, said in summary.items()}
+    return Calibration(CalibratedPredictor(base, shapes, jnp.float32((prior or Prior()).length)), summary)
+
+
+def _credited(trust: Trust, gpu: GPU, left_out: Mapping[str, np.ndarray]) -> tuple[Trust, dict[str, float]]:
+    """Intervals of the families that were measured, and their half-widths on this GPU by network.
+
+    Args:
+      left_out: log(measured / forecast) of measured kernels, each left out of its own forecast, by network.
+    """
+    wider = float(gpu_widening(gpu_ratios(gpu), trust.gpu_range))
+    before = {network: float(jnp.max(jnp.abs(kernel_bounds(trust, network, gpu)))) * wider for network in left_out}
+    widths = {network: calibrated_width(errors, before[network]) for network, errors in left_out.items()}
+    pairs = {network: jnp.array([-width, width], jnp.float32) / wider for network, width in widths.items()}
+    return trust.with_kernels(pairs), {network: round(width, 4) for network, width in widths.items()}
 
 
 def _from_measurements(data: Measurements, seconds: Any) -> tuple[KernelTable, np.ndarray]:
@@ -221,7 +242,8 @@ class _Points:
 
 def _fit(
     predictor: MixturePredictor, gpu: GPU, table: KernelTable, parts: list[str], measured: np.ndarray, prior: Prior
-) -> tuple[ShapeEffect, dict[str, float]]:
+) -> tuple[ShapeEffect, dict[str, float], np.ndarray]:
+    """The shifts of a network, its summary, and log(measured / forecast) with each row left out of its own."""
     network = FAMILIES[parts[0]].network
     given = sum(table.families[name].num_rows for name in parts)
     rows = _points({name: table.families[name] for name in parts}, measured, prior)
@@ -256,7 +278,7 @@ def _fit(
         "after": mean_error_percent(left_out),
     }
     leaves = (jnp.asarray(leaf, jnp.float32) for leaf in (here.constant, rows.points, here.weights))
-    return ShapeEffect(*leaves), summary
+    return ShapeEffect(*leaves), summary, left_out
 
 
 @dataclass(frozen=True)
@@ -334,6 +356,10 @@ def summary_lines(summary: dict[str, dict[str, float]]) -> list[str]:
     """A line for each family, for people."""
     return [
         f"{name}: {item['rows']:.0f} kernels, error {item['before']:.1f}% before, {item['after']:.1f}% after "
-        "(each kernel forecast from the others)"
+        f"(each kernel forecast from the others){_interval_words(item.get('log_half_width'))}"
         for name, item in summary.items()
     ]
+
+
+def _interval_words(width: float | None) -> str:
+    return "" if width is None else f"; 80% interval {math.expm1(-width):+.0%} to {math.expm1(width):+.0%}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
 
 from neusight_jax.trust import LEVEL
 
@@ -19,6 +20,8 @@ CANDIDATES: np.ndarray = np.round(np.arange(0.60, 0.996, 0.01), 3)
 """Nominal levels tried."""
 OTHERS = 3.0
 """Rows that the other devices count as, together, beside a measured device's own (docs/accuracy.md, intervals)."""
+LEAST_WIDTH = 0.001
+"""No kernels are forecast nearer than this."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,17 @@ class Interval:
     def mean_coverage(self) -> float:
         """Mean over devices, the devices being the units."""
         return float(np.mean(list(self.coverage.values()))) if self.coverage else float("nan")
+
+
+def calibrated_width(left_out: Float[np.ndarray, " row"], before: float) -> float:
+    """Width of the interval of a GPU that was calibrated: of its measured kernels, each forecast from the others, and
+    of the interval it had before, which counts as `OTHERS` kernels more (logarithms averaged).
+
+    Args:
+      left_out: log(measured / forecast) of the measured kernels; before: width without them.
+    """
+    own = max(float(np.quantile(np.abs(left_out), LEVEL)), LEAST_WIDTH)
+    return float(np.exp((len(left_out) * np.log(own) + OTHERS * np.log(before)) / (len(left_out) + OTHERS)))
 
 
 def mean_error_percent(residual: np.ndarray) -> float:
