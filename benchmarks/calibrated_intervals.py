@@ -5,7 +5,7 @@
 `DIR` is a folder of the measurement schema. Every GPU is left out of the fits (two seeds as one), its interval made of
 the errors of the other GPUs left out, and calibrated with K kernels chosen as `profile --list` chooses (four draws).
 Coverage of its other rows by the interval before and after, mean over GPUs (least of a GPU), in percent, and the
-interval score of `benchmarks/intervals.py`.
+interval score (`conformal.interval_score`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandas as pd
 from neusight_jax.errors import run_script
 from neusight_jax.latency import predict_kernels
 from neusight_jax.training.calibration import calibrate, prior_of
-from neusight_jax.training.conformal import conformal_interval
+from neusight_jax.training.conformal import conformal_interval, interval_score
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
 from neusight_jax.training.few_shot import designed_order, rows_table
 from neusight_jax.training.fit import Job, settings_for
@@ -30,8 +30,8 @@ from neusight_jax.training.left_out import fit_left_out, left_out_predictor
 from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import fit_tile
-from neusight_jax.training.trusting import left_out_widening
-from neusight_jax.trust import LEVEL, empty_trust, gpu_ratios, gpu_widening, kernel_bounds, range_of
+from neusight_jax.training.trusting import left_out_widening, narrowed
+from neusight_jax.trust import empty_trust, gpu_ratios, gpu_widening, kernel_bounds, range_of
 
 SEEDS, DRAWS = 2, 4
 COUNTS = (4, 10, 50, 200)
@@ -45,8 +45,8 @@ def family_scores(rows: Rows) -> list[dict[str, object]]:
     wider = {device: left_out_widening(rows.devices, ratios, device, (device,)) for device in rows.devices}
     records = []
     for at, device in enumerate(rows.devices):
-        others = {other: error / wider[other] for other, error in errors.items() if other != device}
-        width, apart = conformal_interval(others).width, np.arange(len(rows.devices)) != at
+        others = {other: error for other, error in errors.items() if other != device}
+        width, apart = conformal_interval(narrowed(others, wider)).width, np.arange(len(rows.devices)) != at
         trust = replace(
             empty_trust({name: 1}),
             kernels={name: np.array([-width, width], np.float32)},
@@ -66,11 +66,10 @@ def family_scores(rows: Rows) -> list[dict[str, object]]:
                 after = float(kernel_bounds(tuned.trust, name, gpu)[1])
                 rest = np.setdiff1d(np.arange(len(own.seconds)), taken)
                 logs = np.log(predict_kernels(tuned, gpu, every))
-                for when, log, half in (("before", plain, width), ("after", logs, after)):
-                    beyond = np.maximum(np.abs(np.log(own.seconds) - log)[rest] - half * machine, 0.0)
-                    inside, score = 100 * np.mean(beyond == 0.0), 2 * half * machine + 2 / (1 - LEVEL) * beyond.mean()
+                for when, log, half in (("before", plain, width * machine), ("after", logs, after * machine)):
+                    inside, score = interval_score((np.log(own.seconds) - log)[rest], -half, half)
                     head = {"family": name, "device": device, "kernels": count, "when": when}
-                    records.append({**head, "inside": inside, "half": half * machine, "score": score})
+                    records.append({**head, "inside": 100 * inside, "half": half, "score": score})
     return records
 
 

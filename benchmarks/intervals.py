@@ -3,8 +3,8 @@
     python benchmarks/intervals.py LOGO [LOGO ...]
 
 `LOGO` are folders that `evaluate --protocol logo` or `logo-models` wrote. For every rule each GPU is judged by the
-interval made of the others' errors, widened as it would be for that GPU. The score (Winkler's, log units, 80 %) is the
-width and ten times what a row lies outside by, mean over GPUs, then over families and whole models; less is better.
+interval made of the others' errors, widened as it would be for that GPU. The score (`conformal.interval_score`) is
+the mean over GPUs, then over families and whole models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 import neusight_jax as nj
 from neusight_jax.errors import run_script
-from neusight_jax.training.conformal import CANDIDATES, Residuals, pooled_quantile
+from neusight_jax.training.conformal import CANDIDATES, Residuals, interval_score, pooled_quantile
 from neusight_jax.training.evaluation import protocol_rows
 from neusight_jax.trust import LEVEL, gpu_ratios, outside, range_of
 
@@ -91,9 +91,9 @@ def judged(rule: Rule, residuals: Residuals, widening: Mapping[str, float], leve
         low, high = rule.quantiles({at: each / scale[at] for at, each in residuals.items() if at != name}, level)
         inside.append(np.mean((own >= low * scale[name]) & (own <= high * scale[name])))
         low, high = low * widening[name], high * widening[name]
-        shown.append(np.mean((own >= low) & (own <= high)))
-        missed = np.maximum(low - own, 0.0) + np.maximum(own - high, 0.0)
-        scores.append(high - low + 2.0 / (1.0 - LEVEL) * np.mean(missed))
+        covered, score = interval_score(own, low, high)
+        shown.append(covered)
+        scores.append(score)
     return float(np.mean(inside)), float(np.mean(shown)), float(np.mean(scores))
 
 

@@ -5,7 +5,7 @@
 `DIR` is a folder of the measurement schema. Kernels: a fifth of the rows of every GPU, at random, is left out of a fit
 (one seed), and judged by intervals made of the errors of the others. Whole models: the labels are forecast by the
 checkpoint, with the effects of their GPUs, and each is judged by intervals made without it, then without any label of
-its model. Coverage by GPU, and the interval score of `benchmarks/intervals.py`, GPUs equally weighted.
+its model. Coverage by GPU, and the interval score (`conformal.interval_score`), GPUs equally weighted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandas as pd
 
 from neusight_jax.checkpoint import load_predictor
 from neusight_jax.errors import run_script
-from neusight_jax.training.conformal import OTHERS, Residuals, conformal_interval, own_width
+from neusight_jax.training.conformal import OTHERS, Residuals, conformal_interval, interval_score, own_width
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
 from neusight_jax.training.fit import Job, fit, sample_of, settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties, forecast
@@ -29,25 +29,18 @@ from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import fit_tile
 from neusight_jax.training.trusting import by_device, eager_scores
-from neusight_jax.trust import LEVEL
 
 Rule = Callable[[Residuals, str], float]
 
 
 def pooled(residuals: Residuals, device: str) -> float:
-    """One interval for all measured GPUs, coverage on a further one right."""
-    return conformal_interval(residuals).width
+    """One interval for all measured GPUs that have rows left, coverage on a further one right."""
+    return conformal_interval({name: each for name, each in residuals.items() if len(each)}).width
 
 
 def own(others: float) -> Rule:
     """Each GPU's own errors, those of all others counting as so many rows more."""
     return lambda residuals, device: own_width(residuals, device, others=others)
-
-
-def scored(missed: np.ndarray, width: float) -> tuple[float, float]:
-    """Coverage, and the interval score in log units."""
-    beyond = np.maximum(np.abs(missed) - width, 0.0)
-    return float(np.mean(beyond == 0.0)), float(2.0 * width + 2.0 / (1.0 - LEVEL) * np.mean(beyond))
 
 
 def kernel_table(rows: Rows) -> pd.DataFrame:
@@ -69,7 +62,8 @@ def judged(rules: Mapping[str, Rule], tried: Mapping[str, list[tuple[Residuals, 
     records = []
     for name, rule in rules.items():
         for device, cases in tried.items():
-            found = [scored(left, rule(known, device)) for known, left in cases]
+            widths = [rule(known, device) for known, _ in cases]
+            found = [interval_score(left, -width, width) for width, (_, left) in zip(widths, cases, strict=True)]
             cover, score = np.average(found, axis=0, weights=[len(left) for _, left in cases])
             records.append({"rule": name, "device": device, "coverage": 100 * cover, "score": score})
     table = pd.DataFrame(records).pivot_table(index="rule", columns="device", values="coverage", sort=False).round(0)
@@ -86,12 +80,7 @@ def model_table(labels: pd.DataFrame, unit: str) -> pd.DataFrame:
             left = part.index == group if unit == "label" else part["model"] == group
             logs = part["log"].to_numpy()
             tried.setdefault(str(name), []).append(({**missed, str(name): logs[~left]}, logs[left]))
-    return judged({"pooled": pooled_or_others, **{f"own, others {rows:g}": own(rows) for rows in (1, 3, 10)}}, tried)
-
-
-def pooled_or_others(residuals: Residuals, device: str) -> float:
-    """`pooled`, of the GPUs that have any labels left."""
-    return pooled({name: each for name, each in residuals.items() if len(each)}, device)
+    return judged({"pooled": pooled, **{f"own, others {rows:g}": own(rows) for rows in (1, 3, 10)}}, tried)
 
 
 def main() -> None:

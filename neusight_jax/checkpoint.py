@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,9 +139,10 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         found = own.get(family) or shared.get(generation_of(name, FAMILIES[family].generations), {}).get(family)
         if found is not None:
             fitting[family] = found
-    if not own:
-        return with_effect(named, fitting)
-    return as_measured(with_effect(named, fitting), own, card.get("device_intervals", {}).get(name, {}))
+    known = with_effect(named, fitting)
+    if not own or known.trust is None:
+        return known
+    return replace(known, trust=known.trust.measured(own, card.get("device_intervals", {}).get(name, {})))
 
 
 def _nameless(predictor: Predictor, card: Mapping[str, Any]) -> Predictor:
@@ -209,13 +210,6 @@ def with_libraries(predictor: MixturePredictor, device: str) -> MixturePredictor
     known = {name: number for name, number in numbers.items() if number}  # 0 = as the rest
     named: MixturePredictor = _with_known(predictor, "library", known)
     return named
-
-
-def as_measured(predictor: MixturePredictor, families: Iterable[str], own: Mapping[str, float]) -> MixturePredictor:
-    """The predictor with the intervals of a device that was measured in these families (`Trust.measured`)."""
-    if predictor.trust is None:
-        return predictor
-    return replace(predictor, trust=predictor.trust.measured(families, own))
 
 
 def with_effect(predictor: MixturePredictor, effects: Mapping[str, Sequence[float]]) -> MixturePredictor:

@@ -22,6 +22,7 @@ from neusight_jax.mixture import MixturePredictor
 from neusight_jax.training.conformal import (
     conformal_interval,
     coverage,
+    interval_score,
     own_coverage,
     own_width,
     pooled_quantile,
@@ -39,6 +40,13 @@ from neusight_jax.trust import (
 )
 
 WIDTH = np.array([-0.2, 0.3], np.float32)
+
+
+def test_an_interval_score_by_hand() -> None:
+    """-0.2 to 0.3 holds two of four, both ends among them; the others lie 0.1 and 0.3 outside: 0.5 and ten times 0.1."""
+    covered, score = interval_score(np.array([-0.2, 0.3, -0.3, 0.6]), -0.2, 0.3)
+    assert covered == 0.5
+    assert score == pytest.approx(1.5)
 
 
 def test_devices_weigh_the_same_however_many_rows_they_have() -> None:
