@@ -30,7 +30,7 @@ from neusight_jax.training.left_out import fit_left_out, left_out_predictor
 from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import fit_tile
-from neusight_jax.training.trusting import left_out_widening, narrowed
+from neusight_jax.training.trusting import left_out_widenings, narrowed
 from neusight_jax.trust import empty_trust, gpu_ratios, gpu_widening, kernel_bounds, range_of
 
 SEEDS, DRAWS = 2, 4
@@ -42,7 +42,7 @@ def family_scores(rows: Rows) -> list[dict[str, object]]:
     kind = MixtureKind(fit_tile(rows, Job(0)), penalties=effect_penalties(rows))
     fits = fit_left_out(kind, rows, SEEDS, settings_for(rows.family))
     name, ratios, errors = rows.family.name, np.asarray(gpu_ratios(rows.gpus)), fits.residuals()
-    wider = {device: left_out_widening(rows.devices, ratios, device, (device,)) for device in rows.devices}
+    wider = left_out_widenings(fits)
     records = []
     for at, device in enumerate(rows.devices):
         others = {other: error for other, error in errors.items() if other != device}
@@ -50,12 +50,16 @@ def family_scores(rows: Rows) -> list[dict[str, object]]:
         trust = replace(
             empty_trust({name: 1}),
             kernels={name: np.array([-width, width], np.float32)},
-            gpu_range=range_of(ratios[apart]),
+            gpu_range={name: range_of(ratios[apart])},
         )
         bare = left_out_predictor({name: fits}, {name: kind.tile}, device)
         predictor = replace(bare, trust=trust)
         own, gpu = rows.of_device(device), jax.tree.map(lambda column, at=at: column[at], rows.gpus)
-        machine, every, prior = float(gpu_widening(ratios[at], trust.gpu_range)), rows_table([own]), prior_of(name)
+        machine, every, prior = (
+            float(gpu_widening(ratios[at], trust.gpu_range[name])),
+            rows_table([own]),
+            prior_of(name),
+        )
         plain = np.log(predict_kernels(predictor, gpu, every))
         for draw in range(DRAWS):
             order = designed_order(predictor, own, gpu, max(COUNTS), prior, np.random.default_rng([draw, 7]))

@@ -73,7 +73,7 @@ def left_out_residuals(folders: list[str]) -> dict[str, Residuals]:
 
 
 def widenings(rule: Rule, devices: list[str]) -> dict[str, float]:
-    """What intervals of each device are widened by when it is left out."""
+    """What intervals of each device that a family was measured on are widened by when it is left out."""
     ratios = {name: np.asarray(gpu_ratios(nj.load_gpu(name))) for name in devices}
     out = {}
     for name, own in ratios.items():
@@ -100,13 +100,12 @@ def judged(rule: Rule, residuals: Residuals, widening: Mapping[str, float], leve
 def main(folders: list[str]) -> None:
     """A line for every rule."""
     families = left_out_residuals(folders)
-    devices = sorted({name for residuals in families.values() for name in residuals})
     for rule in RULES:
-        widening = widenings(rule, devices)
-        best = [
-            min((judged(rule, residuals, widening, level) for level in CANDIDATES), key=lambda one: abs(one[0] - LEVEL))
-            for residuals in families.values()
-        ]
+        best = []
+        for residuals in families.values():
+            widening = widenings(rule, sorted(residuals))
+            tried = [judged(rule, residuals, widening, level) for level in CANDIDATES]
+            best.append(min(tried, key=lambda one: abs(one[0] - LEVEL)))
         shown = ", ".join(f"{name} {100 * one[1]:.0f}" for name, one in zip(families, best, strict=True))
         print(f"{rule.name}: score {np.mean([one[2] for one in best]):.3f}; coverage as shown, %: {shown}")
 

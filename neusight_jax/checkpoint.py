@@ -123,7 +123,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         template = jax.eval_shape(lambda: untrained(card["kind"], card["architecture"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
-    predictor: Predictor = tree_from_arrays(template, flat, path)
+    predictor: Predictor = tree_from_arrays(template, _by_family(flat, card["architecture"]["families"]), path)
     predictor = _with_known(predictor, "library", card.get("libraries", {}))
     effects = card.get("device_effects", {})
     name = device if device is None or device in effects else canonical_name(device)
@@ -143,6 +143,15 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     if not own or known.trust is None:
         return known
     return replace(known, trust=known.trust.measured(own, card.get("device_intervals", {}).get(name, {})))
+
+
+def _by_family(flat: Mapping[str, np.ndarray], families: Sequence[str]) -> dict[str, np.ndarray]:
+    """Leaves of a file as they are now: GPUs trained on used to be one range for all families."""
+    out = dict(flat)
+    for name in [name for name in out if name.endswith("trust/gpu_range")]:
+        one = out.pop(name)
+        out |= {f"{name}/{family}": one for family in families}
+    return out
 
 
 def _nameless(predictor: Predictor, card: Mapping[str, Any]) -> Predictor:

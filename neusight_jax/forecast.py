@@ -261,8 +261,9 @@ def _trusted(
     bounds = [np.sum((columns[name] * columns["count"])[~known], dtype=np.float64) for name in BOUND_COLUMNS]
     low, high = (float(sum(pair)) for pair in zip(total_interval(trust, gpu, part, wider), bounds, strict=True))
     high = max(high, unpromised, CROWDED_TIMES * total if crowded else 0.0)
-    said += unlabelled_note(trust, columns["network"], cost)
-    return (low, high), [*said, *trust_warnings(trust, gpu, columns["shape_widening"], cost, unpromised)]
+    network = columns["network"]
+    said += unlabelled_note(trust, network, cost)
+    return (low, high), [*said, *trust_warnings(trust, gpu, network, columns["shape_widening"], cost, unpromised)]
 
 
 def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -5,14 +5,14 @@ The log half-width of a kernel is multiplied by
 
     (1 + distance of the GPU / 2) · (1 + distance of the shape / 2)
 
-where the distance of the GPU is the Euclidean one, over `GPU_RATIOS`, from the range of the training GPUs (natural
-logarithm), and the distance of a shape the largest excess of a feature over its trained range, in quarters of that
-range (of 1 where it is narrower: a feature that never varied has no range to measure by). The errors of a GPU left out
-are divided by its own widening before quantiles are taken, so what is covered on left-out GPUs is the interval as it
-is shown. A total takes the widening of its kernels, weighted by their time; kernels of a kind that no measured whole
-model had add their own bounds instead (`in_labels`). No bound is further than `WIDEST` from the forecast. On a board
-that promises a base clock the upper bound is at least the forecast without that promise (`without_promise`): an
-assumption has no left-out error to learn from.
+where the distance of the GPU is the Euclidean one, over `GPU_RATIOS`, from the range of the GPUs that the kernel's
+family was measured on (natural logarithm), and the distance of a shape the largest excess of a feature over its trained
+range, in quarters of that range (of 1 where it is narrower: a feature that never varied has no range to measure by).
+The errors of a GPU left out are divided by its own widening before quantiles are taken, so what is covered on left-out
+GPUs is the interval as it is shown. A total takes the widening of its kernels, weighted by their time; kernels of a
+kind that no measured whole model had add their own bounds instead (`in_labels`). No bound is further than `WIDEST` from
+the forecast. On a board that promises a base clock the upper bound is at least the forecast without that promise
+(`without_promise`): an assumption has no left-out error to learn from.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Trust:
 
     Attributes:
       kernels: low and high log(measured / forecast) of an isolated kernel on a GPU nobody has measured that lies inside
-        `gpu_range`, by family [2].
+        its `gpu_range`, by family [2].
       total: the same for a whole model [2]; zeros where no whole model was measured.
       other_vendor: both for GPUs of another vendor than the hosts of the fit, by family and `MODELS`; those missing are
         as for the rest.
       measured_kernels, measured_total: for a GPU that was trained on, forecast with its device effect, where nothing is
         known of its own.
       labelled: networks of the kernels in the whole models that `total` is of; None = all.
-      gpu_range: smallest and largest log `GPU_RATIOS` trained on [2, ratio].
+      gpu_range: smallest and largest log `GPU_RATIOS` that each family was measured on [2, ratio].
       shape_range: the same for the features of each family [2, feature].
     """
 
@@ -74,7 +74,7 @@ class Trust:
     measured_kernels: dict[str, Float[Array, "2"]] = field(default_factory=dict)
     measured_total: Float[Array, "2"] = field(default_factory=lambda: jnp.zeros(2))
     labelled: tuple[str, ...] | None = field(default=None, metadata={"static": True})
-    gpu_range: Float[Array, "2 ratio"] = field(default_factory=lambda: jnp.zeros((2, len(GPU_RATIOS))))
+    gpu_range: dict[str, Float[Array, "2 ratio"]] = field(default_factory=dict)
     shape_range: dict[str, Float[Array, "2 feature"]] = field(default_factory=dict)
 
     def measured(self, families: Iterable[str], own: Mapping[str, float]) -> Trust:
@@ -101,9 +101,17 @@ def empty_trust(
     """Zeros of the right sizes, by family: the template a checkpoint is read into."""
     pairs = {name: jnp.zeros(2) for name in feature_counts}
     shapes = {name: jnp.zeros((2, count)) for name, count in feature_counts.items()}
+    gpus = {name: jnp.zeros((2, len(GPU_RATIOS))) for name in feature_counts}
     others = {name: jnp.zeros(2) for name in other_vendor}
     known = None if labelled is None else tuple(labelled)
-    return Trust(kernels=pairs, other_vendor=others, measured_kernels=pairs, labelled=known, shape_range=shapes)
+    return Trust(
+        kernels=pairs,
+        other_vendor=others,
+        measured_kernels=pairs,
+        labelled=known,
+        gpu_range=gpus,
+        shape_range=shapes,
+    )
 
 
 def gpu_ratios(gpu: GPU) -> Float[Array, "*gpu ratio"]:
@@ -152,7 +160,7 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
     features = family.features(batch.dims, element_bytes(batch.dtype))
     low, high = trust.shape_range[family.network]
     shape = 1.0 + jnp.max(outside(features, low, high) / (0.25 * jnp.maximum(high - low, 1.0)), axis=-1) / 2.0
-    machine = gpu_widening(gpu_ratios(gpu), trust.gpu_range)
+    machine = gpu_widening(gpu_ratios(gpu), trust.gpu_range[family.network])
     pair = kernel_bounds(trust, family.network, gpu)
     below, above = (jnp.clip(bound * machine * shape, -WIDEST, WIDEST) for bound in pair)
     return KernelInterval(below, above, machine * shape, shape)
@@ -200,24 +208,43 @@ def without_promise(gpu: GPU) -> GPU | None:
     return gpu.replace(fp32_joule_per_flop=0.0) if float(np.asarray(gpu.fp32_joule_per_flop)) > 0 else None
 
 
+def far_note(trust: Trust, gpu: GPU, network: np.ndarray, cost: Float[np.ndarray, " kernel"]) -> list[str]:
+    """A sentence where a GPU lies outside those that much of the time was measured on, naming its figures. Host only.
+
+    Of families measured on different GPUs it speaks of the one that takes the most time.
+    """
+    ratios, total = np.asarray(gpu_ratios(gpu)), max(float(cost.sum()), 1e-30)
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for name in trust.gpu_range.keys() & set(network):
+        low, high = np.asarray(trust.gpu_range[name])
+        figures = tuple(
+            f"{ratio} {math.exp(value):.3g} against {math.exp(least):.3g} to {math.exp(most):.3g}"
+            for ratio, value, least, most in zip(GPU_RATIOS, ratios, low, high, strict=True)
+            if max(least - value, value - most) > WORTH_SAYING
+        )
+        if figures:
+            found.setdefault(figures, {})[name] = float(cost[network == name].sum()) / total
+    shares = {figures: sum(each.values()) for figures, each in found.items()}
+    if sum(shares.values()) < WORTH_SAYING:
+        return []
+    figures = max(shares, key=lambda each: shares[each])
+    whose = "" if shares[figures] > 1.0 - WORTH_SAYING else f" for {', '.join(sorted(found[figures]))}"
+    return [f"this GPU lies outside those trained on{whose} ({'; '.join(figures)}): the interval is widened"]
+
+
 def trust_warnings(
     trust: Trust,
     gpu: GPU,
+    network: np.ndarray,
     shape_widening: Float[np.ndarray, " kernel"],
     cost: Float[np.ndarray, " kernel"],
     unpromised: float = 0.0,
 ) -> list[str]:
-    """Sentences for a GPU or shapes outside what was trained on, naming the figures; none inside. Host only.
+    """Sentences for a GPU (`far_note`) or shapes outside what was trained on, none inside. Host only.
 
     And for a forecast that leans on a base clock: `unpromised` are the seconds `without_promise`.
     """
-    ratios, (low, high) = np.asarray(gpu_ratios(gpu)), np.asarray(trust.gpu_range)
-    far = [
-        f"{name} {math.exp(value):.3g} against {math.exp(least):.3g} to {math.exp(most):.3g}"
-        for name, value, least, most in zip(GPU_RATIOS, ratios, low, high, strict=True)
-        if max(least - value, value - most) > WORTH_SAYING
-    ]
-    said = [f"this GPU lies outside those trained on ({'; '.join(far)}): the interval is widened"] if far else []
+    said = far_note(trust, gpu, network, cost)
     share = float(cost[shape_widening > 1.0 + WORTH_SAYING].sum() / max(float(cost.sum()), 1e-30))
     if share >= WORTH_SAYING:
         said.append(f"{share:.0%} of the time is in kernels of shapes outside those trained on: extrapolated")

@@ -199,13 +199,14 @@ def test_a_calibration_is_trusted_as_far_as_its_kernels_forecast_each_other() ->
     counts = {name: each.network.center.shape[-1] for name, each in base.families.items()}
     pairs = {name: jnp.array([-0.3, 0.3]) for name in NETWORKS}
     trust = replace(empty_trust(counts), kernels=pairs, other_vendor={"bmm": jnp.array([-0.9, 0.9])})
-    outside = replace(trust, gpu_range=jnp.asarray(range_of(np.asarray(gpu_ratios(GPU))[None] - 1.0)))
+    ranges = {"inside": range_of(np.asarray(gpu_ratios(GPU))[None])}
+    ranges["outside"] = ranges["inside"] - 1.0
     table = kernels(8, rows, "bmm")
     found = {}
     for spread in (0.01, 0.5):
         noise = np.exp(np.random.default_rng(0).normal(0.1, spread, rows))
-        for name, before in (("inside", trust), ("outside", outside)):
-            start = replace(base, trust=replace(before, gpu_range=before.gpu_range if name == "outside" else here()))
+        for name, trained in ranges.items():
+            start = replace(base, trust=replace(trust, gpu_range=dict.fromkeys(NETWORKS, jnp.asarray(trained))))
             seconds = nj.predict_kernels(base, GPU, table) * noise
             done = calibration(start, GPU, table, seconds)
             after = done.predictor.trust
@@ -213,7 +214,7 @@ def test_a_calibration_is_trusted_as_far_as_its_kernels_forecast_each_other() ->
             assert after.other_vendor == {}
             np.testing.assert_array_equal(after.kernels["linear"], pairs["linear"])
             np.testing.assert_array_equal(after.total, trust.total)
-            found[spread, name] = float(after.kernels["bmm"][1] * gpu_widening(gpu_ratios(GPU), after.gpu_range))
+            found[spread, name] = float(after.kernels["bmm"][1] * gpu_widening(gpu_ratios(GPU), after.gpu_range["bmm"]))
             assert done.summary["bmm"]["log_half_width"] == pytest.approx(found[spread, name], rel=1e-2)
     assert found[0.01, "inside"] < 0.06
     assert found[0.5, "inside"] > 0.4
@@ -228,11 +229,6 @@ def test_a_calibrated_width_by_hand() -> None:
     sizes = np.array([0.1, -0.2, 0.3, -0.4, 0.5, 0.6])
     assert calibrated_width(sizes, 0.3) == pytest.approx(np.exp((6 * np.log(0.5) + 3 * np.log(0.3)) / 9))
     assert calibrated_width(np.zeros(9), 0.1) == pytest.approx(np.exp((9 * np.log(0.001) + 3 * np.log(0.1)) / 12))
-
-
-def here() -> np.ndarray:
-    """The range of a training set of this GPU alone."""
-    return range_of(np.asarray(gpu_ratios(GPU))[None])
 
 
 def test_far_from_every_measured_shape_only_constants_are_left() -> None:

@@ -72,6 +72,22 @@ def test_what_a_trust_record_lists_is_kept(tmp_path: Path) -> None:
     assert set(nj.load_card(tmp_path / "bare")["architecture"]) == {*_architecture(), "trust", "stack_networks"}
 
 
+def test_one_range_of_gpus_as_it_used_to_be_is_that_of_every_family(tmp_path: Path) -> None:
+    predictor = random_predictor("mixture", 0, members=2)
+    assert isinstance(predictor, MixturePredictor)
+    trust = empty_trust({name: each.network.center.shape[-1] for name, each in predictor.families.items()})
+    one = np.arange(8.0, dtype=np.float32).reshape(2, 4)
+    whole = replace(trust, gpu_range=dict.fromkeys(trust.gpu_range, one))
+    card = {"kind": "mixture", "architecture": {**_architecture(), "trust": True}}
+    save_checkpoint(tmp_path / "now", replace(predictor, trust=whole), card)
+    weights = tmp_path / "now" / WEIGHTS
+    flat = {name: leaf for name, leaf in load_file(weights).items() if "trust/gpu_range/" not in name}
+    save_file({**flat, "trust/gpu_range": one}, weights)
+    read: Any = nj.load_predictor(tmp_path / "now")
+    for name in predictor.families:
+        np.testing.assert_array_equal(read.trust.gpu_range[name], one)
+
+
 def test_the_card_says_which_families_have_a_network_of_another_vendor(tmp_path: Path) -> None:
     """Whatever a card said before; a calibrated checkpoint keeps its base's."""
     predictor = random_predictor("mixture", 0, members=2)

@@ -43,7 +43,7 @@ WIDTH = np.array([-0.2, 0.3], np.float32)
 
 
 def test_an_interval_score_by_hand() -> None:
-    """-0.2 to 0.3 holds two of four, both ends among them; the others lie 0.1 and 0.3 outside: 0.5 and ten times 0.1."""
+    """-0.2 to 0.3 holds two of four, its ends; the others lie 0.1 and 0.3 outside: 0.5 and ten times 0.1."""
     covered, score = interval_score(np.array([-0.2, 0.3, -0.3, 0.6]), -0.2, 0.3)
     assert covered == 0.5
     assert score == pytest.approx(1.5)
@@ -104,7 +104,7 @@ def _trusting(gpus: tuple[str, ...] = ("V100-PCIE-32GB", "A100-PCIE-40GB")) -> M
         total=jnp.asarray(WIDTH / 2),
         measured_kernels={name: jnp.asarray(WIDTH / 10) for name in NETWORKS},
         measured_total=jnp.asarray(WIDTH / 20),
-        gpu_range=jnp.asarray(range_of(ratios), jnp.float32),
+        gpu_range={name: jnp.asarray(range_of(ratios), jnp.float32) for name in NETWORKS},
         shape_range={name: jnp.asarray([[-50.0] * count, [50.0] * count]) for name, count in counts.items()},
     )
     return replace(predictor, trust=trust)
@@ -149,6 +149,25 @@ def test_a_gpu_outside_the_trained_range_is_wider_and_said(graph: Any) -> None:
     assert np.log(far.interval_s[1] / far.total_s) == pytest.approx(0.15 * factor, rel=1e-4)
     assert len(far.notes) == 1
     assert "SMs 640 against 80 to 108" in far.notes[0]
+
+
+def test_a_gpu_is_as_far_as_it_is_from_those_that_measured_the_family(graph: Any) -> None:
+    """Products measured on another GPU than the rest: theirs alone are wider, and the note says so."""
+    v100, trusting = nj.load_gpu("V100-PCIE-32GB"), _trusting()
+    assert trusting.trust is not None
+    elsewhere = jnp.asarray(range_of(np.asarray(gpu_ratios(v100.replace(num_sms=20)))[None]), jnp.float32)
+    apart = replace(trusting.trust, gpu_range={**trusting.trust.gpu_range, "linear": elsewhere})
+    forecast = nj.predict(replace(trusting, trust=apart), v100, graph)
+    frame = forecast.to_frame()
+    above = np.log(frame["seconds_high"] / frame["seconds"])
+    products = frame["op"] == "linear"
+    assert products.any()
+    np.testing.assert_allclose(above[~products], 0.3, rtol=1e-4)
+    assert above[products].min() > 0.3 * 1.5
+    assert len(forecast.notes) == 1
+    assert "outside those trained on for linear (SMs 80 against 20 to 20;" in forecast.notes[0]
+    copies = nj.graph_from_function(jnp.exp, jnp.ones((1024, 1024)))
+    assert nj.predict(replace(trusting, trust=apart), v100, copies).notes == ()
 
 
 def test_the_distance_of_a_gpu_is_euclidean_and_has_a_slope_everywhere() -> None:
@@ -284,7 +303,7 @@ def test_measured_intervals_take_over() -> None:
         "norm": pytest.approx([-0.02, 0.03]),
         "bmm": pytest.approx([-0.2, 0.3]),
     }
-    assert trust_warnings(trust, v100, np.ones(3), np.ones(3)) == []
+    assert trust_warnings(trust, v100, np.array(["linear"] * 3), np.ones(3), np.ones(3)) == []
 
 
 def test_another_vendor_has_intervals_of_its_own(graph: Any) -> None:

@@ -14,10 +14,12 @@ import pytest
 import neusight_jax as nj
 from neusight_jax.checkpoint import checkpoint_folder, load_card, save_checkpoint
 from neusight_jax.errors import InputError, run_script
+from neusight_jax.mixture import MixturePredictor
 from neusight_jax.training.cross_gpu import main as cross_gpu
 from neusight_jax.training.node_sums import main as node_sums
 from neusight_jax.training.taking_over import main as taking_over
 from neusight_jax.training.taking_over import taken_again
+from neusight_jax.trust import gpu_ratios, gpu_widening
 
 
 @pytest.mark.parametrize("name", ["tensorcore", "tensorcore-heldout-hopper"])
@@ -43,6 +45,21 @@ def test_only_what_was_taken_over_changes(tmp_path: Path) -> None:
             np.testing.assert_array_equal(new, old[:members])
     assert card["errors_percent"]["linear"] == load_card("fp32-heldout")["errors_percent"]["linear"]
     assert card["errors_percent"]["gemm"] == load_card("tensorcore")["errors_percent"]["gemm"]
+
+
+def test_each_family_keeps_the_gpus_it_was_measured_on() -> None:
+    """Half precision was measured on nothing like T4, single precision on nothing like B200: each is wider there."""
+    predictor = nj.load_predictor("tensorcore")
+    assert isinstance(predictor, MixturePredictor)
+    assert predictor.trust is not None
+    wider = {
+        (name, gpu): float(gpu_widening(gpu_ratios(nj.load_gpu(gpu)), predictor.trust.gpu_range[name]))
+        for name in ("gemm", "linear")
+        for gpu in ("T4", "B200")
+    }
+    assert wider["gemm", "B200"] == wider["linear", "T4"] == 1.0
+    assert wider["gemm", "T4"] > 1.5
+    assert wider["linear", "B200"] > 1.3
 
 
 def test_nothing_to_take_again() -> None:

@@ -196,10 +196,13 @@ def _credited(trust: Trust, gpu: GPU, left_out: Mapping[str, np.ndarray]) -> tup
     Args:
       left_out: log(measured / forecast) of measured kernels, each left out of its own forecast, by network.
     """
-    wider = float(gpu_widening(gpu_ratios(gpu), trust.gpu_range))
-    before = {network: float(jnp.max(jnp.abs(kernel_bounds(trust, network, gpu)))) * wider for network in left_out}
-    widths = {network: calibrated_width(errors, before[network]) for network, errors in left_out.items()}
-    pairs = {network: jnp.array([-width, width], jnp.float32) / wider for network, width in widths.items()}
+    ratios = gpu_ratios(gpu)
+    widths, pairs = {}, {}
+    for network, errors in left_out.items():
+        wider = float(gpu_widening(ratios, trust.gpu_range[network]))
+        before = float(jnp.max(jnp.abs(kernel_bounds(trust, network, gpu)))) * wider
+        widths[network] = calibrated_width(errors, before)
+        pairs[network] = jnp.array([-1.0, 1.0], jnp.float32) * widths[network] / wider
     return trust.with_kernels(pairs), {network: round(width, 4) for network, width in widths.items()}
 
 

@@ -21,7 +21,6 @@ from neusight_jax.checkpoint import save_checkpoint, with_effect, with_libraries
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
-from neusight_jax.gpu import stack_gpus
 from neusight_jax.gpu_catalog import generation_of
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
@@ -207,11 +206,9 @@ class _Run:
             return NeuSightPredictor(parts, tiles), {}
         predictor = MixturePredictor(parts, tiles)
         if evidence.left_out and not self.interrupted:
-            gpus = stack_gpus([self.data.gpu(name) for name in self.devices])
             trust, self.trust_card = make_trust(
                 evidence,
                 self.data,
-                gpus,
                 self.devices,
                 tiles,
                 lambda name: with_effect(with_libraries(predictor, name), effects[name]),

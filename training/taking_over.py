@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from neusight_jax.checkpoint import PARTS, load_card, load_predictor, save_checkpoint
 from neusight_jax.errors import InputError, run_script
@@ -90,6 +88,7 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
             kernels=own(trust.kernels),
             other_vendor=own(trust.other_vendor),
             measured_kernels=own(trust.measured_kernels),
+            gpu_range=own(trust.gpu_range),
             shape_range=own(trust.shape_range),
         )
     alone = MixturePredictor(own(predictor.families), own(predictor.tiles), trust)
@@ -112,16 +111,14 @@ def _members(parameters: Any, members: int) -> Any:
 
 
 def _joined(base: Trust, own: Trust) -> Trust:
-    low = np.minimum(base.gpu_range[0], own.gpu_range[0])
-    high = np.maximum(base.gpu_range[1], own.gpu_range[1])
     others = {name: pair for name, pair in base.other_vendor.items() if name not in (*own.kernels, MODELS)}
     return replace(
         own,
         kernels={**base.kernels, **own.kernels},
         other_vendor={**others, **own.other_vendor},
         measured_kernels={**base.measured_kernels, **own.measured_kernels},
+        gpu_range={**base.gpu_range, **own.gpu_range},
         shape_range={**base.shape_range, **own.shape_range},
-        gpu_range=jnp.asarray(np.stack([low, high]), jnp.float32),
     )
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.datasets.measurements import Measurements
-from neusight_jax.gpu import GPU
 from neusight_jax.graph import graph_from_config
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.terms import Predictor
@@ -40,11 +39,13 @@ class Evidence:
       left_out: fits that left each device out, by family; none of a family measured on one GPU (or architecture) alone.
       seen: log(measured / forecast) of training devices forecast with their effect, by family.
       shapes: smallest and largest features trained on, by family.
+      gpus: the same of `gpu_ratios`.
     """
 
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     seen: dict[str, Residuals] = field(default_factory=dict)
     shapes: dict[str, np.ndarray] = field(default_factory=dict)
+    gpus: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, name: str, rows: Rows, left_out: LeftOut | None, seen: Residuals) -> None:
         """Add one family."""
@@ -53,6 +54,7 @@ class Evidence:
         if left_out is not None:
             self.left_out[name] = left_out
         self.shapes[name] = np.stack([features.min(axis=0), features.max(axis=0)])
+        self.gpus[name] = range_of(np.asarray(gpu_ratios(rows.gpus)))
 
 
 def eager_scores(data: Measurements, devices: Sequence[str], system: System) -> pd.DataFrame:
@@ -82,7 +84,6 @@ def labelled_networks(models: pd.DataFrame) -> tuple[str, ...]:
 def make_trust(
     evidence: Evidence,
     data: Measurements,
-    gpus: GPU,
     devices: tuple[str, ...],
     tiles: Mapping[str, TileChoice],
     with_effect: System,
@@ -93,17 +94,10 @@ def make_trust(
 
     Args:
       evidence: of every family; data: the measurements, for whole-model labels.
-      gpus, devices: trained on, stacked [device] and named; tiles: tile choices.
+      devices: trained on; tiles: tile choices.
       with_effect: device -> the final predictor with that device's effect.
     """
-    ratios = np.asarray(gpu_ratios(gpus))
-    widening = {
-        name: {
-            device: left_out_widening(devices, ratios, device, part.held_out_with(device))
-            for device in part.rows.devices
-        }
-        for name, part in evidence.left_out.items()
-    }
+    widening = {name: left_out_widenings(part) for name, part in evidence.left_out.items()}
 
     @functools.cache
     def unseen(device: str) -> Predictor:
@@ -115,7 +109,13 @@ def make_trust(
     for residuals, models in ((left_out, unseen_models), (seen, seen_models)):
         if len(models):
             residuals[MODELS] = by_device(models)
-    widening[MODELS] = {device: factor for factors in widening.values() for device, factor in factors.items()}
+    labelled = labelled_networks(seen_models)
+    widening[MODELS] = {  # a total has the widening of its kernels: families measured on the same GPUs
+        device: max(
+            (each[device] for name, each in widening.items() if name in labelled and device in each), default=1.0
+        )
+        for device in left_out.get(MODELS, {})
+    }
     inside = {name: narrowed(residuals, widening[name]) for name, residuals in left_out.items()}
     guests = {
         device for part in evidence.left_out.values() for device in np.asarray(part.rows.devices)[part.rows.guests]
@@ -134,8 +134,8 @@ def make_trust(
         other_vendor={name: _pair(item) for name, item in others.items()},
         measured_kernels={name: _pair(measured[name]) for name in evidence.seen},
         measured_total=_pair(measured.get(MODELS, none)),
-        labelled=labelled_networks(seen_models),
-        gpu_range=jnp.asarray(range_of(ratios), jnp.float32),
+        labelled=labelled,
+        gpu_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.gpus.items()},
         shape_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.shapes.items()},
     )
     card = {
@@ -176,6 +176,12 @@ def _of_guests(residuals: Residuals, guests: Container[str]) -> Residuals:
 def narrowed(residuals: Residuals, widening: Mapping[str, float]) -> dict[str, np.ndarray]:
     """Left-out residuals over what the interval of their GPU is widened by: on the scale of a GPU inside the range."""
     return {device: residual / widening[device] for device, residual in residuals.items()}
+
+
+def left_out_widenings(part: LeftOut) -> dict[str, float]:
+    """What intervals of each device of a family are widened by where it is left out."""
+    devices, ratios = part.rows.devices, np.asarray(gpu_ratios(part.rows.gpus))
+    return {device: left_out_widening(devices, ratios, device, part.held_out_with(device)) for device in devices}
 
 
 def left_out_widening(devices: Sequence[str], ratios: np.ndarray, device: str, held_out: Sequence[str]) -> float:
