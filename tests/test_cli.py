@@ -100,6 +100,29 @@ def test_predict_uses_the_measured_effect_of_a_gpu(
     assert total_s("T4") > 1.1 * total_s(str(tmp_path / "file.yaml"))
 
 
+def test_predict_says_for_which_kernels_a_gpu_was_measured(
+    capsys: Capture, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """All of a model's, all but some, or none of them: then the GPU was not in training, for this model."""
+    measured = {
+        "all": (NETWORKS, "with the effect {} measured on this GPU; other GPUs are forecast from figures alone"),
+        "some": (("linear", "bmm"), "measured on this GPU, but for elementwise, norm, softmax; other GPUs"),
+        "none": (("conv",), "this GPU was not in training: {} forecasts Tesla T4 from its figures alone"),
+    }
+    for name, (families, words) in measured.items():
+        own = make_checkpoint(
+            tmp_path / name,
+            device_effects={"Tesla T4": {family: level_effect(family, 0.1) for family in families}},
+            trained_on={"devices": ["Tesla T4"]},
+            held_out=[],
+        )
+        out = _ok(capsys, "predict", *TINY, "--gpu", "T4", "--checkpoint", str(own), "--json")
+        notes = " ".join(json.loads(out)["notes"])
+        assert words.format(own) in notes
+        assert ("not in training" in notes) == (name == "none")
+        assert ("with the effect" in notes) == (name != "none")
+
+
 def test_lists(capsys: Capture) -> None:
     gpus = json.loads(_ok(capsys, "gpus", "--json"))
     assert [row["name"] for row in gpus] == nj.list_gpus()

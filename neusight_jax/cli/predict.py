@@ -73,9 +73,13 @@ def predict(
     device = canonical_name(gpu)
     if canonical_name(gpu_name) is None and gpu_name in card.get("device_effects", {}):
         device = gpu_name
-    notes = forecast_notes(card, checkpoint, gpu_name, dtype)
-    if device in card.get("device_effects", {}):
-        notes.append(f"with the effect {checkpoint} measured on this GPU; other GPUs are forecast from figures alone")
+    notes = forecast_notes(card, checkpoint, gpu_name, graph)
+    known, unknown = measured_networks(card, device, graph)
+    if known:
+        but = f", but for {', '.join(unknown)}" if unknown else ""
+        notes.append(
+            f"with the effect {checkpoint} measured on this GPU{but}; other GPUs are forecast from figures alone"
+        )
     forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
     if as_json:
         show_json({"checkpoint": checkpoint, **forecast.to_dict()})
@@ -155,12 +159,25 @@ def longest(model: str) -> int:
     return positions
 
 
-def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, dtype: str) -> list[str]:
-    """What to know before trusting a forecast: figures that are estimates, and what training did not see."""
+def measured_networks(card: Mapping[str, Any], device: str | None, graph: Graph) -> tuple[list[str], list[str]]:
+    """Networks of a model that the card has effects of a device for, and those that it has none for."""
+    from neusight_jax.kernels.families import FAMILIES
+
+    effects = card.get("device_effects", {}).get(device, {})
+    networks = sorted({FAMILIES[name].network for name, batch in graph.kernels.families.items() if batch.num_rows})
+    return [name for name in networks if name in effects], [name for name in networks if name not in effects]
+
+
+def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph) -> list[str]:
+    """What to know before trusting a forecast: figures that are estimates, and what training did not see.
+
+    A GPU on which only other families were measured was not in training, for this model.
+    """
     from neusight_jax.gpu_catalog import canonical_name, gpu_info
 
-    notes = []
+    notes, dtype = [], graph.dtype
     trained_on = card.get("trained_on", {}).get("devices")
+    elsewhere = card.get("device_effects", {}).get(gpu_name) and not measured_networks(card, gpu_name, graph)[0]
     calibrated = card.get("calibrated")
     if calibrated is not None and calibrated["gpu"] == gpu_name:
         rows = sum(calibrated["rows"].values())
@@ -170,7 +187,7 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, dtyp
         notes.append(f"calibrated on {measured}, and forecast as if {gpu_name} deviated alike; {before} does not")
     elif gpu_name in card.get("held_out", ()):
         notes.append(f"this GPU was not in training: checkpoint {checkpoint} held {gpu_name} out")
-    elif trained_on is not None and gpu_name not in trained_on:
+    elif trained_on is not None and (gpu_name not in trained_on or elsewhere):
         notes.append(f"this GPU was not in training: {checkpoint} forecasts {gpu_name} from its figures alone")
     dtypes = card.get("trained_dtypes")
     if dtypes is not None and dtype not in dtypes:

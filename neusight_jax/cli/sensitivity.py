@@ -51,7 +51,7 @@ def sensitivity(
     graph = graph_of(model, batch_size, sequence_length, mode, dtype, bool(fused))
     check_dtype(machine, gpu_name, dtype)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
-    notes = forecast_notes(load_card(checkpoint), checkpoint, gpu_name, dtype)
+    notes = forecast_notes(load_card(checkpoint), checkpoint, gpu_name, graph)
     predictor = load_predictor(checkpoint)
     result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)
     if plot is not None:
