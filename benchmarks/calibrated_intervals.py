@@ -31,7 +31,7 @@ from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.systems import fit_tile
 from neusight_jax.training.trusting import left_out_widenings, narrowed
-from neusight_jax.trust import empty_trust, gpu_ratios, gpu_widening, kernel_bounds, range_of
+from neusight_jax.trust import empty_trust, gpu_ratios, kernel_bounds, range_of
 
 SEEDS, DRAWS = 2, 4
 COUNTS = (4, 10, 50, 200)
@@ -55,11 +55,7 @@ def family_scores(rows: Rows) -> list[dict[str, object]]:
         bare = left_out_predictor({name: fits}, {name: kind.tile}, device)
         predictor = replace(bare, trust=trust)
         own, gpu = rows.of_device(device), jax.tree.map(lambda column, at=at: column[at], rows.gpus)
-        machine, every, prior = (
-            float(gpu_widening(ratios[at], trust.gpu_range[name])),
-            rows_table([own]),
-            prior_of(name),
-        )
+        machine, every, prior = wider[device], rows_table([own]), prior_of(name)
         plain = np.log(predict_kernels(predictor, gpu, every))
         for draw in range(DRAWS):
             order = designed_order(predictor, own, gpu, max(COUNTS), prior, np.random.default_rng([draw, 7]))

@@ -215,7 +215,7 @@ def far_note(trust: Trust, gpu: GPU, network: np.ndarray, cost: Float[np.ndarray
     """
     ratios, total = np.asarray(gpu_ratios(gpu)), max(float(cost.sum()), 1e-30)
     found: dict[tuple[str, ...], dict[str, float]] = {}
-    for name in trust.gpu_range.keys() & set(network):
+    for name in sorted(trust.gpu_range.keys() & set(network)):
         low, high = np.asarray(trust.gpu_range[name])
         figures = tuple(
             f"{ratio} {math.exp(value):.3g} against {math.exp(least):.3g} to {math.exp(most):.3g}"

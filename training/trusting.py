@@ -13,7 +13,6 @@ import pandas as pd
 
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.graph import graph_from_config
-from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice
 from neusight_jax.training.conformal import (
@@ -76,8 +75,7 @@ def labelled_networks(models: pd.DataFrame) -> tuple[str, ...]:
     found: set[str] = set()
     keys = ["model", "batch_size", "sequence_length", "mode"]
     for model, batch_size, sequence_length, mode in [] if models.empty else models[keys].drop_duplicates().to_numpy():
-        kernels = graph_from_config(model, int(batch_size), int(sequence_length), MODES[mode]).kernels
-        found |= {FAMILIES[name].network for name, batch in kernels.families.items() if batch.num_rows}
+        found |= graph_from_config(model, int(batch_size), int(sequence_length), MODES[mode]).kernels.networks
     return tuple(sorted(found))
 
 

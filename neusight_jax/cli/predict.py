@@ -161,10 +161,7 @@ def longest(model: str) -> int:
 
 def measured_networks(card: Mapping[str, Any], device: str | None, graph: Graph) -> tuple[list[str], list[str]]:
     """Networks of a model that the card has effects of a device for, and those that it has none for."""
-    from neusight_jax.kernels.families import FAMILIES
-
-    effects = card.get("device_effects", {}).get(device, {})
-    networks = sorted({FAMILIES[name].network for name, batch in graph.kernels.families.items() if batch.num_rows})
+    effects, networks = card.get("device_effects", {}).get(device, {}), sorted(graph.kernels.networks)
     return [name for name in networks if name in effects], [name for name in networks if name not in effects]
 
 

@@ -85,6 +85,11 @@ class KernelTable:
         """Rows that are not padding."""
         return sum(batch.num_rows for batch in self.families.values())
 
+    @property
+    def networks(self) -> set[str]:
+        """Networks that forecast its kernels (`Family.network`)."""
+        return {FAMILIES[name].network for name, batch in self.families.items() if batch.num_rows}
+
 
 def padded_length(rows: int) -> int:
     """Length a batch of `rows` kernels is padded to."""
