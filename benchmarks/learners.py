@@ -1,17 +1,21 @@
 """How much of a GPU's error do its own kernels teach, whoever learns from them?
 
-    python benchmarks/learners.py DIR FAMILY [--device NAME ...]
+    python benchmarks/learners.py DIR FAMILY [--device NAME ...] [--hindsight DRAWS]
 
 `DIR` is a folder of the measurement schema. Every GPU is left out of a fit (five seeds as one), and what that forecast
 misses is learned from K of its kernels: by `calibrate`, by gradient-boosted trees (LightGBM) on the coordinates that
 `calibrate` uses and the forecast itself, and by trees on what `calibrate` leaves. 10 and 50 kernels are chosen as
 `profile --list` chooses, more are drawn at random; all other rows are scored. Mean absolute percentage errors of two
 draws, GPUs equally weighted.
+
+With `--hindsight`, `calibrate` alone with that many choices of 10 and 50 kernels, chosen and drawn at random: the mean
+over them, and the one that is best for each GPU, picked with all of its errors in view. What no luck beats.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 
 import jax
@@ -21,7 +25,9 @@ import pandas as pd
 
 from neusight_jax.calibrated import shape_points
 from neusight_jax.errors import InputError, run_script, unknown_name
+from neusight_jax.gpu import GPU
 from neusight_jax.latency import predict_kernels
+from neusight_jax.mixture import MixturePredictor
 from neusight_jax.training.boosting import boosting_library
 from neusight_jax.training.calibration import MOST_ROWS, calibrate, prior_of
 from neusight_jax.training.conformal import mean_error_percent
@@ -48,14 +54,39 @@ def trees(inputs: np.ndarray, missed: np.ndarray, every: np.ndarray) -> np.ndarr
     return np.asarray(learned.predict(every))
 
 
-def device_errors(fits: LeftOut, rows: Rows, device: str, draw: int) -> list[dict[str, object]]:
-    """Errors on one GPU, by learner and number of kernels."""
-    own, prior = rows.of_device(device), prior_of(rows.family.network)
+def unseen(fits: LeftOut, device: str) -> tuple[MixturePredictor, GPU, Rows]:
+    """The forecast of a GPU left out, its figures, and its rows."""
+    rows = fits.rows
     gpu = jax.tree.map(lambda column: column[rows.devices.index(device)], rows.gpus)
     predictor = left_out_predictor({rows.family.name: fits}, {rows.family.name: fits.kind.tile}, device)
-    table = rows_table([own])
+    return predictor, gpu, rows.of_device(device)
+
+
+def choice_errors(fits: LeftOut, device: str, draw: int) -> list[dict[str, object]]:
+    """Errors on one GPU calibrated with one choice of kernels, chosen and at random."""
+    predictor, gpu, own = unseen(fits, device)
+    prior, table = prior_of(own.family.network), rows_table([own])
+    random = np.random.default_rng([draw, 7])
+    orders = {
+        "chosen": designed_order(predictor, own, gpu, max(CHOSEN), prior, random),
+        "at random": random.permutation(len(own.seconds)),
+    }
+    records: list[dict[str, object]] = []
+    for count, (how, order) in itertools.product((0, *CHOSEN), orders.items()):
+        taken = order[:count]
+        tuned = calibrate(predictor, gpu, rows_table([own.take(taken)]), own.seconds[taken], prior) if count else None
+        missed = np.log(own.seconds / predict_kernels(tuned or predictor, gpu, table))
+        error = mean_error_percent(np.delete(missed, taken))
+        records.append({"kernels": count, "choice": how, "device": device, "error": error})
+    return records
+
+
+def device_errors(fits: LeftOut, device: str, draw: int) -> list[dict[str, object]]:
+    """Errors on one GPU, by learner and number of kernels."""
+    predictor, gpu, own = unseen(fits, device)
+    prior, table = prior_of(own.family.network), rows_table([own])
     plain, measured = np.log(predict_kernels(predictor, gpu, table)), np.log(own.seconds)
-    shapes = shape_points(rows.family, jax.tree.map(jnp.asarray, own.batch))
+    shapes = shape_points(own.family, jax.tree.map(jnp.asarray, own.batch))
     inputs = np.column_stack([np.asarray(shapes), plain])
     random = np.random.default_rng([draw, 7])
     chosen = designed_order(predictor, own, gpu, max(CHOSEN), prior, random)
@@ -77,15 +108,17 @@ def device_errors(fits: LeftOut, rows: Rows, device: str, draw: int) -> list[dic
 
 
 def main() -> None:
-    """A table for each number of kernels."""
+    """A table: errors by number of kernels, and by learner or choice."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("family")
     parser.add_argument("--device", action="append")
+    parser.add_argument("--hindsight", type=int, default=0, metavar="DRAWS")
     given = parser.parse_args()
     if given.family not in NETWORKS:
         raise unknown_name("family", given.family, NETWORKS)
-    boosting_library()  # said before the fits, not after them
+    if not given.hindsight:
+        boosting_library()  # said before the fits, not after them
     data, names = read_for("learners", [given.folder], SEEDS, given.device, False)
     present = devices_with(data, given.family, names)
     if len(present) < 2:
@@ -93,9 +126,14 @@ def main() -> None:
     rows = thin(sweep_rows(data, given.family, present), ROWS_PER_DEVICE)
     kind = MixtureKind(fit_tile(rows, Job(0)), penalties=effect_penalties(rows))
     fits = fit_left_out(kind, rows, SEEDS, settings_for(rows.family))
-    found = [one for name in rows.devices for draw in range(DRAWS) for one in device_errors(fits, rows, name, draw)]
-    table = pd.DataFrame(found).pivot_table(index=["kernels", "learner"], columns="device", values="error")
-    print(table.assign(mean=table.mean(axis=1)).round(1).to_string())
+    errors, draws = (choice_errors, given.hindsight) if given.hindsight else (device_errors, DRAWS)
+    found = pd.DataFrame([one for name in rows.devices for draw in range(draws) for one in errors(fits, name, draw)])
+    by = "choice" if given.hindsight else "learner"
+    for title, of_draws in (("mean of the draws", "mean"), ("best draw of each GPU, in hindsight", "min")):
+        if of_draws == "mean" or given.hindsight:
+            table = found.pivot_table(index=["kernels", by], columns="device", values="error", aggfunc=of_draws)
+            print(title)
+            print(table.assign(mean=table.mean(axis=1)).round(1).to_string())
 
 
 if __name__ == "__main__":
