@@ -15,7 +15,6 @@ over them, and the one that is best for each GPU, picked with all of its errors 
 from __future__ import annotations
 
 import argparse
-import itertools
 from pathlib import Path
 
 import jax
@@ -32,7 +31,7 @@ from neusight_jax.training.boosting import boosting_library
 from neusight_jax.training.calibration import MOST_ROWS, calibrate, prior_of
 from neusight_jax.training.conformal import mean_error_percent
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
-from neusight_jax.training.few_shot import designed_order, rows_table
+from neusight_jax.training.few_shot import designed_order, device_scores, rows_table
 from neusight_jax.training.fit import Job, settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_predictor
@@ -63,22 +62,12 @@ def unseen(fits: LeftOut, device: str) -> tuple[MixturePredictor, GPU, Rows]:
 
 
 def choice_errors(fits: LeftOut, device: str, draw: int) -> list[dict[str, object]]:
-    """Errors on one GPU calibrated with one choice of kernels, chosen and at random."""
+    """Errors on one GPU calibrated with one choice of kernels, designed and at random."""
     predictor, gpu, own = unseen(fits, device)
-    prior, table = prior_of(own.family.network), rows_table([own])
-    random = np.random.default_rng([draw, 7])
-    orders = {
-        "chosen": designed_order(predictor, own, gpu, max(CHOSEN), prior, random),
-        "at random": random.permutation(len(own.seconds)),
-    }
-    records: list[dict[str, object]] = []
-    for count, (how, order) in itertools.product((0, *CHOSEN), orders.items()):
-        taken = order[:count]
-        tuned = calibrate(predictor, gpu, rows_table([own.take(taken)]), own.seconds[taken], prior) if count else None
-        missed = np.log(own.seconds / predict_kernels(tuned or predictor, gpu, table))
-        error = mean_error_percent(np.delete(missed, taken))
-        records.append({"kernels": count, "choice": how, "device": device, "error": error})
-    return records
+    scores = device_scores(predictor, own, gpu, draw, CHOSEN, prior_of(own.family.network))
+    records = [{"kernels": row["kernels"], "choice": row["design"], "error": row["mean"]} for row in scores]
+    records.append({"kernels": 0, "choice": "none", "error": scores[0]["before"]})
+    return [{**record, "device": device} for record in records]
 
 
 def device_errors(fits: LeftOut, device: str, draw: int) -> list[dict[str, object]]:
@@ -129,11 +118,13 @@ def main() -> None:
     errors, draws = (choice_errors, given.hindsight) if given.hindsight else (device_errors, DRAWS)
     found = pd.DataFrame([one for name in rows.devices for draw in range(draws) for one in errors(fits, name, draw)])
     by = "choice" if given.hindsight else "learner"
-    for title, of_draws in (("mean of the draws", "mean"), ("best draw of each GPU, in hindsight", "min")):
-        if of_draws == "mean" or given.hindsight:
-            table = found.pivot_table(index=["kernels", by], columns="device", values="error", aggfunc=of_draws)
-            print(title)
-            print(table.assign(mean=table.mean(axis=1)).round(1).to_string())
+    shown = {"mean of the draws": "mean"}
+    if given.hindsight:
+        shown["best draw of each GPU, in hindsight"] = "min"
+    for title, of_draws in shown.items():
+        table = found.pivot_table(index=["kernels", by], columns="device", values="error", aggfunc=of_draws)
+        print(title)
+        print(table.assign(mean=table.mean(axis=1)).round(1).to_string())
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def run_few_shot(
             for members, predictors in ((1, each), (seeds, together)):
                 for seed, predictor in enumerate(predictors):
                     head = {"family": rows.family.name, "device": device, "members": members}
-                    records += [head | row for row in _device_scores(predictor, own, gpu, seed, counts, belief)]
+                    records += [head | row for row in device_scores(predictor, own, gpu, seed, counts, belief)]
     return FewShotResult(seeds, pd.DataFrame(records))
 
 
@@ -182,10 +182,13 @@ def _predictor(fits: LeftOut, device: str, seeds: slice) -> MixturePredictor:
     return with_libraries(MixturePredictor({network: family}, {network: fits.kind.tile}), device)
 
 
-def _device_scores(
+def device_scores(
     predictor: MixturePredictor, rows: Rows, gpu: GPU, seed: int, counts: Sequence[int], prior: Prior
 ) -> list[dict[str, Any]]:
-    """Scores of one predictor on the rows of one device, calibrated with so many of them, drawn by the seed."""
+    """Scores of one predictor on the rows of one device, calibrated with so many of them, drawn by the seed.
+
+    Returns: `FewShotResult.rows` without family, device and members, one for each count and design.
+    """
     everything = rows_table([rows])
     plain = predict_kernels(predictor, gpu, everything)
     random = np.random.default_rng([seed, 7])
