@@ -210,7 +210,7 @@ def predict(
     table = _occupied(graph.kernels)
     terms = _explained(predictor, on_device(gpu), table, relaxation)
     columns = {**_kernel_columns(table), **_term_columns(table, jax.tree.map(np.asarray, terms))}
-    notes = (*notes, *unmodelled_notes(graph, columns))
+    notes = (*notes, *graph.notes, *unmodelled_notes(graph, columns))
     names = np.array([node.name for node in graph.nodes], object)
     columns["node"] = names[columns["node"]]
     memory = footprint(graph) if graph.nodes else None

@@ -162,6 +162,13 @@ def _step_graph(
     batch = requests(batch_size, sequence_length, mode, kv_length)
     step = Step(batch, precision(dtype, weight_dtype, kv_dtype), mode == "training", mode in ("prefill", "decode"))
     STEP_ARCHITECTURES[kind](step, config, mode, *split)
+    options = {
+        "kv_length": None if kv_length is None else list(batch.context),
+        "weight_dtype": step.precision.weights,
+        "kv_dtype": step.precision.kv_cache,
+        "tensor_parallel": split[0],
+        "expert_parallel": split[1],
+    }
     return Graph(
         name=config.name,
         nodes=tuple(step.nodes),
@@ -172,4 +179,14 @@ def _step_graph(
         fused=True,
         tokens=batch.tokens,
         footprint=step.footprint(),
+        options=options,
+        notes=parallel_notes(*split),
     )
+
+
+def parallel_notes(tensor_parallel: int, expert_parallel: int) -> tuple[str, ...]:
+    """What a forecast of one device's part leaves out; nothing for a model that is not split."""
+    if tensor_parallel == expert_parallel == 1:
+        return ()
+    devices = max(tensor_parallel, expert_parallel)
+    return (f"one of {devices} GPUs' part: the collectives between them are not in this forecast",)

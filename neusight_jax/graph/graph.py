@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, table_from_kernels
 from neusight_jax.units import GIB
@@ -118,6 +119,8 @@ class Graph:
         neither (functions and modules).
       fused: whether elementwise chains were merged as a compiler would.
       tokens: new tokens of a step, 0 = batch times sequence; footprint: memory, where the front-end knows it.
+      options: what else says which workload it is (`weight_dtype`, `tensor_parallel` ...), plain values for reports.
+      notes: what the front-end assumed or left out, one line each; every forecast of the graph shows them.
     """
 
     name: str
@@ -129,6 +132,8 @@ class Graph:
     fused: bool
     tokens: int = 0
     footprint: Footprint | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def step_tokens(self) -> int:
