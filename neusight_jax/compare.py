@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,14 @@ import yaml
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import predict
+from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import Yaml, canonical_name
 from neusight_jax.gpu_file import load_named_gpu
 from neusight_jax.graph.graph import Graph
 from neusight_jax.memory import memory_bytes
+from neusight_jax.results import json_text, schema
 from neusight_jax.terms import Predictor
+from neusight_jax.workload import num_gpus, workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,10 +39,11 @@ class Candidate:
       rank: 1 is best; GPUs whose intervals overlap the best of their group share its rank. 0 = cannot run it.
       tie: whether another GPU shares the rank.
       latency_s, low_s, high_s: of one step, and the interval around it where the predictor gives one (else None).
-      samples_per_s, tokens_per_s: throughput.
-      memory_bytes, fits: what the workload needs, by estimate, and whether the GPU has it.
-      price_per_hour, cost_per_run, cost_per_1k_samples, cost_per_million_tokens: with prices, in their currency.
-      note: why it cannot run the workload, or what to know.
+      samples_per_s, tokens_per_s: throughput, of all GPUs that the model is split over together.
+      memory_bytes, fits: what the workload needs on one GPU, by estimate, and whether the GPU has it.
+      price_per_hour: of one GPU, with prices, in their currency.
+      cost_per_run, cost_per_1k_samples, cost_per_million_tokens: of all GPUs that the model is split over.
+      notes: why it cannot run the workload or has no rank, and what to know that does not go for all.
     """
 
     gpu: str
@@ -57,7 +60,7 @@ class Candidate:
     cost_per_run: float | None = None
     cost_per_1k_samples: float | None = None
     cost_per_million_tokens: float | None = None
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,21 @@ class Comparison:
     """Candidates in order, best first; those that cannot run the workload last.
 
     Attributes:
-      workload: for people; by: what they are ranked by; currency: of the prices, if any.
+      workload: see `workload_dict`; by: what they are ranked by; currency: of the prices, if any.
       candidates: see `Candidate`.
+      notes: what to know that goes for every GPU.
     """
 
-    workload: str
+    workload: Mapping[str, Any]
     by: str
     candidates: tuple[Candidate, ...]
     currency: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one kind that the workload is split over."""
+        return int(self.workload["num_gpus"])
 
     def to_frame(self) -> pd.DataFrame:
         """One row per GPU."""
@@ -83,15 +93,18 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "workload": self.workload,
+            "schema": schema("comparison"),
+            "workload": dict(self.workload),
             "by": self.by,
             "currency": self.currency,
-            "gpus": [asdict(item) for item in self.candidates],
+            "num_gpus": self.num_gpus,
+            "gpus": [{**asdict(item), "notes": list(item.notes)} for item in self.candidates],
+            "notes": list(self.notes),
         }
 
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=1)
+        return json_text(self.to_dict())
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,7 @@ def compare(
     *,
     prices: Prices | None = None,
     by: str = "latency",
+    notes: Mapping[str, Sequence[str]] | None = None,
 ) -> Comparison:
     """Rank GPUs for one workload.
 
@@ -117,7 +131,9 @@ def compare(
 
     Args:
       predictor: of a checkpoint; gpus: names or files; graph: the workload.
-      prices: see `read_prices`; by: one of `ORDERS`; throughput ranks as latency does, since the batch is fixed.
+      prices: see `read_prices`, of one GPU: a model split over several costs that many times as much.
+      by: one of `ORDERS`; throughput ranks as latency does, since the batch is fixed.
+      notes: what else to say of a GPU, by its name (`load_named_gpu`).
     Raises: `InputError` for an unknown order, an unknown GPU, or cost without any price.
     """
     if by not in ORDERS:
@@ -125,32 +141,56 @@ def compare(
     if by == "cost" and prices is None:
         raise InputError("ranking by cost needs prices; give a price file, GPU: price of an hour")
     needed = memory_bytes(graph)
-    found = [_candidate(predictor, name, graph, needed, prices) for name in dict.fromkeys(gpus)]
+    machines = dict(load_named_gpu(name) for name in gpus)
+    found = [
+        _candidate(predictor, name, gpu, graph, needed, prices, (notes or {}).get(name, ()))
+        for name, gpu in machines.items()
+    ]
     if by == "cost" and all(item.price_per_hour is None for item in found):
         raise InputError(f"no price for any of {', '.join(item.gpu for item in found)}; add them to the price file")
-    workload = (
-        f"{graph.name}: {graph.mode}, batch {graph.batch_size}, sequence {graph.sequence_length}, {graph.dtype}"
-        f"{', fused' if graph.fused else ''}"
-    )
-    return Comparison(workload, by, tuple(ranked(found, by)), prices.currency if prices else "")
+    if by == "cost":
+        found = [item if item.price_per_hour is not None else _said(item, "has no price: not ranked") for item in found]
+    items, shared = _shared_notes(ranked(found, by), graph.notes)
+    return Comparison(workload_dict(graph), by, items, prices.currency if prices else "", shared)
 
 
-def _candidate(predictor: Predictor, given: str, graph: Graph, needed: float, prices: Prices | None) -> Candidate:
-    name, gpu = load_named_gpu(given)
+def _said(item: Candidate, note: str) -> Candidate:
+    return replace(item, notes=(note, *item.notes))
+
+
+def _shared_notes(items: Sequence[Candidate], notes: tuple[str, ...]) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    """Candidates without these notes and those that all forecast ones have; and these and those."""
+    each = [item.notes for item in items if item.latency_s is not None]
+    common = [note for note in each[0] if all(note in other for other in each)] if len(each) > 1 else []
+    shared = tuple(dict.fromkeys((*notes, *common)))
+    return tuple(
+        replace(item, notes=tuple(note for note in item.notes if note not in shared)) for item in items
+    ), shared
+
+
+def _candidate(
+    predictor: Predictor,
+    name: str,
+    gpu: GPU,
+    graph: Graph,
+    needed: float,
+    prices: Prices | None,
+    notes: Sequence[str],
+) -> Candidate:
     fits = needed <= float(gpu.mem_bytes)  # type: ignore[arg-type]
     price = prices.per_hour.get(name) if prices else None
     try:
         gpu.peak_flop_per_s(graph.dtype)
     except InputError:
         none = None
-        reason = f"has no {graph.dtype} path"
-        return Candidate(name, 0, False, none, none, none, none, none, needed, fits, price, note=reason)
-    forecast = predict(predictor, gpu, graph, gpu_name=name)
+        reason = f"has no {graph.dtype} path, only {', '.join(gpu.paths)}: not forecast"
+        return Candidate(name, 0, False, none, none, none, none, none, needed, fits, price, notes=(reason,))
+    forecast = predict(predictor, gpu, graph, gpu_name=name, notes=notes)
     seconds = forecast.total_s
     interval = getattr(forecast, "interval_s", None)
     low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
     tokens = graph.step_tokens
-    run = None if price is None else price * seconds / SECONDS_PER_HOUR
+    run = None if price is None else num_gpus(graph) * price * seconds / SECONDS_PER_HOUR
     return Candidate(
         gpu=name,
         rank=0,
@@ -166,7 +206,7 @@ def _candidate(predictor: Predictor, given: str, graph: Graph, needed: float, pr
         cost_per_run=run,
         cost_per_1k_samples=None if run is None else 1e3 * run / graph.batch_size,
         cost_per_million_tokens=None if run is None else 1e6 * run / tokens,
-        note="" if fits else "may not fit in memory",
+        notes=forecast.notes if fits else ("may not fit in memory: not ranked", *forecast.notes),
     )
 
 

@@ -9,6 +9,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.files import write_atomically
 from neusight_jax.report import duration
 from neusight_jax.units import MS
+from neusight_jax.workload import workload_text
 
 SUFFIXES: tuple[str, ...] = (".png", ".svg", ".pdf")
 
@@ -36,7 +37,8 @@ def write_plot(found: Comparison, path: Path) -> None:
     axes[0].set_xlabel("latency" + (", 80% interval" if any(item.low_s for item in items) else ""))
     if priced:
         axes[1].barh(names, [item.cost_per_million_tokens or 0.0 for item in items])
-        axes[1].set_xlabel(f"{found.currency or 'cost'} per million tokens")
+        several = f" on {found.num_gpus} GPUs" if found.num_gpus > 1 else ""
+        axes[1].set_xlabel(f"{found.currency or 'cost'} per million tokens{several}")
         axes[1].set_yticks([])
-    figure.suptitle(found.workload)
+    figure.suptitle(workload_text(found.workload))
     write_atomically(path, lambda target: figure.savefig(target))

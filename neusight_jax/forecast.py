@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +16,8 @@ from neusight_jax.graph.graph import UNMODELLED, Footprint, Graph
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
-from neusight_jax.memory import CROWDED_TIMES, crowded_note, crowded_share, footprint
+from neusight_jax.memory import crowded_notes, footprint
+from neusight_jax.results import json_text, schema
 from neusight_jax.roofline import Scalar, element_bytes
 from neusight_jax.terms import KernelTerms, Predictor
 from neusight_jax.trust import (
@@ -30,6 +30,7 @@ from neusight_jax.trust import (
     unlabelled_note,
     without_promise,
 )
+from neusight_jax.workload import workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +65,7 @@ class Forecast:
 
     Attributes:
       model, gpu: names, for people.
-      mode, dtype, batch_size, sequence_length, fused: the workload.
+      mode, dtype, batch_size, sequence_length, fused: of the workload; workload: the whole of it (`workload_dict`).
       columns: per distinct kernel, see `COLUMNS`.
       tokens: that a step works on; a decode step makes one for each request.
       memory: what the workload needs on the device; mem_bytes: what the GPU has.
@@ -85,6 +86,7 @@ class Forecast:
     mem_bytes: float = 0.0
     interval_s: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
+    workload: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def total_s(self) -> float:
@@ -143,8 +145,10 @@ class Forecast:
     def to_dict(self) -> dict[str, Any]:
         """Plain values: workload, totals, phases, families, bounds, the ten most expensive kernels."""
         return {
+            "schema": schema("forecast"),
             "model": self.model,
             "gpu": self.gpu,
+            "workload": dict(self.workload),
             "mode": self.mode,
             "dtype": self.dtype,
             "batch_size": self.batch_size,
@@ -178,7 +182,7 @@ class Forecast:
 
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=1)
+        return json_text(self.to_dict())
 
     def __str__(self) -> str:
         """A table for people."""
@@ -215,8 +219,8 @@ def predict(
     columns["node"] = names[columns["node"]]
     memory = footprint(graph) if graph.nodes else None
     mem_bytes = float(np.asarray(gpu.mem_bytes))
-    crowded = crowded_share(memory.total, mem_bytes) if memory and graph.mode == "training" else 0.0
-    interval, warnings = _trusted(predictor, gpu, table, columns, crowded, relaxation)
+    interval, warnings = _trusted(predictor, gpu, table, columns, relaxation)
+    crowded = crowded_notes(memory.total, mem_bytes) if memory and graph.mode == "training" else ()
     return Forecast(
         model=graph.name,
         gpu=gpu_name,
@@ -230,7 +234,8 @@ def predict(
         memory=memory,
         mem_bytes=mem_bytes,
         interval_s=interval,
-        notes=(*notes, *warnings),
+        notes=(*notes, *crowded, *warnings),
+        workload=workload_dict(graph),
     )
 
 
@@ -239,16 +244,14 @@ def _trusted(
     gpu: GPU,
     table: KernelTable,
     columns: dict[str, np.ndarray],
-    crowded: float,
     relaxation: Scalar,
 ) -> tuple[tuple[float, float] | None, list[str]]:
     """80 % interval of the total, seconds, and what a reader should know of it; raises `seconds_high` where it must."""
     trust: Trust | None = getattr(predictor, "trust", None)
-    said = [crowded_note(crowded, bounded=trust is not None)] if crowded else []
     if trust is None:
-        return None, said
+        return None, []
     cost = columns["seconds"] * columns["count"]
-    total = unpromised = float(np.sum(cost, dtype=np.float64))
+    unpromised = 0.0
     doubtful = without_promise(gpu) if any(FAMILIES[name].keeps_base_clock for name in table.families) else None
     if doubtful is not None:
         explained = _explained(predictor, on_device(doubtful), table, relaxation)
@@ -260,10 +263,10 @@ def _trusted(
     wider = float(np.average(columns["widening"][known], weights=cost[known])) if part > 0 else 1.0
     bounds = [np.sum((columns[name] * columns["count"])[~known], dtype=np.float64) for name in BOUND_COLUMNS]
     low, high = (float(sum(pair)) for pair in zip(total_interval(trust, gpu, part, wider), bounds, strict=True))
-    high = max(high, unpromised, CROWDED_TIMES * total if crowded else 0.0)
     network = columns["network"]
-    said += unlabelled_note(trust, network, cost)
-    return (low, high), [*said, *trust_warnings(trust, gpu, network, columns["shape_widening"], cost, unpromised)]
+    said = unlabelled_note(trust, network, cost)
+    warnings = trust_warnings(trust, gpu, network, columns["shape_widening"], cost, unpromised)
+    return (low, max(high, unpromised)), [*said, *warnings]
 
 
 def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[str, float]:

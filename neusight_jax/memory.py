@@ -18,9 +18,8 @@ NO_OUTPUT: frozenset[str] = frozenset({"small", "views", "gradient_sum"})
 """Nodes that stand for no tensor of the forward pass."""
 
 CROWDED_SHARE = 0.85
-"""A training step that needs more than this share of the memory, by estimate, is crowded."""
-CROWDED_TIMES = 1.7
-"""What a crowded step took at most beside its kernels (docs/findings.md, a full memory)."""
+"""A training step that needs more than this share of the memory, by estimate, is crowded: the estimate is right to a
+fifth."""
 
 
 def parameter_count(graph: Graph) -> float:
@@ -90,19 +89,12 @@ def memory_bytes(graph: Graph) -> float:
     return footprint(graph).total
 
 
-def crowded_share(needed_bytes: float, mem_bytes: float) -> float:
-    """Share of a GPU's memory that a training step needs, by estimate, where it is crowded; 0 where it is not.
-
-    The framework's allocator then gives back what it has kept and asks the driver again, in the forward pass.
-    """
+def crowded_notes(needed_bytes: float, mem_bytes: float) -> tuple[str, ...]:
+    """What a reader should know of a training step that nearly fills the memory, or exceeds it; none of any other."""
     share = needed_bytes / mem_bytes if mem_bytes > 0 else 0.0
-    return share if share > CROWDED_SHARE else 0.0
-
-
-def crowded_note(share: float, bounded: bool) -> str:
-    """What a reader should know of a crowded step; `bounded`: whether its forecast has an interval."""
-    upper = ", its upper bound allows for it" if bounded else ""
+    if share <= CROWDED_SHARE:
+        return ()
     return (
-        f"this step needs about {share:.0%} of the memory: the two runs measured with so little to spare took 1.3 and "
-        f"{CROWDED_TIMES} times as long as their kernels, for the allocator; the forecast has no such time{upper}"
+        f"this step needs about {share:.0%} of the memory: it may not fit, and where it just does, the framework's "
+        "allocator may cost time that is not in this forecast",
     )

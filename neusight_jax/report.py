@@ -9,7 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from neusight_jax.units import GIB, MS, TERA, US
+from neusight_jax.units import GB, GIB, GIGA, MIB, MS, TERA, US
+from neusight_jax.workload import workload_text
 
 if TYPE_CHECKING:
     from neusight_jax.forecast import Forecast
@@ -22,6 +23,33 @@ def duration(seconds: float) -> str:
         if seconds >= unit:
             return f"{seconds / unit:.4g} {name}"
     return f"{seconds / US:.4g} us"
+
+
+UNITS: dict[str, tuple[float, str]] = {
+    "clock_hz": (GIGA, "GHz"),
+    "mem_bytes_per_s": (GB, "GB/s"),
+    "link_bytes_per_s": (GB, "GB/s"),
+    "l2_bytes": (MIB, "MiB"),
+    "mem_bytes": (GB, "GB"),
+    "tdp_w": (1.0, "W"),
+    "process_nm": (1.0, "nm"),
+    "num_sms": (1.0, "SMs"),
+    "area_mm2": (1.0, "mm2"),
+    "power_w": (1.0, "W"),
+    "dollars": (1.0, "$"),
+    "pin_bit_per_s": (GIGA, "Gbit/s"),
+    "tokens_per_s": (1.0, "tokens/s"),
+}
+
+
+def shown(name: str, value: float) -> str:
+    """A figure with the unit people use."""
+    if name.endswith("_flop_per_s"):
+        return f"{value / TERA:.4g} TFLOP/s"
+    if name in UNITS:
+        scale, unit = UNITS[name]
+        return f"{value / scale:.5g} {unit}"
+    return duration(value)
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> Table:
@@ -51,9 +79,7 @@ def memory_line(memory: Footprint, mem_bytes: float) -> str:
 def forecast_tables(forecast: Forecast) -> RenderableType:
     """Totals, phases, families and the ten most expensive kernels."""
     total = max(forecast.total_s, 1e-30)  # a program that launches nothing takes no time
-    fused = ", fused" if forecast.fused else ""
-    size = f"batch {forecast.batch_size}, sequence {forecast.sequence_length}, " if forecast.sequence_length else ""
-    head = f"{forecast.model} on {forecast.gpu or 'the given GPU'}: {forecast.mode}, {size}{forecast.dtype}{fused}"
+    head = workload_text(forecast.workload, forecast.gpu or "the given GPU")
     tokens = forecast.tokens
     flop = float((forecast.columns["flop"] * forecast.columns["count"]).sum())
     launches = int(forecast.columns["count"].sum())

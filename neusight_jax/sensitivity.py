@@ -11,7 +11,6 @@ their slower blocks. `secants` are differences of the exact forecast over ±`SEC
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import KNOBS, RATES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import in_row_order, kernel_latency, latency, on_device
+from neusight_jax.results import json_text, schema
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
 
@@ -107,8 +107,10 @@ class Sensitivity:
     def to_dict(self) -> dict[str, Any]:
         """Plain values: totals, elasticities in total, by family and phase, secants."""
         return {
+            "schema": schema("sensitivity"),
             "model": self.forecast.model,
             "gpu": self.forecast.gpu,
+            "workload": dict(self.forecast.workload),
             "mode": self.forecast.mode,
             "dtype": self.forecast.dtype,
             "batch_size": self.forecast.batch_size,
@@ -125,7 +127,7 @@ class Sensitivity:
 
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=1)
+        return json_text(self.to_dict())
 
     def __str__(self) -> str:
         """A table for people."""

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from neusight_jax.report import duration, table
 from neusight_jax.sensitivity import SECANT, Sensitivity
+from neusight_jax.workload import workload_text
 
 FAMILIES_SHOWN = 6
 """Columns of families, dearest first."""
@@ -21,10 +22,7 @@ def sensitivity_tables(result: Sensitivity) -> RenderableType:
     parts = {**families, **phases}
     shown = [name for name in total if any(abs(each[name]) > 5e-4 for each in (total, secants, *parts.values()))]
     shown.sort(key=lambda name: total[name])
-    head = (
-        f"{forecast.model} on {forecast.gpu or 'the given GPU'}: {forecast.mode}, batch {forecast.batch_size}, "
-        f"sequence {forecast.sequence_length}, {forecast.dtype}"
-    )
+    head = workload_text(forecast.workload, forecast.gpu or "the given GPU")
     waves = "whole waves" if result.relaxation == 0 else f"waves relaxed by {result.relaxation:g}"
     summary = f"total {duration(result.total_s)}; elasticities with {waves}"
     if result.relaxation > 0:

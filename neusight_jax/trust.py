@@ -208,10 +208,16 @@ def without_promise(gpu: GPU) -> GPU | None:
     return gpu.replace(fp32_joule_per_flop=0.0) if float(np.asarray(gpu.fp32_joule_per_flop)) > 0 else None
 
 
-def far_note(trust: Trust, gpu: GPU, network: np.ndarray, cost: Float[np.ndarray, " kernel"]) -> list[str]:
+def far_note(
+    trust: Trust,
+    gpu: GPU,
+    network: np.ndarray,
+    cost: Float[np.ndarray, " kernel"],
+    consequence: str = "the interval is widened",
+) -> list[str]:
     """A sentence where a GPU lies outside those that much of the time was measured on, naming its figures. Host only.
 
-    Of families measured on different GPUs it speaks of the one that takes the most time.
+    Of families measured on different GPUs it speaks of the one that takes the most time; `consequence` ends it.
     """
     ratios, total = np.asarray(gpu_ratios(gpu)), max(float(cost.sum()), 1e-30)
     found: dict[tuple[str, ...], dict[str, float]] = {}
@@ -229,7 +235,7 @@ def far_note(trust: Trust, gpu: GPU, network: np.ndarray, cost: Float[np.ndarray
         return []
     figures = max(shares, key=lambda each: shares[each])
     whose = "" if shares[figures] > 1.0 - WORTH_SAYING else f" for {', '.join(sorted(found[figures]))}"
-    return [f"this GPU lies outside those trained on{whose} ({'; '.join(figures)}): the interval is widened"]
+    return [f"this GPU lies outside those trained on{whose} ({'; '.join(figures)}): {consequence}"]
 
 
 def trust_warnings(

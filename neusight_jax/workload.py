@@ -1,8 +1,8 @@
-"""A workload of a sweep or a design: a graph's distinct kernels, what it is called, and how much it counts."""
+"""Workloads: what a graph works on as plain values, and what a sweep or a design makes of one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,72 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.distinct import distinct
 from neusight_jax.kernels.table import KernelBatch, KernelTable
+
+
+def workload_dict(graph: Graph) -> dict[str, Any]:
+    """The whole workload of a graph as plain values: what every result says it is of.
+
+    Keys: model, mode, dtype, batch_size, sequence_length, fused, tokens (of one step), num_gpus (`num_gpus`), and
+    `Graph.options`; those that a front-end does not know have the value of a model that is not split.
+    """
+    own = {
+        "model": graph.name,
+        "mode": graph.mode,
+        "dtype": graph.dtype,
+        "batch_size": graph.batch_size,
+        "sequence_length": graph.sequence_length,
+        "fused": graph.fused,
+        "tokens": graph.step_tokens,
+        "kv_length": None,
+        "weight_dtype": graph.dtype,
+        "kv_dtype": None,
+        "tensor_parallel": 1,
+        "expert_parallel": 1,
+    }
+    return {**own, **graph.options, "num_gpus": num_gpus(graph)}
+
+
+def num_gpus(graph: Graph) -> int:
+    """GPUs a step of a graph occupies; the graph is the part of one.
+
+    Layers are split over `tensor_parallel` GPUs, and of each part the experts over `expert_parallel`.
+    """
+    return int(graph.options.get("tensor_parallel", 1)) * int(graph.options.get("expert_parallel", 1))
+
+
+def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
+    """A `workload_dict` in one line: model (on a GPU), mode, sizes, dtypes, and over how many GPUs it is split."""
+    parts = [str(load["mode"])]
+    if load["sequence_length"]:
+        parts += [f"batch {load['batch_size']}", f"sequence {load['sequence_length']}"]
+    if load["mode"] == "prefill" and load.get("new_tokens") not in (None, load["sequence_length"]):
+        parts.append(f"new tokens {_lengths(load['new_tokens'])}")
+    if load["kv_length"] not in (None, load["sequence_length"]):
+        parts.append(f"KV length {_lengths(load['kv_length'])}")
+    parts.append(str(load["dtype"]))
+    if load["weight_dtype"] not in (None, load["dtype"]):
+        parts.append(f"weights {load['weight_dtype']}")
+    if load["kv_dtype"] not in (None, load["dtype"]) and load["mode"] in ("prefill", "decode"):
+        parts.append(f"KV cache {load['kv_dtype']}")
+    if load["fused"]:
+        parts.append("fused")
+    split = [f"{load[name]}-way {name.split('_')[0]} parallel" for name in _SPLITS if load[name] != 1]
+    whose = f" (one of {load['num_gpus']} GPUs: {', '.join(split)})" if split else ""
+    where = f" on {gpu}" if gpu else ""
+    return f"{load['model']}{where}: {', '.join(parts)}{whose}"
+
+
+_SPLITS = ("tensor_parallel", "expert_parallel")
+_SHOWN = 8
+"""Most lengths of requests that are listed."""
+
+
+def _lengths(value: int | Sequence[int]) -> str:
+    """Lengths of requests, many of them by their range."""
+    if isinstance(value, int):
+        return str(value)
+    listed = ", ".join(map(str, value))
+    return listed if len(value) <= _SHOWN else f"{min(value)} to {max(value)}, {sum(value)} in all"
 
 
 @dataclass(frozen=True)

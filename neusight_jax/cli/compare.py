@@ -8,19 +8,16 @@ from typing import Annotated
 import typer
 
 from neusight_jax.cli.console import remark, show, show_json
-from neusight_jax.cli.options import AsJson, BatchSize, Dtype, Fused, Mode, Model, SequenceLength, WorkloadCheckpoint
+from neusight_jax.cli.options import AsJson, Model, WorkloadCheckpoint, WorkloadOptions, takes_workload
 
 
+@takes_workload
 def compare(
     model: Model,
     gpu: Annotated[list[str], typer.Option("--gpu", metavar="GPU", help="GPUs to rank: names, or JSON or YAML files.")],
-    batch_size: BatchSize = 1,
-    sequence_length: SequenceLength = None,
-    mode: Mode = "inference",
-    dtype: Dtype = "fp32",
-    fused: Fused = False,
+    load: WorkloadOptions,
     prices: Annotated[
-        Path | None, typer.Option("--prices", metavar="FILE", help="JSON or YAML, GPU: price of an hour.")
+        Path | None, typer.Option("--prices", metavar="FILE", help="JSON or YAML, GPU: price of one for an hour.")
     ] = None,
     by: Annotated[str, typer.Option("--by", help="latency, throughput or cost.")] = "latency",
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
@@ -29,26 +26,31 @@ def compare(
 ) -> None:
     """Rank GPUs for a model by latency, throughput or cost.
 
-    Every GPU is forecast from its figures alone, so that all are treated alike.
+    Every GPU is forecast from its figures alone, so that all are treated alike; `predict` also uses what was measured
+    of a GPU. A GPU that lacks the dtype or the memory comes last, without a rank. A model split over several GPUs is
+    priced at that many.
     """
-    from neusight_jax.checkpoint import default_checkpoint, load_predictor
-    from neusight_jax.cli.predict import longest
+    from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
+    from neusight_jax.cli.predict import forecast_notes
+    from neusight_jax.cli.workloads import graph_of
     from neusight_jax.compare import compare as compare_gpus
     from neusight_jax.compare import read_prices
-    from neusight_jax.graph.build import graph_from_config
+    from neusight_jax.gpu_file import load_named_gpu
 
     listed = read_prices(prices) if prices is not None else None
-    length = longest(model) if sequence_length is None else sequence_length
-    graph = graph_from_config(model, batch_size, length, mode, dtype, bool(fused))
+    names = [load_named_gpu(name)[0] for name in gpu]
+    graph = graph_of(model, load)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
-    found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by)
+    card = load_card(checkpoint)
+    notes = {name: forecast_notes(card, checkpoint, name, graph) for name in names}
+    found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by, notes=notes)
     if plot is not None:
         from neusight_jax.comparison_plot import write_plot
 
         write_plot(found, plot)
         remark(f"wrote {plot}")
     if as_json:
-        show_json({"checkpoint": checkpoint, **found.to_dict()})
+        show_json(found.to_dict(), checkpoint=checkpoint)
         return
     from neusight_jax.comparison_table import comparison_table
 

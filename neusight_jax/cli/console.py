@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -28,9 +28,11 @@ def show(renderable: RenderableType) -> None:
     typer.echo("\n".join(line.rstrip() for line in text.rstrip().splitlines()))
 
 
-def show_json(value: Any) -> None:
-    """Print JSON, and nothing else, to stdout."""
-    typer.echo(json.dumps(value, indent=1))
+def show_json(result: Mapping[str, Any], **asked: Any) -> None:
+    """Print a result as JSON, and nothing else, to stdout: its schema, what was asked for, then the rest."""
+    from neusight_jax.results import json_text
+
+    typer.echo(json_text({"schema": result["schema"], **asked, **result}))
 
 
 def remark(line: str) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from neusight_jax.cli.console import remark, show, show_json
-from neusight_jax.cli.options import AsJson, BatchSize, Dtype, Fused, Mode, Models, SequenceLength, WorkloadCheckpoint
+from neusight_jax.cli.options import AsJson, Models, WorkloadCheckpoint, WorkloadOptions, takes_workload
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
     from neusight_jax.design.answers import Design
+    from neusight_jax.design.problem import Problem
     from neusight_jax.gpu import GPU
     from neusight_jax.sweep.space import Range
     from neusight_jax.workload import Workload
 
 
+@takes_workload
 def design(
     models: Models,
     base: Annotated[str, typer.Option("--base", help="The machine to start from: a name, or a JSON or YAML file.")],
@@ -49,11 +51,8 @@ def design(
         float | None,
         typer.Option("--target", metavar="SECONDS", help="Only say the least value of the one free field."),
     ] = None,
-    batch_size: BatchSize = 1,
-    sequence_length: SequenceLength = None,
-    mode: Mode = "inference",
-    dtype: Dtype = "fp32",
-    fused: Fused = False,
+    *,
+    load: WorkloadOptions,
     checkpoint: WorkloadCheckpoint = None,
     starts: Annotated[int, typer.Option("--starts", help="Descents at once.")] = 3,
     steps: Annotated[int, typer.Option("--steps", help="Of each descent.")] = 15,
@@ -66,7 +65,8 @@ def design(
 ) -> None:
     """Search the machine that does best for models under budgets; peaks follow SM count and clock.
 
-    MODEL may carry its own workload: gpt3-xl,mode=training,batch_size=2,sequence_length=2048,weight=2
+    MODEL may carry its own workload, any option of it and a weight:
+    gpt3-xl,mode=training,batch_size=2,sequence_length=2048,weight=2
     """
     from neusight_jax.files import atomic_folder, refuse_existing
 
@@ -75,54 +75,89 @@ def design(
         from neusight_jax.plot.files import require_plot
 
         require_plot()
-    given = {"mode": mode, "batch_size": batch_size, "sequence_length": sequence_length, "dtype": dtype}
     ranges = [_free(text) for text in free]
     budgets = dict(_budget(text) for text in budget or ())
     machine = _base(base, fixed or ())
-    loads = [_load(text, given, bool(fused)) for text in models]
-    from neusight_jax.checkpoint import load_predictor
+    loads = [_load(text, load) for text in models]
+    from neusight_jax.checkpoint import load_card, load_predictor
+    from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.cli.workloads import default_for
-    from neusight_jax.design.answers import answer, problem, read_costs, required
+    from neusight_jax.design.answers import answer, problem, read_costs
     from neusight_jax.design.answers import pareto as front_of
-    from neusight_jax.design.report import design_tables, front_table, shown
+    from neusight_jax.design.notes import infeasible_note
+    from neusight_jax.design.report import design_tables, front_notes, front_table
     from neusight_jax.design.search import Search, Settings
+    from neusight_jax.gpu_file import load_named_gpu
 
-    predictor = load_predictor(checkpoint or default_for(load.graph for load in loads))
+    checkpoint = checkpoint or default_for(each.graph for each in loads)
+    predictor, card, name = load_predictor(checkpoint), load_card(checkpoint), load_named_gpu(base)[0]
+    notes = [note for each in loads for note in forecast_notes(card, checkpoint, name, each.graph)]
+    named = {"checkpoint": checkpoint, "base": name}
     if target_s is not None:
         if len(ranges) != 1 or len(loads) != 1 or budgets:
             raise InputError("--target answers for one model, one --free field and no --budget")
-        value = required(predictor, machine, loads[0], ranges[0], target_s)
-        if as_json:
-            show_json({"field": ranges[0].field, "value": value, "target_s": target_s, "workload": loads[0].name})
-            return
-        field = ranges[0].field
-        typer.echo(f"{loads[0].name} in {shown('latency_s', target_s)} needs {field} of {shown(field, value)}")
+        content = _target(problem(predictor, machine, ranges, loads, notes=notes), target_s)
+        show_json(content, **named) if as_json else _say_target(content)
         return
     metric, limits = _front(pareto, budgets)
     model = read_costs(costs, machine) if costs is not None else None
-    asked = problem(predictor, machine, ranges, loads, objective=objective, budgets=budgets, costs=model)
+    asked = problem(predictor, machine, ranges, loads, objective=objective, budgets=budgets, costs=model, notes=notes)
     search = Search(asked, Settings(starts=starts, steps=steps, rounds=rounds))
     found = answer(search, search.run(seed), seed)
     front = front_of(search, metric, limits, seed) if metric else []
-    content = {"checkpoint": checkpoint, "base": base, "objective": objective, **found.to_dict()}
+    if metric and not front:
+        found = replace(found, notes=(*found.notes, infeasible_note(metric, limits)))
+    content = {**found.to_dict(), "objective": objective}
     if metric:
         content["pareto"] = {"metric": metric, "designs": [each.to_dict() for each in front]}
+        content["notes"] = list(dict.fromkeys((*content["notes"], *front_notes(front))))
     if output is not None:
-        _write(output, content, found, front, metric, atomic_folder)
+        _write(output, {"schema": content["schema"], **named, **content}, found, front, metric, atomic_folder)
         remark(f"wrote {output}/design.json and {output}/report.html")
     if as_json:
-        show_json(content)
+        show_json(content, **named)
         return
     show(design_tables(found))
     if front:
         show(front_table(front, metric))
 
 
+def _target(asked: Problem, target_s: float) -> dict[str, Any]:
+    """The least value of the one free field that meets a latency, with its workload and notes."""
+    from neusight_jax.design.answers import required
+    from neusight_jax.design.notes import bound_notes, workload_notes
+    from neusight_jax.results import schema
+    from neusight_jax.workload import workload_dict
+
+    wanted, load = asked.free[0], asked.workloads[0]
+    value = required(asked.predictor, asked.base, load, wanted, target_s)
+    notes = (*asked.notes, *bound_notes(asked.free, {wanted.field: value}), *workload_notes(asked))
+    return {
+        "schema": schema("requirement"),
+        "field": wanted.field,
+        "value": value,
+        "target_s": target_s,
+        "name": load.name,
+        "workload": workload_dict(load.graph),
+        "notes": list(dict.fromkeys(notes)),
+    }
+
+
+def _say_target(content: dict[str, Any]) -> None:
+    from neusight_jax.report import shown
+
+    field, value = content["field"], content["value"]
+    typer.echo(f"{content['name']} in {shown('latency_s', content['target_s'])} needs {field} of {shown(field, value)}")
+    for note in content["notes"]:
+        typer.echo(f"note: {note}")
+
+
 def _write(output: Path, content: dict[str, Any], found: Design, front: list[Design], metric: str, folder: Any) -> None:
     from neusight_jax.plot.report import design_page
+    from neusight_jax.results import json_text
 
     with folder(output) as place:
-        (place / "design.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        (place / "design.json").write_text(json_text(content), encoding="utf-8")
         (place / "report.html").write_text(design_page(found, front, metric), encoding="utf-8")
 
 
@@ -162,32 +197,49 @@ def _base(name: str, changes: list[str] | tuple[str, ...]) -> GPU:
     return machine
 
 
-def _load(text: str, given: dict[str, Any], fused: bool) -> Workload:
-    """A workload from `MODEL[,key=value...]`."""
-    from neusight_jax.cli.workloads import graph_of, split_assignment
+def _load(text: str, load: WorkloadOptions) -> Workload:
+    """A workload from `MODEL[,key=value...]`; what it does not say is as the options have it."""
+    from neusight_jax.cli.workloads import graph_of
     from neusight_jax.workload import workload
 
     name, *rest = text.split(",")
-    chosen, weight = dict(given), 1.0
+    given: dict[str, str] = {}
     for part in rest:
-        key, value = split_assignment("MODEL", part) if "=" in part else (part, "")
-        try:
-            if key in ("batch_size", "sequence_length"):
-                chosen[key] = int(value)
-            elif key == "weight":
-                weight = float(value)
-            elif key in ("mode", "dtype") and value:
-                chosen[key] = value
-            else:
-                raise InputError(
-                    f"{text}: {part!r} is no workload, expected mode=, batch_size=, sequence_length=, dtype= or weight="
-                )
-        except ValueError as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{text}: {key} is {value!r}, expected a number") from None
-    graph = graph_of(name, chosen["batch_size"], chosen["sequence_length"], chosen["mode"], chosen["dtype"], fused)
-    return workload(graph, weight)
+        key, sign, value = part.partition("=")
+        if sign:
+            given[key.strip()] = value.strip()
+        elif given and part.strip().isdigit():  # lengths of requests have commas between them too
+            given[list(given)[-1]] += f",{part.strip()}"
+        else:
+            raise _no_workload(text, part)
+    chosen: dict[str, Any] = {key: _value(text, key, value) for key, value in given.items()}
+    weight = chosen.pop("weight", 1.0)
+    return workload(graph_of(name, replace(load, **chosen)), weight)
+
+
+_KINDS: dict[str, Any] = {
+    "batch_size": int,
+    "tensor_parallel": int,
+    "expert_parallel": int,
+    "weight": float,
+    "fused": {"true": True, "false": False}.__getitem__,
+}
+"""How the values of a workload are read that are not text."""
+
+
+def _value(text: str, key: str, value: str) -> Any:
+    if key not in (*(each.name for each in fields(WorkloadOptions)), "weight") or not value:
+        raise _no_workload(text, f"{key}={value}")
+    try:
+        return _KINDS.get(key, str)(value)
+    except (ValueError, KeyError):
+        kind = "true or false" if key == "fused" else "a number"
+        raise InputError(f"{text}: {key} is {value!r}, expected {kind}") from None
+
+
+def _no_workload(text: str, part: str) -> InputError:
+    keys = ", ".join(f"{name}=" for name in (*(each.name for each in fields(WorkloadOptions)), "weight"))
+    return InputError(f"{text}: {part!r} is no workload, expected one of {keys}")
 
 
 def _front(text: str | None, budgets: dict[str, float]) -> tuple[str, list[float]]:

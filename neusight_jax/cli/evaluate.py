@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,6 +44,7 @@ def evaluate(
     Of a checkpoint; or, with --protocol, of predictors fitted without the GPU they are scored on.
     """
     from neusight_jax.datasets.devices import canonical_devices
+    from neusight_jax.results import json_text, schema
 
     devices = canonical_devices(device, measurements) if device else None
     if output is not None:
@@ -83,7 +83,9 @@ def evaluate(
         evaluation = evaluate_checkpoint(
             measurements, checkpoint, devices, list(baseline or ()), drop_invalid=drop_invalid
         )
-    text = json.dumps(evaluation.to_dict(), indent=1) + "\n"
+    named = {"checkpoint": None if protocol else checkpoint}
+    content = {"schema": schema("evaluation"), **named, "notes": [], **evaluation.to_dict()}
+    text = json_text(content) + "\n"
     if output is not None:
         with atomic_folder(output) as folder:
             (folder / "table.md").write_text(evaluation.to_markdown(), encoding="utf-8")
@@ -91,7 +93,7 @@ def evaluate(
             evaluation.rows.to_csv(folder / "rows.csv", index=False)
         remark(f"wrote {output}")
     if json_file == "-":
-        show_json(evaluation.to_dict())
+        show_json(content)
         return
     if json_file is not None:
         write_text_atomically(json_file, text)

@@ -14,7 +14,7 @@ def gpus(as_json: AsJson = False) -> None:
 
     rows = [_gpu_row(name) for name in list_gpus()]
     if as_json:
-        show_json(rows)
+        _show_rows("gpus", rows)
         return
     from neusight_jax.report import table
     from neusight_jax.units import GB, GIB, GIGA, MIB, TERA
@@ -59,6 +59,13 @@ def _gpu_row(name: str) -> dict[str, Any]:
     }
 
 
+def _show_rows(kind: str, rows: list[dict[str, Any]]) -> None:
+    """A list as JSON, under its name."""
+    from neusight_jax.results import schema
+
+    show_json({"schema": schema(kind), kind: rows})
+
+
 def models(as_json: AsJson = False) -> None:
     """List the models of the catalog."""
     from neusight_jax.graph.catalog import list_models, load_model_config
@@ -73,7 +80,7 @@ def models(as_json: AsJson = False) -> None:
         for name in list_models()
     ]
     if as_json:
-        show_json(rows)
+        _show_rows("models", rows)
         return
     from neusight_jax.report import table
 
@@ -98,7 +105,7 @@ def checkpoints(as_json: AsJson = False) -> None:
             }
         )
     if as_json:
-        show_json(rows)
+        _show_rows("checkpoints", rows)
         return
     from neusight_jax.report import table
 

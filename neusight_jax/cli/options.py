@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -13,10 +17,6 @@ Model = Annotated[
 ]
 Gpu = Annotated[str, typer.Option("--gpu", help="A name of `neusight-jax gpus`, or a JSON or YAML file.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences in a batch.")]
-SequenceLength = Annotated[
-    int | None,
-    typer.Option("--sequence-length", help="Tokens in a sequence.", show_default="the longest the model takes"),
-]
 RequestLengths = Annotated[
     str | None,
     typer.Option(
@@ -43,9 +43,12 @@ KvDtype = Annotated[
     ),
 ]
 TensorParallel = Annotated[
-    int, typer.Option("--tensor-parallel", help="GPUs a decoder's layers are split over; no collectives are forecast.")
+    int,
+    typer.Option("--tensor-parallel", help="GPUs a decoder's layers are split over; collectives are not in forecasts."),
 ]
-ExpertParallel = Annotated[int, typer.Option("--expert-parallel", help="GPUs the experts are split over.")]
+ExpertParallel = Annotated[
+    int, typer.Option("--expert-parallel", help="GPUs the experts are split over, on top of --tensor-parallel.")
+]
 Mode = Annotated[
     str, typer.Option("--mode", help="inference, training (forward and backward); decoders also prefill, decode.")
 ]
@@ -54,10 +57,63 @@ Fused = Annotated[
     bool | None,
     typer.Option(
         "--fused/--eager",
-        help="Merge elementwise chains as a compiler would, or not.",
+        help="Merge elementwise chains as a compiler would, or not; decoders and ViT run fused kernels either way.",
         show_default="as the framework runs: JAX functions fused, all others not",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What a command line says of a workload beside its model: the same in every command that forecasts models."""
+
+    batch_size: BatchSize = 1
+    sequence_length: RequestLengths = None
+    mode: Mode = "inference"
+    dtype: Dtype = "fp32"
+    fused: Fused = None
+    kv_length: KvLength = None
+    weight_dtype: WeightDtype = None
+    kv_dtype: KvDtype = None
+    tensor_parallel: TensorParallel = 1
+    expert_parallel: ExpertParallel = 1
+
+    def given(self) -> dict[str, Any]:
+        """What differs from the defaults."""
+        return {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
+
+
+def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with every field of `WorkloadOptions` as an option, in the place of its parameter `load`.
+
+    Options that the command has itself stay its own, and have their defaults in `load`.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    options = get_type_hints(WorkloadOptions, include_extras=True)
+    own = inspect.signature(command).parameters
+    added = [each for each in fields(WorkloadOptions) if each.name not in own]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = []
+    for name, parameter in own.items():
+        if name == "load":
+            parameters += [inspect.Parameter(each.name, keyword, default=each.default) for each in added]
+        else:
+            parameters.append(parameter.replace(kind=keyword))
+    kinds = {**{each.name: options[each.name] for each in added}, **hints}
+    parameters = [each.replace(annotation=kinds[each.name]) for each in parameters]
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        load = WorkloadOptions(**{each.name: given.pop(each.name) for each in added})
+        command(load=load, **given)
+
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
+    return with_options
+
+
 Checkpoint = Annotated[
     str, typer.Option("--checkpoint", help="A name of `neusight-jax checkpoints`, or a folder written by `train`.")
 ]
@@ -70,7 +126,8 @@ WorkloadCheckpoint = Annotated[
     ),
 ]
 Models = Annotated[
-    list[str], typer.Argument(metavar="MODEL...", help="Names of `neusight-jax models`, or config.json files.")
+    list[str],
+    typer.Argument(metavar="MODEL...", help="Names of `neusight-jax models`, config.json files, or PATH.py:FUNCTION."),
 ]
 Relaxation = Annotated[
     float, typer.Option("--relaxation", help="0 = whole waves, 1 = none: smooths what has no slope.")

@@ -32,6 +32,7 @@ def scale_trace(
 ) -> None:
     """Forecast a measured run on other GPUs, kernel by kernel."""
     from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.results import schema
     from neusight_jax.scaling.scale import read_trace
     from neusight_jax.scaling.scale import scale_trace as scale
 
@@ -46,7 +47,7 @@ def scale_trace(
     read = read_trace(trace, load_named_gpu(origin)[0], chosen)
     runs = [scale(read, origin, name, predictor=checkpoint, plain=plain) for name in to]
     if as_json:
-        show_json({"checkpoint": checkpoint, "runs": [run.to_dict() for run in runs]})
+        show_json({"schema": schema("scaled_runs"), "checkpoint": checkpoint, "runs": [run.to_dict() for run in runs]})
         return
     from neusight_jax.scaling.tables import scaled_tables
 

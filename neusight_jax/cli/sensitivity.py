@@ -10,32 +10,29 @@ import typer
 from neusight_jax.cli.console import remark, show, show_json
 from neusight_jax.cli.options import (
     AsJson,
-    BatchSize,
-    Dtype,
-    Fused,
     Gpu,
-    Mode,
     Model,
     Relaxation,
-    SequenceLength,
     WorkloadCheckpoint,
+    WorkloadOptions,
+    takes_workload,
 )
 
 
+@takes_workload
 def sensitivity(
     model: Model,
     gpu: Gpu,
-    batch_size: BatchSize = 1,
-    sequence_length: SequenceLength = None,
-    mode: Mode = "inference",
-    dtype: Dtype = "fp32",
-    fused: Fused = False,
+    load: WorkloadOptions,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw it: a .png, .svg or .html file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Elasticities of a model's latency with respect to every figure of a GPU."""
+    """What one percent more of every figure of a GPU does to a model's latency, in percent (elasticities).
+
+    The GPU is forecast from its figures alone; `predict` also uses what was measured of it.
+    """
     from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.cli.workloads import check_dtype, check_relaxation, graph_of
@@ -48,8 +45,8 @@ def sensitivity(
 
         require_format(plot, html=True)
     gpu_name, machine = load_named_gpu(gpu)
-    graph = graph_of(model, batch_size, sequence_length, mode, dtype, bool(fused))
-    check_dtype(machine, gpu_name, dtype)
+    graph = graph_of(model, load)
+    check_dtype(machine, gpu_name, graph.dtype)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     notes = forecast_notes(load_card(checkpoint), checkpoint, gpu_name, graph)
     predictor = load_predictor(checkpoint)
@@ -61,7 +58,7 @@ def sensitivity(
         save(report.sensitivity_page(result, machine) if plot.suffix == ".html" else figures.bars(result), plot)
         remark(f"wrote {plot}")
     if as_json:
-        show_json({"checkpoint": checkpoint, **result.to_dict()})
+        show_json(result.to_dict(), checkpoint=checkpoint)
         return
     from neusight_jax.sensitivity_report import sensitivity_tables
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from neusight_jax.cli.console import progress_console, remark, show_json
-from neusight_jax.cli.options import AsJson, Dtype, Fused, Mode, Models, Relaxation, WorkloadCheckpoint
+from neusight_jax.cli.options import AsJson, Models, Relaxation, WorkloadCheckpoint, WorkloadOptions, takes_workload
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
     from neusight_jax.sweep.space import Range
 
 
+@takes_workload
 def sweep(
     models: Models,
     gpu: Annotated[list[str], typer.Option("--gpu", help="Base machines: names, or JSON or YAML files.")],
@@ -32,12 +34,15 @@ def sweep(
     seed: Annotated[int, typer.Option("--seed", help="Of the points.")] = 0,
     batch_size: Annotated[list[int] | None, typer.Option("--batch-size", help="One or several.")] = None,
     sequence_length: Annotated[
-        list[int] | None,
-        typer.Option("--sequence-length", help="One or several.", show_default="the longest the model takes"),
+        list[str] | None,
+        typer.Option(
+            "--sequence-length",
+            help="One or several; each one number, or for decoders one for each request: 512,2048.",
+            show_default="as predict",
+        ),
     ] = None,
-    mode: Mode = "inference",
-    dtype: Dtype = "fp32",
-    fused: Fused = False,
+    *,
+    load: WorkloadOptions,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
     chunk: Annotated[int, typer.Option("--chunk", help="Machines in one call; memory grows with it.")] = 2048,
@@ -80,21 +85,24 @@ def sweep(
     join_processes(coordinator, num_processes, process_id)
     import jax
 
-    from neusight_jax.checkpoint import load_predictor
+    from neusight_jax.checkpoint import load_card, load_predictor
+    from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.gpu_file import load_named_gpu
     from neusight_jax.sweep.run import sweep as run_sweep
 
     gpus = dict(load_named_gpu(name) for name in gpu)
     graphs = [
-        graph_of(model, batch, positions, mode, dtype, bool(fused))
+        graph_of(model, replace(load, batch_size=batch, sequence_length=positions))
         for model in models
-        for batch in batch_size or [1]
-        for positions in (sequence_length or (None,))
+        for batch in batch_size or (load.batch_size,)
+        for positions in sequence_length or (load.sequence_length,)
     ]
     for graph in graphs:
         for name, machine in gpus.items():
             check_dtype(machine, name, graph.dtype)
     chosen = checkpoint or default_for(graphs)
+    card = load_card(chosen)
+    notes = [note for name in gpus for graph in graphs for note in forecast_notes(card, chosen, name, graph)]
     try:
         done = run_sweep(
             load_predictor(chosen),
@@ -106,6 +114,7 @@ def sweep(
             relaxation=relaxation,
             resume=resume,
             label=chosen,
+            notes=notes,
             console=progress_console(),
         )
     except KeyboardInterrupt:
@@ -121,10 +130,12 @@ def sweep(
 
         save(heat_map(pd.read_parquet(output), *space.fields[:2]), plot)
     if as_json:
-        show_json({"output": str(output), "rows": done.rows, "resumed_rows": done.resumed_rows})
+        show_json(done.to_dict(), checkpoint=chosen)
         return
     resumed = f", {done.resumed_rows} of them from before" if done.resumed_rows else ""
     typer.echo(f"{output}: {done.rows} forecasts of {', '.join(dict.fromkeys(models))}{resumed}")
+    for note in done.notes:
+        typer.echo(f"note: {note}")
 
 
 def _range(option: str, text: str) -> Range:

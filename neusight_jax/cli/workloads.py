@@ -1,12 +1,15 @@
-"""What commands over several models or machines share: their workloads, and checks of their options."""
+"""What commands that forecast models share: the graphs of their workloads, and checks of their options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from neusight_jax.cli.options import WorkloadOptions
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.requests import Lengths
 
 
 def check_dtype(gpu: GPU, gpu_name: str, dtype: str) -> None:
@@ -23,13 +26,63 @@ def check_relaxation(relaxation: float) -> None:
         raise InputError(f"--relaxation is {relaxation:g}, expected 0 (whole waves) to 1 (none)")
 
 
-def graph_of(text: str, batch_size: int, sequence_length: int | None, mode: str, dtype: str, fused: bool) -> Graph:
-    """The graph of a model on the command line; the longest sequence it takes if none is given."""
-    from neusight_jax.cli.predict import longest
+def graph_of(model: str, load: WorkloadOptions) -> Graph:
+    """The graph of a model on the command line: a catalog name, a config.json, or PATH.py:FUNCTION.
+
+    Raises: `InputError` for an unusable model or workload, and for what a function's own arguments say already.
+    """
+    from neusight_jax.graph.source_file import graph_from_source, is_source
+
+    if is_source(model):
+        from neusight_jax.graph.trace_options import TraceOptions
+
+        twice = [f"--{name.replace('_', '-')}" for name in load.given() if name not in ("mode", "fused")]
+        if twice:
+            raise InputError(
+                f"{model}: its example arguments say batch, lengths and dtypes; leave {', '.join(twice)} out"
+            )
+        return graph_from_source(model, load.mode, TraceOptions(fused=load.fused))
     from neusight_jax.graph.build import graph_from_config
 
-    positions = longest(text) if sequence_length is None else sequence_length
-    return graph_from_config(text, batch_size, positions, mode, dtype, fused)
+    asked = lengths("--sequence-length", load.sequence_length)
+    graph = graph_from_config(
+        model,
+        load.batch_size,
+        longest(model) if asked is None else asked,
+        load.mode,
+        load.dtype,
+        bool(load.fused),
+        kv_length=lengths("--kv-length", load.kv_length),
+        weight_dtype=load.weight_dtype,
+        kv_dtype=load.kv_dtype,
+        tensor_parallel=load.tensor_parallel,
+        expert_parallel=load.expert_parallel,
+    )
+    if load.fused is False and graph.fused:
+        note = f"{graph.name} is forecast with its framework's fused kernels: --eager changes nothing"
+        return replace(graph, notes=(*graph.notes, note))
+    return graph
+
+
+def lengths(option: str, text: str | None) -> Lengths | None:
+    """One whole number, or several with commas between; `InputError` naming the option otherwise."""
+    if text is None:
+        return None
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} is {text!r}, expected a whole number, or one for each request: 512,2048") from None
+    return values if len(values) > 1 else values[0]
+
+
+def longest(model: str) -> int:
+    """The longest sequence a model takes; `InputError` when it has no limit."""
+    from neusight_jax.graph.sequence import longest_sequence
+
+    positions = longest_sequence(model)
+    if positions is None:
+        raise InputError(f"{model} takes sequences of any length; say which with --sequence-length")
+    return positions
 
 
 def default_for(graphs: Iterable[Graph]) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,26 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.design.cost import CostModel, costs_for
-from neusight_jax.design.multipliers import Multipliers, multipliers
+from neusight_jax.design.multipliers import BINDING, Multipliers, multipliers
+from neusight_jax.design.notes import (
+    bound_notes,
+    coincidence_note,
+    ends_of,
+    infeasible_note,
+    machine_notes,
+    workload_notes,
+)
 from neusight_jax.design.problem import Given, Problem, arguments, metrics
 from neusight_jax.design.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import vary
+from neusight_jax.report import shown
+from neusight_jax.results import json_text, schema
 from neusight_jax.sweep.space import Range
 from neusight_jax.terms import Predictor
-from neusight_jax.workload import Workload, workload
+from neusight_jax.workload import Workload, workload, workload_dict
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,10 @@ class Design:
       multipliers: which budgets bind and what 1 % more buys.
       objective: log objective. evaluations: forecasts spent, gradients at `GRADIENT_COST`.
       seed: of the search. trace: (evaluations, best log objective so far).
+      workloads: what it is for: `workload_dict` of each, with its name and weight.
+      at_bounds: free fields that ended on a bound of their range: "low", "high" or "low and high".
+      notes: what to know before trusting it.
+      front_notes: of the first design on a front: which limits gave none of their own, and what held them.
     """
 
     gpu: GPU
@@ -56,12 +69,19 @@ class Design:
     evaluations: int
     seed: int
     trace: tuple[tuple[int, float], ...]
+    workloads: tuple[Mapping[str, Any], ...] = ()
+    at_bounds: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    front_notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinite entries of the trace are null."""
         return {
+            "schema": schema("design"),
+            "workloads": [dict(load) for load in self.workloads],
             **{name: getattr(self, name) for name in ("free", "metrics", "base_metrics", "seconds", "base_seconds")},
             "gpu": {name: float(np.asarray(getattr(self.gpu, name))) for name in FIELDS},
+            "at_bounds": dict(self.at_bounds),
             "budgets": self.budgets,
             "feasible": self.feasible,
             "multipliers": vars(self.multipliers),
@@ -69,11 +89,12 @@ class Design:
             "evaluations": self.evaluations,
             "seed": self.seed,
             "trace": [[spent, value if np.isfinite(value) else None] for spent, value in self.trace],
+            "notes": [*self.notes, *self.front_notes],
         }
 
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=1)
+        return json_text(self.to_dict())
 
     def __str__(self) -> str:
         """A table for people."""
@@ -92,10 +113,12 @@ def problem(
     objective: str | Mapping[str, float] = "latency",
     budgets: Mapping[str, float] | None = None,
     costs: CostModel | None = None,
+    notes: Sequence[str] = (),
 ) -> Problem:
     """A checked design problem; graphs count equally, `Workload`s by their weights."""
     loads = tuple(each if isinstance(each, Workload) else workload(each) for each in graphs)
-    return Problem(predictor, base, tuple(free), loads, costs or costs_for(base), objective, dict(budgets or {}))
+    limits, said = dict(budgets or {}), tuple(dict.fromkeys(notes))
+    return Problem(predictor, base, tuple(free), loads, costs or costs_for(base), objective, limits, said)
 
 
 def design(
@@ -134,7 +157,7 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
     figures = {each.field: float(value) for each, value in zip(asked.free, np.exp(found.logs), strict=True)}
     figures = {name: float(each.rounded(figures[name])) for name, each in zip(figures, asked.free, strict=True)}
     base_logs = np.log([float(np.asarray(getattr(asked.base, each.field))) for each in asked.free])
-    metrics_of, seconds_of = search.metrics(np.stack([found.logs, base_logs]))
+    metrics_of, seconds_of, parts = search.metrics(np.stack([found.logs, base_logs]))
     own, before = (
         {name: float(values[place]) for name, values in metrics_of.items() if name not in FIELDS} for place in (0, 1)
     )
@@ -142,8 +165,15 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
         {load.name: float(value) for load, value in zip(asked.workloads, seconds_of[place], strict=True)}
         for place in (0, 1)
     )
+    gpu = jax.tree.map(float, vary(asked.base, figures))
+    notes = [
+        *asked.notes,
+        *bound_notes(asked.free, figures),
+        *machine_notes(asked, gpu, {name: values[0] for name, values in parts.items()}),
+        *workload_notes(asked),
+    ]
     return Design(
-        gpu=jax.tree.map(float, vary(asked.base, figures)),
+        gpu=gpu,
         free=figures,
         metrics=own,
         base_metrics=before,
@@ -156,11 +186,18 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
         evaluations=found.evaluations,
         seed=seed,
         trace=found.trace,
+        workloads=tuple(
+            {"name": load.name, "weight": load.weight, **workload_dict(load.graph)} for load in asked.workloads
+        ),
+        at_bounds=ends_of(asked.free, figures),
+        notes=tuple(notes),
     )
 
 
 def pareto(search: Search, metric: str, limits: Sequence[float], seed: int = 0) -> list[Design]:
     """The front of the objective against a metric: one search per limit on it, dominated answers left out.
+
+    What became of limits without a design of their own is in the `front_notes` of the first.
 
     Args:
       search: of a problem that has a budget on `metric`; each limit replaces it.
@@ -169,13 +206,39 @@ def pareto(search: Search, metric: str, limits: Sequence[float], seed: int = 0) 
     """
     if metric not in search.problem.budgets:
         raise InputError(f"a Pareto front over {metric} needs a budget on it")
-    found = []
+    found: list[tuple[float, Design]] = []
+    without: list[float] = []
     for limit in sorted(limits):
         chosen = {metric: float(limit)}
         each = search.run(seed, chosen)
         if each.feasible:
-            found.append(answer(search, each, seed, chosen))
-    return non_dominated(found, metric)
+            found.append((float(limit), answer(search, each, seed, chosen)))
+        else:
+            without.append(float(limit))
+    front = non_dominated([each for _, each in found], metric)
+    if front:
+        front[0] = replace(front[0], front_notes=tuple(_held_notes(found, front, metric, without)))
+    return front
+
+
+def _held_notes(
+    found: Sequence[tuple[float, Design]], front: Sequence[Design], metric: str, without: Sequence[float]
+) -> list[str]:
+    """Sentences for limits that gave no point of their own, and which budgets and bounds held their designs."""
+    held: dict[tuple[str, ...], list[float]] = {}
+    for limit, each in found:
+        left = each.multipliers.left
+        if left[metric] < BINDING and any(each is kept for kept in front):
+            continue
+        binding = [
+            f"budget {name} <= {shown(name, most)}"
+            for name, most in each.budgets.items()
+            if name != metric and left[name] < BINDING
+        ]
+        binding += [f"the {end} bound of {name}" for name, end in each.at_bounds.items()]
+        held.setdefault(tuple(binding), []).append(limit)
+    said = [coincidence_note(metric, limits, binding) for binding, limits in held.items()]
+    return [infeasible_note(metric, without), *said] if without else said
 
 
 def non_dominated(designs: Sequence[Design], metric: str) -> list[Design]:

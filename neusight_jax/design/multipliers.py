@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from neusight_jax.design.notes import AT_BOUND
 from neusight_jax.design.search import Search
 
 BINDING = 0.01
 """A budget binds when less than this share of it is left (steps of the fields leave some)."""
-AT_BOUND = 1e-3
-"""A field is at its bound within this distance in log."""
 RELAXATION = 1.0
 """Of whole waves in the derivatives: exact ones do not see the SM count's waves."""
 

@@ -52,6 +52,7 @@ class Problem:
       objective: a name of `OBJECTIVES`, or exponents of metrics.
       budgets: metric -> upper limit. Metrics: the cost model's, `latency_s`, a workload's name (seconds), GPU fields.
       costs: the cost model.
+      notes: what to say beside every answer.
     """
 
     predictor: Predictor
@@ -61,6 +62,7 @@ class Problem:
     costs: CostModel
     objective: str | Mapping[str, float] = "latency"
     budgets: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         fields = [each.field for each in self.free]
@@ -155,8 +157,8 @@ class Given(NamedTuple):
 
 def metrics(
     given: Given, figures: Mapping[str, Array], relaxation: Scalar
-) -> tuple[dict[str, Array], Float[Array, " workload"]]:
-    """All metrics of one machine, and seconds of every workload.
+) -> tuple[dict[str, Array], Float[Array, " workload"], dict[str, Float[Array, " workload"]]]:
+    """All metrics of one machine, seconds of every workload, and the same by family.
 
     Args:
       given: the problem.
@@ -165,13 +167,14 @@ def metrics(
     """
     gpu = vary(given.base, figures)
     each = kernel_latency(given.predictor, gpu, given.kernels, relaxation=relaxation)
-    seconds = sum((given.counts[name] @ values for name, values in each.items()), jnp.zeros(given.shares.shape))
+    parts = {name: given.counts[name] @ values for name, values in each.items()}
+    seconds = sum(parts.values(), jnp.zeros(given.shares.shape))
     logs = jnp.log(seconds)
     times = {
         "latency_s": jnp.exp(jnp.sum(given.shares * logs)),
         "tokens_per_s": jnp.exp(jnp.sum(given.shares * (jnp.log(given.tokens) - logs))),
     }
-    return {**times, **cost_metrics(given.costs, given.base, figures)}, seconds
+    return {**times, **cost_metrics(given.costs, given.base, figures)}, seconds, parts
 
 
 def arguments(problem: Problem) -> Given:

@@ -115,14 +115,14 @@ class Search:
         """Log objective and logs of the budgeted metrics of one machine."""
         return self._judged(metrics(given, self.problem.figures(logs), relaxation))
 
-    def _judged(self, known: tuple[dict[str, Array], Array]) -> tuple[Array, dict[str, Array]]:
-        found, seconds = known
+    def _judged(self, known: tuple[dict[str, Array], Array, Any]) -> tuple[Array, dict[str, Array]]:
+        found, seconds, _ = known
         found = {**found, **{load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}}
         objective = sum(power * jnp.log(found[name]) for name, power in self.problem.exponents.items())
         return jnp.asarray(objective), {name: jnp.log(found[name]) for name in self.problem.budgets}
 
-    def _exactly(self, given: Given, logs: Array) -> tuple[Array, dict[str, Array], dict[str, Array], Array]:
-        """As `_value` with whole waves and whole SMs, and all metrics and seconds."""
+    def _exactly(self, given: Given, logs: Array) -> tuple[Array, dict[str, Array], dict[str, Array], Array, Any]:
+        """As `_value` with whole waves and whole SMs, all metrics, seconds, and seconds by family."""
         known = metrics(given, self.problem.figures(logs, whole=True), 0.0)
         return (*self._judged(known), *known)
 
@@ -251,13 +251,15 @@ class Search:
 
     def values(self, logs: np.ndarray) -> tuple[Float[np.ndarray, " point"], dict[str, np.ndarray]]:
         """Exact log objectives of points [point, field], and logs of the budgeted metrics [point]."""
-        objective, spent, _, _ = self._padded(logs)
+        objective, spent, *_ = self._padded(logs)
         return objective, spent
 
-    def metrics(self, logs: np.ndarray) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "point workload"]]:
-        """Exact metrics of points [point, field], and seconds of their workloads."""
-        _, _, found, seconds = self._padded(logs)
-        return found, seconds
+    def metrics(
+        self, logs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "point workload"], dict[str, np.ndarray]]:
+        """Exact metrics of points [point, field], seconds of their workloads, and the same by family."""
+        _, _, found, seconds, parts = self._padded(logs)
+        return found, seconds, parts
 
     def _padded(self, logs: np.ndarray) -> Any:
         """`_exactly` of points, filled up to one batch size so that few of them and many share a program."""

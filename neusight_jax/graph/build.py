@@ -163,7 +163,8 @@ def _step_graph(
     step = Step(batch, precision(dtype, weight_dtype, kv_dtype), mode == "training", mode in ("prefill", "decode"))
     STEP_ARCHITECTURES[kind](step, config, mode, *split)
     options = {
-        "kv_length": None if kv_length is None else list(batch.context),
+        "new_tokens": _short(batch.queries),
+        "kv_length": _short(batch.context),
         "weight_dtype": step.precision.weights,
         "kv_dtype": step.precision.kv_cache,
         "tensor_parallel": split[0],
@@ -184,9 +185,14 @@ def _step_graph(
     )
 
 
+def _short(lengths: tuple[int, ...]) -> int | list[int]:
+    """One number where all requests have it."""
+    return lengths[0] if len(set(lengths)) == 1 else list(lengths)
+
+
 def parallel_notes(tensor_parallel: int, expert_parallel: int) -> tuple[str, ...]:
     """What a forecast of one device's part leaves out; nothing for a model that is not split."""
     if tensor_parallel == expert_parallel == 1:
         return ()
-    devices = max(tensor_parallel, expert_parallel)
+    devices = tensor_parallel * expert_parallel
     return (f"one of {devices} GPUs' part: the collectives between them are not in this forecast",)

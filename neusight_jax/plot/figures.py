@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.design.answers import Design
-from neusight_jax.design.report import UNITS
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import Forecast
 from neusight_jax.gpu import GPU
-from neusight_jax.report import duration
+from neusight_jax.report import UNITS, duration
 from neusight_jax.sensitivity import SECANT, Sensitivity
 from neusight_jax.units import TERA
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,13 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import latency, require_covered
+from neusight_jax.results import json_text, schema
 from neusight_jax.roofline import Scalar
 from neusight_jax.sweep.devices import Spread, barrier, on_host, spread_rows
 from neusight_jax.sweep.parts import Parts
 from neusight_jax.sweep.space import Space
 from neusight_jax.terms import Predictor
-from neusight_jax.workload import Workload, workload
+from neusight_jax.workload import Workload, workload, workload_dict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,19 +41,29 @@ class Swept:
       output: the Parquet file.
       rows: rows in it.
       resumed_rows: of them, rows an earlier run had left.
+      asked: what it is of, as in the metadata of the file: label, gpus, workloads, space ...
+      notes: what to know before trusting the numbers.
     """
 
     output: Path
     rows: int
     resumed_rows: int
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; the rows are in the file."""
+        counts = {"output": str(self.output), "rows": self.rows, "resumed_rows": self.resumed_rows}
+        return {"schema": schema("sweep"), **counts, **self.asked, "notes": list(self.notes)}
 
 
 @dataclass(frozen=True)
 class _Task:
-    """One base GPU under one workload."""
+    """One base GPU under one workload, and its place among the workloads."""
 
     gpu_name: str
     gpu: GPU
+    place: int
     load: Workload
 
 
@@ -88,6 +98,7 @@ def sweep(
     relaxation: float = 0.0,
     resume: bool = False,
     label: str = "",
+    notes: Sequence[str] = (),
     console: Console | None = None,
 ) -> Swept:
     """Forecast every point of a space around every base GPU under every workload; write them to a Parquet file.
@@ -97,11 +108,13 @@ def sweep(
       gpus: name -> base machine; the space replaces its fields, peaks follow SM count and clock (`hypothetical.vary`).
       graphs: the workloads.
       space: a `Grid` or `Samples`.
-      output: the Parquet file: sample, gpu, model, mode, dtype, batch_size, sequence_length, the fields, `seconds`.
+      output: the Parquet file: sample, gpu, workload (its place among the `workloads` of the file's metadata), model,
+        mode, dtype, batch_size, sequence_length, the fields, `seconds`.
       chunk: machines in one call; memory grows with it.
       relaxation: see `latency.kernel_latency`; 0 = exact.
       resume: go on with an interrupted sweep that was asked the same.
       label: what made the predictor, e.g. the checkpoint's name; resuming with another is refused.
+      notes: what to know beside the notes of the graphs; kept in the file's metadata.
       console: where progress is shown; None = nowhere.
     Rows lie in the order gpu, workload, sample. All devices of all processes share the rows of a chunk; every process
     calls this with equal arguments and sees the same file system. A killed sweep leaves its rows in a hidden folder
@@ -109,7 +122,10 @@ def sweep(
     Raises: `InputError` for an unusable request, or when the output or an unfinished sweep is in the way.
     """
     output = Path(output)
-    tasks = [_Task(name, gpu, workload(graph)) for name, gpu in gpus.items() for graph in graphs]
+    tasks = [
+        _Task(name, gpu, place, workload(graph)) for name, gpu in gpus.items() for place, graph in enumerate(graphs)
+    ]
+    said = tuple(dict.fromkeys((*notes, *(note for graph in graphs for note in graph.notes))))
     _check(predictor, tasks, chunk)
     asked = {
         "label": label,
@@ -117,7 +133,7 @@ def sweep(
             name: {item.name: float(np.asarray(getattr(gpu, item.name))) for item in fields(gpu)}
             for name, gpu in gpus.items()
         },
-        "workloads": [_describe(graph) for graph in graphs],
+        "workloads": [{**workload_dict(graph), "launches": graph.launches()} for graph in graphs],
         "space": space.describe(),
         "relaxation": relaxation,
         "chunk": chunk,
@@ -145,9 +161,10 @@ def sweep(
         _compute(on_host(predictor), todo, space, spread_rows(min(chunk, space.rows)), parts, relaxation, advance)
     barrier("computed")
     if first:
-        parts.merge(rows, {"neusight_jax.sweep": json.dumps(parts.asked)})
+        kept = {"schema": schema("sweep"), **parts.asked, "notes": list(said)}
+        parts.merge(rows, {"neusight_jax.sweep": json_text(kept)})
     barrier("merged")
-    return Swept(output, rows, done)
+    return Swept(output, rows, done, parts.asked, said)
 
 
 def _check(predictor: Predictor, tasks: Sequence[_Task], chunk: int) -> None:
@@ -161,11 +178,6 @@ def _check(predictor: Predictor, tasks: Sequence[_Task], chunk: int) -> None:
             task.gpu.peak_flop_per_s(task.load.graph.dtype)
         except InputError as error:
             raise InputError(f"{task.gpu_name}: {error}") from None
-
-
-def _describe(graph: Graph) -> dict[str, Any]:
-    names = ("name", "mode", "dtype", "batch_size", "sequence_length", "fused")
-    return {**{name: getattr(graph, name) for name in names}, "launches": graph.launches()}
 
 
 def _compute(
@@ -215,6 +227,7 @@ def _write(chunk: _Chunk, figures: Mapping[str, np.ndarray], seconds: Array, spr
     sample = chunk.first + spread.start
     columns = {
         "sample": pa.array(np.arange(sample, sample + count)),
+        "workload": pa.array(np.full(count, chunk.task.place, np.int32)),
         **{name: constant(text) for name, text in texts.items()},
         **{name: pa.array(np.full(count, size, np.int32)) for name, size in sizes.items()},
         **{name: pa.array(each[:count].astype(np.float32)) for name, each in figures.items()},
