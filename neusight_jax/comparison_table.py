@@ -38,9 +38,17 @@ def comparison_table(found: Comparison) -> RenderableType:
     if several:
         costs = ", costs" if priced else ""
         parts.append(Text(f"throughput{costs} and latency are of {found.num_gpus} GPUs at once, memory is of one"))
-    parts += [Text(f"note: {item.gpu}: {note}") for item in found.candidates for note in item.notes]
-    parts += [Text(f"note: {note}") for note in found.notes]
+    parts += [Text(f"note: {line}") for line in (*_own_notes(found), *found.notes)]
     return Group(*parts)
+
+
+def _own_notes(found: Comparison) -> list[str]:
+    """The notes of single GPUs, each once with the GPUs that it is of."""
+    whose: dict[str, list[str]] = {}
+    for item in found.candidates:
+        for note in item.notes:
+            whose.setdefault(note.replace(item.gpu, "it"), []).append(item.gpu)
+    return [f"{', '.join(names)}: {note}" for note, names in whose.items()]
 
 
 def _row(item: Candidate, num_gpus: int, spread: bool, priced: bool) -> list[str]:

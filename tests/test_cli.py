@@ -124,13 +124,14 @@ def test_predict_says_for_which_kernels_a_gpu_was_measured(
 
 
 def test_lists(capsys: Capture) -> None:
-    gpus = json.loads(_ok(capsys, "gpus", "--json"))
+    gpus = json.loads(_ok(capsys, "gpus", "--json"))["gpus"]
     assert [row["name"] for row in gpus] == nj.list_gpus()
     assert all(row["figures"]["num_sms"] > 0 for row in gpus)
-    models = json.loads(_ok(capsys, "models", "--json"))
+    models = json.loads(_ok(capsys, "models", "--json"))["models"]
     assert {row["name"]: row["longest_sequence"] for row in models}["gpt2-large"] == 1024
     assert {row["name"]: row["longest_sequence"] for row in models}["switch-base-8"] is None
-    assert [row["name"] for row in json.loads(_ok(capsys, "checkpoints", "--json"))] == nj.list_checkpoints()
+    shipped = json.loads(_ok(capsys, "checkpoints", "--json"))["checkpoints"]
+    assert [row["name"] for row in shipped] == nj.list_checkpoints()
     for command, names in (
         ("gpus", nj.list_gpus()),
         ("models", nj.list_models()),

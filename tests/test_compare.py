@@ -107,10 +107,11 @@ def test_what_does_not_fit_or_run_comes_last() -> None:
     found = nj.compare(RooflinePredictor(), [*GPUS], graph)
     assert (found.candidates[0].gpu, found.candidates[0].fits) == (H100, True)
     assert [item.rank for item in found.candidates if not item.fits] == [0, 0]
-    assert {item.note for item in found.candidates if not item.fits} == {"may not fit in memory"}
+    assert {item.notes[0] for item in found.candidates if not item.fits} == {"may not fit in memory: not ranked"}
     bf16 = nj.graph_from_config("gpt2-large", batch_size=1, sequence_length=128, mode="inference", dtype="bf16")
     last = nj.compare(RooflinePredictor(), ["V100-PCIE-32GB", "H100"], bf16).candidates[-1]
-    assert (last.gpu, last.rank, last.latency_s, last.note) == (V100, 0, None, "has no bf16 path")
+    assert (last.gpu, last.rank, last.latency_s) == (V100, 0, None)
+    assert last.notes == ("has no bf16 path, only fp32, fp16: not forecast",)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,10 @@ def test_command_line(source: Path, checkpoint: Path, capsys: pytest.CaptureFixt
 
 def test_command_line_refuses(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", f"{source}:step", "--gpu", "T4", "--batch-size", "4"]) == 2
-    assert "leave --batch-size, --sequence-length and --dtype out" in capsys.readouterr().err
+    assert "leave --batch-size out" in capsys.readouterr().err
+    for command in ("predict", "sensitivity", "compare"):
+        assert run([command, f"{source}:step", "--gpu", "T4", "--kv-length", "4", "--tensor-parallel", "2"]) == 2
+        assert "leave --kv-length, --tensor-parallel out" in capsys.readouterr().err
     assert run(["predict", f"{source}:three", "--gpu", "T4"]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1

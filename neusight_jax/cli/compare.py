@@ -31,7 +31,7 @@ def compare(
     priced at that many.
     """
     from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
-    from neusight_jax.cli.predict import forecast_notes
+    from neusight_jax.cli.predict import plain_notes
     from neusight_jax.cli.workloads import graph_of
     from neusight_jax.compare import compare as compare_gpus
     from neusight_jax.compare import read_prices
@@ -42,7 +42,7 @@ def compare(
     graph = graph_of(model, load)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     card = load_card(checkpoint)
-    notes = {name: forecast_notes(card, checkpoint, name, graph) for name in names}
+    notes = {name: plain_notes(card, checkpoint, name, graph) for name in names}
     found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by, notes=notes)
     if plot is not None:
         from neusight_jax.comparison_plot import write_plot

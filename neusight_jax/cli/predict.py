@@ -59,6 +59,16 @@ def predict(
     show(forecast_tables(forecast))
 
 
+def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph) -> list[str]:
+    """`forecast_notes` of a command that treats every GPU as unmeasured, and whether `predict` would not."""
+    notes = forecast_notes(card, checkpoint, gpu_name, graph)
+    if measured_networks(card, gpu_name, graph)[0]:
+        notes.append(
+            f"forecast from its figures alone, as all GPUs are here; `predict` uses what {checkpoint} measured"
+        )
+    return notes
+
+
 def measured_networks(card: Mapping[str, Any], device: str | None, graph: Graph) -> tuple[list[str], list[str]]:
     """Networks of a model that the card has effects of a device for, and those that it has none for."""
     effects, networks = card.get("device_effects", {}).get(device, {}), sorted(graph.kernels.networks)
@@ -97,5 +107,5 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, grap
         notes.append(f"{checkpoint} was trained on {seen} only: this {dtype} forecast is an extrapolation")
     estimates = gpu_info(gpu_name).estimates if known else ()
     if estimates:
-        notes.append(f"figures of {gpu_name} that are estimates, not public: {', '.join(estimates)}")
+        notes.append(f"figures of this GPU that are estimates, not public: {', '.join(estimates)}")
     return notes

@@ -34,7 +34,7 @@ def sensitivity(
     The GPU is forecast from its figures alone; `predict` also uses what was measured of it.
     """
     from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
-    from neusight_jax.cli.predict import forecast_notes
+    from neusight_jax.cli.predict import plain_notes
     from neusight_jax.cli.workloads import check_dtype, check_relaxation, graph_of
     from neusight_jax.gpu_file import load_named_gpu
     from neusight_jax.sensitivity import sensitivity as elasticities_of
@@ -48,7 +48,7 @@ def sensitivity(
     graph = graph_of(model, load)
     check_dtype(machine, gpu_name, graph.dtype)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
-    notes = forecast_notes(load_card(checkpoint), checkpoint, gpu_name, graph)
+    notes = plain_notes(load_card(checkpoint), checkpoint, gpu_name, graph)
     predictor = load_predictor(checkpoint)
     result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)
     if plot is not None:
