@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,11 +18,15 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.design.answers import answer, non_dominated, pareto, problem, required
+from neusight_jax.design.notes import bound_notes, ends_of, machine_notes, workload_notes
+from neusight_jax.design.report import front_table
 from neusight_jax.design.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.report import as_text
 from neusight_jax.sweep.space import Grid, Range
+from neusight_jax.trust import Trust, gpu_ratios, range_of
 
 FEW = Settings(starts=3, steps=20, rounds=8, candidates=32)
 
@@ -88,6 +93,13 @@ def test_multipliers_agree_with_another_search() -> None:
         more = search.run(0, {name: 1.1 * limit}).objective
         slope = -(more - first.objective) / np.log(1.1)
         assert first.multipliers.budgets[name] == pytest.approx(slope, abs=0.06), name
+    # Without a limit on it, half of the area goes to bandwidth: 4 TB/s. Wider limits change nothing, the area does.
+    front = pareto(search, "mem_bytes_per_s", [2e12, 6e12, 8e12])
+    assert front[0].front_notes == (
+        "points of the front coincide, mem_bytes_per_s up to 6000 GB/s, 8000 GB/s: what holds the design there is "
+        "budget area_mm2 <= 800 mm2",
+    )
+    assert all(not each.front_notes for each in front[1:])
 
 
 def test_a_loose_budget_is_worth_nothing_and_bounds_are_named(equal: Search) -> None:
@@ -97,6 +109,13 @@ def test_a_loose_budget_is_worth_nothing_and_bounds_are_named(equal: Search) -> 
     assert set(found.multipliers.bounds) == {"num_sms", "mem_bytes_per_s"}
     assert found.free["num_sms"] == 1000
     assert found.multipliers.bounds["num_sms"] == pytest.approx(0.5, abs=0.01)
+    assert found.at_bounds == {"num_sms": "high", "mem_bytes_per_s": "high"}
+    assert (
+        "num_sms ends on the high bound of its range, 1000 SMs; a wider --free may give another answer" in found.notes
+    )
+    assert any(note.startswith("num_sms of 1000 SMs is outside every GPU of the catalog") for note in found.notes)
+    assert "note: num_sms ends on the high bound" in str(found)
+    assert json.loads(found.to_json())["at_bounds"] == dict(found.at_bounds)
 
 
 def test_a_goal_on_latency_and_least_area(equal: Search) -> None:
@@ -133,6 +152,51 @@ def test_a_front_falls_and_equals_single_searches(equal: Search) -> None:
     assert non_dominated([*front, front[0]], "area_mm2") == front
     with pytest.raises(InputError, match="needs a budget on it"):
         pareto(equal, "power_w", [1.0])
+    assert front[0].front_notes == ()
+    # The smallest machine has 4 · 10 + 100 · 0.1 = 50 mm2, the largest 5,000.
+    ends = pareto(equal, "area_mm2", [40.0, 800.0, 6000.0, 8000.0])
+    assert ends[0].front_notes == (
+        "no machine in the bounds keeps every budget with area_mm2 up to 40 mm2: no point there",
+        "points of the front coincide, area_mm2 up to 6000 mm2, 8000 mm2: what holds the design there is "
+        "the high bound of num_sms, the high bound of mem_bytes_per_s",
+    )
+    assert "points of the front coincide" in as_text(front_table(ends, "area_mm2"))
+
+
+def test_eager_and_fused_workloads_in_one_objective_are_said() -> None:
+    loads = [COMPUTE, replace(MEMORY, fused=True, notes=("its own note",))]
+    asked = problem(RooflinePredictor(), nj.load_gpu("H100"), FREE, loads, costs=Linear())
+    own, mixed = workload_notes(asked)
+    assert own == "its own note"
+    assert mixed.startswith("one objective mixes eager and fused workloads: compute inference 1x128 with every")
+    alike = problem(RooflinePredictor(), nj.load_gpu("H100"), FREE, [COMPUTE, MEMORY], costs=Linear())
+    assert workload_notes(alike) == []
+
+
+def test_a_machine_nobody_has_measured_the_like_of_is_said() -> None:
+    ratios = np.stack([np.asarray(gpu_ratios(nj.load_gpu(name))) for name in ("V100", "A100")])
+    trust = Trust(gpu_range={"linear": jnp.asarray(range_of(ratios), jnp.float32)})
+    decode = nj.workload(nj.graph_from_config("llama-3.1-8b", 1, 128, "decode", "bf16"))
+    asked: Any = SimpleNamespace(predictor=SimpleNamespace(trust=trust), workloads=(decode,))
+    seconds = {"linear": np.array([1.0]), "elementwise": np.array([0.5])}
+    assert machine_notes(asked, nj.load_gpu("A100"), seconds) == []
+    far, full = machine_notes(asked, nj.load_gpu("A100").replace(num_sms=400, mem_bytes=1e10), seconds)
+    assert far.startswith("this GPU lies outside those trained on")
+    assert "SMs 400 against 80 to 108" in far
+    assert far.endswith("): extrapolated")
+    # 8.03 billion weights of two bytes, 0.81 GB of runtime and a little cache.
+    assert full.startswith("llama-3.1-8b decode 1x128 may not fit: it needs about 16.88")
+
+
+def test_bounds_of_a_range_on_its_grain() -> None:
+    stepped = Range("num_sms", 41, 159, step=8)  # 48 to 152
+    assert ends_of([stepped], {"num_sms": 152.0}) == {"num_sms": "high"}
+    assert ends_of([stepped], {"num_sms": 48.0}) == {"num_sms": "low"}
+    assert ends_of([stepped], {"num_sms": 144.0}) == {}
+    fixed = Range("mem_bytes_per_s", 2e12, 2e12)
+    assert bound_notes([fixed], {"mem_bytes_per_s": 2e12}) == [
+        "mem_bytes_per_s ends on the low and high bound of its range, 2000 GB/s"
+    ]
 
 
 STEPPED = (Range("num_sms", 40, 160, count=25), Range("mem_bytes_per_s", 1e12, 6e12, count=25))

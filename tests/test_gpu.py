@@ -206,6 +206,14 @@ def test_short_names(name):
         ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
         ("rtx4090", "NVIDIA GeForce RTX 4090"),
         ("mi250", "AMD Instinct MI250"),
+        ("A10G", "NVIDIA A10G"),
+        ("H100 NVL", "NVIDIA H100 NVL"),
+        ("h100-nvl", "NVIDIA H100 NVL"),
+        ("GH200", "NVIDIA GH200 480GB"),
+        ("gh200 144gb", "NVIDIA GH200 144G HBM3e"),
+        ("RTX 3080", "NVIDIA GeForce RTX 3080"),
+        ("MI325X", "AMD Instinct MI325X"),
+        ("mi355x", "AMD Instinct MI355X"),
         ("Intel(R) Arc(TM) Pro B60 Graphics", "Intel Arc Pro B60"),
     ],
 )
@@ -302,6 +310,21 @@ def test_facts_that_other_sheets_have_wrong():
     assert load_gpu("MI210").l2_bytes == load_gpu("MI250").l2_bytes == 8 * 2**20
     assert (load_gpu("MI250").num_sms, load_gpu("MI250").mem_bytes) == (104, 64 * 2**30)
     assert load_gpu("H100").mem_bytes_per_s == 3.35e12
+    # AWS's card is another one than A10: more SMs, whose tensor cores do half as much a clock.
+    a10, a10g = load_gpu("A10"), load_gpu("A10G")
+    assert (a10.num_sms, a10g.num_sms) == (72, 80)
+    rates = [gpu.fp16_flop_per_s / (gpu.num_sms * gpu.clock_hz) for gpu in (a10, a10g)]
+    assert rates == pytest.approx([1024, 512], rel=0.01)
+    # Hopper's matrix units do 4096 FLOP a clock; the sheet of H100 NVL counts them at less than its boost clock.
+    nvl = load_gpu("H100 NVL")
+    assert 0.8 < nvl.fp16_flop_per_s / (132 * 4096 * nvl.clock_hz) < 1.0
+    # CDNA 4 doubles the 16-bit rate of a CU, and has no tf32.
+    old, new = load_gpu("MI325X"), load_gpu("MI355X")
+    assert new.bf16_flop_per_s / (256 * new.clock_hz) == pytest.approx(
+        2 * old.bf16_flop_per_s / (304 * old.clock_hz), 0.01
+    )
+    assert "tf32" in old.paths
+    assert "tf32" not in new.paths
 
 
 def test_catalog_agrees_with_the_measured_devices():

@@ -63,9 +63,7 @@ def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: 
     """`forecast_notes` of a command that treats every GPU as unmeasured, and whether `predict` would not."""
     notes = forecast_notes(card, checkpoint, gpu_name, graph)
     if measured_networks(card, gpu_name, graph)[0]:
-        notes.append(
-            f"forecast from its figures alone, as all GPUs are here; `predict` uses what {checkpoint} measured"
-        )
+        notes.append("forecast from its figures alone, as all GPUs are here; `predict` uses what was measured of it")
     return notes
 
 

@@ -42,7 +42,7 @@ class Design:
     Attributes:
       gpu: the machine, plain numbers.
       free: its free fields.
-      metrics: exact metrics of it: latency_s, tokens_per_s, costs.
+      metrics: exact metrics of it: latency_s, tokens_per_s, costs, and whatever else has a budget.
       base_metrics: the same of the base machine.
       seconds: workload -> exact seconds; base_seconds of the base machine.
       budgets: metric -> limit.
@@ -158,12 +158,15 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
     figures = {name: float(each.rounded(figures[name])) for name, each in zip(figures, asked.free, strict=True)}
     base_logs = np.log([float(np.asarray(getattr(asked.base, each.field))) for each in asked.free])
     metrics_of, seconds_of, parts = search.metrics(np.stack([found.logs, base_logs]))
-    own, before = (
-        {name: float(values[place]) for name, values in metrics_of.items() if name not in FIELDS} for place in (0, 1)
-    )
     seconds, base_seconds = (
         {load.name: float(value) for load, value in zip(asked.workloads, seconds_of[place], strict=True)}
         for place in (0, 1)
+    )
+    named = [name for name in metrics_of if name not in FIELDS or name in asked.budgets]
+    own, before = (
+        {name: float(metrics_of[name][place]) for name in named}
+        | {name: value for name, value in each.items() if name in asked.budgets}
+        for place, each in enumerate((seconds, base_seconds))
     )
     gpu = jax.tree.map(float, vary(asked.base, figures))
     notes = [

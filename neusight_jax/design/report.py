@@ -21,7 +21,9 @@ def design_tables(design: Design) -> RenderableType:
     state = "" if design.feasible else "  NO MACHINE IN THE BOUNDS KEEPS EVERY BUDGET; this one comes nearest"
     head = f"best of {design.evaluations} evaluations (seed {design.seed}){state}"
     pairs = [(name, value, design.base_seconds[name]) for name, value in design.seconds.items()]
-    pairs += [(name, value, design.base_metrics[name]) for name, value in design.metrics.items()]
+    pairs += [
+        (name, value, design.base_metrics[name]) for name, value in design.metrics.items() if name not in design.seconds
+    ]
     effects = [
         [name, shown(name, own), shown(name, before), f"{own / before - 1.0:+.1%}"] for name, own, before in pairs
     ]
