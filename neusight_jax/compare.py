@@ -15,7 +15,7 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import predict
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import Yaml, canonical_name
-from neusight_jax.gpu_file import load_named_gpu
+from neusight_jax.gpu_file import load_named_gpus
 from neusight_jax.graph.graph import Graph
 from neusight_jax.memory import memory_bytes
 from neusight_jax.results import json_text, schema
@@ -133,7 +133,7 @@ def compare(
       predictor: of a checkpoint; gpus: names or files; graph: the workload.
       prices: see `read_prices`, of one GPU: a model split over several costs that many times as much.
       by: one of `ORDERS`; throughput ranks as latency does, since the batch is fixed.
-      notes: what else to say of a GPU, by its name (`load_named_gpu`).
+      notes: what else to say of a GPU, by its name (`load_named_gpus`).
     Raises: `InputError` for an unknown order, an unknown GPU, or cost without any price.
     """
     if by not in ORDERS:
@@ -141,7 +141,7 @@ def compare(
     if by == "cost" and prices is None:
         raise InputError("ranking by cost needs prices; give a price file, GPU: price of an hour")
     needed = memory_bytes(graph)
-    machines = dict(load_named_gpu(name) for name in gpus)
+    machines = load_named_gpus(gpus)
     found = [
         _candidate(predictor, name, gpu, graph, needed, prices, (notes or {}).get(name, ()))
         for name, gpu in machines.items()

@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,16 @@ def load_named_gpu(name_or_path: str | os.PathLike[str]) -> tuple[str, GPU]:
     if is_path or isinstance(name_or_path, os.PathLike):
         return _read_gpu(Path(given).expanduser())
     return given, catalog_gpu(given)
+
+
+def load_named_gpus(names: Iterable[str | os.PathLike[str]]) -> dict[str, GPU]:
+    """Several GPUs by name, each once. Raises: `InputError` as `load_gpu`, and for two of one name that differ."""
+    found: dict[str, GPU] = {}
+    for given in names:
+        name, gpu = load_named_gpu(given)
+        if found.setdefault(name, gpu) != gpu:
+            raise InputError(f"two GPUs are called {name} and differ; give one of the files another `name`")
+    return found
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike
 
@@ -53,3 +54,9 @@ def vary(base: GPU, figures: Mapping[str, ArrayLike], *, peaks_follow: bool = Tr
             for name in FIELDS
         }
     )
+
+
+def vary_plainly(base: GPU, figures: Mapping[str, float]) -> GPU:
+    """`vary` with plain numbers in and out. Host only."""
+    machine: GPU = jax.tree.map(float, vary(base, figures))
+    return machine

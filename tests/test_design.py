@@ -17,6 +17,8 @@ from predictors import random_predictor
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
+from neusight_jax.cli.design import _base, _load
+from neusight_jax.cli.options import WorkloadOptions
 from neusight_jax.design.answers import answer, non_dominated, pareto, problem, required
 from neusight_jax.design.notes import bound_notes, ends_of, machine_notes, workload_notes
 from neusight_jax.design.report import front_table
@@ -270,6 +272,26 @@ def test_the_least_bandwidth_for_a_latency() -> None:
 def test_bad_problems(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         analytic(**change)
+
+
+def test_peaks_follow_figures_that_are_set() -> None:
+    """As they follow free ones: half of the SMs at the same clock have half of the peaks."""
+    base, half = nj.load_gpu("H100"), _base("H100", ["num_sms=66", "mem_bytes_per_s=2e12"])
+    assert half.bf16_flop_per_s == pytest.approx(0.5 * base.bf16_flop_per_s)
+    assert (half.num_sms, half.mem_bytes_per_s, half.tdp_w) == (66.0, pytest.approx(2e12), 700.0)
+
+
+def test_workloads_of_a_command_line() -> None:
+    """Any option, lengths of requests with commas between them."""
+    load = _load(
+        "llama-3.2-1b,batch_size=2,sequence_length=64,128,kv_length=100,200,weight=3", WorkloadOptions(mode="prefill")
+    )
+    assert (load.weight, load.graph.options["new_tokens"], load.graph.options["kv_length"]) == (
+        3.0,
+        [64, 128],
+        [100, 200],
+    )
+    assert _load("bert-tiny,fused=true,sequence_length=16", WorkloadOptions()).graph.fused
 
 
 def test_found_is_plain() -> None:

@@ -16,6 +16,7 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import compare, design, predict, run, sensitivity, sweep
 from neusight_jax.cli.options import WorkloadOptions
+from neusight_jax.gpu_file import load_named_gpus
 from neusight_jax.report import as_text
 from neusight_jax.results import json_text, schema
 from neusight_jax.workload import num_gpus, workload_dict, workload_text
@@ -170,6 +171,21 @@ def test_workloads_in_words() -> None:
     plain = nj.graph_from_config("gpt2", 1, 128)
     assert workload_text(workload_dict(plain)) == "gpt2: inference, batch 1, sequence 128, fp32"
     assert workload_dict(plain)["num_gpus"] == 1
+
+
+def test_a_model_that_is_not_split_is_not_called_split() -> None:
+    for model in ("vit-large", "bert-large"):
+        with pytest.raises(nj.InputError, match="for decoders; leave"):
+            nj.graph_from_config(model, 1, 128, tensor_parallel=2)
+
+
+def test_two_gpus_of_one_name_are_refused(tmp_path: Path) -> None:
+    for place, bandwidth in enumerate((1e12, 1e12, 2e12)):
+        (tmp_path / f"{place}.yaml").write_text(f"name: mine\nbase: A100\nmem_bytes_per_s: {bandwidth:.0f}\n")
+    first, same, other = (tmp_path / f"{place}.yaml" for place in range(3))
+    assert list(load_named_gpus([first, same, "T4"])) == ["mine", "Tesla T4"]
+    with pytest.raises(nj.InputError, match="two GPUs are called mine and differ"):
+        load_named_gpus([first, other])
 
 
 def test_a_split_model_costs_all_its_gpus() -> None:

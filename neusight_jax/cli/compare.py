@@ -19,7 +19,9 @@ def compare(
     prices: Annotated[
         Path | None, typer.Option("--prices", metavar="FILE", help="JSON or YAML, GPU: price of one for an hour.")
     ] = None,
-    by: Annotated[str, typer.Option("--by", help="latency, throughput or cost.")] = "latency",
+    by: Annotated[
+        str, typer.Option("--by", help="latency; throughput, the same order for one batch; or cost.")
+    ] = "latency",
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
     checkpoint: WorkloadCheckpoint = None,
     as_json: AsJson = False,

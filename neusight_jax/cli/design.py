@@ -25,11 +25,15 @@ def design(
     models: Models,
     base: Annotated[str, typer.Option("--base", help="The machine to start from: a name, or a JSON or YAML file.")],
     free: Annotated[
-        list[str], typer.Option("--free", metavar="FIELD=LO:HI[:STEP]", help="A field that may vary, in base units.")
+        list[str], typer.Option("--free", metavar="FIELD=LO:HI[:STEP]", help="Fields that may vary, in base units.")
     ],
     budget: Annotated[
         list[str] | None,
-        typer.Option("--budget", metavar="METRIC<=X", help="area_mm2, power_w, dollars, pin_bit_per_s, latency_s ..."),
+        typer.Option(
+            "--budget",
+            metavar="METRIC<=X",
+            help="Limits: area_mm2, power_w, dollars, pin_bit_per_s, latency_s, a GPU field.",
+        ),
     ] = None,
     objective: Annotated[
         str,
@@ -39,7 +43,10 @@ def design(
         ),
     ] = "latency",
     fixed: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=X", help="A figure of the base to change.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="FIELD=X", help="Figures of the base to change; peaks follow SM count and clock."
+        ),
     ] = None,
     costs: Annotated[
         Path | None, typer.Option("--costs", help="Coefficients of the cost model, a JSON or YAML file.")
@@ -49,7 +56,11 @@ def design(
     ] = None,
     target_s: Annotated[
         float | None,
-        typer.Option("--target", metavar="SECONDS", help="Only say the least value of the one free field."),
+        typer.Option(
+            "--target",
+            metavar="SECONDS",
+            help="Only say the least value of the one free field that meets this latency.",
+        ),
     ] = None,
     *,
     load: WorkloadOptions,
@@ -92,6 +103,7 @@ def design(
     checkpoint = checkpoint or default_for(each.graph for each in loads)
     predictor, card, name = load_predictor(checkpoint), load_card(checkpoint), load_named_gpu(base)[0]
     notes = [note for each in loads for note in forecast_notes(card, checkpoint, name, each.graph)]
+    notes = [note.replace("this GPU", "the base") for note in notes]
     named = {"checkpoint": checkpoint, "base": name}
     if target_s is not None:
         if len(ranges) != 1 or len(loads) != 1 or budgets:
@@ -119,7 +131,7 @@ def design(
         return
     show(design_tables(found))
     if front:
-        show(front_table(front, metric))
+        show(front_table(front, metric, found.notes))
 
 
 def _target(asked: Problem, target_s: float) -> dict[str, Any]:
@@ -186,15 +198,14 @@ def _base(name: str, changes: list[str] | tuple[str, ...]) -> GPU:
     from neusight_jax.cli.workloads import numbers, split_assignment
     from neusight_jax.gpu import check_figure
     from neusight_jax.gpu_file import load_gpu
-    from neusight_jax.hypothetical import require_field
+    from neusight_jax.hypothetical import require_field, vary_plainly
 
-    machine = load_gpu(name)
+    figures = {}
     for text in changes:
         field, value = split_assignment("--set", text)
-        figure = numbers("--set", text, [value])[0]
-        check_figure(require_field(field), figure, "--set")
-        machine = machine.replace(**{field: figure})
-    return machine
+        figures[field] = numbers("--set", text, [value])[0]
+        check_figure(require_field(field), figures[field], "--set")
+    return vary_plainly(load_gpu(name), figures) if figures else load_gpu(name)
 
 
 def _load(text: str, load: WorkloadOptions) -> Workload:

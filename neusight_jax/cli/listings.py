@@ -9,7 +9,7 @@ from neusight_jax.cli.options import AsJson
 
 
 def gpus(as_json: AsJson = False) -> None:
-    """List the GPUs of the catalog with their figures; ~ marks an estimate."""
+    """List the GPUs of the catalog with their figures; ~ marks an estimate. --json has aliases and sources too."""
     from neusight_jax.gpu_catalog import list_gpus
 
     rows = [_gpu_row(name) for name in list_gpus()]
@@ -41,6 +41,7 @@ def gpus(as_json: AsJson = False) -> None:
         for row in rows
     ]
     show(table("", ["GPU", "architecture", *(title for title, *_ in columns)], shown, text_columns=2))
+    show("~ marks an estimate; all figures, aliases and sources: --json")
 
 
 def _gpu_row(name: str) -> dict[str, Any]:

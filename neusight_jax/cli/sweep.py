@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @takes_workload
 def sweep(
     models: Models,
-    gpu: Annotated[list[str], typer.Option("--gpu", help="Base machines: names, or JSON or YAML files.")],
+    gpu: Annotated[
+        list[str],
+        typer.Option("--gpu", metavar="GPU", help="Base machines, one or several: names, or JSON or YAML files."),
+    ],
     output: Annotated[Path, typer.Option("--output", help="The Parquet file to write; must not exist.")],
     grid: Annotated[
         list[str] | None,
@@ -32,7 +35,9 @@ def sweep(
     samples: Annotated[int, typer.Option("--samples", help="How many points to draw from the ranges.")] = 0,
     method: Annotated[str, typer.Option("--method", help="sobol or random points.")] = "sobol",
     seed: Annotated[int, typer.Option("--seed", help="Of the points.")] = 0,
-    batch_size: Annotated[list[int] | None, typer.Option("--batch-size", help="One or several.")] = None,
+    batch_size: Annotated[
+        list[int] | None, typer.Option("--batch-size", help="One or several.", show_default="1")
+    ] = None,
     sequence_length: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,10 +92,10 @@ def sweep(
 
     from neusight_jax.checkpoint import load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
-    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.gpu_file import load_named_gpus
     from neusight_jax.sweep.run import sweep as run_sweep
 
-    gpus = dict(load_named_gpu(name) for name in gpu)
+    gpus = load_named_gpus(gpu)
     graphs = [
         graph_of(model, replace(load, batch_size=batch, sequence_length=positions))
         for model in models
@@ -102,7 +107,12 @@ def sweep(
             check_dtype(machine, name, graph.dtype)
     chosen = checkpoint or default_for(graphs)
     card = load_card(chosen)
-    notes = [note for name in gpus for graph in graphs for note in forecast_notes(card, chosen, name, graph)]
+    notes = [
+        note.replace("this GPU", name)
+        for name in gpus
+        for graph in graphs
+        for note in forecast_notes(card, chosen, name, graph)
+    ]
     try:
         done = run_sweep(
             load_predictor(chosen),

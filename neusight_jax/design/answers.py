@@ -27,7 +27,7 @@ from neusight_jax.design.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hypothetical import vary
+from neusight_jax.hypothetical import vary_plainly
 from neusight_jax.report import shown
 from neusight_jax.results import json_text, schema
 from neusight_jax.sweep.space import Range
@@ -168,7 +168,7 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
         | {name: value for name, value in each.items() if name in asked.budgets}
         for place, each in enumerate((seconds, base_seconds))
     )
-    gpu = jax.tree.map(float, vary(asked.base, figures))
+    gpu = vary_plainly(asked.base, figures)
     notes = [
         *asked.notes,
         *bound_notes(asked.free, figures),

@@ -50,8 +50,8 @@ def _binding(design: Design) -> Table:
     return table(title, ["budget", "limit", "left", "binds", "1 % more buys"], rows)
 
 
-def front_table(designs: Sequence[Design], metric: str) -> RenderableType:
-    """A Pareto front, one design per row, and what its notes say beside those of every design."""
+def front_table(designs: Sequence[Design], metric: str, said: Sequence[str] = ()) -> RenderableType:
+    """A Pareto front, one design per row, and its notes but for those `said` already."""
     fields = list(designs[0].free) if designs else []
     rows = [
         [shown(metric, each.metrics[metric]), shown("latency_s", each.metrics["latency_s"])]
@@ -59,7 +59,7 @@ def front_table(designs: Sequence[Design], metric: str) -> RenderableType:
         for each in designs
     ]
     front = table("Pareto front", [metric, "latency_s", *fields], rows, text_columns=0)
-    return Group(front, *(Text(f"note: {note}") for note in front_notes(designs)))
+    return Group(front, *(Text(f"note: {note}") for note in front_notes(designs) if note not in said))
 
 
 def front_notes(designs: Sequence[Design]) -> list[str]:

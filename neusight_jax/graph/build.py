@@ -156,6 +156,8 @@ def _step_graph(
     allowed = MODES if kind == "vit" else STEP_MODES
     if mode not in allowed:
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(allowed)}")
+    if kind == "vit" and split != (1, 1):
+        raise InputError(f"{config.name}: tensor_parallel and expert_parallel are for decoders; leave them out for vit")
     for name in (dtype, weight_dtype, kv_dtype):
         if name is not None:
             dtype_index(name)

@@ -113,7 +113,10 @@ def heat_map(frame: pd.DataFrame, across: str, up: str) -> Figure:
     if min(logs.shape) < 2:
         raise InputError(f"a heat map needs at least two values of {across} and {up}, found {logs.shape[::-1]}")
     (scale_x, label_x), (scale_y, label_y) = _scaled(across), _scaled(up)
-    figure, axes = _axes(", ".join(map(str, frame["model"].unique())) if "model" in frame else "", label_x, label_y)
+    several = int(frame.groupby([across, up]).size().max())
+    title = ", ".join(map(str, frame["model"].unique())) if "model" in frame else ""
+    mean = f" (geometric mean of {several} forecasts)" if several > 1 else ""
+    figure, axes = _axes(f"{title}{mean}", label_x, label_y)
     mesh = axes.pcolormesh(
         np.asarray(logs.columns, float) / scale_x,
         np.asarray(logs.index, float) / scale_y,

@@ -68,6 +68,6 @@ def design_page(design: Design, designs: Sequence[Design] = (), metric: str = ""
     if designs:
         parts += [
             ("Pareto front", figures.front(designs, metric, design)),
-            ("Front in figures", as_text(front_table(designs, metric))),
+            ("Front in figures", as_text(front_table(designs, metric, design.notes))),
         ]
     return page("A designed GPU", parts)
