@@ -185,6 +185,7 @@ def test_scale_trace_on_the_command_line(checkpoint: Path, capsys: pytest.Captur
     assert "note: no GPU kernel in this trace" in shown
     assert run([*common, "--to", "T4", "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
+    assert list(read)[:2] == ["schema", "checkpoint"]
     assert read["runs"][0]["target"] == T4
     assert sum(part["share"] for part in read["runs"][0]["coverage"].values()) == pytest.approx(1.0)
     assert run([*common, "--to", "T4", "--select", "mode"]) == 2

@@ -15,6 +15,7 @@ from predictors import NETWORKS, level_effect, random_predictor
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
 from neusight_jax.checkpoint import save_checkpoint
+from neusight_jax.cli import run
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.report import as_text
@@ -177,6 +178,15 @@ def test_devices_can_be_chosen_and_results_are_plain(folder: Path, checkpoint: P
     read = json.loads(json.dumps(found.to_dict()))
     assert set(read) == {"kernels", "models", "models_by_device", "models_total", "notes"}
     assert read["kernels"][0]["rows"] == 4
+
+
+def test_json_of_the_command(folder: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["evaluate", "--measurements", str(folder), "--checkpoint", str(checkpoint), "--json", "-"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert next(iter(read.items())) == ("schema", "neusight_jax.evaluation/1")
+    assert read["checkpoint"] == str(checkpoint)
+    assert "1 labels of option 'dp4' left out: several GPUs" in read["notes"]
+    assert {"model", "mode", "batch_size", "sequence_length", "option"} <= set(read["models"][0])
 
 
 def test_kernels_alone_are_enough(folder: Path, checkpoint: Path) -> None:
