@@ -77,7 +77,7 @@ def trace_of_nodes(nodes: pd.DataFrame, source: str) -> Trace:
             items.append(Measured(f"{node['name']} {phase}", kind, seconds * repeat, repeat, kernels))
     total = sum(item.seconds for item in items)
     note = f"{overhead_s * 1e6:.1f} us of event overhead taken off every node; {nothing} nodes launch nothing"
-    return Trace(source, tuple(items), total, total, (note,))
+    return Trace(source, tuple(items), total, total, (note,), tuple(nodes["device"].astype(str).unique()))
 
 
 def event_overhead_s(nodes: pd.DataFrame) -> float:
