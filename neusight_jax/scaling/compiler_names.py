@@ -7,7 +7,7 @@ import re
 from neusight_jax.scaling.demangle import words
 
 _INDUCTOR = re.compile(r"^triton_(poi|red|per|tem|for|spl|unk|mix|cross|helion)_fused_?(.*)$")
-_NUMBERS = re.compile(r"(?:[._-](?:\d+|clone|remat|kernel))+$")
+_NUMBERS = re.compile(r"(?:[._-](?:\d+|clone|remat))+$")
 _FUSION = re.compile(r"^(?:(loop|input|wrapped|triton|gemm|nested_gemm|cudnn|custom)_)?(.*?)_?(fusion)?$")
 _MOVES = frozenset(
     (
@@ -70,7 +70,7 @@ def _inductor(form: str, operators: str) -> str:
 
 def _fusion(emitter: str, operators: str) -> str:
     named = words(operators).split()
-    if emitter.endswith("gemm") or (emitter != "loop" and "dot" in named):
+    if emitter.endswith("gemm") or (emitter != "loop" and {"dot", "gemm"} & set(named)):
         return "gemm"
     if "convolution" in named:
         return "conv"

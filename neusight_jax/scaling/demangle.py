@@ -13,6 +13,7 @@ _ANONYMOUS = re.compile(r"\(anonymous namespace\)|\(anonymous\)|\{anonymous\}|<u
 _CLONE = re.compile(r"\s*\[clone [^\]]*\]|\.(?:kd|intern|constprop|isra|part)(?:\.\d+)*$")
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 _QUALIFIED, _LENGTH = re.compile(r"[KVrOL]*(\d{1,4})"), re.compile(r"\d{1,4}")
+_TYPED = re.compile(r"^(bf16|fp16|f16|fp8|f8|fp4|f4|int8|i8)(gemm)$")
 _OPEN, _CLOSE = "<([{", ">)]}"
 _BUILTIN = {"f": "float", "d": "double", "a": "signed char", "i": "int", "l": "long", "b": "bool", "v": "void"}
 """Letters of the Itanium C++ ABI for built-in types, as far as a dtype can be told by them."""
@@ -39,7 +40,8 @@ def words(text: str) -> str:
 
     Cut at everything that is no letter or digit, and where a capital begins a word.
     """
-    return f" {' '.join(found.lower() for found in _WORD.findall(text))} "
+    found = " ".join(_TYPED.sub(r"\1 \2", part.lower()) for part in _WORD.findall(text))
+    return f" {found} "
 
 
 def name_parts(name: str) -> NameParts:

@@ -47,7 +47,7 @@ def _tile(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-_XMMA = re.compile(rf"xmma_([a-z_]*?)_?((?:{_SPLIT_TYPES.pattern})+)_((?:{_SPLIT_TYPES.pattern})+)_")
+_XMMA = re.compile(rf"xmma_([a-z0-9_]*?)_?((?:{_SPLIT_TYPES.pattern})+)_((?:{_SPLIT_TYPES.pattern})+)_")
 
 
 def xmma(base: str) -> LibraryName | None:
@@ -103,9 +103,10 @@ def blas(base: str) -> LibraryName | None:
     instruction; without them the kernel runs on vector lanes, whatever type it stores (`sgemm_fp16`).
     """
     family = _FAMILY.search(base)
-    found = next((each for each in _CODE.finditer(base) if each["letter"] or family), None)
-    if family is None or found is None:
+    codes = sorted(_CODE.finditer(base), key=lambda code: code["letter"] is None)
+    if family is None or not codes:
         return None
+    found = codes[0]  # `cudnn_infer_volta_scudnn_...`: the one with a letter
     before, after = base[: found.start()], base[found.end() :]
     kind = "gemm" if found["op"] == "gemm" and "implicit_" not in before else "conv"
     dtype = _blas_dtype(found, before, after, turing=family["name"] == "turing" or family["sm"] == "75")

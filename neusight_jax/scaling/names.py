@@ -105,30 +105,23 @@ WORDS: tuple[Rule, ...] = (
     Rule("norm", "(?:layer|rms|batch|group|instance|ada|weight) ?norm\\w*|norm|norms|ln (?:fwd|bwd|fw|bw)|rmsnorm\\w*"),
     Rule("norm", "bn (?:fw|bw)|welford|gamma beta|grad gamma|compute grad input|rowwise moments|mi open batch norm"),
     # a matrix times a vector: cuBLAS gemv2T, gemvNSP; bitsandbytes kgemm_4bit_inference_naive; split TensorRT-LLM
-    Rule("gemm", "\\w*gemv\\w*|kgemm 4bit inference\\w*", "vector"),
+    Rule("gemm", "\\w*gemv\\w*|kgemm 4bit inference\\w*|wv split k", "vector"),
     # cuBLAS, CUTLASS, Triton, Marlin, AWQ, GPTQ, DeepGEMM, FBGEMM, Composable Kernel
     Rule("gemm", "(?!fbgemm)\\w*gemm\\w*|\\w*matmul\\w*|mm|bmm|addmm|baddbmm|wgmma|gmma|mma|cublas\\w*|tensorop"),
     Rule("gemm", "marlin|machete|nvjet|cijk|collective mma"),
     # at::native, CUB, cuDNN's layouts and pools
     Rule("elementwise", "elementwise kernel with index"),
-    Rule(
-        "memory", "index\\w*|gather\\w*|scatter\\w*|cat|cat array|concat\\w*|transpose\\w*|permute\\w*|copy\\w*|copies"
-    ),
-    Rule(
-        "memory", "fill|pad|padding|pack|unpack|roll|flip|dropout|pool|pooling|max pool\\w*|avg pool\\w*|upsample\\w*"
-    ),
-    Rule("memory", "interpolate|resize|slice|nonzero|unique|select|where|tile|repeat|expand|bucketize|lookup|arange"),
-    Rule("memory", "nchw|nhwc|swizzle|layout|triu|tril|jagged to dense|dense to jagged|cached?|linearize"),
+    Rule("memory", "ind(?:ex|ices)\\w*|gather\\w*|scatter\\w*|cat|cat array|concat\\w*|transpose\\w*|permute\\w*"),
+    Rule("memory", "copy\\w*|copies|fill|pad|padding|pack|unpack|roll|flip|dropout|pool|pooling|(?:max|avg) pool\\w*"),
+    Rule("memory", "upsample\\w*|interpolate|grid sampler|resize|slice|nonzero|unique|select|where|tile|repeat"),
+    Rule("memory", "expand|bucketize|lookup|arange|jagged to dense|dense to jagged|cached?|linearize"),
+    Rule("memory", "nchw|nhwc|swizzle|layout|triu|tril"),
     Rule("reduce", "reduc\\w*|cumsum|cumprod|scan|sum|mean|max|min|argmax|argmin|logsumexp|loss|cross entropy"),
     Rule("reduce", "nrm2|asum|dot|histogram|segmented|count"),
     Rule("elementwise", "elementwise\\w*|element wise|elem wise\\w*|pointwise\\w*|vectorized|unrolled|gelu\\w*|relu"),
-    Rule(
-        "elementwise", "silu|swish|swi glu|sigmoid|tanh|glu|act|activation\\w*|bias|add|mul|multiply|div|exp|quant\\w*"
-    ),
-    Rule(
-        "elementwise", "dequant\\w*|cast|convert\\w*|distribution|philox|random|rng|scale|scal|axpy|op tensor|generic"
-    ),
-    Rule("elementwise", "unary|binary|clamp|neuron|rounding|float ?to ?\\w+"),
+    Rule("elementwise", "silu|swish|swi glu|sigmoid|tanh|glu|act|activation\\w*|bias|add|mul|multiply|div|exp"),
+    Rule("elementwise", "quant\\w*|dequant\\w*|cast|cvt|convert\\w*|float ?to ?\\w+|rounding|scale|scal|axpy"),
+    Rule("elementwise", "distribution|philox|random|rng|op tensor|generic|unary|binary|clamp|neuron"),
 )
 """Rules over the words of a name, the first that matches. Names of the libraries beside them are in the tests."""
 
