@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from trace_files import GRID, kernel, operator, write
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.kernels.table import table_from_kernels
-from neusight_jax.scaling.names import dtype_of, kind_of, tile_of
 from neusight_jax.scaling.occupancy import LIMITS, limits_of, resident_blocks
 from neusight_jax.scaling.operators import operator_kernels
 from neusight_jax.scaling.rules import BELIEVED, FAR_CARRIED
@@ -28,49 +27,24 @@ ROOF = RooflinePredictor()
 GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>"
 
 
-def _op(name: str, number: int, dims: list[list[int]], types: list[str], start: float) -> dict[str, Any]:
-    args = {"External id": number, "Input Dims": dims, "Input type": types}
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": 5, "args": args}
-
-
-def _kernel(name: str, start: float, length: float | None, link: int | None = None, **args: Any) -> dict[str, Any]:
-    cat = args.pop("cat", "kernel")
-    event = {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": start, "args": {"stream": 7, **args}}
-    if length is not None:
-        event["dur"] = length
-    if link is not None:
-        event["args"]["External id"] = link
-    return event
-
-
-GRID = {"grid": [400, 1, 1], "block": [256, 1, 1], "registers per thread": 32, "shared memory": 0}
-
-
 def _events() -> list[dict[str, Any]]:
     """A run on a GPU in the profiler's format: a product, an activation, what only its name tells, and copies."""
     return [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
-        _op("aten::addmm", 11, [[512], [1024, 256], [256, 512], [], []], ["float", "float", "float", "Scalar", ""], 0),
-        _op("aten::gelu", 12, [[1024, 512], []], ["float", ""], 10),
-        _kernel("volta_sgemm_128x64_tn", 100, 200, 11, **GRID),
-        _kernel(GELU, 300, 100, 12, **GRID),
-        _kernel("my_own_kernel(float*, int)", 400, 60, **GRID),
-        _kernel("another_kernel", 460, 40),
-        _kernel("Memcpy HtoD (Pinned -> Device)", 350, 30, cat="gpu_memcpy", bytes=1000000),
-        _kernel("Memcpy DtoD (Device -> Device)", 500, 10, cat="gpu_memcpy"),
-        _kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 510, 20),
-        _kernel("flash_fwd_kernel", 530, 25, **GRID),
-        _kernel("softmax_warp_forward", 555, 0, **GRID),
+        operator(
+            "aten::addmm", 11, [[512], [1024, 256], [256, 512], [], []], ["float", "float", "float", "Scalar", ""], 0
+        ),
+        operator("aten::gelu", 12, [[1024, 512], []], ["float", ""], 10),
+        kernel("volta_sgemm_128x64_tn", 100, 200, 11, **GRID),
+        kernel(GELU, 300, 100, 12, **GRID),
+        kernel("my_own_kernel(float*, int)", 400, 60, **GRID),
+        kernel("another_kernel", 460, 40),
+        kernel("Memcpy HtoD (Pinned -> Device)", 350, 30, cat="gpu_memcpy", bytes=1000000),
+        kernel("Memcpy DtoD (Device -> Device)", 500, 10, cat="gpu_memcpy"),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 510, 20),
+        kernel("flash_fwd_kernel", 530, 25, **GRID),
+        kernel("softmax_warp_forward", 555, 0, **GRID),
     ]
-
-
-def _write(path: Path, content: Any) -> Path:
-    text = content if isinstance(content, str) else json.dumps(content)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text)
-    return path
 
 
 def _row(run: ScaledRun, name: str) -> dict[str, Any]:
@@ -82,7 +56,7 @@ def _row(run: ScaledRun, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_gpu_trace_by_hand(tmp_path: Path, name: str, bare: bool) -> None:
-    file = _write(tmp_path / name, _events() if bare else {"schemaVersion": 1, "traceEvents": _events()})
+    file = write(tmp_path / name, _events() if bare else {"schemaVersion": 1, "traceEvents": _events()})
     run = nj.scale_trace(file, V100, T4, predictor=ROOF)
     origin, target = nj.load_gpu(V100), nj.load_gpu(T4)
     bandwidth = float(origin.mem_bytes_per_s / target.mem_bytes_per_s)
@@ -116,7 +90,7 @@ def test_a_gpu_trace_by_hand(tmp_path: Path, name: str, bare: bool) -> None:
 
 
 def test_the_same_gpu_changes_nothing(tmp_path: Path) -> None:
-    file = _write(tmp_path / "trace.json", {"traceEvents": _events()})
+    file = write(tmp_path / "trace.json", {"traceEvents": _events()})
     run = nj.scale_trace(file, V100, V100, predictor=ROOF)
     np.testing.assert_allclose(run.columns["ratio"], 1.0, rtol=1e-6)
     assert run.scaled_span_s == pytest.approx(run.span_s)
@@ -124,7 +98,7 @@ def test_the_same_gpu_changes_nothing(tmp_path: Path) -> None:
 
 def test_names_alone_infer_a_size(tmp_path: Path) -> None:
     events = [event for event in _events() if event.get("cat") != "cpu_op"]
-    run = nj.scale_trace(_write(tmp_path / "trace.json", events), V100, T4, predictor=ROOF)
+    run = nj.scale_trace(write(tmp_path / "trace.json", events), V100, T4, predictor=ROOF)
     product, gelu = _row(run, "volta_sgemm"), _row(run, "void at::native")
     assert product["rule"] == gelu["rule"] == "inferred"
     origin, target = nj.load_gpu(V100), nj.load_gpu(T4)
@@ -134,11 +108,11 @@ def test_names_alone_infer_a_size(tmp_path: Path) -> None:
 
 
 def test_missing_fields_are_kept_or_counted(tmp_path: Path) -> None:
-    nameless = _kernel("", 700, 7)
-    text = _kernel("late_kernel", 800, 9)
+    nameless = kernel("", 700, 7)
+    text = kernel("late_kernel", 800, 9)
     text["dur"] = "9"  # old exporters write numbers as text
-    odd = [_kernel("no_duration", 600, None), _kernel("negative", 650, -5), nameless, text, {"ph": "X"}, 17]
-    run = nj.scale_trace(_write(tmp_path / "trace.json", _events() + odd), V100, T4, predictor=ROOF)
+    odd = [kernel("no_duration", 600, None), kernel("negative", 650, -5), nameless, text, {"ph": "X"}, 17]
+    run = nj.scale_trace(write(tmp_path / "trace.json", _events() + odd), V100, T4, predictor=ROOF)
     assert any("2 GPU events without a usable duration, left out" in note for note in run.notes)
     assert any("1 GPU events without a usable name, kept" in note for note in run.notes)
     assert _row(run, "(no name)")["rule"] == "bandwidth"
@@ -163,67 +137,6 @@ def test_a_real_trace_of_the_profiler() -> None:
     run = nj.scale_trace(file, V100, T4, predictor=ROOF)
     assert set(run.coverage()) <= {"forecast", "none"}
     assert run.coverage()["forecast"]["share"] > 0.2
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("t.json", '{"traceEvents": [{"ph": "X", "cat": "kernel"', "not whole JSON"),
-        ("t.json", '{"traceEvents": [{]}', "not whole JSON"),
-        ("t.json", "hello", "not JSON: expected an object or a list"),
-        ("t.json", "", "not JSON: expected an object or a list"),
-        ("t.json", '{"other": []}', "holds no events"),
-        ("t.json", "[]", "holds no events"),
-        ("t.json", '[{"ph": "M"}]', "no GPU kernel and no operator"),
-        ("t.txt", "x", "unknown kind of trace"),
-        ("t.csv", "a,b\n1,2\n", "no header with a column Name"),
-        ("t.csv", "Time,Name\n1,k\n", "no column Duration or Total Time"),
-    ],
-)
-def test_bad_traces_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
-    file = tmp_path / name
-    file.write_text(content)
-    with pytest.raises(nj.InputError, match=message):
-        nj.scale_trace(file, V100, T4, predictor=ROOF)
-
-
-def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
-    whole = gzip.compress(json.dumps(_events() * 50).encode())
-    cut = tmp_path / "cut.json.gz"
-    cut.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(nj.InputError, match="cut off or damaged"):
-        read_trace(cut)
-    plain = tmp_path / "plain.json.gz"
-    plain.write_text("[]")
-    with pytest.raises(nj.InputError, match="not a gzip file"):
-        read_trace(plain)
-    with pytest.raises(nj.InputError, match="no such file"):
-        read_trace(tmp_path / "nowhere.json")
-
-
-def test_nsight_tables(tmp_path: Path) -> None:
-    launches = tmp_path / "trace.csv"
-    launches.write_text(
-        "Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,StcSMem (MB),DymSMem (MB),Strm,Name\n"
-        "1000,200000,1,400,1,1,256,1,1,32,0.000,0.000,7,my_own_kernel\n"
-        "151000,100000,2,400,1,1,256,1,1,32,0.000,0.000,8,my_own_kernel\n"
-        "251000,50000,3,,,,,,,,,,7,[CUDA memcpy Host-to-Device]\n"
-        "301000,,4,,,,,,,,,,7,lost\n"
-    )
-    run = nj.scale_trace(launches, V100, T4, predictor=ROOF)
-    assert run.measured_s == pytest.approx(350e-6)
-    assert run.busy_s == pytest.approx(300e-6)
-    assert (_row(run, "my_own")["count"], _row(run, "my_own")["rule"]) == (2, "wave")
-    assert _row(run, "[CUDA memcpy")["rule"] == "link"
-    assert any("1 rows without a name or duration" in note for note in run.notes)
-    sums = tmp_path / "sum.csv"
-    sums.write_text(
-        "\nTime (%),Total Time (ns),Instances,Avg (ns),Name\n60.0,600000,3,200000,volta_sgemm_128x64_tn\n"
-        "40.0,400000,4,100000,mystery\n"
-    )
-    found = nj.scale_trace(sums, V100, T4, predictor=ROOF)
-    assert found.measured_s == pytest.approx(1e-3)
-    assert (_row(found, "volta")["rule"], _row(found, "mystery")["rule"]) == ("inferred", "bandwidth")
 
 
 def test_per_operator_tables(tmp_path: Path) -> None:
@@ -260,18 +173,6 @@ def test_per_operator_tables(tmp_path: Path) -> None:
         nj.scale_trace(file, V100, T4, predictor=ROOF)
     again = nj.scale_trace(file, V100, T4, predictor=ROOF, select={"batch_size": "2"})
     assert again.scaled_s == pytest.approx(scaled.scaled_s)
-
-
-def test_names() -> None:
-    assert kind_of("ampere_sgemm_64x32_sliced1x4_tn") == "gemm"
-    assert kind_of("void cudnn::cnn::implicit_gemm_convolve_sgemm") == "conv"
-    assert kind_of("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>") == "norm"
-    assert kind_of("xyz") == "unknown"
-    assert tile_of("volta_sgemm_128x64_tn") == (128, 64)
-    assert tile_of("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4>") == (128, 256)
-    assert tile_of("xyz") is None
-    assert dtype_of("ampere_bf16_s16816gemm_bf16_128x128") == "bf16"
-    assert dtype_of("volta_sgemm_128x64_tn") == "fp32"
 
 
 def test_operators() -> None:
@@ -355,10 +256,10 @@ def test_part_of_a_deviation_is_carried(tmp_path: Path) -> None:
 
     def ratio(times: float, to: Any, *, plain: bool = False, predictor: Any = fitted) -> float:
         events = [
-            _op("aten::mm", 11, [[1024, 512], [512, 256]], ["float", "float"], 0),
-            _kernel("volta_sgemm_128x64_tn", 100, 1e6 * times * here_s, 11, **GRID),
+            operator("aten::mm", 11, [[1024, 512], [512, 256]], ["float", "float"], 0),
+            kernel("volta_sgemm_128x64_tn", 100, 1e6 * times * here_s, 11, **GRID),
         ]
-        file = _write(tmp_path / f"{times}{plain}.json", {"traceEvents": events})
+        file = write(tmp_path / f"{times}{plain}.json", {"traceEvents": events})
         run = nj.scale_trace(file, origin, to, predictor=predictor, plain=plain)
         return float(run.columns["ratio"][0])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -52,15 +53,16 @@ class Table:
 
     def text(self, row: list[str], name: str | None) -> str:
         """A cell; "" without the column."""
-        return row[self.columns[name]].strip() if name is not None else ""
+        return row[self.columns[name]].strip() if name in self.columns else ""
 
     def number(self, row: list[str], name: str | None) -> float | None:
-        """A cell as a number, marks between thousands taken out; None if it is none."""
+        """A cell as a finite number, marks between thousands taken out; None if it is none."""
         plain = _GROUPS[self.decimal].sub("", self.text(row, name))
         try:
-            return float(plain.replace(",", ".") if self.decimal == "," else plain)
+            value = float(plain.replace(",", ".") if self.decimal == "," else plain)
         except ValueError:
             return None
+        return value if math.isfinite(value) else None
 
     def seconds(self, row: list[str], name: str | None) -> float | None:
         """A cell as seconds, by the unit of its column; without one, nanoseconds. None if it is no number."""

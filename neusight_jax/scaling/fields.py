@@ -46,4 +46,6 @@ def launch_of(grid: Any, block: Any, registers: Any = None, shared: Any = None) 
 
 def hashable(value: Any) -> Hashable:
     """A value of JSON as a key; a list or object as its text."""
-    return value if isinstance(value, str | int | float | type(None)) else repr(value)
+    if isinstance(value, str):
+        return printable(value)
+    return value if isinstance(value, int | float | type(None)) else printable(repr(value))

@@ -66,6 +66,7 @@ def read_kernel_csv(path: Path) -> Trace:
     for report, table in chosen:
         _require_times(path, table)
         rows += _rows(report, table, account)
+        notes += _missing_share(table)
     if not rows:
         raise InputError(f"{path}: no row has a name and a duration; export the table again")
     summed = any(row[2] is None for row in rows)
@@ -141,6 +142,18 @@ def _left_out(table: Table) -> str:
     return f"{_described(table)}, left out: its rows are no kernels"
 
 
+def _missing_share(table: Table) -> list[str]:
+    """A note when the shares that a table of sums gives its rows do not add up to the whole: rows were cut off.
+
+    Shares are rounded to tenths, so that many small kernels may miss some per cent.
+    """
+    column = table.find("time", "percentage")
+    shares = [share for row in table.rows if (share := table.number(row, column)) is not None]
+    if not shares or (column == "time" and table.units[column] != "%") or 90.0 <= sum(shares) <= 110.0:
+        return []
+    return [f"the shares of its rows add up to {sum(shares):.1f} %, not 100: the rest of the run is not in this file"]
+
+
 def _require_times(path: Path, table: Table) -> None:
     """`InputError` when a table has no column of times, or one in a unit that is none."""
     name = table.find(*_TOTAL) or table.find(*_DURATION) or table.find("kavg")
@@ -167,7 +180,7 @@ def _rows(report: str, table: Table, account: Account) -> list[_Row]:
             account.add("rows without a name or duration left out")
             continue
         begin = None if _is_sum(report) else table.seconds(row, start)
-        if not _is_sum(report) and begin is None:
+        if not _is_sum(report) and (begin is None or abs(begin) > 1e3 * LONGEST_S):
             account.add("rows without a start, left out: they cannot be placed", seconds)
             continue
         if not table.report and _HOST_CALL.match(text):
@@ -211,7 +224,7 @@ def _launch(table: Table, row: list[str]) -> Launch | None:
     if "workgroupsizex" in table.columns:  # rocprofv3: the grid in threads
         block = [table.number(row, f"workgroupsize{axis}") for axis in "xyz"]
         threads = [table.number(row, f"gridsize{axis}") for axis in "xyz"]
-        grid = [math.ceil(one / each) for one, each in zip(threads, block, strict=True) if one and each]
+        grid = [one and each and math.ceil(one / each) for one, each in zip(threads, block, strict=True)]
     shared = sum((table.number(row, name) or 0.0) * _BYTES.get(table.units[name], 1.0) for name in _shared(table))
     registers = table.find("regtrd", "registers")
     return launch_of(grid, block, table.number(row, registers), shared)
