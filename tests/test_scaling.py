@@ -14,10 +14,11 @@ from trace_files import GRID, kernel, operator, write
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.checkpoint import default_checkpoint
 from neusight_jax.kernels.table import table_from_kernels
 from neusight_jax.scaling.occupancy import LIMITS, limits_of, resident_blocks
 from neusight_jax.scaling.operators import operator_kernels
-from neusight_jax.scaling.rules import BELIEVED, FAR_CARRIED
+from neusight_jax.scaling.rules import BELIEVED, FAR_CARRIED, work_of
 from neusight_jax.scaling.scale import ScaledRun, read_trace
 from neusight_jax.scaling.trace import Launch, busy_seconds
 
@@ -173,6 +174,91 @@ def test_per_operator_tables(tmp_path: Path) -> None:
         nj.scale_trace(file, V100, T4, predictor=ROOF)
     again = nj.scale_trace(file, V100, T4, predictor=ROOF, select={"batch_size": "2"})
     assert again.scaled_s == pytest.approx(scaled.scaled_s)
+
+
+H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
+BF16 = ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_x")
+
+
+def _alone(tmp_path: Path, *names: str) -> Path:
+    """A trace of kernels of a millisecond each, without operators."""
+    return write(tmp_path / "trace.json", [kernel(name, 2000.0 * at, 1000) for at, name in enumerate(names)])
+
+
+def test_the_checkpoint_follows_the_dtypes(tmp_path: Path) -> None:
+    """fp32 and bf16 in one trace; products of the same dtype and time scale alike, whoever named them."""
+    run = nj.scale_trace(_alone(tmp_path, *BF16, "ampere_sgemm_128x64_nn"), H100, L40S)
+    assert run.checkpoint == "tensorcore"
+    assert any("checkpoint tensorcore, as products run in bf16: 66.7% of the time" in note for note in run.notes)
+    nvjet, xmma, fp32 = (_row(run, name) for name in ("nvjet", "sm90_xmma", "ampere_sgemm"))
+    assert (nvjet["dtype"], xmma["dtype"], fp32["dtype"]) == ("bf16", "bf16", "fp32")
+    assert nvjet["ratio"] == pytest.approx(xmma["ratio"], rel=1e-6)
+    # Peaks are 2.7 apart, and L40S reaches a smaller share of its own.
+    assert 3.4 < nvjet["ratio"] < 4.2
+    assert 0.7 < fp32["ratio"] < 1.3
+    only = read_trace(_alone(tmp_path, "volta_sgemm_128x64_nn", GELU))
+    assert default_checkpoint(work_of(only.items, nj.load_gpu(V100))) == "fp32"
+    with pytest.raises(nj.InputError, match="not trained on gemm"):
+        nj.scale_trace(_alone(tmp_path, *BF16), H100, L40S, predictor="fp32")
+
+
+def test_dtypes_pick_the_path(tmp_path: Path) -> None:
+    names = (*BF16, "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn", "nvjet_qqtst_128x128_128x6_2x1_v_bz_TNN")
+    run = nj.scale_trace(_alone(tmp_path, *names), H100, L40S, predictor=ROOF)
+    here, there = nj.load_gpu(H100), nj.load_gpu(L40S)
+    for name, dtype in (("nvjet_tst", "bf16"), ("volta_fp16", "fp16"), ("nvjet_qq", "fp8")):
+        assert _row(run, name)["dtype"] == dtype
+        peaks = float(here.peak_flop_per_s(dtype)) / float(there.peak_flop_per_s(dtype))  # type: ignore[arg-type]
+        assert _row(run, name)["ratio"] == pytest.approx(peaks, rel=1e-3)
+    with pytest.raises(nj.InputError, match=r"1 kinds of products in fp8 \(nvjet_qqtst.* no arithmetic path 'fp8'"):
+        nj.scale_trace(_alone(tmp_path, *names), H100, "A100-SXM4-40GB", predictor=ROOF)
+
+
+def test_paths_that_are_not_there(tmp_path: Path) -> None:
+    """tf32 is fp32 on a GPU without it; fp64 and a dtype the origin lacks are scaled by bandwidth. All are said."""
+    names = ("ampere_s1688gemm_128x128_ldg8_stages_32x3_nn", "ampere_dgemm_64x64_nn", "matmul_kernel")
+    run = nj.scale_trace(_alone(tmp_path, *names), "A100-SXM4-40GB", V100, predictor=ROOF)
+    here, there = nj.load_gpu("A100-SXM4-40GB"), nj.load_gpu(V100)
+    ratio = float(here.tf32_flop_per_s) / float(there.fp32_flop_per_s)
+    assert _row(run, "ampere_s1688")["ratio"] == pytest.approx(ratio, rel=0.02)
+    assert _row(run, "ampere_dgemm")["rule"] == "bandwidth"
+    said = " ".join(run.notes)
+    assert "products in tf32, taken to run in fp32 where a GPU has no tf32: 33.3% of the time" in said
+    assert "products in a dtype that NVIDIA A100-SXM4-40GB has no path for here" in said
+    assert "products whose names say no dtype, taken to be fp32: 33.3% of the time (matmul_kernel)" in said
+    bf16 = nj.scale_trace(_alone(tmp_path, BF16[0]), V100, T4, predictor=ROOF)
+    assert _row(bf16, "nvjet")["rule"] == "bandwidth"
+    assert any("Tesla V100-PCIE-32GB has no path for here" in note for note in bf16.notes)
+
+
+def test_a_matrix_times_a_vector_is_bound_by_memory(tmp_path: Path) -> None:
+    name = "void gemv2T_kernel_val<int, int, __nv_bfloat16, float, 128, 16, 4>(x)"
+    run = nj.scale_trace(_alone(tmp_path, name), H100, L40S, predictor=ROOF)
+    here, there = nj.load_gpu(H100), nj.load_gpu(L40S)
+    bandwidth = float(here.mem_bytes_per_s) / float(there.mem_bytes_per_s)
+    assert (run.columns["kind"][0], run.columns["dtype"][0]) == ("gemm", "bf16")
+    assert float(run.columns["ratio"][0]) == pytest.approx(bandwidth, rel=1e-3)
+
+
+def test_results_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from neusight_jax.cli.app import run as command
+
+    properties = [{"id": 0, "name": "Tesla V100-PCIE-32GB"}]
+    file = write(tmp_path / "t.json", {"deviceProperties": properties, "traceEvents": [kernel("mystery", 0, 100)]})
+    assert command(["scale-trace", str(file), "--to", "T4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert next(iter(found)) == "schema"
+    assert found["schema"] == found["runs"][0]["schema"] == "neusight_jax.scaled_run/1"
+    (run,) = found["runs"]
+    assert (found["checkpoint"], run["checkpoint"], run["origin"], run["target"]) == ("fp32", "fp32", V100, T4)
+    assert run["notes"][0] == "measured on Tesla V100-PCIE-32GB, as the trace says"
+    assert "names of unknown kind, scaled by bandwidth: 100.0% of the time (mystery)" in run["notes"]
+    assert run["most_expensive"][0]["rule"] == "bandwidth"
+    assert command(["scale-trace", str(file), "--from", "A100-PCIE-40GB", "--to", "T4"]) == 0
+    assert "note: the trace says it was measured on Tesla V100-PCIE-32GB, and is scaled" in capsys.readouterr().out
+    bare = write(tmp_path / "bare.json", [kernel("mystery", 0, 100)])
+    assert command(["scale-trace", str(bare), "--to", "T4"]) == 2
+    assert "on which GPU was it measured? it does not say; say so with --from GPU" in capsys.readouterr().err
 
 
 def test_operators() -> None:

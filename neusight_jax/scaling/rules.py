@@ -174,18 +174,21 @@ def _covered(kernels: Sequence[Kernel], *machines: Machine) -> bool:
 
 
 def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], machine: Machine) -> np.ndarray:
-    """Seconds of the work of every item, 1 where there is none; one table per dtype."""
+    """Seconds of the work of every item, 1 where there is none; one table of all, so that one program is compiled."""
     out, peaks = np.ones(len(items)), product_peaks(machine.gpu)
-    dtypes = [_dtype(item, peaks) if kernels else "" for item, kernels in zip(items, work, strict=True)]
-    for dtype in sorted(set(dtypes) - {""}):
-        chosen = [at for at, name in enumerate(dtypes) if name == dtype]
-        flat = [kernel for at in chosen for kernel in work[at]]
-        if _is_product(flat):
-            _require_path(machine.gpu, dtype, [items[at] for at in chosen if _is_product(work[at])])
-        table = table_from_kernels([replace(kernel, count=1.0) for kernel in flat], dtype=dtype)
-        seconds = np.asarray(predict_kernels(machine.predictor, machine.gpu, table, isolated=False), np.float64)
-        owner = np.repeat(np.arange(len(chosen)), [len(work[at]) for at in chosen])
-        out[chosen] = np.bincount(owner, weights=seconds, minlength=len(chosen))
+    chosen = [at for at, kernels in enumerate(work) if kernels]
+    if not chosen:
+        return out
+    dtypes = {at: _dtype(items[at], peaks) for at in chosen}
+    products = [at for at in chosen if _is_product(work[at])]
+    for dtype in sorted({dtypes[at] for at in products}):
+        _require_path(machine.gpu, dtype, [items[at] for at in products if dtypes[at] == dtype])
+    whole = table_from_kernels(replace(kernel, count=1.0, dtype=dtypes[at]) for at in chosen for kernel in work[at])
+    # A program without the families that no kernel is of starts sooner.
+    table = KernelTable({name: batch for name, batch in whole.families.items() if batch.num_rows})
+    seconds = np.asarray(predict_kernels(machine.predictor, machine.gpu, table, isolated=False), np.float64)
+    owner = np.repeat(np.arange(len(chosen)), [len(work[at]) for at in chosen])
+    out[chosen] = np.bincount(owner, weights=seconds, minlength=len(chosen))
     return out
 
 
