@@ -103,8 +103,8 @@ def _checkpoint_notes(items: Sequence[Measured], rules: Sequence[str], checkpoin
     if chosen and products:
         dtypes = ", ".join(sorted({item.dtype for item in products}))
         notes.append(f"checkpoint {checkpoint}, as products run in {dtypes}: {_share(products, items)}")
-    trained = load_card(checkpoint).get("trained_dtypes")
-    unseen = [item for item in products if trained is not None and item.dtype not in trained]
+    trained: list[str] = load_card(checkpoint).get("trained_dtypes") or []
+    unseen = [item for item in products if trained and item.dtype not in trained]
     if unseen:
         dtypes = ", ".join(sorted({item.dtype for item in unseen}))
         notes.append(

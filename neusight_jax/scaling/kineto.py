@@ -193,7 +193,7 @@ def _operators_of(link: np.ndarray, operators: Columns) -> np.ndarray:
 def _own_seconds(columns: dict[str, np.ndarray]) -> np.ndarray:
     """Duration of every operator less that of the operators directly inside it, per thread."""
     lane, start, seconds = columns["lane"], columns["start_s"], columns["seconds"]
-    own = seconds.copy()
+    own: np.ndarray = seconds.copy()
     stack: list[int] = []
     for at in np.lexsort((-seconds, start, lane)):
         while stack and (lane[stack[-1]] != lane[at] or start[stack[-1]] + seconds[stack[-1]] <= start[at]):
@@ -201,4 +201,5 @@ def _own_seconds(columns: dict[str, np.ndarray]) -> np.ndarray:
         if stack:
             own[stack[-1]] -= seconds[at]
         stack.append(int(at))
-    return np.maximum(own, 0.0)
+    positive: np.ndarray = np.maximum(own, 0.0)
+    return positive

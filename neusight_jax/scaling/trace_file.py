@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import io
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from neusight_jax.errors import InputError
 
@@ -37,13 +36,14 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """
     try:
         with open(path, "rb", buffering=1 << 20) as file:
-            kind = _kind(file.peek(16)[:16])
+            kind = _kind(file.read(16))
+            file.seek(0)
             if kind == "gzip":
-                with gzip.open(file) as unpacked:
-                    yield io.BufferedReader(unpacked, 1 << 20)  # type: ignore[arg-type]
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    yield cast(IO[bytes], unpacked)
             elif kind == "zip":
-                with zipfile.ZipFile(file) as archive, archive.open(_member(path, archive)) as unpacked:
-                    yield io.BufferedReader(unpacked, 1 << 20)  # type: ignore[arg-type]
+                with zipfile.ZipFile(file) as archive, archive.open(_member(path, archive)) as member:
+                    yield member
             else:
                 yield file
     except FileNotFoundError:
