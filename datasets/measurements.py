@@ -252,7 +252,7 @@ def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFr
             table = opened.read(columns=names)
         table.validate(full=True)  # text that is not UTF-8 would else show up later, when it is looked at
         # Without what pandas wrote of its index and types: not needed, and JSON that may be damaged.
-        frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
+        frame: pd.DataFrame = table.replace_schema_metadata(None).to_pandas()
     except Exception as error:  # a damaged file breaks in many ways, in Arrow, in Python's decoders and in pandas
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(

@@ -256,21 +256,16 @@ def test_bad_files(tmp_path: Path) -> None:
 
 
 def test_damage_to_a_footer(tmp_path: Path) -> None:
-    """What pandas wrote of its own into a footer need not be right; where it is no text, that is one line."""
+    """What pandas wrote of its own into a footer need not be right; anything else that is no text is one line."""
     file = _file(tmp_path, _linear())
     whole = file.read_bytes()
     place = whole.index(b'"pandas_type"')
-    for damage in (b"}", b"Z", b'"'):
+    for damage in (b"\xff", b"}", b"Z"):
         file.write_bytes(whole[: place + 1] + damage + whole[place + 2 :])
         assert len(read_measurements(file).frame) == 8
-    file.write_bytes(whole[: place + 1] + b"\xff" + whole[place + 2 :])
-    assert "is not a readable Parquet file ('utf-8' codec can't decode byte 0xff" in _refused(file)
-    named = whole.rindex(b"latency_s")
-    file.write_bytes(whole[:named] + b"\xff\xfe" + whole[named + 2 :])
-    assert "is not a readable Parquet file" in _refused(file) or "latency_s" in _refused(file)
-    value = whole.index(b"Tesla")
-    file.write_bytes(whole[:value] + b"\xff\xfe" + whole[value + 2 :])
-    _refused(file)
+    for text in (b"latency_s", b"Tesla"):
+        file.write_bytes(whole.replace(text, b"\xff\xfe" + text[2:]))
+        _refused(file)
 
 
 def test_any_damage_is_one_line_or_good_rows(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from neusight_jax.checkpoint import default_checkpoint
 from neusight_jax.kernels.table import table_from_kernels
 from neusight_jax.scaling.occupancy import LIMITS, limits_of, resident_blocks
 from neusight_jax.scaling.operators import operator_kernels
+from neusight_jax.scaling.per_op import node_kernels
 from neusight_jax.scaling.rules import BELIEVED, FAR_CARRIED, work_of
 from neusight_jax.scaling.scale import ScaledRun, read_trace
 from neusight_jax.scaling.trace import Launch, busy_seconds
@@ -259,6 +260,18 @@ def test_results_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     bare = write(tmp_path / "bare.json", [kernel("mystery", 0, 100)])
     assert command(["scale-trace", str(bare), "--to", "T4"]) == 2
     assert "on which GPU was it measured? it does not say; say so with --from GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        *("nope", '{"a": 1}', "[1]", "[[1, 2]]", '[["Linear", [1, 2]]]', '[["Linear", "abc"]]', '[["MEM", 5]]'),
+        *('[["VECgelu", [null, 2]]]', '[["BMM", [1, null, 2, 3]]]', '[["Linear", [-1, 2, 3]]]', "[" * 50000),
+    ],
+)
+def test_kernels_of_a_node_are_checked(listed: str) -> None:
+    with pytest.raises(nj.InputError, match="node 'fc' lists the kernels"):
+        node_kernels(listed, {"name": "fc"})
 
 
 def test_operators() -> None:
