@@ -68,7 +68,8 @@ def read_kernel_csv(path: Path) -> Trace:
         rows += _rows(report, table, account)
         notes += _missing_share(table)
     if not rows:
-        raise InputError(f"{path}: no row has a name and a duration; export the table again")
+        why = f" ({'; '.join(account.notes())})" if account.notes() else ""
+        raise InputError(f"{path}: no row has a name and a duration{why}; export the table again")
     summed = any(row[2] is None for row in rows)
     seconds = np.array([row[1] for row in rows])
     if summed:

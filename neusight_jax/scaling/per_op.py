@@ -99,7 +99,8 @@ def node_kernels(listed: Any, node: Mapping[str, Any]) -> tuple[Kernel, ...]:
     if not isinstance(listed, str):
         return ()
     try:
-        kernels = tuple(kernel for each in json.loads(listed) if (kernel := _kernel(*each, node)) is not None)
+        found = (_kernel(kind, sizes, node) for kind, sizes in json.loads(listed))
+        kernels = tuple(kernel for kernel in found if kernel is not None)
         good = all(0.0 <= size < 1e18 for kernel in kernels for size in kernel.dims.values())
     except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         good = False
