@@ -18,6 +18,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
 from neusight_jax.memory import CROWDED_TIMES, crowded_note, crowded_share, footprint
+from neusight_jax.programs import one_shot
 from neusight_jax.roofline import Scalar, element_bytes
 from neusight_jax.terms import KernelTerms, Predictor
 from neusight_jax.trust import (
@@ -293,7 +294,7 @@ def _occupied(table: KernelTable) -> KernelTable:
     return KernelTable(kept) if kept else table
 
 
-@jax.jit
+@one_shot
 def _explained(predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: Scalar) -> dict[str, dict[str, Any]]:
     out = {}
     for name, term in kernel_terms(predictor, gpu, table, isolated=False, relaxation=relaxation).items():

@@ -27,6 +27,7 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import KNOBS, RATES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import in_row_order, kernel_latency, latency, on_device
+from neusight_jax.programs import one_shot
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
 
@@ -148,7 +149,7 @@ def elasticities(
     return seconds, dict(zip(ROWS, slopes, strict=True))
 
 
-@jax.jit
+@one_shot
 def _elasticities(predictor: Predictor, gpu: GPU, kernels: KernelTable, isolated: Any, relaxation: Any) -> Any:
     value, slopes = {}, {}
     for name, batch in kernels.families.items():
@@ -172,9 +173,15 @@ def _secants(predictor: Predictor, gpu: GPU, kernels: KernelTable) -> dict[str, 
         for name in fields:
             figures[name][:, position] *= np.exp([-SECANT, SECANT])
     machines = GPU(**{name: jnp.asarray(values.ravel(), float) for name, values in figures.items()})
-    seconds = jax.vmap(latency, in_axes=(None, 0, None))(predictor, machines, kernels)
+    seconds = _of_machines(predictor, machines, kernels)
     low, high = np.log(np.asarray(seconds, np.float64)).reshape(2, len(ROWS))
     return {name: float(value) for name, value in zip(ROWS, (high - low) / (2.0 * SECANT), strict=True)}
+
+
+@one_shot
+def _of_machines(predictor: Predictor, gpus: GPU, kernels: KernelTable) -> Float[Array, " gpu"]:
+    seconds: Array = jax.vmap(latency, in_axes=(None, 0, None))(predictor, gpus, kernels)
+    return seconds
 
 
 def sensitivity(
