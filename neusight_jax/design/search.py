@@ -119,11 +119,15 @@ class Search:
         self.low, self.high = problem.bounds
         self.arguments = arguments(problem)
         self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
+        ranges = zip(problem.free, self.low, self.high, strict=True)
+        free = [(each.field, float(low), float(high)) for each, low, high in ranges]
+        names = ([load.name for load in problem.workloads], dict(problem.exponents), list(problem.budgets))
+        asked = (free, *names, problem.grows)
         # One program with a forecast in it, for values and slopes, exact and relaxed: it is what takes long to compile.
-        self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)))
-        self._move = one_shot(self._moved)
-        self._fits = one_shot(jax.vmap(self._cheap_fit, in_axes=(None, 0, None)))
-        self._fill = one_shot(jax.vmap(self._filled, in_axes=(None, 0, 0, None)))
+        self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)), asked)
+        self._move = one_shot(self._moved, asked)
+        self._fits = one_shot(jax.vmap(self._cheap_fit, in_axes=(None, 0, None)), asked)
+        self._fill = one_shot(jax.vmap(self._filled, in_axes=(None, 0, 0, None)), asked)
 
     def _limits(self, limits: dict[str, float] | None) -> dict[str, Array]:
         chosen = {**self.problem.budgets, **(limits or {})}
@@ -190,7 +194,8 @@ class Search:
             change, moments = optax.scale_by_adam().update(slope, state.moments)
         raw = jax.vmap(lambda point: self._grown(given, point, limits))(state.raw - pace * change)
         raw = jnp.clip(raw, -_FAR, _FAR)
-        return _Descents(raw, state.prices + _PRICE_RATE * (push - state.prices), moments), self._logs(raw)
+        moved = _Descents(raw, state.prices + _PRICE_RATE * (push - state.prices), moments)
+        return jax.tree.leaves(moved), self._logs(raw)
 
     def _filled(self, given: Given, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
         """The point moved along `ways` (log field per step, ≥ 0) until a cheap budget binds or all are at a bound."""
@@ -256,8 +261,8 @@ class Search:
             jnp.zeros(raw.shape), -jnp.ones(state.prices.shape), jnp.zeros((*state.prices.shape, raw.shape[1]))
         )
         # A step of no length grows the starts to the budgets.
-        grown, logs = self._move(self.arguments, state, nowhere, limits, jnp.zeros(()))
-        state = state._replace(raw=grown.raw)
+        leaves, logs = self._move(self.arguments, state, nowhere, limits, jnp.zeros(()))
+        state = state._replace(raw=leaves[0])
         for number in range(settings.steps):
             part = number / max(settings.steps - 1, 1)
             relaxation = settings.relaxation + (settings.last_relaxation - settings.relaxation) * part
@@ -268,7 +273,8 @@ class Search:
                 timed[:, place], ways[:, place] = spent[name] - budgeted[place], slopes[name]
             pace = settings.learning_rate * (_LAST_PACE + (1.0 - _LAST_PACE) * 0.5 * (1.0 + np.cos(np.pi * part)))
             known = _Slopes(*(jnp.asarray(each, float) for each in (slope, timed, ways)))
-            state, logs = self._move(self.arguments, state, known, limits, jnp.asarray(pace, float))
+            leaves, logs = self._move(self.arguments, state, known, limits, jnp.asarray(pace, float))
+            state = jax.tree.unflatten(jax.tree.structure(state), leaves)
         return np.asarray(logs, np.float64)
 
     def _sloped(self, logs: np.ndarray, relaxation: float) -> tuple[Any, Any]:
