@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from neusight_jax.graph.trace_options import TraceOptions
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
+    from neusight_jax.programs import use_compile_cache
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
     from neusight_jax.sensitivity import sensitivity
     from neusight_jax.sweep.run import sweep
@@ -75,6 +76,7 @@ __all__ = [
     "sensitivity",
     "stack_gpus",
     "sweep",
+    "use_compile_cache",
     "workload",
 ]
 
@@ -97,6 +99,7 @@ _HOMES = {
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
     "training.calibration": ("calibrate",),
+    "programs": ("use_compile_cache",),
     "sensitivity": ("sensitivity",),
     "sweep.run": ("sweep",),
     "sweep.space": ("Grid", "Range", "Samples"),

@@ -28,6 +28,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import vary_plainly
+from neusight_jax.programs import one_shot
 from neusight_jax.report import shown
 from neusight_jax.results import json_text, schema
 from neusight_jax.sweep.space import Range
@@ -291,7 +292,7 @@ def required(
     return float(values[place])
 
 
-@jax.jit
+@one_shot
 def _times(given: Given, figures: dict[str, Array]) -> Float[Array, "gpu workload"]:
     return jax.vmap(lambda each: metrics(given, each, 0.0)[1])(figures)
 
