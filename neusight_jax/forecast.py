@@ -209,7 +209,7 @@ def predict(
     Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
     """
     graph = graph.on(gpu.paths)
-    for dtype in dict.fromkeys((graph.dtype, *graph.arithmetic)):
+    for dtype in graph.arithmetic:
         gpu.peak_flop_per_s(dtype)
     require_covered(predictor, graph.kernels)
     table = occupied(graph.kernels)

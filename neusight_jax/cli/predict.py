@@ -60,7 +60,7 @@ def predict(
 
     gpu_name, machine = load_named_gpu(gpu)
     serving = Serving(kv_length, weight_dtype, kv_dtype, tensor_parallel, expert_parallel)
-    graph = _graph(model, batch_size, sequence_length, mode, dtype, fused, serving)
+    graph = _graph(model, batch_size, sequence_length, mode, dtype, fused, serving).on(machine.paths)
     dtype = graph.dtype
     try:
         machine.peak_flop_per_s(dtype)

@@ -143,14 +143,15 @@ class Graph:
 
     @cached_property
     def arithmetic(self) -> tuple[str, ...]:
-        """Dtypes of its matrix products and convolutions: the arithmetic paths a GPU must have."""
+        """Its own dtype, and those of its matrix products: the arithmetic paths a GPU must have."""
         every = (kernel for node in self.nodes for phase in node.phases for kernel in phase)
-        return tuple(dict.fromkeys(each.dtype or self.dtype for each in every if FAMILIES[each.family].matrix))
+        products = (each.dtype for each in every if each.dtype and FAMILIES[each.family].matrix)
+        return tuple(dict.fromkeys((self.dtype, *products)))
 
     def on(self, paths: Collection[str]) -> Graph:
         """The graph as it runs on a GPU with these arithmetic paths.
 
-        Products of quantized weights whose path is not there run as their `Kernel.instead` has it, with a note.
+        Forward products of quantized weights whose path is not there run as their `Kernel.instead` has it, with a note.
         """
         missing = {dtype for dtype in self.arithmetic if dtype not in paths}
         swapped: dict[tuple[str, str], None] = {}

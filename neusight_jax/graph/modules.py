@@ -59,22 +59,32 @@ _PARENTS: dict[str, Aliases] = {
     "linear_attention": ("linear_attn",),
     "mamba": ("mamba", "mixer"),
 }
-_SPARSE = {
+_SPARSE: dict[str, Aliases] = {
     "experts": ("block_sparse_moe",),
     "shared": ("block_sparse_moe.shared_experts", "block_sparse_moe.shared_expert", "shared_mlp"),
 }
-_FEED_FORWARD = {"mlp": ("feed_forward",), "experts": ("feed_forward",), "shared": ("feed_forward.shared_expert",)}
-_MIXER = {
+_FEED_FORWARD: dict[str, Aliases] = {
+    "mlp": ("feed_forward",),
+    "experts": ("feed_forward",),
+    "shared": ("feed_forward.shared_expert",),
+}
+_MIXER: dict[str, Aliases] = {
     **dict.fromkeys(("attention", "mlp", "experts", "mamba"), ("mixer",)),
     "shared": ("mixer.shared_experts", "mixer.shared_expert"),
 }
-_FFN = {"attention": ("attn",), "mlp": ("ffn",), "experts": ("ffn",), "shared": ("ffn.shared_experts",)}
+_BESIDE: dict[str, Aliases] = {"experts": ("", "moe")}
+_FFN: dict[str, Aliases] = {
+    "attention": ("attn",),
+    "mlp": ("ffn",),
+    "experts": ("ffn",),
+    "shared": ("ffn.shared_experts",),
+}
 _PARENTS_OF: dict[str, dict[str, Aliases]] = {
     **dict.fromkeys(("mixtral", "phimoe", "minimax", "minimax_m2", "minimax_m3", "granitemoe"), _SPARSE),
     "minimax_m3_vl": _SPARSE,
     **dict.fromkeys(("llama4", "llama4_text"), _FEED_FORWARD),
     "nemotron_h": _MIXER,
-    **dict.fromkeys(("gemma4", "gemma4_text"), {"experts": ("", "moe")}),
+    **dict.fromkeys(("gemma4", "gemma4_text"), _BESIDE),
     "deepseek_v4": _FFN,
 }
 """Those that call the modules around them otherwise than `_PARENTS`, by `model_type`."""

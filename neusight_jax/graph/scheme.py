@@ -85,8 +85,10 @@ class Stored:
     plain: bool = False
 
     def weight_share(self, features: float, width: float, dtype: str) -> float:
-        """Bytes of a weight as stored over those in the dtype it is multiplied in; scales of weights that are multiplied
-        as they are were in the measurements."""
+        """Bytes of a weight as stored over those in the dtype it is multiplied in.
+
+        1 where it is multiplied as it is stored: scales were in those measurements.
+        """
         full = 8.0 * dtype_bytes(dtype)
         if self.scheme.bits == full:
             return 1.0

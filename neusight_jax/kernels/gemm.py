@@ -73,10 +73,15 @@ OPTIONS: tuple[tuple[str, float], ...] = ((WEIGHT_SHARE, 1.0),)
 """Dims that a product may leave out."""
 
 
-def elements_moved(dims: Dims, weight_share: Float[Array, " kernel"] | float = 1.0) -> Float[Array, " kernel"]:
+def weight_share(dims: Dims) -> Float[Array, " kernel"]:
+    """`WEIGHT_SHARE` of kernels, 1 where it is left out."""
+    return dims.get(WEIGHT_SHARE, jnp.ones_like(next(iter(dims.values()))))
+
+
+def elements_moved(dims: Dims, share: Float[Array, " kernel"] | float = 1.0) -> Float[Array, " kernel"]:
     """Elements of both operands and the result; of the weights the share that is stored."""
     m, n, k = dims["m"], dims["n"], dims["k"]
-    return dims["batch"] * (m * k + k * n * weight_share + m * n)
+    return dims["batch"] * (m * k + k * n * share + m * n)
 
 
 def split_work(
@@ -98,14 +103,13 @@ def split_work(
     tile_n = jnp.array([tile[1] for tile in tiles], jnp.float32)[None, :, None]
     split = jnp.clip(jnp.floor(k / min_split_steps), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
     steps = k / split
-    share = jnp.asarray(dims.get(WEIGHT_SHARE, 1.0))
-    tile_share = jnp.reshape(share, (-1, 1, 1))
+    share = weight_share(dims)
     return Work(
         flop=flop(dims),
         bytes_moved=elements_moved(dims, share) * element_bytes,
         blocks=batch * jnp.ceil(m / tile_m) * jnp.ceil(n / tile_n) * split,
         block_flop=2.0 * tile_m * tile_n * steps,
-        block_bytes=size * ((tile_m + tile_n * tile_share) * steps + tile_m * tile_n),
+        block_bytes=size * ((tile_m + tile_n * share[:, None, None]) * steps + tile_m * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
         launched=_launched(dims[LIBRARY], tiles, launched) if launched and LIBRARY in dims else None,
         block_operands=(tile_m + tile_n) * steps if launched else None,

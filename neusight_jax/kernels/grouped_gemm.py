@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import WEIGHT_SHARE, Dims, Family, Work
-from neusight_jax.kernels.gemm import OPTIONS
+from neusight_jax.kernels.family import Dims, Family, Work
+from neusight_jax.kernels.gemm import OPTIONS, weight_share
 
 DIMS: tuple[str, ...] = ("tokens", "rows", "active", "hidden", "inner")
 """Tokens of the batch, token-expert pairs served here, experts here with work; widths of model and expert."""
@@ -57,10 +57,10 @@ def flop(dims: Dims) -> Float[Array, " kernel"]:
 
 
 def bytes_moved(
-    dims: Dims, element_bytes: Float[Array, " kernel"], weight_share: Float[Array, " kernel"] | float = 1.0
+    dims: Dims, element_bytes: Float[Array, " kernel"], share: Float[Array, " kernel"] | float = 1.0
 ) -> Float[Array, " kernel"]:
     """Weights of the active experts once as stored, tokens in and out, the gated product written and read, bytes."""
-    weights = 3.0 * dims["active"] * dims["hidden"] * dims["inner"] * weight_share
+    weights = 3.0 * dims["active"] * dims["hidden"] * dims["inner"] * share
     activations = 2.0 * dims["tokens"] * dims["hidden"] + dims["rows"] * (dims["hidden"] + 4.0 * dims["inner"])
     return element_bytes * (weights + activations)
 
@@ -72,13 +72,13 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     size = element_bytes[:, None, None]
     cols = jnp.ceil(2.0 * inner / TILE_COLS) + jnp.ceil(hidden / TILE_COLS)
     steps = 3.0 * hidden * inner / (cols * TILE_COLS)  # mean contraction of a block over both products
-    share = jnp.asarray(dims.get(WEIGHT_SHARE, 1.0))
+    share = weight_share(dims)
     return Work(
         flop=flop(dims),
         bytes_moved=bytes_moved(dims, element_bytes, share),
         blocks=busy * jnp.ceil(rows / busy / tile) * cols,
         block_flop=2.0 * tile * TILE_COLS * steps,
-        block_bytes=size * ((tile + TILE_COLS * jnp.reshape(share, (-1, 1, 1))) * steps + tile * TILE_COLS),
+        block_bytes=size * ((tile + TILE_COLS * share[:, None, None]) * steps + tile * TILE_COLS),
         block_steps=steps * jnp.ones_like(tile),
     )
 

@@ -109,7 +109,7 @@ def sweep(
     Raises: `InputError` for an unusable request, or when the output or an unfinished sweep is in the way.
     """
     output = Path(output)
-    tasks = [_Task(name, gpu, workload(graph)) for name, gpu in gpus.items() for graph in graphs]
+    tasks = [_Task(name, gpu, workload(graph.on(gpu.paths))) for name, gpu in gpus.items() for graph in graphs]
     _check(predictor, tasks, chunk)
     asked = {
         "label": label,
@@ -158,7 +158,8 @@ def _check(predictor: Predictor, tasks: Sequence[_Task], chunk: int) -> None:
     for task in tasks:
         require_covered(predictor, task.load.kernels)
         try:
-            task.gpu.peak_flop_per_s(task.load.graph.dtype)
+            for dtype in task.load.graph.arithmetic:
+                task.gpu.peak_flop_per_s(dtype)
         except InputError as error:
             raise InputError(f"{task.gpu_name}: {error}") from None
 
