@@ -363,6 +363,41 @@ def test_overrides_by_module() -> None:
     assert shares(extra, "mlp.down") == pytest.approx({"": 1 / 3, "int4": 2 / 3})
 
 
+@pytest.mark.parametrize(
+    ("model_type", "listed", "quantized", "left"),
+    [
+        ("mixtral", ["block_sparse_moe.gate"], ["mlp.experts", "attention.qkv"], ["mlp.router"]),
+        ("mixtral", ["model.layers.*.block_sparse_moe.experts"], ["attention.qkv"], ["mlp.experts"]),
+        ("gemma4_text", ["model.language_model.layers.*.mlp*"], ["mlp.experts"], ["mlp.gate_up", "mlp.down"]),
+        ("llama4_text", ["re:.*feed_forward.shared_expert.*"], ["mlp.experts", "mlp.gate_up"], ["mlp.shared.down"]),
+        ("deepseek_v3", ["shared_experts", "q_a_proj", "kv_a_proj_with_mqa"], ["mlp.experts"], ["attention.qkv_down"]),
+        (
+            "deepseek_v4",
+            ["*.attn.*", "*.ffn.shared_experts.*"],
+            ["mlp.experts"],
+            ["attention.output", "mlp.shared.down"],
+        ),
+        ("nemotron_h", ["backbone.layers.*.mixer.in_proj"], ["mamba.out", "mlp.experts"], ["mamba.in"]),
+        ("qwen3_next", ["linear_attn.in_proj_ba"], ["linear_attention.qkvz"], ["linear_attention.gates"]),
+        ("qwen3_5_moe", ["*linear_attn*"], ["attention.qkv"], ["linear_attention.qkvz", "linear_attention.output"]),
+    ],
+)
+def test_modules_by_the_names_of_their_model(
+    model_type: str, listed: list[str], quantized: list[str], left: list[str]
+) -> None:
+    config = {**DENSE, "model_type": model_type}
+    section = {**AWQ, "modules_to_not_convert": listed}
+    assert [shares(section, node, config) for node in quantized] == [{"int4": 1.0}] * len(quantized)
+    assert [shares(section, node, config) for node in left] == [{"": 1.0}] * len(left)
+
+
+def test_a_node_that_is_not_in_the_table_is_said() -> None:
+    read = read_quantization(read_config({**DENSE, "quantization_config": {**AWQ, "ignore": ["self_attn"]}}))
+    assert read is not None
+    assert read.blind("novel.thing")
+    assert not read.blind("attention.qkv")
+
+
 def test_mixed_precision_names_what_is_quantized() -> None:
     layers: dict[str, dict[str, Any]]
     layers = {f"model.layers.{at}.self_attn.{name}_proj": {"quant_algo": "FP8"} for at in range(3) for name in "qkv"}
@@ -579,6 +614,7 @@ def test_refused_workloads() -> None:
     with pytest.raises(InputError, match="int4 weights are not trained"):
         graph(DENSE, None, mode="training", weight_dtype="int4")
     assert graph(DENSE, AWQ, mode="training", weight_dtype="bf16").nodes
+    assert graph(DENSE, {**SECTIONS["fp8"], "dequantize": True}).notes == ()
     with pytest.raises(InputError, match="unknown weight dtype 'int3'"):
         graph(DENSE, None, weight_dtype="int3")
     with pytest.raises(InputError, match="unknown dtype 'int4'"):

@@ -172,7 +172,7 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, grap
     """
     from neusight_jax.gpu_catalog import canonical_name, gpu_info
 
-    notes, dtype = [], graph.dtype
+    notes = []
     trained_on = card.get("trained_on", {}).get("devices")
     elsewhere = card.get("device_effects", {}).get(gpu_name) and not measured_networks(card, gpu_name, graph)[0]
     calibrated = card.get("calibrated")
@@ -187,7 +187,9 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, grap
     elif trained_on is not None and (gpu_name not in trained_on or elsewhere):
         notes.append(f"this GPU was not in training: {checkpoint} forecasts {gpu_name} from its figures alone")
     dtypes = card.get("trained_dtypes")
-    if dtypes is not None and dtype not in dtypes:
+    for dtype in graph.arithmetic:
+        if dtypes is None or dtype in dtypes:
+            continue
         seen = ", ".join(dtypes)
         notes.append(f"{checkpoint} was trained on {seen} only: this {dtype} forecast is an extrapolation")
     estimates = gpu_info(gpu_name).estimates if canonical_name(gpu_name) == gpu_name else ()

@@ -33,6 +33,18 @@ _PARTS: dict[str, tuple[str, tuple[Aliases, ...], Aliases]] = {
     ),
     "attention.query_up": ("attention", (("q_b_proj",),), ()),
     "attention.kv_up": ("attention", (("kv_b_proj",),), ()),
+    "attention.gate": ("attention", (("g_proj", "gate_proj"),), ()),
+    "attention.indexer.query": ("attention", (("indexer.wq_b", "index_q_proj"),), ()),
+    "attention.indexer.key": ("attention", (("indexer.wk", "index_k_proj"),), ()),
+    "attention.indexer.weights": ("attention", (("indexer.weights_proj", "indexers_proj"),), ()),
+    "linear_attention.qkv": ("linear_attention", _QKV, ("in_proj_qkv",)),
+    "linear_attention.qkvz": ("linear_attention", (("in_proj_qkv",), ("in_proj_z",)), ("in_proj_qkvz",)),
+    "linear_attention.gates": ("linear_attention", (("in_proj_a",), ("in_proj_b",)), ("in_proj_ba",)),
+    "linear_attention.output": ("linear_attention", (("out_proj", "o_proj"),), ()),
+    "mamba.in": ("mamba", (("in_proj",),), ()),
+    "mamba.out": ("mamba", (("out_proj",),), ()),
+    "mlp.latent_down": ("mlp", (("fc1_latent_proj",),), ()),
+    "mlp.latent_up": ("mlp", (("fc2_latent_proj",),), ()),
     "mlp.gate_up": ("mlp", _GATE_UP, ("gate_up_proj",)),
     "mlp.up": ("mlp", (("up_proj", "fc1", "dense_h_to_4h"),), ()),
     "mlp.down": ("mlp", (("down_proj", "w2", "fc2", "dense_4h_to_h"),), ()),
@@ -56,7 +68,7 @@ _PARENTS: dict[str, Aliases] = {
     "experts": ("mlp",),
     "shared": ("mlp.shared_experts", "mlp.shared_expert"),
     "shared gate": ("mlp.shared_expert_gate",),
-    "linear_attention": ("linear_attn",),
+    "linear_attention": ("linear_attn", "self_attn"),
     "mamba": ("mamba", "mixer"),
 }
 _SPARSE: dict[str, Aliases] = {
@@ -80,8 +92,8 @@ _FFN: dict[str, Aliases] = {
     "shared": ("ffn.shared_experts",),
 }
 _PARENTS_OF: dict[str, dict[str, Aliases]] = {
-    **dict.fromkeys(("mixtral", "phimoe", "minimax", "minimax_m2", "minimax_m3", "granitemoe"), _SPARSE),
-    "minimax_m3_vl": _SPARSE,
+    **dict.fromkeys(("mixtral", "phimoe", "minimax", "minimax_m2", "granitemoe", "kimi_linear"), _SPARSE),
+    **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _SPARSE),
     **dict.fromkeys(("llama4", "llama4_text"), _FEED_FORWARD),
     "nemotron_h": _MIXER,
     **dict.fromkeys(("gemma4", "gemma4_text"), _BESIDE),

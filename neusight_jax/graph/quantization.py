@@ -89,6 +89,8 @@ def read_quantization(config: Config) -> Quantization | None:
     if config.values.get("expert_dtype") is not None:  # DeepSeek-V4 says it beside the rest
         values = {"expert_dtype": config.values["expert_dtype"], **values}
     method = _method(values, where)
+    if values.get("dequantize") is True:  # fp8 and mxfp4: the loader widens all weights
+        return None
     _, text = _places(config)
     layers = text.get("num_hidden_layers", config.values.get("num_hidden_layers", 1))
     kind = config.values.get("model_type") or text.get("model_type") or ""

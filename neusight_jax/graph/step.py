@@ -101,19 +101,16 @@ class Step(Writer):
         """How weights are stored, where a config says so or they are narrower than their products.
 
         Args:
-          asked: the dtype asked for, if any; quantized: whether the config has a quantization, asked for or not.
+          asked: the dtype asked for, if any; quantized: whether the config has a quantization.
         """
         if self.quantization is not None:
             method = self.quantization.method
             blind = [node for node in self.ledger.nodes if self.quantization.blind(node)]
             guessed = (f"{method} goes by module names; those of {', '.join(blind)} are guessed",) if blind else ()
             return (self.ledger.sentence(method, self.precision.activations), *guessed)
-        if quantized:
-            means = "as asked for, in place of the config's quantization"
-        elif asked is not None and self._narrow:
-            means = "as asked for"
-        else:
+        if asked is None or not (quantized or self._narrow):
             return ()
+        means = "as asked for, in place of the config's quantization" if quantized else "as asked for"
         return (self.ledger.sentence(means, self.precision.activations),)
 
     @property
