@@ -337,7 +337,7 @@ def test_some_layers_run_as_they_are() -> None:
     attention, mlp = narrow(*QKV) + narrow(*OUT), (GATE_UP, DOWN)
     layers = 3 * attention + 2 * sum(narrow(*each) for each in mlp) + sum(plain(*each) for each in mlp)
     assert footprint(work).weights == pytest.approx(layers + 2 * EMBEDDING + NORMS, rel=1e-9)
-    assert "feed-forward of some layers bf16" in work.notes[0]
+    assert "part of feed-forward bf16" in work.notes[0]
 
 
 def test_dense_layers_of_a_model_with_experts_are_looked_up_by_index() -> None:

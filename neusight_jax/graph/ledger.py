@@ -48,7 +48,7 @@ class Ledger:
             some = f" in {share:.0%} of the layers' weights" if len(self._narrow) > 1 else ""
             parts.append(f"{scheme.name} ({means}), products in {dtype}{some}")
         plain = [word for word, seen in self._seen.items() if seen == {True}]
-        partly = [f"{word} of some layers" for word, seen in self._seen.items() if len(seen) > 1]
+        partly = [f"part of {word}" for word, seen in self._seen.items() if len(seen) > 1]
         left = f"{_listed(['embeddings', *plain, *partly])} {plain_dtype}"
         return f"weights {'; '.join(parts)}; {left}" if parts else f"{method} leaves all weights {plain_dtype}"
 
