@@ -15,6 +15,7 @@ from neusight_jax.arithmetic import DTYPES
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import UNMODELLED, Footprint, Graph
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
 from neusight_jax.memory import crowded_notes, footprint
@@ -211,12 +212,14 @@ def predict(
       relaxation: see `latency.kernel_latency`; 0 = exact.
     Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
     """
-    gpu.peak_flop_per_s(graph.dtype)
+    graph = graph.on(gpu.paths)
+    for dtype in graph.arithmetic:
+        gpu.peak_flop_per_s(dtype)
     require_covered(predictor, graph.kernels)
     table = occupied(graph.kernels)
     terms = _explained(predictor, on_device(gpu), table, relaxation)
     columns = {**_kernel_columns(table), **_term_columns(table, jax.tree.map(np.asarray, terms))}
-    notes = (*notes, *graph.notes, *unmodelled_notes(graph, columns))
+    notes = (*notes, *graph.notes, *unmodelled_notes(graph, columns), *weight_only_notes(table, columns))
     names = np.array([node.name for node in graph.nodes], object)
     columns["node"] = names[columns["node"]]
     memory = footprint(graph) if graph.nodes else None
@@ -289,6 +292,21 @@ def unmodelled_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> tuple[s
         return ()
     listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
     return (f"not modelled, charged as memory traffic (inputs and outputs once): {listed} of the time",)
+
+
+def weight_only_notes(table: KernelTable, columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """One note where kernels widen weights that are stored narrower than they multiply them, with their share."""
+    ones = {name: np.ones(batch.row.shape) for name, batch in table.families.items()}
+    widened = {name: np.asarray(batch.dims.get(WEIGHT_SHARE, ones[name])) for name, batch in table.families.items()}
+    narrow = in_row_order(table, widened) < 1.0
+    cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
+    share = float(cost[narrow].sum() / max(cost.sum(), 1e-30))
+    if not share:
+        return ()
+    return (
+        f"weight-only products ({share:.0%} of the time) were never measured: forecast as plain ones that read fewer "
+        "bytes, without what widening the weights costs",
+    )
 
 
 def seconds_of(

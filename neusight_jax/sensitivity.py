@@ -199,6 +199,7 @@ def sensitivity(
       gpu_name, notes: for the report only.
     Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
     """
+    graph = graph.on(gpu.paths)
     forecast = predict(predictor, gpu, graph, gpu_name=gpu_name, notes=notes)
     table = occupied(graph.kernels)
     seconds, slopes = elasticities(predictor, gpu, table, relaxation=relaxation)

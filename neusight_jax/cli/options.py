@@ -34,12 +34,20 @@ KvLength = Annotated[
     ),
 ]
 WeightDtype = Annotated[
-    str | None, typer.Option("--weight-dtype", help="Of weights, decoders only.", show_default="as --dtype")
+    str | None,
+    typer.Option(
+        "--weight-dtype",
+        help="What weights are stored in, decoders only: int4, fp4, fp8, int8 or wider. Narrower than --dtype, they "
+        "are widened in the products (weight-only).",
+        show_default="as the config's quantization, else as --dtype",
+    ),
 ]
 KvDtype = Annotated[
     str | None,
     typer.Option(
-        "--kv-dtype", help="Of the KV cache, decoders only.", show_default="fp8 for fp8 and fp4, else as --dtype"
+        "--kv-dtype",
+        help="Of the KV cache, decoders only.",
+        show_default="as the config's quantization, fp8 for fp8 and fp4, else as --dtype",
     ),
 ]
 TensorParallel = Annotated[

@@ -34,7 +34,7 @@ def predict(
     from neusight_jax.gpu_file import load_named_gpu
 
     gpu_name, machine = load_named_gpu(gpu)
-    graph = graph_of(model, load)
+    graph = graph_of(model, load).on(machine.paths)
     check_dtype(machine, gpu_name, graph.dtype)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     card = load_card(checkpoint)
@@ -80,7 +80,7 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, grap
     """
     from neusight_jax.gpu_catalog import canonical_name, gpu_info
 
-    notes, dtype = [], graph.dtype
+    notes = []
     trained_on = card.get("trained_on", {}).get("devices")
     elsewhere = card.get("device_effects", {}).get(gpu_name) and not measured_networks(card, gpu_name, graph)[0]
     calibrated = card.get("calibrated")
@@ -100,7 +100,9 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, grap
         if architecture not in {gpu_info(name).architecture for name in trained_on if canonical_name(name)}:
             notes.append(f"no GPU of the architecture {architecture} was measured for {checkpoint}")
     dtypes = card.get("trained_dtypes")
-    if dtypes is not None and dtype not in dtypes:
+    for dtype in graph.arithmetic:
+        if dtypes is None or dtype in dtypes:
+            continue
         seen = ", ".join(dtypes)
         notes.append(f"{checkpoint} was trained on {seen} only: this {dtype} forecast is an extrapolation")
     estimates = gpu_info(gpu_name).estimates if known else ()

@@ -76,7 +76,8 @@ class Problem:
                 raise InputError(f"{what} {twice[0]} is given twice, expected once")
         for load in self.workloads:
             require_covered(self.predictor, load.kernels)
-            self.base.peak_flop_per_s(load.graph.dtype)
+            for dtype in load.graph.arithmetic:
+                self.base.peak_flop_per_s(dtype)
         if isinstance(self.objective, str) and self.objective not in OBJECTIVES:
             raise unknown_name("objective", self.objective, OBJECTIVES)
         for name in (*self.exponents, *self.budgets):

@@ -13,7 +13,9 @@ from neusight_jax.graph.catalog import load_model_config
 from neusight_jax.graph.config import Config, read_config, whole
 from neusight_jax.graph.fusion import fuse
 from neusight_jax.graph.graph import MODES, Graph, Node
+from neusight_jax.graph.quantization import has_quantization, read_quantization
 from neusight_jax.graph.requests import STEP_MODES, Lengths, requests
+from neusight_jax.graph.scheme import stored_as
 from neusight_jax.graph.step import Step, precision
 from neusight_jax.graph.tape import Tape
 
@@ -101,12 +103,15 @@ def graph_from_config(
         one new token, and this is the length of its sequence.
       mode: "inference" (forward, all logits), "training" (forward and backward, gradients accumulated, no optimizer
         step); decoders also "prefill" and "decode", one step of a serving engine.
-      dtype: of all tensors. With fp8, fp4 or int8 products, activations are bf16; see `step.precision`.
+      dtype: of the arithmetic of matrix products, and of all tensors that nothing else is said of. With fp8, fp4 or
+        int8 products, activations are bf16; see `step.precision`.
       fused: merge elementwise chains as a compiler would, instead of eager kernels. Decoders and ViT always run the
         fused kernels of their frameworks.
       kv_length: keys the last new token of a request sees, itself included, where not `sequence_length`: one number or
         one for each request; modes "prefill" and "decode".
-      weight_dtype, kv_dtype: of matrix products' weights and of the KV cache, where not as `dtype` has it.
+      weight_dtype: what weights of matrix products are stored in (`scheme.WEIGHT_DTYPES`), where not as the config's
+        `quantization_config`, or else `dtype`, has it. Where narrower than `dtype` products widen them (weight-only).
+      kv_dtype: of the KV cache, likewise.
       tensor_parallel, expert_parallel: devices the layers, and the experts, are split over; the graph is one device's
         part. Collectives are not modelled.
     Raises: InputError for an unusable config or workload.
@@ -128,6 +133,8 @@ def graph_from_config(
     for name, devices in (("tensor_parallel", tensor_parallel), ("expert_parallel", expert_parallel)):
         if devices != 1:
             raise InputError(f"{parsed.name}: {name} is for decoders; leave it out for {kind}")
+    if has_quantization(parsed):
+        raise InputError(f"{parsed.name}: its quantization_config is read for decoders only; take it out for {kind}")
     traced = _eager_nodes(parsed, batch_size, sequence_length, mode, dtype)
     nodes = fuse(traced) if fused else traced
     return Graph(
@@ -158,16 +165,21 @@ def _step_graph(
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(allowed)}")
     if kind == "vit" and split != (1, 1):
         raise InputError(f"{config.name}: tensor_parallel and expert_parallel are for decoders; leave them out for vit")
-    for name in (dtype, weight_dtype, kv_dtype):
+    for name in (dtype, kv_dtype):
         if name is not None:
             dtype_index(name)
+    if weight_dtype is not None:
+        stored_as(weight_dtype)
     batch = requests(batch_size, sequence_length, mode, kv_length)
-    step = Step(batch, precision(dtype, weight_dtype, kv_dtype), mode == "training", mode in ("prefill", "decode"))
+    said = read_quantization(config) if weight_dtype is None else None
+    dtypes = precision(dtype, weight_dtype, kv_dtype, said)
+    step = Step(batch, dtypes, mode == "training", mode in ("prefill", "decode"), said)
     STEP_ARCHITECTURES[kind](step, config, mode, *split)
     options = {
         "new_tokens": _short(batch.queries),
         "kv_length": _short(batch.context),
-        "weight_dtype": step.precision.weights,
+        "weight_dtype": "/".join(scheme.name for scheme in step.ledger.schemes) or step.precision.weights,
+        "quantization": None if said is None else said.method,
         "kv_dtype": step.precision.kv_cache,
         "tensor_parallel": split[0],
         "expert_parallel": split[1],
@@ -176,14 +188,14 @@ def _step_graph(
         name=config.name,
         nodes=tuple(step.nodes),
         mode=mode,
-        dtype=step.precision.weights,
+        dtype=step.precision.products,
         batch_size=len(batch.queries),
         sequence_length=max(batch.context),
         fused=True,
         tokens=batch.tokens,
         footprint=step.footprint(),
         options=options,
-        notes=parallel_notes(*split),
+        notes=(*step.weight_notes(weight_dtype, has_quantization(config)), *parallel_notes(*split)),
     )
 
 

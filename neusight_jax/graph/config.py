@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,18 @@ def read_config(config: str | Path | Mapping[str, Any]) -> Config:
         raise InputError(f"{path}: not JSON ({error}); expected a Hugging Face config.json") from None
     if not isinstance(values, dict):
         raise InputError(f"{path}: holds a {type(values).__name__}, expected a JSON object such as a config.json")
-    return Config(path.stem, values)
+    beside = () if values.get("quantization_config") else _quantized_beside(path)
+    return Config(path.stem, {**values, **dict(beside)})
+
+
+def _quantized_beside(path: Path) -> Iterator[tuple[str, Any]]:
+    """`quantization_config` from the file that modelopt writes beside config.json."""
+    own = path.with_name(path.name.removesuffix("config.json") + "hf_quant_config.json")
+    if path.name.endswith("config.json") and own.exists():
+        try:
+            yield "quantization_config", json.loads(own.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{own}: cannot be read ({error}); expected modelopt's quantization as JSON") from None
 
 
 def whole(name: str, value: Any) -> int:

@@ -6,7 +6,8 @@ latent attention after DeepSeek-V2 (2024), absorbed into one wide KV head when d
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from neusight_jax.errors import InputError
@@ -52,7 +53,7 @@ class Decoder:
     """Sizes of a decoder, this device's part of them under tensor and expert parallelism.
 
     Attributes:
-      windows: layers by attention window (0 = none) and by whether they have experts.
+      windows: indices of layers by attention window (0 = none) and by whether they have experts.
     """
 
     kind: str
@@ -66,7 +67,7 @@ class Decoder:
     tied: bool
     latent: Latent | None
     experts: Experts | None
-    windows: Counter[tuple[int, bool]]
+    windows: Mapping[tuple[int, bool], list[int]]
 
 
 def read_decoder(config: Config, context: int) -> Decoder:
@@ -92,6 +93,9 @@ def read_decoder(config: Config, context: int) -> Decoder:
         else config.head_size("hidden_size", "num_attention_heads")
     )
     experts = _experts(config, kind)
+    windows: defaultdict[tuple[int, bool], list[int]] = defaultdict(list)
+    for at in range(layers):
+        windows[_window(config, kind, at), _has_experts(config, kind, at, experts)].append(at)
     return Decoder(
         kind=kind,
         hidden=hidden,
@@ -104,7 +108,7 @@ def read_decoder(config: Config, context: int) -> Decoder:
         tied=config.flag("tie_word_embeddings", kind.startswith("gemma")),
         latent=latent,
         experts=experts,
-        windows=Counter((_window(config, kind, at), _has_experts(config, kind, at, experts)) for at in range(layers)),
+        windows=dict(windows),
     )
 
 
@@ -161,9 +165,9 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
     vocabulary = -(-model.vocabulary // tensor_parallel)
     step.weight(float(vocabulary) * model.hidden, step.precision.activations)
     step.stream("embedding", "stream", "embedding", tokens, model.hidden, 1, 1)
-    for (window, has_experts), count in model.windows.items():
+    for (window, has_experts), layers in model.windows.items():
         words = ["window"] * bool(window) + ["experts"] * (has_experts and len(model.windows) > 1)
-        with step.section("_".join(["layer", *words]), count):
+        with step.section("_".join(["layer", *words]), len(layers), layers):
             _attention(step, model, window, tensor_parallel, mode)
             step.norm("mlp_norm", tokens, model.hidden, residual=True)
             if has_experts and model.experts is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, table_from_kernels
 from neusight_jax.units import GIB
 
@@ -139,6 +140,36 @@ class Graph:
     def step_tokens(self) -> int:
         """Tokens a step works on: all of the input, or the new ones of a serving step."""
         return self.tokens or self.batch_size * self.sequence_length
+
+    @cached_property
+    def arithmetic(self) -> tuple[str, ...]:
+        """Its own dtype, and those of its matrix products: the arithmetic paths a GPU must have."""
+        every = (kernel for node in self.nodes for phase in node.phases for kernel in phase)
+        products = (each.dtype for each in every if each.dtype and FAMILIES[each.family].matrix)
+        return tuple(dict.fromkeys((self.dtype, *products)))
+
+    def on(self, paths: Collection[str]) -> Graph:
+        """The graph as it runs on a GPU with these arithmetic paths.
+
+        Forward products of quantized weights whose path is not there run as their `Kernel.instead` has it, with a note.
+        """
+        missing = {dtype for dtype in self.arithmetic if dtype not in paths}
+        swapped: dict[tuple[str, str], None] = {}
+
+        def swap(kernel: Kernel) -> Kernel:
+            if kernel.instead is None or kernel.dtype not in missing:
+                return kernel
+            swapped[kernel.dtype, kernel.instead.dtype] = None
+            return kernel.instead
+
+        nodes = tuple(replace(node, forward=tuple(map(swap, node.forward))) for node in self.nodes) if missing else ()
+        if not swapped:
+            return self
+        notes = (
+            f"no {own} arithmetic on this GPU: products of those weights widen them to {other} (weight-only)"
+            for own, other in swapped
+        )
+        return replace(self, nodes=nodes, notes=(*self.notes, *notes))
 
     @cached_property
     def kernels(self) -> KernelTable:

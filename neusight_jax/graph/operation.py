@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import Shape
+from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.table import Kernel
 
 Kind: TypeAlias = Literal["pointwise", "row", "column", "opaque", "free"]
@@ -117,11 +118,17 @@ def streamed(
     return Kernel(family, op, dims, 1.0, dtype)
 
 
-def matrix_product(batch: int, m: int, n: int, k: int, dtype: str, count: float = 1.0) -> Kernel:
-    """A product M×K · K×N, K the contraction; `linear` when there is one, `bmm` when there is a batch of them."""
+def matrix_product(
+    batch: int, m: int, n: int, k: int, dtype: str, count: float = 1.0, weight_share: float = 1.0
+) -> Kernel:
+    """A product M×K · K×N, K the contraction; `linear` when there is one, `bmm` when there is a batch of them.
+
+    `weight_share`: bytes of K×N as stored over those in `dtype`.
+    """
     family = "bmm" if batch > 1 else "linear"
     dims = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
-    return Kernel(family, family, dims, count, dtype)
+    narrow = {} if weight_share == 1.0 else {WEIGHT_SHARE: weight_share}
+    return Kernel(family, family, {**dims, **narrow}, count, dtype)
 
 
 def moved(op: str, inputs: Sequence[Value], outputs: Sequence[Value], passes: float = 1.0) -> Kernel:

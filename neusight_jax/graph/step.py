@@ -1,28 +1,34 @@
 """Step: writes down one step of a transformer as a serving or training framework runs it, with fused kernels.
 
 Norms take the residual sum with them, attention is one kernel, the gate of a feed-forward block another. Matrix
-products run in the dtype of the weights, everything between them in that of the activations.
+products have a dtype of their own, everything between them that of the activations. Weights may be stored narrower than
+their products run: all of them alike (`Precision.weights`), or module by module (`quantization`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neusight_jax.arithmetic import dtype_bytes
+from neusight_jax.arithmetic import DTYPES, dtype_bytes
+from neusight_jax.errors import InputError
 from neusight_jax.graph.attention import attention_kernels
 from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Operand
+from neusight_jax.graph.ledger import Ledger
 from neusight_jax.graph.operation import matrix_product
+from neusight_jax.graph.quantization import Quantization
 from neusight_jax.graph.requests import Requests
+from neusight_jax.graph.scheme import Scheme, Stored, stored_as
 from neusight_jax.graph.writer import Writer
 from neusight_jax.kernels.attention import attention_dims
+from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.table import Kernel
 
 NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
-"""Dtypes of weights only: activations beside them are bf16."""
+"""Dtypes of products only: activations beside them are bf16."""
 FLASH: tuple[str, ...] = ("bf16", "fp16")
 """Activations that fused attention takes; others run as two products and a softmax."""
 UNGRAPHED: dict[str, str] = {"layernorm": "norm", "softmax": "softmax", "embedding": "memory"}
@@ -33,43 +39,91 @@ BACKWARD_ATTENTION = 2.5
 
 @dataclass(frozen=True)
 class Precision:
-    """Dtypes of a step: weights of products, activations, KV cache."""
+    """Dtypes of a step: its products, weights as stored where the model has no quantization, activations, KV cache."""
 
+    products: str
     weights: str
     activations: str
     kv_cache: str
 
 
-def precision(dtype: str, weight_dtype: str | None = None, kv_dtype: str | None = None) -> Precision:
-    """Dtypes of a step: `dtype` of products, what is not said of the rest follows.
+def precision(
+    dtype: str, weight_dtype: str | None = None, kv_dtype: str | None = None, quantization: Quantization | None = None
+) -> Precision:
+    """Dtypes of a step: `dtype` is that of the arithmetic, what is not said of the rest follows.
 
-    Activations are bf16 beside eight- and four-bit products. The KV cache of an fp8 or fp4 model is fp8.
+    Activations are bf16 beside eight- and four-bit products. The KV cache of an fp8 or fp4 model is fp8. Weights that
+    are stored narrower than `dtype` are widened to it in the products (weight-only); those stored in another dtype,
+    as wide or wider, are multiplied in their own. A quantized model says the rest itself: its KV cache where it does,
+    and weights by module; what it leaves alone is as wide as the activations.
     """
     activations = "bf16" if dtype in NARROW else dtype
-    cache = "fp8" if dtype in ("fp8", "fp4") else activations
-    return Precision(weight_dtype or dtype, activations, kv_dtype or cache)
+    said = None if quantization is None else quantization.read.kv_cache
+    cache = kv_dtype or said or ("fp8" if dtype in ("fp8", "fp4") else activations)
+    if quantization is not None:
+        return Precision(dtype, activations, activations, cache)
+    weights = weight_dtype or dtype
+    narrower = stored_as(weights).bits < 8.0 * dtype_bytes(dtype) or weights not in DTYPES
+    return Precision(dtype if narrower else weights, weights, activations, cache)
 
 
 class Step(Writer):
     """Nodes of one step, in order.
 
     Attributes:
-      requests, precision: the workload.
+      requests, precision, quantization: the workload.
       training: whether backward kernels are written; serving: whether the KV cache is kept after the step.
       parameters, parameter_bytes: of the weights; cache_bytes: of the KV cache.
+      ledger: how weights are stored, for the notes.
     """
 
-    def __init__(self, requests: Requests, precision: Precision, training: bool = False, serving: bool = False) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        precision: Precision,
+        training: bool = False,
+        serving: bool = False,
+        quantization: Quantization | None = None,
+    ) -> None:
         super().__init__(training)
         self.requests, self.precision, self.serving = requests, precision, serving
+        self.quantization = quantization
         self.parameters = self.parameter_bytes = self.cache_bytes = 0.0
+        self.ledger = Ledger()
+        if training and (quantization is not None or self._narrow):
+            stored = f"{precision.weights} weights" if quantization is None else f"weights in {quantization.method}"
+            raise InputError(
+                f"{stored} are not trained; expected weight_dtype (--weight-dtype) bf16, say, for the model before "
+                "quantization, or a forward pass"
+            )
+
+    def weight_notes(self, asked: str | None, quantized: bool) -> tuple[str, ...]:
+        """How weights are stored, where a config says so or they are narrower than their products.
+
+        Args:
+          asked: the dtype asked for, if any; quantized: whether the config has a quantization.
+        """
+        if self.quantization is not None:
+            method = self.quantization.method
+            blind = [node for node in self.ledger.nodes if self.quantization.blind(node)]
+            guessed = (f"{method} goes by module names; those of {', '.join(blind)} are guessed",) if blind else ()
+            return (self.ledger.sentence(method, self.precision.activations), *guessed)
+        if asked is None or not (quantized or self._narrow):
+            return ()
+        means = "as asked for, in place of the config's quantization" if quantized else "as asked for"
+        return (self.ledger.sentence(means, self.precision.activations),)
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether all weights are stored narrower than their products run."""
+        return stored_as(self.precision.weights).bits < 8.0 * dtype_bytes(self.precision.products)
 
     def footprint(self) -> Footprint:
         """Memory of the step. Training keeps every node's output, fp32 master weights and Adam's moments."""
         size = dtype_bytes(self.precision.activations)
         outputs = [float(np.prod(node.shape)) * size for node in self.nodes]
         kept = sum(output * node.repeat for output, node in zip(outputs, self.nodes, strict=True))
-        mixed = dtype_bytes(self.precision.weights) < 4.0
+        mixed = dtype_bytes(self.precision.products) < 4.0
         return Footprint(
             weights=self.parameter_bytes,
             gradients=self.parameter_bytes if self.training else 0.0,
@@ -94,27 +148,58 @@ class Step(Writer):
 
     def weight(self, elements: float, dtype: str | None = None) -> None:
         """Count parameters of a layer that runs as often as the section says."""
+        self._count(elements, elements * dtype_bytes(dtype or self.precision.activations))
+
+    def _count(self, elements: float, stored_bytes: float) -> None:
         self.parameters += elements * self.repeat
-        self.parameter_bytes += elements * self.repeat * dtype_bytes(dtype or self.precision.weights)
+        self.parameter_bytes += stored_bytes * self.repeat
+
+    def stored(self, name: str, dtype: str | None = None, tied: bool = False) -> list[Stored]:
+        """How the layers of this section hold the weights of a node; `dtype`: of those that are not quantized."""
+        shares: dict[Scheme | None, float] = {None: 1.0}
+        if self.quantization is not None and not tied:
+            shares = self.quantization.shares(name, self.layers)
+        return [self._stored(share, scheme, dtype) for scheme, share in shares.items()]
+
+    def _stored(self, share: float, scheme: Scheme | None, dtype: str | None) -> Stored:
+        own = self.precision
+        if scheme is None:
+            if dtype is not None or self.quantization is not None:
+                plain = dtype or own.activations
+                return Stored(share, stored_as(plain), plain, plain=True)
+            return Stored(share, stored_as(own.weights), own.products)
+        if own.products in NARROW and 8.0 * dtype_bytes(own.products) >= scheme.bits:
+            return Stored(share, scheme, own.products)
+        return Stored(share, scheme, scheme.arithmetic or own.activations, own.activations if scheme.arithmetic else "")
 
     def linear(
         self, name: str, rows: int, features: int, width: int, *, dtype: str | None = None, tied: bool = False
     ) -> None:
         """Product of `rows` × `width` activations with a weight of `features` × `width`; `tied`: counted elsewhere."""
-        own = dtype or self.precision.weights
-        if not tied:
-            self.weight(float(features) * width, own)
-        self.emit(
-            name,
-            "linear",
-            [matrix_product(1, rows, features, width, own)],
-            [matrix_product(1, rows, width, features, own)],
-            [matrix_product(1, features, width, rows, own)],
-            (rows, features),
-        )
+        forward, backward, gradient = [], [], []
+        for part in self.stored(name, dtype, tied):
+            elements = float(features) * width
+            if not tied:
+                self._count(elements * part.share, part.scheme.weight_bytes(features, width) * part.share)
+            self.ledger.add(name, part, elements * self.repeat)
+            product, narrow = self._product(part, rows, features, width), part.weight_share(features, width, part.dtype)
+            forward.append(product)
+            backward.append(matrix_product(1, rows, width, features, part.dtype, part.share, narrow))
+            gradient.append(matrix_product(1, features, width, rows, part.dtype, part.share))
+        self.emit(name, "linear", forward, backward, gradient, (rows, features))
+
+    def _product(self, part: Stored, rows: int, features: int, width: int) -> Kernel:
+        def product(dtype: str) -> Kernel:
+            share = part.weight_share(features, width, dtype)
+            return matrix_product(1, rows, features, width, dtype, part.share, share)
+
+        return replace(product(part.dtype), instead=product(part.instead) if part.instead else None)
 
     def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
-        """A batch of products with weights of `features` × `width` each, in the dtype of the activations."""
+        """A batch of products with weights of `features` × `width` each, in the dtype of the activations.
+
+        Engines widen such weights when they load a quantized model.
+        """
         own = self.precision.activations
         self.weight(float(batch) * features * width, own)
         self.emit(
@@ -219,7 +304,6 @@ class Step(Writer):
     ) -> None:
         """The routed experts of a layer, those on this device, tokens spread at random."""
         local, width = max(experts // expert_parallel, 1), max(inner // tensor_parallel, 1)
-        self.weight(3.0 * local * hidden * width)
         tokens = self.requests.tokens
         sizes = expert_dims(
             float(tokens),
@@ -231,6 +315,23 @@ class Step(Writer):
             distribution="random",
         )
         dims = {key: float(value) for key, value in sizes.items()}
-        kernel = Kernel("grouped_gemm", "experts", dims, 1.0, self.precision.weights)
+        kernels = []
+        for part in self.stored(name):
+            elements = 3.0 * local * hidden * width
+            stored = local * (part.scheme.weight_bytes(2 * width, hidden) + part.scheme.weight_bytes(hidden, width))
+            self._count(elements * part.share, stored * part.share)
+            self.ledger.add(name, part, elements * self.repeat)
+            kernels.append(_expert_kernel(dims, part, stored / elements))
         # Two gradients, each with the arithmetic of the forward pass.
-        self.emit(name, "experts", [kernel], [kernel], [kernel], (tokens, hidden))
+        self.emit(name, "experts", kernels, kernels, kernels, (tokens, hidden))
+
+
+def _expert_kernel(dims: Mapping[str, float], part: Stored, stored_bytes: float) -> Kernel:
+    """The kernel of experts; `stored_bytes`: of one weight, scales included."""
+
+    def kernel(dtype: str) -> Kernel:
+        same = part.scheme.bits == 8.0 * dtype_bytes(dtype)
+        narrow = {} if same else {WEIGHT_SHARE: stored_bytes / dtype_bytes(dtype)}
+        return Kernel("grouped_gemm", "experts", {**dims, **narrow}, part.share, dtype)
+
+    return replace(kernel(part.dtype), instead=kernel(part.instead) if part.instead else None)

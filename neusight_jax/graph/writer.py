@@ -16,15 +16,16 @@ class Writer:
         self.training = training
         self.nodes: list[Node] = []
         self.repeat = 1
+        self.layers: tuple[int, ...] = ()
         self._section = ""
 
     @contextmanager
-    def section(self, name: str, repeat: int = 1) -> Iterator[None]:
-        """Nodes written inside are named `name.…` and run `repeat` times."""
-        outer = self._section, self.repeat
-        self._section, self.repeat = name, repeat
+    def section(self, name: str, repeat: int = 1, layers: Sequence[int] = ()) -> Iterator[None]:
+        """Nodes written inside are named `name.…` and run `repeat` times; `layers`: their indices in the model."""
+        outer = self._section, self.repeat, self.layers
+        self._section, self.repeat, self.layers = name, repeat, tuple(layers)
         yield
-        self._section, self.repeat = outer
+        self._section, self.repeat, self.layers = outer
 
     def write(
         self,

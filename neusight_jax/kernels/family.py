@@ -19,6 +19,10 @@ Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
 LIBRARY = "library"
 """Key under which dims hold the library that runs a kernel, a number of the family's own (`Family.known_libraries`)."""
 
+WEIGHT_SHARE = "weight_share"
+"""Key under which dims hold the bytes of the weights as stored, scales and zero points included, over what they take in
+the dtype of the product: below 1 where a kernel reads narrow weights and multiplies them in a wider dtype."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Family:
       name: key in `FAMILIES` and in checkpoints.
       ops: operators that belong to it.
       dims: names of its dims.
+      options: (name, value) of dims that a kernel may leave out, and what stands for them then.
       tiles: names of its tile menu, e.g. "128x64".
       matrix: whether its arithmetic runs on the matrix path of its dtype (else on the fp32 vector path).
       alternatives: whether libraries choose among algorithms: `work` gives `form_flop` and `form_bytes`.
@@ -114,6 +119,7 @@ class Family:
     network: str
     work: Callable[[Dims, Float[Array, " kernel"]], Work]
     features: Callable[[Dims, Float[Array, " kernel"]], Float[Array, "kernel feature"]]
+    options: tuple[tuple[str, float], ...] = ()
     directions: tuple[int, ...] = ()
     alternatives: bool = False
     tensor_core: bool = False

@@ -1,4 +1,9 @@
-"""Matrix products M×K · K×N, K the contraction: `linear` (one product, with bias) and `bmm` (a batch of them)."""
+"""Matrix products M×K · K×N, K the contraction: `linear` (one product, with bias) and `bmm` (a batch of them).
+
+K×N are the weights. They may be stored narrower than the product's dtype and widened on the way to the arithmetic
+(`WEIGHT_SHARE`): less traffic, the same FLOP. How long the widening takes was never measured, and networks see the
+product as if nothing were narrow, so that narrower weights never take longer.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from collections.abc import Callable, Mapping
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import LIBRARY, Dims, Family, Work
+from neusight_jax.kernels.family import LIBRARY, WEIGHT_SHARE, Dims, Family, Work
 
 TILES: tuple[tuple[int, int], ...] = (
     (32, 32),
@@ -64,10 +69,19 @@ def flop(dims: Dims) -> Float[Array, " kernel"]:
     return 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
 
 
-def elements_moved(dims: Dims) -> Float[Array, " kernel"]:
-    """Elements of both operands and the result."""
+OPTIONS: tuple[tuple[str, float], ...] = ((WEIGHT_SHARE, 1.0),)
+"""Dims that a product may leave out."""
+
+
+def weight_share(dims: Dims) -> Float[Array, " kernel"]:
+    """`WEIGHT_SHARE` of kernels, 1 where it is left out."""
+    return dims.get(WEIGHT_SHARE, jnp.ones_like(next(iter(dims.values()))))
+
+
+def elements_moved(dims: Dims, share: Float[Array, " kernel"] | float = 1.0) -> Float[Array, " kernel"]:
+    """Elements of both operands and the result; of the weights the share that is stored."""
     m, n, k = dims["m"], dims["n"], dims["k"]
-    return dims["batch"] * (m * k + k * n + m * n)
+    return dims["batch"] * (m * k + k * n * share + m * n)
 
 
 def split_work(
@@ -89,12 +103,13 @@ def split_work(
     tile_n = jnp.array([tile[1] for tile in tiles], jnp.float32)[None, :, None]
     split = jnp.clip(jnp.floor(k / min_split_steps), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
     steps = k / split
+    share = weight_share(dims)
     return Work(
         flop=flop(dims),
-        bytes_moved=elements_moved(dims) * element_bytes,
+        bytes_moved=elements_moved(dims, share) * element_bytes,
         blocks=batch * jnp.ceil(m / tile_m) * jnp.ceil(n / tile_n) * split,
         block_flop=2.0 * tile_m * tile_n * steps,
-        block_bytes=size * ((tile_m + tile_n) * steps + tile_m * tile_n),
+        block_bytes=size * ((tile_m + tile_n * share[:, None, None]) * steps + tile_m * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
         launched=_launched(dims[LIBRARY], tiles, launched) if launched and LIBRARY in dims else None,
         block_operands=(tile_m + tile_n) * steps if launched else None,
@@ -152,6 +167,7 @@ def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work]) ->
         name=name,
         ops=(name,),
         dims=("batch", "m", "n", "k"),
+        options=OPTIONS,
         tiles=tuple(f"{rows}x{cols}" for rows, cols in TILES),
         matrix=True,
         network=name,

@@ -1,7 +1,7 @@
 """The expert layer of a mixture of experts: both grouped matrix products of its gated feed-forward block as one kernel.
 
 Every token goes to `top_k` of the experts; this device holds some of them, each `inner` wide after any split of the
-experts themselves.
+experts themselves. Weights may be stored narrower than the dtype of the products, as in `gemm`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.kernels.family import Dims, Family, Work
+from neusight_jax.kernels.gemm import OPTIONS, weight_share
 
 DIMS: tuple[str, ...] = ("tokens", "rows", "active", "hidden", "inner")
 """Tokens of the batch, token-expert pairs served here, experts here with work; widths of model and expert."""
@@ -55,9 +56,11 @@ def flop(dims: Dims) -> Float[Array, " kernel"]:
     return 6.0 * dims["rows"] * dims["hidden"] * dims["inner"]
 
 
-def bytes_moved(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
-    """Weights of the active experts once, tokens in and out, the gated product written and read, bytes."""
-    weights = 3.0 * dims["active"] * dims["hidden"] * dims["inner"]
+def bytes_moved(
+    dims: Dims, element_bytes: Float[Array, " kernel"], share: Float[Array, " kernel"] | float = 1.0
+) -> Float[Array, " kernel"]:
+    """Weights of the active experts once as stored, tokens in and out, the gated product written and read, bytes."""
+    weights = 3.0 * dims["active"] * dims["hidden"] * dims["inner"] * share
     activations = 2.0 * dims["tokens"] * dims["hidden"] + dims["rows"] * (dims["hidden"] + 4.0 * dims["inner"])
     return element_bytes * (weights + activations)
 
@@ -69,12 +72,13 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     size = element_bytes[:, None, None]
     cols = jnp.ceil(2.0 * inner / TILE_COLS) + jnp.ceil(hidden / TILE_COLS)
     steps = 3.0 * hidden * inner / (cols * TILE_COLS)  # mean contraction of a block over both products
+    share = weight_share(dims)
     return Work(
         flop=flop(dims),
-        bytes_moved=bytes_moved(dims, element_bytes),
+        bytes_moved=bytes_moved(dims, element_bytes, share),
         blocks=busy * jnp.ceil(rows / busy / tile) * cols,
         block_flop=2.0 * tile * TILE_COLS * steps,
-        block_bytes=size * ((tile + TILE_COLS) * steps + tile * TILE_COLS),
+        block_bytes=size * ((tile + TILE_COLS * share[:, None, None]) * steps + tile * TILE_COLS),
         block_steps=steps * jnp.ones_like(tile),
     )
 
@@ -92,6 +96,7 @@ GROUPED_GEMM = Family(
     name="grouped_gemm",
     ops=("experts",),
     dims=DIMS,
+    options=OPTIONS,
     tiles=tuple(f"{rows}x{TILE_COLS:.0f}" for rows in TILES),
     matrix=True,
     network="grouped_gemm",

@@ -31,9 +31,10 @@ class Kernel:
     Attributes:
       family: key of `FAMILIES`.
       op: one of the family's operators.
-      dims: the family's dims by name.
+      dims: the family's dims by name; its options may be left out.
       count: how many such launches.
       dtype: of its tensors; "" = that of the table it goes into.
+      instead: what runs in its place on a GPU without the arithmetic path of `dtype`; None = nothing does.
     """
 
     family: str
@@ -41,6 +42,7 @@ class Kernel:
     dims: Mapping[str, float]
     count: float = 1.0
     dtype: str = ""
+    instead: Kernel | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -111,7 +113,10 @@ def batch_from_columns(
     node: np.ndarray,
     row: np.ndarray,
 ) -> KernelBatch:
-    """A padded batch from host columns of equal length; `dtype` and `phase` as indices, `ops` as names."""
+    """A padded batch from host columns of equal length; `dtype` and `phase` as indices, `ops` as names.
+
+    Columns of the family's options may be absent.
+    """
     names = list(ops)
     rows = len(names)
     length = padded_length(rows)
@@ -125,8 +130,10 @@ def batch_from_columns(
         out[:rows] = values
         return out
 
+    options = {name: dims.get(name, np.full(rows, usual)) for name, usual in family.options}
+    sizes = {**{name: dims[name] for name in family.dims}, **options}
     return KernelBatch(
-        dims={name: pad(np.asarray(dims[name]), 1.0, np.float32) for name in family.dims},
+        dims={name: pad(np.asarray(size), 1.0, np.float32) for name, size in sizes.items()},
         op=pad(np.array([index[name] for name in names], np.int32), 0, np.int32),
         dtype=pad(dtype, 0, np.int32),
         count=pad(count, 0.0, np.float32),
@@ -166,10 +173,14 @@ def table_from_kernels(
     for name in table_families(places):
         where = places.get(name, [])
         family = FAMILIES[name]
+        usual = dict(family.options)
         families[name] = batch_from_columns(
             family,
             [items[i].op for i in where],
-            {dim: np.array([items[i].dims[dim] for i in where], np.float32) for dim in family.dims},
+            {
+                dim: np.array([items[i].dims.get(dim, usual.get(dim)) for i in where], np.float32)
+                for dim in (*family.dims, *usual)
+            },
             dtype=np.array([dtype_index(items[i].dtype or dtype) for i in where], np.int32),
             count=np.array([items[i].count for i in where], np.float32),
             phase=phases[where] if where else np.zeros(0, np.int32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Array, Float
 
 from neusight_jax.kernels.family import Dims, Family, Work
-from neusight_jax.kernels.gemm import product_features, split_work
+from neusight_jax.kernels.gemm import OPTIONS, product_features, split_work
 
 TILES: tuple[tuple[int, int], ...] = ((16, 64), (64, 64), (128, 128), (128, 256))
 """Output tile of one thread block (or pair of them), rows of M × columns of N."""
@@ -30,6 +30,7 @@ def _family(name: str) -> Family:
         name=name,
         ops=("linear", "bmm"),
         dims=("batch", "m", "n", "k"),
+        options=OPTIONS,
         tiles=tuple(f"{rows}x{cols}" for rows, cols in TILES),
         matrix=True,
         network=name,

@@ -123,9 +123,11 @@ def sweep(
     """
     output = Path(output)
     tasks = [
-        _Task(name, gpu, place, workload(graph)) for name, gpu in gpus.items() for place, graph in enumerate(graphs)
+        _Task(name, gpu, place, workload(graph.on(gpu.paths)))
+        for name, gpu in gpus.items()
+        for place, graph in enumerate(graphs)
     ]
-    said = tuple(dict.fromkeys((*notes, *(note for graph in graphs for note in graph.notes))))
+    said = tuple(dict.fromkeys((*notes, *(note for task in tasks for note in task.load.graph.notes))))
     _check(predictor, tasks, chunk)
     asked = {
         "label": label,
@@ -175,7 +177,8 @@ def _check(predictor: Predictor, tasks: Sequence[_Task], chunk: int) -> None:
     for task in tasks:
         require_covered(predictor, task.load.kernels)
         try:
-            task.gpu.peak_flop_per_s(task.load.graph.dtype)
+            for dtype in task.load.graph.arithmetic:
+                task.gpu.peak_flop_per_s(dtype)
         except InputError as error:
             raise InputError(f"{task.gpu_name}: {error}") from None
 
