@@ -106,7 +106,7 @@ def _bert_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) -> 
     tape.gradient_sum("head.gradient_sum", x, 2)
     y = tape.linear("predictions.transform", x, hidden)
     y = tape.norm("predictions.norm", activation(tape, "predictions.activation", y, act))
-    tape.linear("predictions.decoder", y, config.size("vocab_size"))
+    tape.linear("predictions.decoder", y, config.size("vocab_size"), tied=config.flag("tie_word_embeddings", True))
     tape.linear("next_sentence", first, 2)
 
 
@@ -114,7 +114,8 @@ def _roberta_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) 
     hidden = x.shape[-1]
     if tape.training:
         y = activation(tape, "head.activation", tape.linear("head.transform", x, hidden), "gelu")
-        tape.linear("head.decoder", tape.norm("head.norm", y), config.size("vocab_size"))
+        tied = config.flag("tie_word_embeddings", True)
+        tape.linear("head.decoder", tape.norm("head.norm", y), config.size("vocab_size"), tied=tied)
         return
     first = tape.linear("classifier.dense", _first_token(tape, "first_token", x), hidden)
     first = tape.unary("classifier.activation", "tanh", first)

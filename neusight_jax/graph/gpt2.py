@@ -76,4 +76,4 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         tape.gradient_sum("mlp.gradient_sum", middle, 2)
 
     x = tape.norm("norm", x)
-    tape.linear("head", x, vocabulary, bias=False)
+    tape.linear("head", x, vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))

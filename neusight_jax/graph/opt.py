@@ -79,7 +79,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         x = tape.norm("norm", x)
     if width != hidden:
         x = tape.linear("project_out", x, width, bias=False)
-    x = tape.linear("head", x, vocabulary, bias=False)
+    x = tape.linear("head", x, vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))
     tape.views("head.contiguous", [Traced("MEM", (x.shape,), x.shape)])
 
 

@@ -73,12 +73,12 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         tape.gradient_sum("encoder_output_gradient_sum", memory, 2 * decoder_layers)
 
     with tape.section("decoder"):
-        x = _embed(tape, sizes)
+        x = _embed(tape, sizes, tied=True)
         mask = _causal_mask(tape, sizes)
         _padding_mask(tape, sizes, "cross_mask")
     x = _stack(tape, sizes, "decoder", x, mask, memory, decoder_layers, decoder_sparse)
     x = tape.unary("head_scale", "mulu", x)
-    tape.linear("head", x, sizes.vocabulary, bias=False)
+    tape.linear("head", x, sizes.vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))
     for side, blocks in (("encoder", sparse), ("decoder", decoder_sparse)):
         if blocks:
             with tape.section(f"{side}.router_loss"):
@@ -92,8 +92,9 @@ def _sparse_blocks(config: Config, layers: int, side: str) -> int:
     return sum(1 for block in range(layers) if step and (block % step == 1 or step == 1))
 
 
-def _embed(tape: Tape, s: _Sizes) -> Tensor:
-    x = tape.embedding("token_embedding", (s.batch, s.sequence), (s.vocabulary, s.hidden), traced=False)
+def _embed(tape: Tape, s: _Sizes, *, tied: bool = False) -> Tensor:
+    table = (s.vocabulary, s.hidden)
+    x = tape.embedding("token_embedding", (s.batch, s.sequence), table, traced=False, tied=tied)
     return tape.dropout("embedding_dropout", x, s.drop)
 
 
