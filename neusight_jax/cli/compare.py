@@ -17,7 +17,7 @@ def compare(
     batch_size: BatchSize = 1,
     sequence_length: SequenceLength = None,
     mode: Mode = "inference",
-    dtype: Dtype = "fp32",
+    dtype: Dtype = None,
     fused: Fused = False,
     prices: Annotated[
         Path | None, typer.Option("--prices", metavar="FILE", help="JSON or YAML, GPU: price of an hour.")
@@ -32,14 +32,12 @@ def compare(
     Every GPU is forecast from its figures alone, so that all are treated alike.
     """
     from neusight_jax.checkpoint import default_checkpoint, load_predictor
-    from neusight_jax.cli.predict import longest
+    from neusight_jax.cli.workloads import graph_of
     from neusight_jax.compare import compare as compare_gpus
     from neusight_jax.compare import read_prices
-    from neusight_jax.graph.build import graph_from_config
 
     listed = read_prices(prices) if prices is not None else None
-    length = longest(model) if sequence_length is None else sequence_length
-    graph = graph_from_config(model, batch_size, length, mode, dtype, bool(fused))
+    graph = graph_of(model, batch_size, sequence_length, mode, dtype, bool(fused))
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by)
     if plot is not None:

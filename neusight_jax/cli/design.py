@@ -52,7 +52,7 @@ def design(
     batch_size: BatchSize = 1,
     sequence_length: SequenceLength = None,
     mode: Mode = "inference",
-    dtype: Dtype = "fp32",
+    dtype: Dtype = None,
     fused: Fused = False,
     checkpoint: WorkloadCheckpoint = None,
     starts: Annotated[int, typer.Option("--starts", help="Descents at once.")] = 3,

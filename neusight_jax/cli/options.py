@@ -15,14 +15,18 @@ Gpu = Annotated[str, typer.Option("--gpu", help="A name of `neusight-jax gpus`, 
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences in a batch.")]
 SequenceLength = Annotated[
     int | None,
-    typer.Option("--sequence-length", help="Tokens in a sequence.", show_default="the longest the model takes"),
+    typer.Option(
+        "--sequence-length",
+        help="Tokens in a sequence.",
+        show_default="2,048 for decoders, else the longest the model takes",
+    ),
 ]
 RequestLengths = Annotated[
     str | None,
     typer.Option(
         "--sequence-length",
         help="Tokens in a sequence; decoders take one for each request too: 512,2048.",
-        show_default="the longest the model takes",
+        show_default="2,048 for decoders, else the longest the model takes",
     ),
 ]
 KvLength = Annotated[
@@ -49,7 +53,10 @@ ExpertParallel = Annotated[int, typer.Option("--expert-parallel", help="GPUs the
 Mode = Annotated[
     str, typer.Option("--mode", help="inference, training (forward and backward); decoders also prefill, decode.")
 ]
-Dtype = Annotated[str, typer.Option("--dtype", help="Of all tensors.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", help="Of all tensors.", show_default="a decoder's own (its config), fp32 of all others"),
+]
 Fused = Annotated[
     bool | None,
     typer.Option(

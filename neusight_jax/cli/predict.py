@@ -36,7 +36,7 @@ def predict(
     batch_size: BatchSize = 1,
     sequence_length: RequestLengths = None,
     mode: Mode = "inference",
-    dtype: Dtype = "fp32",
+    dtype: Dtype = None,
     fused: Fused = None,
     kv_length: KvLength = None,
     weight_dtype: WeightDtype = None,
@@ -54,6 +54,7 @@ def predict(
     A GPU the checkpoint was trained on is forecast with its own measured effect, as `evaluate` does.
     """
     from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
+    from neusight_jax.cli.workloads import check_dtype
     from neusight_jax.forecast import predict as forecast_model
     from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.gpu_file import load_named_gpu
@@ -61,11 +62,7 @@ def predict(
     gpu_name, machine = load_named_gpu(gpu)
     serving = Serving(kv_length, weight_dtype, kv_dtype, tensor_parallel, expert_parallel)
     graph = _graph(model, batch_size, sequence_length, mode, dtype, fused, serving)
-    dtype = graph.dtype
-    try:
-        machine.peak_flop_per_s(dtype)
-    except InputError as error:
-        raise InputError(f"{gpu_name}: {error}") from None
+    check_dtype(machine, gpu_name, graph.dtype)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     card = load_card(checkpoint)
     # A name, not a file: the figures are those of the GPU that was measured.
@@ -116,7 +113,7 @@ def _graph(
     batch_size: int,
     sequence_length: str | None,
     mode: str,
-    dtype: str,
+    dtype: str | None,
     fused: bool | None,
     serving: Serving,
 ) -> Graph:
@@ -125,7 +122,7 @@ def _graph(
     if is_source(model):
         from neusight_jax.graph.trace_options import TraceOptions
 
-        if sequence_length is not None or batch_size != 1 or dtype != "fp32":
+        if sequence_length is not None or batch_size != 1 or dtype is not None:
             raise InputError(
                 f"{model}: its example arguments say batch, lengths and dtypes; "
                 "leave --batch-size, --sequence-length and --dtype out"
@@ -133,11 +130,10 @@ def _graph(
         return graph_from_source(model, mode, TraceOptions(fused=fused))
     from neusight_jax.graph.build import graph_from_config
 
-    given = lengths("--sequence-length", sequence_length)
     return graph_from_config(
         model,
         batch_size,
-        longest(model) if given is None else given,
+        lengths("--sequence-length", sequence_length),
         mode,
         dtype,
         bool(fused),
@@ -147,16 +143,6 @@ def _graph(
         tensor_parallel=serving.tensor_parallel,
         expert_parallel=serving.expert_parallel,
     )
-
-
-def longest(model: str) -> int:
-    """The longest sequence a model takes; `InputError` when it has no limit."""
-    from neusight_jax.graph.sequence import longest_sequence
-
-    positions = longest_sequence(model)
-    if positions is None:
-        raise InputError(f"{model} takes sequences of any length; say which with --sequence-length")
-    return positions
 
 
 def measured_networks(card: Mapping[str, Any], device: str | None, graph: Graph) -> tuple[list[str], list[str]]:

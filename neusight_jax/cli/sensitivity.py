@@ -28,7 +28,7 @@ def sensitivity(
     batch_size: BatchSize = 1,
     sequence_length: SequenceLength = None,
     mode: Mode = "inference",
-    dtype: Dtype = "fp32",
+    dtype: Dtype = None,
     fused: Fused = False,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
@@ -49,7 +49,7 @@ def sensitivity(
         require_format(plot, html=True)
     gpu_name, machine = load_named_gpu(gpu)
     graph = graph_of(model, batch_size, sequence_length, mode, dtype, bool(fused))
-    check_dtype(machine, gpu_name, dtype)
+    check_dtype(machine, gpu_name, graph.dtype)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     notes = forecast_notes(load_card(checkpoint), checkpoint, gpu_name, graph)
     predictor = load_predictor(checkpoint)

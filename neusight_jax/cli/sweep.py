@@ -33,10 +33,14 @@ def sweep(
     batch_size: Annotated[list[int] | None, typer.Option("--batch-size", help="One or several.")] = None,
     sequence_length: Annotated[
         list[int] | None,
-        typer.Option("--sequence-length", help="One or several.", show_default="the longest the model takes"),
+        typer.Option(
+            "--sequence-length",
+            help="One or several.",
+            show_default="2,048 for decoders, else the longest the model takes",
+        ),
     ] = None,
     mode: Mode = "inference",
-    dtype: Dtype = "fp32",
+    dtype: Dtype = None,
     fused: Fused = False,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,

@@ -14,7 +14,8 @@ def check_dtype(gpu: GPU, gpu_name: str, dtype: str) -> None:
     try:
         gpu.peak_flop_per_s(dtype)
     except InputError as error:
-        raise InputError(f"{gpu_name}: {error}") from None
+        others = " or ".join(f"--dtype {path}" for path in ("fp16", "fp32") if path in gpu.paths)
+        raise InputError(f"{gpu_name}: {error}; give {others}") from None
 
 
 def check_relaxation(relaxation: float) -> None:
@@ -23,13 +24,13 @@ def check_relaxation(relaxation: float) -> None:
         raise InputError(f"--relaxation is {relaxation:g}, expected 0 (whole waves) to 1 (none)")
 
 
-def graph_of(text: str, batch_size: int, sequence_length: int | None, mode: str, dtype: str, fused: bool) -> Graph:
-    """The graph of a model on the command line; the longest sequence it takes if none is given."""
-    from neusight_jax.cli.predict import longest
+def graph_of(
+    text: str, batch_size: int, sequence_length: int | None, mode: str, dtype: str | None, fused: bool
+) -> Graph:
+    """The graph of a model on the command line; length and dtype are assumed where they are not given."""
     from neusight_jax.graph.build import graph_from_config
 
-    positions = longest(text) if sequence_length is None else sequence_length
-    return graph_from_config(text, batch_size, positions, mode, dtype, fused)
+    return graph_from_config(text, batch_size, sequence_length, mode, dtype, fused)
 
 
 def default_for(graphs: Iterable[Graph]) -> str:

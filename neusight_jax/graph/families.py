@@ -191,13 +191,13 @@ def _windows(config: Config, layers: int, traits: Traits) -> list[int]:
     """Attention window of each layer, 0 for none."""
     windowed = traits.windowed
     types = config.listed("layer_types", layers, (FULL, SLIDING))
+    if types is not None and SLIDING not in types:
+        return [0] * layers
+    if (windowed == "none" and types is None) or not config.flag("use_sliding_window", not traits.opt_in):
+        return [0] * layers
     size = config.count("sliding_window", 0)
-    if windowed == "none" and types is None:
-        return [0] * layers
-    if not config.flag("use_sliding_window", not traits.opt_in):
-        return [0] * layers
     if types is not None:
-        if SLIDING in types and not size:
+        if not size:
             raise InputError(f"{config.name}: layer_types has {SLIDING} but sliding_window is absent; add it")
         return [size if word == SLIDING else 0 for word in types]
     if windowed == "upper":
@@ -292,7 +292,9 @@ def sparse_layers(config: Config, layers: int) -> list[bool]:
 def _ernie(config: Config, layers: int) -> tuple[Experts, list[bool]]:
     count, inner = config.size("moe_num_experts"), config.size("moe_intermediate_size")
     shared = inner * config.count("moe_num_shared_experts", 0)
-    experts = Experts(count, top_k(config, count, "moe_k"), inner, shared, bias=said(config, "use_bias"))
+    experts = Experts(
+        count, top_k(config, count, "moe_k"), inner, shared, bias=said(config, "use_bias"), router_bias=True
+    )
     first, step = config.count("moe_layer_start_index", 0), config.size("moe_layer_interval", 1)
     last = config.values.get("moe_layer_end_index")
     end = layers - 1 if last in (None, -1) else config.count("moe_layer_end_index")

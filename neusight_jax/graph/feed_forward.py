@@ -31,8 +31,7 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
             step.norm(f"mlp.{name}", tokens, hidden)
     if block.shared:
         write_dense(step, "mlp.shared", Dense(block.shared, block.gated, block.bias), hidden)
-        if block.shared_gate:
-            step.linear("mlp.shared.gate", tokens, 1, hidden, dtype=step.precision.activations)
+        biases(step, hidden * block.shared_gate)  # one more row of the router
     width = block.latent or hidden
     if block.latent:
         step.linear("mlp.latent_down", tokens, width, hidden)

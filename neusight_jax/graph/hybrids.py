@@ -115,7 +115,8 @@ def read_kimi_linear(config: Config) -> Decoder:
     latent = latent_attention(config, config.size("num_attention_heads"))
     words = config.listed("layer_types", layers, (LINEAR, FULL))
     if words is None:
-        full = inside.indices("full_attn_layers")
+        usual = set(range(5, layers + 1, 4))  # counted from 1
+        full = inside.indices("full_attn_layers") if inside.has("full_attn_layers") else usual
         if any(at < 1 or at > layers for at in full):
             raise InputError(f"{config.name}: full_attn_layers names layers beyond the {layers} there are")
         words = [FULL if at + 1 in full else LINEAR for at in range(layers)]

@@ -68,12 +68,16 @@ def _joined(outer: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _text_type(outer: str, values: Mapping[str, Any], inside: bool) -> Any:
+    """The type of the language part: its own, else the usual one of a multimodal type, by the name of its class."""
     tables = _tables()
     kind = values.get("model_type") if inside else outer
-    if kind is None or kind in tables["wrappers"]:
-        # A wrapper whose language part says no type, or whose sizes stand beside its vision_config.
-        kind = tables["wrappers"].get(outer if kind is None else kind, outer if kind is None else kind)
-    return tables["renames"].get(kind, kind) if isinstance(kind, str) else kind
+    if kind is None:
+        kind = outer
+    if not isinstance(kind, str):
+        return kind
+    # A multimodal type whose language part says no type, or whose sizes stand beside its vision_config.
+    kind = tables["wrappers"].get(kind, kind)
+    return tables["renames"].get(kind, kind)
 
 
 def missing_layer(kind: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.config import Config
+from neusight_jax.graph.config import MOST_LAYERS, Config
 from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.layers import heads, keys, merge_heads, permuted, sliced
 from neusight_jax.graph.tape import Tape, Tensor, stream
@@ -59,8 +59,8 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         jitter=config.rate("router_jitter_noise", 0.01),
         act=config.choice("dense_act_fn", "relu", ("relu", "gelu")),
     )
-    layers = config.size("num_layers")
-    decoder_layers = config.size("num_decoder_layers", layers)
+    layers = config.size("num_layers", most=MOST_LAYERS)
+    decoder_layers = config.size("num_decoder_layers", layers, MOST_LAYERS)
     sparse = _sparse_blocks(config, layers, "encoder")
     decoder_sparse = _sparse_blocks(config, decoder_layers, "decoder")
 
