@@ -21,7 +21,10 @@ import neusight_jax as nj
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from transformers_counts import parameter_total
 
-PUBLISHED: dict[str, tuple[float, str]] = {"nemotron-nas": (49.9e9, "model card")}
+PUBLISHED: dict[str, tuple[float, str]] = {
+    "nemotron-nas": (49.9e9, "model card: 49.9B"),
+    "kimi_k3": (2.8e12, "its name in aiconfigurator: 2.8T"),
+}
 """Parameters of types without a class in transformers, and who says so."""
 WITHIN = 0.01
 """Difference that counts as the same."""

@@ -67,6 +67,7 @@ class Latent:
 
     Attributes:
       bias: of the projections down to the ranks, and of the output.
+      gate: whether a gate made from the token multiplies the result.
     """
 
     heads: int
@@ -76,6 +77,7 @@ class Latent:
     rope: int
     value: int
     bias: bool = False
+    gate: bool = False
     indexer: Indexer | None = None
 
 
@@ -107,8 +109,8 @@ class DeltaNet:
 
     Attributes:
       conv: tokens a short convolution over queries, keys and values sees.
-      gates: "scalar" has one decay a head (gated delta net), "vector" one for each key channel (Kimi delta attention),
-        its gates made through `head` wide projections.
+      gates: "scalar" has one decay a head (gated delta net), "vector" one for each key channel (Kimi delta attention);
+        its gates go through projections of `key_size`, with "vector_wide" that of the result does not.
       state_bytes: of an element of the state.
     """
 
@@ -165,7 +167,7 @@ class Experts:
     Attributes:
       shared_gate: whether a gate made from the token multiplies the shared expert.
       gated, bias: as in `Dense`; router_bias, router_scales: further weights of the router.
-      latent: width the experts work in, 0 = the model's.
+      latent: width the experts work in, 0 = the model's; latent_norm: whether they read a norm of it.
       beside: a dense block in parallel with the experts, 0 = none (its width).
     """
 
@@ -179,6 +181,7 @@ class Experts:
     router_bias: bool = False
     router_scales: bool = False
     latent: int = 0
+    latent_norm: bool = False
     beside: int = 0
 
 
@@ -211,6 +214,7 @@ class Decoder:
       norm_weights: vectors of weights a norm has.
       tied: whether the head is the embedding.
       streams: residual streams that layers read and write (hyper-connections), 1 = the usual residual.
+      residual_block: layers whose sum later layers attend to (attention residuals), 0 = the usual residual.
       layer_inputs: width of an embedding each layer has of its own, 0 = none; layer_vocabulary: its rows.
     """
 
@@ -221,6 +225,7 @@ class Decoder:
     norm_weights: int = 1
     head_bias: bool = False
     streams: int = 1
+    residual_block: int = 0
     layer_inputs: int = 0
     layer_vocabulary: int = 0
 

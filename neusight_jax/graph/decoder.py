@@ -108,8 +108,10 @@ def _notes(config: Config, model: Decoder) -> list[str]:
     unmeasured = [word for kind, word in UNMEASURED if any(isinstance(mixer, kind) for mixer in mixers)]
     if any(getattr(mixer, "indexer", None) for mixer in mixers):
         unmeasured.append("attention over keys an indexer chose")
+    if model.residual_block:
+        unmeasured.append("attention residuals (their weights, a few vectors a layer, are not counted)")
     if unmeasured:
-        notes.append(f"never measured, written as products and streams: {', '.join(unmeasured)}")
+        notes.append(f"never measured, forecast as products and streams: {', '.join(unmeasured)}")
     # Words of the trained model that the forecast leaves out.
     key = config.first("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "num_mtp_layers")
     if isinstance(config.values.get(key), int) and config.values[key] > 0:
@@ -187,6 +189,10 @@ def _mix(step: Step, layer: Layer, hidden: int, mode: str) -> None:
 def _before(step: Step, name: str, model: Decoder) -> None:
     """The norm before a block, and with residual streams the weights that mix them."""
     streams = model.streams
+    if model.residual_block:
+        # A token attends to the sums of the blocks before it: half of them on average, and its own.
+        seen = 1.0 + model.depth / model.residual_block / 2.0
+        step.stream(f"{name}_residuals", "stream", "pointwise", step.requests.tokens, model.hidden, seen, 1)
     if streams > 1:
         _collapse(step, f"{name}_streams", model, streams * (streams + 2))
         biases(step, streams * (streams + 2) + 3)

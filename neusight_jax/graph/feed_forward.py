@@ -36,6 +36,8 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
     if block.latent:
         step.linear("mlp.latent_down", tokens, width, hidden)
         biases(step, width * block.bias)
+    if block.latent_norm:
+        step.norm("mlp.latent_norm", tokens, width)
     step.experts(
         "mlp.experts",
         experts=block.count,

@@ -1,7 +1,7 @@
 """Decoders that mix softmax attention with layers of a constant state: from config to layers.
 
 Source: modelling code of Hugging Face `transformers` 5.24 (`qwen3_next`, `qwen3_5`, `qwen3_5_moe`, `kimi_linear`,
-`nemotron_h`, `granitemoehybrid`).
+`nemotron_h`, `granitemoehybrid`); what Kimi-K3 adds to `kimi_linear`, as aiconfigurator-core 0.12 describes it.
 """
 
 from __future__ import annotations
@@ -100,19 +100,18 @@ def read_qwen_hybrid(config: Config) -> Decoder:
 
 def read_kimi_linear(config: Config) -> Decoder:
     """Kimi delta attention with latent attention in every fourth layer."""
-    for key, layer in (
-        ("attn_res_block_size", "attention residuals"),
-        ("routed_expert_hidden_size", "experts of another width than the model"),
-    ):
-        if config.has(key):
-            raise InputError(f"{config.name}: layers with {layer} ({key}) are not written here; no forecast of it")
     layers = config.layers()
     inside = config.part("linear_attn_config")
-    heads = inside.size("num_heads", config.size("linear_num_heads", 32))
-    size = inside.size("head_dim", config.size("linear_head_dim", 128))
-    conv = inside.size("short_conv_kernel_size", config.size("linear_conv_kernel_dim", 4))
-    delta = DeltaNet(heads, heads, size, size, conv, "vector", _state_bytes(config, "mamba_ssm_dtype"))
+    spelled = (
+        ("num_heads", "linear_num_heads"),
+        ("head_dim", "linear_head_dim"),
+        ("short_conv_kernel_size", "linear_conv_kernel_dim"),
+    )
+    heads, size, conv = (inside.size(own) if inside.has(own) else config.size(key) for own, key in spelled)
+    gates = "vector_wide" if inside.flag("use_full_rank_gate", False) else "vector"
+    delta = DeltaNet(heads, heads, size, size, conv, gates, _state_bytes(config, "mamba_ssm_dtype"))
     latent = latent_attention(config, config.size("num_attention_heads"))
+    latent = replace(latent, gate=config.flag("mla_use_output_gate", False))
     words = config.listed("layer_types", layers, (LINEAR, FULL))
     if words is None:
         usual = set(range(5, layers + 1, 4))  # counted from 1
@@ -124,12 +123,13 @@ def read_kimi_linear(config: Config) -> Decoder:
     inner = config.size("moe_intermediate_size")
     shared = inner * config.count(config.first("num_shared_experts", "n_shared_experts"), 0)
     experts = Experts(count, top_k(config, count, "num_experts_per_token", "num_experts_per_tok"), inner, shared)
+    width = config.count("routed_expert_hidden_size", 0)
+    norm = width > 0 and config.flag("latent_moe_use_norm", False)
+    experts = replace(experts, latent=width, latent_norm=norm)
     dense = Dense(config.size("intermediate_size"))
     kinds = zip(words, sparse_layers(config, layers), strict=True)
-    return _decoder(
-        config,
-        by_kind(Layer(latent if word == FULL else delta, experts if has else dense) for word, has in kinds),
-    )
+    kept = by_kind(Layer(latent if word == FULL else delta, experts if has else dense) for word, has in kinds)
+    return replace(_decoder(config, kept), residual_block=config.count("attn_res_block_size", 0))
 
 
 def read_nemotron_h(config: Config) -> Decoder:

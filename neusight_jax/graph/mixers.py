@@ -127,6 +127,9 @@ def write_latent(step: Step, mixer: Latent, hidden: int, mode: str) -> None:
         step.attention(
             "attention", heads=heads, kv_heads=heads, head_size=width, cache_per_token=read, kept_per_token=small
         )
+    if mixer.gate:
+        step.linear("attention.gate", tokens, heads * mixer.value, hidden)
+        step.stream("attention.gated", "stream", "pointwise", tokens, heads * mixer.value, 2, 1)
     step.linear("attention.output", tokens, hidden, heads * mixer.value)
     biases(step, hidden * mixer.bias)
 

@@ -24,10 +24,13 @@ def write_delta(step: Step, mixer: DeltaNet, hidden: int) -> None:
         step.linear("linear_attention.gates", tokens, 2 * mixer.value_heads, hidden)
         weights = 2 * mixer.value_heads
     else:
-        step.linear("linear_attention.qkv", tokens, mixed, hidden)
-        step.linear("linear_attention.gates_down", tokens, 2 * mixer.key_size + mixer.value_heads, hidden)
+        wide = mixer.gates == "vector_wide"
+        step.linear("linear_attention.qkvz" if wide else "linear_attention.qkv", tokens, mixed + values * wide, hidden)
+        narrow = mixer.key_size * (1 if wide else 2) + mixer.value_heads
+        step.linear("linear_attention.gates", tokens, narrow, hidden)
         step.linear("linear_attention.decay", tokens, keys, mixer.key_size)
-        step.linear("linear_attention.gate", tokens, values, mixer.key_size)
+        if not wide:
+            step.linear("linear_attention.gate", tokens, values, mixer.key_size)
         weights = keys + mixer.value_heads
     step.weight(float(weights), step.precision.activations)
     _convolution(step, "linear_attention.conv", mixed, mixer.conv, bias=False)
