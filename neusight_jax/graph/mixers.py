@@ -39,7 +39,7 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
         kept_per_token=None if mixer.cached else 0.0,
         window=window,
         requests=seen,
-        keeps_all=mixer.indexer is not None,
+        kept_tokens=mixer.chunk or (0 if mixer.indexer is not None else None),
     )
     if mixer.gate == "head":
         step.linear("attention.gate", tokens, heads, hidden)
@@ -116,7 +116,7 @@ def write_latent(step: Step, mixer: Latent, hidden: int, mode: str) -> None:
             cache_per_token=small,
             window=window,
             requests=seen,
-            keeps_all=True,
+            kept_tokens=0,
         )
         step.batched("attention.value_absorb", heads, tokens, mixer.value, mixer.kv_rank)
     else:

@@ -157,7 +157,7 @@ class Step(Writer):
         window: int = 0,
         causal: bool = True,
         requests: Requests | None = None,
-        keeps_all: bool = False,
+        kept_tokens: int | None = None,
     ) -> None:
         """Attention of every request over its own sequence, and the KV cache it keeps.
 
@@ -166,12 +166,13 @@ class Step(Writer):
           cache_per_token: elements read of a token's keys and values; kept_per_token: those the cache of a layer keeps,
             where it is not all of them.
           requests: what the queries see, where it is not all of their sequences.
-          keeps_all: whether the cache keeps tokens beyond the window too.
+          kept_tokens: most tokens of a sequence the cache keeps (0 = all), where it is not the window.
         """
         precision, batch = self.precision, self.requests if requests is None else requests
         queries, context = np.array(batch.queries, float), np.array(batch.context, float)
         tokens = np.array(self.requests.context, float)
-        kept = np.minimum(tokens, window) if window and not keeps_all else tokens
+        most = window if kept_tokens is None else kept_tokens
+        kept = np.minimum(tokens, most) if most else tokens
         of_token = cache_per_token if kept_per_token is None else kept_per_token
         self.cache_bytes += self.repeat * float(kept.sum()) * of_token * dtype_bytes(precision.kv_cache)
         shape = (batch.tokens, heads, round(head_size))
