@@ -199,7 +199,7 @@ def _block_words(config: Config) -> list[str]:
             f"{config.name}: num_hidden_layers is {config.layers()} but {len(given)} layers are listed; "
             "expected the same number"
         )
-    return [BLOCK_NAMES.get(word, word) for word in given]
+    return [BLOCK_NAMES.get(str(word), str(word)) for word in given]
 
 
 def read_granite_hybrid(config: Config) -> Decoder:
