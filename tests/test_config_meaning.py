@@ -229,6 +229,13 @@ def test_an_unknown_scaling_is_said() -> None:
         ({**DECODERS["nemotron_h"], "num_hidden_layers": 7}, "num_hidden_layers is 7 but 6 layers are listed"),
         ({**DECODERS["mixtral"], "num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most the 8 experts"),
         ({**DECODERS["deepseek_v4"], "compress_ratios": [0, 4, 128]}, "compress_ratios has 3 entries"),
+        (
+            {**ENCODERS["bert"], "position_embedding_type": "relative_key"},
+            "position_embedding_type 'relative_key' is not",
+        ),
+        ({**ENCODERS["gpt2"], "add_cross_attention": True}, "add_cross_attention true is not supported"),
+        ({**ENCODERS["opt"], "layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine false is not"),
+        ({**DECODERS["minimax_m3_vl_text"], "attention_output_gate": True}, "attention_output_gate true is not"),
     ],
 )
 def test_bad_configs_are_one_line(change: dict[str, Any], text: str) -> None:
@@ -327,6 +334,13 @@ def test_memory_of_an_encoder_with_many_words() -> None:
     work = nj.graph_from_config({**load("bert-base"), "vocab_size": 119547}, 1, 128)
     assert work.parameters == 177_854_978
     assert footprint(work).weights / GIB == pytest.approx(0.66, abs=0.01)
+
+
+def test_encoders_by_other_names_and_labels() -> None:
+    plain = nj.graph_from_config(ENCODERS["roberta"])
+    assert nj.graph_from_config({**ENCODERS["roberta"], "model_type": "xlm-roberta"}).parameters == plain.parameters
+    named = nj.graph_from_config({**ENCODERS["roberta"], "id2label": {"0": "a", "1": "b", "2": "c"}})
+    assert (named.parameters or 0.0) - (plain.parameters or 0.0) == 256 + 1
 
 
 def test_commands_assume_the_same(tmp_path: Path, fails: Fails) -> None:

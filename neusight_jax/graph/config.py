@@ -151,6 +151,18 @@ class Config:
         """How many layers it has."""
         return self.size("num_hidden_layers", most=MOST_LAYERS)
 
+    def labels(self) -> int:
+        """Classes of a classifier: `num_labels`, or as many as have a name, or the two of the class's default."""
+        named = self.values.get("id2label")
+        return self.size("num_labels", len(named) if isinstance(named, Mapping) and named else 2)
+
+    def require(self, key: str, default: Any, only: Any) -> None:
+        """`InputError` where a key has another value than the one that is written here."""
+        value = self._value(key, default)
+        if type(value) is not type(only) or value != only:
+            given, wanted = (str(each).lower() if isinstance(each, bool) else shown(each) for each in (value, only))
+            raise InputError(f"{self.name}: {key} {given} is not supported; expected {wanted}")
+
     def head_size(self, hidden_key: str, heads_key: str) -> int:
         """Width of one attention head."""
         hidden, heads = self.size(hidden_key), self.size(heads_key)

@@ -72,7 +72,8 @@ def read_qwen_hybrid(config: Config) -> Decoder:
     """Gated delta nets with a gated softmax attention in every fourth layer."""
     layers = config.layers()
     bias = config.flag("attention_bias", False)
-    attention = _softmax(config, bias=bias, output_bias=bias, qk_norm="head", gate="element")
+    gate = "element" if config.flag("attn_output_gate", True) else ""
+    attention = _softmax(config, bias=bias, output_bias=bias, qk_norm="head", gate=gate)
     delta = DeltaNet(
         key_heads=config.size("linear_num_key_heads"),
         value_heads=config.size("linear_num_value_heads"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neusight_jax.errors import InputError
 from neusight_jax.graph.config import MOST_LAYERS, Config
 from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.layers import heads, keys, merge_heads, permuted, sliced
@@ -42,8 +41,7 @@ class _Sizes:
 
 def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
     """Write a forward (and backward) pass on the tape; encoder and decoder both read `sequence` tokens."""
-    if config.flag("is_gated_act", False):
-        raise InputError(f"{config.name}: is_gated_act true is not supported; expected false")
+    config.require("is_gated_act", False, False)
     sizes = _Sizes(
         batch=batch,
         sequence=sequence,

@@ -226,6 +226,7 @@ def read_minimax_m3(config: Config) -> Decoder:
         flags = rows.listed("sparse_attention_freq", layers, (0, 1)) or [0] * layers
         words = ["minimax_m3_sparse" if flag else FULL for flag in flags]
     sizes = {key: inside.size(other) if inside.has(other) else config.size(key) for key, other in INDEX_KEYS.items()}
+    config.require("attention_output_gate", False, False)
     indexer = Indexer(
         heads=sizes["index_n_heads"],
         size=sizes["index_head_dim"],

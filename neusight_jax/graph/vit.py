@@ -38,6 +38,6 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
         step.stream("mlp.activation", "stream", "gelu", tokens, inner, 1, 1, grad=1.5)
         step.linear("mlp.down", tokens, hidden, inner)
     step.norm("norm", tokens, hidden, residual=True)
-    labels = config.size("num_labels", 1000)
+    labels = config.labels()
     step.linear("head", images, labels, hidden)
     biases(step, hidden + labels)
