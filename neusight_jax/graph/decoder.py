@@ -112,7 +112,7 @@ def _notes(config: Config, model: Decoder) -> list[str]:
         unmeasured.append("attention residuals (their weights, a few vectors a layer, are not counted)")
     if unmeasured:
         notes.append(f"never measured, forecast as products and streams: {', '.join(unmeasured)}")
-    # Words of the trained model that the forecast leaves out.
+    # Layers that only serve to guess further tokens.
     key = config.first("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "num_mtp_layers")
     if isinstance(config.values.get(key), int) and config.values[key] > 0:
         notes.append(f"multi-token prediction ({key} {config.values[key]}) is left out, time and parameters")
