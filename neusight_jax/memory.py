@@ -23,7 +23,9 @@ fifth."""
 
 
 def parameter_count(graph: Graph) -> float:
-    """Weights of all matrix products with parameters, layers repeated; a table shared with the head counts there."""
+    """Elements of all parameters, each once, as the front-end says; else those of all products, layers repeated."""
+    if graph.parameters is not None:
+        return graph.parameters
     return float(
         sum(
             kernel.dims["n"] * kernel.dims["k"] * kernel.count * node.repeat

@@ -48,7 +48,10 @@ def test_missing_key_is_named(config: dict[str, object], key: str) -> None:
         ({"attn_pdrop": 1.5}, "attn_pdrop is 1.5, expected a rate"),
         ({"activation_function": "swish"}, "activation_function 'swish' is not supported; expected one of gelu"),
         ({"scale_attn_weights": 1}, "scale_attn_weights is 1, expected true or false"),
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; expected one of bert, roberta, gpt2, opt"),
+        ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported; expected one of bert, roberta, gpt2, opt"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported: it has selective scan (Mamba-1)"),
+        ({"model_type": ["gpt2"]}, "model_type ['gpt2'] is not supported; expected one of bert"),
+        ({"n_layer": 10**30}, "n_layer is a whole number of over 18 digits, expected at most 1,000,000,000"),
         ({"model_type": None}, "config has no 'model_type'; expected one of bert"),
     ],
 )
@@ -63,7 +66,8 @@ def test_gated_experts_are_refused() -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True, None])
 def test_workload_must_be_whole(value: object) -> None:
     assert message(GPT, value, 8) == f"batch_size is {value!r}, expected a positive whole number"
-    assert message(GPT, 1, value) == f"sequence_length is {value!r}, expected a positive whole number"
+    if value is not None:  # None: the longest
+        assert message(GPT, 1, value) == f"sequence_length is {value!r}, expected a positive whole number"
 
 
 def test_numpy_workload_is_accepted() -> None:
@@ -95,6 +99,8 @@ def test_files(tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{")
     assert "bad.json: not JSON" in message(bad, 1, 8)
+    bad.write_text("[" * 100_000)
+    assert "bad.json: nested too deeply" in message(bad, 1, 8)
     bad.write_text("[1]")
     assert "holds a list, expected a JSON object" in message(bad, 1, 8)
     bad.write_bytes(b"\xff\xfe{")

@@ -22,7 +22,7 @@ RequestLengths = Annotated[
     typer.Option(
         "--sequence-length",
         help="Tokens in a sequence; decoders take one for each request too: 512,2048.",
-        show_default="the longest the model takes",
+        show_default="2,048 for decoders, else the longest the model takes",
     ),
 ]
 KvLength = Annotated[
@@ -60,7 +60,14 @@ ExpertParallel = Annotated[
 Mode = Annotated[
     str, typer.Option("--mode", help="inference, training (forward and backward); decoders also prefill, decode.")
 ]
-Dtype = Annotated[str, typer.Option("--dtype", help="Of all tensors.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        help="Of the arithmetic, and of all tensors nothing else is said of.",
+        show_default="a decoder's own (its config), fp32 of all others",
+    ),
+]
 Fused = Annotated[
     bool | None,
     typer.Option(
@@ -78,7 +85,7 @@ class WorkloadOptions:
     batch_size: BatchSize = 1
     sequence_length: RequestLengths = None
     mode: Mode = "inference"
-    dtype: Dtype = "fp32"
+    dtype: Dtype = None
     fused: Fused = None
     kv_length: KvLength = None
     weight_dtype: WeightDtype = None

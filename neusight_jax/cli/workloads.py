@@ -17,7 +17,8 @@ def check_dtype(gpu: GPU, gpu_name: str, dtype: str) -> None:
     try:
         gpu.peak_flop_per_s(dtype)
     except InputError as error:
-        raise InputError(f"{gpu_name}: {error}") from None
+        others = " or ".join(f"--dtype {path}" for path in ("fp16", "fp32") if path in gpu.paths)
+        raise InputError(f"{gpu_name}: {error}; give {others}") from None
 
 
 def check_relaxation(relaxation: float) -> None:
@@ -44,11 +45,10 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
         return graph_from_source(model, load.mode, TraceOptions(fused=load.fused))
     from neusight_jax.graph.build import graph_from_config
 
-    asked = lengths("--sequence-length", load.sequence_length)
     graph = graph_from_config(
         model,
         load.batch_size,
-        longest(model) if asked is None else asked,
+        lengths("--sequence-length", load.sequence_length),
         load.mode,
         load.dtype,
         bool(load.fused),
@@ -73,16 +73,6 @@ def lengths(option: str, text: str | None) -> Lengths | None:
     except ValueError:
         raise InputError(f"{option} is {text!r}, expected a whole number, or one for each request: 512,2048") from None
     return values if len(values) > 1 else values[0]
-
-
-def longest(model: str) -> int:
-    """The longest sequence a model takes; `InputError` when it has no limit."""
-    from neusight_jax.graph.sequence import longest_sequence
-
-    positions = longest_sequence(model)
-    if positions is None:
-        raise InputError(f"{model} takes sequences of any length; say which with --sequence-length")
-    return positions
 
 
 def default_for(graphs: Iterable[Graph]) -> str:

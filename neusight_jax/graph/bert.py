@@ -20,6 +20,8 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
     config.limit_sequence(sequence, "max_position_embeddings", padding + 1 if roberta else 0)
     layers, inner = config.size("num_hidden_layers"), config.size("intermediate_size")
     act = config.choice("hidden_act", "gelu", ACTIVATIONS)
+    config.require("position_embedding_type", "absolute", "absolute")
+    config.require("add_cross_attention", False, False)
     drop, attn_drop = config.rate("hidden_dropout_prob", 0.1), config.rate("attention_probs_dropout_prob", 0.1)
 
     mask = _mask(tape, batch, sequence, roberta)
@@ -101,12 +103,12 @@ def _bert_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) -> 
     first = tape.linear("pooler", _first_token(tape, "first_token", x), hidden)
     first = tape.unary("pooler.activation", "tanh", first, traced="VECrelu")
     if not tape.training:
-        tape.linear("classifier", tape.dropout("classifier_dropout", first, drop), config.size("num_labels", 2))
+        tape.linear("classifier", tape.dropout("classifier_dropout", first, drop), config.labels())
         return
     tape.gradient_sum("head.gradient_sum", x, 2)
     y = tape.linear("predictions.transform", x, hidden)
     y = tape.norm("predictions.norm", activation(tape, "predictions.activation", y, act))
-    tape.linear("predictions.decoder", y, config.size("vocab_size"))
+    tape.linear("predictions.decoder", y, config.size("vocab_size"), tied=config.flag("tie_word_embeddings", True))
     tape.linear("next_sentence", first, 2)
 
 
@@ -114,8 +116,9 @@ def _roberta_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) 
     hidden = x.shape[-1]
     if tape.training:
         y = activation(tape, "head.activation", tape.linear("head.transform", x, hidden), "gelu")
-        tape.linear("head.decoder", tape.norm("head.norm", y), config.size("vocab_size"))
+        tied = config.flag("tie_word_embeddings", True)
+        tape.linear("head.decoder", tape.norm("head.norm", y), config.size("vocab_size"), tied=tied)
         return
     first = tape.linear("classifier.dense", _first_token(tape, "first_token", x), hidden)
     first = tape.unary("classifier.activation", "tanh", first)
-    tape.linear("classifier.output", first, config.size("num_labels", 2))
+    tape.linear("classifier.output", first, config.labels())

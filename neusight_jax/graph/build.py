@@ -1,46 +1,25 @@
-"""From a config and a workload to a `Graph`: the architectures, the checks, the front door."""
+"""From a config and a workload to a `Graph`: the checks, the front door."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from neusight_jax.arithmetic import dtype_bytes, dtype_index
 from neusight_jax.errors import InputError
-from neusight_jax.graph import bert, decoder, gpt2, opt, switch, vit
+from neusight_jax.graph.architectures import ARCHITECTURES, STEP_ARCHITECTURES, model_type
+from neusight_jax.graph.assumed import assumed_dtype, assumed_length
 from neusight_jax.graph.catalog import load_model_config
 from neusight_jax.graph.config import Config, read_config, whole
 from neusight_jax.graph.fusion import fuse
 from neusight_jax.graph.graph import MODES, Graph, Node
+from neusight_jax.graph.language import language_config
 from neusight_jax.graph.quantization import has_quantization, read_quantization
 from neusight_jax.graph.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.scheme import stored_as
 from neusight_jax.graph.step import Step, precision
 from neusight_jax.graph.tape import Tape
-
-ARCHITECTURES: dict[str, Callable[[Tape, Config, int, int], None]] = {
-    "bert": bert.record,
-    "roberta": bert.record,
-    "gpt2": gpt2.record,
-    "opt": opt.record,
-    "switch_transformers": switch.record,
-}
-"""Recorders of eager PyTorch models by `model_type`. A new architecture is one new file and one line here."""
-
-
-class StepRecorder(Protocol):
-    """Writes a step of a model as serving and training frameworks run it."""
-
-    def __call__(
-        self, step: Step, config: Config, mode: str, tensor_parallel: int = 1, expert_parallel: int = 1
-    ) -> None:
-        """Write the step."""
-        ...
-
-
-STEP_ARCHITECTURES: dict[str, StepRecorder] = {**dict.fromkeys(decoder.MODEL_TYPES, decoder.record), "vit": vit.record}
-"""Recorders of models with fused kernels by `model_type`."""
 
 
 def trace(
@@ -52,16 +31,16 @@ def trace(
 ) -> tuple[Config, tuple[Node, ...]]:
     """The config and its nodes of an eager model, those included that launch nothing but the reference charges."""
     parsed = read_config(config)
-    return parsed, _eager_nodes(parsed, batch_size, sequence_length, mode, dtype)
+    return parsed, tuple(_tape(parsed, batch_size, sequence_length, mode, dtype).nodes)
 
 
-def _eager_nodes(config: Config, batch_size: int, sequence_length: Lengths, mode: str, dtype: str) -> tuple[Node, ...]:
+def _tape(config: Config, batch_size: int, sequence_length: Lengths, mode: str, dtype: str) -> Tape:
     batch, sequence = whole("batch_size", batch_size), whole("sequence_length", sequence_length)
     if mode not in MODES:
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
     tape = Tape(mode == "training", dtype_bytes(dtype))
     ARCHITECTURES[model_type(config, ARCHITECTURES)](tape, config, batch, sequence)
-    return tuple(tape.nodes)
+    return tape
 
 
 def is_eager(model: str) -> bool:
@@ -69,23 +48,12 @@ def is_eager(model: str) -> bool:
     return load_model_config(model)["model_type"] in ARCHITECTURES
 
 
-def model_type(config: Config, known: Mapping[str, Any] | None = None) -> str:
-    """The `model_type` of a config; `InputError` when it is absent or not among `known` (default: all there are)."""
-    names = (*ARCHITECTURES, *STEP_ARCHITECTURES) if known is None else tuple(known)
-    kind = config.values.get("model_type")
-    if kind is None:
-        raise InputError(f"{config.name}: config has no 'model_type'; expected one of {', '.join(names)}")
-    if not isinstance(kind, str) or kind not in names:
-        raise InputError(f"{config.name}: model_type {kind!r} is not supported; expected one of {', '.join(names)}")
-    return kind
-
-
 def graph_from_config(
     config: str | Path | Mapping[str, Any],
-    batch_size: int,
-    sequence_length: Lengths,
+    batch_size: int = 1,
+    sequence_length: Lengths | None = None,
     mode: str = "inference",
-    dtype: str = "fp32",
+    dtype: str | None = None,
     fused: bool = False,
     *,
     kv_length: Lengths | None = None,
@@ -100,11 +68,13 @@ def graph_from_config(
       config: a catalog name (`list_models()`), the path of a config.json, or a mapping with Hugging Face keys.
       batch_size: sequences, or requests.
       sequence_length: of the input: one number, or for decoders one for each request. In mode "decode" each request has
-        one new token, and this is the length of its sequence.
+        one new token, and this is the length of its sequence. If None, 2,048 for decoders, or as many positions as they
+        have, and the longest of all other models.
       mode: "inference" (forward, all logits), "training" (forward and backward, gradients accumulated, no optimizer
         step); decoders also "prefill" and "decode", one step of a serving engine.
-      dtype: of the arithmetic of matrix products, and of all tensors that nothing else is said of. With fp8, fp4 or
-        int8 products, activations are bf16; see `step.precision`.
+      dtype: of the arithmetic of matrix products, and of all tensors that nothing else is said of; if None, that of a
+        decoder's config (bf16 if it says none), and fp32 of all other models. With fp8, fp4 or int8 products,
+        activations are bf16; see `step.precision`.
       fused: merge elementwise chains as a compiler would, instead of eager kernels. Decoders and ViT always run the
         fused kernels of their frameworks.
       kv_length: keys the last new token of a request sees, itself included, where not `sequence_length`: one number or
@@ -116,16 +86,20 @@ def graph_from_config(
         part. Collectives are not modelled.
     Raises: InputError for an unusable config or workload.
     """
-    parsed = read_config(config)
+    parsed = language_config(read_config(config))
     kind = model_type(parsed)
+    dtype, notes = assumed_dtype(parsed, dtype)
+    sequence_length, more = assumed_length(parsed, sequence_length, mode, kv_length)
+    parsed.notes = [*notes, *more, *parsed.notes]
     if kind in STEP_ARCHITECTURES:
         split = (whole("tensor_parallel", tensor_parallel), whole("expert_parallel", expert_parallel))
         return _step_graph(
             parsed, kind, batch_size, sequence_length, mode, dtype, kv_length, weight_dtype, kv_dtype, split
         )
     if mode in STEP_MODES and mode not in MODES:
-        served = ", ".join(decoder.MODEL_TYPES)
-        raise InputError(f"{parsed.name}: mode {mode} is for decoders ({served}); {kind} has inference and training")
+        raise InputError(
+            f"{parsed.name}: mode {mode} is for decoders such as llama or qwen3; {kind} has inference and training"
+        )
     given = {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype}
     for name, value in given.items():
         if value is not None:
@@ -135,8 +109,8 @@ def graph_from_config(
             raise InputError(f"{parsed.name}: {name} is for decoders; leave it out for {kind}")
     if has_quantization(parsed):
         raise InputError(f"{parsed.name}: its quantization_config is read for decoders only; take it out for {kind}")
-    traced = _eager_nodes(parsed, batch_size, sequence_length, mode, dtype)
-    nodes = fuse(traced) if fused else traced
+    tape = _tape(parsed, batch_size, sequence_length, mode, dtype)
+    nodes = fuse(tape.nodes) if fused else tape.nodes
     return Graph(
         name=parsed.name,
         nodes=tuple(node for node in nodes if any(node.phases)),
@@ -145,6 +119,8 @@ def graph_from_config(
         batch_size=int(batch_size),
         sequence_length=whole("sequence_length", sequence_length),
         fused=bool(fused),
+        notes=tuple(parsed.notes),
+        parameters=tape.parameters,
     )
 
 
@@ -195,13 +171,28 @@ def _step_graph(
         tokens=batch.tokens,
         footprint=step.footprint(),
         options=options,
-        notes=(*step.weight_notes(weight_dtype, has_quantization(config)), *parallel_notes(*split)),
+        notes=(
+            *config.notes,
+            *class_notes(config),
+            *step.weight_notes(weight_dtype, has_quantization(config)),
+            *parallel_notes(*split),
+        ),
+        parameters=step.parameters,
     )
 
 
 def _short(lengths: tuple[int, ...]) -> int | list[int]:
     """One number where all requests have it."""
     return lengths[0] if len(set(lengths)) == 1 else list(lengths)
+
+
+def class_notes(config: Config) -> tuple[str, ...]:
+    """Which sizes a config left to its class."""
+    sizes = {key: value for key, value in config.assumed.items() if value and not isinstance(value, str)}
+    told = [f"{key} {str(value).lower()}" for key, value in sizes.items()]
+    if not told:
+        return ()
+    return (f"not in the config, defaults of {config.values['model_type']}: {', '.join(told)}",)
 
 
 def parallel_notes(tensor_parallel: int, expert_parallel: int) -> tuple[str, ...]:

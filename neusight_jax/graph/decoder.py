@@ -1,155 +1,74 @@
-"""Decoder-only language models with gated feed-forward blocks, dense or with experts, one table for all of them.
-
-Sources: the `config.json` keys and modelling code of Hugging Face `transformers` for each `model_type`; multi-head
-latent attention after DeepSeek-V2 (2024), absorbed into one wide KV head when decoding.
-"""
+"""Decoder-only language models: which types there are, and one step of any of them, layer by layer."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from neusight_jax.errors import InputError
-from neusight_jax.graph.config import Config
-from neusight_jax.graph.step import Step
-
-MODEL_TYPES: tuple[str, ...] = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"),
-    *("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"),
+from neusight_jax.graph.blocks import (
+    Attention,
+    Compressed,
+    Decoder,
+    DeltaNet,
+    Dense,
+    Experts,
+    Latent,
+    Layer,
+    Mamba2,
+    Square,
 )
-"""Architectures this file writes."""
-QK_NORM: tuple[str, ...] = ("qwen3", "qwen3_moe", "gemma3_text")
-"""Those that norm queries and keys head by head."""
-SANDWICH_NORM: tuple[str, ...] = ("gemma2", "gemma3_text")
-"""Those that also norm what attention and feed-forward block return."""
-WINDOW_EVERY: dict[str, int] = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}
-"""Those with windows in all layers but every n-th."""
+from neusight_jax.graph.config import Config
+from neusight_jax.graph.families import TRAITS, read_family
+from neusight_jax.graph.feed_forward import write_dense, write_experts
+from neusight_jax.graph.hybrids import read_granite_hybrid, read_kimi_linear, read_nemotron_h, read_qwen_hybrid
+from neusight_jax.graph.indexing import write_compressed
+from neusight_jax.graph.latent_models import LATENT_TYPES, read_deepseek_v4, read_latent
+from neusight_jax.graph.mixers import biases, write_attention, write_latent, write_square
+from neusight_jax.graph.parallel import check_split, part_of
+from neusight_jax.graph.positions import positions_of
+from neusight_jax.graph.recurrent import write_delta, write_mamba2
+from neusight_jax.graph.step import Step
+from neusight_jax.graph.variants import (
+    read_gemma4,
+    read_llama4,
+    read_mimo_v2,
+    read_minimax_m3,
+    read_nemotron_nas,
+    read_step3,
+)
 
-
-@dataclass(frozen=True)
-class Latent:
-    """Multi-head latent attention: ranks of the queries (0 = none) and of keys and values, and widths of a head."""
-
-    query_rank: int
-    kv_rank: int
-    nope: int
-    rope: int
-    value: int
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Routed experts: how many, how many a token takes, their width, and the width of those all tokens share."""
-
-    count: int
-    top_k: int
-    inner: int
-    shared: int
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """Sizes of a decoder, this device's part of them under tensor and expert parallelism.
-
-    Attributes:
-      windows: indices of layers by attention window (0 = none) and by whether they have experts.
-    """
-
-    kind: str
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    inner: int
-    vocabulary: int
-    tied: bool
-    latent: Latent | None
-    experts: Experts | None
-    windows: Mapping[tuple[int, bool], list[int]]
+READERS: dict[str, Callable[[Config], Decoder]] = {
+    **dict.fromkeys(TRAITS, read_family),
+    **dict.fromkeys(LATENT_TYPES, read_latent),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), read_qwen_hybrid),
+    "deepseek_v4": read_deepseek_v4,
+    "llama4_text": read_llama4,
+    "gemma4_text": read_gemma4,
+    "mimo_v2_flash": read_mimo_v2,
+    "step3p5": read_step3,
+    "minimax_m3_vl_text": read_minimax_m3,
+    "nemotron-nas": read_nemotron_nas,
+    "nemotron_h": read_nemotron_h,
+    "kimi_linear": read_kimi_linear,
+    "granitemoehybrid": read_granite_hybrid,
+}
+"""Readers by `model_type`. A new type is one row here, and a new reader where its layers are not a row of a table."""
+MODEL_TYPES: tuple[str, ...] = tuple(READERS)
+"""Types of decoders."""
+LAST_ONLY: tuple[str, ...] = ("prefill", "decode")
+"""Modes that return the logits of each request's last token only."""
+UNMEASURED: tuple[tuple[type, str], ...] = (
+    (DeltaNet, "linear attention with the delta rule"),
+    (Mamba2, "state-space scans"),
+    (Compressed, "attention over compressed tokens"),
+)
+"""Layers none of whose own kernels was measured."""
 
 
 def read_decoder(config: Config, context: int) -> Decoder:
     """Sizes from a config; `InputError` naming the key that is missing, or a `context` beyond the model's."""
-    kind = str(config.values["model_type"])
-    hidden, layers, heads = (config.size(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    config.limit_sequence(context, "max_position_embeddings")
-    latent = None
-    if kind.startswith("deepseek"):
-        latent = Latent(
-            config.count("q_lora_rank", 0),
-            config.size("kv_lora_rank"),
-            config.size("qk_nope_head_dim"),
-            config.size("qk_rope_head_dim"),
-            config.size("v_head_dim"),
-        )
-    explicit = config.values.get("head_dim")
-    head = (
-        config.size("head_dim")
-        if explicit
-        else hidden // heads
-        if latent
-        else config.head_size("hidden_size", "num_attention_heads")
-    )
-    experts = _experts(config, kind)
-    windows: defaultdict[tuple[int, bool], list[int]] = defaultdict(list)
-    for at in range(layers):
-        windows[_window(config, kind, at), _has_experts(config, kind, at, experts)].append(at)
-    return Decoder(
-        kind=kind,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=config.size("num_key_value_heads", heads),
-        head_size=head,
-        inner=config.size("intermediate_size"),
-        vocabulary=config.size("vocab_size"),
-        tied=config.flag("tie_word_embeddings", kind.startswith("gemma")),
-        latent=latent,
-        experts=experts,
-        windows=dict(windows),
-    )
-
-
-def _experts(config: Config, kind: str) -> Experts | None:
-    if kind in ("mixtral", "gpt_oss"):
-        return Experts(
-            config.size("num_local_experts"), config.size("num_experts_per_tok"), config.size("intermediate_size"), 0
-        )
-    if kind in ("qwen2_moe", "qwen3_moe"):
-        shared = config.count("shared_expert_intermediate_size", 0)
-        inner = config.size("moe_intermediate_size")
-        return Experts(config.size("num_experts"), config.size("num_experts_per_tok"), inner, shared)
-    if kind.startswith("deepseek") and config.values.get("n_routed_experts"):
-        inner = config.size("moe_intermediate_size")
-        shared = inner * config.count("n_shared_experts", 0)
-        return Experts(config.size("n_routed_experts"), config.size("num_experts_per_tok"), inner, shared)
-    return None
-
-
-def _has_experts(config: Config, kind: str, layer: int, experts: Experts | None) -> bool:
-    if experts is None:
-        return False
-    if kind.startswith("deepseek"):
-        return layer >= config.count("first_k_dense_replace", 0) and layer % config.size("moe_layer_freq", 1) == 0
-    if layer in config.values.get("mlp_only_layers", ()):
-        return False
-    return (layer + 1) % config.size("decoder_sparse_step", 1) == 0
-
-
-def _window(config: Config, kind: str, layer: int) -> int:
-    """Attention window of a layer, 0 for none."""
-    size = config.values.get("sliding_window")
-    if not size or (kind.startswith("qwen") and not config.flag("use_sliding_window", False)):
-        return 0
-    types = config.values.get("layer_types")
-    if types:
-        return int(size) if types[layer] == "sliding_attention" else 0
-    if kind == "gpt_oss":
-        return int(size) if layer % 2 == 0 else 0
-    every = config.size("sliding_window_pattern", WINDOW_EVERY.get(kind, 1))
-    return int(size) if every == 1 or (layer + 1) % every else 0
+    model = READERS[str(config.values["model_type"])](config)
+    config.limit_sequence(context, "max_position_embeddings", positions=positions_of(config))
+    return model
 
 
 def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
@@ -160,111 +79,155 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
       tensor_parallel, expert_parallel: devices the layers, or the experts, are split over; what one of them does.
     """
     model = read_decoder(config, max(step.requests.context))
-    _check_split(config, model, tensor_parallel, expert_parallel)
+    check_split(config.name, model, expert_parallel)
+    parts = {layer: part_of(config.name, layer, tensor_parallel) for layer in model.layers}
     tokens = step.requests.tokens
     vocabulary = -(-model.vocabulary // tensor_parallel)
     step.weight(float(vocabulary) * model.hidden, step.precision.activations)
     step.stream("embedding", "stream", "embedding", tokens, model.hidden, 1, 1)
-    for (window, has_experts), layers in model.windows.items():
-        words = ["window"] * bool(window) + ["experts"] * (has_experts and len(model.windows) > 1)
-        with step.section("_".join(["layer", *words]), len(layers), layers):
-            _attention(step, model, window, tensor_parallel, mode)
-            step.norm("mlp_norm", tokens, model.hidden, residual=True)
-            if has_experts and model.experts is not None:
-                _experts_block(step, model, model.experts, tensor_parallel, expert_parallel)
-            else:
-                _feed_forward(step, "mlp", model.hidden, model.inner // tensor_parallel)
-            if model.kind in SANDWICH_NORM:
-                step.norm("mlp_post_norm", tokens, model.hidden)
-    step.norm("norm", tokens, model.hidden, residual=True)
-    rows = len(step.requests.queries) if mode in ("prefill", "decode") else tokens
+    _layer_embedding(step, model, -(-model.layer_vocabulary // tensor_parallel))
+    names = _section_names(list(model.layers))
+    for layer, numbers in model.layers.items():
+        with step.section(names[layer], len(numbers), numbers):
+            _layer(step, model, parts[layer], mode, expert_parallel)
+    if model.streams > 1:
+        _collapse(step, "streams", model, model.streams)
+        biases(step, model.streams + 1)
+    _norm(step, "norm", model, residual=True)
+    rows = len(step.requests.queries) if mode in LAST_ONLY else tokens
     step.linear("head", rows, vocabulary, model.hidden, dtype=step.precision.activations, tied=model.tied)
-    if mode in ("prefill", "decode"):
+    biases(step, vocabulary * model.head_bias)
+    if mode in LAST_ONLY:
         step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
+    config.notes += _notes(config, model)
 
 
-def _check_split(config: Config, model: Decoder, tensor_parallel: int, expert_parallel: int) -> None:
-    if model.heads % tensor_parallel or model.inner % tensor_parallel:
-        raise InputError(
-            f"{config.name}: {model.heads} heads do not split over {tensor_parallel} GPUs; expected a divisor"
-        )
-    if model.experts is None and expert_parallel > 1:
-        raise InputError(f"{config.name} has no experts; leave expert_parallel out")
-    if model.experts is not None and model.experts.count % expert_parallel:
-        raise InputError(
-            f"{config.name}: {model.experts.count} experts do not split over expert_parallel={expert_parallel}; "
-            "expected a divisor"
-        )
+def _notes(config: Config, model: Decoder) -> list[str]:
+    notes = []
+    mixers = [layer.mixer for layer in model.layers]
+    unmeasured = [word for kind, word in UNMEASURED if any(isinstance(mixer, kind) for mixer in mixers)]
+    if any(getattr(mixer, "indexer", None) for mixer in mixers):
+        unmeasured.append("attention over keys an indexer chose")
+    if model.residual_block:
+        unmeasured.append("attention residuals (their weights, a few vectors a layer, are not counted)")
+    if unmeasured:
+        notes.append(f"never measured, forecast as products and streams: {', '.join(unmeasured)}")
+    # Layers that only serve to guess further tokens.
+    key = config.first("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "num_mtp_layers")
+    if isinstance(config.values.get(key), int) and config.values[key] > 0:
+        notes.append(f"multi-token prediction ({key} {config.values[key]}) is left out, time and parameters")
+    return notes
 
 
-def _attention(step: Step, model: Decoder, window: int, split: int, mode: str) -> None:
-    tokens, hidden, size = step.requests.tokens, model.hidden, model.head_size
-    heads, kv_heads = model.heads // split, max(model.kv_heads // split, 1)
-    step.norm("attention_norm", tokens, hidden, residual=True)
-    if model.latent is not None:
-        _latent_attention(step, model, model.latent, heads, mode)
+def _section_names(layers: list[Layer]) -> dict[Layer, str]:
+    """Sections named after what tells the kinds of layers of a model apart."""
+    names: dict[Layer, str] = {}
+    for layer in layers:
+        words = ["layer", *_words(layer, len(layers) > 1)]
+        name, again = "_".join(words), 2
+        while name in names.values():
+            name, again = f"{'_'.join(words)}_{again}", again + 1
+        names[layer] = name
+    return names
+
+
+def _words(layer: Layer, several: bool) -> list[str]:
+    mixer, block = layer.mixer, layer.feed_forward
+    words = []
+    if isinstance(mixer, Attention):
+        words += ["window"] * bool(mixer.window) + ["chunk"] * bool(mixer.chunk)
+        words += ["attention"] * (block is None)
+    words += ["linear"] * isinstance(mixer, DeltaNet) + ["mamba"] * isinstance(mixer, Mamba2)
+    words += ["compressed"] * (isinstance(mixer, Compressed) and mixer.ratio > 0)
+    words += ["indexed"] * bool(getattr(mixer, "indexer", None))
+    words += ["mlp"] * (mixer is None and isinstance(block, Dense))
+    words += ["experts"] * (isinstance(block, Experts) and several)
+    return words
+
+
+def _layer(step: Step, model: Decoder, layer: Layer, mode: str, expert_parallel: int) -> None:
+    hidden = model.hidden
+    if layer.mixer is not None:
+        if not layer.post_norm:
+            _before(step, "attention", model)
+        _mix(step, layer, hidden, mode)
+        if layer.sandwich or layer.post_norm:
+            _norm(step, "attention_post_norm", model, residual=layer.post_norm)
+    block = layer.feed_forward
+    if block is None:
+        return
+    if not (layer.parallel or layer.post_norm):
+        _before(step, "mlp", model)
+    if isinstance(block, Experts):
+        write_experts(step, block, hidden, expert_parallel)
+    elif isinstance(block, Square):
+        write_square(step, block, hidden)
     else:
-        step.linear("attention.qkv", tokens, (heads + 2 * kv_heads) * size, hidden)
-        if model.kind in QK_NORM:
-            step.norm("attention.qk_norm", tokens * (heads + kv_heads), size)
-        step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + kv_heads) * size, 1, 1)
-        cache = 2.0 * kv_heads * size
-        step.attention(
-            "attention", heads=heads, kv_heads=kv_heads, head_size=size, cache_per_token=cache, window=window
-        )
-        step.linear("attention.output", tokens, hidden, heads * size)
-    if model.kind in SANDWICH_NORM:
-        step.norm("attention_post_norm", tokens, hidden)
+        write_dense(step, "mlp", block, hidden)
+    if layer.sandwich or layer.post_norm:
+        _norm(step, "mlp_post_norm", model, residual=layer.post_norm)
+    if model.layer_inputs:
+        _layer_input(step, model)
 
 
-def _latent_attention(step: Step, model: Decoder, latent: Latent, heads: int, mode: str) -> None:
-    """Keys and values from one small vector a token; when decoding, queries meet that vector itself."""
-    tokens, hidden = step.requests.tokens, model.hidden
-    query = latent.nope + latent.rope
-    small = latent.kv_rank + latent.rope
-    if latent.query_rank:
-        step.linear("attention.qkv_down", tokens, latent.query_rank + small, hidden)
-        step.norm("attention.query_norm", tokens, latent.query_rank)
-        step.linear("attention.query_up", tokens, heads * query, latent.query_rank)
-    else:
-        step.linear("attention.qkv", tokens, heads * query + small, hidden)
-    step.norm("attention.kv_norm", tokens, latent.kv_rank)
-    step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + 1) * latent.rope, 1, 1)
-    if mode == "decode":
-        step.batched("attention.key_absorb", heads, tokens, latent.kv_rank, latent.nope)
-        width = (small + latent.kv_rank) / 2.0
-        step.attention("attention", heads=heads, kv_heads=1, head_size=width, cache_per_token=small)
-        step.batched("attention.value_absorb", heads, tokens, latent.value, latent.kv_rank)
-    else:
-        step.linear("attention.kv_up", tokens, heads * (latent.nope + latent.value), latent.kv_rank)
-        width = (query + latent.value) / 2.0
-        # What stays is the small vector, not the keys and values made of it.
-        read = heads * 2.0 * width
-        step.attention(
-            "attention", heads=heads, kv_heads=heads, head_size=width, cache_per_token=read, kept_per_token=small
-        )
-    step.linear("attention.output", tokens, hidden, heads * latent.value)
+def _mix(step: Step, layer: Layer, hidden: int, mode: str) -> None:
+    mixer = layer.mixer
+    if isinstance(mixer, Attention):
+        write_attention(step, mixer, hidden)
+    elif isinstance(mixer, Latent):
+        write_latent(step, mixer, hidden, mode)
+    elif isinstance(mixer, Compressed):
+        write_compressed(step, mixer, hidden)
+    elif isinstance(mixer, DeltaNet):
+        write_delta(step, mixer, hidden)
+    elif isinstance(mixer, Mamba2):
+        write_mamba2(step, mixer, hidden)
+    elif isinstance(mixer, Square):
+        write_square(step, mixer, hidden)
 
 
-def _feed_forward(step: Step, name: str, hidden: int, inner: int) -> None:
-    tokens = step.requests.tokens
-    step.linear(f"{name}.gate_up", tokens, 2 * inner, hidden)
-    step.stream(f"{name}.activation", "stream", "pointwise", tokens, inner, 2, 1, grad=5.0 / 3.0)
-    step.linear(f"{name}.down", tokens, hidden, inner)
+def _before(step: Step, name: str, model: Decoder) -> None:
+    """The norm before a block, and with residual streams the weights that mix them."""
+    streams = model.streams
+    if model.residual_block:
+        # A token attends to the sums of the blocks before it: half of them on average, and its own.
+        seen = 1.0 + model.depth / model.residual_block / 2.0
+        step.stream(f"{name}_residuals", "stream", "pointwise", step.requests.tokens, model.hidden, seen, 1)
+    if streams > 1:
+        _collapse(step, f"{name}_streams", model, streams * (streams + 2))
+        biases(step, streams * (streams + 2) + 3)
+        mixed = f"{name}_streams_mix"
+        step.stream(mixed, "stream", "pointwise", step.requests.tokens, model.hidden, streams + 1, streams)
+    _norm(step, f"{name}_norm", model, residual=True)
 
 
-def _experts_block(step: Step, model: Decoder, experts: Experts, split: int, expert_parallel: int) -> None:
-    tokens = step.requests.tokens
-    step.linear("mlp.router", tokens, experts.count, model.hidden, dtype=step.precision.activations)
-    step.stream("mlp.top_k", "reduction", "softmax", tokens, experts.count, 1, 1)
-    if experts.shared:
-        _feed_forward(step, "mlp.shared", model.hidden, experts.shared // split)
-    step.experts(
-        "mlp.experts",
-        experts=experts.count,
-        top_k=experts.top_k,
-        hidden=model.hidden,
-        inner=experts.inner,
-        expert_parallel=expert_parallel,
-        tensor_parallel=split,
-    )
+def _collapse(step: Step, name: str, model: Decoder, features: int) -> None:
+    """Weights of the residual streams made from all of them, and the streams summed to one."""
+    tokens, wide = step.requests.tokens, model.streams * model.hidden
+    step.linear(name, tokens, features, wide, dtype=step.precision.activations)
+    step.stream(f"{name}_sum", "stream", "pointwise", tokens, model.hidden, model.streams, 1)
+
+
+def _norm(step: Step, name: str, model: Decoder, *, residual: bool = False) -> None:
+    step.norm(name, step.requests.tokens, model.hidden, residual=residual)
+    biases(step, (model.norm_weights - 1) * model.hidden)
+
+
+def _layer_embedding(step: Step, model: Decoder, vocabulary: int) -> None:
+    """Embeddings that every layer has of its own, looked up together and joined with a projection of the usual one."""
+    if not model.layer_inputs:
+        return
+    tokens, wide = step.requests.tokens, model.depth * model.layer_inputs
+    step.weight(float(vocabulary) * wide, step.precision.activations)
+    step.stream("layer_embedding", "stream", "embedding", tokens, wide, 1, 1)
+    step.linear("layer_projection", tokens, wide, model.hidden)
+    step.norm("layer_projection_norm", tokens * model.depth, model.layer_inputs)
+
+
+def _layer_input(step: Step, model: Decoder) -> None:
+    """The layer's own embedding: gated by the token, projected to the model's width, normed."""
+    tokens, width = step.requests.tokens, model.layer_inputs
+    step.linear("layer_input.gate", tokens, width, model.hidden)
+    step.stream("layer_input.activation", "stream", "pointwise", tokens, width, 2, 1)
+    step.linear("layer_input.up", tokens, model.hidden, width)
+    step.norm("layer_input.norm", tokens, model.hidden, residual=True)

@@ -16,6 +16,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
     vocabulary, layers = config.size("vocab_size"), config.size("n_layer")
     inner = config.size("n_inner", 4 * hidden)
     act = config.choice("activation_function", "gelu_new", ACTIVATIONS)
+    config.require("add_cross_attention", False, False)
     scaled = config.flag("scale_attn_weights", True)
     scaled_by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
     attn_drop, embed_drop = config.rate("attn_pdrop", 0.1), config.rate("embd_pdrop", 0.1)
@@ -76,4 +77,4 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         tape.gradient_sum("mlp.gradient_sum", middle, 2)
 
     x = tape.norm("norm", x)
-    tape.linear("head", x, vocabulary, bias=False)
+    tape.linear("head", x, vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))

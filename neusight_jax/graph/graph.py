@@ -122,6 +122,7 @@ class Graph:
       tokens: new tokens of a step, 0 = batch times sequence; footprint: memory, where the front-end knows it.
       options: what else says which workload it is (`weight_dtype`, `tensor_parallel` ...), plain values for reports.
       notes: what the front-end assumed or left out, one line each; every forecast of the graph shows them.
+      parameters: elements of all parameters, each once; None where the front-end does not say.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Graph:
     footprint: Footprint | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    parameters: float | None = None
 
     @property
     def step_tokens(self) -> int:

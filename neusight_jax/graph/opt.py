@@ -20,6 +20,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
     width = config.size("word_embed_proj_dim", hidden)
     act = config.choice("activation_function", "relu", ACTIVATIONS)
     before, bias = config.flag("do_layer_norm_before", True), config.flag("enable_bias", True)
+    config.require("layer_norm_elementwise_affine", True, True)
     drop, attn_drop = config.rate("dropout", 0.1), config.rate("attention_dropout", 0.0)
     last_norm = before and not config.flag("_remove_final_layer_norm", False)
 
@@ -79,7 +80,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         x = tape.norm("norm", x)
     if width != hidden:
         x = tape.linear("project_out", x, width, bias=False)
-    x = tape.linear("head", x, vocabulary, bias=False)
+    x = tape.linear("head", x, vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))
     tape.views("head.contiguous", [Traced("MEM", (x.shape,), x.shape)])
 
 

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neusight_jax.graph.build import ARCHITECTURES, STEP_ARCHITECTURES, model_type
+from neusight_jax.graph.architectures import ARCHITECTURES, STEP_ARCHITECTURES, model_type
 from neusight_jax.graph.config import Config, read_config
+from neusight_jax.graph.decoder import MODEL_TYPES, read_decoder
+from neusight_jax.graph.language import language_config
+from neusight_jax.graph.positions import positions_of
 from neusight_jax.graph.requests import requests
 from neusight_jax.graph.step import Step, precision
 from neusight_jax.graph.tape import Tape
@@ -25,11 +28,18 @@ class _Limit(Config):
 
 def longest_sequence(config: str | Path | Mapping[str, Any]) -> int | None:
     """Positions a model has, or None if it has no limit; `InputError` for an unusable config."""
-    parsed = read_config(config)
-    kind = model_type(parsed)
-    limit = _Limit(parsed.name, parsed.values)
+    return longest_of(language_config(read_config(config)))
+
+
+def longest_of(config: Config) -> int | None:
+    """`longest_sequence` of a config that was read."""
+    kind = model_type(config)
+    if kind in MODEL_TYPES:
+        read_decoder(config, 1)
+        return positions_of(config)
+    limit = _Limit(config.name, config.values, config.defaults)
     if kind in STEP_ARCHITECTURES:
-        STEP_ARCHITECTURES[kind](Step(requests(1, 1, "inference"), precision("bf16")), limit, "inference")
+        STEP_ARCHITECTURES[kind](Step(requests(1, 1, "inference"), precision("fp32")), limit, "inference")
     else:
         ARCHITECTURES[kind](Tape(False, 4.0), limit, 1, 1)
     return limit.longest

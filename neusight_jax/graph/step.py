@@ -241,6 +241,8 @@ class Step(Writer):
         kept_per_token: float | None = None,
         window: int = 0,
         causal: bool = True,
+        requests: Requests | None = None,
+        kept_tokens: int | None = None,
     ) -> None:
         """Attention of every request over its own sequence, and the KV cache it keeps.
 
@@ -248,15 +250,19 @@ class Step(Writer):
           head_size: mean width of query-key and value heads.
           cache_per_token: elements read of a token's keys and values; kept_per_token: those the cache of a layer keeps,
             where it is not all of them.
+          requests: what the queries see, where it is not all of their sequences.
+          kept_tokens: most tokens of a sequence the cache keeps (0 = all), where it is not the window.
         """
-        precision, batch = self.precision, self.requests
+        precision, batch = self.precision, self.requests if requests is None else requests
         queries, context = np.array(batch.queries, float), np.array(batch.context, float)
-        kept = np.minimum(context, window) if window else context
+        tokens = np.array(self.requests.context, float)
+        most = window if kept_tokens is None else kept_tokens
+        kept = np.minimum(tokens, most) if most else tokens
         of_token = cache_per_token if kept_per_token is None else kept_per_token
         self.cache_bytes += self.repeat * float(kept.sum()) * of_token * dtype_bytes(precision.kv_cache)
         shape = (batch.tokens, heads, round(head_size))
         if precision.activations not in FLASH:
-            forward, backward = self._unfused(heads, round(head_size))
+            forward, backward = self._unfused(batch, heads, round(head_size))
             self.emit(name, "attention", forward, backward, (), shape)
             return
         sizes = attention_dims(
@@ -279,9 +285,8 @@ class Step(Writer):
         gradient = Kernel(family, family, dims, BACKWARD_ATTENTION, precision.activations)
         self.emit(name, "attention", [kernel], [gradient], (), shape)
 
-    def _unfused(self, heads: int, head_size: int) -> tuple[list[Kernel], list[Kernel]]:
+    def _unfused(self, batch: Requests, heads: int, head_size: int) -> tuple[list[Kernel], list[Kernel]]:
         """Attention as two products and a softmax, requests of equal length together."""
-        batch = self.requests
         pairs = list(zip(batch.queries, batch.context, strict=True))
         forward: list[Kernel] = []
         backward: list[Kernel] = []
@@ -301,8 +306,12 @@ class Step(Writer):
         inner: int,
         expert_parallel: int,
         tensor_parallel: int,
+        matrices: int = 3,
     ) -> None:
-        """The routed experts of a layer, those on this device, tokens spread at random."""
+        """The routed experts of a layer, those on this device, tokens spread at random.
+
+        An expert of two `matrices` counts as one of three that is as much narrower.
+        """
         local, width = max(experts // expert_parallel, 1), max(inner // tensor_parallel, 1)
         tokens = self.requests.tokens
         sizes = expert_dims(
@@ -311,14 +320,16 @@ class Step(Writer):
             local_experts=local,
             top_k=top_k,
             hidden=hidden,
-            inner=width,
+            inner=width * matrices / 3.0,
             distribution="random",
         )
         dims = {key: float(value) for key, value in sizes.items()}
         kernels = []
         for part in self.stored(name):
-            elements = 3.0 * local * hidden * width
-            stored = local * (part.scheme.weight_bytes(2 * width, hidden) + part.scheme.weight_bytes(hidden, width))
+            elements = float(matrices) * local * hidden * width
+            stored = local * (
+                part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
+            )
             self._count(elements * part.share, stored * part.share)
             self.ledger.add(name, part, elements * self.repeat)
             kernels.append(_expert_kernel(dims, part, stored / elements))

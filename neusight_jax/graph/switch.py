@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neusight_jax.errors import InputError
-from neusight_jax.graph.config import Config
+from neusight_jax.graph.config import MOST_LAYERS, Config
 from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.layers import heads, keys, merge_heads, permuted, sliced
 from neusight_jax.graph.tape import Tape, Tensor, stream
@@ -42,8 +41,7 @@ class _Sizes:
 
 def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
     """Write a forward (and backward) pass on the tape; encoder and decoder both read `sequence` tokens."""
-    if config.flag("is_gated_act", False):
-        raise InputError(f"{config.name}: is_gated_act true is not supported; expected false")
+    config.require("is_gated_act", False, False)
     sizes = _Sizes(
         batch=batch,
         sequence=sequence,
@@ -59,8 +57,8 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         jitter=config.rate("router_jitter_noise", 0.01),
         act=config.choice("dense_act_fn", "relu", ("relu", "gelu")),
     )
-    layers = config.size("num_layers")
-    decoder_layers = config.size("num_decoder_layers", layers)
+    layers = config.size("num_layers", most=MOST_LAYERS)
+    decoder_layers = config.size("num_decoder_layers", layers, MOST_LAYERS)
     sparse = _sparse_blocks(config, layers, "encoder")
     decoder_sparse = _sparse_blocks(config, decoder_layers, "decoder")
 
@@ -73,12 +71,12 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         tape.gradient_sum("encoder_output_gradient_sum", memory, 2 * decoder_layers)
 
     with tape.section("decoder"):
-        x = _embed(tape, sizes)
+        x = _embed(tape, sizes, tied=True)
         mask = _causal_mask(tape, sizes)
         _padding_mask(tape, sizes, "cross_mask")
     x = _stack(tape, sizes, "decoder", x, mask, memory, decoder_layers, decoder_sparse)
     x = tape.unary("head_scale", "mulu", x)
-    tape.linear("head", x, sizes.vocabulary, bias=False)
+    tape.linear("head", x, sizes.vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))
     for side, blocks in (("encoder", sparse), ("decoder", decoder_sparse)):
         if blocks:
             with tape.section(f"{side}.router_loss"):
@@ -92,8 +90,9 @@ def _sparse_blocks(config: Config, layers: int, side: str) -> int:
     return sum(1 for block in range(layers) if step and (block % step == 1 or step == 1))
 
 
-def _embed(tape: Tape, s: _Sizes) -> Tensor:
-    x = tape.embedding("token_embedding", (s.batch, s.sequence), (s.vocabulary, s.hidden), traced=False)
+def _embed(tape: Tape, s: _Sizes, *, tied: bool = False) -> Tensor:
+    table = (s.vocabulary, s.hidden)
+    x = tape.embedding("token_embedding", (s.batch, s.sequence), table, traced=False, tied=tied)
     return tape.dropout("embedding_dropout", x, s.drop)
 
 

@@ -57,10 +57,15 @@ def accumulate(shape: Shape) -> Kernel:
 
 
 class Tape(Writer):
-    """Writes nodes down; `training` decides whether backward kernels and dropout are kept."""
+    """Writes nodes down; `training` decides whether backward kernels and dropout are kept.
+
+    Attributes:
+      parameters: elements of all parameters, each once.
+    """
 
     def __init__(self, training: bool, element_bytes: float) -> None:
         super().__init__(training)
+        self.parameters = 0.0
         self.mask_share = 1.0 / element_bytes  # a boolean is one byte
         self.index_share = 8.0 / element_bytes  # an index is eight
 
@@ -84,12 +89,23 @@ class Tape(Writer):
         full = self.write(name, op, phases, operands, shape, fuse=fuse, traced=traced)
         return Tensor(full, shape, grad)
 
+    def holds(self, elements: int) -> None:
+        """Count parameters of what runs as often as the section says."""
+        self.parameters += float(elements) * self.repeat
+
     def views(self, name: str, traced: Sequence[Traced], backward: Sequence[Kernel] = ()) -> None:
         """Views: no forward kernels, whatever the reference charges; `backward` for those whose gradient is copied."""
         self.emit(name, "views", (), (1,), (), backward, traced=traced)
 
-    def linear(self, name: str, x: Tensor, features: int, *, bias: bool = True, backward_copies: int = 0) -> Tensor:
-        """x · W (+ bias) over the last axis; `backward_copies`: copies of the output gradient before its products."""
+    def linear(
+        self, name: str, x: Tensor, features: int, *, bias: bool = True, backward_copies: int = 0, tied: bool = False
+    ) -> Tensor:
+        """x · W (+ bias) over the last axis.
+
+        Args:
+          backward_copies: copies of the output gradient before its products; tied: the matrix is counted elsewhere.
+        """
+        self.holds(features * (x.shape[-1] * (not tied) + bias))
         rows, width, out = prod(x.shape[:-1]), x.shape[-1], (*x.shape[:-1], features)
         backward = [stream("memory", "copy", out, 1, 1)] * backward_copies
         if x.grad:
@@ -171,6 +187,7 @@ class Tape(Writer):
 
     def scale(self, name: str, x: Tensor, weight: str) -> Tensor:
         """Product with a learned vector over the last axis."""
+        self.holds(x.shape[-1])
         width, rows = x.shape[-1], prod(x.shape[:-1])
         vector = Tensor(weight, (width,), False)
         backward = [stream("elementwise", "mul", x.shape, 1 + 1 / rows, 1)]
@@ -199,6 +216,7 @@ class Tape(Writer):
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Layer norm over the last axis, with scale and shift."""
+        self.holds(2 * x.shape[-1])
         rows, width = prod(x.shape[:-1]), x.shape[-1]
         forward = [stream("norm", "layernorm", x.shape, 1, 1)]
         backward = [stream("norm", "layernorm_backward", x.shape, 2, 1)]
@@ -225,9 +243,21 @@ class Tape(Writer):
         return self.emit(name, "dropout", [x], x.shape, forward, backward, traced=seen, fuse="pointwise")
 
     def embedding(
-        self, name: str, ids: Shape, table: Shape, *, traced: bool = True, traced_table: Shape | None = None
+        self,
+        name: str,
+        ids: Shape,
+        table: Shape,
+        *,
+        traced: bool = True,
+        traced_table: Shape | None = None,
+        tied: bool = False,
     ) -> Tensor:
-        """Rows of a (vocabulary, width) table; `traced_table`: the table the reference takes it for."""
+        """Rows of a (vocabulary, width) table.
+
+        Args:
+          traced_table: the table the reference takes it for; tied: the table is counted elsewhere.
+        """
+        self.holds(prod(table) * (not tied))
         shape = (*ids, table[-1])
         index = self.index_share / table[-1]
         forward = [stream("memory", "embedding", shape, 1 + index, 1)]

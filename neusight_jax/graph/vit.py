@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from neusight_jax.graph.config import Config
+from neusight_jax.graph.mixers import biases
 from neusight_jax.graph.step import Step
 
 
@@ -16,10 +17,12 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
     side = config.size("image_size", 224) // patch
     config.limit_sequence(max(step.requests.queries), "image_size", positions=side * side + 1)
     step.linear("patch_embedding", tokens, hidden, patch * patch * channels)
+    biases(step, hidden * (side * side + 3))  # bias of the patches, class token, positions
     step.stream("position_embedding", "stream", "add", tokens, hidden, 2, 1)
     with step.section("layer", config.size("num_hidden_layers")):
         step.norm("attention_norm", tokens, hidden, residual=True)
         step.linear("attention.qkv", tokens, 3 * hidden, hidden)
+        biases(step, hidden * (4 + 3 * config.flag("qkv_bias", True)) + inner)  # of two norms and of the products
         step.attention(
             "attention",
             heads=heads,
@@ -35,4 +38,6 @@ def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expe
         step.stream("mlp.activation", "stream", "gelu", tokens, inner, 1, 1, grad=1.5)
         step.linear("mlp.down", tokens, hidden, inner)
     step.norm("norm", tokens, hidden, residual=True)
-    step.linear("head", images, config.size("num_labels", 1000), hidden)
+    labels = config.labels()
+    step.linear("head", images, labels, hidden)
+    biases(step, hidden + labels)
