@@ -6,12 +6,11 @@ rest. A call is given as its operator's name, its arguments with tensors as `Val
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
 from neusight_jax.graph.attention import attention_kernels
+from neusight_jax.graph.call import Call, Rule
 from neusight_jax.graph.operation import (
     SORT_PASSES,
     Kind,
@@ -24,6 +23,7 @@ from neusight_jax.graph.operation import (
 )
 from neusight_jax.graph.operators import operators
 from neusight_jax.graph.primitives import innermost, product_dtype
+from neusight_jax.graph.scattering import scatter_kernels
 from neusight_jax.graph.windows import conv_kernel, pooling
 from neusight_jax.kernels.table import Kernel
 
@@ -37,25 +37,8 @@ SCATTERS = operators("aten", "scatters")
 SCANS = operators("aten", "scans")
 SORTS = operators("aten", "sorts")
 POOLS = operators("aten", "pools")
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of an operator.
-
-    Attributes:
-      op: its name without namespace, overload and the underscore of an in-place form.
-      args: positional arguments, tensors as `Value`.
-      inputs, outputs: the tensors among the arguments, and what it returns.
-    """
-
-    op: str
-    args: tuple[Any, ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-
-
-Rule: TypeAlias = Callable[[Call], tuple[Kernel, ...]]
+OVERWRITES = RANDOM | {"copy", "fill", "zero"}
+"""Operators whose in-place form does not read what it writes to."""
 
 
 def kind_of(call: Call) -> Kind:
@@ -90,7 +73,7 @@ def kernels_of_call(call: Call) -> tuple[tuple[Kernel, ...], bool]:
     op, inputs, outputs = call.op, call.inputs, call.outputs
     if op in FREE:
         return (), True
-    rule = _RULES.get(op)
+    rule = scatter_kernels if op in SCATTERS else _RULES.get(op)
     if rule is not None:
         try:
             return rule(call), True
@@ -102,9 +85,6 @@ def kernels_of_call(call: Call) -> tuple[tuple[Kernel, ...], bool]:
         return (moved("random", (), outputs),), True
     if op in GATHERS:
         return (moved("gather", (*outputs[:1], *inputs[1:]), outputs[:1]),), True
-    if op in SCATTERS:
-        changed = min(inputs[-1:] + outputs[:1], key=lambda value: value.elements)
-        return (moved("scatter", (changed, changed), (changed,)),), True
     if op in SCANS:
         return (moved("cumsum", inputs, outputs),), True
     if op in SORTS:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph import aten
 from neusight_jax.graph.assembly import assemble
+from neusight_jax.graph.call import Call
 from neusight_jax.graph.graph import MODES, UNMODELLED, Graph
+from neusight_jax.graph.grouping import FUSABLE, kernels_of
 from neusight_jax.graph.operation import Operation, Value
+from neusight_jax.graph.torch_trace import aten_graph
 from neusight_jax.graph.trace_options import TraceOptions, on_path
 from neusight_jax.kernels.table import PHASES
 
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 BACKWARD = PHASES.index("backward")
 _VIEW_COPIES = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "detach", "alias"})
 _SAME = frozenset(
-    {"lift_fresh", "lift_fresh_copy", "detach", "alias", "as_strided_", "_conj", "resolve_conj", "resolve_neg"}
+    {"lift_fresh", "lift_fresh_copy", "as_strided_", "detach_", "squeeze_", "swapaxes_", "t_", "transpose_"}
+    | {"unsqueeze_", "_conj", "resolve_conj", "resolve_neg"}
 )
 
 
@@ -56,140 +60,45 @@ def graph_from_torch(
     name = options.name or type(module).__name__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        traced, forward = _trace(module, tuple(args), dict(kwargs or {}), mode == "training", name)
+        traced, forward = aten_graph(module, tuple(args), dict(kwargs or {}), mode == "training", name)
     walk = _Walk(options, forward)
     results = walk.run(traced)
     return assemble(name, walk.operations, results, bool(options.fused), mode)
 
 
-def _trace(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, name: str
-) -> tuple[torch.fx.Graph, set[str] | None]:
-    """The aten graph of a forward pass, or of a forward and backward pass with the names of the forward part."""
-    import torch
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-    from torch.fx.traceback import preserve_node_meta
-    from torch.utils import _pytree
-
-    try:
-        program, args, kwargs = _exported(module, args, kwargs)
-        exported = program.module(check_guards=False)
-        leaves, _ = _pytree.tree_flatten((args, kwargs))
-        interpreted = _interpreted(exported)
-        parameters = {key: _like(value, training) for key, value in interpreted.named_parameters()}
-        buffers = dict(interpreted.named_buffers())
-        forward: set[str] = set()
-
-        def run(weights: Any, state: Any, inputs: Any) -> Any:
-            out = torch.func.functional_call(interpreted, {**weights, **state}, tuple(inputs))
-            tensors = [leaf for leaf in _pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-            if not training:
-                return tensors
-            proxy: Any = get_proxy_mode()
-            forward.update(node.name for node in proxy.tracer.graph.nodes)
-            wanted = [leaf for leaf in tensors if leaf.requires_grad]
-            if wanted and wanted[0].ndim == 0:
-                wanted = wanted[:1]  # a loss
-            learned = [leaf for leaf in weights.values() if leaf.requires_grad]
-            if not wanted or not learned:
-                raise InputError(f"{name}: nothing in it requires a gradient; expected parameters that do")
-            ones = [torch.empty_like(leaf) for leaf in wanted]
-            return torch.autograd.grad(wanted, learned, ones, allow_unused=True)
-
-        with preserve_node_meta(), torch.set_grad_enabled(training):
-            traced = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(parameters, buffers, leaves)
-    except InputError:
-        raise
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0][:300]
-        raise InputError(
-            f"{name}: torch.export cannot trace it ({type(error).__name__}: {reason}); expected a module without "
-            "branches on values, with the inputs it takes"
-        ) from error
-    return traced.graph, forward if training else None
-
-
-def _exported(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The exported program and the inputs it was exported with.
-
-    Some code asks what the meta device cannot answer (autocast, in transformers before 5), and torch says so by errors
-    of any type: a module on that device is tried once more as if on a CPU. What fails then is the error.
-    """
-    import torch
-
-    try:
-        return torch.export.export(module, args, kwargs, strict=False), args, kwargs
-    except Exception:
-        if not any(leaf.is_meta for leaf in (*module.parameters(), *module.buffers())):
-            raise
-    module, args, kwargs = _as_on_cpu(module, args, kwargs)
-    return torch.export.export(module, args, kwargs, strict=False), args, kwargs
-
-
-def _as_on_cpu(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A module on the meta device and its inputs as fake tensors that say they are on a CPU; shared weights stay so."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils import _pytree
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-
-        def moved(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or not leaf.is_meta:
-                return leaf
-            like = torch.empty_like(leaf, device="cpu")
-            return torch.nn.Parameter(like, leaf.requires_grad) if isinstance(leaf, torch.nn.Parameter) else like
-
-        copies = {id(leaf): moved(leaf) for leaf in (*module.parameters(), *module.buffers())}
-        return copy.deepcopy(module, copies), *_pytree.tree_map(moved, (args, kwargs))
-
-
-def _interpreted(exported: Any) -> Any:
-    """A module that runs an exported graph node by node, so that the trace keeps the names of its modules."""
-    import torch
-
-    class Interpreted(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-        def __init__(self) -> None:
-            super().__init__()
-            self.exported = exported
-
-        def forward(self, *leaves: Any) -> Any:
-            return torch.fx.Interpreter(self.exported).run(*leaves, enable_io_processing=False)
-
-    return Interpreted()
-
-
-def _like(parameter: torch.Tensor, training: bool) -> torch.Tensor:
-    wanted = training and parameter.requires_grad and (parameter.is_floating_point() or parameter.is_complex())
-    return parameter.detach().requires_grad_(wanted)
-
-
 class _Walk:
-    """Writes the operations of an aten graph down; `forward` names the nodes of the forward pass, None = all."""
+    """Writes the operations of an aten graph down; `forward` names the nodes of the forward pass, None = all.
+
+    What is written in place keeps its memory and gets a new id, its version: whoever reads the array after that, by
+    whatever view, reads that version, and so depends on the write.
+    """
 
     def __init__(self, options: TraceOptions, forward: set[str] | None) -> None:
         self.options, self.forward = options, forward
         self.operations: list[Operation] = []
         self.values: dict[str, Any] = {}
+        self.given: dict[str, Value] = {}  # arguments, parameters, buffers and constants, by the name of their node
+        self.memory: dict[int, int] = {}  # version -> the array whose memory it is
         # Dropout on fake tensors is drawn, scaled and multiplied; on a GPU it is one kernel.
         self.masks: set[int] = set()
+        self._latest: dict[int, int] = {}
+        self._size: dict[int, int] = {}
         self._count = 0
 
     def run(self, graph: Any) -> list[int]:
-        """Walk the graph; ids of the arrays it returns."""
+        """Walk the graph; ids of the arrays it returns, and of those it was given and has written to."""
         results: list[int] = []
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):
-                self.values[node.name] = self._fresh(node.meta.get("val", node.meta.get("tensor_meta")))
+                made = self._fresh(node.meta.get("val", node.meta.get("tensor_meta")))
+                self.values[node.name] = made
+                if isinstance(made, Value):
+                    self.given[node.name] = made
             elif node.op == "output":
-                results = [value.id for value in _values(self._read(node.args))]
+                results = [value.id for value in _values(self._now(self._read(node.args)))]
             elif node.op == "call_function":
                 self.values[node.name] = self._call(node)
-        return results
+        return results + [self._latest[value.id] for value in self.given.values() if value.id in self._latest]
 
     def _fresh(self, tensor: Any) -> Any:
         if isinstance(tensor, list | tuple):
@@ -199,13 +108,24 @@ class _Walk:
         self._count += 1
         shape = tuple(int(size) for size in tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Value(self._count, shape, float(prod(shape)), float(tensor.dtype.itemsize), dtype, _strides(tensor))
+        strides = _strides(tensor)
+        # An axis of stride 0 is one element in memory.
+        stored = prod(shape) if strides is None else prod(n for n, step in zip(shape, strides, strict=True) if step)
+        self._size[self._count] = stored
+        return Value(self._count, shape, float(min(stored, prod(shape))), float(tensor.dtype.itemsize), dtype, strides)
 
     def _read(self, argument: Any) -> Any:
+        """An argument with nodes as their values, whatever was written to them since."""
         if isinstance(argument, list | tuple):
             return type(argument)(self._read(item) for item in argument)
         name = getattr(argument, "name", None)
         return self.values[name] if isinstance(name, str) and hasattr(argument, "meta") else argument
+
+    def _now(self, tree: Any) -> Any:
+        """Values by their latest version."""
+        if isinstance(tree, list | tuple):
+            return type(tree)(self._now(item) for item in tree)
+        return replace(tree, id=self._latest.get(tree.id, tree.id)) if isinstance(tree, Value) else tree
 
     def _call(self, node: Any) -> Any:
         target = node.target
@@ -214,21 +134,42 @@ class _Walk:
             return args[0][args[1]] if isinstance(args[0], list) else args[0]
         named = {key: self._read(value) for key, value in node.kwargs.items()}
         op = getattr(getattr(target, "overloadpacket", None), "__name__", getattr(target, "__name__", str(target)))
-        inputs = tuple(_values((args, tuple(named.values()))))
         made = self._fresh(node.meta.get("val"))
-        viewed = self._view(target, op, inputs, made)
+        viewed = self._view(target, op, tuple(_values((args, tuple(named.values())))), made)
         if viewed is not None:
             return viewed
-        plain = op[:-1] if op.endswith("_") and not op.endswith("__") else op
-        call = aten.Call(plain, args, inputs, tuple(_values(made)))
-        masked = any(value.id in self.masks for value in inputs)
-        if plain == "bernoulli" or (masked and plain == "div"):
+        written = _written(target, args, named)
+        before = self._now(written)
+        args = self._now(args)
+        inputs = tuple(_values((args, tuple(self._now(value) for value in named.values()))))
+        in_place = op.endswith("_") and not op.endswith("__")
+        returned, outputs = made, tuple(_values(made))
+        if written and _returns_what_it_writes(target):
+            returned, outputs = (list(written) if isinstance(made, list) else written[0]), ()
+        call = Call(op[:-1] if in_place else op, args, inputs, outputs + self._rewritten(written), in_place)
+        parts = [value for value, root in zip(before, written, strict=True) if value.elements < self._size[root.id]]
+        self._write(node, self._without_masks(node, call), len(written), parts)
+        return returned
+
+    def _rewritten(self, written: Sequence[Value]) -> tuple[Value, ...]:
+        """New versions of what an operator writes to, as it sees them."""
+        made = []
+        for value in written:
+            self._count += 1
+            self.memory[self._count] = value.id
+            self._latest[value.id] = self._count
+            made.append(replace(value, id=self._count, stored=float(value.elements)))
+        return tuple(made)
+
+    def _without_masks(self, node: Any, call: Call) -> Call:
+        """Dropout as one kernel: its mask is drawn and scaled by none."""
+        masked = any(value.id in self.masks for value in call.inputs)
+        if call.op == "bernoulli" or (masked and call.op == "div"):
             self.masks.update(value.id for value in call.outputs)
-            call = aten.Call("empty", args, inputs, call.outputs)
-        elif masked and plain == "mul":
-            call = aten.Call("dropout_backward" if self._phase(node) else "dropout", args, inputs, call.outputs)
-        self._write(node, call)
-        return made
+            return replace(call, op="empty")
+        if masked and call.op == "mul":
+            return replace(call, op="dropout_backward" if self._phase(node) else "dropout")
+        return call
 
     def _phase(self, node: Any) -> int:
         return BACKWARD if self.forward is not None and node.name not in self.forward else 0
@@ -248,8 +189,8 @@ class _Walk:
 
         return seen(made)
 
-    def _write(self, node: Any, call: aten.Call) -> None:
-        if not call.outputs and call.op not in aten.SCATTERS:
+    def _write(self, node: Any, call: Call, written: int, parts: Sequence[Value]) -> None:
+        if not call.outputs:
             return
         kind = aten.kind_of(call)
         kernels, known = ((), True) if kind != "opaque" else aten.kernels_of_call(call)
@@ -261,19 +202,49 @@ class _Walk:
         if kind in ("row", "column"):
             loop = call.inputs[0].shape
             reduced = prod(loop[axis] for axis in aten.reduced_axes(call))
-        self.operations.append(
-            Operation(
-                name=".".join((*_module(node), call.op)),
-                op=call.op if known else f"{UNMODELLED} {node.target}",
-                kind=kind,
-                inputs=call.inputs,
-                outputs=call.outputs,
-                loop=loop,
-                kernels=kernels,
-                phase=self._phase(node),
-                reduced=reduced,
-            )
+        operation = Operation(
+            name=".".join((*_module(node), call.op)),
+            op=call.op if known else f"{UNMODELLED} {node.target}",
+            kind=kind,
+            inputs=call.inputs,
+            outputs=call.outputs,
+            loop=loop,
+            kernels=kernels,
+            phase=self._phase(node),
+            reduced=reduced,
         )
+        self.operations.append(_in_place(operation, call, written, parts) if written else operation)
+
+
+def _in_place(operation: Operation, call: Call, written: int, parts: Sequence[Value]) -> Operation:
+    """The operation with what a write in place does not read, and with what it depends on beside.
+
+    It does not read what it only overwrites: the first `written` inputs. Where it writes `parts` of arrays, the rest is
+    that of the version before, and its kernel stays apart, as it makes no whole array.
+    """
+    inputs = call.inputs[written:] if call.in_place and call.op in aten.OVERWRITES else call.inputs
+    operation = replace(operation, inputs=inputs)
+    if parts and operation.kind in FUSABLE:
+        kernels = kernels_of([operation], lambda _: True, {})
+        operation = replace(operation, kind="opaque" if kernels else "free", kernels=kernels)
+    known = {value.id for value in inputs}
+    rest = tuple(replace(value, stored=0.0) for value in parts if value.id not in known)
+    return replace(operation, inputs=(*inputs, *rest))
+
+
+def _written(target: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Value, ...]:
+    """The tensors an operator writes to, as its schema says."""
+    schema = getattr(target, "_schema", None)
+    found = []
+    for at, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += _values(args[at] if at < len(args) else named.get(argument.name))
+    return tuple(found)
+
+
+def _returns_what_it_writes(target: Any) -> bool:
+    """Whether an operator makes nothing new: forms in place, and those with an `out`."""
+    return all(item.alias_info is not None and item.alias_info.is_write for item in target._schema.returns)
 
 
 def _strides(tensor: Any) -> tuple[int, ...] | None:

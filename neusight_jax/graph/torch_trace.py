@@ -1,0 +1,117 @@
+"""A PyTorch module as an aten graph: exported on fake tensors, with its backward pass where it trains."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from neusight_jax.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def aten_graph(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, name: str
+) -> tuple[torch.fx.Graph, set[str] | None]:
+    """The aten graph of a forward pass, or of a forward and backward pass with the names of the forward part."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+    from torch.fx.traceback import preserve_node_meta
+    from torch.utils import _pytree
+
+    try:
+        program, args, kwargs = _exported(module, args, kwargs)
+        exported = program.module(check_guards=False)
+        leaves, _ = _pytree.tree_flatten((args, kwargs))
+        interpreted = _interpreted(exported)
+        parameters = {key: _like(value, training) for key, value in interpreted.named_parameters()}
+        buffers = dict(interpreted.named_buffers())
+        forward: set[str] = set()
+
+        def run(weights: Any, state: Any, inputs: Any) -> Any:
+            out = torch.func.functional_call(interpreted, {**weights, **state}, tuple(inputs))
+            tensors = [leaf for leaf in _pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+            if not training:
+                return tensors
+            proxy: Any = get_proxy_mode()
+            forward.update(node.name for node in proxy.tracer.graph.nodes)
+            wanted = [leaf for leaf in tensors if leaf.requires_grad]
+            if wanted and wanted[0].ndim == 0:
+                wanted = wanted[:1]  # a loss
+            learned = [leaf for leaf in weights.values() if leaf.requires_grad]
+            if not wanted or not learned:
+                raise InputError(f"{name}: nothing in it requires a gradient; expected parameters that do")
+            ones = [torch.empty_like(leaf) for leaf in wanted]
+            return torch.autograd.grad(wanted, learned, ones, allow_unused=True)
+
+        with preserve_node_meta(), torch.set_grad_enabled(training):
+            traced = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(parameters, buffers, leaves)
+    except InputError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0][:300]
+        raise InputError(
+            f"{name}: torch.export cannot trace it ({type(error).__name__}: {reason}); expected a module without "
+            "branches on values, with the inputs it takes"
+        ) from error
+    return traced.graph, forward if training else None
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The exported program and the inputs it was exported with.
+
+    Some code asks what the meta device cannot answer (autocast, in transformers before 5), and torch says so by errors
+    of any type: a module on that device is tried once more as if on a CPU. What fails then is the error.
+    """
+    import torch
+
+    try:
+        return torch.export.export(module, args, kwargs, strict=False), args, kwargs
+    except Exception:
+        if not any(leaf.is_meta for leaf in (*module.parameters(), *module.buffers())):
+            raise
+    module, args, kwargs = _as_on_cpu(module, args, kwargs)
+    return torch.export.export(module, args, kwargs, strict=False), args, kwargs
+
+
+def _as_on_cpu(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A module on the meta device and its inputs as fake tensors that say they are on a CPU; shared weights stay so."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils import _pytree
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or not leaf.is_meta:
+                return leaf
+            like = torch.empty_like(leaf, device="cpu")
+            return torch.nn.Parameter(like, leaf.requires_grad) if isinstance(leaf, torch.nn.Parameter) else like
+
+        copies = {id(leaf): moved(leaf) for leaf in (*module.parameters(), *module.buffers())}
+        return copy.deepcopy(module, copies), *_pytree.tree_map(moved, (args, kwargs))
+
+
+def _interpreted(exported: Any) -> Any:
+    """A module that runs an exported graph node by node, so that the trace keeps the names of its modules."""
+    import torch
+
+    class Interpreted(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.exported = exported
+
+        def forward(self, *leaves: Any) -> Any:
+            return torch.fx.Interpreter(self.exported).run(*leaves, enable_io_processing=False)
+
+    return Interpreted()
+
+
+def _like(parameter: torch.Tensor, training: bool) -> torch.Tensor:
+    wanted = training and parameter.requires_grad and (parameter.is_floating_point() or parameter.is_complex())
+    return parameter.detach().requires_grad_(wanted)
