@@ -62,16 +62,25 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], text
     return out
 
 
+def _gib(size: float) -> str:
+    """Bytes as a number of GiB; what is too small for that as MiB, with the unit."""
+    if size >= 0.1 * GIB:
+        return f"{size / GIB:.{1 if size >= GIB else 2}f}"
+    return f"{size / MIB:.3g} MiB"
+
+
 def memory_line(memory: Footprint, mem_bytes: float) -> str:
     """What a workload needs, by what holds it, and the verdict."""
     parts = {
         "weights": memory.weights,
         "gradients": memory.gradients,
         "optimizer": memory.optimizer,
+        "inputs": memory.inputs,
+        "buffers": memory.buffers,
         "activations": memory.activations,
         "KV cache": memory.kv_cache,
     }
-    listed = ", ".join(f"{name} {value / GIB:.1f}" for name, value in parts.items() if value)
+    listed = ", ".join(f"{name} {_gib(value)}" for name, value in parts.items() if value)
     verdict = "fits in" if memory.total <= mem_bytes else "DOES NOT FIT in"
     return f"memory {memory.total / GIB:.1f} GiB ({listed}): {verdict} {mem_bytes / GIB:.1f} GiB"
 

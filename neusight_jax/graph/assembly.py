@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from neusight_jax.graph.allocation import Holding, peak_bytes
 from neusight_jax.graph.attention import SOFTMAX, mark_attention
 from neusight_jax.graph.graph import Graph, Node, Operand
 from neusight_jax.graph.grouping import cheap_sources, group, kernels_of
-from neusight_jax.graph.operation import Operation, arithmetic_dtype
+from neusight_jax.graph.operation import Operation, Value, arithmetic_dtype
 from neusight_jax.graph.trace_options import PRODUCT_FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel
 
@@ -18,7 +19,9 @@ WORST_FLOP_PER_BYTE = 50.0
 _NUMBER = re.compile(r"\d+")
 
 
-def assemble(name: str, operations: Sequence[Operation], results: Iterable[int], fused: bool, mode: str) -> Graph:
+def assemble(
+    name: str, operations: Sequence[Operation], results: Iterable[int], fused: bool, mode: str, holding: Holding
+) -> Graph:
     """The graph of a traced program.
 
     Args:
@@ -27,6 +30,7 @@ def assemble(name: str, operations: Sequence[Operation], results: Iterable[int],
       results: ids of the arrays the program returns.
       fused: whether operations are fused, as `grouping` says.
       mode: one of `graph.MODES`.
+      holding: what it holds beside the arrays it makes.
     """
     needed = set(results)
     live, needed = _free_transposes(mark_attention(_live(operations, needed)), needed)
@@ -37,6 +41,7 @@ def assemble(name: str, operations: Sequence[Operation], results: Iterable[int],
     where = {id(item): at for at, item in enumerate(live)}
     sources = cheap_sources(live, needed) if fused else {}
     nodes = []
+    steps, unstored = list(range(len(live))), dict[int, Value | None](sources)
     for members in group(live, fused):
         inside = {where[id(item)] for item in members}
 
@@ -46,6 +51,10 @@ def assemble(name: str, operations: Sequence[Operation], results: Iterable[int],
         kernels = kernels_of(members, outside, sources)
         if kernels and members[-1].repeat:
             nodes.append(_node(members, kernels))
+        for at in inside:
+            steps[at] = max(inside)
+            own = [value.id for value in live[at].outputs]
+            unstored.update((array, None) for array in own if array not in sources and not outside(array))
     merged = _merge_equal(nodes)
     return Graph(
         name=name,
@@ -55,6 +64,8 @@ def assemble(name: str, operations: Sequence[Operation], results: Iterable[int],
         batch_size=0,
         sequence_length=0,
         fused=fused,
+        footprint=replace(holding.footprint, activations=peak_bytes(live, steps, unstored, needed, holding)),
+        parameters=holding.parameters,
     )
 
 

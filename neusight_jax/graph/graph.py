@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -92,6 +92,7 @@ class Footprint:
 
     Attributes:
       weights, gradients, optimizer, activations, kv_cache: tensors; runtime: driver, libraries and their workspaces.
+      inputs, buffers: of traced programs, arguments and constants of a module that are no parameters.
     """
 
     weights: float
@@ -100,11 +101,13 @@ class Footprint:
     activations: float
     kv_cache: float
     runtime: float
+    inputs: float = 0.0
+    buffers: float = 0.0
 
     @property
     def total(self) -> float:
         """All of it, bytes."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache + self.runtime
+        return float(sum(asdict(self).values()))
 
 
 @dataclass(frozen=True)

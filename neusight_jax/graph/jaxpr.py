@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from neusight_jax.errors import InputError
+from neusight_jax.graph.arguments import UPDATES, Leaf, Path, argument_names, holding_of
 from neusight_jax.graph.assembly import assemble, loop_cost
 from neusight_jax.graph.graph import UNMODELLED, Graph
 from neusight_jax.graph.operation import Operation, Value
@@ -45,17 +46,32 @@ def graph_from_function(
     if not callable(fn):
         raise InputError(f"{fn!r} is a {type(fn).__name__}, expected a function and its arguments")
     name = options.name or getattr(fn, "__name__", type(fn).__name__)
-    closed = _trace(fn, name, args, kwargs)
+    closed, given, returned = _trace(fn, name, args, kwargs)
     walk = _Walk(options)
-    results = walk.closed(closed, [walk.fresh(var.aval) for var in closed.jaxpr.invars], _Place())
+    values = [walk.fresh(var.aval) for var in closed.jaxpr.invars]
+    results = walk.closed(closed, values, _Place())
     fused = True if options.fused is None else options.fused
     mode = "training" if any(item.phase for item in walk.operations) else "inference"
-    return assemble(name, walk.operations, [value.id for value in results], fused, mode)
+    names = argument_names(fn, len(args))
+    leaves = [Leaf(names.get(at, at), path, value) for (at, path), value in zip(given, values, strict=True)]
+    leaves += [Leaf("", (), value) for value in walk.constants.values()]
+    chosen = None if options.parameters is None else [names.get(name, name) for name in options.parameters]
+    made = list(zip(returned, results, strict=True))
+    holding, notes = holding_of(leaves, walk.operations, made, walk.carried, walk.late, walk.memory, chosen)
+    ids = [value.id for value in results]
+    return replace(assemble(name, walk.operations, ids, fused, mode, holding), notes=notes)
 
 
-def _trace(fn: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The closed jaxpr; leaves that are no arrays stay as they are."""
-    leaves, treedef = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
+def _trace(
+    fn: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, list[tuple[str, Path]], list[Path]]:
+    """The closed jaxpr, where its arguments come from, and where its results go.
+
+    Leaves that are no arrays stay as they are.
+    """
+    found, treedef = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
+    leaves, paths = [leaf for _, leaf in found], [_keys(path) for path, _ in found]
+    returned: list[Path] = []
     traced = [at for at, leaf in enumerate(leaves) if _is_array(leaf)]
 
     def call(*arrays: Any) -> Any:
@@ -64,10 +80,12 @@ def _trace(fn: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mappi
             filled[at] = array
         positional, named = jax.tree_util.tree_unflatten(treedef, filled)
         out = fn(*positional, **named)
-        return [leaf for leaf in jax.tree_util.tree_leaves(out) if _is_array(leaf)]
+        made = [(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(out) if _is_array(leaf)]
+        returned[:] = [_keys(path) for path, _ in made]
+        return [leaf for _, leaf in made]
 
     try:
-        return jax.make_jaxpr(call)(*[_shape(leaves[at]) for at in traced])
+        closed = jax.make_jaxpr(call)(*[_shape(leaves[at]) for at in traced])
     except InputError:
         raise
     except Exception as error:
@@ -76,6 +94,13 @@ def _trace(fn: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mappi
             f"{name}: cannot be traced ({type(error).__name__}: {reason}); expected a function JAX can trace, "
             "with the arguments it takes"
         ) from error
+    # A path begins with 0 or 1, positional or named, then the argument.
+    return closed, [(paths[at][1], paths[at][2:]) for at in traced], returned
+
+
+def _keys(path: Sequence[Any]) -> Path:
+    """Keys of a path in a pytree as text."""
+    return tuple(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -107,6 +132,9 @@ class _Walk:
         self.options = options
         self.operations: list[Operation] = []
         self.late: set[int] = set()  # arrays computed from gradients
+        self.constants: dict[int, Value] = {}  # arrays the function closes over, by the id of the object
+        self.carried: set[tuple[int, int]] = set()  # (loop body, array) of what comes from the step before
+        self.memory: dict[int, int] = {}  # array -> the array whose memory it is
         self._values = 0
         self._bodies = 0
 
@@ -125,20 +153,22 @@ class _Walk:
         """Walk a closed jaxpr (or an open one, without constants)."""
         jaxpr = getattr(closed, "jaxpr", closed)
         env: dict[Any, Value] = {}
-        for var in jaxpr.constvars:
-            env[var] = self.fresh(var.aval)
+        for var, constant in zip(jaxpr.constvars, getattr(closed, "consts", None) or jaxpr.constvars, strict=True):
+            env[var] = self._constant(constant, var.aval)
         env.update(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom: Any) -> Value:
-            if hasattr(atom, "val"):
-                value = self.fresh(atom.aval)
-                return value.view(value.shape, 0.0) if value.elements <= 1 else value
-            return env[atom]
+            return self._constant(atom.val, atom.aval) if hasattr(atom, "val") else env[atom]
 
         for eqn in jaxpr.eqns:
             outputs = self._equation(eqn, [read(atom) for atom in eqn.invars], place)
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
+
+    def _constant(self, constant: Any, aval: Any) -> Value:
+        """An array the function closes over, the same however often it is met; a number is no array."""
+        value = self.fresh(aval)
+        return value.view(value.shape, 0.0) if value.elements <= 1 else self.constants.setdefault(id(constant), value)
 
     def _equation(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
         name = eqn.primitive.name
@@ -203,6 +233,8 @@ class _Walk:
         if kind in ("row", "column"):
             axes = eqn.params.get("axes", eqn.params.get("dimensions", ()))
             loop, reduced = inputs[0].shape, prod(inputs[0].shape[axis] for axis in axes)
+        if name.startswith(UPDATES):
+            self.memory[outputs[0].id] = inputs[0].id  # updates are in place
         label = ".".join((*place.scope, name))
         self.operations.append(
             Operation(
@@ -221,12 +253,18 @@ class _Walk:
         )
         return outputs
 
-    def _link(self, inputs: Sequence[Value], aval: Any, place: _Place) -> Value:
-        """An array that comes out of a loop: made by nothing, but what it comes from is needed for it."""
+    def _link(self, inputs: Sequence[Value], aval: Any, body: int) -> Value:
+        """An array that comes out of a loop: made by nothing, but what it comes from is needed for it.
+
+        It is the first of its inputs, or many of these stacked.
+        """
         out = self.fresh(aval)
         if any(value.id in self.late for value in inputs):
             self.late.add(out.id)
-        self.operations.append(Operation("loop", "loop", "free", tuple(inputs), (out,), out.shape, repeat=0.0))
+        if out.elements == inputs[0].elements and inputs[0].stored:
+            self.memory[out.id] = inputs[0].id
+        link = Operation("loop", "loop", "free", tuple(inputs), (out,), out.shape, repeat=0.0, looped=body)
+        self.operations.append(link)
         return out
 
     def _body(self, place: _Place, trips: float) -> _Place:
@@ -241,10 +279,17 @@ class _Walk:
             self._entering(value, var.aval, at < consts + carried)
             for at, (value, var) in enumerate(zip(inputs, inner, strict=True))
         ]
-        results = self.closed(params["jaxpr"], given, self._body(place, float(length)))
+        body = self._body(place, float(length))
+        results = self.closed(params["jaxpr"], given, body)
         carry = results[:carried]
+        self._carries(given[consts : consts + carried], carry, body.body)
         # What is carried out is carried in again: a result may need every value carried.
-        return [self._link((value, *carry), var.aval, place) for value, var in zip(results, eqn.outvars, strict=True)]
+        outs = zip(results, eqn.outvars, strict=True)
+        return [self._link((value, *carry), var.aval, body.body) for value, var in outs]
+
+    def _carries(self, before: Sequence[Value], after: Sequence[Value], body: int) -> None:
+        """Note what a loop body changes of what it carries."""
+        self.carried |= {(body, one.id) for one, other in zip(before, after, strict=True) if one.id != other.id}
 
     def _entering(self, value: Value, aval: Any, whole: bool) -> Value:
         """A loop body's view of an array: the array itself, or one slice of it."""
@@ -264,8 +309,9 @@ class _Walk:
         body = self._body(place, float(trips))
         test = self.closed(params["cond_jaxpr"], [*inputs[:tests], *carried], body)
         results = self.closed(params["body_jaxpr"], inputs[tests:], body)
+        self._carries(carried, results, body.body)
         outs = zip(results, eqn.outvars, strict=True)
-        return [self._link((value, *results, *test), var.aval, place) for value, var in outs]
+        return [self._link((value, *results, *test), var.aval, body.body) for value, var in outs]
 
     def _cond(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
         branches, chosen = eqn.params["branches"], self.options.branch
@@ -284,7 +330,7 @@ class _Walk:
 
     def _branch(self, branch: Any, inputs: list[Value], eqn: Any, place: _Place) -> list[Value]:
         results = self.closed(branch, inputs[1:], place)
-        return [self._link((value,), var.aval, place) for value, var in zip(results, eqn.outvars, strict=True)]
+        return [self._link((value,), var.aval, 0) for value, var in zip(results, eqn.outvars, strict=True)]
 
 
 def value_view(value: Value, shape: Sequence[int]) -> Value:

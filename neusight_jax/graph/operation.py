@@ -76,6 +76,7 @@ class Operation:
       body: the loop body it stands in; only operations of one body and phase run as one kernel.
       phase: index into `kernels.table.PHASES`.
       reduced: innermost axes a "row" reduction takes together, as their product.
+      looped: the loop body whose results it is, 0 for none.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Operation:
     body: int = 0
     phase: int = 0
     reduced: int = 1
+    looped: int = 0
 
 
 def arithmetic_dtype(name: str) -> str:

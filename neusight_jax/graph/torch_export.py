@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph import aten
+from neusight_jax.graph.allocation import Holding, given_footprint
 from neusight_jax.graph.assembly import assemble
 from neusight_jax.graph.call import Call
 from neusight_jax.graph.graph import MODES, UNMODELLED, Graph
 from neusight_jax.graph.grouping import FUSABLE, kernels_of
 from neusight_jax.graph.operation import Operation, Value
-from neusight_jax.graph.torch_trace import aten_graph
+from neusight_jax.graph.torch_trace import INPUTS, WEIGHTS, aten_graph
 from neusight_jax.graph.trace_options import TraceOptions, on_path
 from neusight_jax.kernels.table import PHASES
 
@@ -63,7 +64,31 @@ def graph_from_torch(
         traced, forward = aten_graph(module, tuple(args), dict(kwargs or {}), mode == "training", name)
     walk = _Walk(options, forward)
     results = walk.run(traced)
-    return assemble(name, walk.operations, results, bool(options.fused), mode)
+    holding = _holding(module, walk, results if mode == "training" else None)
+    return assemble(name, walk.operations, results, bool(options.fused), mode, holding)
+
+
+def _holding(module: torch.nn.Module, walk: _Walk, gradients: Sequence[int] | None) -> Holding:
+    """What a module holds: parameters and buffers once each, however often they are used, and its inputs.
+
+    `gradients`: ids of what a training step returns.
+    """
+    parameters = list(module.parameters())
+    learned = [
+        (float(item.numel()), _bytes(item)) for item in parameters if item.requires_grad and gradients is not None
+    ]
+    inputs = sum(value.bytes for name, value in walk.given.items() if name.startswith(INPUTS))
+    buffers = sum(value.bytes for name, value in walk.given.items() if not name.startswith((INPUTS, WEIGHTS)))
+    return Holding(
+        footprint=given_footprint(sum(map(_bytes, parameters)), inputs, buffers, learned),
+        parameters=float(sum(item.numel() for item in parameters)),
+        counted=frozenset((*(gradients or ()), *(value.id for value in walk.given.values()))),
+        memory=walk.memory,
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> float:
+    return float(tensor.numel() * tensor.element_size())
 
 
 class _Walk:

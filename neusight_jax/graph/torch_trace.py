@@ -10,6 +10,9 @@ from neusight_jax.errors import InputError
 if TYPE_CHECKING:
     import torch
 
+WEIGHTS, INPUTS = "weights", "inputs"
+"""What the names of placeholders start with: parameters, and the inputs' tensors; the others are buffers."""
+
 
 def aten_graph(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, name: str

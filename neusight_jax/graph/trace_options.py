@@ -22,6 +22,7 @@ class TraceOptions:
       branch: which branch of a `cond` or `switch` runs: "worst" (most FLOP + 50 FLOP per byte) or its index.
       fp32_products: arithmetic path of fp32 matrix products and convolutions, "fp32" or "tf32".
       name: of the graph; "" = that of the function or module.
+      parameters: arguments of a JAX function that hold parameters, by name or position ("0"); None = as their use tells.
     """
 
     fused: bool | None = None
@@ -29,6 +30,7 @@ class TraceOptions:
     branch: str | int = "worst"
     fp32_products: str = "fp32"
     name: str = ""
+    parameters: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         trips = self.while_trips
