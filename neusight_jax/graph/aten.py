@@ -22,7 +22,7 @@ from neusight_jax.graph.operation import (
     streamed,
 )
 from neusight_jax.graph.operators import operators
-from neusight_jax.graph.primitives import innermost, product_dtype
+from neusight_jax.graph.primitives import grouped_product, innermost, product_dtype
 from neusight_jax.graph.scattering import scatter_kernels
 from neusight_jax.graph.windows import conv_kernel, pooling
 from neusight_jax.kernels.table import Kernel
@@ -127,24 +127,31 @@ def _dot(call: Call) -> tuple[Kernel, ...]:
 
 
 def _grouped(call: Call) -> tuple[Kernel, ...]:
-    """Products of groups of rows with a matrix each, taken as balanced."""
-    rows, weights = call.inputs[0], call.inputs[1]
-    dtype = product_dtype(rows, weights)
-    if len(rows.shape) == 2 and len(weights.shape) == 3:
-        groups = weights.shape[0]
-        return (matrix_product(groups, max(rows.shape[0] // groups, 1), weights.shape[-1], rows.shape[-1], dtype),)
-    if len(rows.shape) == 2 and len(weights.shape) == 2 and call.outputs and len(call.outputs[0].shape) == 3:
-        groups, m, n = call.outputs[0].shape
-        return (matrix_product(groups, m, n, max(rows.shape[-1] // groups, 1), dtype),)
-    return _product(rows, weights)
+    """Products of groups of rows with a matrix each; or of columns, or of parts of the contraction."""
+    left, right = call.inputs[:2]
+    dtype = product_dtype(left, right)
+    ranks = len(left.shape), len(right.shape)
+    if ranks == (2, 3):
+        groups, k, n = right.shape
+        return grouped_product(groups, left.shape[0], n, k, dtype, "m")
+    if ranks == (3, 2):
+        groups, m, k = left.shape
+        return grouped_product(groups, m, right.shape[1], k, dtype, "n")
+    if ranks == (2, 2):
+        groups = call.outputs[0].shape[0]
+        return grouped_product(groups, left.shape[0], right.shape[1], left.shape[1], dtype, "k")
+    return _product(left, right)
 
 
 def _grouped_backward(call: Call) -> tuple[Kernel, ...]:
     """Gradients of both operands, of their shapes."""
     rows, weights = call.outputs
     groups, k, n = weights.shape
-    m, dtype = max(rows.shape[0] // groups, 1), product_dtype(rows, weights)
-    return matrix_product(groups, m, k, n, dtype), matrix_product(groups, k, n, m, dtype)
+    dtype = product_dtype(rows, weights)
+    return (
+        *grouped_product(groups, rows.shape[0], k, n, dtype, "m"),
+        *grouped_product(groups, k, n, rows.shape[0], dtype, "k"),
+    )
 
 
 def _conv_sizes(call: Call, image: Value, weight: Value, result: tuple[int, ...], at: int) -> dict[str, Any]:

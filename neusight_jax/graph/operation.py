@@ -121,7 +121,7 @@ def streamed(
 
 
 def matrix_product(
-    batch: int, m: int, n: int, k: int, dtype: str, count: float = 1.0, weight_share: float = 1.0
+    batch: int, m: float, n: float, k: float, dtype: str, count: float = 1.0, weight_share: float = 1.0
 ) -> Kernel:
     """A product M×K · K×N, K the contraction; `linear` when there is one, `bmm` when there is a batch of them.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from neusight_jax.graph.operation import (
     SORT_PASSES,
@@ -91,17 +91,42 @@ def product_dtype(left: Value, right: Value) -> str:
     return arithmetic_dtype(narrow.dtype)
 
 
+def grouped_product(
+    groups: int, m: int, n: int, k: int, dtype: str, ragged: Literal["m", "n", "k"], batch: int = 1
+) -> tuple[Kernel, ...]:
+    """Products of groups, one axis shared out over them, taken as balanced.
+
+    Args:
+      groups: of them; batch: of all that.
+      m, n, k: sizes of the product, K the contraction; of the ragged axis over all groups together.
+    Every row is in one group: with fewer rows than groups the others have no work.
+    """
+    sizes = {"m": float(m), "n": float(n), "k": float(k)}
+    active = min(groups, int(sizes[ragged]))
+    if min(batch, active, m, n, k) == 0:
+        return ()
+    sizes[ragged] /= active
+    return (matrix_product(batch * active, sizes["m"], sizes["n"], sizes["k"], dtype),)
+
+
 def _ragged_dot(
     params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
 ) -> tuple[Kernel, ...]:
-    """Products of groups of rows with a matrix each, taken as balanced."""
-    rows, weights = inputs[0], inputs[1]
-    groups = weights.shape[0] if len(weights.shape) == 3 else max(inputs[-1].elements, 1)
-    if len(weights.shape) == 3:
-        m, k, n = rows.shape[-2], rows.shape[-1], weights.shape[-1]
-        return (matrix_product(groups, max(m // groups, 1), n, k, product_dtype(rows, weights)),)
-    m, k, n = rows.shape[-1], rows.shape[-2], weights.shape[-1]
-    return (matrix_product(groups, m, n, max(k // groups, 1), product_dtype(rows, weights)),)
+    """Products of groups of rows (or of columns of the contraction, or of batches) with a matrix each."""
+    left, right, sizes = inputs[:3]
+    numbers = params["ragged_dot_dimension_numbers"]
+    (left_contract, _), (left_batch, right_batch) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    batch = prod(left.shape[axis] for axis in left_batch)
+    k = prod(left.shape[axis] for axis in left_contract)
+    m = left.elements // max(batch * k, 1)
+    shared = prod(right.shape[axis] for axis in (*numbers.rhs_group_dimensions, *right_batch))
+    n = right.elements // max(shared * k, 1)
+    dtype = product_dtype(left, right)
+    if ragged in left_batch:
+        return (matrix_product(batch, m, n, k, dtype),) if min(batch, m, n, k) else ()
+    axis: Literal["m", "k"] = "k" if ragged in left_contract else "m"
+    return grouped_product(sizes.shape[-1], m, n, k, dtype, axis, batch)
 
 
 def _conv(
@@ -186,7 +211,6 @@ def _fill(
 
 _RULES: dict[str, Rule] = {
     "dot_general": _dot_general,
-    "ragged_dot": _ragged_dot,
     "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _conv,
     "gather": _gather,
