@@ -76,6 +76,29 @@ Fused = Annotated[
         show_default="as the framework runs: JAX functions fused, all others not",
     ),
 ]
+TripCount = Annotated[
+    int | None,
+    typer.Option(
+        "--trip-count",
+        help="PATH.py:FUNCTION: how often the body of a while loop or fori_loop of unknown count runs.",
+        show_default="a function with one is refused",
+    ),
+]
+Branch = Annotated[
+    str,
+    typer.Option("--branch", help="PATH.py:FUNCTION: branch of a cond or switch that runs, worst or its index from 0."),
+]
+Fp32Products = Annotated[
+    str, typer.Option("--fp32-products", help="PATH.py:FUNCTION: path of fp32 matrix products, fp32 or tf32.")
+]
+Parameters = Annotated[
+    str | None,
+    typer.Option(
+        "--parameters",
+        help="PATH.py:FUNCTION, in JAX: arguments that hold parameters, by name or position: w,u. For the memory.",
+        show_default="as their use tells",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -92,6 +115,10 @@ class WorkloadOptions:
     kv_dtype: KvDtype = None
     tensor_parallel: TensorParallel = 1
     expert_parallel: ExpertParallel = 1
+    trip_count: TripCount = None
+    branch: Branch = "worst"
+    fp32_products: Fp32Products = "fp32"
+    parameters: Parameters = None
 
     def given(self) -> dict[str, Any]:
         """What differs from the defaults."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from neusight_jax.cli.options import WorkloadOptions
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.requests import Lengths
+
+if TYPE_CHECKING:
+    from neusight_jax.graph.trace_options import TraceOptions
+
+TRACING = ("trip_count", "branch", "fp32_products", "parameters")
+"""Options of functions and modules alone."""
 
 
 def check_dtype(gpu: GPU, gpu_name: str, dtype: str) -> None:
@@ -35,14 +42,15 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
     from neusight_jax.graph.source_file import graph_from_source, is_source
 
     if is_source(model):
-        from neusight_jax.graph.trace_options import TraceOptions
-
-        twice = [f"--{name.replace('_', '-')}" for name in load.given() if name not in ("mode", "fused")]
+        twice = _options(name for name in load.given() if name not in ("mode", "fused", *TRACING))
         if twice:
             raise InputError(
                 f"{model}: its example arguments say batch, lengths and dtypes; leave {', '.join(twice)} out"
             )
-        return graph_from_source(model, load.mode, TraceOptions(fused=load.fused))
+        return graph_from_source(model, load.mode, trace_options(load))
+    tracing = _options(name for name in load.given() if name in TRACING)
+    if tracing:
+        raise InputError(f"{model} is no PATH.py:FUNCTION; leave {', '.join(tracing)} out")
     from neusight_jax.graph.build import graph_from_config
 
     graph = graph_from_config(
@@ -62,6 +70,20 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
         note = f"{graph.name} is forecast with its framework's fused kernels: --eager changes nothing"
         return replace(graph, notes=(*graph.notes, note))
     return graph
+
+
+def trace_options(load: WorkloadOptions) -> TraceOptions:
+    """How to read a function or module, as a command line says."""
+    from neusight_jax.graph.trace_options import TraceOptions
+
+    named = None if load.parameters is None else tuple(part.strip() for part in load.parameters.split(","))
+    branch = int(load.branch) if load.branch.isdecimal() else load.branch
+    return TraceOptions(load.fused, load.trip_count, branch, load.fp32_products, parameters=named)
+
+
+def _options(names: Iterable[str]) -> list[str]:
+    """Names of fields as they are written on a command line."""
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 def lengths(option: str, text: str | None) -> Lengths | None:

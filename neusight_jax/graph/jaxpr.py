@@ -300,8 +300,8 @@ class _Walk:
         trips = self.options.while_trips
         if trips is None:
             raise InputError(
-                "the function holds a while loop, whose trip count no shape tells; "
-                "state it with trace_options=TraceOptions(while_trips=N)"
+                "the function holds a while loop, whose trip count no shape tells; say how often its body runs with "
+                "--trip-count N, or trace_options=TraceOptions(while_trips=N) in Python"
             )
         params = eqn.params
         tests, consts = params["cond_nconsts"], params["body_nconsts"]

@@ -22,7 +22,7 @@ class TraceOptions:
       branch: which branch of a `cond` or `switch` runs: "worst" (most FLOP + 50 FLOP per byte) or its index.
       fp32_products: arithmetic path of fp32 matrix products and convolutions, "fp32" or "tf32".
       name: of the graph; "" = that of the function or module.
-      parameters: arguments of a JAX function that hold parameters, by name or position ("0"); None = as their use tells.
+      parameters: arguments of a JAX function that hold parameters, by name or position ("0"); None = as use tells.
     """
 
     fused: bool | None = None
