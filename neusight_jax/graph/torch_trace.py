@@ -24,7 +24,8 @@ def aten_graph(
     from torch.utils import _pytree
 
     try:
-        program, args, kwargs = _exported(module, args, kwargs)
+        with torch.set_grad_enabled(training):
+            program, args, kwargs = _exported(module, args, kwargs)
         exported = program.module(check_guards=False)
         leaves, _ = _pytree.tree_flatten((args, kwargs))
         interpreted = _interpreted(exported)
