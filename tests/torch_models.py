@@ -157,6 +157,8 @@ ARCHITECTURES: dict[str, Callable[[Any, Any], tuple[Any, dict[str, Any]]]] = {
     "mamba2": _decoder("Mamba2", state_size=8, num_heads=8, head_dim=8, n_groups=1, chunk_size=8),
     "bert": _encoder("Bert", "ForMaskedLM"),
     "roberta": _encoder("Roberta"),
+    "albert": _encoder("Albert", embedding_size=16),
+    "gpt2": _decoder("GPT2", n_embd=32, n_layer=2, n_head=4, n_positions=64),
     "distilbert": _encoder("DistilBert", dim=32, n_heads=4, n_layers=2, hidden_dim=64),
     "deberta_v2": _encoder("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"]),
     "t5": _t5,
@@ -171,6 +173,50 @@ ARCHITECTURES: dict[str, Callable[[Any, Any], tuple[Any, dict[str, Any]]]] = {
     "wav2vec2": _wav2vec,
 }
 """Architectures by name: (torch, transformers) -> the model and its keyword arguments."""
+
+
+IMAGE_MODELS: dict[str, int] = {
+    "alexnet": 224,
+    "convnext_tiny": 64,
+    "densenet121": 64,
+    "efficientnet_b0": 64,
+    "googlenet": 224,
+    "inception_v3": 299,
+    "maxvit_t": 224,
+    "mnasnet1_0": 64,
+    "mobilenet_v2": 64,
+    "mobilenet_v3_large": 64,
+    "regnet_y_400mf": 64,
+    "resnet18": 64,
+    "resnet50": 64,
+    "resnext50_32x4d": 64,
+    "segmentation.deeplabv3_mobilenet_v3_large": 64,
+    "segmentation.fcn_resnet50": 64,
+    "shufflenet_v2_x1_0": 64,
+    "squeezenet1_1": 64,
+    "swin_t": 64,
+    "vgg16": 64,
+    "video.r3d_18": 32,
+    "vit_b_16": 224,
+    "wide_resnet50_2": 64,
+}
+"""Models of torchvision, of their full size, and the side of a square image each takes."""
+
+
+def make_image_model(name: str, torch: Any, torchvision: Any) -> tuple[Any, Any]:
+    """A model of torchvision on the meta device, without weights, and its images."""
+    *package, last = name.split(".")
+    side = IMAGE_MODELS[name]
+    with torch.device("meta"):
+        models = getattr(torchvision.models, package[0]) if package else torchvision.models
+        named = {"weights": None, **({"weights_backbone": None} if package == ["segmentation"] else {})}
+        model = getattr(models, last)(**named, **({"init_weights": False} if last in DRAWN else {}))
+        images = torch.zeros(2, 3, *([8] if package == ["video"] else []), side, side)
+    return model, images
+
+
+DRAWN = ("googlenet", "inception_v3")
+"""Models that draw their weights with SciPy unless they are told not to."""
 
 
 def make(name: str, torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:

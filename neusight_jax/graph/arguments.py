@@ -37,10 +37,13 @@ INPUTS = re.compile(
 COLLECTIONS: Mapping[str, Role] = {
     "params": "parameter",
     "batch_stats": "buffer",
+    "stats": "buffer",
     "cache": "input",
     "opt_state": "optimizer",
 }
 """Keys of flax and optax that say what lies below them."""
+QUANTIZED = frozenset({"int2", "int4", "int8", "uint2", "uint4", "uint8"})
+"""Dtypes of integers that weights are kept in, and that may be pixels."""
 MOVES = frozenset({"dynamic_slice", "squeeze", "copy", "gather"})
 """Operations that hand on a part of their first operand."""
 BACKWARD = PHASES.index("backward")
@@ -79,7 +82,7 @@ def roles(
     """
     found = _Evidence({leaf.value.id for leaf in leaves}, carried).read(operations)
     training = any(item.phase for item in operations)
-    needed = _needed_by_gradients(operations) if training else set()
+    needed, updating = _needed_by(operations, BACKWARD), _needed_by(operations, BACKWARD + 1)
     own = [_own(leaf, found.get(leaf.value.id, 0.0), leaves) for leaf in leaves]
     chosen: list[Role] = []
     sure: list[bool] = []
@@ -88,29 +91,31 @@ def roles(
             other for it, other in zip(leaves, own, strict=True) if it.argument == leaf.argument and it is not leaf
         )
         total = score + (max(-NAMED, min(NAMED, beside)) if leaf.argument else 0.0)
-        known = next((COLLECTIONS[key] for key in leaf.path if key in COLLECTIONS), None)
-        role: Role = "parameter" if total > 0 else "input" if leaf.argument else "buffer"
+        known = next((COLLECTIONS[key] for key in (leaf.argument, *leaf.path) if key in COLLECTIONS), None)
+        role: Role = "parameter" if total > 0 else "input"
         if known is not None:
             role = known
-        elif training and leaf.argument and leaf.floating and leaf.value.id not in needed:
+        elif not leaf.argument:  # a constant that a product reads is no input
+            role = "parameter" if leaf.floating and leaf.value.id in found else "buffer"
+        elif training and leaf.floating and leaf.value.id in updating - needed:
             role = "optimizer"
         chosen.append(role)
-        sure.append(known is not None or role == "optimizer" or abs(total) >= NAMED)
+        sure.append(known is not None or role == "optimizer" or not leaf.argument or abs(total) >= NAMED)
     return chosen, sure
 
 
-def _needed_by_gradients(operations: Sequence[Operation]) -> set[int]:
-    """Ids of all arrays that a backward pass comes from; state of an optimizer is not among them."""
+def _needed_by(operations: Sequence[Operation], phase: int) -> set[int]:
+    """Ids of all arrays that operations of a phase come from: state of an optimizer is for updates, not gradients."""
     needed: set[int] = set()
     for item in reversed(operations):
-        if item.phase == BACKWARD or any(value.id in needed for value in item.outputs):
+        if item.phase == phase or any(value.id in needed for value in item.outputs):
             needed |= {value.id for value in item.inputs}
     return needed
 
 
 def _own(leaf: Leaf, score: float, leaves: Sequence[Leaf]) -> float:
     """Evidence of one leaf: uses, dtype, name, and whether its argument is a tree of arrays."""
-    if not leaf.floating and score < SURE:
+    if not leaf.floating and (leaf.value.dtype not in QUANTIZED or len(leaf.value.shape) < 2):
         return -SURE
     for names, evidence in ((PARAMETERS, NAMED), (INPUTS, -NAMED)):
         if any(names.match(name.lower()) for name in (leaf.argument, *leaf.path)):
@@ -169,7 +174,7 @@ class _Evidence:
         elif item.op == "gather":
             self._add(right, -SURE)
             if right != _ABSENT:
-                self._add(left, SURE)
+                self._add(left, NAMED)
         elif item.op.startswith(UPDATES):
             self._add(left, -SURE)
         elif item.kind == "pointwise":
