@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from neusight_jax.errors import InputError
+from neusight_jax.graph.torch_caches import register_caches
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,7 @@ def aten_graph(
     from torch.fx.traceback import preserve_node_meta
     from torch.utils import _pytree
 
+    register_caches()
     try:
         with torch.set_grad_enabled(training):
             program, args, kwargs = _exported(module, args, kwargs)
