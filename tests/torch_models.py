@@ -207,14 +207,16 @@ def make_image_model(name: str, torch: Any, torchvision: Any) -> tuple[Any, Any]
     """A model of torchvision on the meta device, without weights, and its images."""
     *package, last = name.split(".")
     side = IMAGE_MODELS[name]
-    with torch.device("meta"):
-        models = getattr(torchvision.models, package[0]) if package else torchvision.models
-        named = {"weights": None, **({"weights_backbone": None} if package == ["segmentation"] else {})}
-        model = getattr(models, last)(**named, **({"init_weights": False} if last in DRAWN else {}))
-        images = torch.zeros(2, 3, *([8] if package == ["video"] else []), side, side)
-    return model, images
+    models = getattr(torchvision.models, package[0]) if package else torchvision.models
+    named = {"weights": None, **({"weights_backbone": None} if package == ["segmentation"] else {})}
+    named |= {"init_weights": False} if last in DRAWN else {}
+    with torch.device("cpu" if last in COMPUTED else "meta"):
+        model = getattr(models, last)(**named)
+    return model.to("meta"), torch.zeros(2, 3, *([8] if package == ["video"] else []), side, side, device="meta")
 
 
+COMPUTED = ("regnet_y_400mf",)
+"""Models that compute their sizes with tensors, which the meta device cannot."""
 DRAWN = ("googlenet", "inception_v3")
 """Models that draw their weights with SciPy unless they are told not to."""
 

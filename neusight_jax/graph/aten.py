@@ -255,6 +255,20 @@ def _embedding_backward(call: Call) -> tuple[Kernel, ...]:
     return fill, moved("embedding_backward", (gradient, gradient), (gradient,))
 
 
+def _embedding_bag(call: Call) -> tuple[Kernel, ...]:
+    """Sums of the rows that are picked, not of the table."""
+    table, indices, out = call.inputs[0], call.inputs[1], call.outputs[0]
+    rows = table.view((indices.elements, table.shape[-1]), float(indices.elements * table.shape[-1]))
+    return (moved("gather", (rows, indices), (out,)),)
+
+
+def _embedding_bag_backward(call: Call) -> tuple[Kernel, ...]:
+    """The table of zeros, and a row added to for every index."""
+    indices, table = call.inputs[1], call.outputs[0]
+    rows = table.view((indices.elements, table.shape[-1]), float(indices.elements * table.shape[-1]))
+    return *_fill(call), moved("embedding_backward", (rows, rows, indices), (rows,))
+
+
 def _dropout(op: str) -> Rule:
     """One kernel; its boolean mask is written and read back."""
 
@@ -330,6 +344,10 @@ _RULES: dict[str, Rule] = {
     "_softmax_backward_data": _softmax("softmax_backward", 2, 2),
     "_log_softmax_backward_data": _softmax("softmax_backward", 2, 2),
     "embedding_dense_backward": _embedding_backward,
+    "_embedding_bag": _embedding_bag,
+    "_embedding_bag_forward_only": _embedding_bag,
+    "_embedding_bag_backward": _embedding_bag_backward,
+    "_embedding_bag_dense_backward": _embedding_bag_backward,
     "native_dropout": _dropout("dropout"),
     "dropout": _dropout("dropout"),
     "native_dropout_backward": _dropout("dropout_backward"),

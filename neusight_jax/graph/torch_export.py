@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from neusight_jax.errors import InputError
 from neusight_jax.graph import aten
 from neusight_jax.graph.allocation import Holding, given_footprint
-from neusight_jax.graph.assembly import assemble
+from neusight_jax.graph.assembly import assemble, loop_cost
 from neusight_jax.graph.call import Call
 from neusight_jax.graph.graph import MODES, UNMODELLED, Graph
 from neusight_jax.graph.grouping import FUSABLE, kernels_of
@@ -61,11 +61,11 @@ def graph_from_torch(
     name = options.name or type(module).__name__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        traced, forward = aten_graph(module, tuple(args), dict(kwargs or {}), mode == "training", name)
+        traced, forward, notes = aten_graph(module, tuple(args), dict(kwargs or {}), mode == "training", name)
     walk = _Walk(options, forward)
     results = walk.run(traced)
     holding = _holding(module, walk, results if mode == "training" else None)
-    return assemble(name, walk.operations, results, bool(options.fused), mode, holding)
+    return replace(assemble(name, walk.operations, results, bool(options.fused), mode, holding), notes=notes)
 
 
 def _holding(module: torch.nn.Module, walk: _Walk, gradients: Sequence[int] | None) -> Holding:
@@ -114,7 +114,10 @@ class _Walk:
         """Walk the graph; ids of the arrays it returns, and of those it was given and has written to."""
         results: list[int] = []
         for node in graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
+            branch = getattr(graph.owning_module, node.target, None) if node.op == "get_attr" else None
+            if hasattr(branch, "graph"):
+                self.values[node.name] = branch.graph
+            elif node.op in ("placeholder", "get_attr"):
                 made = self._fresh(node.meta.get("val", node.meta.get("tensor_meta")))
                 self.values[node.name] = made
                 if isinstance(made, Value):
@@ -159,6 +162,8 @@ class _Walk:
             return args[0][args[1]] if isinstance(args[0], list) else args[0]
         named = {key: self._read(value) for key, value in node.kwargs.items()}
         op = getattr(getattr(target, "overloadpacket", None), "__name__", getattr(target, "__name__", str(target)))
+        if op == "cond":
+            return self._cond(node, *args[:3], args[3] if len(args) > 3 else ())
         made = self._fresh(node.meta.get("val"))
         viewed = self._view(target, op, tuple(_values((args, tuple(named.values())))), made)
         if viewed is not None:
@@ -175,6 +180,33 @@ class _Walk:
         parts = [value for value, root in zip(before, written, strict=True) if value.elements < self._size[root.id]]
         self._write(node, self._without_masks(node, call), len(written), parts)
         return returned
+
+    def _cond(self, node: Any, _: Any, true: Any, false: Any, operands: Sequence[Any]) -> list[Any]:
+        """The branch of a condition that `TraceOptions.branch` chooses; 0 is that of False."""
+        chosen, branches = self.options.branch, (false, true)
+        if isinstance(chosen, int) and chosen not in range(2):
+            raise InputError(f"branch is {chosen}, but a cond has 2 branches; expected one from 0")
+        start, walked = len(self.operations), []
+        for branch in branches if chosen == "worst" else (branches[int(chosen)],):
+            results = self._inside(node, branch, operands)
+            walked.append((self.operations[start:], results))
+            del self.operations[start:]
+        operations, results = max(walked, key=lambda pair: loop_cost(pair[0]))
+        self.operations += operations
+        return results
+
+    def _inside(self, node: Any, branch: Any, operands: Sequence[Any]) -> list[Any]:
+        """Results of a graph inside the graph; all of it is in the phase of its node."""
+        outside, self.values = self.values, dict(zip((n.name for n in branch.nodes), operands, strict=False))
+        forward, self.forward = self.forward, None if not self._phase(node) else set()
+        results: list[Any] = []
+        for inner in branch.nodes:
+            if inner.op == "call_function":
+                self.values[inner.name] = self._call(inner)
+            elif inner.op == "output":
+                results = list(self._read(inner.args[0]))
+        self.values, self.forward = outside, forward
+        return results
 
     def _rewritten(self, written: Sequence[Value]) -> tuple[Value, ...]:
         """New versions of what an operator writes to, as it sees them."""

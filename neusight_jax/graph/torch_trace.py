@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from neusight_jax.errors import InputError
@@ -11,14 +13,19 @@ from neusight_jax.graph.torch_caches import register_caches
 if TYPE_CHECKING:
     import torch
 
+NOT_RECOMPUTED = (
+    "activation checkpointing is not followed: what the backward pass computes again is not in the time, "
+    "and activations are those of a step without it"
+)
+_CHECKPOINTING = "_checkpoint_without_reentrant_generator"
 WEIGHTS, INPUTS = "weights", "inputs"
 """What the names of placeholders start with: parameters, and the inputs' tensors; the others are buffers."""
 
 
 def aten_graph(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, name: str
-) -> tuple[torch.fx.Graph, set[str] | None]:
-    """The aten graph of a forward pass, or of a forward and backward pass with the names of the forward part."""
+) -> tuple[torch.fx.Graph, set[str] | None, tuple[str, ...]]:
+    """The aten graph of a forward pass, or of a forward and backward pass with the names of the forward part; notes."""
     import torch
     from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
     from torch.fx.traceback import preserve_node_meta
@@ -26,7 +33,7 @@ def aten_graph(
 
     register_caches()
     try:
-        with torch.set_grad_enabled(training):
+        with torch.set_grad_enabled(training), _checkpoints() as recomputed:
             program, args, kwargs = _exported(module, args, kwargs)
         exported = program.module(check_guards=False)
         leaves, _ = _pytree.tree_flatten((args, kwargs))
@@ -61,7 +68,33 @@ def aten_graph(
             f"{name}: torch.export cannot trace it ({type(error).__name__}: {reason}); expected a module without "
             "branches on values, with the inputs it takes"
         ) from error
-    return traced.graph, forward if training else None
+    notes = (NOT_RECOMPUTED,) if training and recomputed else ()
+    return traced.graph, forward if training else None, notes
+
+
+@contextmanager
+def _checkpoints() -> Iterator[list[bool]]:
+    """What `torch.utils.checkpoint` is asked to run inside, noted; the export does not keep it."""
+    from torch.utils import checkpoint
+
+    found: list[bool] = []
+
+    def noted(run: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found.append(True)
+            return run(*args, **kwargs)
+
+        return call
+
+    runs = {name: item for name, item in vars(checkpoint).items() if name.startswith(_CHECKPOINTING)}
+    apply = checkpoint.CheckpointFunction.apply
+    vars(checkpoint).update({name: noted(item) for name, item in runs.items()})
+    checkpoint.CheckpointFunction.apply = noted(apply)
+    try:
+        yield found
+    finally:
+        vars(checkpoint).update(runs)
+        del checkpoint.CheckpointFunction.apply
 
 
 def _exported(
