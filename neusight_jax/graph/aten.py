@@ -91,6 +91,8 @@ def kernels_of_call(call: Call) -> tuple[tuple[Kernel, ...], bool]:
         return (moved("sort", inputs[:1], inputs[:1], SORT_PASSES),), True
     if op in POOLS or op.removesuffix("_backward") in POOLS:
         return pooling(inputs[:2], outputs[:1], backward=op.endswith("_backward")), True
+    if op.removeprefix("_foreach_") in POINTWISE:  # one kernel over a list of arrays
+        return (moved("copy", inputs, outputs),), True
     if "attention" in op:
         return _attention(call), True
     return (moved("unmodelled", inputs, outputs),), False
