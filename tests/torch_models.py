@@ -37,6 +37,12 @@ def _vision(name: str, head: str = "Model", **sizes: Any) -> Callable[[Any, Any]
     return make
 
 
+def _gpt2(torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
+    """Its head is the table of its embedding."""
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=96)
+    return transformers.GPT2LMHeadModel(config), {"input_ids": _ids(torch), "use_cache": False}
+
+
 def _t5(torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
     config = transformers.T5Config(
         d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=96, decoder_start_token_id=0
@@ -158,7 +164,7 @@ ARCHITECTURES: dict[str, Callable[[Any, Any], tuple[Any, dict[str, Any]]]] = {
     "bert": _encoder("Bert", "ForMaskedLM"),
     "roberta": _encoder("Roberta"),
     "albert": _encoder("Albert", embedding_size=16),
-    "gpt2": _decoder("GPT2", n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "gpt2": _gpt2,
     "distilbert": _encoder("DistilBert", dim=32, n_heads=4, n_layers=2, hidden_dim=64),
     "deberta_v2": _encoder("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"]),
     "t5": _t5,

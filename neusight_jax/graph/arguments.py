@@ -135,20 +135,33 @@ class _Evidence:
         self.origin: dict[int, int | None] = {array: array for array in given}
         self.carried = carried
         self.score: dict[int, float] = {}
+        self.parts: dict[int, set[int]] = {}
 
     def read(self, operations: Sequence[Operation]) -> dict[int, float]:
         """Evidence by the id of each given array."""
         for item in operations:
             if item.phase == 0 and item.inputs:
                 self._judge(item)
-            moved = item.op in MOVES and not (item.op == "gather" and self._from(item, 1) is not _ABSENT)
+            moved = item.op in MOVES and not (item.op == "gather" and self._from(item, 1) != _ABSENT)
             inputs = item.inputs[:1] if moved else [value for value in item.inputs if value.stored > 1]
             sources = {self._origin(item, value) for value in inputs} - {_ABSENT}
             alone = len(sources) == 1 and (moved or item.kind != "opaque")
             made = sources.pop() if alone else (None if sources or item.kind == "opaque" else _ABSENT)
-            if made is not _ABSENT:
+            if made != _ABSENT:
                 self.origin.update((value.id, made) for value in item.outputs)
+            if made is None and item.kind == "pointwise":
+                self._combine(item)
         return self.score
+
+    def _combine(self, item: Operation) -> None:
+        """Note what is made of given arrays alone without a product: a weight from codes and scales."""
+        parts: set[int] = set()
+        for value in item.inputs:
+            source = self._origin(item, value)
+            if source is None and value.id not in self.parts:
+                return
+            parts |= self.parts.get(value.id, set() if source in (None, _ABSENT) else {source})
+        self.parts.update((value.id, parts) for value in item.outputs)
 
     def _origin(self, item: Operation, value: Value) -> int | None:
         if (item.body, value.id) in self.carried:
@@ -186,8 +199,13 @@ class _Evidence:
         if batched:
             self._add(left, 0.0 if right is None else -LIKELY)
             self._add(right, LIKELY if computed else -LIKELY)
+        elif right is None:
+            self._add(left, 0.0)
+            parts = self.parts.get(item.inputs[1].id, set())
+            for array in parts if left not in parts else ():
+                self._add(array, LIKELY)
         elif left != right:
-            self._add(left, 0.0 if right is None else -LIKELY)
+            self._add(left, -LIKELY)
             self._add(right, SURE if computed else LIKELY)
 
     def _broadcast(self, item: Operation) -> None:
