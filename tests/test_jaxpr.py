@@ -135,9 +135,40 @@ def test_while_needs_a_trip_count() -> None:
     def loop(x: jax.Array) -> jax.Array:
         return lax.while_loop(lambda x: jnp.sum(x) < 1e9, lambda x: x @ x, x)
 
-    with pytest.raises(InputError, match=r"while loop, whose trip count no shape tells; .*while_trips=N"):
+    with pytest.raises(
+        InputError, match=r"while loop, whose trip count no shape tells; .*--trip-count N.*while_trips=N"
+    ):
         trace(loop, array(8, 8))
     assert products(trace(loop, array(8, 8), while_trips=7)) == Counter({(1, 8, 8, 8): 7})
+
+
+@pytest.mark.parametrize(("rows", "groups"), [(100, 64), (10, 64), (7, 3), (1000, 7), (64, 64), (1, 1)])
+def test_every_row_of_a_grouped_product_counts(rows: int, groups: int) -> None:
+    """Rows · K · N in each of the three products of a step, whatever the number of groups."""
+
+    def loss(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+        return jnp.sum(lax.ragged_dot(x, w, sizes) ** 2)
+
+    args = array(rows, 512), array(groups, 512, 1024), array(groups, dtype=jnp.int32)
+    flop = 2 * rows * 512 * 1024
+    assert product_flop(trace(lax.ragged_dot, *args)) == pytest.approx(flop, rel=1e-12)
+    step = trace(jax.value_and_grad(loss, argnums=(0, 1)), *args)
+    assert product_flop(step) == pytest.approx(3 * flop, rel=1e-12)
+    # Groups without rows have no work, and nobody reads their matrices.
+    assert {kernel.dims["batch"] for kernel, _ in kernels(step) if kernel.family == "bmm"} <= {min(rows, groups)}
+
+
+def test_grouped_products_of_a_batch_and_over_the_contraction() -> None:
+    batched = array(4, 100, 32), array(4, 8, 32, 48), array(4, 8, dtype=jnp.int32)
+    assert product_flop(trace(jax.vmap(lax.ragged_dot), *batched)) == pytest.approx(2 * 4 * 100 * 32 * 48)
+    numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+    graph = trace(
+        lambda x, y, sizes: lax.ragged_dot_general(x, y, sizes, numbers),
+        array(100, 32),
+        array(100, 48),
+        array(8, dtype=jnp.int32),
+    )
+    assert product_flop(graph) == pytest.approx(2 * 100 * 32 * 48)
 
 
 def test_cond_takes_the_worst_branch_or_the_given_one() -> None:

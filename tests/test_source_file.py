@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from graphs import product_flop
 
 from neusight_jax.cli.app import run
+from neusight_jax.cli.predict import Tracing
 from neusight_jax.errors import InputError
 from neusight_jax.graph.source_file import graph_from_source, is_source
 
@@ -91,6 +93,72 @@ def test_command_line_refuses(source: Path, capsys: pytest.CaptureFixture[str]) 
         assert "leave --kv-length, --tensor-parallel out" in capsys.readouterr().err
     assert run(["predict", f"{source}:three", "--gpu", "T4"]) == 2
     error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+
+
+LOOPS = """
+import jax
+
+def loop():
+    s = jax.ShapeDtypeStruct
+    run = lambda x, n: jax.lax.fori_loop(0, n, lambda i, y: y @ x, x)
+    return run, (s((256, 256), "float32"), s((), "int32"))
+
+def until():
+    run = lambda x: jax.lax.while_loop(lambda y: y.sum() < 9.0, lambda y: (y @ y) @ y, x)
+    return run, (jax.ShapeDtypeStruct((64, 64), "float32"),)
+
+def choice():
+    run = lambda x: jax.lax.cond(x.sum() > 0, lambda x: x @ x, lambda x: x + 1.0, x)
+    return run, (jax.ShapeDtypeStruct((64, 64), "float32"),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "option", "flop"),
+    [
+        ("loop", Tracing(trip_count=10), 10 * 2 * 256**3),
+        ("loop", Tracing(trip_count=0), 0),
+        ("until", Tracing(trip_count=3), 3 * 2 * 2 * 64**3),
+        ("choice", Tracing(), 2 * 64**3),
+        ("choice", Tracing(branch="1"), 2 * 64**3),
+        ("choice", Tracing(branch="0"), 0),
+    ],
+)
+def test_what_a_trace_asks_has_an_option(tmp_path: Path, function: str, option: Tracing, flop: int) -> None:
+    (tmp_path / "loops.py").write_text(LOOPS)
+    graph = graph_from_source(f"{tmp_path / 'loops.py'}:{function}", options=option.options(None))
+    assert product_flop(graph) == flop
+
+
+def test_the_trip_count_of_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loops.py").write_text(LOOPS)
+    arguments = ["predict", f"{tmp_path / 'loops.py'}:loop", "--gpu", "H100", "--json", "--trip-count", "10"]
+    assert run([*arguments, "--fp32-products", "tf32", "--checkpoint", "tensorcore"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["most_expensive"]
+    assert (row["flop"], row["count"], row["dtype"]) == (2 * 256**3, 10, "tf32")
+
+
+@pytest.mark.parametrize(
+    ("model", "option", "message"),
+    [
+        ("loops.py:loop", [], "say how often its body runs with --trip-count N"),
+        ("loops.py:loop", ["--trip-count", "-1"], "while_trips is -1, expected a whole number of at least 0"),
+        ("loops.py:choice", ["--branch", "2"], "branch is 2, but a cond has 2 branches"),
+        ("loops.py:choice", ["--branch", "best"], "branch is 'best', expected 'worst' or the index"),
+        ("loops.py:choice", ["--fp32-products", "fp64"], "expected 'fp32' or 'tf32'"),
+        ("loops.py:choice", ["--tensor-parallel", "2"], "--tensor-parallel, --expert-parallel are for decoders"),
+        ("gpt2-large", ["--trip-count", "2"], "gpt2-large is no PATH.py:FUNCTION; leave --trip-count"),
+    ],
+)
+def test_options_of_traces_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, option: list[str], message: str
+) -> None:
+    (tmp_path / "loops.py").write_text(LOOPS)
+    path = str(tmp_path / model) if ".py" in model else model
+    assert run(["predict", path, "--gpu", "H100", *option]) == 2
+    error = capsys.readouterr().err
+    assert message in error
     assert len(error.splitlines()) == 1
 
 

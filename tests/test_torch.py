@@ -217,6 +217,35 @@ def test_experts_train_as_grouped_products(torch: Any) -> None:
     assert grouped("training") == (3 * forward, [])
 
 
+@pytest.mark.parametrize("rows", [100, 10])
+def test_every_row_of_a_grouped_product_counts(torch: Any, rows: int) -> None:
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(64, 512, 1024, dtype=torch.bfloat16))
+            self.x = torch.nn.Parameter(torch.zeros(rows, 512, dtype=torch.bfloat16))
+
+        def forward(self, ends: Any) -> Any:
+            return torch._grouped_mm(self.x, self.w, offs=ends)
+
+    with torch.device("meta"):
+        net, ends = Experts(), torch.zeros(64, dtype=torch.int32)
+    flop = 2 * rows * 512 * 1024
+    for mode, products_of_a_step in (("inference", 1), ("training", 3)):
+        graph = nj.graph_from_torch(net, (ends,), mode=mode)
+        assert product_flop(graph) == pytest.approx(products_of_a_step * flop, rel=1e-12)
+        assert not [node.op for node in graph.nodes if node.op.startswith("unmodelled")]
+
+
+def test_embedding_bags_read_the_rows_they_pick(torch: Any) -> None:
+    with torch.device("meta"):
+        net, ids = torch.nn.EmbeddingBag(1_000_000, 64), torch.zeros(4, 10, dtype=torch.long)
+        graph = nj.graph_from_torch(net, (ids,))
+    (gather,) = (kernel for kernel, _ in kernels(graph) if kernel.op == "gather")
+    read = gather.dims["rows"] * gather.dims["cols"] * gather.dims["reads"] * 4
+    assert read == 4 * 10 * (64 * 4 + 8)
+
+
 def test_an_operator_unlike_its_rule_is_not_modelled() -> None:
     """Another library may have an operator of a known name with other arguments."""
     from neusight_jax.graph.aten import Call, kernels_of_call

@@ -53,7 +53,8 @@ def _changed(call: Call) -> tuple[int, tuple[Value, ...], tuple[Value, ...]]:
 
 def _indexed(target: Value, indices: list[Value | None], values: Value) -> int:
     """Elements that `target[indices]` has; where a mask picks them, those of the values, or all if that is one."""
-    kept, axis, shapes = 1, 0, []
+    kept, axis = 1, 0
+    shapes: list[tuple[int, ...]] = []
     for index in indices:
         if index is None:
             kept *= target.shape[axis]

@@ -114,7 +114,7 @@ class _Walk:
         """Walk the graph; ids of the arrays it returns, and of those it was given and has written to."""
         results: list[int] = []
         for node in graph.nodes:
-            branch = getattr(graph.owning_module, node.target, None) if node.op == "get_attr" else None
+            branch: Any = getattr(graph.owning_module, node.target, None) if node.op == "get_attr" else None
             if hasattr(branch, "graph"):
                 self.values[node.name] = branch.graph
             elif node.op in ("placeholder", "get_attr"):
@@ -163,7 +163,8 @@ class _Walk:
         named = {key: self._read(value) for key, value in node.kwargs.items()}
         op = getattr(getattr(target, "overloadpacket", None), "__name__", getattr(target, "__name__", str(target)))
         if op == "cond":
-            return self._cond(node, *args[:3], args[3] if len(args) > 3 else ())
+            _, true, false, operands = args
+            return self._cond(node, true, false, operands)
         made = self._fresh(node.meta.get("val"))
         viewed = self._view(target, op, tuple(_values((args, tuple(named.values())))), made)
         if viewed is not None:
@@ -181,7 +182,7 @@ class _Walk:
         self._write(node, self._without_masks(node, call), len(written), parts)
         return returned
 
-    def _cond(self, node: Any, _: Any, true: Any, false: Any, operands: Sequence[Any]) -> list[Any]:
+    def _cond(self, node: Any, true: Any, false: Any, operands: Sequence[Any]) -> list[Any]:
         """The branch of a condition that `TraceOptions.branch` chooses; 0 is that of False."""
         chosen, branches = self.options.branch, (false, true)
         if isinstance(chosen, int) and chosen not in range(2):
