@@ -30,7 +30,7 @@ def row(name: str, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
     cells, exact = [], True
     for mode, expected in (("inference", (weights, 0.0, 0.0)), ("training", (weights, gradients, moments))):
-        graph = nj.graph_from_torch(model.train(mode == "training"), args, kwargs, mode)
+        graph = nj.graph_from_torch(model, args, kwargs, mode)
         found = footprint(graph)
         same = (found.weights, found.gradients, found.optimizer) == expected and graph.parameters == elements
         exact = exact and same
@@ -70,7 +70,7 @@ def main() -> None:
     for name in chosen.names:
         if name in IMAGE_MODELS:
             model, images = make_image_model(name, torch, torchvision)
-            line, exact = row(name, model, (images,), {})
+            line, exact = row(name, model.eval(), (images,), {})
         else:
             model, inputs = make(name, torch, transformers)
             line, exact = row(name, model, (), inputs)
