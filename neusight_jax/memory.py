@@ -60,8 +60,8 @@ def footprint(graph: Graph) -> Footprint:
     """Memory of a workload by what holds it: an estimate, right to perhaps a fifth.
 
     Inference holds the weights and the largest node's operands and output. Training holds weights, gradients, Adam's
-    moments and what the backward pass needs of the forward one, nothing recomputed. Decoders say it themselves, with
-    their KV cache.
+    moments and what the backward pass needs of the forward one, nothing recomputed. Traced programs and decoders say it
+    themselves, those with what is alive at each operation (`graph.allocation`), these with their KV cache.
     """
     if graph.footprint is not None:
         return graph.footprint

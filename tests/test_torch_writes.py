@@ -281,6 +281,30 @@ def test_checkpointing_is_said_not_to_be_followed() -> None:
     assert note.startswith("activation checkpointing is not followed")
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("place", ["meta", "cpu"])
+def test_autocast_is_followed_on_any_device(device: str, place: str) -> None:
+    def mixed(net: Any, x: Any) -> Any:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            hidden = net.up(x)
+        return net.down(hidden.float())
+
+    with torch.device(place):
+        net, x = Program(mixed), torch.zeros(BATCH, STEPS, WIDTH)
+    graph = nj.graph_from_torch(net, (x,))
+    assert [kernel.dtype for kernel, _ in kernels(graph) if kernel.family in ("linear", "bmm")] == ["bf16", "fp32"]
+
+
+def test_sizes_that_depend_on_values_are_refused_in_one_line() -> None:
+    def routed(net: Any, x: Any) -> Any:
+        rows = (x[:, 0, 0] > 0).nonzero(as_tuple=True)[0]
+        return torch.zeros_like(x).index_add_(0, rows, net.up(x[rows]))
+
+    with pytest.raises(nj.InputError, match="the size of a tensor depends on values") as error:
+        graph_of(routed)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("kind", ["none", "dynamic", "static"])
 def test_caches_of_transformers_go_in_and_out(kind: str) -> None:
     """A decode step: 32 keys before it in a growing cache, or room for 64."""

@@ -23,6 +23,10 @@ from neusight_jax.kernels.table import PHASES
 if TYPE_CHECKING:
     import torch
 
+UNKNOWN_SIZE = (
+    "the size of a tensor depends on values (nonzero, masked_select, a boolean index); "
+    "expected a module whose shapes follow from those of its inputs"
+)
 BACKWARD = PHASES.index("backward")
 _VIEW_COPIES = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "detach", "alias"})
 _SAME = frozenset(
@@ -134,7 +138,10 @@ class _Walk:
         if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
             return None
         self._count += 1
-        shape = tuple(int(size) for size in tensor.shape)
+        try:
+            shape = tuple(int(size) for size in tensor.shape)
+        except Exception as error:  # torch has an error of its own for sizes it does not know
+            raise InputError(UNKNOWN_SIZE) from error
         dtype = str(tensor.dtype).removeprefix("torch.")
         strides = _strides(tensor)
         # An axis of stride 0 is one element in memory.

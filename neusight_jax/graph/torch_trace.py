@@ -103,17 +103,44 @@ def _exported(
     """The exported program and the inputs it was exported with.
 
     Some code asks what the meta device cannot answer (autocast, in transformers before 5), and torch says so by errors
-    of any type: a module on that device is tried once more as if on a CPU. What fails then is the error.
+    of any type; and autocast does nothing on it. A module on that device is then traced as if on a CPU. What fails
+    there is the error.
     """
     import torch
 
-    try:
+    on_meta = any(leaf.is_meta for leaf in (*module.parameters(), *module.buffers()))
+    with _autocast_on_cpu() as cast:
+        try:
+            program = torch.export.export(module, args, kwargs, strict=False)
+            if not (cast and on_meta):
+                return program, args, kwargs
+        except Exception:
+            if not on_meta:
+                raise
+        module, args, kwargs = _as_on_cpu(module, args, kwargs)
         return torch.export.export(module, args, kwargs, strict=False), args, kwargs
-    except Exception:
-        if not any(leaf.is_meta for leaf in (*module.parameters(), *module.buffers())):
-            raise
-    module, args, kwargs = _as_on_cpu(module, args, kwargs)
-    return torch.export.export(module, args, kwargs, strict=False), args, kwargs
+
+
+@contextmanager
+def _autocast_on_cpu() -> Iterator[list[bool]]:
+    """`torch.autocast` of any device as that of the CPU, which the fake tensors are on; notes whether there was one."""
+    import torch
+
+    found: list[bool] = []
+    plain = torch.autocast.__init__
+
+    def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        if enabled:
+            found.append(True)
+        if dtype is None and device_type == "cuda":
+            dtype = torch.float16  # what torch casts to there
+        plain(self, "cpu", dtype, enabled, cache_enabled)
+
+    torch.autocast.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        torch.autocast.__init__ = plain  # type: ignore[method-assign]
 
 
 def _as_on_cpu(
