@@ -241,6 +241,17 @@ def test_what_is_alive_is_counted_and_no_more() -> None:
     assert held(kept, *args).activations == 3 * row
 
 
+def test_memory_beside_xla() -> None:
+    """What XLA's own analysis of the compiled gradient allocates: temporaries and results."""
+    args = array(8, 128, 128), array(64, 128)
+    gradient = jax.grad(lambda w, x: layers(w, x).sum())
+    found = held(gradient, *args)
+    analysis = jax.jit(gradient).lower(*args).compile().memory_analysis()
+    xla = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+    assert found.activations + found.gradients == pytest.approx(xla, rel=0.25)
+    assert found.weights + found.inputs == analysis.argument_size_in_bytes
+
+
 def test_what_the_report_prints() -> None:
     graph = trace(recurrent, array(512, 512), array(512, 512), array(8000, 32, 512))
     forecast = nj.predict(load_baseline("roofline"), nj.load_gpu("T4"), graph)

@@ -13,6 +13,7 @@ from neusight_jax.kernels.table import Kernel
 INDEX_PUTS = frozenset({"_index_put_impl", "_unsafe_index_put", "index_put"})
 ADDING = frozenset({"index_add", "scatter_add", "scatter_reduce"})
 """Operators that read what they change."""
+ACCUMULATING = ADDING | INDEX_PUTS
 PARTS = frozenset({"as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_scatter"})
 
 

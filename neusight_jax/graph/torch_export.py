@@ -16,6 +16,7 @@ from neusight_jax.graph.call import Call
 from neusight_jax.graph.graph import MODES, UNMODELLED, Graph
 from neusight_jax.graph.grouping import FUSABLE, kernels_of
 from neusight_jax.graph.operation import Operation, Value
+from neusight_jax.graph.scattering import ACCUMULATING
 from neusight_jax.graph.torch_trace import INPUTS, WEIGHTS, aten_graph
 from neusight_jax.graph.trace_options import TraceOptions, on_path
 from neusight_jax.kernels.table import PHASES
@@ -184,7 +185,10 @@ class _Walk:
         returned, outputs = made, tuple(_values(made))
         if written and _returns_what_it_writes(target):
             returned, outputs = (list(written) if isinstance(made, list) else written[0]), ()
-        call = Call(op[:-1] if in_place else op, args, inputs, outputs + self._rewritten(written), in_place)
+        plain = op[:-1] if in_place else op
+        # On fake tensors autograd adds to its zeros out of place; on real ones it does so in place.
+        in_place = in_place or (plain in ACCUMULATING and self._phase(node) == BACKWARD)
+        call = Call(plain, args, inputs, outputs + self._rewritten(written), in_place)
         parts = [value for value, root in zip(before, written, strict=True) if value.elements < self._size[root.id]]
         self._write(node, self._without_masks(node, call), len(written), parts)
         return returned
