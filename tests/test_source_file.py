@@ -10,7 +10,8 @@ import pytest
 from graphs import product_flop
 
 from neusight_jax.cli.app import run
-from neusight_jax.cli.predict import Tracing
+from neusight_jax.cli.options import WorkloadOptions
+from neusight_jax.cli.workloads import trace_options
 from neusight_jax.errors import InputError
 from neusight_jax.graph.source_file import graph_from_source, is_source
 
@@ -117,17 +118,17 @@ def choice():
 @pytest.mark.parametrize(
     ("function", "option", "flop"),
     [
-        ("loop", Tracing(trip_count=10), 10 * 2 * 256**3),
-        ("loop", Tracing(trip_count=0), 0),
-        ("until", Tracing(trip_count=3), 3 * 2 * 2 * 64**3),
-        ("choice", Tracing(), 2 * 64**3),
-        ("choice", Tracing(branch="1"), 2 * 64**3),
-        ("choice", Tracing(branch="0"), 0),
+        ("loop", WorkloadOptions(trip_count=10), 10 * 2 * 256**3),
+        ("loop", WorkloadOptions(trip_count=0), 0),
+        ("until", WorkloadOptions(trip_count=3), 3 * 2 * 2 * 64**3),
+        ("choice", WorkloadOptions(), 2 * 64**3),
+        ("choice", WorkloadOptions(branch="1"), 2 * 64**3),
+        ("choice", WorkloadOptions(branch="0"), 0),
     ],
 )
-def test_what_a_trace_asks_has_an_option(tmp_path: Path, function: str, option: Tracing, flop: int) -> None:
+def test_what_a_trace_asks_has_an_option(tmp_path: Path, function: str, option: WorkloadOptions, flop: int) -> None:
     (tmp_path / "loops.py").write_text(LOOPS)
-    graph = graph_from_source(f"{tmp_path / 'loops.py'}:{function}", options=option.options(None))
+    graph = graph_from_source(f"{tmp_path / 'loops.py'}:{function}", options=trace_options(option))
     assert product_flop(graph) == flop
 
 
@@ -147,8 +148,8 @@ def test_the_trip_count_of_a_command(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("loops.py:choice", ["--branch", "2"], "branch is 2, but a cond has 2 branches"),
         ("loops.py:choice", ["--branch", "best"], "branch is 'best', expected 'worst' or the index"),
         ("loops.py:choice", ["--fp32-products", "fp64"], "expected 'fp32' or 'tf32'"),
-        ("loops.py:choice", ["--tensor-parallel", "2"], "--tensor-parallel, --expert-parallel are for decoders"),
-        ("gpt2-large", ["--trip-count", "2"], "gpt2-large is no PATH.py:FUNCTION; leave --trip-count"),
+        ("loops.py:choice", ["--tensor-parallel", "2"], "say batch, lengths and dtypes; leave --tensor-parallel out"),
+        ("gpt2-large", ["--trip-count", "2"], "gpt2-large is no PATH.py:FUNCTION; leave --trip-count out"),
     ],
 )
 def test_options_of_traces_are_checked(
