@@ -1,20 +1,78 @@
-"""Writing files and folders whole or not at all: write beside, then rename."""
+"""Writing files and folders whole or not at all: write beside, then rename.
+
+What is being written is known to `abandon`, for a program that has to stop at once and cannot wait for the writer.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from neusight_jax.errors import InputError
 
 
-def _temporary(path: Path) -> Path:
-    """A hidden name beside `path` that keeps its suffix."""
-    return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{path.suffix}")
+@dataclass(eq=False)
+class _Writing:
+    """A file or folder on its way: where it is filled, where it goes, and whether it is whole and being renamed."""
+
+    temporary: Path
+    path: Path
+    whole: bool = False
+
+
+_ONGOING: list[_Writing] = []
+_WRITTEN: deque[Path] = deque(maxlen=64)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A hidden name beside `path` that keeps its suffix; what the block writes there becomes `path`, or is removed."""
+    writing = _Writing(path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{path.suffix}"), path)
+    _ONGOING.append(writing)
+    try:
+        yield writing.temporary
+        writing.whole = True
+        os.replace(writing.temporary, path)
+    finally:
+        _settle(writing)
+        _ONGOING.remove(writing)
+
+
+def _settle(writing: _Writing) -> None:
+    """Note what was renamed; remove what was not."""
+    if writing.whole and not writing.temporary.exists():
+        _WRITTEN.append(writing.path)
+    elif writing.temporary.is_dir():
+        shutil.rmtree(writing.temporary, ignore_errors=True)
+    else:
+        writing.temporary.unlink(missing_ok=True)
+
+
+def forget_written() -> None:
+    """A new command begins: it has written nothing yet."""
+    _WRITTEN.clear()
+
+
+def abandon(within_s: float = 0.3) -> list[Path]:
+    """Remove all that is half-written, whatever its writer does meanwhile.
+
+    Args:
+      within_s: how long to try again while the writer goes on making files, seconds.
+    Returns: the last files and folders that this process has written and that are still there.
+    """
+    deadline = time.monotonic() + within_s
+    for writing in list(_ONGOING):
+        _settle(writing)
+        while writing.temporary.exists() and time.monotonic() < deadline:
+            _settle(writing)
+    return [path for path in dict.fromkeys(_WRITTEN) if path.exists()]
 
 
 def _cannot_write(path: Path, error: OSError) -> InputError:
@@ -40,14 +98,11 @@ def write_atomically(path: Path | str, write: Callable[[Path], None]) -> None:
     """
     path = Path(path)
     _make_parent(path)
-    temporary = _temporary(path)
     try:
-        write(temporary)
-        os.replace(temporary, path)
+        with _beside(path) as temporary:
+            write(temporary)
     except OSError as error:
         raise _cannot_write(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text_atomically(path: Path | str, text: str) -> None:
@@ -71,15 +126,25 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     refuse_existing(path)
     _make_parent(path)
-    temporary = _temporary(path)
     try:
-        temporary.mkdir()
-        yield temporary
-        os.replace(temporary, path)
+        with _beside(path) as temporary:
+            temporary.mkdir()
+            yield temporary
     except OSError as error:
         raise _cannot_write(path, error) from error
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, if it is there, whole or not at all."""
+    writing = _Writing(path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}"), path)
+    _ONGOING.append(writing)
+    try:
+        os.replace(path, writing.temporary)
+    except FileNotFoundError:
+        pass
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _settle(writing)
+        _ONGOING.remove(writing)
 
 
 def refuse_existing(path: Path | str) -> None:

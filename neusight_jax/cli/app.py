@@ -1,6 +1,7 @@
 """Commands, exit codes and the one line an error gets.
 
-Exit codes: 0 done; 2 bad input, with one line on stderr; 130 interrupted; 141 the reader of a pipe went away.
+Exit codes: 0 done; 2 bad input, with one line on stderr; 130 interrupted (`interrupts`), 143 terminated; 141 the reader
+of a pipe went away.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from neusight_jax import __version__
+from neusight_jax.cli import interrupts
 from neusight_jax.cli.calibrate import calibrate
 from neusight_jax.cli.compare import compare
 from neusight_jax.cli.design import design
@@ -30,6 +32,7 @@ from neusight_jax.cli.startup import prepare_jax
 from neusight_jax.cli.sweep import sweep
 from neusight_jax.cli.train import train
 from neusight_jax.errors import BAD_INPUT, InputError
+from neusight_jax.files import forget_written
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 LISTS = ("--measurements", "--hold-out", "--device", "--baseline")
@@ -58,6 +61,12 @@ class _BrokenPipe(Exception):
 
 class _Commands(TyperGroup):
     """The commands; interruptions and broken pipes pass typer by."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **options)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -128,8 +137,13 @@ def _spread(arguments: Sequence[str]) -> list[str]:
 
 
 def _fail(message: str, code: int = BAD_INPUT) -> int:
-    typer.echo(" ".join(message.split()), err=True)
+    if not interrupts.received():  # else the program says that, and no more
+        typer.echo(" ".join(message.split()), err=True)
     return code
+
+
+def _interrupted() -> int:
+    return INTERRUPTED if interrupts.received() else _fail(interrupts.line(), INTERRUPTED)
 
 
 def _drop_output() -> None:
@@ -142,6 +156,7 @@ def _drop_output() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; errors are one line on stderr."""
+    forget_written()
     try:
         code = app(_spread(arguments), prog_name="neusight-jax", standalone_mode=False)
         sys.stdout.flush()
@@ -150,10 +165,8 @@ def run(arguments: Sequence[str]) -> int:
     except _UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "neusight-jax"
         return _fail(f"error: {error.format_message().rstrip('.')}; see `{path} --help`")
-    except typer.Abort:
-        return _fail("interrupted; nothing written", INTERRUPTED)
-    except (_Interrupted, KeyboardInterrupt):
-        return _fail("interrupted; nothing written", INTERRUPTED)
+    except (typer.Abort, _Interrupted, KeyboardInterrupt):
+        return _interrupted()
     except (_BrokenPipe, BrokenPipeError):
         _drop_output()
         return BROKEN_PIPE
@@ -161,8 +174,3 @@ def run(arguments: Sequence[str]) -> int:
         _drop_output()
         return _fail(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
     return code if isinstance(code, int) else 0
-
-
-def main() -> None:
-    """The `neusight-jax` program."""
-    sys.exit(run(sys.argv[1:]))

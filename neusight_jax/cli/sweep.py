@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neusight_jax.cli.console import progress_console, remark, show_json
+from neusight_jax.cli import interrupts
+from neusight_jax.cli.console import progress_console, show_json
 from neusight_jax.cli.options import AsJson, Dtype, Fused, Mode, Models, Relaxation, WorkloadCheckpoint
 from neusight_jax.errors import InputError
 
@@ -82,6 +83,7 @@ def sweep(
 
     from neusight_jax.checkpoint import load_predictor
     from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.sweep.parts import kept_rows
     from neusight_jax.sweep.run import sweep as run_sweep
 
     gpus = dict(load_named_gpu(name) for name in gpu)
@@ -95,7 +97,7 @@ def sweep(
         for name, machine in gpus.items():
             check_dtype(machine, name, graph.dtype)
     chosen = checkpoint or default_for(graphs)
-    try:
+    with interrupts.kept_as(lambda: kept_rows(output)):
         done = run_sweep(
             load_predictor(chosen),
             gpus,
@@ -108,9 +110,6 @@ def sweep(
             label=chosen,
             console=progress_console(),
         )
-    except KeyboardInterrupt:
-        remark(f"the rows so far are kept beside {output}; go on with --resume")
-        raise
     if jax.process_index() > 0:
         return
     if plot is not None:
