@@ -20,7 +20,7 @@ from neusight_jax.baselines import load_baseline
 from neusight_jax.baselines.gbt import GBTPredictor
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.checkpoint import save_checkpoint
-from neusight_jax.datasets.measurements import Measurements, read_measurements
+from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.kernels.families import FAMILIES
@@ -267,8 +267,8 @@ def train_baseline(
     refuse_existing(output)
     if name in UNFITTED:
         raise InputError(f"{name} has nothing to fit; use it as `evaluate --baseline {name}`")
+    hold_out = find_measured(hold_out, measurements)
     data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
-    hold_out = [data.device(device) for device in hold_out]
     devices = [device for device in measured_devices(data) if device not in hold_out]
     predictor = fit_baseline(name, data, devices, seed)
     families = [family for family in NETWORKS if predictor.covers(FAMILIES[family])]

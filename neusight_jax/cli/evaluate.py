@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from neusight_jax.cli.console import progress_console, remark, show, show_json
+from neusight_jax.cli.measured import measured_devices
 from neusight_jax.cli.options import Checkpoint, DropInvalid, MeasurementFolders
 from neusight_jax.errors import InputError
 from neusight_jax.files import atomic_folder, refuse_existing, write_text_atomically
@@ -44,9 +45,7 @@ def evaluate(
 
     Of a checkpoint; or, with --protocol, of predictors fitted without the GPU they are scored on.
     """
-    from neusight_jax.datasets.devices import canonical_devices
-
-    devices = canonical_devices(device, measurements) if device else None
+    devices = measured_devices(device, measurements) if device else None
     if output is not None:
         if protocol is None:
             raise InputError("--output belongs to --protocol; use --json FILE to write the scores of a checkpoint")
