@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from neusight_jax.graph.jaxpr import graph_from_function
     from neusight_jax.graph.torch_export import graph_from_torch
     from neusight_jax.graph.trace_options import TraceOptions
+    from neusight_jax.intervals import predict_kernel_intervals
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
@@ -69,6 +70,7 @@ __all__ = [
     "load_gpu",
     "load_predictor",
     "predict",
+    "predict_kernel_intervals",
     "predict_kernels",
     "read_kernels",
     "read_measurements",
@@ -96,6 +98,7 @@ _HOMES = {
     "graph.jaxpr": ("graph_from_function",),
     "graph.torch_export": ("graph_from_torch",),
     "graph.trace_options": ("TraceOptions",),
+    "intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
     "training.calibration": ("calibrate",),

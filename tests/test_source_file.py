@@ -92,7 +92,7 @@ def test_command_line_refuses(source: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_torch_module(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed; `pip install 'neusight-jax[torch]'`")
+    pytest.importorskip("torch", reason="torch is not installed; `pip install '.[torch]'`")
     make: Callable[[str], str] = (
         "import torch\ndef net():\n    return torch.nn.Linear(8, 4), (torch.zeros(2, 8),)\n".format
     )
