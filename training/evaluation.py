@@ -105,8 +105,8 @@ def evaluate(
 
     Args:
       measurements: files or folders of the schema; checkpoint: name or path; devices: only these GPUs.
-      baselines: names of `systems.BASELINES`, or `all` that can be fitted here; drop_invalid: leave bad rows out; console:
-        for progress.
+      baselines: names of `systems.BASELINES`, or `all` that can be fitted here; drop_invalid: leave bad rows out.
+      console: for progress.
     Raises: `InputError` for anything unreadable or unknown.
     """
     effects = load_card(checkpoint).get("device_effects", {})

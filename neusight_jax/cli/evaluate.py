@@ -44,9 +44,7 @@ def evaluate(
     ] = None,
     baseline: Annotated[
         list[str] | None,
-        typer.Option(
-            "--baseline", metavar="NAME", help="Beside it, e.g. roofline; all = those that can run here."
-        ),
+        typer.Option("--baseline", metavar="NAME", help="Beside it, e.g. roofline; all = those that can run here."),
     ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write JSON here; - is stdout, without tables.")

@@ -89,12 +89,11 @@ def finish() -> None:
 
 def leave() -> NoReturn:
     """Say so and end the process, without the interpreter's shutdown."""
-    unwound = threading.current_thread() is threading.main_thread()
-    if unwound:
+    if threading.current_thread() is threading.main_thread():
         finish()
     try:
         if _leaving.acquire(timeout=1.0):
-            clear = "" if unwound or not _on_terminal() else "\n\x1b[?25h"  # a progress bar hides the cursor
+            clear = "\n\x1b[?25h" if _on_terminal() else ""  # a progress bar hides the cursor
             os.write(2, f"{clear}{line()}\n".encode(errors="replace"))
             _end_children()
             _drop_young_programs()
@@ -107,7 +106,8 @@ def _interrupt(number: int, frame: Any) -> None:
     if _received != 0:
         time.sleep(60.0)  # the other thread is ending the process: nothing is to be written meanwhile
     _received = number
-    sys.unraisablehook = lambda _: None  # where nobody can catch it, the grace runs out instead
+    # Modules in C print what breaks their import; where nobody can catch the exception, the grace runs out instead.
+    sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
     raise KeyboardInterrupt
 
 
