@@ -3,10 +3,11 @@
     python benchmarks/interrupts.py MEASUREMENTS [--times 10] [--seed 0] [--only predict sweep]
 
 Programs are compiled anew in every run (no cache), so that most interruptions fall into compilations, where Python
-cannot run a signal handler. Moments are drawn evenly from 0.1 s to `LATEST_S`, or to the end of a command that ends
-sooner. Before about 0.05 s the interpreter itself is starting, and ends by the signal: 130 in a shell. What `sweep` and
-`train` keep to go on with (a hidden folder) is not left behind: the last column counts the runs that kept some, each of
-which must say `--resume`, and no other.
+cannot run a signal handler. Moments are drawn evenly over `LATEST_S`, or to the end of a command that ends sooner,
+from when the program listens: 0.05 s of CPU after its start. Before, the interpreter itself is starting, and ends by
+the signal (130 in a shell, with its own traceback) or, rarely, overhears it. What `sweep` and `train` keep to go on
+with (a hidden folder) is not left behind: the last column counts the runs that kept some, each of which must say
+`--resume`, and no other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-EARLIEST_S, LATEST_S = 0.1, 15.0
+LATEST_S = 15.0
 WITHIN_S = 2.0
 POINTS = ("--range", "num_sms=10:160", "mem_bytes_per_s=1e11:1e13", "--samples", "20000", "--chunk", "256")
 
@@ -60,6 +61,8 @@ def started(arguments: list[str], home: Path) -> subprocess.Popen[str]:
 def interrupt(arguments: list[str], home: Path, moment_s: float, tally: Tally) -> bool:
     """Interrupt one run; False if it had ended by itself."""
     process = started(arguments, home)
+    while len(os.listdir(f"/proc/{process.pid}/task")) < 2 and process.poll() is None:
+        time.sleep(0.002)  # it listens from its second thread on
     try:
         _, said = process.communicate(timeout=moment_s)
         if process.returncode:
@@ -106,7 +109,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 home = Path(folder)
                 (home / "tmp").mkdir()
-                moment_s = moments.uniform(EARLIEST_S, latest_s)
+                moment_s = moments.uniform(0.0, latest_s)
                 if interrupt(commands(chosen.measurements, home)[name], home, moment_s, tally):
                     done += 1
                 else:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.errors import InputError
-from neusight_jax.files import atomic_folder, refuse_existing
+from neusight_jax.files import atomic_folder, refuse_existing, scratch_folder
 
 PACKAGE = "aiconfigurator_core"
 DATA = Path("systems") / "data"
@@ -267,13 +266,13 @@ def _package(source: Path | str | None) -> Iterator[Path]:
         return
     path = Path(source)
     if path.suffix == ".whl" and path.is_file():
-        with TemporaryDirectory() as folder:
+        with scratch_folder() as folder:
             try:
                 with zipfile.ZipFile(path) as wheel:
                     wheel.extractall(folder)
             except (zipfile.BadZipFile, OSError) as error:
                 raise InputError(f"{path}: not a whole wheel ({error}); download it again") from None
-            yield _root(Path(folder), path)
+            yield _root(folder, path)
         return
     yield _root(path, path)
 

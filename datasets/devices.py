@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name, catalog_gpu, gpu_info
 
@@ -68,7 +68,7 @@ def measured_device(name: str, measured: Collection[str]) -> str:
         raise InputError(f"{name!r} may be {' or '.join(near)}: these were measured; give one name in full")
     listed = f"measured here: {', '.join(sorted(measured)) or 'no named device'}"
     if canonical is None:
-        raise unknown_name("GPU", name, measured, listed)
+        raise InputError(f"unknown GPU {name!r}; {listed}")
     raise InputError(f"{canonical} ({name!r}) has no rows in the measurements; {listed}")
 
 

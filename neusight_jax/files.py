@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from collections import deque
@@ -132,6 +133,18 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
             yield temporary
     except OSError as error:
         raise _cannot_write(path, error) from error
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder among the system's temporary files that is gone when the block ends."""
+    writing = _Writing(Path(tempfile.mkdtemp(prefix="neusight-jax-")), Path())
+    _ONGOING.append(writing)
+    try:
+        yield writing.temporary
+    finally:
+        _settle(writing)
+        _ONGOING.remove(writing)
 
 
 def remove_folder(path: Path) -> None:

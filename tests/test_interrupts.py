@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax import files
-from neusight_jax.cli import interrupts
 
 HOME = Path(nj.__file__).resolve().parents[1]
 STUCK = """
@@ -73,9 +73,10 @@ def test_terminated(tmp_path: Path) -> None:
     assert _interrupted(NATIVE, tmp_path, signal.SIGTERM) == (143, "terminated; nothing written\n")
 
 
-def test_an_error_that_the_interruption_causes_is_not_said(tmp_path: Path) -> None:
+def test_nothing_is_unwound(tmp_path: Path) -> None:
+    """What catches everything does not see it: an exception in a module's import, say, may crash the interpreter."""
     doing = textwrap.indent(IN_PYTHON, "    ")
-    work = f"try:\n{doing}\nexcept KeyboardInterrupt:\n    raise RuntimeError('half imported')"
+    work = f"try:\n{doing}\nexcept BaseException:\n    print('seen', file=sys.stderr)"
     assert _interrupted(work, tmp_path) == (130, "interrupted; nothing written\n")
 
 
@@ -101,7 +102,7 @@ def test_a_real_command_while_it_starts(tmp_path: Path) -> None:
 
 def test_the_library_installs_nothing() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert not interrupts.received()
+    assert all(thread.name != "interrupts" for thread in threading.enumerate())
 
 
 def test_what_is_being_written_can_be_abandoned(tmp_path: Path) -> None:

@@ -19,14 +19,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The `neusight-jax` program. It listens for Ctrl-C before the commands are loaded."""
-    try:
-        interrupts.listen()
-        code = run(sys.argv[1:])
-        if interrupts.received():
-            interrupts.leave()
-        interrupts.finish()
-        sys.exit(code)
-    except BaseException:
-        if interrupts.received():
-            interrupts.leave()
-        raise
+    interrupts.listen()
+    code = run(sys.argv[1:])
+    interrupts.finish()
+    sys.exit(code)

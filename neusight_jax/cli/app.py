@@ -62,12 +62,6 @@ class _BrokenPipe(Exception):
 class _Commands(TyperGroup):
     """The commands; interruptions and broken pipes pass typer by."""
 
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        try:
-            return super().make_context(*arguments, **options)
-        except KeyboardInterrupt:
-            raise _Interrupted from None
-
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -137,13 +131,8 @@ def _spread(arguments: Sequence[str]) -> list[str]:
 
 
 def _fail(message: str, code: int = BAD_INPUT) -> int:
-    if not interrupts.received():  # else the program says that, and no more
-        typer.echo(" ".join(message.split()), err=True)
+    typer.echo(" ".join(message.split()), err=True)
     return code
-
-
-def _interrupted() -> int:
-    return INTERRUPTED if interrupts.received() else _fail(interrupts.line(), INTERRUPTED)
 
 
 def _drop_output() -> None:
@@ -166,7 +155,7 @@ def run(arguments: Sequence[str]) -> int:
         path = error.ctx.command_path if error.ctx is not None else "neusight-jax"
         return _fail(f"error: {error.format_message().rstrip('.')}; see `{path} --help`")
     except (typer.Abort, _Interrupted, KeyboardInterrupt):
-        return _interrupted()
+        return _fail(interrupts.line(), INTERRUPTED)  # the program itself is ended by `interrupts`
     except (_BrokenPipe, BrokenPipeError):
         _drop_output()
         return BROKEN_PIPE

@@ -1,10 +1,10 @@
 """One Ctrl-C ends a command at once: one line on stderr, exit code 130, nothing half-written.
 
 Python runs a signal's handler in the main thread, between two bytecodes: not while XLA compiles, which takes seconds.
-So a thread of this module hears of the signal too, through the descriptor that the C handler writes to. The main thread
-gets a `KeyboardInterrupt` and `GRACE_S` to unwind. If it has not ended by then, or at a second Ctrl-C, the thread
-removes what is half-written and ends the process. Neither way passes through the interpreter's shutdown, which crashes
-while a compilation runs. Only the program `neusight-jax` listens; importing the package changes nothing.
+So a thread of this module hears of the signal, through the descriptor that the C handler writes to; it removes what is
+half-written and ends the process. The handler only holds the main thread still. Nothing is unwound: an exception in the
+middle of a module's import, or of a compilation, crashes the interpreter, and so does its shutdown. Only the program
+`neusight-jax` listens; importing the package changes nothing.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-GRACE_S = 0.4
-"""Time for the main thread to unwind."""
 _WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):
     _WORDS[signal.SIGHUP] = "hung up"
+_STILL_S = 0.05
+"""By then the main thread is held still, unless it is in native code."""
 _CACHE_S = 2.0
 """JAX does not write its kept programs atomically: those as young as this may be half-written."""
 
-_received = 0
-_leaving = threading.Lock()
 _kept: Callable[[], str] | None = None
 
 
@@ -42,18 +40,15 @@ def listen() -> None:
         return
     heard, written = os.pipe()
     os.set_blocking(written, False)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WORDS)  # a signal from now on waits for all of this
+    threading.Thread(target=_watch, args=(heard,), name="interrupts", daemon=True).start()
     signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     for number in _WORDS:
         if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, _hold)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forget)
-    threading.Thread(target=_watch, args=(heard,), name="interrupts", daemon=True).start()
-
-
-def received() -> bool:
-    """Whether a signal has come: errors since then are its doing."""
-    return _received != 0
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -71,14 +66,14 @@ def kept_as(words: Callable[[], str]) -> Iterator[None]:
     _kept = None
 
 
-def line() -> str:
-    """What an interrupted command says; removes what is half-written."""
+def line(number: int = signal.SIGINT) -> str:
+    """What a command says that this signal ended; removes what is half-written."""
     global _kept
     abandon = getattr(sys.modules.get("neusight_jax.files"), "abandon", list)  # not loaded: nothing was written
     written, words, _kept = abandon(), _kept() if _kept is not None else "", None
     if not words:
         words = f"written before: {', '.join(map(str, written))}" if written else "nothing written"
-    return f"{_WORDS[signal.Signals(_received or signal.SIGINT)]}; {words}"
+    return f"{_WORDS[signal.Signals(number)]}; {words}"
 
 
 def finish() -> None:
@@ -87,54 +82,32 @@ def finish() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def leave() -> NoReturn:
-    """Say so and end the process, without the interpreter's shutdown."""
-    if threading.current_thread() is threading.main_thread():
-        finish()
-    try:
-        if _leaving.acquire(timeout=1.0):
-            clear = "\n\x1b[?25h" if _on_terminal() else ""  # a progress bar hides the cursor
-            os.write(2, f"{clear}{line()}\n".encode(errors="replace"))
-            _end_children()
-            _drop_young_programs()
-    finally:
-        os._exit(128 + (_received or signal.SIGINT))
+def _hold(number: int, frame: Any) -> None:
+    time.sleep(60.0)  # `_watch` ends the process meanwhile
 
 
-def _interrupt(number: int, frame: Any) -> None:
-    global _received
-    if _received != 0:
-        time.sleep(60.0)  # the other thread is ending the process: nothing is to be written meanwhile
-    _received = number
-    # Modules in C print what breaks their import; where nobody can catch the exception, the grace runs out instead.
-    sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
-    raise KeyboardInterrupt
-
-
-def _watch(heard: int) -> None:
-    global _received
+def _watch(heard: int) -> NoReturn:
     number = 0
     while number not in _WORDS:  # other signals that have a handler are heard as well
         number = os.read(heard, 1)[0]
-    select.select([heard], [], [], GRACE_S)
-    if _received == 0:
-        _received = number
-    leave()
+    try:
+        time.sleep(_STILL_S)
+        said = line(number)
+        clear = "\n\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides the cursor
+        if select.select([], [2], [], 0.5)[1]:  # a reader that waits does not keep the command
+            os.write(2, f"{clear}{said}\n".encode(errors="replace"))
+        _end_children()
+        _drop_young_programs()
+    finally:
+        os._exit(128 + number)
 
 
 def _forget() -> None:
     """A forked child answers signals as programs do: it shares the descriptor with this process."""
     signal.set_wakeup_fd(-1)
     for number in _WORDS:
-        if signal.getsignal(number) is _interrupt:
+        if signal.getsignal(number) is _hold:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
-def _on_terminal() -> bool:
-    try:
-        return os.isatty(2)
-    except OSError:
-        return False
 
 
 def _end_children() -> None:
@@ -142,7 +115,7 @@ def _end_children() -> None:
     todo, found = [os.getpid()], []
     while todo:
         try:
-            with open(f"/proc/{todo[0]}/task/{todo.pop(0)}/children", encoding="ascii") as listed:
+            with open(f"/proc/{todo[0]}/task/{todo.pop(0)}/children", "rb") as listed:
                 own = [int(number) for number in listed.read().split()]
         except OSError:
             continue
