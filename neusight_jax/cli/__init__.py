@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
-from neusight_jax.cli import interrupts
+TYPE_CHECKING = False  # not of `typing`: see `main`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["main", "run"]
 
@@ -18,7 +19,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The `neusight-jax` program. It listens for Ctrl-C before the commands are loaded."""
+    """The `neusight-jax` program. An interruption waits from here on until `interrupts` listens, before all imports."""
+    if hasattr(_signal := __import__("_signal"), "pthread_sigmask"):  # `signal` itself takes a third of the start
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGINT, _signal.SIGTERM})
+    from neusight_jax.cli import interrupts
+
     interrupts.listen()
     code = run(sys.argv[1:])
     interrupts.finish()

@@ -40,7 +40,7 @@ def listen() -> None:
         return
     heard, written = os.pipe()
     os.set_blocking(written, False)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WORDS)  # a signal from now on waits for all of this
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WORDS)  # a signal from now on waits for all of this
     threading.Thread(target=_watch, args=(heard,), name="interrupts", daemon=True).start()
     signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     for number in _WORDS:
@@ -48,7 +48,7 @@ def listen() -> None:
             signal.signal(number, _hold)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forget)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WORDS)
 
 
 @contextmanager
