@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from neusight_jax.graph.source_file import is_source
 from neusight_jax.intervals import predict_kernel_intervals
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.latency import latency, predict_kernels, uncovered
+from neusight_jax.progress import follow
 from neusight_jax.report import table
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import measured_devices
@@ -37,7 +38,6 @@ MODES: dict[str, str] = {"inf": "inference", "train": "training", "inference": "
 OPTIONS: dict[str, bool] = {"": False, "fusion": True}
 """Options of whole-model labels that can be forecast, and whether they are fused; others need several GPUs."""
 
-T = TypeVar("T")
 System = Callable[[str], Predictor]
 """What is scored: device name -> the predictor used for it."""
 
@@ -138,13 +138,6 @@ def score(data: Measurements, systems: dict[str, System], console: Console | Non
     return Evaluation(kernels, models, (*data.notes, *notes))
 
 
-def _following(items: Collection[T], what: str, console: Console | None) -> Iterable[T]:
-    """The items, with a bar that follows them; none on a quiet console."""
-    from rich.progress import track
-
-    return track(items, what, console=console, transient=True) if console is not None and len(items) else items
-
-
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows as plain values, None for what is not there."""
     return [
@@ -192,7 +185,7 @@ def _constant(predictor: Predictor) -> System:
 def _kernel_scores(data: Measurements, systems: dict[str, System], console: Console | None = None) -> pd.DataFrame:
     records = []
     groups = list(data.frame.groupby(["device", "family"], sort=True))
-    for (device, family), rows in _following(groups, "kernels", console):
+    for (device, family), rows in follow(groups, "kernels", console):
         kernels, gpu = table_from_frame(rows.reset_index(drop=True)), data.gpu(str(device))
         measured = rows["latency_s"].to_numpy()
         for name, system in systems.items():
@@ -224,7 +217,7 @@ def model_scores(
     left_out: dict[str, int] = {}
     unknown: dict[str, int] = {}
     sources = 0
-    for row in _following([] if labels is None else labels.to_dict("records"), "models", console):
+    for row in follow([] if labels is None else labels.to_dict("records"), "models", console):
         if row["option"] not in OPTIONS:
             left_out[row["option"]] = left_out.get(row["option"], 0) + 1
             continue

@@ -70,7 +70,8 @@ def line(number: int = signal.SIGINT) -> str:
     """What a command says that this signal ended; removes what is half-written."""
     global _kept
     abandon = getattr(sys.modules.get("neusight_jax.files"), "abandon", list)  # not loaded: nothing was written
-    written, words, _kept = abandon(), _kept() if _kept is not None else "", None
+    written: list[object] = abandon()
+    words, _kept = _kept() if _kept is not None else "", None
     if not words:
         words = f"written before: {', '.join(map(str, written))}" if written else "nothing written"
     return f"{_WORDS[signal.Signals(number)]}; {words}"

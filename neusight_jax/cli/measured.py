@@ -16,7 +16,7 @@ def measured_devices(names: Sequence[str], measurements: Sequence[Path]) -> list
     from neusight_jax.datasets.measurements import find_measured
     from neusight_jax.gpu_catalog import canonical_name
 
-    found = find_measured(names, measurements)
+    found: list[str] = find_measured(names, measurements)
     for name, device in zip(names, found, strict=True):
         if canonical_name(name) not in (None, device):
             remark(f"note: {name} is taken for {device}, which was measured; {canonical_name(name)} was not")
