@@ -263,8 +263,8 @@ def _package(source: Path | str | None) -> Iterator[Path]:
         found = importlib.util.find_spec(PACKAGE)
         if found is None or not found.submodule_search_locations:
             raise InputError(
-                "aiconfigurator-core is not installed; from the clone: `pip install '.[aiconfigurator]'`, or give the path "
-                "of its wheel or of the unpacked wheel"
+                "aiconfigurator-core is not installed; from the clone: `pip install '.[aiconfigurator]'`, or give the "
+                "path of its wheel or of the unpacked wheel"
             )
         yield Path(next(iter(found.submodule_search_locations)))
         return
