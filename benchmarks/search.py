@@ -160,9 +160,9 @@ def run_ours(search: Search, budget: int, seed: int) -> np.ndarray:
 
 def gradient_ratio(search: Search) -> float:
     """Measured time of a value with its gradient over a value's, for one batch of machines."""
-    value = jax.jit(jax.vmap(lambda given, logs: search._value(given, logs, 1.0)[0], in_axes=(None, 0)))
+    value = jax.jit(jax.vmap(lambda given, logs: search._value(given, logs, 1.0)[0][0], in_axes=(None, 0)))
     both = jax.jit(
-        jax.vmap(jax.value_and_grad(lambda logs, given: search._value(given, logs, 1.0)[0]), in_axes=(0, None))
+        jax.vmap(jax.value_and_grad(lambda logs, given: search._value(given, logs, 1.0)[0][0]), in_axes=(0, None))
     )
     logs = jnp.asarray(np.linspace(search.low, search.high, BATCH), float)
 

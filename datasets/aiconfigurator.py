@@ -325,7 +325,7 @@ def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
 def _table(file: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(file)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{file}: not a readable Parquet file ({reason}); install the package again") from None
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from neusight_jax.arithmetic import DTYPES
@@ -272,9 +271,12 @@ def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFr
             if columns is not None:
                 known = set(columns)
                 names = [name for name in names if name in known] or names
-            frame: pd.DataFrame = opened.read(columns=names).to_pandas()
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0][:200]
+            table = opened.read(columns=names)
+        table.validate(full=True)  # text that is not UTF-8 would else show up later, when it is looked at
+        # Without what pandas wrote of its index and types: not needed, and JSON that may be damaged.
+        frame: pd.DataFrame = table.replace_schema_metadata(None).to_pandas()
+    except Exception as error:  # a damaged file breaks in many ways, in Arrow, in Python's decoders and in pandas
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(
             f"{file} is not a readable Parquet file ({reason}); expected the measurement schema, copy or make it again"
         ) from error

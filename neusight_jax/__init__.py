@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from neusight_jax.intervals import predict_kernel_intervals
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
+    from neusight_jax.programs import use_compile_cache
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
     from neusight_jax.sensitivity import sensitivity
     from neusight_jax.sweep.run import sweep
@@ -79,6 +80,7 @@ __all__ = [
     "sensitivity",
     "stack_gpus",
     "sweep",
+    "use_compile_cache",
     "workload",
 ]
 
@@ -102,6 +104,7 @@ _HOMES = {
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
     "training.calibration": ("calibrate",),
+    "programs": ("use_compile_cache",),
     "sensitivity": ("sensitivity",),
     "sweep.run": ("sweep",),
     "sweep.space": ("Grid", "Range", "Samples"),

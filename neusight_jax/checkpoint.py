@@ -32,6 +32,7 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
+from neusight_jax.programs import use_compile_cache
 from neusight_jax.shifts import DRAM, EFFECTS
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
@@ -123,6 +124,8 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         compare different GPUs with that one.
     Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
     """
+    if not jax.config.jax_compilation_cache_dir:
+        use_compile_cache()
     folder = checkpoint_folder(name_or_path)
     card = load_card(folder)
     path = folder / WEIGHTS

@@ -21,11 +21,17 @@ from neusight_jax.errors import InputError
 
 @dataclass(eq=False)
 class _Writing:
-    """A file or folder on its way: where it is filled, where it goes, and whether it is whole and being renamed."""
+    """A file or folder on its way.
+
+    Attributes:
+      temporary, path: where it is filled, and where it goes.
+      whole: whether it is filled and being renamed; result: whether it is what a user asked for.
+    """
 
     temporary: Path
     path: Path
     whole: bool = False
+    result: bool = True
 
 
 _ONGOING: list[_Writing] = []
@@ -33,9 +39,9 @@ _WRITTEN: deque[Path] = deque(maxlen=64)
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
+def _beside(path: Path, result: bool = True) -> Iterator[Path]:
     """A hidden name beside `path` that keeps its suffix; what the block writes there becomes `path`, or is removed."""
-    writing = _Writing(path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{path.suffix}"), path)
+    writing = _Writing(path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{path.suffix}"), path, result=result)
     _ONGOING.append(writing)
     try:
         yield writing.temporary
@@ -49,7 +55,7 @@ def _beside(path: Path) -> Iterator[Path]:
 def _settle(writing: _Writing) -> None:
     """Note what was renamed; remove what was not."""
     if writing.whole and not writing.temporary.exists():
-        _WRITTEN.append(writing.path)
+        _WRITTEN.extend([writing.path] if writing.result else [])
     elif writing.temporary.is_dir():
         shutil.rmtree(writing.temporary, ignore_errors=True)
     else:
@@ -88,19 +94,20 @@ def _make_parent(path: Path) -> None:
         raise _cannot_write(path, error) from error
 
 
-def write_atomically(path: Path | str, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path | str, write: Callable[[Path], None], *, result: bool = True) -> None:
     """Write a file whole or not at all.
 
     Args:
       path: where the file goes; missing parent folders are made, an existing file is replaced.
       write: writes the content to the path it is given, which lies beside `path`.
+      result: what a user asked for, not something kept on the side; an interrupted command names the first.
     Raises: `InputError` when the system refuses (not writable, disk full); the temporary file is removed then, and on
       any other exception including `KeyboardInterrupt`.
     """
     path = Path(path)
     _make_parent(path)
     try:
-        with _beside(path) as temporary:
+        with _beside(path, result) as temporary:
             write(temporary)
     except OSError as error:
         raise _cannot_write(path, error) from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.gpu import GPU
@@ -18,6 +19,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
 from neusight_jax.memory import CROWDED_TIMES, crowded_note, crowded_share, footprint
+from neusight_jax.programs import one_shot
 from neusight_jax.roofline import Scalar, element_bytes
 from neusight_jax.terms import KernelTerms, Predictor
 from neusight_jax.trust import (
@@ -207,7 +209,7 @@ def predict(
     """
     gpu.peak_flop_per_s(graph.dtype)
     require_covered(predictor, graph.kernels)
-    table = _occupied(graph.kernels)
+    table = occupied(graph.kernels)
     terms = _explained(predictor, on_device(gpu), table, relaxation)
     columns = {**_kernel_columns(table), **_term_columns(table, jax.tree.map(np.asarray, terms))}
     notes = (*notes, *graph.notes, *unmodelled_notes(graph, columns))
@@ -251,8 +253,7 @@ def _trusted(
     total = unpromised = float(np.sum(cost, dtype=np.float64))
     doubtful = without_promise(gpu) if any(FAMILIES[name].keeps_base_clock for name in table.families) else None
     if doubtful is not None:
-        explained = _explained(predictor, on_device(doubtful), table, relaxation)
-        seconds = in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})
+        seconds = seconds_of(predictor, doubtful, table, relaxation)
         columns["seconds_high"] = np.maximum(columns["seconds_high"], seconds)
         unpromised = float(np.sum(seconds * columns["count"], dtype=np.float64))
     known = in_labels(trust, columns["network"])
@@ -287,13 +288,21 @@ def unmodelled_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> tuple[s
     return (f"not modelled, charged as memory traffic (inputs and outputs once): {listed} of the time",)
 
 
-def _occupied(table: KernelTable) -> KernelTable:
+def seconds_of(
+    predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: Scalar = 0.0
+) -> Float[np.ndarray, " row"]:
+    """Seconds of one launch of each kernel inside a model, by the program that `predict` has compiled already."""
+    explained = _explained(predictor, on_device(gpu), table, relaxation)
+    return in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})
+
+
+def occupied(table: KernelTable) -> KernelTable:
     """The families that have kernels: a program without the others starts sooner."""
     kept = {name: batch for name, batch in table.families.items() if batch.num_rows}
     return KernelTable(kept) if kept else table
 
 
-@jax.jit
+@one_shot
 def _explained(predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: Scalar) -> dict[str, dict[str, Any]]:
     out = {}
     for name, term in kernel_terms(predictor, gpu, table, isolated=False, relaxation=relaxation).items():

@@ -156,8 +156,14 @@ def stack_gpus(gpus: Sequence[GPU]) -> GPU:
     """Several GPUs as one record with arrays [gpu], to `vmap` over. `InputError` for an empty list."""
     if not gpus:
         raise InputError("no GPU to stack; expected at least one")
-    stacked: GPU = jax.tree.map(lambda *values: jnp.stack([jnp.asarray(value, float) for value in values]), *gpus)
-    return stacked
+    return GPU(**{name: _stacked([getattr(gpu, name) for gpu in gpus]) for name in FIELDS})
+
+
+def _stacked(values: list[ArrayLike]) -> Array:
+    """Values of one figure as an array; on the host where they are known, since JAX dispatches each on its own."""
+    if any(isinstance(value, jax.core.Tracer) for value in values):
+        return jnp.stack([jnp.asarray(value, float) for value in values])
+    return jnp.asarray(np.array(jax.device_get(values)), float)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
+from neusight_jax.programs import one_shot
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
 
@@ -60,8 +61,7 @@ BLOCK = 4096
 """Rows of a family at a time: what lies between two steps of a forecast then stays in the caches of a core."""
 
 
-@jax.jit
-def _kernel_latency(
+def _all_kernels(
     predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
 ) -> dict[str, Float[Array, " kernel"]]:
     def seconds(gpu: GPU, block: KernelTable, isolated: Isolated) -> Array:
@@ -95,6 +95,10 @@ def _in_blocks(run: Callable[..., Array], rows: int, *arguments: Any) -> Array:
 
     seconds: Array = jax.lax.map(of_block, parts)
     return seconds.reshape(-1)[:rows]
+
+
+_kernel_latency = jax.jit(_all_kernels)
+_kernel_latency_once = one_shot(_all_kernels)
 
 
 @jax.jit
@@ -153,7 +157,10 @@ def predict_kernels(
     Args: as `kernel_latency`; `isolated` defaults to True, as a kernel sweep measures.
     Returns: float32 [rows].
     """
-    seconds = kernel_latency(predictor, gpu, table, isolated=isolated, relaxation=relaxation)
+    require_covered(predictor, table)
+    short = all(len(batch.row) <= BLOCK for batch in table.families.values())
+    run = _kernel_latency_once if short else _kernel_latency
+    seconds = run(predictor, on_device(gpu), table, relaxation, _switch(isolated))
     return in_row_order(table, {name: np.asarray(values) for name, values in seconds.items()})
 
 

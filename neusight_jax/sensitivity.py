@@ -12,6 +12,7 @@ their slower blocks. `secants` are differences of the exact forecast over ±`SEC
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.forecast import Forecast, predict
+from neusight_jax.forecast import Forecast, occupied, predict, seconds_of
 from neusight_jax.gpu import FIELDS, GPU, SWITCHES
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import KNOBS, RATES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import in_row_order, kernel_latency, latency, on_device
+from neusight_jax.latency import in_row_order, kernel_latency, on_device
+from neusight_jax.programs import one_shot
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
 
@@ -148,7 +150,7 @@ def elasticities(
     return seconds, dict(zip(ROWS, slopes, strict=True))
 
 
-@jax.jit
+@one_shot
 def _elasticities(predictor: Predictor, gpu: GPU, kernels: KernelTable, isolated: Any, relaxation: Any) -> Any:
     value, slopes = {}, {}
     for name, batch in kernels.families.items():
@@ -165,16 +167,17 @@ def _elasticities(predictor: Predictor, gpu: GPU, kernels: KernelTable, isolated
     return value, [{name: sum(slopes[name][field] for field in fields) for name in value} for fields in ROWS.values()]
 
 
-def _secants(predictor: Predictor, gpu: GPU, kernels: KernelTable) -> dict[str, float]:
+def _secants(predictor: Predictor, gpu: GPU, kernels: KernelTable, count: np.ndarray) -> dict[str, float]:
     """Elasticity of the exact total by differences over ±`SECANT`, for every name of `ROWS`."""
-    figures = {name: np.tile(np.asarray(getattr(gpu, name), np.float64), (2, len(ROWS))) for name in FIELDS}
-    for position, fields in enumerate(ROWS.values()):
-        for name in fields:
-            figures[name][:, position] *= np.exp([-SECANT, SECANT])
-    machines = GPU(**{name: jnp.asarray(values.ravel(), float) for name, values in figures.items()})
-    seconds = jax.vmap(latency, in_axes=(None, 0, None))(predictor, machines, kernels)
-    low, high = np.log(np.asarray(seconds, np.float64)).reshape(2, len(ROWS))
-    return {name: float(value) for name, value in zip(ROWS, (high - low) / (2.0 * SECANT), strict=True)}
+
+    def log_total(fields: tuple[str, ...], change: float) -> float:
+        factor = math.exp(change)
+        moved = gpu.replace(**{name: float(np.asarray(getattr(gpu, name))) * factor for name in fields})
+        return math.log(float(np.sum(seconds_of(predictor, moved, kernels) * count, dtype=np.float64)))
+
+    return {
+        name: (log_total(fields, SECANT) - log_total(fields, -SECANT)) / (2.0 * SECANT) for name, fields in ROWS.items()
+    }
 
 
 def sensitivity(
@@ -195,14 +198,14 @@ def sensitivity(
     Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
     """
     forecast = predict(predictor, gpu, graph, gpu_name=gpu_name, notes=notes)
-    table = graph.kernels
+    table = occupied(graph.kernels)
     seconds, slopes = elasticities(predictor, gpu, table, relaxation=relaxation)
     return Sensitivity(
         forecast=forecast,
         elasticities={name: _rows(table, values) for name, values in slopes.items()},
         relaxed_seconds=_rows(table, seconds),
         relaxation=float(relaxation),
-        secants=_secants(predictor, gpu, table),
+        secants=_secants(predictor, gpu, table, forecast.columns["count"]),
     )
 
 

@@ -13,7 +13,6 @@ from predictors import level_effect
 import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.cli.app import _spread
-from neusight_jax.cli.startup import prepare_jax
 from neusight_jax.training.data import NETWORKS
 from synthetic import synthetic_rows
 
@@ -198,34 +197,6 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     done = subprocess.run(command, env=ENVIRONMENT, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_kept_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "NEUSIGHT_JAX_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"):
-        monkeypatch.setenv(name, "0")
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delitem(sys.modules, "jax")
-    with monkeypatch.context() as off:
-        off.setenv("NEUSIGHT_JAX_CACHE", "0")
-        off.setenv("JAX_PLATFORMS", "mine")
-        prepare_jax()
-        assert os.environ["JAX_PLATFORMS"] == "mine"
-    assert not (tmp_path / "cache").exists()
-    (tmp_path / "file").touch()
-    with monkeypatch.context() as refused:
-        refused.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-        refused.setenv("JAX_PLATFORMS", "mine")
-        prepare_jax()
-    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "placed so that the test puts it back")
-    monkeypatch.setenv("JAX_PLATFORMS", "likewise")
-    del os.environ["JAX_COMPILATION_CACHE_DIR"], os.environ["JAX_PLATFORMS"]
-    prepare_jax()
-    assert os.environ["JAX_PLATFORMS"] == "cpu"
-    assert Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).is_relative_to(tmp_path / "cache")
 
 
 def test_a_second_run_uses_kept_programs_quietly(checkpoint: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The measurement schema and its checks: every bad row is counted, every bad file is one line."""
 
 import os
+import random
 import time
 from pathlib import Path
 
@@ -252,6 +253,37 @@ def test_bad_files(tmp_path: Path) -> None:
         assert f"column '{column}' is missing" in _refused(
             _file(tmp_path, _linear().drop(columns=column), "lacks.parquet")
         )
+
+
+def test_damage_to_a_footer(tmp_path: Path) -> None:
+    """What pandas wrote of its own into a footer need not be right; anything else that is no text is one line."""
+    file = _file(tmp_path, _linear())
+    whole = file.read_bytes()
+    place = whole.index(b'"pandas_type"')
+    for damage in (b"\xff", b"}", b"Z"):
+        file.write_bytes(whole[: place + 1] + damage + whole[place + 2 :])
+        assert len(read_measurements(file).frame) == 8
+    for text in (b"latency_s", b"Tesla"):
+        file.write_bytes(whole.replace(text, b"\xff\xfe" + text[2:]))
+        _refused(file)
+
+
+def test_any_damage_is_one_line_or_good_rows(tmp_path: Path) -> None:
+    dice = random.Random(0)
+    file = _file(tmp_path, _linear())
+    whole = file.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    refused = 0
+    for trial in range(150):
+        damaged = bytearray(whole)
+        for _ in range(dice.randint(1, 3)):
+            damaged[dice.randrange(footer if trial % 3 else 0, len(whole))] ^= 1 << dice.randrange(8)
+        file.write_bytes(damaged if dice.random() < 0.8 else damaged[: dice.randrange(len(damaged))])
+        try:
+            read_measurements(file)
+        except InputError:
+            refused += 1
+    assert refused > 50
 
 
 def test_bad_folders(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from pathlib import Path
@@ -11,14 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from trace_files import GRID, kernel, operator, write
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.checkpoint import default_checkpoint
 from neusight_jax.kernels.table import table_from_kernels
-from neusight_jax.scaling.names import dtype_of, kind_of, tile_of
 from neusight_jax.scaling.occupancy import LIMITS, limits_of, resident_blocks
 from neusight_jax.scaling.operators import operator_kernels
-from neusight_jax.scaling.rules import BELIEVED, FAR_CARRIED
+from neusight_jax.scaling.per_op import node_kernels
+from neusight_jax.scaling.rules import BELIEVED, FAR_CARRIED, work_of
 from neusight_jax.scaling.scale import ScaledRun, read_trace
 from neusight_jax.scaling.trace import Launch, busy_seconds
 
@@ -28,49 +29,24 @@ ROOF = RooflinePredictor()
 GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>"
 
 
-def _op(name: str, number: int, dims: list[list[int]], types: list[str], start: float) -> dict[str, Any]:
-    args = {"External id": number, "Input Dims": dims, "Input type": types}
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": 5, "args": args}
-
-
-def _kernel(name: str, start: float, length: float | None, link: int | None = None, **args: Any) -> dict[str, Any]:
-    cat = args.pop("cat", "kernel")
-    event = {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": start, "args": {"stream": 7, **args}}
-    if length is not None:
-        event["dur"] = length
-    if link is not None:
-        event["args"]["External id"] = link
-    return event
-
-
-GRID = {"grid": [400, 1, 1], "block": [256, 1, 1], "registers per thread": 32, "shared memory": 0}
-
-
 def _events() -> list[dict[str, Any]]:
     """A run on a GPU in the profiler's format: a product, an activation, what only its name tells, and copies."""
     return [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
-        _op("aten::addmm", 11, [[512], [1024, 256], [256, 512], [], []], ["float", "float", "float", "Scalar", ""], 0),
-        _op("aten::gelu", 12, [[1024, 512], []], ["float", ""], 10),
-        _kernel("volta_sgemm_128x64_tn", 100, 200, 11, **GRID),
-        _kernel(GELU, 300, 100, 12, **GRID),
-        _kernel("my_own_kernel(float*, int)", 400, 60, **GRID),
-        _kernel("another_kernel", 460, 40),
-        _kernel("Memcpy HtoD (Pinned -> Device)", 350, 30, cat="gpu_memcpy", bytes=1000000),
-        _kernel("Memcpy DtoD (Device -> Device)", 500, 10, cat="gpu_memcpy"),
-        _kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 510, 20),
-        _kernel("flash_fwd_kernel", 530, 25, **GRID),
-        _kernel("softmax_warp_forward", 555, 0, **GRID),
+        operator(
+            "aten::addmm", 11, [[512], [1024, 256], [256, 512], [], []], ["float", "float", "float", "Scalar", ""], 0
+        ),
+        operator("aten::gelu", 12, [[1024, 512], []], ["float", ""], 10),
+        kernel("volta_sgemm_128x64_tn", 100, 200, 11, **GRID),
+        kernel(GELU, 300, 100, 12, **GRID),
+        kernel("my_own_kernel(float*, int)", 400, 60, **GRID),
+        kernel("another_kernel", 460, 40),
+        kernel("Memcpy HtoD (Pinned -> Device)", 350, 30, cat="gpu_memcpy", bytes=1000000),
+        kernel("Memcpy DtoD (Device -> Device)", 500, 10, cat="gpu_memcpy"),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 510, 20),
+        kernel("flash_fwd_kernel", 530, 25, **GRID),
+        kernel("softmax_warp_forward", 555, 0, **GRID),
     ]
-
-
-def _write(path: Path, content: Any) -> Path:
-    text = content if isinstance(content, str) else json.dumps(content)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text)
-    return path
 
 
 def _row(run: ScaledRun, name: str) -> dict[str, Any]:
@@ -82,7 +58,7 @@ def _row(run: ScaledRun, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_gpu_trace_by_hand(tmp_path: Path, name: str, bare: bool) -> None:
-    file = _write(tmp_path / name, _events() if bare else {"schemaVersion": 1, "traceEvents": _events()})
+    file = write(tmp_path / name, _events() if bare else {"schemaVersion": 1, "traceEvents": _events()})
     run = nj.scale_trace(file, V100, T4, predictor=ROOF)
     origin, target = nj.load_gpu(V100), nj.load_gpu(T4)
     bandwidth = float(origin.mem_bytes_per_s / target.mem_bytes_per_s)
@@ -116,7 +92,7 @@ def test_a_gpu_trace_by_hand(tmp_path: Path, name: str, bare: bool) -> None:
 
 
 def test_the_same_gpu_changes_nothing(tmp_path: Path) -> None:
-    file = _write(tmp_path / "trace.json", {"traceEvents": _events()})
+    file = write(tmp_path / "trace.json", {"traceEvents": _events()})
     run = nj.scale_trace(file, V100, V100, predictor=ROOF)
     np.testing.assert_allclose(run.columns["ratio"], 1.0, rtol=1e-6)
     assert run.scaled_span_s == pytest.approx(run.span_s)
@@ -124,7 +100,7 @@ def test_the_same_gpu_changes_nothing(tmp_path: Path) -> None:
 
 def test_names_alone_infer_a_size(tmp_path: Path) -> None:
     events = [event for event in _events() if event.get("cat") != "cpu_op"]
-    run = nj.scale_trace(_write(tmp_path / "trace.json", events), V100, T4, predictor=ROOF)
+    run = nj.scale_trace(write(tmp_path / "trace.json", events), V100, T4, predictor=ROOF)
     product, gelu = _row(run, "volta_sgemm"), _row(run, "void at::native")
     assert product["rule"] == gelu["rule"] == "inferred"
     origin, target = nj.load_gpu(V100), nj.load_gpu(T4)
@@ -134,11 +110,11 @@ def test_names_alone_infer_a_size(tmp_path: Path) -> None:
 
 
 def test_missing_fields_are_kept_or_counted(tmp_path: Path) -> None:
-    nameless = _kernel("", 700, 7)
-    text = _kernel("late_kernel", 800, 9)
+    nameless = kernel("", 700, 7)
+    text = kernel("late_kernel", 800, 9)
     text["dur"] = "9"  # old exporters write numbers as text
-    odd = [_kernel("no_duration", 600, None), _kernel("negative", 650, -5), nameless, text, {"ph": "X"}, 17]
-    run = nj.scale_trace(_write(tmp_path / "trace.json", _events() + odd), V100, T4, predictor=ROOF)
+    odd = [kernel("no_duration", 600, None), kernel("negative", 650, -5), nameless, text, {"ph": "X"}, 17]
+    run = nj.scale_trace(write(tmp_path / "trace.json", _events() + odd), V100, T4, predictor=ROOF)
     assert any("2 GPU events without a usable duration, left out" in note for note in run.notes)
     assert any("1 GPU events without a usable name, kept" in note for note in run.notes)
     assert _row(run, "(no name)")["rule"] == "bandwidth"
@@ -163,67 +139,6 @@ def test_a_real_trace_of_the_profiler() -> None:
     run = nj.scale_trace(file, V100, T4, predictor=ROOF)
     assert set(run.coverage()) <= {"forecast", "none"}
     assert run.coverage()["forecast"]["share"] > 0.2
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("t.json", '{"traceEvents": [{"ph": "X", "cat": "kernel"', "not whole JSON"),
-        ("t.json", '{"traceEvents": [{]}', "not whole JSON"),
-        ("t.json", "hello", "not JSON: expected an object or a list"),
-        ("t.json", "", "not JSON: expected an object or a list"),
-        ("t.json", '{"other": []}', "holds no events"),
-        ("t.json", "[]", "holds no events"),
-        ("t.json", '[{"ph": "M"}]', "no GPU kernel and no operator"),
-        ("t.txt", "x", "unknown kind of trace"),
-        ("t.csv", "a,b\n1,2\n", "no header with a column Name"),
-        ("t.csv", "Time,Name\n1,k\n", "no column Duration or Total Time"),
-    ],
-)
-def test_bad_traces_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
-    file = tmp_path / name
-    file.write_text(content)
-    with pytest.raises(nj.InputError, match=message):
-        nj.scale_trace(file, V100, T4, predictor=ROOF)
-
-
-def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
-    whole = gzip.compress(json.dumps(_events() * 50).encode())
-    cut = tmp_path / "cut.json.gz"
-    cut.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(nj.InputError, match="cut off or damaged"):
-        read_trace(cut)
-    plain = tmp_path / "plain.json.gz"
-    plain.write_text("[]")
-    with pytest.raises(nj.InputError, match="not a gzip file"):
-        read_trace(plain)
-    with pytest.raises(nj.InputError, match="no such file"):
-        read_trace(tmp_path / "nowhere.json")
-
-
-def test_nsight_tables(tmp_path: Path) -> None:
-    launches = tmp_path / "trace.csv"
-    launches.write_text(
-        "Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,StcSMem (MB),DymSMem (MB),Strm,Name\n"
-        "1000,200000,1,400,1,1,256,1,1,32,0.000,0.000,7,my_own_kernel\n"
-        "151000,100000,2,400,1,1,256,1,1,32,0.000,0.000,8,my_own_kernel\n"
-        "251000,50000,3,,,,,,,,,,7,[CUDA memcpy Host-to-Device]\n"
-        "301000,,4,,,,,,,,,,7,lost\n"
-    )
-    run = nj.scale_trace(launches, V100, T4, predictor=ROOF)
-    assert run.measured_s == pytest.approx(350e-6)
-    assert run.busy_s == pytest.approx(300e-6)
-    assert (_row(run, "my_own")["count"], _row(run, "my_own")["rule"]) == (2, "wave")
-    assert _row(run, "[CUDA memcpy")["rule"] == "link"
-    assert any("1 rows without a name or duration" in note for note in run.notes)
-    sums = tmp_path / "sum.csv"
-    sums.write_text(
-        "\nTime (%),Total Time (ns),Instances,Avg (ns),Name\n60.0,600000,3,200000,volta_sgemm_128x64_tn\n"
-        "40.0,400000,4,100000,mystery\n"
-    )
-    found = nj.scale_trace(sums, V100, T4, predictor=ROOF)
-    assert found.measured_s == pytest.approx(1e-3)
-    assert (_row(found, "volta")["rule"], _row(found, "mystery")["rule"]) == ("inferred", "bandwidth")
 
 
 def test_per_operator_tables(tmp_path: Path) -> None:
@@ -262,16 +177,101 @@ def test_per_operator_tables(tmp_path: Path) -> None:
     assert again.scaled_s == pytest.approx(scaled.scaled_s)
 
 
-def test_names() -> None:
-    assert kind_of("ampere_sgemm_64x32_sliced1x4_tn") == "gemm"
-    assert kind_of("void cudnn::cnn::implicit_gemm_convolve_sgemm") == "conv"
-    assert kind_of("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>") == "norm"
-    assert kind_of("xyz") == "unknown"
-    assert tile_of("volta_sgemm_128x64_tn") == (128, 64)
-    assert tile_of("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4>") == (128, 256)
-    assert tile_of("xyz") is None
-    assert dtype_of("ampere_bf16_s16816gemm_bf16_128x128") == "bf16"
-    assert dtype_of("volta_sgemm_128x64_tn") == "fp32"
+H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
+BF16 = ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_x")
+
+
+def _alone(tmp_path: Path, *names: str) -> Path:
+    """A trace of kernels of a millisecond each, without operators."""
+    return write(tmp_path / "trace.json", [kernel(name, 2000.0 * at, 1000) for at, name in enumerate(names)])
+
+
+def test_the_checkpoint_follows_the_dtypes(tmp_path: Path) -> None:
+    """fp32 and bf16 in one trace; products of the same dtype and time scale alike, whoever named them."""
+    run = nj.scale_trace(_alone(tmp_path, *BF16, "ampere_sgemm_128x64_nn"), H100, L40S)
+    assert run.checkpoint == "tensorcore"
+    assert any("checkpoint tensorcore, as products run in bf16: 66.7% of the time" in note for note in run.notes)
+    nvjet, xmma, fp32 = (_row(run, name) for name in ("nvjet", "sm90_xmma", "ampere_sgemm"))
+    assert (nvjet["dtype"], xmma["dtype"], fp32["dtype"]) == ("bf16", "bf16", "fp32")
+    assert nvjet["ratio"] == pytest.approx(xmma["ratio"], rel=1e-6)
+    # Peaks are 2.7 apart, and L40S reaches a smaller share of its own.
+    assert 3.4 < nvjet["ratio"] < 4.2
+    assert 0.7 < fp32["ratio"] < 1.3
+    only = read_trace(_alone(tmp_path, "volta_sgemm_128x64_nn", GELU))
+    assert default_checkpoint(work_of(only.items, nj.load_gpu(V100))) == "fp32"
+    with pytest.raises(nj.InputError, match="not trained on gemm"):
+        nj.scale_trace(_alone(tmp_path, *BF16), H100, L40S, predictor="fp32")
+
+
+def test_dtypes_pick_the_path(tmp_path: Path) -> None:
+    names = (*BF16, "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn", "nvjet_qqtst_128x128_128x6_2x1_v_bz_TNN")
+    run = nj.scale_trace(_alone(tmp_path, *names), H100, L40S, predictor=ROOF)
+    here, there = nj.load_gpu(H100), nj.load_gpu(L40S)
+    for name, dtype in (("nvjet_tst", "bf16"), ("volta_fp16", "fp16"), ("nvjet_qq", "fp8")):
+        assert _row(run, name)["dtype"] == dtype
+        peaks = float(here.peak_flop_per_s(dtype)) / float(there.peak_flop_per_s(dtype))  # type: ignore[arg-type]
+        assert _row(run, name)["ratio"] == pytest.approx(peaks, rel=1e-3)
+    with pytest.raises(nj.InputError, match=r"1 kinds of products in fp8 \(nvjet_qqtst.* no arithmetic path 'fp8'"):
+        nj.scale_trace(_alone(tmp_path, *names), H100, "A100-SXM4-40GB", predictor=ROOF)
+
+
+def test_paths_that_are_not_there(tmp_path: Path) -> None:
+    """tf32 is fp32 on a GPU without it; fp64 and a dtype the origin lacks are scaled by bandwidth. All are said."""
+    names = ("ampere_s1688gemm_128x128_ldg8_stages_32x3_nn", "ampere_dgemm_64x64_nn", "matmul_kernel")
+    run = nj.scale_trace(_alone(tmp_path, *names), "A100-SXM4-40GB", V100, predictor=ROOF)
+    here, there = nj.load_gpu("A100-SXM4-40GB"), nj.load_gpu(V100)
+    ratio = float(here.tf32_flop_per_s) / float(there.fp32_flop_per_s)
+    assert _row(run, "ampere_s1688")["ratio"] == pytest.approx(ratio, rel=0.02)
+    assert _row(run, "ampere_dgemm")["rule"] == "bandwidth"
+    said = " ".join(run.notes)
+    assert "products in tf32, taken to run in fp32 where a GPU has no tf32: 33.3% of the time" in said
+    assert "products in a dtype that NVIDIA A100-SXM4-40GB has no path for here" in said
+    assert "products whose names say no dtype, taken to be fp32: 33.3% of the time (matmul_kernel)" in said
+    bf16 = nj.scale_trace(_alone(tmp_path, BF16[0]), V100, T4, predictor=ROOF)
+    assert _row(bf16, "nvjet")["rule"] == "bandwidth"
+    assert any("Tesla V100-PCIE-32GB has no path for here" in note for note in bf16.notes)
+
+
+def test_a_matrix_times_a_vector_is_bound_by_memory(tmp_path: Path) -> None:
+    name = "void gemv2T_kernel_val<int, int, __nv_bfloat16, float, 128, 16, 4>(x)"
+    run = nj.scale_trace(_alone(tmp_path, name), H100, L40S, predictor=ROOF)
+    here, there = nj.load_gpu(H100), nj.load_gpu(L40S)
+    bandwidth = float(here.mem_bytes_per_s) / float(there.mem_bytes_per_s)
+    assert (run.columns["kind"][0], run.columns["dtype"][0]) == ("gemm", "bf16")
+    assert float(run.columns["ratio"][0]) == pytest.approx(bandwidth, rel=1e-3)
+
+
+def test_results_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from neusight_jax.cli.app import run as command
+
+    properties = [{"id": 0, "name": "Tesla V100-PCIE-32GB"}]
+    file = write(tmp_path / "t.json", {"deviceProperties": properties, "traceEvents": [kernel("mystery", 0, 100)]})
+    assert command(["scale-trace", str(file), "--to", "T4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert next(iter(found)) == "schema"
+    assert found["schema"] == found["runs"][0]["schema"] == "neusight_jax.scaled_run/1"
+    (run,) = found["runs"]
+    assert (found["checkpoint"], run["checkpoint"], run["origin"], run["target"]) == ("fp32", "fp32", V100, T4)
+    assert run["notes"][0] == "measured on Tesla V100-PCIE-32GB, as the trace says"
+    assert "names of unknown kind, scaled by bandwidth: 100.0% of the time (mystery)" in run["notes"]
+    assert run["most_expensive"][0]["rule"] == "bandwidth"
+    assert command(["scale-trace", str(file), "--from", "A100-PCIE-40GB", "--to", "T4"]) == 0
+    assert "note: the trace says it was measured on Tesla V100-PCIE-32GB, and is scaled" in capsys.readouterr().out
+    bare = write(tmp_path / "bare.json", [kernel("mystery", 0, 100)])
+    assert command(["scale-trace", str(bare), "--to", "T4"]) == 2
+    assert "on which GPU was it measured? it does not say; say so with --from GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        *("nope", '{"a": 1}', "[1]", "[[1, 2]]", '[["Linear", [1, 2]]]', '[["Linear", "abc"]]', '[["MEM", 5]]'),
+        *('[["VECgelu", [null, 2]]]', '[["BMM", [1, null, 2, 3]]]', '[["Linear", [-1, 2, 3]]]', "[" * 50000),
+    ],
+)
+def test_kernels_of_a_node_are_checked(listed: str) -> None:
+    with pytest.raises(nj.InputError, match="node 'fc' lists the kernels"):
+        node_kernels(listed, {"name": "fc"})
 
 
 def test_operators() -> None:
@@ -355,10 +355,10 @@ def test_part_of_a_deviation_is_carried(tmp_path: Path) -> None:
 
     def ratio(times: float, to: Any, *, plain: bool = False, predictor: Any = fitted) -> float:
         events = [
-            _op("aten::mm", 11, [[1024, 512], [512, 256]], ["float", "float"], 0),
-            _kernel("volta_sgemm_128x64_tn", 100, 1e6 * times * here_s, 11, **GRID),
+            operator("aten::mm", 11, [[1024, 512], [512, 256]], ["float", "float"], 0),
+            kernel("volta_sgemm_128x64_tn", 100, 1e6 * times * here_s, 11, **GRID),
         ]
-        file = _write(tmp_path / f"{times}{plain}.json", {"traceEvents": events})
+        file = write(tmp_path / f"{times}{plain}.json", {"traceEvents": events})
         run = nj.scale_trace(file, origin, to, predictor=predictor, plain=plain)
         return float(run.columns["ratio"][0])
 

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 __all__ = ["main", "run"]
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code; errors are one line on stderr."""
+def run(arguments: Sequence[str], *, announce: bool = False) -> int:
+    """Run a command line and return its exit code; see `app.run`."""
     from neusight_jax.cli.app import run as run_app
 
-    return run_app(arguments)
+    return run_app(arguments, announce=announce)
 
 
 def main() -> None:
@@ -25,6 +25,6 @@ def main() -> None:
     from neusight_jax.cli import interrupts
 
     interrupts.listen()
-    code = run(sys.argv[1:])
+    code = run(sys.argv[1:], announce=True)
     interrupts.finish()
     sys.exit(code)

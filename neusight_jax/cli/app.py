@@ -113,7 +113,9 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    prepare_jax(any_platform=ctx.invoked_subcommand in ("train", "sweep", "profile", "profile-model"))
+    prepare_jax(
+        any_platform=ctx.invoked_subcommand in ("train", "sweep", "profile", "profile-model"), announce=bool(ctx.obj)
+    )
 
 
 def _spread(arguments: Sequence[str]) -> list[str]:
@@ -143,11 +145,14 @@ def _drop_output() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the interpreter ends
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code; errors are one line on stderr."""
+def run(arguments: Sequence[str], *, announce: bool = False) -> int:
+    """Run a command line and return its exit code; errors are one line on stderr.
+
+    `announce`: say on stderr when compiling takes long.
+    """
     forget_written()
     try:
-        code = app(_spread(arguments), prog_name="neusight-jax", standalone_mode=False)
+        code = app(_spread(arguments), prog_name="neusight-jax", standalone_mode=False, obj=announce)
         sys.stdout.flush()
     except InputError as error:
         return _fail(f"error: {error}")

@@ -21,6 +21,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import vary
+from neusight_jax.programs import one_shot
 from neusight_jax.sweep.space import Range
 from neusight_jax.terms import Predictor
 from neusight_jax.workload import Workload, workload
@@ -225,7 +226,7 @@ def required(
     return float(values[place])
 
 
-@jax.jit
+@one_shot
 def _times(given: Given, figures: dict[str, Array]) -> Float[Array, "gpu workload"]:
     return jax.vmap(lambda each: metrics(given, each, 0.0)[1])(figures)
 

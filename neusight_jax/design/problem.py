@@ -114,13 +114,14 @@ class Problem:
         low, high = (np.log(np.array([float(end[side]) for end in ends])) for side in (0, 1))
         return low, high
 
-    def figures(self, logs: Float[Array, " field"], *, whole: bool = False) -> dict[str, Float[Array, ""]]:
+    def figures(self, logs: Float[Array, " field"], *, whole: bool | Array = False) -> dict[str, Float[Array, ""]]:
         """Free fields by name from their logarithms; `whole` undoes the rounding of logarithms of whole numbers.
 
         128 SMs must not come back as 127.99999: ten waves would be eleven.
         """
         figures = {each.field: jnp.exp(logs[place]) for place, each in enumerate(self.free)}
-        return {name: jnp.round(value) if whole and name in WHOLE else value for name, value in figures.items()}
+        rounded = {name: jnp.where(whole, jnp.round(value), value) for name, value in figures.items() if name in WHOLE}
+        return {**figures, **rounded}
 
 
 def _floats(gpu: GPU) -> GPU:

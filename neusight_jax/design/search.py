@@ -18,7 +18,7 @@ Every forecast of all workloads on one machine counts as one evaluation, one wit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from jaxtyping import Array, Float
 
 from neusight_jax.design.problem import Given, Problem, arguments, cost_metrics, metrics
 from neusight_jax.errors import InputError
+from neusight_jax.programs import one_shot
 
 GRADIENT_COST = 4
 """Evaluations a value with its gradient counts as: an upper limit of its measured time over a value's."""
@@ -92,6 +93,23 @@ class Found:
     trace: tuple[tuple[int, float], ...]
 
 
+class _Descents(NamedTuple):
+    """Descents under way, arrays [start, ...]: logistic units, prices of the timed budgets, moments of Adam."""
+
+    raw: Array
+    prices: Array
+    moments: Any
+
+
+class _Slopes(NamedTuple):
+    """What a step goes by, arrays [start, ...]: slope of the log objective by log field, log excess over each timed
+    budget, and the slopes of that."""
+
+    objective: Array
+    excess: Array
+    spent: Array
+
+
 class Search:
     """A problem compiled: reuse it for other seeds and budgets without compiling again."""
 
@@ -101,30 +119,37 @@ class Search:
         self.low, self.high = problem.bounds
         self.arguments = arguments(problem)
         self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
-        self._descend = jax.jit(jax.vmap(self._descent, in_axes=(None, 0, None, None, None, None)))
-        self._exact = jax.jit(jax.vmap(self._exactly, in_axes=(None, 0)))
-        self._slopes = jax.jit(jax.jacrev(self._value, argnums=1))
-        self._fits = jax.jit(jax.vmap(self._cheap_fit, in_axes=(None, 0, None)))
-        self._fill = jax.jit(jax.vmap(self._filled, in_axes=(None, 0, 0, None)))
+        ranges = zip(problem.free, self.low, self.high, strict=True)
+        free = [(each.field, float(low), float(high)) for each, low, high in ranges]
+        names = ([load.name for load in problem.workloads], dict(problem.exponents), list(problem.budgets))
+        asked = (free, *names, problem.grows)
+        # One program with a forecast in it, for values and slopes, exact and relaxed: it is what takes long to compile.
+        self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)), asked)
+        self._move = one_shot(self._moved, asked)
+        self._fits = one_shot(jax.vmap(self._cheap_fit, in_axes=(None, 0, None)), asked)
+        self._fill = one_shot(jax.vmap(self._filled, in_axes=(None, 0, 0, None)), asked)
 
     def _limits(self, limits: dict[str, float] | None) -> dict[str, Array]:
         chosen = {**self.problem.budgets, **(limits or {})}
         return {name: jnp.asarray(chosen[name], float) for name in self.problem.budgets}
 
-    def _value(self, given: Given, logs: Array, relaxation: Any) -> tuple[Array, dict[str, Array]]:
-        """Log objective and logs of the budgeted metrics of one machine."""
-        return self._judged(metrics(given, self.problem.figures(logs), relaxation))
+    def _value(self, given: Given, logs: Array, relaxation: Any, whole: Any = False) -> tuple[Any, Any]:
+        """Log objective and logs of the budgeted metrics of one machine; all metrics and seconds.
 
-    def _judged(self, known: tuple[dict[str, Array], Array]) -> tuple[Array, dict[str, Array]]:
-        found, seconds = known
-        found = {**found, **{load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}}
+        `whole` rounds figures that are whole numbers, as an exact forecast needs.
+        """
+        known, seconds = metrics(given, self.problem.figures(logs, whole=whole), relaxation)
+        found = {**known, **{load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}}
         objective = sum(power * jnp.log(found[name]) for name, power in self.problem.exponents.items())
-        return jnp.asarray(objective), {name: jnp.log(found[name]) for name in self.problem.budgets}
+        budgeted = {name: jnp.log(found[name]) for name in self.problem.budgets}
+        return (jnp.asarray(objective), budgeted), (known, seconds)
 
-    def _exactly(self, given: Given, logs: Array) -> tuple[Array, dict[str, Array], dict[str, Array], Array]:
-        """As `_value` with whole waves and whole SMs, and all metrics and seconds."""
-        known = metrics(given, self.problem.figures(logs, whole=True), 0.0)
-        return (*self._judged(known), *known)
+    def _pushed(self, given: Given, logs: Array, way: Array, relaxation: Any, whole: Any) -> tuple[Any, Any, Any]:
+        """`_value` of one machine, and the derivatives of its first part along `way`, a direction in log fields."""
+        judged, slopes, known = jax.jvp(
+            lambda point: self._value(given, point, relaxation, whole), (logs,), (way,), has_aux=True
+        )
+        return judged, slopes, known
 
     def _logs(self, raw: Array) -> Array:
         """Log fields inside their bounds from logistic units."""
@@ -156,36 +181,21 @@ class Search:
         amount = amount - jnp.where(slope > _FLAT, left / jnp.maximum(slope, _FLAT), 0.0)
         return raw + (amount if self.problem.grows else jnp.minimum(amount, 0.0))
 
-    def _descent(
-        self, given: Given, start: Array, limits: dict[str, Array], steps: Array, rate: Array, relaxations: Array
-    ) -> Array:
-        low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
-        optimizer = optax.scale_by_adam()
+    def _moved(self, given: Given, state: _Descents, known: _Slopes, limits: dict[str, Array], pace: Array) -> Any:
+        """One step of every descent: down the slope along the surface where the cheap budgets bind."""
 
-        def loss(raw: Array, prices: Array, relaxation: Array) -> tuple[Array, Array]:
-            objective, spent = self._value(given, self._logs(self._grown(given, raw, limits)), relaxation)
-            excess = jnp.stack([spent[name] - jnp.log(limits[name]) for name in self.timed] or [jnp.full((), -1.0)])
-            push = jax.nn.relu(prices + _STIFFNESS * excess)
-            return objective + jnp.sum(push**2) / (2.0 * _STIFFNESS), push
+        def downhill(raw: Array, prices: Array, at: _Slopes) -> tuple[Array, Array]:
+            push = jax.nn.relu(prices + _STIFFNESS * at.excess)
+            _, pull = jax.vjp(lambda point: self._logs(self._grown(given, point, limits)), raw)
+            return pull(at.objective + push @ at.spent)[0], push
 
-        def step(number: Array, state: Any) -> Any:
-            raw, prices, moments = state
-            share = number / jnp.maximum(steps - 1.0, 1.0)
-            relaxation = relaxations[0] + (relaxations[1] - relaxations[0]) * share
-            slope, push = jax.grad(loss, has_aux=True)(raw, prices, relaxation)
-            with jax.numpy_dtype_promotion("standard"):  # optax mixes its step count into floats
-                change, moments = optimizer.update(slope, moments)
-            prices = prices + _PRICE_RATE * (push - prices)
-            pace = rate * (_LAST_PACE + (1.0 - _LAST_PACE) * 0.5 * (1.0 + jnp.cos(jnp.pi * share)))
-            raw = jax.lax.stop_gradient(self._grown(given, raw - pace * change, limits))
-            return jnp.clip(raw, -_FAR, _FAR), prices, moments
-
-        share = jnp.clip((start - low) / jnp.maximum(high - low, 1e-9), _INSIDE, 1.0 - _INSIDE)
-        raw = jnp.clip(self._grown(given, jnp.log(share / (1.0 - share)), limits), -_FAR, _FAR)
-        prices = jnp.zeros((max(len(self.timed), 1),))
-        begin = (raw, prices, optimizer.init(raw))
-        raw, _, _ = jax.lax.fori_loop(0, steps.astype(jnp.int32), step, begin)
-        return self._logs(raw)
+        slope, push = jax.vmap(downhill)(state.raw, state.prices, known)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes its step count into floats
+            change, moments = optax.scale_by_adam().update(slope, state.moments)
+        raw = jax.vmap(lambda point: self._grown(given, point, limits))(state.raw - pace * change)
+        raw = jnp.clip(raw, -_FAR, _FAR)
+        moved = _Descents(raw, state.prices + _PRICE_RATE * (push - state.prices), moments)
+        return jax.tree.leaves(moved), self._logs(raw)
 
     def _filled(self, given: Given, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
         """The point moved along `ways` (log field per step, ≥ 0) until a cheap budget binds or all are at a bound."""
@@ -243,27 +253,56 @@ class Search:
 
     def _ends(self, starts: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
         """Where the descents from `starts` [start, field] end; other steps and rates compile nothing anew."""
-        settings = self.settings
-        pace = [jnp.asarray(value, float) for value in (settings.steps, settings.learning_rate)]
-        relaxations = jnp.asarray([settings.relaxation, settings.last_relaxation], float)
-        ends = self._descend(self.arguments, jnp.asarray(starts, float), limits, *pace, relaxations)
-        return np.asarray(ends, np.float64)
+        settings, budgeted = self.settings, np.array([float(jnp.log(limits[name])) for name in self.timed])
+        share = np.clip((starts - self.low) / np.maximum(self.high - self.low, 1e-9), _INSIDE, 1.0 - _INSIDE)
+        raw = jnp.asarray(np.log(share / (1.0 - share)), float)
+        state = _Descents(raw, jnp.zeros((len(starts), len(self.timed))), optax.scale_by_adam().init(raw))
+        nowhere = _Slopes(
+            jnp.zeros(raw.shape), -jnp.ones(state.prices.shape), jnp.zeros((*state.prices.shape, raw.shape[1]))
+        )
+        # A step of no length grows the starts to the budgets.
+        leaves, logs = self._move(self.arguments, state, nowhere, limits, jnp.zeros(()))
+        state = state._replace(raw=leaves[0])
+        for number in range(settings.steps):
+            part = number / max(settings.steps - 1, 1)
+            relaxation = settings.relaxation + (settings.last_relaxation - settings.relaxation) * part
+            (_, spent), (slope, slopes) = self._sloped(np.asarray(logs, np.float64), relaxation)
+            timed = np.zeros((len(starts), len(self.timed)))
+            ways = np.zeros((*timed.shape, starts.shape[1]))
+            for place, name in enumerate(self.timed):
+                timed[:, place], ways[:, place] = spent[name] - budgeted[place], slopes[name]
+            pace = settings.learning_rate * (_LAST_PACE + (1.0 - _LAST_PACE) * 0.5 * (1.0 + np.cos(np.pi * part)))
+            known = _Slopes(*(jnp.asarray(each, float) for each in (slope, timed, ways)))
+            leaves, logs = self._move(self.arguments, state, known, limits, jnp.asarray(pace, float))
+            state = jax.tree.unflatten(jax.tree.structure(state), leaves)
+        return np.asarray(logs, np.float64)
+
+    def _sloped(self, logs: np.ndarray, relaxation: float) -> tuple[Any, Any]:
+        """Log objectives and logs of the budgeted metrics of points [point, field], and their gradients."""
+        points, fields = logs.shape
+        ways = np.tile(np.eye(fields), (points, 1))
+        judged, slopes, _ = self._padded(np.repeat(logs, fields, axis=0), ways, relaxation)
+        values = jax.tree.map(lambda each: each[::fields], judged)
+        return values, jax.tree.map(lambda each: each.reshape(points, fields), slopes)
 
     def values(self, logs: np.ndarray) -> tuple[Float[np.ndarray, " point"], dict[str, np.ndarray]]:
         """Exact log objectives of points [point, field], and logs of the budgeted metrics [point]."""
-        objective, spent, _, _ = self._padded(logs)
+        objective, spent = self._padded(logs)[0]
         return objective, spent
 
     def metrics(self, logs: np.ndarray) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "point workload"]]:
         """Exact metrics of points [point, field], and seconds of their workloads."""
-        _, _, found, seconds = self._padded(logs)
+        found, seconds = self._padded(logs)[2]
         return found, seconds
 
-    def _padded(self, logs: np.ndarray) -> Any:
-        """`_exactly` of points, filled up to one batch size so that few of them and many share a program."""
-        count, width = len(logs), max(len(logs), self.settings.candidates, self.settings.starts)
-        padded = np.concatenate([logs, np.repeat(logs[-1:], width - count, axis=0)])
-        known = self._exact(self.arguments, jnp.asarray(padded, float))
+    def _padded(self, logs: np.ndarray, ways: np.ndarray | None = None, relaxation: float | None = None) -> Any:
+        """`_pushed` of points, exact without a relaxation; filled up to one batch size, so that all share a program."""
+        least = max(self.settings.candidates, self.settings.starts * len(self.problem.free))
+        count, width = len(logs), max(len(logs), least)
+        ways = np.zeros_like(logs) if ways is None else ways
+        padded = [np.concatenate([each, np.repeat(each[-1:], width - count, axis=0)]) for each in (logs, ways)]
+        switches = (jnp.asarray(relaxation or 0.0, float), jnp.asarray(relaxation is None))
+        known = self._known(self.arguments, *(jnp.asarray(each, float) for each in padded), *switches)
         return jax.tree.map(lambda values: np.asarray(values, np.float64)[:count], known)
 
     def exact(self, logs: np.ndarray) -> tuple[float, dict[str, float]]:
@@ -273,8 +312,8 @@ class Search:
 
     def slopes(self, logs: np.ndarray, relaxation: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Gradients of the log objective and of the log budgeted metrics with respect to log fields, at one point."""
-        objective, spent = self._slopes(self.arguments, jnp.asarray(logs, float), relaxation)
-        return np.asarray(objective, np.float64), {name: np.asarray(each, np.float64) for name, each in spent.items()}
+        objective, spent = self._sloped(np.asarray(logs)[None], relaxation)[1]
+        return objective[0], {name: each[0] for name, each in spent.items()}
 
     def evaluate(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
         """Exact log objective of points [point, field]; infinite where a budget is broken."""

@@ -96,7 +96,7 @@ def _read(plan: str) -> list[tuple[Case, bool]]:
         raise InputError(f"{plan}: no such file; expected a plan, .csv or .parquet, or one of {', '.join(PLANS)}")
     try:
         frame = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+    except (OSError, ValueError, LookupError, TypeError) as error:  # what pyarrow, decoders and pandas raise
         raise InputError(f"{plan}: not readable ({str(error).splitlines()[0][:200]}); write it again") from None
     if "op" not in frame.columns or frame.empty:
         raise InputError(f"{plan}: holds no kernels; expected rows with the columns op and its dims")

@@ -1,4 +1,4 @@
-"""Chrome traces of the PyTorch profiler (Kineto), `.json` or `.json.gz`, read as a stream.
+"""Chrome traces: of the PyTorch profiler (Kineto) here, of JAX's profiler in `jax_trace`. Read as a stream.
 
 GPU kernels, copies and collectives are events of their own categories; the operator that launched one is found by its
 `External id`, and with `record_shapes=True` says the shapes. A trace without GPU events is read by its innermost
@@ -7,247 +7,178 @@ operators' own time, so that it can be looked at, and says so. Times in the file
 
 from __future__ import annotations
 
-import gzip
-import io
-import math
-import zlib
-from array import array
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from neusight_jax.errors import InputError
-from neusight_jax.scaling.names import dtype_of, kind_of
+from neusight_jax.scaling.fields import hashable, identifier, launch_of, number, printable
+from neusight_jax.scaling.jax_trace import JaxLines
+from neusight_jax.scaling.json_stream import read_events
 from neusight_jax.scaling.operators import dtype_from_types, operator_kernels
-from neusight_jax.scaling.trace import Launch, Measured, Trace, busy_seconds
+from neusight_jax.scaling.timeline import LONGEST_S, Account, Columns, Interned, grouped, trace_of_kernels
+from neusight_jax.scaling.trace import Launch, Measured, Trace, busy_seconds, kernel_of_name
 from neusight_jax.units import US
 
-GPU_CATEGORIES: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset")
+GPU_CATEGORIES: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
+"""The last two are of PyTorch before 1.12."""
 OPERATOR_CATEGORIES: tuple[str, ...] = ("cpu_op", "operator")
+SPANS: tuple[str, ...] = ("gpu_user_annotation",)
+"""Categories on a GPU's line that only span kernels."""
 NO_OPERATOR = -1
+_STEP = "ProfilerStep#"
 
 
-class _Interned:
-    """Values numbered in order of first sight, so that millions of alike events cost a number each."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[Hashable, int] = {}
-
-    def __call__(self, value: Hashable) -> int:
-        return self.numbers.setdefault(value, len(self.numbers))
-
-    @property
-    def values(self) -> list[Any]:
-        return list(self.numbers)
-
-
-class _Columns:
-    """Events as compact columns."""
+class _Events:
+    """What a PyTorch trace holds, taken in event by event."""
 
     def __init__(self) -> None:
-        self.what, self.link, self.lane = array("q"), array("q"), array("q")
-        self.start_s, self.seconds = array("d"), array("d")
+        self.kernels, self.operators = Columns(), Columns()
+        self.kernel_names, self.operator_names, self.lanes = Interned(), Interned(), Interned()
+        self.account, self.steps = Account(), set[str]()
 
-    def add(self, what: int, link: int, lane: int, start_s: float, seconds: float) -> None:
-        self.what.append(what)
-        self.link.append(link)
-        self.lane.append(lane)
-        self.start_s.append(start_s)
-        self.seconds.append(seconds)
+    def add(self, category: str, event: Mapping[str, Any]) -> None:
+        """One event of a known category."""
+        on_gpu = category in GPU_CATEGORIES
+        form, name = event.get("ph", "X"), event.get("name")
+        length, start = number(event.get("dur")), number(event.get("ts"))
+        if isinstance(name, str) and name.startswith(_STEP):
+            self.steps.add(name)
+        if category in SPANS:
+            self.account.add(f"{category} events, left out: they span kernels that are counted", (length or 0.0) * US)
+        if not (on_gpu or category in OPERATOR_CATEGORIES):
+            return
+        if form != "X" or length is None or not 0.0 <= length * US <= LONGEST_S:
+            if on_gpu:
+                self.account.add("GPU events without a usable duration, left out: their time is unknown")
+            return
+        if start is None or abs(start) * US > 1e3 * LONGEST_S:
+            if on_gpu:
+                self.account.add("GPU events without a usable start, left out: they cannot be placed", length * US)
+            return
+        if not isinstance(name, str) or not name:
+            if on_gpu:
+                self.account.add("GPU events without a usable name, kept as (no name), of unknown kind", length * US)
+            name = "(no name)"
+        name = printable(name)
+        given = event.get("args")
+        args: dict[str, Any] = given if isinstance(given, dict) else {}
+        if on_gpu:
+            device = hashable(args.get("device", event.get("pid")))
+            lane = self.lanes((device, hashable(args.get("stream", event.get("tid")))))
+            what, correlation = self.kernel_names((name, _launch(args))), identifier(args, "correlation")
+            self.kernels.add(what, _link(args), lane, start * US, length * US, correlation)
+        else:
+            what = self.operator_names((name, _shapes(args.get("Input Dims")), _types(args)))
+            lane = self.lanes((hashable(event.get("pid")), hashable(event.get("tid"))))
+            self.operators.add(what, _link(args), lane, start * US, length * US)
 
 
-def read_kineto(path: Path) -> Trace:
+def read_chrome(path: Path) -> Trace:
     """Read a trace.
 
     Raises: `InputError` when the file is no JSON, is cut off, or holds no timed operator or kernel.
     """
-    kernels, operators = _Columns(), _Columns()
-    kernel_names, operator_names, lanes = _Interned(), _Interned(), _Interned()
-    lacking = {"duration": 0, "name": 0, "start": 0}
-    for event in events(path):
-        category = str(event.get("cat", "")).lower()
-        on_gpu = category in GPU_CATEGORIES
-        if event.get("ph", "X") != "X" or not (on_gpu or category in OPERATOR_CATEGORIES):
-            continue
-        start, length, name = _number(event.get("ts")), _number(event.get("dur")), event.get("name")
-        if length is None or length < 0.0:
-            lacking["duration"] += on_gpu
-            continue
-        if start is None:
-            lacking["start"] += on_gpu
-            continue
-        if not isinstance(name, str) or not name:
-            lacking["name"] += on_gpu
-            name = "(no name)"
-        given = event.get("args")
-        args: dict[str, Any] = given if isinstance(given, dict) else {}
-        link = _link(args)
-        if on_gpu:
-            lane = lanes((event.get("pid"), args.get("stream", event.get("tid"))))
-            kernels.add(kernel_names((name, _launch(args))), link, lane, start * US, length * US)
+    torch, jax_lines, header = _Events(), JaxLines(), dict[str, Any]()
+    for event in read_events(path, header):
+        category = event.get("cat")
+        if isinstance(category, str) and category:
+            torch.add(category.lower(), event)
         else:
-            what = operator_names((name, _shapes(args.get("Input Dims")), _types(args)))
-            operators.add(what, link, lanes((event.get("pid"), event.get("tid"))), start * US, length * US)
-    notes = [
-        f"{count} GPU events without a usable {what}, {_TREATED[what]}" for what, count in lacking.items() if count
-    ]
-    names = operator_names.values
-    if len(kernels.what):
-        return _from_kernels(path, kernels, kernel_names.values, operators, names, notes)
-    if len(operators.what):
-        return _from_operators(path, operators, names, notes)
+            jax_lines.add(event)
+    notes = ["bytes that are not UTF-8: some names may be damaged"] if header.get("not UTF-8") else []
+    if torch.steps and len(torch.steps) > 1:
+        notes.append(f"{len(torch.steps)} steps of the profiler's schedule: times are of all of them together")
+    if len(torch.kernels):
+        return _from_kernels(path, torch, notes, _gpus(header, torch))
+    if jax_lines.found:
+        return jax_lines.trace(path, notes, header)
+    if len(torch.operators):
+        return _from_operators(path, torch, notes)
+    jax_lines.refuse_without_gpu(path)
     raise InputError(
         f"{path}: no GPU kernel and no operator with a duration; expected a trace of torch.profiler "
-        "(export_chrome_trace), better with record_shapes=True"
+        "(export_chrome_trace), better with record_shapes=True, or of jax.profiler"
     )
 
 
-_TREATED = {
-    "duration": "left out: their time is unknown",
-    "start": "left out: they cannot be placed",
-    "name": "kept as (no name), scaled as unknown kernels",
-}
+def _link(args: Mapping[str, Any]) -> int:
+    return identifier(args, "External id", "external id")
 
 
-def events(path: Path) -> Iterator[dict[str, Any]]:
-    """Events of a Chrome trace one by one, from an object with `traceEvents` or a bare list.
-
-    Raises: `InputError` for a file that is not there, no JSON, cut off, or without events.
-    """
-    import ijson
-
-    try:
-        with _opened(path) as stream:
-            prefix = _prefix(path, stream)
-            found = False
-            for event in ijson.items(stream, prefix, use_float=True):
-                found = True
-                if isinstance(event, dict):
-                    yield event
-            if not found:
-                raise InputError(f"{path}: holds no events; expected a Chrome trace with a list `traceEvents`")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; expected a trace, .json or .json.gz") from None
-    except (EOFError, zlib.error) as error:
-        raise InputError(f"{path}: the gzip file is cut off or damaged ({error}); copy or export it again") from None
-    except gzip.BadGzipFile:
-        raise InputError(f"{path}: named .gz but not a gzip file; rename it or compress it") from None
-    except (ijson.JSONError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())[:80]
-        raise InputError(f"{path}: not whole JSON ({reason}); export the trace again") from None
-
-
-def _opened(path: Path) -> IO[bytes]:
-    if path.suffix.lower() == ".gz":
-        return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)  # type: ignore[arg-type]
-    return open(path, "rb", buffering=1 << 20)
-
-
-def _prefix(path: Path, stream: Any) -> str:
-    """Where the events are: decided by the first character that is not blank."""
-    for byte in stream.peek(4096)[:4096].decode("utf-8", "replace"):
-        if byte == "[":
-            return "item"
-        if byte == "{":
-            return "traceEvents.item"
-        if not byte.isspace() and byte != "\ufeff":
-            break
-    raise InputError(f"{path}: not JSON: expected an object or a list of events; export the trace again")
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, or None; old exporters write numbers as text."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _link(args: dict[str, Any]) -> int:
-    value = _number(args.get("External id", args.get("external id")))
-    return NO_OPERATOR if value is None else int(value)
-
-
-def _launch(args: dict[str, Any]) -> Launch | None:
-    grid, block = args.get("grid"), args.get("block")
-    try:
-        blocks, threads = (float(np.prod([float(size) for size in sizes])) for sizes in (grid or [0], block or [0]))
-    except (TypeError, ValueError):
-        return None
-    if not (blocks > 0 and threads > 0):
-        return None
-    registers, shared = _number(args.get("registers per thread")), _number(args.get("shared memory"))
-    return Launch(blocks, threads, registers or 0.0, shared or 0.0)
+def _launch(args: Mapping[str, Any]) -> Launch | None:
+    return launch_of(args.get("grid"), args.get("block"), args.get("registers per thread"), args.get("shared memory"))
 
 
 def _shapes(dims: Any) -> tuple[tuple[int, ...], ...]:
     """Operand shapes; an operand that is no list of whole numbers (a scalar, a list of tensors) is ()."""
-    if not isinstance(dims, list):
+    if not isinstance(dims, list) or not all(isinstance(shape, list) for shape in dims):
         return ()
-    plain = all(isinstance(shape, list) for shape in dims)
-    return tuple(
-        tuple(int(size) for size in shape) if all(isinstance(size, int | float) for size in shape) else ()
-        for shape in (dims if plain else ())
-    )
+    return tuple(tuple(int(size) for size in shape) if all(_is_size(size) for size in shape) else () for shape in dims)
 
 
-def _types(args: dict[str, Any]) -> tuple[str, ...]:
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1e12 and value == int(value)
+
+
+def _types(args: Mapping[str, Any]) -> tuple[str, ...]:
     types = args.get("Input type")
     return tuple(str(kind) for kind in types) if isinstance(types, list) else ()
 
 
-def _from_kernels(
-    path: Path, kernels: _Columns, names: list[Any], operators: _Columns, operator_names: list[Any], notes: list[str]
-) -> Trace:
-    what, link = np.frombuffer(kernels.what, np.int64), np.frombuffer(kernels.link, np.int64)
-    start_s, seconds = np.frombuffer(kernels.start_s), np.frombuffer(kernels.seconds)
-    launched_by = _operators_of(link, operators)
-    zero = int((seconds == 0.0).sum())
-    if zero:
-        notes.append(f"{zero} GPU events of no duration: kept, they add nothing")
-    unknown = int((launched_by == NO_OPERATOR).sum())
+def _gpus(header: Mapping[str, Any], torch: _Events) -> tuple[str, ...]:
+    """Names of `deviceProperties`: of the GPUs that ran kernels, or all where those are not told apart."""
+    listed = header.get("deviceProperties")
+    devices = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    named = {hashable(each.get("id")): str(each["name"]) for each in devices if each.get("name")}
+    lanes = torch.lanes.values
+    ran = {lanes[lane][0] for lane in set(torch.kernels.lane)}
+    used = {name for device, name in named.items() if device in ran}
+    return tuple(printable(name) for name in dict.fromkeys(used or named.values()))
+
+
+def _from_kernels(path: Path, torch: _Events, notes: list[str], gpus: tuple[str, ...]) -> Trace:
+    names, operator_names, columns = torch.kernel_names.values, torch.operator_names.values, torch.kernels.arrays()
+    columns["link"] = _operators_of(columns["link"], torch.operators)
+    unknown = int((columns["link"] == NO_OPERATOR).sum())
     if unknown:
-        notes.append(f"{unknown} of {len(what)} GPU events name no operator with shapes: scaled by kernel name")
-    busy_s, span_s = busy_seconds(start_s, seconds)
-    total = float(seconds.sum())
-    if total > 1.001 * busy_s:
-        notes.append(f"streams overlap: {total:.4g} s of kernels in {busy_s:.4g} s; the overlap is kept as a share")
+        total = len(columns["link"])
+        notes = [*notes, f"{unknown} of {total} GPU events name no operator with shapes: scaled by kernel name"]
 
     def item(pair: tuple[int, int], measured_s: float, count: int) -> Measured:
         name, launch = names[pair[0]]
-        operator = operator_names[pair[1]] if pair[1] != NO_OPERATOR else ("", (), ())
-        work = operator_kernels(operator[0], operator[1]) if kind_of(name) not in _MOVES else ()
-        dtype = dtype_from_types(operator[2]) if work else dtype_of(name)
-        return Measured(name, kind_of(name), measured_s, count, work, dtype, launch)
+        operator, shapes, types = operator_names[pair[1]] if pair[1] != NO_OPERATOR else ("", (), ())
+        work = operator_kernels(operator, shapes)
+        dtype = dtype_from_types(types) if work else None
+        return kernel_of_name(name, measured_s, count, launch, operator=operator, work=work, operand_dtype=dtype)
 
-    return Trace(path.name, _grouped(what, launched_by, seconds, item), busy_s, span_s, tuple(notes))
-
-
-_MOVES = ("collective", "transfer", "copy")
+    devices = [f"device {device}" for device, _ in torch.lanes.values]
+    return trace_of_kernels(path, columns, devices, item, torch.account, notes, gpus)
 
 
-def _from_operators(path: Path, operators: _Columns, names: list[Any], notes: list[str]) -> Trace:
-    what = np.frombuffer(operators.what, np.int64)
-    seconds = _own_seconds(operators)
-    notes.append(
+def _from_operators(path: Path, torch: _Events, notes: list[str]) -> Trace:
+    names, columns = torch.operator_names.values, torch.operators.arrays()
+    seconds = _own_seconds(columns)
+    notes = [
+        *torch.account.notes(),
+        *notes,
         "no GPU kernel in this trace: the own time of its operators stands in, so `--from` must describe the machine "
-        "it was recorded on"
-    )
-    busy_s, span_s = busy_seconds(np.frombuffer(operators.start_s), np.frombuffer(operators.seconds))
+        "it was recorded on",
+    ]
+    busy_s, span_s = busy_seconds(columns["start_s"], columns["seconds"])
 
     def item(pair: tuple[int, int], measured_s: float, count: int) -> Measured:
         name, shapes, types = names[pair[0]]
         work = operator_kernels(name, shapes)
-        return Measured(name, "host", measured_s, count, work, dtype_from_types(types))
+        return Measured(name, "host", measured_s, count, work, dtype_from_types(types), operator=name)
 
-    alone = np.full(len(what), NO_OPERATOR)
-    return Trace(path.name, _grouped(what, alone, seconds, item), busy_s, span_s, tuple(notes))
+    alone = np.full(len(seconds), NO_OPERATOR)
+    return Trace(path.name, grouped(columns["what"], alone, seconds, item), busy_s, span_s, tuple(notes))
 
 
-def _operators_of(link: np.ndarray, operators: _Columns) -> np.ndarray:
+def _operators_of(link: np.ndarray, operators: Columns) -> np.ndarray:
     """Number of the operator that launched each kernel: the innermost with its id; `NO_OPERATOR` without one."""
     ids, what = np.frombuffer(operators.link, np.int64), np.frombuffer(operators.what, np.int64)
     if not len(ids):
@@ -259,11 +190,10 @@ def _operators_of(link: np.ndarray, operators: _Columns) -> np.ndarray:
     return np.where(found, what[shortest][first[at]], NO_OPERATOR)
 
 
-def _own_seconds(operators: _Columns) -> np.ndarray:
+def _own_seconds(columns: dict[str, np.ndarray]) -> np.ndarray:
     """Duration of every operator less that of the operators directly inside it, per thread."""
-    lane, start = np.frombuffer(operators.lane, np.int64), np.frombuffer(operators.start_s)
-    seconds = np.frombuffer(operators.seconds)
-    own = seconds.copy()
+    lane, start, seconds = columns["lane"], columns["start_s"], columns["seconds"]
+    own: np.ndarray = seconds.copy()
     stack: list[int] = []
     for at in np.lexsort((-seconds, start, lane)):
         while stack and (lane[stack[-1]] != lane[at] or start[stack[-1]] + seconds[stack[-1]] <= start[at]):
@@ -271,14 +201,5 @@ def _own_seconds(operators: _Columns) -> np.ndarray:
         if stack:
             own[stack[-1]] -= seconds[at]
         stack.append(int(at))
-    return np.maximum(own, 0.0)
-
-
-def _grouped(
-    what: np.ndarray, other: np.ndarray, seconds: np.ndarray, item: Callable[[tuple[int, int], float, int], Measured]
-) -> tuple[Measured, ...]:
-    pairs, where = np.unique(np.stack([what, other], axis=1), axis=0, return_inverse=True)
-    where = where.ravel()
-    sums = np.bincount(where, weights=seconds, minlength=len(pairs))
-    counts = np.bincount(where, minlength=len(pairs))
-    return tuple(item((int(pair[0]), int(pair[1])), float(sums[at]), int(counts[at])) for at, pair in enumerate(pairs))
+    positive: np.ndarray = np.maximum(own, 0.0)
+    return positive

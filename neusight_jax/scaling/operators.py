@@ -37,7 +37,9 @@ _DTYPES: dict[str, str] = {
     "c10::bfloat16": "bf16",
     "bfloat16": "bf16",
     "signed char": "int8",
-    "c10::float8_e4m3fn": "fp8",
+    **dict.fromkeys(("c10::float8_e4m3fn", "c10::float8_e4m3fnuz"), "fp8"),
+    **dict.fromkeys(("c10::float8_e5m2", "c10::float8_e5m2fnuz"), "fp8"),
+    "double": "fp64",
 }
 
 

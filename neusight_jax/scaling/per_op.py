@@ -77,7 +77,7 @@ def trace_of_nodes(nodes: pd.DataFrame, source: str) -> Trace:
             items.append(Measured(f"{node['name']} {phase}", kind, seconds * repeat, repeat, kernels))
     total = sum(item.seconds for item in items)
     note = f"{overhead_s * 1e6:.1f} us of event overhead taken off every node; {nothing} nodes launch nothing"
-    return Trace(source, tuple(items), total, total, (note,))
+    return Trace(source, tuple(items), total, total, (note,), tuple(nodes["device"].astype(str).unique()))
 
 
 def event_overhead_s(nodes: pd.DataFrame) -> float:
@@ -92,10 +92,24 @@ def event_overhead_s(nodes: pd.DataFrame) -> float:
 
 
 def node_kernels(listed: Any, node: Mapping[str, Any]) -> tuple[Kernel, ...]:
-    """Kernels of one phase of a node, from the table's own list (JSON: [kind, sizes] each); empty if it has none."""
+    """Kernels of one phase of a node, from the table's own list (JSON: [kind, sizes] each); empty if it has none.
+
+    Raises: `InputError` when the list, or the node's `input_shapes`, is something else.
+    """
     if not isinstance(listed, str):
         return ()
-    return tuple(kernel for kind, sizes in json.loads(listed) if (kernel := _kernel(kind, sizes, node)) is not None)
+    try:
+        found = (_kernel(kind, sizes, node) for kind, sizes in json.loads(listed))
+        kernels = tuple(kernel for kernel in found if kernel is not None)
+        good = all(0.0 <= size < 1e18 for kernel in kernels for size in kernel.dims.values())
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        good = False
+    if not good:
+        raise InputError(
+            f"node {node.get('name')!r} lists the kernels {listed[:60]!r}, expected JSON with [kind, sizes] of each, "
+            'such as [["Linear", [512, 256, 1024]]]; make the table again'
+        )
+    return kernels
 
 
 def _kernel(kind: str, sizes: Sequence[Any], node: Mapping[str, Any]) -> Kernel | None:

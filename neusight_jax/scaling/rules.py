@@ -14,29 +14,27 @@ Every measured second falls under exactly one of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike
 
-from neusight_jax.arithmetic import DTYPES
+from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.baselines.habitat_wave import memory_boundedness, wave_ratio
+from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.latency import predict_kernels
 from neusight_jax.roofline import element_bytes
-from neusight_jax.scaling.names import tile_of
 from neusight_jax.scaling.occupancy import Limits, resident_blocks
 from neusight_jax.scaling.trace import Measured
 from neusight_jax.terms import Predictor
 from neusight_jax.trust import gpu_ratios
 
 RULES: tuple[str, ...] = ("forecast", "inferred", "wave", "bandwidth", "link", "none")
-INFERRED: tuple[str, ...] = ("gemm", "elementwise", "softmax", "norm", "memory", "reduce")
-"""Kinds whose name is enough to infer a size from the time."""
 USUAL_SHARE = 0.7
 """Share of peak or bandwidth assumed when a size is inferred from a time."""
 USUAL_COLS = 1024.0
@@ -70,17 +68,16 @@ def scaling(
 
     Args:
       plain: carry all of a kernel's deviation from its forecast to the target, as Habitat does.
-    Raises: `InputError` when the target or origin lacks the arithmetic path of a forecast product.
+    Raises: `InputError` when the target lacks the arithmetic path of a product, or a predictor its family.
     """
     rules, ratios = [""] * len(items), np.ones(len(items))
-    work: list[tuple[Kernel, ...]] = []
-    for at, item in enumerate(items):
-        kernels = item.kernels
-        rules[at] = "forecast"
-        if not _covered(kernels, origin, target):
-            kernels = _inferred(item, origin.gpu)
-            rules[at] = "inferred" if _covered(kernels, origin, target) else ""
-        work.append(kernels if rules[at] else ())
+    peaks = product_peaks(origin.gpu)
+    work = [_work(item, origin.gpu, peaks) for item in items]
+    for at, (item, kernels) in enumerate(zip(items, work, strict=True)):
+        if _covered(kernels, origin, target):
+            rules[at] = "forecast" if item.kernels else "inferred"
+        else:
+            work[at] = ()
     before, after = (_forecasts(work, items, machine) for machine in (origin, target))
     share = 1.0 if plain else carried(origin, target)
     for at, item in enumerate(items):
@@ -126,51 +123,114 @@ def figure(value: ArrayLike) -> float:
     return float(np.asarray(value))
 
 
+def work_of(items: Sequence[Measured], origin: GPU) -> KernelTable:
+    """Work of all items that have some, by shapes or by name and time on the origin, in its dtypes, as one table."""
+    peaks = product_peaks(origin)
+    return table_from_kernels(
+        replace(kernel, dtype=_dtype(item, peaks)) for item in items for kernel in _work(item, origin, peaks)
+    )
+
+
+def product_peaks(gpu: GPU) -> dict[str, float]:
+    """Dtypes a GPU multiplies matrices in, and the peak of each, FLOP/s."""
+    return {dtype: float(peak) for dtype, peak in zip(DTYPES, np.asarray(gpu.matrix_paths()), strict=True) if peak > 0}
+
+
+def lacks_path(item: Measured, peaks: Mapping[str, float]) -> bool:
+    """Whether an item is a product in a dtype that a GPU of these peaks, or this package, has no path for."""
+    return multiplies(item) and _dtype(item, peaks) not in peaks
+
+
+PRODUCTS: tuple[str, ...] = ("product", "vector")
+
+
+def _is_product(kernels: Sequence[Kernel]) -> bool:
+    return any(FAMILIES[kernel.family].matrix for kernel in kernels)
+
+
+def multiplies(item: Measured) -> bool:
+    """Whether an item is a matrix product, by its work or by its name."""
+    return _is_product(item.kernels) or (not item.kernels and item.inferred in PRODUCTS)
+
+
+def _dtype(item: Measured, peaks: Mapping[str, float]) -> str:
+    """Dtype an item runs in on a GPU: libraries take fp32 where there is no tf32. Row-wise work in a dtype that this
+    package does not have counts as fp32."""
+    if item.dtype == "tf32" and "tf32" not in peaks:
+        return "fp32"
+    return item.dtype if item.dtype in DTYPES or multiplies(item) else "fp32"
+
+
+def _work(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
+    """What an item computes: by its shapes, else by its name and time; nothing where the origin has no path for it."""
+    if lacks_path(item, peaks):
+        return ()
+    return item.kernels or _inferred(item, origin, peaks)
+
+
 def _covered(kernels: Sequence[Kernel], *machines: Machine) -> bool:
     families = {FAMILIES[kernel.family] for kernel in kernels}
     return bool(families) and all(each.predictor.covers(family) for each in machines for family in families)
 
 
 def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], machine: Machine) -> np.ndarray:
-    """Seconds of the work of every item, 1 where there is none; one table per dtype."""
-    out = np.ones(len(items))
-    for dtype in sorted({item.dtype for item, kernels in zip(items, work, strict=True) if kernels}):
-        chosen = [at for at, kernels in enumerate(work) if kernels and items[at].dtype == dtype]
-        flat = [kernel for at in chosen for kernel in work[at]]
-        if any(FAMILIES[kernel.family].matrix for kernel in flat):
-            machine.gpu.peak_flop_per_s(dtype)
-        table = table_from_kernels([replace(kernel, count=1.0) for kernel in flat], dtype=dtype)
-        seconds = np.asarray(predict_kernels(machine.predictor, machine.gpu, table, isolated=False), np.float64)
-        owner = np.repeat(np.arange(len(chosen)), [len(work[at]) for at in chosen])
-        out[chosen] = np.bincount(owner, weights=seconds, minlength=len(chosen))
+    """Seconds of the work of every item, 1 where there is none; one table of all, so that one program is compiled."""
+    out, peaks = np.ones(len(items)), product_peaks(machine.gpu)
+    chosen = [at for at, kernels in enumerate(work) if kernels]
+    if not chosen:
+        return out
+    dtypes = {at: _dtype(items[at], peaks) for at in chosen}
+    products = [at for at in chosen if _is_product(work[at])]
+    for dtype in sorted({dtypes[at] for at in products}):
+        _require_path(machine.gpu, dtype, [items[at] for at in products if dtypes[at] == dtype])
+    whole = table_from_kernels(replace(kernel, count=1.0, dtype=dtypes[at]) for at in chosen for kernel in work[at])
+    # A program without the families that no kernel is of starts sooner.
+    table = KernelTable({name: batch for name, batch in whole.families.items() if batch.num_rows})
+    seconds = np.asarray(predict_kernels(machine.predictor, machine.gpu, table, isolated=False), np.float64)
+    owner = np.repeat(np.arange(len(chosen)), [len(work[at]) for at in chosen])
+    out[chosen] = np.bincount(owner, weights=seconds, minlength=len(chosen))
     return out
 
 
-def _inferred(item: Measured, origin: GPU) -> tuple[Kernel, ...]:
-    """Work of the item's kind that would take its time per launch on the origin at `USUAL_SHARE` of its limit."""
+def _require_path(gpu: GPU, dtype: str, products: Sequence[Measured]) -> None:
+    try:
+        gpu.peak_flop_per_s(dtype)
+    except InputError as error:
+        first = max(products, key=lambda item: item.seconds).name[:60]
+        raise InputError(
+            f"the run has {len(products)} kinds of products in {dtype} ({first} ...), and {error}; scale it to a GPU "
+            "that has the path"
+        ) from None
+
+
+def _inferred(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
+    """Work of the kind an item's name says that would take its time on the origin at `USUAL_SHARE` of the limit."""
     seconds = item.seconds / max(item.count, 1.0)
-    if item.kind not in INFERRED or not seconds > 0.0 or item.kernels:
+    if not item.inferred or not seconds > 0.0:
         return ()
-    size = float(element_bytes(jnp.array([DTYPES.index(item.dtype)]))[0])
-    if item.kind == "gemm":
-        peak = float(origin.matrix_paths()[DTYPES.index(item.dtype)])
-        if not peak > 0.0:
-            return ()
-        flop, tile = USUAL_SHARE * peak * seconds, tile_of(item.name)
-        if tile is None or item.launch is None:
-            side = max(round((flop / 2.0) ** (1 / 3)), 16)
-            return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": side}),)
-        area = item.launch.blocks * tile[0] * tile[1]
-        side, k = max(round(math.sqrt(area)), 16), max(round(flop / (2.0 * area)), 16)
-        return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": k}),)
-    elements = USUAL_SHARE * figure(origin.mem_bytes_per_s) * seconds / (2.0 * size)
-    dims = {"rows": max(round(elements / USUAL_COLS), 1), "cols": USUAL_COLS, "reads": 1.0, "writes": 1.0}
+    dtype = _dtype(item, peaks)
+    if item.inferred == "product":
+        return _inferred_product(item, USUAL_SHARE * peaks[dtype] * seconds)
+    elements = USUAL_SHARE * figure(origin.mem_bytes_per_s) * seconds / dtype_bytes(dtype)
+    if item.inferred == "vector":  # the matrix is read once
+        side = max(round(math.sqrt(elements)), 16)
+        return (Kernel("linear", "linear", {"batch": 1, "m": 1, "n": side, "k": side}),)
+    dims = {"rows": max(round(elements / 2.0 / USUAL_COLS), 1), "cols": USUAL_COLS, "reads": 1.0, "writes": 1.0}
     family, op = {
         "softmax": ("softmax", "softmax"),
         "norm": ("norm", "layernorm"),
         "elementwise": ("elementwise", "gelu"),
-    }.get(item.kind, ("memory", "copy"))
+    }.get(item.inferred, ("memory", "copy"))
     return (Kernel(family, op, dims),)
+
+
+def _inferred_product(item: Measured, flop: float) -> tuple[Kernel, ...]:
+    if item.tile is None or item.launch is None:
+        side = max(round((flop / 2.0) ** (1 / 3)), 16)
+        return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": side}),)
+    area = item.launch.blocks * item.tile[0] * item.tile[1]
+    side, k = max(round(math.sqrt(area)), 16), max(round(flop / (2.0 * area)), 16)
+    return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": k}),)
 
 
 def _plain_rule(item: Measured, origin: Machine, target: Machine) -> tuple[str, float]:

@@ -6,23 +6,27 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from neusight_jax.checkpoint import load_card, load_predictor
-from neusight_jax.errors import InputError
+from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.gpu_file import load_named_gpu
+from neusight_jax.scaling.assumptions import assumed, origin_notes, origin_of
 from neusight_jax.scaling.occupancy import limits_of
-from neusight_jax.scaling.rules import RULES, Machine, scaling
+from neusight_jax.scaling.reading import read_trace
+from neusight_jax.scaling.rules import RULES, Machine, scaling, work_of
 from neusight_jax.scaling.trace import Trace
 from neusight_jax.terms import Predictor
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+SCHEMA = "neusight_jax.scaled_run/1"
+"""Name and version of the layout of `ScaledRun.to_dict`."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,11 @@ class ScaledRun:
 
     Attributes:
       source, origin, target: names, for people.
-      columns: per kind of launch: name, kind, rule, count, measured_s, ratio, scaled_s (of all launches together).
+      columns: per kind of launch: name, operator, kind, dtype, rule, count, measured_s, ratio, scaled_s; times of all
+        its launches together.
       busy_s, span_s: of the measured run, see `Trace`.
-      notes: what was odd in the trace.
+      notes: what was odd in the trace, left out or assumed.
+      checkpoint: what forecast it; "" for a predictor given as such.
     """
 
     source: str
@@ -43,6 +49,7 @@ class ScaledRun:
     busy_s: float
     span_s: float
     notes: tuple[str, ...] = ()
+    checkpoint: str = ""
 
     @property
     def measured_s(self) -> float:
@@ -78,12 +85,14 @@ class ScaledRun:
         return pd.DataFrame(self.columns)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: totals, coverage by rule, the ten kinds of launches with the most measured time."""
+        """Plain values: totals, coverage by rule, the ten kinds of launches with the most measured time, all notes."""
         top = self.to_frame().nlargest(10, "measured_s")
         return {
+            "schema": SCHEMA,
             "source": self.source,
             "origin": self.origin,
             "target": self.target,
+            "checkpoint": self.checkpoint,
             "measured_s": self.measured_s,
             "scaled_s": self.scaled_s,
             "measured_span_s": self.span_s,
@@ -100,10 +109,10 @@ class ScaledRun:
 
 def scale_trace(
     trace: str | os.PathLike[str] | Trace,
-    origin: str | GPU,
+    origin: str | GPU | None,
     target: str | GPU,
     *,
-    predictor: str | Predictor = "fp32",
+    predictor: str | Predictor | None = None,
     select: Mapping[str, str] | None = None,
     plain: bool = False,
 ) -> ScaledRun:
@@ -116,57 +125,55 @@ def scale_trace(
     the smaller the less the two GPUs are alike (`rules.carried`).
 
     Args:
-      trace: a Chrome trace of the PyTorch profiler (.json, .json.gz), an Nsight Systems CSV, a per-operator Parquet
-        table, or a `Trace` already read.
-      origin, target: names, files or records of GPUs.
-      predictor: a checkpoint name or path, or a predictor (used as it is for both GPUs).
+      trace: a Chrome trace of the PyTorch profiler or of JAX's (.json, .json.gz, or JAX's folder), a CSV of Nsight
+        Systems or rocprof, a per-operator Parquet table, or a `Trace` already read.
+      origin, target: names, files or records of GPUs; origin None = the GPU that the trace names.
+      predictor: a checkpoint name or path, or a predictor (used as it is for both GPUs); None = `tensorcore` when any
+        product of the run computes in another dtype than fp32, else `fp32`.
       select: for per-operator tables with several runs: column -> value.
       plain: measured time times forecast over forecast, all deviations carried.
-    Raises: `InputError` for an unreadable trace, or a GPU that lacks an arithmetic path of the run.
+    Raises: `InputError` for an unreadable trace, one that names no GPU where origin is None, or a target that lacks an
+      arithmetic path of the run.
     """
-    origin_name, origin_machine = _machine(origin, predictor)
-    target_name, target_machine = _machine(target, predictor)
-    read = trace if isinstance(trace, Trace) else read_trace(trace, origin_name, select)
-    rules, ratios = scaling(read.items, origin_machine, target_machine, plain=plain)
+    asked = load_named_gpu(origin)[0] if isinstance(origin, str) else ""
+    read = trace if isinstance(trace, Trace) else read_trace(trace, asked, select)
+    measured_on = origin_of(read) if origin is None else origin
+    origin_name, origin_gpu = _named(measured_on)
+    checkpoint = predictor if predictor is not None else default_checkpoint(work_of(read.items, origin_gpu))
+    here, there = (_machine(gpu, checkpoint) for gpu in (measured_on, target))
+    target_name = _named(target)[0]
+    rules, ratios = scaling(read.items, here, there, plain=plain)
     measured = np.array([item.seconds for item in read.items])
     columns: dict[str, np.ndarray] = {
-        "name": np.array([item.name for item in read.items], object),
-        "kind": np.array([item.kind for item in read.items], object),
+        **{name: np.array([getattr(item, name) for item in read.items], object) for name in _ITEM_COLUMNS},
         "rule": np.array(rules, object),
         "count": np.array([item.count for item in read.items]),
         "measured_s": measured,
         "ratio": ratios,
         "scaled_s": measured * ratios,
     }
-    return ScaledRun(read.source, origin_name, target_name, columns, read.busy_s, read.span_s, read.notes)
+    named = checkpoint if isinstance(checkpoint, str) else ""
+    notes = [
+        *origin_notes(read, origin, origin_name),
+        *read.notes,
+        *assumed(read.items, rules, (origin_name, here.gpu), (target_name, there.gpu), named, chosen=predictor is None),
+    ]
+    spans = (read.busy_s, read.span_s)
+    return ScaledRun(read.source, origin_name, target_name, columns, *spans, tuple(notes), named)
 
 
-def read_trace(path: str | os.PathLike[str], origin: str = "", select: Mapping[str, str] | None = None) -> Trace:
-    """Read a trace by its suffix; `InputError` for one that is not there or of another kind."""
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"{file}: no such file; expected a trace (.json, .json.gz), a CSV or a Parquet table")
-    name = file.name.lower()
-    if name.endswith((".json", ".json.gz", ".trace", ".trace.gz")):
-        from neusight_jax.scaling.kineto import read_kineto
-
-        return read_kineto(file)
-    if name.endswith(".csv"):
-        from neusight_jax.scaling.nsight import read_nsight
-
-        return read_nsight(file)
-    if name.endswith(".parquet"):
-        from neusight_jax.scaling.per_op import read_per_op
-
-        return read_per_op(file, origin or None, select)
-    raise InputError(f"{file}: unknown kind of trace; expected .json, .json.gz, .csv (Nsight Systems) or .parquet")
+_ITEM_COLUMNS: tuple[str, ...] = ("name", "operator", "kind", "dtype")
 
 
-def _machine(gpu: str | GPU, predictor: str | Predictor) -> tuple[str, Machine]:
-    """Name and machine; a catalog name the checkpoint measured is forecast with its effect, a file or record is not."""
-    name, record = ("the given GPU", gpu) if isinstance(gpu, GPU) else load_named_gpu(gpu)
+def _named(gpu: str | GPU) -> tuple[str, GPU]:
+    return ("the given GPU", gpu) if isinstance(gpu, GPU) else load_named_gpu(gpu)
+
+
+def _machine(gpu: str | GPU, predictor: str | Predictor) -> Machine:
+    """A machine; a catalog name the checkpoint measured is forecast with its effect, a file or record is not."""
+    name, record = _named(gpu)
     chosen = predictor
     if isinstance(chosen, str):
         measured = not isinstance(gpu, GPU) and canonical_name(gpu) in load_card(chosen).get("device_effects", {})
         chosen = load_predictor(chosen, name if measured else None)
-    return name, Machine(record, limits_of(name), chosen)
+    return Machine(record, limits_of(name), chosen)

@@ -31,7 +31,7 @@ def scaled_tables(runs: Sequence[ScaledRun]) -> RenderableType:
     ]
     top = [
         [
-            *(row["name"][:60], row["kind"], row["rule"]),
+            *(row["name"][:60], row["operator"][:24], row["kind"], row["dtype"], row["rule"]),
             *(f"{row['count']:g}", duration(row["measured_s"]), f"{row['ratio']:.3f}"),
         ]
         for row in first.to_dict()["most_expensive"]
@@ -39,7 +39,7 @@ def scaled_tables(runs: Sequence[ScaledRun]) -> RenderableType:
     parts: list[RenderableType] = [Text(head, style="bold"), Text("")]
     parts += [table("Forecast", ["GPU", "kernels", "ratio", "with idle time"], totals), Text("")]
     parts += [table("Rules", ["GPU", "rule", "kinds", "measured share", "forecast"], rules, text_columns=2), Text("")]
-    columns = ["kernel", "kind", "rule", "count", "measured", "ratio"]
-    parts += [table(f"Most measured time, ratio to {first.target}", columns, top, text_columns=3)]
-    parts += [Text(f"note: {note}") for note in first.notes]
+    columns = ["kernel", "operator", "kind", "dtype", "rule", "count", "measured", "ratio"]
+    parts += [table(f"Most measured time, ratio to {first.target}", columns, top, text_columns=5)]
+    parts += [Text(f"note: {note}") for note in dict.fromkeys(note for run in runs for note in run.notes)]
     return Group(*parts)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from neusight_jax.arithmetic import DTYPES
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.scaling.names import read_name
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,12 @@ class Measured:
       kind: what the name says it is (`names.KINDS`).
       seconds: measured time of all launches together; count: how many.
       kernels: the work behind one launch in terms this package forecasts; empty if its shapes are unknown.
-      dtype: of that work.
+      dtype: of that work; "fp64" and "int4" too, which no forecast takes.
       launch: grid and block, if known.
+      operator: what launched it, `aten::mm` or an HLO operator; "" if the trace does not say.
+      inferred: the work a size can be inferred of (`names.KernelName.work`); "" = none.
+      tile: output tile of a matrix product, if its name says.
+      dtype_said: whether name or operands said the dtype; else it is taken to be fp32.
     """
 
     name: str
@@ -44,6 +51,10 @@ class Measured:
     kernels: tuple[Kernel, ...] = ()
     dtype: str = "fp32"
     launch: Launch | None = None
+    operator: str = ""
+    inferred: str = ""
+    tile: tuple[int, int] | None = None
+    dtype_said: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class Trace:
       busy_s: time in which at least one kernel ran; less than the sum where streams overlap.
       span_s: from the first start to the last end.
       notes: what was odd in the file, and how it was taken.
+      gpus: names of the GPUs it says it was measured on; empty if it does not say.
     """
 
     source: str
@@ -63,11 +75,52 @@ class Trace:
     busy_s: float
     span_s: float
     notes: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
 
     @property
     def kernel_s(self) -> float:
         """Seconds of all kernels, one after another."""
         return float(sum(item.seconds for item in self.items))
+
+
+def kernel_of_name(
+    name: str,
+    seconds: float,
+    count: float,
+    launch: Launch | None = None,
+    *,
+    operator: str = "",
+    work: tuple[Kernel, ...] = (),
+    operand_dtype: str | None = None,
+) -> Measured:
+    """A measured kernel by what its name says, and what its operator says where the name does not.
+
+    Args:
+      name: of the kernel; seconds, count: of all its launches; launch: grid and block.
+      operator: what launched it; work: what the operator computes. A product is the work of the kernel that multiplies,
+        not of a copy or a reduction launched beside it.
+      operand_dtype: of the operator's operands; a product runs in the dtype its kernel names, as with tf32.
+    """
+    said = read_name(name)
+    if said.kind == "unknown" and operator:
+        said = replace(read_name(operator.removeprefix("aten::")), dtype=said.dtype)
+    product = any(FAMILIES[kernel.family].matrix for kernel in work)
+    fits = said.kind in ("gemm", "moe", "unknown") if product else said.kind not in ("gemm", *MOVES)
+    kernels = work if fits else ()
+    dtype = said.dtype or operand_dtype if product or not work else operand_dtype or said.dtype
+    multiplies = product or said.work in ("product", "vector")
+    if dtype not in DTYPES and not multiplies:
+        dtype = "fp32" if dtype else None  # what only moves bytes is told apart by their number alone
+    return Measured(
+        *(name, said.kind, seconds, count, kernels, dtype or "fp32", launch, operator),
+        inferred="" if kernels else said.work,
+        tile=said.tile,
+        dtype_said=dtype is not None or not multiplies,
+    )
+
+
+MOVES: tuple[str, ...] = ("collective", "transfer", "copy")
+"""Kinds that are not the operator's own work, whatever launched them."""
 
 
 def busy_seconds(starts: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:

@@ -1,0 +1,212 @@
+"""Compiled programs: plainly compiled where they run once, kept between processes, announced where they take long."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import jax
+import jax.export
+import numpy as np
+
+from neusight_jax.errors import InputError
+from neusight_jax.files import write_atomically
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+PLAIN: tuple[dict[str, Any], ...] = (
+    {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
+    {"xla_backend_optimization_level": 0},
+)
+"""XLA's options for a program that is compiled in a fifth of the time and runs several times slower, the best first: an
+XLA that does not know one of them refuses the set."""
+ANNOUNCED_S = 1.0
+"""Seconds of compiling after which a user is told."""
+
+
+def one_shot(function: _Function, closes_over: object = None) -> _Function:
+    """`jax.jit` of a function that runs once or a few times in a process, on arrays of thousands at most.
+
+    On CPUs it is compiled by `PLAIN`; elsewhere, and where it is traced as a part of another program, as `jax.jit`
+    does. Values may differ from those of `jax.jit` by rounding. After `keep_traces` its traces are kept as well.
+
+    Args:
+      function: of positional arguments; returns arrays in tuples, lists and dicts.
+      closes_over: what it depends on beside its arguments and the package, told apart by `repr`.
+    """
+    usual = jax.jit(function)
+
+    @functools.cache
+    def plain() -> Callable[..., Any]:
+        return jax.jit(function, compiler_options=options) if (options := _plain_options()) else usual
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        leaves, tree = jax.tree.flatten(arguments)
+        # JAX takes compiler options of outermost programs only.
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return usual(*arguments)
+        if _traces is None or not _of_this_package(tree):
+            return plain()(*arguments)
+        name = f"{function.__module__}.{function.__qualname__}"
+        values = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
+        kinds = tuple((np.shape(value), str(jax.dtypes.canonicalize_dtype(value.dtype))) for value in values)
+        program = _kept_program(name, repr(closes_over), tree, kinds, function)
+        return program(values) if program is not None else plain()(*arguments)
+
+    return cast(_Function, run)
+
+
+_traces: Path | None = None
+"""Where traces are kept; None = nowhere."""
+
+
+def keep_traces() -> None:
+    """Keep the traces of `one_shot` beside the compiled programs, so that the next process need not trace either.
+
+    For a program's own command line: a trace holds what the package's modules said when it was made, and is found again
+    by the files they came from, so what a session has changed in memory would be overlooked.
+    """
+    global _traces
+    folder = jax.config.jax_compilation_cache_dir
+    kept = folder and os.environ.get("NEUSIGHT_JAX_CACHE") != "0" and jax.default_backend() == "cpu"
+    _traces = Path(folder) / "traces" if kept else None
+
+
+@functools.cache
+def _kept_program(
+    name: str, closes_over: str, tree: Any, kinds: tuple[tuple[tuple[int, ...], str], ...], function: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """The function of a list of leaves from its kept trace, made and kept if there is none; None if it cannot be."""
+    assert _traces is not None
+    said = "\n".join(
+        [_source(), jax.__version__, str(jax.config.jax_enable_x64), name, closes_over, str(tree), str(kinds)]
+    )
+    path = _traces / f"{hashlib.sha256(said.encode()).hexdigest()}.stablehlo"
+    try:
+        exported = jax.export.deserialize(bytearray(path.read_bytes()))
+    except Exception:  # not there, cut short, or of another version: traced again
+        specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
+        flat = jax.jit(lambda leaves: function(*jax.tree.unflatten(tree, leaves)))
+        try:
+            exported = jax.export.export(flat)(specs)
+            write_atomically(path, lambda place: place.write_bytes(exported.serialize()) and None, result=False)
+        except (ImportError, ValueError, TypeError, NotImplementedError, InputError):  # cannot be, or no room
+            return None
+    return jax.jit(exported.call, compiler_options=_plain_options())
+
+
+@functools.cache
+def _source() -> str:
+    """What tells one state of the package's files from another."""
+    root = Path(__file__).parent
+    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".yaml"))
+    return str([(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files])
+
+
+@functools.cache
+def _of_this_package(tree: Any) -> bool:
+    """Whether all records in a tree are the package's own: another's code may change without `_source` knowing."""
+    data = tree.node_data()
+    own = data is None or data[0].__module__.partition(".")[0] in ("builtins", __package__.partition(".")[0], "optax")
+    return own and all(_of_this_package(child) for child in tree.children())
+
+
+@functools.cache
+def _plain_options() -> dict[str, Any] | None:
+    """The first of `PLAIN` that this XLA knows; None on other processors, or where it knows none."""
+    if jax.default_backend() != "cpu":
+        return None
+    for options in PLAIN:
+        try:
+            jax.jit(lambda x: x, compiler_options=options).lower(0.0).compile()
+        except jax.errors.JaxRuntimeError:
+            continue
+        return options
+    return None
+
+
+def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | None:
+    """Keep compiled programs on disk, so that the next process starts in seconds.
+
+    `load_predictor` calls it where JAX has no cache set (`jax_compilation_cache_dir`); call it before for another
+    folder. `NEUSIGHT_JAX_CACHE=0` turns the default off. XLA's messages below fatal are silenced with it, unless
+    `TF_CPP_MIN_LOG_LEVEL` or `jax_logging_level` is set: XLA logs an error for every kept program of a CPU, because its
+    own tuning hints are no features of the processor.
+
+    Args:
+      folder: where; default a folder of this kind of processor in `$XDG_CACHE_HOME/neusight_jax` (`~/.cache`).
+    Returns: the folder in use; None where it is turned off or cannot be written, which is no error.
+    """
+    if folder is None:
+        if jax.config.jax_compilation_cache_dir:
+            return Path(jax.config.jax_compilation_cache_dir)
+        if os.environ.get("NEUSIGHT_JAX_CACHE") == "0":
+            return None
+    try:
+        shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        chosen = Path(folder) if folder is not None else shelf / "neusight_jax" / _processor()
+        chosen.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    if not os.access(chosen, os.W_OK):
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(chosen))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1" and jax.config.jax_logging_level == "NOTSET":  # JAX sets 1
+        from jaxlib import utils
+
+        if hasattr(utils, "absl_set_min_log_level"):
+            utils.absl_set_min_log_level(3)
+    return chosen
+
+
+def _processor() -> str:
+    """A short name for this kind of processor: programs compiled for another may not run here."""
+    features = platform.machine() + platform.processor()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        pass
+    return hashlib.sha256(features.encode()).hexdigest()[:12]
+
+
+def announce_compiling(say: Callable[[], None]) -> None:
+    """Call `say` once, from another thread, when this process has compiled for `ANNOUNCED_S` in all."""
+    spent, kept = 0.0, False
+    timer: threading.Timer | None = None
+    said = threading.Event()
+
+    def tell() -> None:
+        if not said.is_set():
+            said.set()
+            say()
+
+    def begins(event: str, _: float, **__: Any) -> None:
+        nonlocal timer
+        if event.endswith("backend_compile_duration") and not said.is_set() and timer is None:
+            timer = threading.Timer(max(ANNOUNCED_S - spent, 0.0), tell)
+            timer.daemon = True
+            timer.start()
+
+    def found(event: str, **_: Any) -> None:
+        nonlocal kept
+        kept = kept or event.endswith("cache_hits")
+
+    def ends(event: str, seconds: float, **_: Any) -> None:
+        nonlocal spent, timer, kept
+        if event.endswith("backend_compile_duration") and timer is not None:
+            timer.cancel()
+            timer, spent, kept = None, spent + (0.0 if kept else seconds), False
+
+    jax.monitoring.register_event_listener(found)
+    jax.monitoring.register_scalar_listener(begins)
+    jax.monitoring.register_event_duration_secs_listener(ends)

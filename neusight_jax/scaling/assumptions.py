@@ -1,0 +1,123 @@
+"""What a scaled run takes for granted, as notes: where it was measured, what names did not say, the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from neusight_jax.checkpoint import load_card
+from neusight_jax.errors import InputError
+from neusight_jax.gpu import GPU
+from neusight_jax.gpu_catalog import canonical_name, fold_name, gpu_info
+from neusight_jax.scaling.rules import lacks_path, multiplies, product_peaks
+from neusight_jax.scaling.trace import Measured, Trace
+
+
+def origin_of(trace: Trace) -> str:
+    """The GPU that a trace says it was measured on. `InputError` when it names none, several, or one unknown."""
+    known = sorted({name for gpu in trace.gpus if (name := canonical_name(gpu)) is not None})
+    if len(known) == 1:
+        return known[0]
+    said = f"it names {', '.join(trace.gpus)}" if trace.gpus else "it does not say"
+    raise InputError(f"{trace.source}: on which GPU was it measured? {said}; say so with --from GPU")
+
+
+def origin_notes(trace: Trace, asked: str | GPU | None, origin: str) -> list[str]:
+    """A note when a trace says another GPU than the one it is scaled from, or when its word was taken.
+
+    Args:
+      asked: what the user gave; origin: its name in the catalog, or in its file.
+    """
+    if not trace.gpus:
+        return []
+    if asked is None:
+        return [f"measured on {origin}, as the trace says"]
+    others = [
+        gpu for gpu in trace.gpus if (canonical_name(gpu) or gpu) != origin and fold_name(gpu) != fold_name(origin)
+    ]
+    if not others:
+        return []
+    return [
+        f"the trace says it was measured on {', '.join(others)}, and is scaled as if on {origin}: unless that is where "
+        "it ran, give --from the GPU it names"
+    ]
+
+
+def assumed(
+    items: Sequence[Measured],
+    rules: Sequence[str],
+    origin: tuple[str, GPU],
+    target: tuple[str, GPU],
+    checkpoint: str,
+    *,
+    chosen: bool,
+) -> list[str]:
+    """Notes on what was assumed of a run's kernels, with shares of the measured time.
+
+    Args:
+      rules: of every item; origin, target: names and figures.
+      checkpoint: "" for a predictor given as such; chosen: whether it was chosen here.
+    """
+    here, there = product_peaks(origin[1]), product_peaks(target[1])
+    notes = _checkpoint_notes(items, rules, checkpoint, chosen=chosen)
+
+    def say(text: str, which: Callable[[Measured, str], bool]) -> None:
+        found = [item for item, rule in zip(items, rules, strict=True) if which(item, rule)]
+        if found:
+            notes.append(f"{text}: {_share(found, items)}")
+
+    unknown = [rule for item, rule in zip(items, rules, strict=True) if _is_unknown(item, rule)]
+    say(f"names of unknown kind, scaled by {' and '.join(sorted(set(unknown)))}", _is_unknown)
+    say(
+        "products whose names say no dtype, taken to be fp32",
+        lambda item, rule: multiplies(item) and not item.dtype_said,
+    )
+    say(
+        f"products in a dtype that {origin[0]} has no path for here, scaled by grid and bandwidth alone",
+        lambda item, rule: lacks_path(item, here),
+    )
+    say(
+        "products in tf32, taken to run in fp32 where a GPU has no tf32",
+        lambda item, rule: multiplies(item) and item.dtype == "tf32" and not {"tf32"} <= here.keys() & there.keys(),
+    )
+    for name in dict.fromkeys((origin[0], target[0])):
+        estimates = gpu_info(name).estimates if canonical_name(name) == name else ()
+        if estimates:
+            notes.append(f"figures of {name} that are estimates, not public: {', '.join(estimates)}")
+    return notes
+
+
+def _is_unknown(item: Measured, rule: str) -> bool:
+    return item.kind == "unknown" and rule not in ("forecast", "none")
+
+
+def _checkpoint_notes(items: Sequence[Measured], rules: Sequence[str], checkpoint: str, *, chosen: bool) -> list[str]:
+    """Why a checkpoint was chosen, and which products it never saw the dtype of."""
+    if not checkpoint:
+        return []
+    products = [
+        item
+        for item, rule in zip(items, rules, strict=True)
+        if multiplies(item) and rule in ("forecast", "inferred") and item.dtype != "fp32"
+    ]
+    notes = []
+    if chosen and products:
+        dtypes = ", ".join(sorted({item.dtype for item in products}))
+        notes.append(f"checkpoint {checkpoint}, as products run in {dtypes}: {_share(products, items)}")
+    trained: list[str] = load_card(checkpoint).get("trained_dtypes") or []
+    unseen = [item for item in products if trained and item.dtype not in trained]
+    if unseen:
+        dtypes = ", ".join(sorted({item.dtype for item in unseen}))
+        notes.append(
+            f"{checkpoint} was trained on {', '.join(trained)} only, its {dtypes} is an extrapolation: "
+            f"{_share(unseen, items)}"
+        )
+    return notes
+
+
+def _share(found: Sequence[Measured], items: Sequence[Measured]) -> str:
+    """Share of the measured time, and the names with the most of it."""
+    total = sum(item.seconds for item in items)
+    share = sum(item.seconds for item in found) / total if total > 0.0 else 0.0
+    names = list(dict.fromkeys(item.name for item in sorted(found, key=lambda item: -item.seconds)))
+    shown = ", ".join(name[:48] for name in names[:2])
+    return f"{share:.1%} of the time ({shown}{f' and {len(names) - 2} more' if len(names) > 2 else ''})"

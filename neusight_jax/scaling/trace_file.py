@@ -1,0 +1,102 @@
+"""Trace files as bytes and text, whatever they are packed in: plain, gzip, or a zip archive of one file."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from neusight_jax.errors import InputError
+
+_MARKS: tuple[tuple[bytes, str], ...] = (
+    (b"\x1f\x8b", "gzip"),
+    (b"PK\x03\x04", "zip"),
+    (b"PAR1", "parquet"),
+    (b"SQLite format 3\x00", "sqlite"),
+)
+_BYTE_ORDERS: tuple[tuple[bytes, str], ...] = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""A shell of Windows writes what it redirects as UTF-16."""
+PACKED: tuple[str, ...] = (".gz", ".zip")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file's content as a stream, unpacked by what it holds and not by its name.
+
+    Raises: `InputError` when the file is not there, or what it is packed in is damaged.
+    """
+    try:
+        with open(path, "rb", buffering=1 << 20) as file:
+            kind = _kind(file.read(16))
+            file.seek(0)
+            if kind == "gzip":
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    yield cast(IO[bytes], unpacked)
+            elif kind == "zip":
+                with zipfile.ZipFile(file) as archive, archive.open(_member(path, archive)) as member:
+                    yield member
+            else:
+                yield file
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: no such file; expected a trace (.json, .json.gz), a CSV or a Parquet table"
+        ) from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder, expected one file of a trace") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:80] or type(error).__name__
+        raise InputError(f"{path}: the archive is cut off or damaged ({reason}); copy or export it again") from None
+
+
+def content_kind(path: Path) -> str:
+    """What a file holds once it is unpacked: "json", "parquet", "sqlite", "text" or "empty"."""
+    with opened(path) as stream:
+        head = stream.read(4096)
+    kind = _kind(head)
+    if kind:
+        return kind
+    text = head.decode(encoding_of(head), "replace").lstrip("\ufeff \t\r\n")
+    if not text:
+        return "empty"
+    return "json" if text[0] in "{[" and not _is_table(text) else "text"
+
+
+def encoding_of(head: bytes) -> str:
+    """Encoding by a file's first bytes; UTF-8 without a byte-order mark."""
+    return next((name for mark, name in _BYTE_ORDERS if head.startswith(mark)), "utf-8")
+
+
+def read_text(path: Path) -> str:
+    """A file's whole text. `InputError` when it is not text."""
+    with opened(path) as stream:
+        raw = stream.read()
+    try:
+        return raw.decode(encoding_of(raw[:4]))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text (byte {error.start}); export it as UTF-8") from None
+
+
+def _kind(head: bytes) -> str:
+    return next((name for mark, name in _MARKS if head.startswith(mark)), "")
+
+
+def _is_table(text: str) -> bool:
+    """Whether text that begins with a bracket is a row such as `[CUDA memcpy],1,2`."""
+    return text[0] == "[" and text[1:2].isalpha()
+
+
+def _member(path: Path, archive: zipfile.ZipFile) -> str:
+    names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX")]
+    if len(names) != 1:
+        shown = ", ".join(names[:4]) or "nothing"
+        raise InputError(f"{path}: holds {len(names)} files ({shown}), expected one trace; unpack it and give one file")
+    return names[0]
