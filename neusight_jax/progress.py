@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 def follow(items: Collection[T], what: str, console: Console | None) -> Iterable[T]:
-    """The items, with a bar on the console that follows them and goes when they are done; None = quiet."""
-    if console is None or not items:
+    """The items, with a bar that follows them and goes when they are done; on a terminal only. None = quiet."""
+    if console is None or not console.is_terminal or not items:
         return items
     from rich.progress import track
 

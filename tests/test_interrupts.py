@@ -23,7 +23,7 @@ from neusight_jax.files import atomic_folder, write_text_atomically
 
 C = ctypes.CDLL(None)
 
-def stuck(arguments):
+def stuck(arguments, **options):
     {work}
 
 app.run = stuck
@@ -43,12 +43,13 @@ def _interrupted(work: str, folder: Path, number: int = signal.SIGINT) -> tuple[
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, env=environment, stdout=-1, stderr=-1, text=True
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "here\n"
-    begin = time.monotonic()
-    process.send_signal(number)
-    _, said = process.communicate(timeout=30)
-    assert time.monotonic() - begin < 5.0
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        begin = time.monotonic()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        assert time.monotonic() - begin < 5.0
     return process.returncode, said
 
 

@@ -296,7 +296,7 @@ def _kernel_table(kernels: pd.DataFrame) -> RenderableType:
     return table(f"Kernels measured alone: {_TITLE}", header, rows, text_columns=3)
 
 
-_TITLE = "absolute percentage error; how many lie in their 80 % interval, and its mean width, in percent"
+_TITLE = "absolute percentage error; % in their 80 % interval, and its width in %"
 
 
 def _model_table(models: pd.DataFrame) -> RenderableType:
