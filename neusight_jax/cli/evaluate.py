@@ -11,8 +11,10 @@ import typer
 from neusight_jax.cli.console import progress_console, remark, show, show_json
 from neusight_jax.cli.measured import measured_devices
 from neusight_jax.cli.options import DropInvalid, MeasurementFolders
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing, write_text_atomically
+
+PROTOCOLS = ("logo", "logo-size", "architecture", "seen", "logo-models", "few-shot")
 
 
 def evaluate(
@@ -120,6 +122,8 @@ def evaluate(
 
 def _check_options(protocol: str | None, checkpoint: str | None, seeds: int | None, baseline: list[str] | None) -> None:
     """`InputError` for options that the kind of evaluation asked for would not heed."""
+    if protocol is not None and protocol not in PROTOCOLS:
+        raise unknown_name("protocol", protocol, PROTOCOLS)
     if protocol is None and seeds is not None:
         raise InputError("--seeds belongs to --protocol: a checkpoint is scored as it is; leave it out")
     if protocol is not None and checkpoint is not None:

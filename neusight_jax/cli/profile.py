@@ -59,6 +59,8 @@ def profile(
     from neusight_jax.profiling.run import profile as measure
 
     target = output
+    if not resume and kept_kernels(target):
+        remark(f"note: an unfinished run beside {target} is forgotten; --resume would go on with it")
     with interrupts.kept_as(lambda: kept_kernels(target)):
         card = measure(
             output,

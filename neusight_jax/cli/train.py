@@ -10,12 +10,15 @@ from neusight_jax.cli import interrupts
 from neusight_jax.cli.console import progress_console, remark
 from neusight_jax.cli.measured import measured_devices
 from neusight_jax.cli.options import DropInvalid, MeasurementFolders, OutputFolder
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, unknown_name
 
 
 def train(
     measurements: MeasurementFolders,
-    recipe: Annotated[str, typer.Option("--recipe", help="What to train: fp32, or a baseline, e.g. gbt.")],
+    recipe: Annotated[
+        str,
+        typer.Option("--recipe", help="fp32, tensorcore, fp32-neusight, tiny (a trial), or a baseline, e.g. gbt."),
+    ],
     output: OutputFolder,
     hold_out: Annotated[
         list[str] | None, typer.Option("--hold-out", metavar="DEVICE", help="GPUs whose rows are left out.")
@@ -31,7 +34,9 @@ def train(
     from neusight_jax.training.recipes import train as train_recipe
     from neusight_jax.training.systems import BASELINES, train_baseline
 
-    if recipe in BASELINES and recipe not in RECIPES:
+    if recipe not in (*RECIPES, *BASELINES):
+        raise unknown_name("recipe", recipe, (*RECIPES, *BASELINES))
+    if recipe not in RECIPES:
         if resume:
             raise InputError(f"--resume is not for {recipe}: a baseline is fitted in one go; leave it out")
         card = train_baseline(measurements, recipe, output, held_out, seed, drop_invalid=drop_invalid)
