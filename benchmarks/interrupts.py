@@ -1,13 +1,13 @@
 """Ctrl-C at random moments of five commands: exit code, time to exit, what is said, what is left behind.
 
-    python benchmarks/interrupts.py MEASUREMENTS [--times 10] [--seed 0] [--only predict sweep]
+    python benchmarks/interrupts.py MEASUREMENTS [--times 10] [--seed 0] [--latest 15] [--only predict sweep]
 
 Programs are compiled anew in every run (no cache), so that most interruptions fall into compilations, where Python
-cannot run a signal handler. Moments are drawn evenly over `LATEST_S`, or to the end of a command that ends sooner,
-from when the program listens: 0.05 s of CPU after its start. Before, the interpreter itself is starting, and ends by
-the signal (130 in a shell, with its own traceback) or, rarely, overhears it. What `sweep` and `train` keep to go on
-with (a hidden folder) is not left behind: the last column counts the runs that kept some, each of which must say
-`--resume`, and no other.
+cannot run a signal handler. Moments are drawn evenly over the first 15 s (`--latest`), or to the end of a command that
+ends sooner, from when the program listens: 0.05 s of CPU after its start. Before, the interpreter itself is starting,
+and ends by the signal (130 in a shell, with its own traceback) or, rarely, overhears it. What `sweep` and `train` keep
+to go on with (a hidden folder) is not left behind: the last column counts the runs that kept some, each of which must
+say `--resume`, and no other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LATEST_S = 15.0
 WITHIN_S = 2.0
 POINTS = ("--range", "num_sms=10:160", "mem_bytes_per_s=1e11:1e13", "--samples", "20000", "--chunk", "256")
 
@@ -99,12 +98,13 @@ def main() -> None:
     parser.add_argument("measurements")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--latest", type=float, default=15.0)
     parser.add_argument("--only", nargs="*", default=[])
     chosen = parser.parse_args()
     moments = random.Random(chosen.seed)
     print(f"{'command':10} {f'130 in {WITHIN_S:.0f} s':>16} {'slowest s':>10} {'left behind':>12} {'--resume':>9}")
     for name in chosen.only or commands(chosen.measurements, Path()):
-        tally, done, latest_s = Tally(), 0, LATEST_S
+        tally, done, latest_s = Tally(), 0, chosen.latest
         while done < chosen.times:
             with tempfile.TemporaryDirectory() as folder:
                 home = Path(folder)
