@@ -72,6 +72,8 @@ def interrupt(arguments: list[str], home: Path, moment_s: float, tally: Tally) -
     begin = time.monotonic()
     _, said = process.communicate()
     seconds = time.monotonic() - begin
+    if process.returncode == 0 and seconds <= WITHIN_S:
+        return False  # its output was out
     lines = [line for line in said.splitlines() if line.startswith("interrupted; ")]
     strange = [line for line in said.splitlines() if "Traceback" in line or "Error" in line or "Fatal" in line]
     left = [path for path in home.rglob("*") if path.name != "tmp" and not _resumable(path, home)]
