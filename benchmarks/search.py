@@ -1,6 +1,6 @@
 """The design search beside random search, CMA-ES and TPE at equal numbers of forecasts, and an exhaustive grid.
 
-    pip install 'neusight-jax[bench]'
+    pip install '.[bench]'
     python benchmarks/search.py --seeds 10 --grid 32 [--methods NAME ...] [--json FILE]
 
 Problem: SM count, clock, bandwidth and L2 of an H100-like machine, for GPT-3 XL training and BERT-large inference

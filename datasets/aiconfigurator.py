@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rich.console import Console
 
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.errors import InputError
-from neusight_jax.files import atomic_folder, refuse_existing
+from neusight_jax.files import atomic_folder, refuse_existing, scratch_folder
+from neusight_jax.progress import follow
 
 PACKAGE = "aiconfigurator_core"
 DATA = Path("systems") / "data"
@@ -220,7 +221,9 @@ class AiconfiguratorReport:
         return out
 
 
-def import_aiconfigurator(source: Path | str | None, output: Path | str) -> AiconfiguratorReport:
+def import_aiconfigurator(
+    source: Path | str | None, output: Path | str, console: Console | None = None
+) -> AiconfiguratorReport:
     """Import the clean part of `aiconfigurator-core` into a folder of the measurement schema.
 
     Rows faster than light are left out and counted: a working set beyond L2 that beats the memory bandwidth was warm
@@ -228,14 +231,14 @@ def import_aiconfigurator(source: Path | str | None, output: Path | str) -> Aico
 
     Args:
       source: an unpacked wheel, a wheel, or None for the installed package (extra `aiconfigurator`).
-      output: folder to write, new or empty; gets `kernels/*.parquet` and `ATTRIBUTION`.
+      output: folder to write, new or empty; gets `kernels/*.parquet` and `ATTRIBUTION`; console: for progress.
     Raises: `InputError` when the source holds no such data.
     """
     target = Path(output)
     refuse_existing(target)
     with _package(source) as root:
         version = _version(root)
-        tables = {rule.name: _read(root, rule) for rule in RULES}
+        tables = {rule.name: _read(root, rule) for rule in follow(RULES, "reading", console)}
     if not any(len(frame) for frame, _ in tables.values()):
         raise InputError(f"{source or PACKAGE}: holds no row that the rules take; expected aiconfigurator-core 0.12")
     rows: dict[str, int] = {}
@@ -260,20 +263,20 @@ def _package(source: Path | str | None) -> Iterator[Path]:
         found = importlib.util.find_spec(PACKAGE)
         if found is None or not found.submodule_search_locations:
             raise InputError(
-                "aiconfigurator-core is not installed; `pip install 'neusight-jax[aiconfigurator]'`, or give the path "
-                "of its wheel or of the unpacked wheel"
+                "aiconfigurator-core is not installed; from the clone: `pip install '.[aiconfigurator]'`, or give the "
+                "path of its wheel or of the unpacked wheel"
             )
         yield Path(next(iter(found.submodule_search_locations)))
         return
     path = Path(source)
     if path.suffix == ".whl" and path.is_file():
-        with TemporaryDirectory() as folder:
+        with scratch_folder() as folder:
             try:
                 with zipfile.ZipFile(path) as wheel:
                     wheel.extractall(folder)
             except (zipfile.BadZipFile, OSError) as error:
                 raise InputError(f"{path}: not a whole wheel ({error}); download it again") from None
-            yield _root(Path(folder), path)
+            yield _root(folder, path)
         return
     yield _root(path, path)
 

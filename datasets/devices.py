@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -47,10 +48,34 @@ def own_devices(roots: Iterable[Path]) -> tuple[dict[str, GPU], tuple[str, ...]]
     return own, tuple(notes)
 
 
-def canonical_devices(names: Iterable[str], roots: Iterable[Path]) -> list[str]:
-    """Canonical names of devices, of the catalog or of measurement folders; `InputError` for an unknown one."""
-    own, _ = own_devices(roots)
-    return [find_device(name, own)[0] for name in names]
+def measured_device(name: str, measured: Collection[str]) -> str:
+    """The measured device that a name means, the catalog's other boards aside.
+
+    "V100" is the catalog's alias of one V100; where another one was measured, and no other, it means that one.
+
+    Args:
+      name: as a user spells it; measured: canonical names.
+    Raises: `InputError` listing the measured devices when none answers to the name, or several do.
+    """
+    canonical = name if name in measured else canonical_name(name)
+    if canonical in measured:
+        return str(canonical)
+    model, *rest = _words(name) or [""]
+    near = [each for each in sorted(measured) if _words(each)[:1] == [model] and set(rest) <= set(_words(each))]
+    if len(near) == 1:
+        return near[0]
+    if near:
+        raise InputError(f"{name!r} may be {' or '.join(near)}: these were measured; give one name in full")
+    listed = f"measured here: {', '.join(sorted(measured)) or 'no named device'}"
+    if canonical is None:
+        raise InputError(f"unknown GPU {name!r}; {listed}")
+    raise InputError(f"{canonical} ({name!r}) has no rows in the measurements; {listed}")
+
+
+def _words(name: str) -> list[str]:
+    """The words of a GPU's name, the model's first: brands and product lines left out."""
+    words = [word for word in re.split(r"[\s_\-()]+", name.lower()) if word]
+    return [word for word in words if word not in ("nvidia", "amd", "intel", "tesla", "instinct", "geforce")]
 
 
 def _gpu_files(root: Path) -> list[Path]:

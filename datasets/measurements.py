@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets import schema
-from neusight_jax.datasets.devices import NONE_OWN, find_device, own_devices
+from neusight_jax.datasets.devices import NONE_OWN, find_device, measured_device, own_devices
 from neusight_jax.datasets.model_tables import END_TO_END, PER_OP, ModelTable, check_models
 from neusight_jax.datasets.row_checks import FRAME_COLUMNS, check_rows, join_problems, refusal
 from neusight_jax.errors import InputError, unknown_name
@@ -61,10 +62,6 @@ class Measurements:
         """Figures of a device of these measurements; `InputError` for an unknown one."""
         return find_device(device, self.own)[1]
 
-    def device(self, name: str) -> str:
-        """Canonical name of a device; `InputError` for an unknown one."""
-        return find_device(name, self.own)[0]
-
 
 def read_measurements(
     paths: Sequence[Path | str] | Path | str,
@@ -78,7 +75,7 @@ def read_measurements(
     Args:
       paths: Parquet files of the schema, or folders that hold some, or that hold `kernels/`, `kernels_amd/`, `models/`.
       on_invalid: what to do with bad rows: "refuse" raises, "drop" leaves them out and lists them in `problems`.
-      devices: only rows of these GPUs (names or aliases); rows of others are not even checked.
+      devices: only rows of these GPUs (see `find_measured`); rows of others are not even checked.
       ops: only these operators (schema names such as `ln`, or families).
     Raises: `InputError` when a path holds nothing of the schema, a file is unreadable, a column is missing, rows are
       bad (and not dropped), or nothing is left.
@@ -91,7 +88,7 @@ def read_measurements(
         raise InputError("no measurements were given; expected Parquet files or folders of the measurement schema")
     kernels, end_to_end, per_op = _find(roots)
     own, own_notes = own_devices(roots)
-    wanted = None if devices is None else {find_device(name, own)[0] for name in devices}
+    wanted = None if devices is None else set(find_measured(devices, roots))
     frames, problems = [], []
     total = bad = 0
     for file in kernels:
@@ -113,6 +110,31 @@ def read_measurements(
     frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
     notes = tuple(own_notes)
     return Measurements(frame, listed, tables[END_TO_END.name], tables[PER_OP.name], notes, own)
+
+
+def find_measured(names: Iterable[str], paths: Sequence[Path | str]) -> list[str]:
+    """Canonical names of the measured devices that names or aliases mean (`devices.measured_device`).
+
+    Args:
+      names: as a user spells them; paths: as `read_measurements`.
+    Raises: `InputError` for a device without rows, listing those that have some.
+    """
+    names = list(names)
+    measured = measured_names(paths) if names else set()
+    return [measured_device(name, measured) for name in names]
+
+
+def measured_names(paths: Sequence[Path | str]) -> set[str]:
+    """Canonical names of the devices that have rows in measurements; nothing else is read, or checked."""
+    roots = [Path(path) for path in paths]
+    own, _ = own_devices(roots)
+    names: set[str] = set()
+    for file in (file for files in _find(roots) for file in files):
+        raw = _read_csv(file) if file.suffix.lower() == ".csv" else _read_parquet(file, ("device",))
+        for given in raw["device"].dropna().unique() if "device" in raw else ():
+            with suppress(InputError):
+                names.add(find_device(str(given), own)[0])
+    return names
 
 
 def read_kernels(path: Path | str) -> KernelTable:
@@ -161,7 +183,7 @@ def read_measured_on(
     if bad and on_invalid == "refuse":
         raise refusal(bad, total, listed)
     if not sum(map(len, frames)):
-        raise _nothing_left(roots, bad, {name}, None)
+        raise _nothing_left(roots, bad, {name}, None, measured_names(roots))
     return Measurements(_concat(frames), listed)
 
 
@@ -321,11 +343,18 @@ def _concat(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(filled, ignore_index=True)
 
 
-def _nothing_left(roots: Iterable[Path], bad: int, devices: set[str] | None, ops: set[str] | None) -> InputError:
+def _nothing_left(
+    roots: Iterable[Path],
+    bad: int,
+    devices: set[str] | None,
+    ops: set[str] | None,
+    measured: Iterable[str] = (),
+) -> InputError:
     where = ", ".join(str(root) for root in roots)
     if bad:
         return InputError(f"all {bad} measurement rows of {where} are bad; none is left once they are dropped")
     if not devices and not ops:
         return InputError(f"{where}: no measurements of an operator that a family models; measure others")
     asked = [f"device {name!r}" for name in sorted(devices or ())] + [f"op {name!r}" for name in sorted(ops or ())]
-    return InputError(f"{where}: no measurements of {', '.join(asked)}; ask for others or give more folders")
+    listed = "".join(f"; measured here: {', '.join(names)}" for names in [sorted(measured)] if names)
+    return InputError(f"{where}: no measurements of {', '.join(asked)}{listed}; ask for others or give more folders")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import is_amd
@@ -20,6 +21,7 @@ from neusight_jax.datasets.neusight_files import NotASweep, Sweep, read_device, 
 from neusight_jax.datasets.row_checks import check_rows, join_problems, refusal
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing
+from neusight_jax.progress import follow
 
 GPUS_FILE = "gpus.json"
 """Where the device figures found in the tree go, in the output folder: name -> fields of `GPU`, base units."""
@@ -67,13 +69,16 @@ class ImportReport:
         return out
 
 
-def import_neusight(source: Path | str, output: Path | str, *, on_invalid: OnInvalid = "refuse") -> ImportReport:
+def import_neusight(
+    source: Path | str, output: Path | str, *, on_invalid: OnInvalid = "refuse", console: Console | None = None
+) -> ImportReport:
     """Turn a NeuSight checkout into a folder of the measurement schema, whole or not at all.
 
     Args:
       source: the checkout, or any folder of its CSV sweeps (latency in milliseconds).
       output: the folder to write; may exist only if empty.
       on_invalid: what to do with bad rows: "refuse" raises, "drop" leaves them out and lists them in the report.
+      console: for progress.
     Raises: `InputError` when the source is missing or holds no sweep, rows are bad (and not dropped), or the output is
       not empty or cannot be written.
     """
@@ -83,7 +88,7 @@ def import_neusight(source: Path | str, output: Path | str, *, on_invalid: OnInv
     if not source.is_dir():
         raise InputError(f"{source} is not a folder; expected a checkout of github.com/sitar-lab/NeuSight")
     refuse_existing(output)
-    sweeps, unrecognised = _sweeps(source)
+    sweeps, unrecognised = _sweeps(source, console)
     if not sweeps:
         detail = f"; {unrecognised[0][0]}: {unrecognised[0][1]}" if unrecognised else ""
         raise InputError(
@@ -122,9 +127,9 @@ def _walk(source: Path, suffix: str) -> Iterator[tuple[Path, str]]:
             yield path, relative.as_posix()
 
 
-def _sweeps(source: Path) -> tuple[list[Sweep], list[tuple[str, str]]]:
+def _sweeps(source: Path, console: Console | None) -> tuple[list[Sweep], list[tuple[str, str]]]:
     sweeps, unrecognised = [], []
-    for path, name in _walk(source, ".csv"):
+    for path, name in follow(list(_walk(source, ".csv")), "reading", console):
         try:
             sweeps.append(read_sweep(path, name))
         except NotASweep as error:

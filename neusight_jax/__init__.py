@@ -6,14 +6,16 @@ The public names below load their module on first use, so that importing the pac
 from __future__ import annotations
 
 import importlib
+import os as _os
 import sys
-from pathlib import Path as _Path
 from types import ModuleType as _ModuleType
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # not of `typing`, whose import takes as long as all of this file
 if TYPE_CHECKING:
+    from typing import Any
+
     from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
     from neusight_jax.compare import Comparison, Prices, compare, read_prices
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from neusight_jax.graph.jaxpr import graph_from_function
     from neusight_jax.graph.torch_export import graph_from_torch
     from neusight_jax.graph.trace_options import TraceOptions
+    from neusight_jax.intervals import predict_kernel_intervals
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
     from neusight_jax.programs import use_compile_cache
@@ -68,6 +71,7 @@ __all__ = [
     "load_gpu",
     "load_predictor",
     "predict",
+    "predict_kernel_intervals",
     "predict_kernels",
     "read_kernels",
     "read_measurements",
@@ -96,6 +100,7 @@ _HOMES = {
     "graph.jaxpr": ("graph_from_function",),
     "graph.torch_export": ("graph_from_torch",),
     "graph.trace_options": ("TraceOptions",),
+    "intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
     "training.calibration": ("calibrate",),
@@ -108,10 +113,10 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_root = _Path(__file__).resolve().parent.parent
-if (_root / "pyproject.toml").exists() and (_root / "training").is_dir():
+_root = _os.path.dirname(_os.path.dirname(_os.path.realpath(__file__)))
+if _os.path.exists(_os.path.join(_root, "pyproject.toml")) and _os.path.isdir(_os.path.join(_root, "training")):
     # A source checkout: `training/`, `datasets/` and `checkpoints/` lie beside this folder and install below it.
-    __path__.append(str(_root))
+    __path__.append(_root)
 
 
 class _Package(_ModuleType):

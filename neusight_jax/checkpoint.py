@@ -1,7 +1,7 @@
 """Checkpoints: a folder with `weights.safetensors` and `card.json`. No pickle anywhere.
 
 The card says what the predictor is (kind, sizes), what it was trained on, which GPUs were held out, its errors per
-family and GPU, and the command that remakes it.
+family and GPU, the command that remakes it, and digests of itself and the weights (`digest`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
+from neusight_jax import digest
 from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
@@ -82,7 +83,7 @@ def checkpoint_folder(name_or_path: str | os.PathLike[str]) -> Path:
 
 
 def load_card(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The card of a checkpoint; `InputError` if it is missing, not JSON, or of another format version."""
+    """The card of a checkpoint; `InputError` if it is missing, damaged, not JSON, or of another format version."""
     path = checkpoint_folder(name_or_path) / CARD
     try:
         card = json.loads(path.read_text())
@@ -97,7 +98,19 @@ def load_card(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{path}: format {card['format']!r}, this version reads format {FORMAT}; "
             "train it again or install the version that wrote it"
         )
+    digest.check_card(card, path)
     return card
+
+
+def card_notes(card: Mapping[str, Any], checkpoint: str) -> list[str]:
+    """What to know of a checkpoint before trusting any of its forecasts, whatever the GPU and model: sentences."""
+    notes = []
+    if card.get("interrupted"):
+        where = ", ".join(f"{name} at step {step}" for name, step in card["interrupted"].items())
+        notes.append(f"the training of {checkpoint} was interrupted ({where}): its weights are unfinished")
+    if digest.KEY not in card:
+        notes.append(f"{checkpoint}: its weights carry no digest, so that damage to them would not be noticed")
+    return notes
 
 
 def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = None) -> Predictor:
@@ -117,11 +130,13 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     card = load_card(folder)
     path = folder / WEIGHTS
     try:
-        flat = load_file(path)
+        content = path.read_bytes()
+        flat = load(content)
     except FileNotFoundError:
         raise InputError(f"{path}: missing; a checkpoint is a folder with {CARD} and {WEIGHTS}") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: not a whole safetensors file ({error}); copy the checkpoint again") from None
+    digest.check_weights(card, content, path)
     try:
         template = jax.eval_shape(lambda: untrained(card["kind"], card["architecture"]))
     except (KeyError, TypeError, AttributeError) as error:
@@ -239,8 +254,8 @@ def with_effect(predictor: MixturePredictor, effects: Mapping[str, Sequence[floa
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
-    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `PARTS` and, in the
-    architecture, `ADDED` are added."""
+    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `PARTS`, digests and, in
+    the architecture, `ADDED` are added."""
     own = {key: _known(predictor, part) for key, part in PARTS.items()}
     flat = tree_to_arrays(functools.reduce(lambda bare, part: _with_known(bare, part, {}), PARTS.values(), predictor))
     stack = [name for name, each in _families(predictor).items() if each.stack_network is not None]
@@ -248,10 +263,12 @@ def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: 
     parts = (stack, list(trust.other_vendor), list(trust.labelled or ())) if trust else (stack, [], [])
     architecture = {key: value for key, value in card["architecture"].items() if key not in ADDED}
     architecture |= {key: names for key, names in zip(ADDED, parts, strict=True) if names}
-    card = {**card, "architecture": architecture, **{key: value for key, value in own.items() if value}}
+    known = {key: value for key, value in own.items() if value}
+    card = json.loads(json.dumps({"format": FORMAT, **card, "architecture": architecture, **known}))
+    weights = save(flat)
     with atomic_folder(Path(folder)) as beside:
-        (beside / WEIGHTS).write_bytes(save(flat))
-        (beside / CARD).write_text(json.dumps({"format": FORMAT, **card}, indent=1) + "\n")
+        (beside / WEIGHTS).write_bytes(weights)
+        (beside / CARD).write_text(json.dumps({**card, digest.KEY: digest.digests(card, weights)}, indent=1) + "\n")
 
 
 def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:

@@ -21,7 +21,7 @@ def write_plot(found: Comparison, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("a plot needs matplotlib; install it with `pip install 'neusight-jax[plot]'`") from None
+        raise InputError("a plot needs matplotlib; install it with `pip install '.[plot]'`") from None
     items = [item for item in reversed(found.candidates) if item.latency_s is not None]
     priced = any(item.cost_per_million_tokens is not None for item in items)
     figure = Figure(figsize=(10 if priced else 6, 1 + 0.4 * len(items)), layout="constrained")

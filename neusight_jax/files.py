@@ -1,20 +1,85 @@
-"""Writing files and folders whole or not at all: write beside, then rename."""
+"""Writing files and folders whole or not at all: write beside, then rename.
+
+What is being written is known to `abandon`, for a program that has to stop at once and cannot wait for the writer.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from neusight_jax.errors import InputError
 
 
-def _temporary(path: Path) -> Path:
-    """A hidden name beside `path` that keeps its suffix."""
-    return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{path.suffix}")
+@dataclass(eq=False)
+class _Writing:
+    """A file or folder on its way.
+
+    Attributes:
+      temporary, path: where it is filled, and where it goes.
+      whole: whether it is filled and being renamed; result: whether it is what a user asked for.
+    """
+
+    temporary: Path
+    path: Path
+    whole: bool = False
+    result: bool = True
+
+
+_ONGOING: list[_Writing] = []
+_WRITTEN: deque[Path] = deque(maxlen=64)
+
+
+@contextmanager
+def _beside(path: Path, result: bool = True) -> Iterator[Path]:
+    """A hidden name beside `path` that keeps its suffix; what the block writes there becomes `path`, or is removed."""
+    writing = _Writing(path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{path.suffix}"), path, result=result)
+    _ONGOING.append(writing)
+    try:
+        yield writing.temporary
+        writing.whole = True
+        os.replace(writing.temporary, path)
+    finally:
+        _settle(writing)
+        _ONGOING.remove(writing)
+
+
+def _settle(writing: _Writing) -> None:
+    """Note what was renamed; remove what was not."""
+    if writing.whole and not writing.temporary.exists():
+        _WRITTEN.extend([writing.path] if writing.result else [])
+    elif writing.temporary.is_dir():
+        shutil.rmtree(writing.temporary, ignore_errors=True)
+    else:
+        writing.temporary.unlink(missing_ok=True)
+
+
+def forget_written() -> None:
+    """A new command begins: it has written nothing yet."""
+    _WRITTEN.clear()
+
+
+def abandon(within_s: float = 0.3) -> list[Path]:
+    """Remove all that is half-written, whatever its writer does meanwhile.
+
+    Args:
+      within_s: how long to try again while the writer goes on making files, seconds.
+    Returns: the last files and folders that this process has written and that are still there.
+    """
+    deadline = time.monotonic() + within_s
+    for writing in list(_ONGOING):
+        _settle(writing)
+        while writing.temporary.exists() and time.monotonic() < deadline:
+            _settle(writing)
+    return [path for path in dict.fromkeys(_WRITTEN) if path.exists()]
 
 
 def _cannot_write(path: Path, error: OSError) -> InputError:
@@ -29,25 +94,23 @@ def _make_parent(path: Path) -> None:
         raise _cannot_write(path, error) from error
 
 
-def write_atomically(path: Path | str, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path | str, write: Callable[[Path], None], *, result: bool = True) -> None:
     """Write a file whole or not at all.
 
     Args:
       path: where the file goes; missing parent folders are made, an existing file is replaced.
       write: writes the content to the path it is given, which lies beside `path`.
+      result: what a user asked for, not something kept on the side; an interrupted command names the first.
     Raises: `InputError` when the system refuses (not writable, disk full); the temporary file is removed then, and on
       any other exception including `KeyboardInterrupt`.
     """
     path = Path(path)
     _make_parent(path)
-    temporary = _temporary(path)
     try:
-        write(temporary)
-        os.replace(temporary, path)
+        with _beside(path, result) as temporary:
+            write(temporary)
     except OSError as error:
         raise _cannot_write(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text_atomically(path: Path | str, text: str) -> None:
@@ -71,15 +134,37 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     refuse_existing(path)
     _make_parent(path)
-    temporary = _temporary(path)
     try:
-        temporary.mkdir()
-        yield temporary
-        os.replace(temporary, path)
+        with _beside(path) as temporary:
+            temporary.mkdir()
+            yield temporary
     except OSError as error:
         raise _cannot_write(path, error) from error
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder among the system's temporary files that is gone when the block ends."""
+    writing = _Writing(Path(tempfile.mkdtemp(prefix="neusight-jax-")), Path())
+    _ONGOING.append(writing)
+    try:
+        yield writing.temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _settle(writing)
+        _ONGOING.remove(writing)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, if it is there, whole or not at all."""
+    writing = _Writing(path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}"), path)
+    _ONGOING.append(writing)
+    try:
+        os.replace(path, writing.temporary)
+    except FileNotFoundError:
+        pass
+    finally:
+        _settle(writing)
+        _ONGOING.remove(writing)
 
 
 def refuse_existing(path: Path | str) -> None:

@@ -96,7 +96,7 @@ def _kept_program(
         flat = jax.jit(lambda leaves: function(*jax.tree.unflatten(tree, leaves)))
         try:
             exported = jax.export.export(flat)(specs)
-            write_atomically(path, lambda place: place.write_bytes(exported.serialize()) and None)
+            write_atomically(path, lambda place: place.write_bytes(exported.serialize()) and None, result=False)
         except (ImportError, ValueError, TypeError, NotImplementedError, InputError):  # cannot be, or no room
             return None
     return jax.jit(exported.call, compiler_options=_plain_options())

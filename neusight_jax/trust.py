@@ -151,11 +151,17 @@ class KernelInterval:
     shape_widening: Float[Array, " kernel"]
 
 
+def has_intervals(predictor: Predictor, family: Family) -> bool:
+    """Whether a predictor carries intervals of a family."""
+    trust: Trust | None = getattr(predictor, "trust", None)
+    return trust is not None and family.network in trust.kernels
+
+
 def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: KernelBatch) -> KernelInterval:
     """The 80 % interval of isolated kernels of one family (module docstring); NaN bounds without a trust record."""
     trust: Trust | None = getattr(predictor, "trust", None)
     one = jnp.ones(batch.row.shape)
-    if trust is None or family.network not in trust.kernels:
+    if trust is None or not has_intervals(predictor, family):
         return KernelInterval(jnp.nan * one, jnp.nan * one, one, one)
     features = family.features(batch.dims, element_bytes(batch.dtype))
     low, high = trust.shape_range[family.network]

@@ -10,15 +10,22 @@ import pytest
 from refusals import Fails
 from safetensors.numpy import load_file, save_file
 
-from neusight_jax.checkpoint import CARD, WEIGHTS
+import neusight_jax as nj
+from neusight_jax.checkpoint import CARD, WEIGHTS, card_notes
+from neusight_jax.cli import run
+from neusight_jax.digest import KEY
+from neusight_jax.digest import main as digest_main
 
 
 def _rewrite_card(folder: Path, **changes: Any) -> None:
+    """Change a card, which then has no digests: as one of a version that wrote none."""
     card = json.loads((folder / CARD).read_text())
+    card.pop(KEY, None)
     (folder / CARD).write_text(json.dumps({**card, **changes}))
 
 
 def _rewrite_weights(folder: Path, change: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> None:
+    _rewrite_card(folder)
     save_file(dict(change(load_file(folder / WEIGHTS))), folder / WEIGHTS)
 
 
@@ -83,3 +90,68 @@ def test_leaf_not_finite(predict_fails: Fails, own: Path) -> None:
     leaf = sorted(load_file(own / WEIGHTS))[0]
     _rewrite_weights(own, lambda flat: {**flat, leaf: np.full_like(flat[leaf], np.nan)})
     assert f"leaf {leaf} holds values that are not finite" in predict_fails(checkpoint=str(own))
+
+
+def _flip(path: Path, bits: int, random: np.random.Generator) -> None:
+    content = bytearray(path.read_bytes())
+    for place in random.choice(8 * len(content), bits, replace=False):
+        content[place // 8] ^= 1 << (place % 8)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [CARD, WEIGHTS])
+@pytest.mark.parametrize("bits", [1, 20])
+def test_flipped_bits(own: Path, name: str, bits: int) -> None:
+    """Of any copy that is not the one written, not even one loads."""
+    whole, random = (own / name).read_bytes(), np.random.default_rng(bits)
+    for _ in range(25):
+        _flip(own / name, bits, random)
+        with pytest.raises(nj.InputError, match=r"copy the checkpoint again|this version reads format|no `format`"):
+            nj.load_predictor(own)
+        (own / name).write_bytes(whole)
+    nj.load_predictor(own)
+
+
+def test_weights_of_another_checkpoint(own: Path, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Of the very sizes: only the digest tells."""
+    other = make_checkpoint(tmp_path / "other")
+    flat = load_file(other / WEIGHTS)
+    leaf = sorted(flat)[0]
+    save_file({**flat, leaf: flat[leaf] + 1.0}, own / WEIGHTS)
+    with pytest.raises(nj.InputError, match="weights do not match the card's digest; copy the checkpoint again"):
+        nj.load_predictor(own)
+
+
+def test_a_card_may_be_laid_out_anew(own: Path) -> None:
+    card = json.loads((own / CARD).read_text())
+    (own / CARD).write_text(json.dumps(dict(reversed(card.items()))))
+    nj.load_predictor(own)
+    (own / CARD).write_text(json.dumps({**card, KEY: {"weights": 1}}))
+    with pytest.raises(nj.InputError, match="digest is unreadable"):
+        nj.load_predictor(own)
+
+
+def test_old_and_unfinished_checkpoints_say_so_in_every_forecast(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("bert-tiny", "--sequence-length", "16", "--gpu", "T4", "--checkpoint", str(own))
+    words = "was interrupted (linear at step 200): its weights are unfinished"
+    assert run(["predict", *command]) == 0
+    assert words not in capsys.readouterr().out
+    _rewrite_card(own, interrupted={"linear": 200})
+    notes = card_notes(nj.load_card(own), "mine")
+    assert notes == [
+        f"the training of mine {words}",
+        "mine: its weights carry no digest, so that damage to them would not be noticed",
+    ]
+    for name in ("predict", "sensitivity"):
+        assert run([name, *command, "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)["notes"]
+        assert any(words in note for note in said)
+        assert any("carry no digest" in note for note in said)
+
+
+def test_digests_are_added_to_old_checkpoints(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = (own / CARD).read_text()
+    _rewrite_card(own)
+    monkeypatch.setattr("sys.argv", ["digest", str(own)])
+    digest_main()
+    assert (own / CARD).read_text() == whole

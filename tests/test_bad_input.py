@@ -79,8 +79,11 @@ def test_unknown_devices(fails: Fails, option: str, checkpoint: Path, tmp_path: 
         "--hold-out": ("train", "--recipe", "fp32", "--output", str(tmp_path / "out")),
         "--device": ("evaluate", "--checkpoint", str(checkpoint)),
     }[option]
-    assert "unknown GPU 'T44'" in fails(*command, "--measurements", "m", option, "T44")
-    assert listing(tmp_path) == []
+    synthetic_rows("softmax", "Tesla T4", 4).to_parquet(tmp_path / "softmax.parquet", index=False)
+    before = listing(tmp_path)
+    words = "unknown GPU 'T44'; measured here: Tesla T4"
+    assert words in fails(*command, "--measurements", str(tmp_path), option, "T44")
+    assert listing(tmp_path) == before
 
 
 # Files that describe GPUs and models

@@ -7,20 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 from predictors import NETWORKS, level_effect, random_predictor
+from refusals import Fails
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
 from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.cli import run
-from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.datasets.measurements import read_measurements, table_from_frame
 from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.mixture import MixturePredictor
 from neusight_jax.report import as_text
 from neusight_jax.training.evaluation import evaluate, model_scores, percentiles, score
 from neusight_jax.training.systems import fit_baseline
+from neusight_jax.trust import empty_trust
 
 T4, V100 = "Tesla T4", "Tesla V100-PCIE-32GB"
 ROWS = ((8192, 1024), (16384, 2048), (32768, 512), (65536, 1024))
@@ -203,3 +207,55 @@ def test_bad_names_are_refused(folder: Path, checkpoint: Path, tmp_path: Path) -
         evaluate([tmp_path / "nowhere"], str(checkpoint))
     with pytest.raises(nj.InputError, match="unknown checkpoint 'fp31'"):
         evaluate([folder], "fp31")
+
+
+def test_coverage_and_width_of_intervals(folder: Path) -> None:
+    """Of kernels and whole models; a system without intervals has none, in JSON null."""
+    plain, wide = random_predictor("mixture", 0), jnp.array([-0.5, 0.5])
+    assert isinstance(plain, MixturePredictor)
+    trust = empty_trust({name: each.network.center.shape[-1] for name, each in plain.families.items()})
+    inside = {name: jnp.array([[-1e9], [1e9]]) * jnp.ones_like(part) for name, part in trust.gpu_range.items()}
+    shapes = {name: jnp.array([[-1e9], [1e9]]) * jnp.ones_like(part) for name, part in trust.shape_range.items()}
+    kernels = dict.fromkeys(trust.kernels, wide)
+    own = replace(plain, trust=replace(trust, kernels=kernels, total=wide, gpu_range=inside, shape_range=shapes))
+    data = read_measurements(folder)
+    found = score(data, {"own": lambda device: own, "roofline": lambda device: load_baseline("roofline")})
+    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    for row in content["kernels"]:
+        if row["system"] == "roofline":
+            assert (row["coverage"], row["width"]) == (None, None)
+            continue
+        rows = data.frame[data.frame["device"] == row["device"]].reset_index(drop=True)
+        low, high = nj.predict_kernel_intervals(own, nj.load_gpu(row["device"]), table_from_frame(rows))
+        measured = rows["latency_s"].to_numpy()
+        assert row["coverage"] == pytest.approx(100 * np.mean((low <= measured) & (measured <= high)))
+        forecast = nj.predict_kernels(own, nj.load_gpu(row["device"]), table_from_frame(rows))
+        assert row["width"] == pytest.approx(100 * np.mean((high - low) / forecast), rel=1e-6)
+    labels = [row for row in content["models"] if row["system"] == "own"]
+    for row in labels:
+        mode = {"inf": "inference", "train": "training"}[row["mode"]]
+        graph = nj.graph_from_config("bert_large", 2, 128, mode, fused=row["option"] == "fusion")
+        forecast_s = nj.predict(own, nj.load_gpu(row["device"]), graph)
+        assert (row["low_s"], row["high_s"]) == pytest.approx(forecast_s.interval_s)
+        assert row["forecast_s"] == pytest.approx(forecast_s.total_s)
+    held = [row["low_s"] <= row["measured_s"] <= row["high_s"] for row in labels if row["option"] == "eager"]
+    (total,) = (row for row in content["models_total"] if (row["system"], row["option"]) == ("own", "eager"))
+    assert total["coverage"] == pytest.approx(100 * np.mean(held))
+    text = as_text(found.tables(), 160)
+    assert "in 80 %" in text
+    assert any(line.split()[:1] == ["roofline"] and line.split()[-2:] == ["-", "-"] for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--seeds", "2"), "--seeds belongs to --protocol"),
+        (("--protocol", "logo", "--checkpoint", "fp32"), "--protocol logo fits its own predictors; leave --checkpoint"),
+        (("--protocol", "few-shot", "--baseline", "li"), "--protocol few-shot has no baselines to choose"),
+        (("--output", "x"), "--output belongs to --protocol"),
+    ],
+)
+def test_options_that_would_not_be_heeded_are_refused(
+    fails: Fails, folder: Path, options: tuple[str, ...], words: str
+) -> None:
+    assert words in fails("evaluate", "--measurements", str(folder), *options)

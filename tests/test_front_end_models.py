@@ -13,7 +13,7 @@ import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
 from neusight_jax.checkpoint import untrained
 
-pytest.importorskip("flax", reason="flax is not installed; `pip install 'neusight-jax[dev]'`")
+pytest.importorskip("flax", reason="flax is not installed; `pip install '.[dev]'`")
 import flax_models as models
 
 BATCH, LENGTH = 2, 96
@@ -61,7 +61,7 @@ def test_gpt2_in_flax_equals_the_config(mode: str) -> None:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_gpt2_in_transformers_equals_the_config(mode: str, attention: str) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed; `pip install 'neusight-jax[torch]'`")
+    torch = pytest.importorskip("torch", reason="torch is not installed; `pip install '.[torch]'`")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     sizes = {key: value for key, value in GPT2.items() if key != "model_type"}
     with torch.device("meta"):
@@ -84,7 +84,7 @@ def test_flop_beside_xla() -> None:
 def test_flop_beside_torch() -> None:
     """`torch.utils.flop_counter` counts products alone, as this package does, but takes the weight gradient of a
     grouped convolution for that of an ungrouped one: `groups` times too much."""
-    torch = pytest.importorskip("torch", reason="torch is not installed; `pip install 'neusight-jax[torch]'`")
+    torch = pytest.importorskip("torch", reason="torch is not installed; `pip install '.[torch]'`")
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"):
@@ -215,7 +215,7 @@ def test_flax_nnx_and_equinox() -> None:
     backward = {(1, 8, 64, 16): 1, (1, 16, 64, 8): 1, (1, 32, 64, 16): 1}
     assert products(step) == {**expected, **backward}
 
-    equinox = pytest.importorskip("equinox", reason="equinox is not installed; `pip install 'neusight-jax[dev]'`")
+    equinox = pytest.importorskip("equinox", reason="equinox is not installed; `pip install '.[dev]'`")
     mlp = equinox.filter_eval_shape(equinox.nn.MLP, 32, 8, 64, 1, key=jax.random.key(0))
     graph = nj.graph_from_function(lambda model, x: jax.vmap(model)(x), mlp, x)
     assert products(graph) == expected

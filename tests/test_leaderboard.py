@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from refusals import Fails
 
 from neusight_jax.cli.app import run
 
@@ -66,3 +67,23 @@ def test_bad_evaluations(logo: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         assert not (tmp_path / "x.md").exists()
     assert run(["leaderboard", str(logo), "--output", str(tmp_path / "x.html")]) == 2
     assert "expected a Markdown file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {
+            "protocol": "few-shot",
+            "seeds": 1,
+            "scores": [{"family": "linear", "device": "T4", "mean": 5.0}],
+        },
+        {"protocol": "logo-models", "seeds": 1, "scores": [{"system": "mixture", "option": "eager", "device": "T4"}]},
+        {"protocol": "logo", "seeds": 1, "scores": [1]},
+        {"kernels": [{"system": "fp32"}], "models_by_device": []},
+    ],
+)
+def test_scores_of_another_kind_are_one_line(fails: Fails, tmp_path: Path, content: dict[str, object]) -> None:
+    (tmp_path / "scores.json").write_text(json.dumps(content))
+    words = "the leaderboard takes those of `evaluate` with --protocol logo, logo-size, architecture, seen, or of a"
+    assert words in fails("leaderboard", str(tmp_path / "scores.json"), "--output", str(tmp_path / "page.md"))
+    assert not (tmp_path / "page.md").exists()

@@ -99,9 +99,10 @@ def test_resuming_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to resume"):
         journal.resume({"plan": "quick"})
     journal.begin({"plan": "quick"}, [small("gelu")])
+    assert not list(tmp_path.iterdir())  # nothing to go on with before the first kernel
+    journal.append({"key": "a", "row": {}})
     with pytest.raises(InputError, match="plan 'quick', this one has 'full'"):
         journal.resume({"plan": "full"})
-    journal.append({"key": "a", "row": {}})
     journal.append({"key": "a", "row": {}})
     assert journal.resume({"plan": "quick"}) == ([small("gelu")], [{"key": "a", "row": {}}])
     journal.append({"row": {}})

@@ -26,6 +26,7 @@ from neusight_jax.training.systems import (
     SYSTEMS,
     GradientSystem,
     JobSystem,
+    chosen_baselines,
     chosen_systems,
 )
 from synthetic import synthetic_rows, write_softmax_alone
@@ -100,10 +101,22 @@ def test_every_baseline_runs(folder: Path) -> None:
     assert list(found.by_family().columns) == ["softmax"]
 
 
-def test_names(folder: Path) -> None:
-    assert chosen_systems([]) == DEFAULT_SYSTEMS
-    assert chosen_systems(["gbt", "roofline", "gbt"]) == (OURS, "gbt", "roofline")
-    assert chosen_systems(["all"]) == tuple(SYSTEMS)
+def test_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert chosen_systems([]) == (DEFAULT_SYSTEMS, [])
+    assert chosen_systems(["gbt", "roofline", "gbt"]) == ((OURS, "gbt", "roofline"), [])
+    assert chosen_systems(["all"]) == (tuple(SYSTEMS), [])
+    names, notes = chosen_systems(["all"], "seen")
+    assert set(SYSTEMS) - set(names) == {"habitat-wave", "habitat-wave-simplified"}
+    assert notes == ["left out: habitat-wave, habitat-wave-simplified: wave scaling needs a GPU left out to scale to"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    names, notes = chosen_systems(["all"])
+    assert set(SYSTEMS) - set(names) == {"gbt"}
+    assert notes == ["left out: the gbt baseline needs lightgbm; from the clone: `pip install '.[gbt]'`"]
+    assert chosen_baselines(["all"])[1] == notes
+    for choose in (chosen_systems, chosen_baselines):
+        with pytest.raises(InputError, match=r"gbt baseline needs lightgbm; from the clone: `pip install '\.\[gbt\]'"):
+            choose(["roofline", "gbt"])
     with pytest.raises(nj.InputError, match="unknown system 'habitats'"):
         run_protocol([folder], "logo", systems=["habitats"])
 

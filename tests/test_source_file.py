@@ -164,7 +164,7 @@ def test_options_of_traces_are_checked(
 
 
 def test_torch_module(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed; `pip install 'neusight-jax[torch]'`")
+    pytest.importorskip("torch", reason="torch is not installed; `pip install '.[torch]'`")
     make: Callable[[str], str] = (
         "import torch\ndef net():\n    return torch.nn.Linear(8, 4), (torch.zeros(2, 8),)\n".format
     )

@@ -17,9 +17,7 @@ from neusight_jax.errors import InputError
 
 def test_without_torch_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        InputError, match=r"torch is not installed; install it with `pip install 'neusight-jax\[torch\]'`"
-    ):
+    with pytest.raises(InputError, match=r"torch is not installed; install it with `pip install '\.\[torch\]'`"):
         nj.graph_from_torch(object())
     with pytest.raises(InputError, match="mode is 'train', expected one of inference, training"):
         nj.graph_from_torch(object(), mode="train")
@@ -27,7 +25,7 @@ def test_without_torch_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def torch() -> Any:
-    return pytest.importorskip("torch", reason="torch is not installed; `pip install 'neusight-jax[torch]'`")
+    return pytest.importorskip("torch", reason="torch is not installed; `pip install '.[torch]'`")
 
 
 def _meta(torch: Any, *shape: int) -> Any:

@@ -38,8 +38,8 @@ def boosting_library() -> Any:
     """
     try:
         import lightgbm
-    except ImportError:
-        raise InputError("the gbt baseline needs LightGBM; install it with `pip install 'neusight-jax[gbt]'`") from None
+    except (ImportError, OSError) as error:  # not installed, or without the libraries it links to
+        raise InputError(f"the gbt baseline needs lightgbm ({error}); from the clone: `pip install '.[gbt]'`") from None
     return lightgbm
 
 

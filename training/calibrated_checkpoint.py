@@ -11,7 +11,8 @@ import numpy as np
 
 import neusight_jax
 from neusight_jax.checkpoint import load_card, load_predictor, save_checkpoint
-from neusight_jax.datasets.measurements import read_measured_on, table_from_frame
+from neusight_jax.datasets.devices import measured_device
+from neusight_jax.datasets.measurements import measured_names, read_measured_on, table_from_frame
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
 from neusight_jax.gpu import GPU
@@ -34,12 +35,14 @@ def calibrate_checkpoint(
 
     Args:
       measurements: files or folders of the schema, or a filled plan in CSV; rows of other GPUs are left out.
-      gpu: name, or file of figures; output: folder to write, new or empty; checkpoint: name or path.
+      gpu: name (of a board that was measured, `measured_device`), or file of figures; output: folder to write, new or
+        empty; checkpoint: name or path.
       drop_invalid: leave bad rows out instead of refusing.
     Returns: the card.
     Raises: `InputError` for bad measurements, unknown names, a checkpoint that cannot be calibrated.
     """
     refuse_existing(output)
+    gpu = _as_measured(gpu, measurements)
     name, machine = load_named_gpu(gpu)
     card = load_card(checkpoint)
     if "calibrated" in card:
@@ -53,7 +56,7 @@ def calibrate_checkpoint(
     frame = data.frame
     done = calibration(predictor, machine, table_from_frame(frame), frame["latency_s"].to_numpy(np.float64))
     rows = {family: int(item["rows"]) for family, item in done.summary.items()}
-    kept = {key: value for key, value in card.items() if key not in ("format", "interrupted", "seconds")}
+    kept = {key: value for key, value in card.items() if key not in ("format", "seconds")}
     out = {
         **kept,
         "kind": "calibrated",
@@ -77,3 +80,13 @@ def calibrate_checkpoint(
     }
     save_checkpoint(output, done.predictor, out)
     return out
+
+
+def _as_measured(gpu: str, measurements: Sequence[Path | str]) -> str:
+    """The measured device that the name of a GPU means; the name itself where none does, or it is a file."""
+    if canonical_name(gpu) is None:
+        return gpu
+    try:
+        return measured_device(gpu, measured_names(measurements))
+    except InputError:
+        return gpu  # rows need not name their device; if these do, reading them says so

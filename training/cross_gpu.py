@@ -21,7 +21,6 @@ import pandas as pd
 from neusight_jax.checkpoint import load_card, load_predictor
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, run_script, unknown_name
-from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.gpu_file import load_gpu
 from neusight_jax.scaling.occupancy import limits_of
 from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
@@ -109,7 +108,7 @@ def main() -> None:
     parser.add_argument("devices", nargs="*")
     parser.add_argument("--effects", default="both", choices=EFFECTS)
     chosen = parser.parse_args()
-    devices = [gpu_info(name).name for name in chosen.devices] or None
+    devices = chosen.devices or None
     found = cross_gpu(chosen.measurements, chosen.checkpoint, devices, chosen.effects)
     sys.stdout.write(cross_gpu_errors(found).round(1).to_string(index=False) + "\n")
     by_pair = found.assign(error=100.0 * np.abs(found["scale_trace"] / found["measured_s"] - 1.0))

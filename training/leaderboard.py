@@ -12,6 +12,7 @@ import pandas as pd
 
 from neusight_jax.errors import InputError
 from neusight_jax.training.data import NETWORKS
+from neusight_jax.training.protocol import PROTOCOLS
 
 END_TO_END = "end to end"
 COLUMNS: tuple[str, ...] = ("split", "system", "family", "device", "rows", "mean", "median", "p90", "sd")
@@ -87,10 +88,10 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
         except (OSError, ValueError) as error:
             raise InputError(f"{file}: not readable as JSON ({error}); run `evaluate` again") from None
         if isinstance(content, dict) and "protocol" in content and "scores" in content:
-            records += [{"split": content["protocol"], **row} for row in content["scores"]]
+            records += [_of_split(row, content["protocol"]) for row in content["scores"]]
             seeds[content["protocol"]] = int(content["seeds"])
         elif isinstance(content, dict) and "kernels" in content and "models_by_device" in content:
-            records += [{"split": "checkpoint", "sd": 0.0, **row} for row in content["kernels"]]
+            records += [_of_split(row, "checkpoint", sd=0.0) for row in content["kernels"]]
             for row in content["models_by_device"]:
                 if row["option"] == "eager":
                     records.append(
@@ -98,6 +99,16 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
                     )
         else:
             raise InputError(f"{file}: no scores in it; expected what `evaluate --output` or `--json` wrote")
+    for row in records:
+        if not isinstance(row, Mapping) or not set(COLUMNS) <= set(row):
+            raise InputError(
+                "scores without system, family, device and errors; the leaderboard takes those of `evaluate` with "
+                f"--protocol {', '.join(PROTOCOLS)}, or of a checkpoint"
+            )
     if not records:
         raise InputError("no scores were found; run `neusight-jax evaluate` with --output or --json first")
     return Leaderboard(pd.DataFrame(records)[list(COLUMNS)], tuple(Path(path).name for path in paths), seeds)
+
+
+def _of_split(row: Any, split: str, **more: float) -> Any:
+    return {"split": split, **more, **row} if isinstance(row, Mapping) else row

@@ -19,7 +19,6 @@ import pandas as pd
 
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, run_script
-from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
 from neusight_jax.training.data import contaminated
 from neusight_jax.training.evaluation import percentile_line
@@ -62,7 +61,7 @@ def main() -> None:
     parser.add_argument("measurements")
     parser.add_argument("devices", nargs="*")
     chosen = parser.parse_args()
-    found = node_sums(chosen.measurements, [gpu_info(name).name for name in chosen.devices] or None)
+    found = node_sums(chosen.measurements, chosen.devices or None)
     sys.stdout.write(found.round(4).to_string(index=False) + "\n")
     for device, part in [*found.groupby("device"), ("all", found)]:
         for column in ("timed_error", "error"):

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
@@ -52,12 +52,14 @@ class ProtocolResult:
       scores: system, family, device, rows, mean, median, p90 (absolute percentage errors, averaged over seeds), sd of
         the mean over seeds.
       rows: one row per scored kernel: family, device, dims, measured_s, and the forecast of seed 0 of every system.
+      notes: what was left out, and why.
     """
 
     protocol: str
     seeds: int
     scores: pd.DataFrame
     rows: pd.DataFrame
+    notes: tuple[str, ...] = ()
 
     def by_family(self) -> pd.DataFrame:
         """Mean error per system (rows) and family (columns), GPUs weighted equally."""
@@ -67,7 +69,8 @@ class ProtocolResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the rows are left to `rows`."""
-        return {"protocol": self.protocol, "seeds": self.seeds, "scores": self.scores.to_dict("records")}
+        scores = self.scores.to_dict("records")
+        return {"protocol": self.protocol, "seeds": self.seeds, "scores": scores, "notes": list(self.notes)}
 
     def to_markdown(self) -> str:
         """A table: systems × families, and GPUs apart."""
@@ -87,6 +90,7 @@ class ProtocolResult:
             mean = f"{row['mean']:.1f} ({row['sd']:.1f})"
             cells = (row["system"], row["family"], row["device"], row["rows"], mean)
             lines.append(f"| {' | '.join(map(str, cells))} | {row['median']:.1f} | {row['p90']:.1f} |")
+        lines += [f"\nNote: {note}." for note in self.notes]
         return "\n".join(lines) + "\n"
 
     def tables(self) -> RenderableType:
@@ -97,7 +101,7 @@ class ProtocolResult:
             for name, values in zip(families.index, families.to_numpy(), strict=True)
         ]
         title = f"{self.protocol}, {self.seeds} seeds: mean absolute percentage error on the GPU left out"
-        return table(title, ["system", *families], rows)
+        return Group(table(title, ["system", *families], rows), *(f"note: {note}" for note in self.notes))
 
 
 def run_protocol(
@@ -107,6 +111,7 @@ def run_protocol(
     seeds: int = 5,
     devices: Sequence[str] | None = None,
     systems: Sequence[str] = DEFAULT_SYSTEMS,
+    notes: Sequence[str] = (),
     drop_invalid: bool = False,
     console: Console | None = None,
 ) -> ProtocolResult:
@@ -117,7 +122,7 @@ def run_protocol(
 
     Args:
       measurements: files or folders of the schema; protocol: one of `PROTOCOLS`; seeds: fits per GPU left out.
-      devices: only these GPUs; systems: keys of `SYSTEMS`; console: for progress.
+      devices: only these GPUs; systems: keys of `SYSTEMS`; notes: for the result; console: for progress.
     Raises: `InputError` for unknown names or fewer than two GPUs.
     """
     if protocol not in PROTOCOLS:
@@ -130,9 +135,11 @@ def run_protocol(
     by = "architecture" if protocol == "architecture" else "device"
     scores: list[dict[str, Any]] = []
     frames: list[pd.DataFrame] = []
+    passed_over = [*notes, *data.notes]
     for family in NETWORKS:
         present = devices_with(data, family, names)
         if len(present) < 2:
+            passed_over += [f"{family}: passed over, measured on {present[0]} alone"] if present else []
             continue
         every = sweep_rows(data, family, present)
         rows = thin(every, ROWS_PER_DEVICE)
@@ -145,7 +152,8 @@ def run_protocol(
             training, scored = rows.take(~fifth), rows.take(fifth)
         groups = () if protocol == "seen" else left_out_jobs(seeds, rows.devices, by)
         if protocol != "seen" and not groups:
-            console.print(f"{family}: passed over, its GPUs are of one {by}")
+            passed_over.append(f"{family}: passed over, its GPUs are of one {by}")
+            console.print(passed_over[-1])
             continue
         found, frame = _family_scores(training, scored, every, systems, seeds, groups, console)
         scores += found
@@ -154,7 +162,9 @@ def run_protocol(
         raise InputError(
             f"{protocol} leaves out one {by} after the other; no family was measured on two: give more GPUs"
         )
-    return ProtocolResult(protocol, seeds, pd.DataFrame(scores), pd.concat(frames, ignore_index=True))
+    return ProtocolResult(
+        protocol, seeds, pd.DataFrame(scores), pd.concat(frames, ignore_index=True), tuple(passed_over)
+    )
 
 
 def read_for(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import neusight_jax
 from neusight_jax.checkpoint import save_checkpoint, with_effect, with_libraries
-from neusight_jax.datasets.measurements import Measurements, read_measurements
+from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.gpu_catalog import generation_of
@@ -66,28 +64,29 @@ def train(
 ) -> dict[str, Any]:
     """Train a checkpoint and write it to a folder.
 
-    Progress shows, after every epoch (100 steps), the training loss and the error on each held-out GPU. Ctrl-C writes
-    the best so far (lowest training loss; families not reached stay untrained) and says so in the card; `resume` goes
-    on from there, repeating nothing.
+    Progress shows, after every epoch (100 steps), the training loss and the error on each held-out GPU. The state after
+    every epoch is kept beside the output (`progress.Saved`) until the checkpoint is there: a run that was stopped
+    leaves no checkpoint, and `resume` goes on from the last epoch to the weights of a run that was not.
 
     Args:
       measurements: files or folders of the schema; recipe: key of `RECIPES`; output: folder to write, new or empty.
       hold_out: GPUs whose rows are not trained on; seed: of the first member, the others follow.
       drop_invalid: leave bad rows out instead of refusing; console: for progress (none = quiet).
     Returns: the card.
-    Raises: `InputError` for bad measurements, unknown names, an output that cannot be written.
+    Raises: `InputError` for bad measurements, unknown names, GPUs to hold out that were not measured, an output that
+      cannot be written.
     """
     if recipe not in RECIPES:
         raise unknown_name("recipe", recipe, RECIPES)
     chosen, target = RECIPES[recipe], Path(output)
-    saved = Saved(target, {"recipe": recipe, "hold_out": sorted(hold_out), "seed": seed, **asdict(chosen)})
+    refuse_existing(target)
+    held_out = tuple(find_measured(hold_out, measurements))
+    saved = Saved(target, {"recipe": recipe, "hold_out": sorted(held_out), "seed": seed, **asdict(chosen)})
     if resume:
         saved.check()
     else:
-        refuse_existing(target)
         saved.discard()
     data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
-    held_out = tuple(data.device(name) for name in hold_out)
     devices = [name for name in measured_devices(data) if name not in held_out]
     if not devices:
         raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
@@ -110,8 +109,7 @@ def train(
         "seed": seed,
         "seconds": round(time.monotonic() - begin, 1),
         "version": neusight_jax.__version__,
-        "made_by": _command(recipe, hold_out, seed),
-        "interrupted": run.interrupted,
+        "made_by": _command(recipe, held_out, seed),
         "errors_percent": run.errors,
         "tile_accuracy": run.tile_accuracy,
         **run.trust_card,
@@ -121,27 +119,9 @@ def train(
     }
     if chosen.base:
         predictor, card = taken_over(predictor, card, chosen.base)
-    with _set_aside(target) if resume else nullcontext():
-        save_checkpoint(target, predictor, card)
-    if not run.interrupted:
-        saved.discard()
+    save_checkpoint(target, predictor, card)
+    saved.discard()
     return card
-
-
-@contextmanager
-def _set_aside(folder: Path) -> Iterator[None]:
-    """Makes room for what the block writes; an interrupted run's folder comes back if the block fails."""
-    old = folder.with_name(f".{folder.name}.before")
-    if not folder.exists():
-        yield
-        return
-    folder.rename(old)
-    try:
-        yield
-    except BaseException:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old)
 
 
 def _command(recipe: str, hold_out: Sequence[str], seed: int) -> str:
@@ -175,7 +155,6 @@ class _Run:
         self.row_counts: dict[str, int] = {}
         self.errors: dict[str, dict[str, dict[str, float]]] = {}
         self.tile_accuracy: dict[str, float] = {}
-        self.interrupted: dict[str, int] = {}
         self.generation_effects: dict[str, dict[str, list[float]]] = {}
         self.trust_card: dict[str, Any] = {}
 
@@ -205,7 +184,7 @@ class _Run:
         if self.recipe.kind == "neusight":
             return NeuSightPredictor(parts, tiles), {}
         predictor = MixturePredictor(parts, tiles)
-        if evidence.left_out and not self.interrupted:
+        if evidence.left_out:
             trust, self.trust_card = make_trust(
                 evidence,
                 self.data,
@@ -244,29 +223,20 @@ class _Run:
         return choice
 
     def _fit(self, bar: Progress, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> Any:
-        """Best parameters of one fit, resumed and saved as it goes; Ctrl-C stops this fit and skips the rest."""
+        """Best parameters of one fit, resumed and saved as it goes."""
         settings = with_more_steps(settings, rows.family.name, self.recipe.more_steps)
         task = bar.add_task(name, total=settings.steps, s="")
         begin = self.saved.load(name, kind, rows, jobs, settings)
-        latest: list[FitState] = [begin]
         validate = (
             self._validator(rows.family.name, kind) if isinstance(kind, MixtureKind | NeuSightKind) else lambda _: ""
         )
 
         def progress(state: FitState, loss: np.ndarray) -> bool:
-            latest[0] = state
             self.saved.save(name, state)
             bar.update(task, completed=state.done, s=f"loss {loss.mean():.3f}{validate(state)}")
             return True
 
-        if self.interrupted:
-            return begin.best
-        try:
-            return fit(kind, rows, jobs, settings, progress, state=begin).best
-        except KeyboardInterrupt:
-            self.interrupted[name] = latest[0].done
-            self.console.print(f"interrupted in {name} at step {latest[0].done}: keeping the best so far")
-            return latest[0].best
+        return fit(kind, rows, jobs, settings, progress, state=begin).best
 
     def _validator(self, name: str, kind: MixtureKind | NeuSightKind) -> Callable[[FitState], str]:
         """Error on every held-out GPU with measurements: shown, never used to choose anything."""

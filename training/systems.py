@@ -6,7 +6,8 @@ else fits job by job (`JobSystem`). All forecasts then go through `Predictor.ter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -20,7 +21,7 @@ from neusight_jax.baselines import load_baseline
 from neusight_jax.baselines.gbt import GBTPredictor
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.checkpoint import save_checkpoint
-from neusight_jax.datasets.measurements import Measurements, read_measurements
+from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.kernels.families import FAMILIES
@@ -197,23 +198,70 @@ BASELINES: tuple[str, ...] = tuple(
 """Systems that forecast from shapes and figures alone, and so can stand beside a checkpoint."""
 
 
-def chosen_systems(baselines: Sequence[str]) -> tuple[str, ...]:
-    """Ours and the baselines named, `all` for every one; the default without names."""
+NEEDS: dict[str, str] = {"gbt": "lightgbm"}
+"""Systems that need a package beyond the dependencies, and its module; the extra that installs it has their name."""
+
+
+def chosen_systems(baselines: Sequence[str], protocol: str = "") -> tuple[tuple[str, ...], list[str]]:
+    """Ours and the baselines named, `all` for every one that can run here; the default without names.
+
+    Returns: the systems, and notes on those that `all` leaves out.
+    """
     if not baselines:
-        return DEFAULT_SYSTEMS
-    names = tuple(SYSTEMS) if "all" in baselines else (OURS, *baselines)
-    return tuple(dict.fromkeys(names))
+        return DEFAULT_SYSTEMS, []
+    if "all" not in baselines:
+        _require_packages(baselines)
+        return tuple(dict.fromkeys((OURS, *baselines))), []
+    names, notes = _that_run(SYSTEMS)
+    scaling = [name for name in names if isinstance(SYSTEMS[name], WaveSystem)] if protocol == "seen" else []
+    if scaling:
+        notes.append(f"left out: {', '.join(scaling)}: wave scaling needs a GPU left out to scale to")
+    return tuple(name for name in names if name not in scaling), notes
 
 
-def chosen_baselines(names: Sequence[str]) -> tuple[str, ...]:
-    """Baselines that stand beside a checkpoint, `all` for every one. `InputError` for any other name."""
-    chosen = BASELINES if "all" in names else tuple(dict.fromkeys(names))
-    for name in chosen:
+def chosen_baselines(names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Baselines that stand beside a checkpoint, `all` for every one that can run here, and notes on those left out.
+
+    Raises: `InputError` for any other name.
+    """
+    if "all" in names:
+        return _that_run(BASELINES)
+    for name in names:
         if name in SYSTEMS and isinstance(SYSTEMS[name], WaveSystem):
             raise InputError(f"{name} scales a time measured on another GPU; use --protocol logo, or `scale-trace`")
         if name not in BASELINES:
             raise unknown_name("baseline", name, (*BASELINES, "all"))
-    return chosen
+    _require_packages(names)
+    return tuple(dict.fromkeys(names)), []
+
+
+def _that_run(names: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Systems whose packages are installed, and a note on each of the others."""
+    missing = _missing(names)
+    notes = [f"left out: {words}" for words in missing.values()]
+    return tuple(name for name in names if name not in missing), notes
+
+
+def _require_packages(names: Iterable[str]) -> None:
+    """`InputError` for a system whose package is not installed, before anything is fitted."""
+    for words in _missing(names).values():
+        raise InputError(words)
+
+
+def _missing(names: Iterable[str]) -> dict[str, str]:
+    """Systems whose package is not installed, and what to do about it."""
+    return {
+        name: f"the {name} baseline needs {NEEDS[name]}; from the clone: `pip install '.[{name}]'`"
+        for name in names
+        if name in NEEDS and not _is_installed(NEEDS[name])
+    }
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # its import was forbidden
+        return False
 
 
 def fit_tile(rows: Rows, job: Job) -> TileChoice:
@@ -230,7 +278,7 @@ def fit_baseline(name: str, data: Measurements, devices: Sequence[str], seed: in
 
     Raises: `InputError` for an unknown name, or when none of the devices was measured.
     """
-    (name,) = chosen_baselines([name])
+    chosen_baselines([name])
     if name in UNFITTED:
         return load_baseline(name)
     parts: list[Predictor] = []
@@ -265,10 +313,11 @@ def train_baseline(
     Returns: the card.
     """
     refuse_existing(output)
+    _require_packages([name])
     if name in UNFITTED:
         raise InputError(f"{name} has nothing to fit; use it as `evaluate --baseline {name}`")
+    hold_out = find_measured(hold_out, measurements)
     data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
-    hold_out = [data.device(device) for device in hold_out]
     devices = [device for device in measured_devices(data) if device not in hold_out]
     predictor = fit_baseline(name, data, devices, seed)
     families = [family for family in NETWORKS if predictor.covers(FAMILIES[family])]

@@ -1,6 +1,7 @@
 """Commands, exit codes and the one line an error gets.
 
-Exit codes: 0 done; 2 bad input, with one line on stderr; 130 interrupted; 141 the reader of a pipe went away.
+Exit codes: 0 done; 2 bad input, with one line on stderr; 130 interrupted (`interrupts`), 143 terminated; 141 the reader
+of a pipe went away.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from neusight_jax import __version__
+from neusight_jax.cli import interrupts
 from neusight_jax.cli.calibrate import calibrate
 from neusight_jax.cli.compare import compare
 from neusight_jax.cli.design import design
@@ -30,6 +32,7 @@ from neusight_jax.cli.startup import prepare_jax
 from neusight_jax.cli.sweep import sweep
 from neusight_jax.cli.train import train
 from neusight_jax.errors import BAD_INPUT, InputError
+from neusight_jax.files import forget_written
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 LISTS = ("--measurements", "--hold-out", "--device", "--baseline")
@@ -147,6 +150,7 @@ def run(arguments: Sequence[str], *, announce: bool = False) -> int:
 
     `announce`: say on stderr when compiling takes long.
     """
+    forget_written()
     try:
         code = app(_spread(arguments), prog_name="neusight-jax", standalone_mode=False, obj=announce)
         sys.stdout.flush()
@@ -155,10 +159,8 @@ def run(arguments: Sequence[str], *, announce: bool = False) -> int:
     except _UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "neusight-jax"
         return _fail(f"error: {error.format_message().rstrip('.')}; see `{path} --help`")
-    except typer.Abort:
-        return _fail("interrupted; nothing written", INTERRUPTED)
-    except (_Interrupted, KeyboardInterrupt):
-        return _fail("interrupted; nothing written", INTERRUPTED)
+    except (typer.Abort, _Interrupted, KeyboardInterrupt):
+        return _fail(interrupts.line(), INTERRUPTED)  # the program itself is ended by `interrupts`
     except (_BrokenPipe, BrokenPipeError):
         _drop_output()
         return BROKEN_PIPE
@@ -166,8 +168,3 @@ def run(arguments: Sequence[str], *, announce: bool = False) -> int:
         _drop_output()
         return _fail(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
     return code if isinstance(code, int) else 0
-
-
-def main() -> None:
-    """The `neusight-jax` program."""
-    sys.exit(run(sys.argv[1:], announce=True))

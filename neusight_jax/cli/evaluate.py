@@ -8,14 +8,24 @@ from typing import Annotated, Any
 import typer
 
 from neusight_jax.cli.console import progress_console, remark, show, show_json
-from neusight_jax.cli.options import Checkpoint, DropInvalid, MeasurementFolders
-from neusight_jax.errors import InputError
+from neusight_jax.cli.measured import measured_devices
+from neusight_jax.cli.options import DropInvalid, MeasurementFolders
+from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing, write_text_atomically
+
+PROTOCOLS = ("logo", "logo-size", "architecture", "seen", "logo-models", "few-shot")
 
 
 def evaluate(
     measurements: MeasurementFolders,
-    checkpoint: Checkpoint = "fp32",
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            help="A name of `neusight-jax checkpoints`, or a folder written by `train`.",
+            show_default="fp32",
+        ),
+    ] = None,
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -23,7 +33,9 @@ def evaluate(
             help="logo, logo-size, architecture, seen, logo-models or few-shot: own fits, not a checkpoint.",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Fits per GPU left out, with --protocol.")] = 5,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="With --protocol: fits per GPU left out.", show_default="5")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", help="With --protocol: a new folder for table.md, scores.json and rows.csv."),
@@ -32,7 +44,8 @@ def evaluate(
         list[str] | None, typer.Option("--device", metavar="DEVICE", help="Only these GPUs; default: all measured.")
     ] = None,
     baseline: Annotated[
-        list[str] | None, typer.Option("--baseline", metavar="NAME", help="Beside it, e.g. roofline; all is every one.")
+        list[str] | None,
+        typer.Option("--baseline", metavar="NAME", help="Beside it, e.g. roofline; all = those that can run here."),
     ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write JSON here; - is stdout, without tables.")
@@ -41,17 +54,19 @@ def evaluate(
 ) -> None:
     """Compare forecasts with measurements, by kernel family and GPU.
 
-    Of a checkpoint; or, with --protocol, of predictors fitted without the GPU they are scored on.
+    Of a checkpoint, with how many measurements lie in its 80 % intervals and how wide these are; or, with --protocol,
+    of predictors fitted without the GPU they are scored on.
     """
-    from neusight_jax.datasets.devices import canonical_devices
     from neusight_jax.results import json_text, schema
 
-    devices = canonical_devices(device, measurements) if device else None
+    _check_options(protocol, checkpoint, seeds, baseline)
+    devices = measured_devices(device, measurements) if device else None
     if output is not None:
         if protocol is None:
             raise InputError("--output belongs to --protocol; use --json FILE to write the scores of a checkpoint")
         refuse_existing(output)
     evaluation: Any
+    seeds = 5 if seeds is None else seeds
     if protocol == "few-shot":
         from neusight_jax.training.few_shot import run_few_shot
 
@@ -68,12 +83,14 @@ def evaluate(
         from neusight_jax.training.protocol import run_protocol
         from neusight_jax.training.systems import chosen_systems
 
+        systems, notes = chosen_systems(baseline or (), protocol)
         evaluation = run_protocol(
             measurements,
             protocol,
             seeds=seeds,
             devices=devices,
-            systems=chosen_systems(baseline or ()),
+            systems=systems,
+            notes=notes,
             drop_invalid=drop_invalid,
             console=progress_console(),
         )
@@ -81,9 +98,14 @@ def evaluate(
         from neusight_jax.training.evaluation import evaluate as evaluate_checkpoint
 
         evaluation = evaluate_checkpoint(
-            measurements, checkpoint, devices, list(baseline or ()), drop_invalid=drop_invalid
+            measurements,
+            checkpoint or "fp32",
+            devices,
+            list(baseline or ()),
+            drop_invalid=drop_invalid,
+            console=progress_console(),
         )
-    named = {"checkpoint": None if protocol else checkpoint}
+    named = {"checkpoint": None if protocol else checkpoint or "fp32"}
     content = {"schema": schema("evaluation"), **named, "notes": [], **evaluation.to_dict()}
     text = json_text(content) + "\n"
     if output is not None:
@@ -99,3 +121,15 @@ def evaluate(
         write_text_atomically(json_file, text)
         remark(f"wrote {json_file}")
     show(evaluation.tables())
+
+
+def _check_options(protocol: str | None, checkpoint: str | None, seeds: int | None, baseline: list[str] | None) -> None:
+    """`InputError` for options that the kind of evaluation asked for would not heed."""
+    if protocol is not None and protocol not in PROTOCOLS:
+        raise unknown_name("protocol", protocol, PROTOCOLS)
+    if protocol is None and seeds is not None:
+        raise InputError("--seeds belongs to --protocol: a checkpoint is scored as it is; leave it out")
+    if protocol is not None and checkpoint is not None:
+        raise InputError(f"--protocol {protocol} fits its own predictors; leave --checkpoint out")
+    if protocol in ("few-shot", "logo-models") and baseline:
+        raise InputError(f"--protocol {protocol} has no baselines to choose; leave --baseline out")

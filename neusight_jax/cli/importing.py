@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from neusight_jax.cli.console import progress_console
 from neusight_jax.cli.options import DropInvalid, OutputFolder
 
 
@@ -18,7 +19,8 @@ def import_neusight(
     """Import the sweeps and device files of a NeuSight checkout."""
     from neusight_jax.datasets.neusight_import import import_neusight as read_checkout
 
-    report = read_checkout(source, output, on_invalid="drop" if drop_invalid else "refuse")
+    on_invalid: Literal["drop", "refuse"] = "drop" if drop_invalid else "refuse"
+    report = read_checkout(source, output, on_invalid=on_invalid, console=progress_console())
     for line in report.lines():
         typer.echo(line)
 
@@ -35,5 +37,5 @@ def import_aiconfigurator(
     """Import tensor-core kernels (bf16, fp8, nvfp4; attention; experts) from the package aiconfigurator-core."""
     from neusight_jax.datasets.aiconfigurator import import_aiconfigurator as read_package
 
-    for line in read_package(source, output).lines():
+    for line in read_package(source, output, progress_console()).lines():
         typer.echo(line)

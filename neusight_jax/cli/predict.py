@@ -78,9 +78,10 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, grap
 
     A GPU on which only other families were measured was not in training, for this model.
     """
+    from neusight_jax.checkpoint import card_notes
     from neusight_jax.gpu_catalog import canonical_name, gpu_info
 
-    notes = []
+    notes = card_notes(card, checkpoint)
     trained_on = card.get("trained_on", {}).get("devices")
     elsewhere = card.get("device_effects", {}).get(gpu_name) and not measured_networks(card, gpu_name, graph)[0]
     calibrated = card.get("calibrated")

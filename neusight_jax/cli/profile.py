@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from neusight_jax.cli import interrupts
 from neusight_jax.cli.console import progress_console, remark, show
 from neusight_jax.cli.options import Checkpoint
 from neusight_jax.errors import InputError
@@ -54,9 +55,13 @@ def profile(
         return
     if output is None:
         raise InputError("--output is missing; give a folder to measure into, or --list to see which kernels tell most")
+    from neusight_jax.profiling.journal import kept_kernels
     from neusight_jax.profiling.run import profile as measure
 
-    try:
+    target = output
+    if not resume and kept_kernels(target):
+        remark(f"note: an unfinished run beside {target} is forgotten; --resume would go on with it")
+    with interrupts.kept_as(lambda: kept_kernels(target)):
         card = measure(
             output,
             plan=plan or "quick",
@@ -68,9 +73,6 @@ def profile(
             resume=resume,
             console=progress_console(),
         )
-    except KeyboardInterrupt:
-        remark("stopped; what was measured is kept: the same command with --resume goes on")
-        raise
     rows = sum(card["rows"].values())
     skipped = f", {card['skipped']} skipped (skipped.csv)" if card["skipped"] else ""
     typer.echo(

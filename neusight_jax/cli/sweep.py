@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neusight_jax.cli.console import progress_console, remark, show_json
+from neusight_jax.cli import interrupts
+from neusight_jax.cli.console import progress_console, show_json
 from neusight_jax.cli.options import AsJson, Models, Relaxation, WorkloadCheckpoint, WorkloadOptions, takes_workload
 from neusight_jax.errors import InputError
 
@@ -93,6 +94,7 @@ def sweep(
     from neusight_jax.checkpoint import load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.gpu_file import load_named_gpus
+    from neusight_jax.sweep.parts import kept_rows
     from neusight_jax.sweep.run import sweep as run_sweep
 
     gpus = load_named_gpus(gpu)
@@ -113,7 +115,7 @@ def sweep(
         for graph in graphs
         for note in forecast_notes(card, chosen, name, graph)
     ]
-    try:
+    with interrupts.kept_as(lambda: kept_rows(output)):
         done = run_sweep(
             load_predictor(chosen),
             gpus,
@@ -127,9 +129,6 @@ def sweep(
             notes=notes,
             console=progress_console(),
         )
-    except KeyboardInterrupt:
-        remark(f"the rows so far are kept beside {output}; go on with --resume")
-        raise
     if jax.process_index() > 0:
         return
     if plot is not None:

@@ -6,14 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
+from neusight_jax.cli import interrupts
 from neusight_jax.cli.console import progress_console, remark
+from neusight_jax.cli.measured import measured_devices
 from neusight_jax.cli.options import DropInvalid, MeasurementFolders, OutputFolder
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, unknown_name
 
 
 def train(
     measurements: MeasurementFolders,
-    recipe: Annotated[str, typer.Option("--recipe", help="What to train: fp32, or a baseline, e.g. gbt.")],
+    recipe: Annotated[
+        str,
+        typer.Option("--recipe", help="fp32, tensorcore, fp32-neusight, tiny (a trial), or a baseline, e.g. gbt."),
+    ],
     output: OutputFolder,
     hold_out: Annotated[
         list[str] | None, typer.Option("--hold-out", metavar="DEVICE", help="GPUs whose rows are left out.")
@@ -23,30 +28,34 @@ def train(
     drop_invalid: DropInvalid = False,
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
-    from neusight_jax.datasets.devices import canonical_devices
-
-    held_out = canonical_devices(hold_out or (), measurements)
+    held_out = measured_devices(hold_out or (), measurements)
+    from neusight_jax.training.progress import kept_steps
     from neusight_jax.training.recipe import RECIPES
     from neusight_jax.training.recipes import train as train_recipe
     from neusight_jax.training.systems import BASELINES, train_baseline
 
-    if recipe in BASELINES and recipe not in RECIPES:
+    if recipe not in (*RECIPES, *BASELINES):
+        raise unknown_name("recipe", recipe, (*RECIPES, *BASELINES))
+    if recipe not in RECIPES:
         if resume:
             raise InputError(f"--resume is not for {recipe}: a baseline is fitted in one go; leave it out")
         card = train_baseline(measurements, recipe, output, held_out, seed, drop_invalid=drop_invalid)
         _remarks(card)
         typer.echo(f"{output}: {card['kind']} checkpoint, trained on {', '.join(card['trained_on']['devices'])}")
         return
-    card = train_recipe(
-        measurements=measurements,
-        recipe=recipe,
-        output=output,
-        hold_out=held_out,
-        seed=seed,
-        resume=resume,
-        drop_invalid=drop_invalid,
-        console=progress_console(),
-    )
+    if not resume and kept_steps(output):
+        remark(f"note: an unfinished run beside {output} is forgotten; --resume would go on with it")
+    with interrupts.kept_as(lambda: kept_steps(output)):
+        card = train_recipe(
+            measurements=measurements,
+            recipe=recipe,
+            output=output,
+            hold_out=held_out,
+            seed=seed,
+            resume=resume,
+            drop_invalid=drop_invalid,
+            console=progress_console(),
+        )
     _remarks(card)
     devices = ", ".join(card.get("trained_on", {}).get("devices", ()))
     typer.echo(f"{output}: {card['kind']} checkpoint, trained on {devices}")

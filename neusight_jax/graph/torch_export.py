@@ -59,7 +59,7 @@ def graph_from_torch(
         import torch
     except ImportError:
         raise InputError(
-            "torch is not installed; install it with `pip install 'neusight-jax[torch]'` to read torch modules"
+            "torch is not installed; install it with `pip install '.[torch]'` to read torch modules"
         ) from None
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"module is a {type(module).__name__}, expected a torch.nn.Module")

@@ -20,7 +20,7 @@ DPI = 150
 def require_plot() -> None:
     """`InputError` unless matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("pictures need matplotlib; install it with `pip install 'neusight-jax[plot]'`")
+        raise InputError("pictures need matplotlib; install it with `pip install '.[plot]'`")
 
 
 def require_format(path: Path, *, html: bool = False) -> None:

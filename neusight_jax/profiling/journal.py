@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.files import write_text_atomically
+from neusight_jax.files import remove_folder, write_text_atomically
 from neusight_jax.profiling.case import Case
+
+_ASKED, _LINES = "run.json", "rows.jsonl"
+
+
+def kept_kernels(output: Path) -> str:
+    """What an interrupted run left to go on with, in words; "" for nothing."""
+    if not (_folder(output) / _LINES).is_file():
+        return ""
+    return "what was measured is kept: the same command with --resume goes on"
+
+
+def _folder(output: Path) -> Path:
+    return output.with_name(f".{output.name}.profile")
 
 
 class Journal:
@@ -22,14 +34,15 @@ class Journal:
     """
 
     def __init__(self, output: Path) -> None:
-        self.folder = output.with_name(f".{output.name}.profile")
-        self._asked, self._lines = self.folder / "run.json", self.folder / "rows.jsonl"
+        self.folder = _folder(output)
+        self._asked, self._lines = self.folder / _ASKED, self.folder / _LINES
+        self._begun = ""
 
     def begin(self, asked: Mapping[str, Any], cases: Sequence[Case]) -> None:
-        """Forget an earlier run and keep what this one is to do."""
+        """Forget an earlier run; what this one is to do is kept with its first kernel."""
         self.discard()
         plan = [{"op": case.op, "dims": [list(pair) for pair in case.dims], "dtype": case.dtype} for case in cases]
-        write_text_atomically(self._asked, json.dumps({"asked": dict(asked), "plan": plan}))
+        self._begun = json.dumps({"asked": dict(asked), "plan": plan})
 
     def resume(self, asked: Mapping[str, Any]) -> tuple[list[Case], list[dict[str, Any]]]:
         """The plan, and what is done of it.
@@ -53,6 +66,8 @@ class Journal:
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add one kernel; `entry` needs `key`."""
+        if not self._asked.is_file():
+            write_text_atomically(self._asked, self._begun)
         line = (json.dumps(dict(entry)) + "\n").encode()
         handle = os.open(self._lines, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -63,7 +78,7 @@ class Journal:
 
     def discard(self) -> None:
         """Forget the run."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
 
     def _entries(self) -> list[dict[str, Any]]:
         if not self._lines.is_file():

@@ -32,7 +32,7 @@ def make_backend(name: str) -> Backend:
     try:
         from neusight_jax.profiling.torch_backend import TorchBackend
     except ImportError as error:
-        raise InputError(f"torch cannot be imported ({error}); `pip install 'neusight-jax[torch]'`") from None
+        raise InputError(f"torch cannot be imported ({error}); `pip install '.[torch]'`") from None
     return TorchBackend()
 
 

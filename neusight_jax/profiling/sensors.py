@@ -49,7 +49,7 @@ class Reading:
 
 
 class Sensors:
-    """The first NVIDIA GPU through NVML (`pip install 'neusight-jax[profile]'`), else through nvidia-smi.
+    """The first NVIDIA GPU through NVML (`pip install '.[profile]'`), else through nvidia-smi.
 
     Args:
       wanted: False for a device that is no GPU: nothing is read then.

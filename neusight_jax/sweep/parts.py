@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.files import write_atomically, write_text_atomically
+from neusight_jax.files import remove_folder, write_atomically, write_text_atomically
 
+_ASKED = "sweep.json"
 _NAME = re.compile(r"rows-(\d+)-(\d+)\.parquet")
+
+
+def _folder(output: Path) -> Path:
+    return output.with_name(f".{output.name}.parts")
+
+
+def kept_rows(output: Path) -> str:
+    """What an interrupted sweep left to go on with, in words; "" for nothing."""
+    if output.exists() or not (_folder(output) / _ASKED).is_file():
+        return ""
+    return f"the rows so far are kept beside {output}: the same command with --resume goes on"
 
 
 class Parts:
@@ -24,7 +35,7 @@ class Parts:
 
     def __init__(self, output: Path, asked: Mapping[str, Any]) -> None:
         self.output = output
-        self.folder = output.with_name(f".{output.name}.parts")
+        self.folder = _folder(output)
         self.asked = json.loads(json.dumps(asked))
 
     def open(self, resume: bool) -> None:
@@ -33,11 +44,10 @@ class Parts:
         Raises: `InputError` when there is an unfinished sweep and `resume` is False, or it was asked something else, or
           there is nothing to resume.
         """
-        path = self.folder / "sweep.json"
+        path = self.folder / _ASKED
         if not path.is_file():
             if resume and not self.output.exists():
                 raise InputError(f"nothing to resume: {self.folder} is missing; run without --resume")
-            write_text_atomically(path, json.dumps(self.asked, indent=1))
             return
         if not resume:
             raise InputError(f"{self.folder} holds an unfinished sweep; go on with --resume, or remove the folder")
@@ -77,9 +87,11 @@ class Parts:
                 self.path(low, high).unlink(missing_ok=True)
 
     def write(self, start: int, stop: int, table: Any) -> None:
-        """Write the rows of a span, whole or not at all."""
+        """Write the rows of a span, whole or not at all; with the first ones, what was asked."""
         import pyarrow.parquet as pq
 
+        if not (self.folder / _ASKED).is_file():
+            write_text_atomically(self.folder / _ASKED, json.dumps(self.asked, indent=1))
         write_atomically(self.path(start, stop), lambda path: pq.write_table(table, path, compression="zstd"))
 
     def merge(self, rows: int, metadata: Mapping[str, str]) -> None:
@@ -104,4 +116,4 @@ class Parts:
                     writer.write_table(pq.read_table(self.path(*span)).replace_schema_metadata(dict(metadata)))
 
         write_atomically(self.output, write)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)

@@ -1,0 +1,123 @@
+"""Intervals of kernels measured alone, row by row."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from predictors import random_predictor
+
+import neusight_jax as nj
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.latency import in_row_order, kernel_terms, on_device
+from neusight_jax.mixture import MixturePredictor
+from neusight_jax.terms import Predictor
+from neusight_jax.trust import Trust, empty_trust, kernel_interval
+from synthetic import synthetic_rows
+
+OPS = ("softmax", "linear", "ln")
+BELOW, ABOVE = -0.2, 0.5
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> KernelTable:
+    """Rows of three operators, shuffled: families take turns."""
+    file = tmp_path_factory.mktemp("rows") / "rows.parquet"
+    rows = pd.concat([synthetic_rows(op, "Tesla T4", 12) for op in OPS], ignore_index=True)
+    rows.sample(frac=1.0, random_state=0).to_parquet(file, index=False)
+    return nj.read_kernels(file)
+
+
+@pytest.fixture(scope="module")
+def predictor() -> MixturePredictor:
+    """Intervals of −0.2 to 0.5 in logarithms, of everything as if it had been trained on."""
+    plain = random_predictor("mixture", 0)
+    assert isinstance(plain, MixturePredictor)
+    trust = empty_trust({name: each.network.center.shape[-1] for name, each in plain.families.items()})
+    far = jnp.array([[-1e9], [1e9]])
+    wide: Trust = replace(
+        trust,
+        kernels={name: jnp.array([BELOW, ABOVE]) for name in trust.kernels},
+        gpu_range={name: far * jnp.ones_like(part) for name, part in trust.gpu_range.items()},
+        shape_range={name: far * jnp.ones_like(part) for name, part in trust.shape_range.items()},
+    )
+    return replace(plain, trust=wide)
+
+
+@jax.jit
+def _lights(predictor: Predictor, gpu: nj.GPU, table: KernelTable, isolated: jax.Array) -> dict[str, jax.Array]:
+    terms = kernel_terms(predictor, gpu, table, isolated=isolated)
+    return {name: each.light.speed_of_light_s for name, each in terms.items()}
+
+
+@pytest.mark.parametrize("device", ["Tesla T4", "NVIDIA A100-PCIE-40GB", "Tesla V100-PCIE-32GB", "AMD Instinct MI100"])
+@pytest.mark.parametrize("isolated", [True, False])
+def test_bounds_lie_around_the_forecast(
+    predictor: MixturePredictor, table: KernelTable, device: str, isolated: bool
+) -> None:
+    gpu = nj.load_gpu(device)
+    low, high = nj.predict_kernel_intervals(predictor, gpu, table, isolated=isolated)
+    seconds = nj.predict_kernels(predictor, gpu, table, isolated=isolated)
+    lights = _lights(predictor, on_device(gpu), table, jnp.asarray(isolated, float))
+    light = in_row_order(table, {name: np.asarray(values) for name, values in lights.items()})
+    assert low.shape == high.shape == (table.num_rows,)
+    assert low.dtype == high.dtype == seconds.dtype
+    assert np.all(low > 0)
+    assert np.all(low <= seconds)
+    assert np.all(seconds <= high)
+    assert np.all(low >= light * (1 - 1e-6))
+    # Where nothing else binds, the bounds are the quantiles; in file order, as the forecasts are.
+    np.testing.assert_allclose(low, np.maximum(seconds * np.exp(BELOW), np.minimum(light, seconds)), rtol=1e-5)
+    if not float(np.asarray(gpu.fp32_joule_per_flop)):  # else also what a board's base clock promises
+        np.testing.assert_allclose(high, seconds * np.exp(ABOVE), rtol=1e-5)
+
+
+def test_a_promise_is_no_bound(predictor: MixturePredictor, table: KernelTable) -> None:
+    """The upper bound is at least the forecast without the energy that a base clock promises, as `predict` has it."""
+    gpu = nj.load_gpu("Tesla T4")
+    certain = replace(
+        predictor,
+        trust=replace(predictor.trust, kernels=dict.fromkeys(predictor.families, jnp.zeros(2))),  # type: ignore[type-var]
+    )
+    assert float(np.asarray(gpu.fp32_joule_per_flop)) > 0
+    _, high = nj.predict_kernel_intervals(certain, gpu, table)
+    without = nj.predict_kernels(certain, gpu.replace(fp32_joule_per_flop=0.0), table)
+    np.testing.assert_array_equal(high, np.maximum(without, nj.predict_kernels(certain, gpu, table)))
+
+
+def test_they_are_those_of_isolated_kernels(tmp_path: Path) -> None:
+    """A shipped checkpoint: widened as `kernel_interval` says; a GPU it was trained on has its own residuals' width."""
+    synthetic_rows("softmax", "Tesla T4", 12).to_parquet(tmp_path / "rows.parquet", index=False)
+    table, gpu = nj.read_kernels(tmp_path / "rows.parquet"), nj.load_gpu("Tesla T4")
+    batch = table.families["softmax"]
+    run = jax.jit(partial(kernel_interval, family=FAMILIES["softmax"]))
+    for device in (None, "Tesla T4"):
+        shipped = nj.load_predictor("fp32", device)
+        low, high = nj.predict_kernel_intervals(shipped, gpu, table)
+        interval = run(shipped, gpu=on_device(gpu), batch=batch)
+        seconds = nj.predict_kernels(shipped, gpu, table)
+        np.testing.assert_allclose(high, seconds * np.exp(np.asarray(interval.log_high)[: len(high)]), rtol=1e-5)
+        assert np.all(low < high)
+        if device is not None:
+            own = nj.load_card("fp32")["device_intervals"]["Tesla T4"]["softmax"]
+            assert np.asarray(interval.log_high / interval.widening)[0] == pytest.approx(own, rel=1e-3)
+
+
+def test_without_intervals_there_is_one_line(table: KernelTable) -> None:
+    gpu = nj.load_gpu("T4")
+    for bare in (RooflinePredictor(), random_predictor("neusight", 0), random_predictor("mixture", 0)):
+        with pytest.raises(nj.InputError, match="this predictor carries no intervals of ") as caught:
+            nj.predict_kernel_intervals(bare, gpu, table)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_table_of_one_row(predictor: MixturePredictor, tmp_path: Path) -> None:
+    synthetic_rows("gelu", "Tesla T4", 1).to_parquet(tmp_path / "one.parquet", index=False)
+    low, high = nj.predict_kernel_intervals(predictor, nj.load_gpu("H100"), nj.read_kernels(tmp_path / "one.parquet"))
+    assert low.shape == high.shape == (1,)
