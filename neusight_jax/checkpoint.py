@@ -124,8 +124,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         compare different GPUs with that one.
     Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
     """
-    if not jax.config.jax_compilation_cache_dir:
-        use_compile_cache()
+    use_compile_cache()
     folder = checkpoint_folder(name_or_path)
     card = load_card(folder)
     path = folder / WEIGHTS

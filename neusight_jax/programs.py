@@ -19,6 +19,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.files import write_atomically
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_config: Any = jax.config  # its settings are made at run time, unknown to type checkers
 
 PLAIN: tuple[dict[str, Any], ...] = (
     {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
@@ -74,7 +75,7 @@ def keep_traces() -> None:
     by the files they came from, so what a session has changed in memory would be overlooked.
     """
     global _traces
-    folder = jax.config.jax_compilation_cache_dir
+    folder = _config.jax_compilation_cache_dir
     kept = folder and os.environ.get("NEUSIGHT_JAX_CACHE") != "0" and jax.default_backend() == "cpu"
     _traces = Path(folder) / "traces" if kept else None
 
@@ -86,20 +87,27 @@ def _kept_program(
     """The function of a list of leaves from its kept trace, made and kept if there is none; None if it cannot be."""
     assert _traces is not None
     said = "\n".join(
-        [_source(), jax.__version__, str(jax.config.jax_enable_x64), name, closes_over, str(tree), str(kinds)]
+        [_source(), jax.__version__, str(_config.jax_enable_x64), name, closes_over, str(tree), str(kinds)]
     )
     path = _traces / f"{hashlib.sha256(said.encode()).hexdigest()}.stablehlo"
     try:
         exported = jax.export.deserialize(bytearray(path.read_bytes()))
     except Exception:  # not there, cut short, or of another version: traced again
-        specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
+        specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]  # type: ignore[no-untyped-call]
         flat = jax.jit(lambda leaves: function(*jax.tree.unflatten(tree, leaves)))
         try:
             exported = jax.export.export(flat)(specs)
-            write_atomically(path, lambda place: place.write_bytes(exported.serialize()) and None, result=False)
+            _keep(path, bytes(exported.serialize()))
         except (ImportError, ValueError, TypeError, NotImplementedError, InputError):  # cannot be, or no room
             return None
     return jax.jit(exported.call, compiler_options=_plain_options())
+
+
+def _keep(path: Path, content: bytes) -> None:
+    def write(place: Path) -> None:
+        place.write_bytes(content)
+
+    write_atomically(path, write, result=False)
 
 
 @functools.cache
@@ -145,8 +153,8 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | No
     Returns: the folder in use; None where it is turned off or cannot be written, which is no error.
     """
     if folder is None:
-        if jax.config.jax_compilation_cache_dir:
-            return Path(jax.config.jax_compilation_cache_dir)
+        if _config.jax_compilation_cache_dir:
+            return Path(_config.jax_compilation_cache_dir)
         if os.environ.get("NEUSIGHT_JAX_CACHE") == "0":
             return None
     try:
@@ -157,10 +165,10 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | No
         return None
     if not os.access(chosen, os.W_OK):
         return None
-    jax.config.update("jax_compilation_cache_dir", str(chosen))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1" and jax.config.jax_logging_level == "NOTSET":  # JAX sets 1
+    _config.update("jax_compilation_cache_dir", str(chosen))
+    _config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    _config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1" and _config.jax_logging_level == "NOTSET":  # JAX sets 1
         from jaxlib import utils
 
         if hasattr(utils, "absl_set_min_log_level"):
@@ -190,7 +198,7 @@ def announce_compiling(say: Callable[[], None]) -> None:
             said.set()
             say()
 
-    def begins(event: str, _: float, **__: Any) -> None:
+    def begins(event: str, value: float, **_: Any) -> None:
         nonlocal timer
         if event.endswith("backend_compile_duration") and not said.is_set() and timer is None:
             timer = threading.Timer(max(ANNOUNCED_S - spent, 0.0), tell)
@@ -201,11 +209,11 @@ def announce_compiling(say: Callable[[], None]) -> None:
         nonlocal kept
         kept = kept or event.endswith("cache_hits")
 
-    def ends(event: str, seconds: float, **_: Any) -> None:
+    def ends(event: str, duration_secs: float, **_: Any) -> None:
         nonlocal spent, timer, kept
         if event.endswith("backend_compile_duration") and timer is not None:
             timer.cancel()
-            timer, spent, kept = None, spent + (0.0 if kept else seconds), False
+            timer, spent, kept = None, spent + (0.0 if kept else duration_secs), False
 
     jax.monitoring.register_event_listener(found)
     jax.monitoring.register_scalar_listener(begins)

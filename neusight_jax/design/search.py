@@ -243,12 +243,14 @@ class Search:
         return self._repair(logs, ways, self._limits(limits))
 
     def _repair(self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
-        filled = np.asarray(self._fill(self.arguments, logs, ways, limits), np.float64)
-        stepped = self.on_steps(filled)
+        def fill(points: np.ndarray, along: np.ndarray) -> np.ndarray:
+            filled = self._fill(self.arguments, jnp.asarray(points, float), jnp.asarray(along, float), limits)
+            return np.asarray(filled, np.float64)
+
+        stepped = self.on_steps(fill(logs, ways))
         plain = np.array([each.grain == 0 for each in self.problem.free])
         if plain.any():
-            stepped = np.asarray(self._fill(self.arguments, stepped, 1.0 * plain[None] * np.ones_like(ways), limits))
-            stepped = self.on_steps(np.asarray(stepped, np.float64))
+            stepped = self.on_steps(fill(stepped, 1.0 * plain[None] * np.ones_like(ways)))
         return stepped
 
     def _ends(self, starts: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
@@ -303,8 +305,9 @@ class Search:
         count, width = len(logs), max(len(logs), least)
         ways = np.zeros_like(logs) if ways is None else ways
         padded = [np.concatenate([each, np.repeat(each[-1:], width - count, axis=0)]) for each in (logs, ways)]
-        switches = (jnp.asarray(relaxation or 0.0, float), jnp.asarray(relaxation is None))
-        known = self._known(self.arguments, *(jnp.asarray(each, float) for each in padded), *switches)
+        points, along = (jnp.asarray(each, float) for each in padded)
+        exact = jnp.asarray(relaxation is None)
+        known = self._known(self.arguments, points, along, jnp.asarray(relaxation or 0.0, float), exact)
         return jax.tree.map(lambda values: np.asarray(values, np.float64)[:count], known)
 
     def exact(self, logs: np.ndarray) -> tuple[float, dict[str, float]]:
