@@ -34,7 +34,7 @@ def bundled() -> list[Path]:
     """The config files, those of quantizers left out."""
     found = importlib.util.find_spec("aiconfigurator_core")
     if found is None or found.origin is None:
-        raise nj.InputError("aiconfigurator_core is not installed; pip install 'neusight-jax[aiconfigurator]'")
+        raise nj.InputError("aiconfigurator_core is not installed; pip install '.[aiconfigurator]'")
     folder = Path(found.origin).parent / "model_configs"
     return sorted(path for path in folder.glob("*_config.json") if "hf_quant_config" not in path.name)
 

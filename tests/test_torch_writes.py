@@ -11,7 +11,7 @@ from graphs import kernels, product_flop
 
 import neusight_jax as nj
 
-torch = pytest.importorskip("torch", reason="torch is not installed; `pip install 'neusight-jax[torch]'`")
+torch = pytest.importorskip("torch", reason="torch is not installed; `pip install '.[torch]'`")
 
 BATCH, STEPS, WIDTH = 8, 4, 256
 ROW = 2 * WIDTH * WIDTH  # FLOP of one row through a square layer

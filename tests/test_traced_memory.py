@@ -265,7 +265,7 @@ def test_what_the_report_prints() -> None:
 
 @pytest.fixture
 def torch() -> Any:
-    return pytest.importorskip("torch", reason="torch is not installed; `pip install 'neusight-jax[torch]'`")
+    return pytest.importorskip("torch", reason="torch is not installed; `pip install '.[torch]'`")
 
 
 def test_a_torch_weight_used_twelve_times(torch: Any) -> None:
