@@ -45,8 +45,8 @@ def multipliers(
     problem = search.problem
     chosen = {**problem.budgets, **(limits or {})}
     slope, slopes = search.slopes(logs, RELAXATION)
-    _, spent = search.exact(logs)
-    left = {name: 1.0 - float(np.exp(spent[name])) / limit for name, limit in chosen.items()}
+    _, spent = search.values(logs[None])
+    left = {name: 1.0 - float(np.exp(spent[name][0])) / limit for name, limit in chosen.items()}
     columns: list[tuple[str, str, np.ndarray]] = [
         ("budget", name, slopes[name]) for name in chosen if left[name] < BINDING
     ]

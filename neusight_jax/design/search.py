@@ -119,10 +119,8 @@ class Search:
         self.low, self.high = problem.bounds
         self.arguments = arguments(problem)
         self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
-        ranges = zip(problem.free, self.low, self.high, strict=True)
-        free = [(each.field, float(low), float(high)) for each, low, high in ranges]
         names = ([load.name for load in problem.workloads], dict(problem.exponents), list(problem.budgets))
-        asked = (free, *names, problem.grows)
+        asked = (problem.free, *names, problem.grows)
         # One program with a forecast in it, for values and slopes, exact and relaxed: it is what takes long to compile.
         self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)), asked)
         self._move = one_shot(self._moved, asked)
@@ -309,11 +307,6 @@ class Search:
         exact = jnp.asarray(relaxation is None)
         known = self._known(self.arguments, points, along, jnp.asarray(relaxation or 0.0, float), exact)
         return jax.tree.map(lambda values: np.asarray(values, np.float64)[:count], known)
-
-    def exact(self, logs: np.ndarray) -> tuple[float, dict[str, float]]:
-        """Exact log objective of one point [field], and logs of the budgeted metrics."""
-        objective, spent = self.values(logs[None])
-        return float(objective[0]), {name: float(each[0]) for name, each in spent.items()}
 
     def slopes(self, logs: np.ndarray, relaxation: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Gradients of the log objective and of the log budgeted metrics with respect to log fields, at one point."""
