@@ -267,6 +267,7 @@ def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: 
     weights = save(flat)
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(weights)
+        card.pop(digest.KEY, None)  # that of what the card was copied from
         (beside / CARD).write_text(json.dumps({**card, digest.KEY: digest.digests(card, weights)}, indent=1) + "\n")
 
 

@@ -221,7 +221,7 @@ def test_bad_names_are_refused(whole: tuple[Path, Path], tmp_path: Path) -> None
     measured, out = whole[0], tmp_path / "out"
     with pytest.raises(nj.InputError, match="unknown recipe 'fp33'; nearest: fp32"):
         train([measured], "fp33", out)
-    with pytest.raises(nj.InputError, match=r"unknown GPU 'Tesla T5'; nearest: .*Tesla T4"):
+    with pytest.raises(nj.InputError, match=r"unknown GPU 'Tesla T5'; measured here: .*Tesla T4"):
         train([measured], QUICK, out, hold_out=["Tesla T5"])
     with pytest.raises(nj.InputError, match="no GPU is left to train on"):
         train([measured], QUICK, out, hold_out=[T4, V100])
