@@ -137,7 +137,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         raise InputError(f"{path}: not a whole safetensors file ({error}); copy the checkpoint again") from None
     digest.check_weights(card, content, path)
     try:
-        template = jax.eval_shape(lambda: untrained(card["kind"], card["architecture"]))
+        template = _template(card["kind"], json.dumps(card["architecture"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
     predictor: Predictor = tree_from_arrays(template, _by_family(flat, card["architecture"]["families"]), path)
@@ -160,6 +160,12 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     if not own or known.trust is None:
         return known
     return replace(known, trust=known.trust.measured(own, card.get("device_intervals", {}).get(name, {})))
+
+
+@functools.cache
+def _template(kind: str, architecture: str) -> Any:
+    """Shapes of `untrained`, kept: to trace them takes most of the time that one more GPU's predictor takes to load."""
+    return jax.eval_shape(lambda: untrained(kind, json.loads(architecture)))
 
 
 def _by_family(flat: Mapping[str, np.ndarray], families: Sequence[str]) -> dict[str, np.ndarray]:

@@ -1,0 +1,73 @@
+"""Forecasts of tensor-core families stay as they were pinned, kernel by kernel and model by model (golden/make.py)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from golden.make import (
+    DTYPES,
+    FILE,
+    TOLERANCE,
+    interval_differences,
+    kernel_differences,
+    kernels_of,
+    model_differences,
+    moved,
+    read,
+)
+
+import neusight_jax as nj
+from neusight_jax.kernels.families import TENSOR_FAMILIES
+
+HEADER, DIMS, PINNED = read()
+SHOWN = 5
+
+
+def _unmoved(differences: Iterator[str]) -> None:
+    """Fail with the first differences, which are the largest of their family."""
+    found = list(itertools.islice(differences, SHOWN + 1))
+    listed = "\n  ".join(found[:SHOWN])
+    more = "\n  and more" if len(found) > SHOWN else ""
+    assert not found, f"moved by more than {TOLERANCE:g}; if that is meant, run tests/golden/make.py:\n  {listed}{more}"
+
+
+def test_kernels_on_every_gpu_forecast_what_they_did() -> None:
+    _unmoved(kernel_differences(HEADER, DIMS, PINNED))
+
+
+def test_intervals_are_what_they_were() -> None:
+    _unmoved(interval_differences(HEADER, DIMS, PINNED))
+
+
+def test_whole_models_forecast_what_they_did() -> None:
+    _unmoved(model_differences(HEADER))
+
+
+def test_what_is_pinned() -> None:
+    """All families of tensor cores, 64 shapes each, on every GPU that the catalog had; no number is missing."""
+    assert set(HEADER["families"]) == set(DTYPES) == TENSOR_FAMILIES
+    assert set(HEADER["gpus"]) <= set(nj.list_gpus())
+    assert len(HEADER["models"]) == 8
+    assert FILE.stat().st_size < 400e3
+    for name in HEADER["families"]:
+        seconds = PINNED[f"seconds/{name}"]
+        assert seconds.shape == (len(HEADER["gpus"]), 2, 64)
+        assert not np.isnan(seconds).any()
+        assert {kernel.dtype for kernel in kernels_of(HEADER, DIMS, name)} == set(DTYPES[name])
+        for gpu, row in itertools.product(("NVIDIA H100 80GB HBM3", "Tesla P4"), (0, 1)):
+            kernel = kernels_of(HEADER, DIMS, name)[row]
+            has_path = name in ("stream", "reduction") or kernel.dtype in nj.load_gpu(gpu).paths
+            assert np.isfinite(seconds[HEADER["gpus"].index(gpu), :, row]).all() == has_path, (name, gpu)
+
+
+def test_a_moved_forecast_is_named() -> None:
+    """One kernel a hundredth of a percent slower, one path that came, one that went, and rounding."""
+    old = np.array([[1e-3, 2e-3, np.inf], [np.inf, 3e-3, 4e-3]], np.float32)
+    new = np.array([[1.0001e-3, 2e-3, 5.0], [np.inf, np.nan, 4.000001e-3]], np.float32)
+    assert [place for place, _ in moved(old, new)] == [(0, 2), (1, 1), (0, 0)]
+    assert list(moved(old, new))[-1][1].startswith("0.00100000005 -> 0.00100010005 s (+0.0001")
+    with pytest.raises(AssertionError, match=r"case 0\n    case 1\n(.*\n)+    and more"):
+        _unmoved(f"case {number}" for number in range(9))
