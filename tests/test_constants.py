@@ -19,7 +19,7 @@ from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Work
-from neusight_jax.mixture import longer, offsets
+from neusight_jax.mixture import init_family, longer, mix, offsets
 from neusight_jax.roofline import Light, PhysicalTimes, light, peak_flop_per_s, physical_times
 from neusight_jax.shifts import COMPUTE, HEADS, arithmetic_shift
 
@@ -181,6 +181,28 @@ def test_how_far_a_network_may_move_each_time() -> None:
         streamed = {**bounds, "dram": (0.0, 0.3), "reread": (-3.0, 0.3)}
         assert dict(zip(HEADS, offsets(FAMILIES[name]), strict=True)) == streamed
     assert dict(zip(HEADS, offsets(FAMILIES["gemm"]), strict=True)) == {**bounds, "overhead": (-4.0, 3.0)}
+
+
+def test_where_training_starts() -> None:
+    """A network that says nothing: e^0.3 of the ideal of arithmetic, e^0.25 of DRAM's ... whichever binds, and 2 us for
+    a launch inside a model."""
+    starts = {"compute": 0.3, "dram": 0.25, "reread": -2.0, "onchip": 0.0, "issue": 0.2, "power": 0.2, "overhead": 0.0}
+    parameters: Any = init_family(jax.random.key(0), FAMILIES["linear"], jnp.ones((2, 14)), (4,), 1)
+    outputs = jnp.zeros((1, 1, 2 * len(HEADS)))  # one component a head, and its offset
+    bounds = Light(*(jnp.zeros(1),) * 3)
+    for binding, start in starts.items():
+        bound: Any = {head: jnp.full((1, 1), 1.0 if head == binding else 1e-9) for head in HEADS}
+        args: Any = (
+            parameters,
+            outputs,
+            PhysicalTimes(**bound),
+            bounds,
+            None,
+            jnp.zeros(8),
+            offsets(FAMILIES["linear"]),
+        )
+        seconds = float(mix(*args, isolated=False).seconds[0])
+        assert seconds == pytest.approx(math.exp(start) + 2e-6, rel=1e-6), binding
 
 
 def test_a_kernel_and_the_host_beside_it() -> None:
