@@ -137,7 +137,7 @@ def forecast_text(forecast: Forecast, width: int = 140) -> str:
 
 def as_text(renderable: RenderableType, width: int = 140) -> str:
     """Anything rich renders, as plain text without colours."""
-    console = Console(width=width, color_system=None, force_terminal=False)
+    console = Console(width=width, color_system=None, force_terminal=False, markup=False)
     with console.capture() as capture:
         console.print(renderable)
     return capture.get()

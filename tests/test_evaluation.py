@@ -173,6 +173,8 @@ def test_what_is_left_out_is_said(folder: Path, checkpoint: Path) -> None:
     assert "note: 1 labels of option 'dp4' left out: several GPUs" in text
     assert "Kernels measured alone" in text
     assert "Whole models" in text
+    named = replace(found, notes=("from the clone: `pip install '.[gbt]'`",))
+    assert "note: from the clone: `pip install '.[gbt]'`" in as_text(named.tables(), width=200)
 
 
 def test_devices_can_be_chosen_and_results_are_plain(folder: Path, checkpoint: Path) -> None:

@@ -20,7 +20,7 @@ def show(renderable: RenderableType) -> None:
     if sys.stdout.isatty():
         from rich.console import Console
 
-        Console().print(renderable)
+        Console(markup=False).print(renderable)
         return
     from neusight_jax.report import as_text
 
@@ -44,4 +44,4 @@ def progress_console() -> Console:
     """The console progress goes to: stderr."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, markup=False)
