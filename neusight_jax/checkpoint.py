@@ -270,10 +270,10 @@ def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: 
     architecture |= {key: names for key, names in zip(ADDED, parts, strict=True) if names}
     known = {key: value for key, value in own.items() if value}
     card = json.loads(json.dumps({"format": FORMAT, **card, "architecture": architecture, **known}))
+    card = {key: value for key, value in card.items() if key != digest.KEY}  # not that of a card it was copied from
     weights = save(flat)
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(weights)
-        card.pop(digest.KEY, None)  # that of what the card was copied from
         (beside / CARD).write_text(json.dumps({**card, digest.KEY: digest.digests(card, weights)}, indent=1) + "\n")
 
 
