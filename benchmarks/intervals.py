@@ -18,7 +18,7 @@ import numpy as np
 import neusight_jax as nj
 from neusight_jax.errors import run_script
 from neusight_jax.training.conformal import CANDIDATES, Residuals, interval_score, pooled_quantile
-from neusight_jax.training.evaluation import protocol_rows
+from neusight_jax.training.evaluation.scores import protocol_rows
 from neusight_jax.trust import LEVEL, gpu_ratios, outside, range_of
 
 Quantiles = Callable[[Residuals, float], tuple[float, float]]

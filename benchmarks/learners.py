@@ -27,17 +27,17 @@ from neusight_jax.errors import InputError, run_script, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.latency import predict_kernels
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.training.boosting import boosting_library
 from neusight_jax.training.calibration import MOST_ROWS, calibrate, prior_of
 from neusight_jax.training.conformal import mean_error_percent
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
-from neusight_jax.training.few_shot import designed_order, device_scores, rows_table
+from neusight_jax.training.evaluation.boosting import boosting_library
+from neusight_jax.training.evaluation.few_shot import designed_order, device_scores, rows_table
+from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
+from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_predictor
-from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
-from neusight_jax.training.systems import fit_tile
 
 SEEDS, DRAWS = 5, 2
 CHOSEN, DRAWN = (10, 50), (500, 2000)

@@ -19,7 +19,7 @@ from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.scaling.per_op import WORKLOAD
-from neusight_jax.training.evaluation import percentile_line, protocol_rows
+from neusight_jax.training.evaluation.scores import percentile_line, protocol_rows
 
 FACTORS = np.geomspace(0.25, 4.0, 4001)
 

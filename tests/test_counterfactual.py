@@ -15,7 +15,7 @@ from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.datasets.aiconfigurator import import_aiconfigurator
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
-from neusight_jax.training.counterfactual import natural_experiment, shared_shapes
+from neusight_jax.training.evaluation.counterfactual import natural_experiment, shared_shapes
 from synthetic import synthetic_rows
 
 V100, T4 = "Tesla V100-PCIE-32GB", "Tesla T4"

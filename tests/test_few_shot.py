@@ -15,12 +15,12 @@ from predictors import only, random_kernels
 
 import neusight_jax as nj
 from neusight_jax.errors import InputError
-from neusight_jax.training import few_shot, models_protocol, systems
-from neusight_jax.training.evaluation import System
-from neusight_jax.training.few_shot import run_few_shot
+from neusight_jax.training.evaluation import few_shot, models_protocol, systems
+from neusight_jax.training.evaluation.few_shot import run_few_shot
+from neusight_jax.training.evaluation.models_protocol import run_models_protocol
+from neusight_jax.training.evaluation.scores import System
 from neusight_jax.training.fit import Settings, settings_for
 from neusight_jax.training.left_out import LeftOut
-from neusight_jax.training.models_protocol import run_models_protocol
 from synthetic import synthetic_rows, write_softmax_alone
 
 ROWS = 24

@@ -16,11 +16,9 @@ from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.family import Family
 from neusight_jax.terms import Predictor
-from neusight_jax.training import protocol, systems
-from neusight_jax.training.fit import Settings
-from neusight_jax.training.protocol import run_protocol
-from neusight_jax.training.rows import Rows
-from neusight_jax.training.systems import (
+from neusight_jax.training.evaluation import protocol, systems
+from neusight_jax.training.evaluation.protocol import run_protocol
+from neusight_jax.training.evaluation.systems import (
     DEFAULT_SYSTEMS,
     OURS,
     SYSTEMS,
@@ -29,6 +27,8 @@ from neusight_jax.training.systems import (
     chosen_baselines,
     chosen_systems,
 )
+from neusight_jax.training.fit import Settings
+from neusight_jax.training.rows import Rows
 from synthetic import synthetic_rows, write_softmax_alone
 
 V100, T4 = "Tesla V100-PCIE-32GB", "Tesla T4"

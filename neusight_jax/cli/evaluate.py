@@ -68,20 +68,20 @@ def evaluate(
     evaluation: Any
     seeds = 5 if seeds is None else seeds
     if protocol == "few-shot":
-        from neusight_jax.training.few_shot import run_few_shot
+        from neusight_jax.training.evaluation.few_shot import run_few_shot
 
         evaluation = run_few_shot(
             measurements, seeds=seeds, devices=devices, drop_invalid=drop_invalid, console=progress_console()
         )
     elif protocol == "logo-models":
-        from neusight_jax.training.models_protocol import run_models_protocol
+        from neusight_jax.training.evaluation.models_protocol import run_models_protocol
 
         evaluation = run_models_protocol(
             measurements, seeds=seeds, devices=devices, drop_invalid=drop_invalid, console=progress_console()
         )
     elif protocol is not None:
-        from neusight_jax.training.protocol import run_protocol
-        from neusight_jax.training.systems import chosen_systems
+        from neusight_jax.training.evaluation.protocol import run_protocol
+        from neusight_jax.training.evaluation.systems import chosen_systems
 
         systems, notes = chosen_systems(baseline or (), protocol)
         evaluation = run_protocol(
@@ -95,7 +95,7 @@ def evaluate(
             console=progress_console(),
         )
     else:
-        from neusight_jax.training.evaluation import evaluate as evaluate_checkpoint
+        from neusight_jax.training.evaluation.scores import evaluate as evaluate_checkpoint
 
         evaluation = evaluate_checkpoint(
             measurements,

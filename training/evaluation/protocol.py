@@ -29,11 +29,11 @@ from neusight_jax.report import table
 from neusight_jax.roofline import element_bytes
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import NETWORKS, devices_with, measured_devices, sweep_rows, thin
-from neusight_jax.training.evaluation import percentiles
+from neusight_jax.training.evaluation.scores import percentiles
+from neusight_jax.training.evaluation.systems import DEFAULT_SYSTEMS, SYSTEMS, Shown, fit_tile
 from neusight_jax.training.fit import Job, Sample, sample_of
 from neusight_jax.training.left_out import left_out_jobs
 from neusight_jax.training.rows import Rows
-from neusight_jax.training.systems import DEFAULT_SYSTEMS, SYSTEMS, Shown, fit_tile
 
 PROTOCOLS: tuple[str, ...] = ("logo", "logo-size", "architecture", "seen")
 SMALL, LARGE = 0.70, 0.85

@@ -12,7 +12,7 @@ import pandas as pd
 
 from neusight_jax.errors import InputError
 from neusight_jax.training.data import NETWORKS
-from neusight_jax.training.protocol import PROTOCOLS
+from neusight_jax.training.evaluation.protocol import PROTOCOLS
 
 END_TO_END = "end to end"
 COLUMNS: tuple[str, ...] = ("split", "system", "family", "device", "rows", "mean", "median", "p90", "sd")

@@ -29,9 +29,9 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
+from neusight_jax.training.evaluation.baselines import HabitatMLPKind, fit_li, fit_published_li, wave_predictors
 from neusight_jax.training.fit import Job, Kind, Sample, Settings, fit, row_features, sample_of, settings_for
 from neusight_jax.training.kinds import MixtureKind, NeuSightKind, Roofline3Kind, TileKind, effect_penalties
-from neusight_jax.training.rivals import HabitatMLPKind, fit_li, fit_published_li, wave_predictors
 from neusight_jax.training.rows import Rows
 
 TILE_SETTINGS = Settings(steps=400)
@@ -165,7 +165,7 @@ class WaveSystem:
 
 
 def _fit_gbt(rows: Rows, seed: int) -> Predictor:
-    from neusight_jax.training.boosting import fit_forest
+    from neusight_jax.training.evaluation.boosting import fit_forest
 
     return GBTPredictor({rows.family.network: fit_forest(rows, seed)})
 

@@ -1,6 +1,6 @@
 """How well measured runs scale from one GPU to another: every ordered pair of GPUs, every run both have.
 
-    python -m neusight_jax.training.cross_gpu MEASUREMENTS CHECKPOINT [DEVICE ...] [--effects both|origin|none]
+    python -m neusight_jax.training.evaluation.cross_gpu MEASUREMENTS CHECKPOINT [DEVICE ...] [--effects WHICH]
 
 Nodes of a run on the origin, scaled by `scaling.rules` and by wave scaling alone, against the whole-model label of the
 same run on the target. Contaminated rows are left out on both sides. A GPU the checkpoint measured is forecast with
@@ -26,7 +26,7 @@ from neusight_jax.scaling.occupancy import limits_of
 from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
 from neusight_jax.scaling.rules import Machine, scaling, wave_scaling
 from neusight_jax.training.data import contaminated
-from neusight_jax.training.evaluation import percentiles
+from neusight_jax.training.evaluation.scores import percentiles
 
 SYSTEMS: tuple[str, ...] = ("scale_trace", "scale_trace plain", "habitat-wave", "habitat-wave-simplified")
 EFFECTS: tuple[str, ...] = ("both", "origin", "none")

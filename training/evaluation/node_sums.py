@@ -1,6 +1,6 @@
 """How far the measured nodes of a run are from the whole-model label of the same run.
 
-    python -m neusight_jax.training.node_sums MEASUREMENTS [DEVICE ...]
+    python -m neusight_jax.training.evaluation.node_sums MEASUREMENTS [DEVICE ...]
 
 A forecast that sums kernels and is right about every one of them is off by this much: the floor of the errors of whole
 models. Once as the nodes were timed (`timed_s`), and once less what passes before a kernel starts, as long as a view
@@ -21,7 +21,7 @@ from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
 from neusight_jax.training.data import contaminated
-from neusight_jax.training.evaluation import percentile_line
+from neusight_jax.training.evaluation.scores import percentile_line
 
 KEYS: tuple[str, ...] = ("device", *WORKLOAD)
 

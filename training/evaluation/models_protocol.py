@@ -19,14 +19,14 @@ from neusight_jax.report import table
 from neusight_jax.terms import Predictor
 from neusight_jax.training.calibration import calibrate, prior_of
 from neusight_jax.training.data import NETWORKS, devices_with, join_rows, model_rows, sweep_rows, thin
-from neusight_jax.training.evaluation import System, model_scores, percentiles
-from neusight_jax.training.few_shot import designed_order, rows_table
+from neusight_jax.training.evaluation.few_shot import designed_order, rows_table
+from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
+from neusight_jax.training.evaluation.scores import System, model_scores, percentiles
+from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, Settings
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_predictor
-from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
-from neusight_jax.training.systems import fit_tile
 
 LOGO_MODELS = "logo-models"
 """Name of the protocol."""

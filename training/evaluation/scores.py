@@ -27,7 +27,7 @@ from neusight_jax.progress import follow
 from neusight_jax.report import table
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import measured_devices
-from neusight_jax.training.systems import chosen_baselines, fit_baseline
+from neusight_jax.training.evaluation.systems import chosen_baselines, fit_baseline
 from neusight_jax.trust import has_intervals
 
 if TYPE_CHECKING:

@@ -31,13 +31,13 @@ from neusight_jax.shifts import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, linearised, prior_of
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
 from neusight_jax.training.design import most_telling
-from neusight_jax.training.evaluation import percentiles
+from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
+from neusight_jax.training.evaluation.scores import percentiles
+from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, merged
-from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
-from neusight_jax.training.systems import fit_tile
 
 FEW_SHOT = "few-shot"
 """Name of the protocol."""
