@@ -22,7 +22,8 @@ from neusight_jax.datasets.measurements import read_measurements, table_from_fra
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.report import as_text
-from neusight_jax.training.evaluation.scores import evaluate, model_scores, percentiles, score
+from neusight_jax.training.evaluation.result import percentiles
+from neusight_jax.training.evaluation.scores import evaluate, model_scores, score
 from neusight_jax.training.evaluation.systems import fit_baseline
 from neusight_jax.trust import empty_trust
 
@@ -89,7 +90,7 @@ def test_percentiles_by_hand() -> None:
 def test_roofline_errors_by_hand(folder: Path) -> None:
     data = read_measurements(folder)
     roofline = load_baseline("roofline")
-    frame = score(data, {"roofline": lambda device: roofline}).kernels
+    frame = score(data, {"roofline": lambda device: roofline}).frames["kernels"]
     assert len(frame) == 2
     # |1 / 1.1 − 1|, 0, |1 / 1.5 − 1| and |1 / 2 − 1|, in percent.
     errors = np.array([100 / 11, 0.0, 100 / 3, 50.0])
@@ -111,7 +112,7 @@ def _softmax_error(predictor: object, device: str) -> float:
 
 def test_only_a_measured_gpu_uses_its_effect(folder: Path, checkpoint: Path) -> None:
     found = evaluate([folder], str(checkpoint), baselines=["roofline"])
-    frame = found.kernels.set_index(["system", "device"])["mean"]
+    frame = found.frames["kernels"].set_index(["system", "device"])["mean"]
     plain, tuned = nj.load_predictor(checkpoint), nj.load_predictor(checkpoint, T4)
     assert frame[str(checkpoint), T4] == pytest.approx(_softmax_error(tuned, T4), rel=1e-4)
     assert frame[str(checkpoint), T4] != pytest.approx(_softmax_error(plain, T4), rel=1e-3)
@@ -128,7 +129,7 @@ def test_fitted_baselines_are_fitted_to_the_checkpoints_gpus(folder: Path, check
     seconds = [_roof_s(V100, *size) / float(line.per_bandwidth) + float(line.floor_s) for size in ROWS]
     measured = np.array([_roof_s(V100, *size) * max(off, 1.0) for size, off in zip(ROWS, OFF, strict=True)])
     expected = 100 * np.abs(np.array(seconds) / measured - 1).mean()
-    assert found.kernels.set_index("system")["mean"]["li"] == pytest.approx(expected, rel=1e-3)
+    assert found.frames["kernels"].set_index("system")["mean"]["li"] == pytest.approx(expected, rel=1e-3)
     with pytest.raises(nj.InputError, match="habitat-wave scales a time measured on another GPU"):
         evaluate([folder], str(checkpoint), baselines=["habitat-wave"])
 
@@ -147,7 +148,7 @@ def test_models_of_families_nobody_trained_are_left_out_and_counted(folder: Path
 
 def test_whole_models_are_forecast_as_the_user_would(folder: Path, checkpoint: Path) -> None:
     found = evaluate([folder], str(checkpoint))
-    models = found.models
+    models = found.frames["models"]
     assert list(models["option"]) == ["eager", "eager", "fusion"]
     assert list(models["measured_s"]) == [0.02, 0.06, 0.01]
     cases = ((T4, "inference", False), (T4, "training", False), (V100, "inference", True))
@@ -159,10 +160,10 @@ def test_whole_models_are_forecast_as_the_user_would(folder: Path, checkpoint: P
         expected = nj.predict(predictor, nj.load_gpu(device), graph).total_s
         assert forecast == pytest.approx(expected, rel=1e-4)
         assert error == pytest.approx(100 * (expected / measured - 1), rel=1e-3)
-    total = found.models_total().set_index("option")
+    total = found.frames["models_total"].set_index("option")
     assert total.loc["eager", "labels"] == 2
     assert total.loc["eager", "mean"] == pytest.approx(models["error"][:2].abs().mean())
-    by_device = found.models_by_device()
+    by_device = found.frames["models_by_device"]
     assert set(by_device["device"]) == {T4, V100}
 
 
@@ -179,8 +180,8 @@ def test_what_is_left_out_is_said(folder: Path, checkpoint: Path) -> None:
 
 def test_devices_can_be_chosen_and_results_are_plain(folder: Path, checkpoint: Path) -> None:
     found = evaluate([folder], str(checkpoint), devices=[V100])
-    assert set(found.kernels["device"]) == {V100}
-    assert set(found.models["device"]) == {V100}
+    assert set(found.frames["kernels"]["device"]) == {V100}
+    assert set(found.frames["models"]["device"]) == {V100}
     read = json.loads(json.dumps(found.to_dict()))
     assert set(read) == {"kernels", "models", "models_by_device", "models_total", "notes"}
     assert read["kernels"][0]["rows"] == 4
@@ -197,8 +198,8 @@ def test_json_of_the_command(folder: Path, checkpoint: Path, capsys: pytest.Capt
 
 def test_kernels_alone_are_enough(folder: Path, checkpoint: Path) -> None:
     found = evaluate([folder / "kernels"], str(checkpoint))
-    assert found.models.empty
-    assert found.models_total().empty
+    assert found.frames["models"].empty
+    assert found.frames["models_total"].empty
     assert "Whole models" not in as_text(found.tables())
 
 

@@ -18,6 +18,7 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.terms import Predictor
 from neusight_jax.training.evaluation import protocol, systems
 from neusight_jax.training.evaluation.protocol import run_protocol
+from neusight_jax.training.evaluation.result import Evaluation
 from neusight_jax.training.evaluation.systems import (
     DEFAULT_SYSTEMS,
     OURS,
@@ -64,7 +65,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(SYSTEMS, name, quick)
 
 
-def _run(folder: Path, names: Sequence[str], seeds: int = 2) -> protocol.ProtocolResult:
+def _run(folder: Path, names: Sequence[str], seeds: int = 2) -> Evaluation:
     with jax.numpy_dtype_promotion("standard"):
         return run_protocol([folder], "logo", seeds=seeds, systems=names)
 
@@ -77,14 +78,14 @@ def test_no_system_sees_the_gpu_it_is_scored_on(folder: Path, monkeypatch: pytes
     # Two GPUs × two seeds, or two GPUs; with two GPUs the other one is all there is to see.
     assert sorted(drawn.seen) == sorted((seed, (name,)) for seed in (0, 1) for name in (V100, T4))
     assert sorted(fixed.seen) == sorted((0, (name,)) for name in (V100, T4))
-    assert set(found.scores["system"]) == {"drawn", "fixed"}
+    assert set(found.frames["scores"]["system"]) == {"drawn", "fixed"}
 
 
 def test_scores_are_of_the_rows_left_out(folder: Path) -> None:
     found = _run(folder, ["roofline", "roofline3"])
-    assert set(found.scores["family"]) == {"softmax"}
+    assert set(found.frames["scores"]["family"]) == {"softmax"}
     assert set(found.rows.columns) >= {"family", "device", "measured_s", "roofline_s", "roofline3_s"}
-    for row in found.scores[found.scores["system"] == "roofline"].to_dict("records"):
+    for row in found.frames["scores"][found.frames["scores"]["system"] == "roofline"].to_dict("records"):
         part = found.rows[(found.rows["family"] == row["family"]) & (found.rows["device"] == row["device"])]
         errors = 100 * np.abs(part["roofline_s"] / part["measured_s"] - 1)
         assert row["rows"] == len(part) == 24
@@ -96,9 +97,9 @@ def test_every_baseline_runs(folder: Path) -> None:
     pytest.importorskip("lightgbm")
     rest = set(SYSTEMS) - {"mixture", "neusight"}  # both slow to compile, and trained in other tests
     found = _run(folder, sorted(rest), seeds=1)
-    assert set(found.scores["system"]) == rest
-    assert np.isfinite(found.scores["mean"]).all()
-    assert list(found.by_family().columns) == ["softmax"]
+    assert set(found.frames["scores"]["system"]) == rest
+    assert np.isfinite(found.frames["scores"]["mean"]).all()
+    assert list(protocol.by_family(found.frames["scores"]).columns) == ["softmax"]
 
 
 def test_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from neusight_jax.baselines import load_baseline
+from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.errors import InputError
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.report import table
 from neusight_jax.terms import Predictor
 from neusight_jax.training.calibration import calibrate, prior_of
 from neusight_jax.training.data import NETWORKS, devices_with, join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.evaluation.few_shot import designed_order, rows_table
 from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
-from neusight_jax.training.evaluation.scores import System, model_scores, percentiles
+from neusight_jax.training.evaluation.result import Evaluation, View, scores
+from neusight_jax.training.evaluation.scores import System, model_scores
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, Settings
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
@@ -37,61 +37,10 @@ DRAWS = 10
 """Draws of those kernels: from one to the next a GPU's models move by several percent, the mean of all by one."""
 
 
-@dataclass(frozen=True)
-class ModelsResult:
-    """Scores of the protocol.
-
-    Attributes:
-      seeds: members of every ensemble.
-      rows: one row per label, system and draw of the kernels it was calibrated with (0 for a system without):
-        `evaluation.Evaluation.models`, and draw.
-    """
-
-    seeds: int
-    rows: pd.DataFrame
-
-    @property
-    def scores(self) -> pd.DataFrame:
-        """Mean, median and p90 absolute percentage error: system, option, device ("all" for all), labels, draws, and
-        `sd` of the mean over draws."""
-        records = []
-        for (system, option), part in self.rows.groupby(["system", "option"], sort=False):
-            groups = [(str(device), own) for device, own in part.groupby("device", sort=True)]
-            for device, own in [*groups, ("all", part)]:
-                errors = own["error"].abs()
-                means = errors.groupby(own["draw"]).mean()
-                head = {"system": system, "option": option, "device": device}
-                counted = {"labels": len(own) // len(means), "draws": len(means)}
-                records.append(head | counted | percentiles(errors.to_numpy()) | {"sd": float(means.std(ddof=0))})
-        return pd.DataFrame(records)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"protocol": LOGO_MODELS, "seeds": self.seeds, "scores": self.scores.to_dict("records")}
-
-    def to_markdown(self) -> str:
-        """A table: systems and GPUs."""
-        header, cells = self._cells()
-        about = f"Protocol `{LOGO_MODELS}`, {self.seeds} seeds as one ensemble, absolute percentage error"
-        lines = [f"{about} (standard deviation over draws of the kernels).", ""]
-        lines += ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells)]) + "\n"
-
-    def tables(self) -> RenderableType:
-        """The same for people."""
-        header, cells = self._cells()
-        title = f"{LOGO_MODELS}, {self.seeds} seeds as one ensemble: whole models on the GPU left out"
-        return table(title, header, cells, text_columns=3)
-
-    def _cells(self) -> tuple[list[str], list[list[str]]]:
-        header = ["system", "option", "GPU left out", "labels", "mean", "median", "p90"]
-        cells = [
-            [row["system"], row["option"], row["device"], str(row["labels"])]
-            + [f"{row['mean']:.1f}" + (f" ({row['sd']:.1f})" if row["draws"] > 1 else "")]
-            + [f"{row[name]:.1f}" for name in ("median", "p90")]
-            for row in self.scores.to_dict("records")
-        ]
-        return header, cells
+_COLUMNS: dict[str, str] = {
+    **{"system": "{system}", "option": "{option}", "GPU left out": "{device}", "labels": "{labels}"},
+    **{"mean": "{mean_sd}", "median": "{median:.1f}", "p90": "{p90:.1f}"},
+}
 
 
 def run_models_protocol(
@@ -102,7 +51,7 @@ def run_models_protocol(
     counts: Sequence[int] = COUNTS,
     drop_invalid: bool = False,
     console: Console | None = None,
-) -> ModelsResult:
+) -> Evaluation:
     """Fit every family with each GPU left out, and forecast that GPU's whole-model labels, beside the roofline.
 
     Once as it is, and after calibrations with a few measured kernels of that GPU, no model's among them, `DRAWS` times.
@@ -110,6 +59,8 @@ def run_models_protocol(
     Args:
       measurements: files or folders of the schema with whole-model labels; seeds: members of every ensemble.
       devices: only these GPUs; counts: kernels of each family to calibrate with; console: for progress.
+    Returns: frame `scores` (system, option, device or "all", labels, draws, mean, median, p90, `sd` of the mean over
+      draws); rows: those of `model_scores`, and the draw of the kernels (0 for a system without).
     Raises: `InputError` for fewer than two GPUs, or without whole-model labels.
     """
     data, names = read_for(LOGO_MODELS, measurements, seeds, devices, drop_invalid)
@@ -117,6 +68,51 @@ def run_models_protocol(
     if labels is None or not labels["device"].isin(names).any():
         raise InputError(f"{LOGO_MODELS} scores whole models; the measurements hold no end_to_end.csv of these GPUs")
     console = console or Console(quiet=True)
+    unseen, calibrated = _predictors(data, names, seeds, max(counts), console)
+    roofline = load_baseline("roofline")
+    systems: dict[str, System] = {"mixture": unseen}
+    drawn: dict[str, tuple[str, int]] = {}
+    for count, draw in itertools.product(counts, range(DRAWS)):
+        name = f"mixture, {count} kernels"
+        drawn[f"{name}, draw {draw}"] = name, draw
+        systems[f"{name}, draw {draw}"] = functools.cache(functools.partial(calibrated, count=count, draw=draw))
+    systems["roofline"] = lambda _: roofline
+    console.print(f"calibrating with {' and '.join(map(str, counts))} kernels of each family, {DRAWS} draws")
+    rows, notes = model_scores(labels[labels["device"].isin(names)], systems, data.gpu)
+    if rows.empty:
+        raise InputError(f"{LOGO_MODELS}: no whole model can be forecast; {'; '.join(notes)}")
+    for note in notes:
+        console.print(note)
+    parted = [drawn.get(name, (name, 0)) for name in rows["system"]]
+    rows = rows.assign(system=[name for name, _ in parted], draw=[draw for _, draw in parted])
+    table = scores_by_device(rows)
+    means = [f"{row['mean']:.1f}" + (f" ({row['sd']:.1f})" if row["draws"] > 1 else "") for _, row in table.iterrows()]
+    title = f"{LOGO_MODELS}, {seeds} seeds as one ensemble: whole models on the GPU left out"
+    return Evaluation(
+        {"scores": table},
+        (View(table.assign(mean_sd=means), _COLUMNS, title, text_columns=3),),
+        rows,
+        {"protocol": LOGO_MODELS, "seeds": seeds},
+        f"Protocol `{LOGO_MODELS}`, {seeds} seeds as one ensemble, absolute percentage error (standard deviation over "
+        "draws of the kernels).",
+    )
+
+
+def scores_by_device(rows: pd.DataFrame) -> pd.DataFrame:
+    """Scores of every system and option on each GPU, and then on all."""
+    keys = ("system", "option", "device")
+    parts = [
+        scores(part, keys, "labels", repeat="draw")
+        for _, own in rows.groupby(["system", "option"], sort=False)
+        for part in (own.sort_values("device", kind="stable"), own.assign(device="all"))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _predictors(
+    data: Measurements, names: Sequence[str], seeds: int, most: int, console: Console
+) -> tuple[System, Callable[..., Predictor]]:
+    """Predictors that never saw a GPU: from its name, and from its name, a count of kernels to measure, and a draw."""
     parts: dict[str, LeftOut] = {}
     tiles = {}
     for name in NETWORKS:
@@ -144,7 +140,7 @@ def run_models_protocol(
             own = own.take(own.isolated > 0.5)
             if len(own.seconds):
                 random = np.random.default_rng(draw)
-                order = designed_order(unseen(device), own, data.gpu(device), max(counts), prior_of(name), random)
+                order = designed_order(unseen(device), own, data.gpu(device), most, prior_of(name), random)
                 chosen.append(own.take(order))
         return chosen
 
@@ -153,21 +149,4 @@ def run_models_protocol(
         seconds = np.concatenate([rows.seconds for rows in measured])
         return calibrate(unseen(device), data.gpu(device), rows_table(measured), seconds)
 
-    roofline = load_baseline("roofline")
-    systems: dict[str, System] = {"mixture": unseen}
-    drawn: dict[str, tuple[str, int]] = {}
-    for count in counts:
-        for draw in range(DRAWS):
-            name = f"mixture, {count} kernels"
-            drawn[f"{name}, draw {draw}"] = name, draw
-            systems[f"{name}, draw {draw}"] = functools.cache(functools.partial(calibrated, count=count, draw=draw))
-    systems["roofline"] = lambda _: roofline
-    console.print(f"calibrating with {' and '.join(map(str, counts))} kernels of each family, {DRAWS} draws")
-    found, notes = model_scores(labels[labels["device"].isin(names)], systems, data.gpu)
-    if found.empty:
-        raise InputError(f"{LOGO_MODELS}: no whole model can be forecast; {'; '.join(notes)}")
-    for note in notes:
-        console.print(note)
-    parted = [drawn.get(name, (name, 0)) for name in found["system"]]
-    found = found.assign(system=[name for name, _ in parted], draw=[draw for _, draw in parted])
-    return ModelsResult(seeds, found)
+    return unseen, calibrated

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.kernels.family import Family
-from neusight_jax.report import table
 from neusight_jax.roofline import element_bytes
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import NETWORKS, devices_with, measured_devices, sweep_rows, thin
-from neusight_jax.training.evaluation.scores import percentiles
-from neusight_jax.training.evaluation.systems import DEFAULT_SYSTEMS, SYSTEMS, Shown, fit_tile
+from neusight_jax.training.evaluation.result import PERCENTILES, Evaluation, View, averaged, percentiles
+from neusight_jax.training.evaluation.systems import DEFAULT_SYSTEMS, SYSTEMS, FamilyRows, fit_tile
 from neusight_jax.training.fit import Job, Sample, sample_of
 from neusight_jax.training.left_out import left_out_jobs
 from neusight_jax.training.rows import Rows
@@ -41,67 +39,12 @@ SMALL, LARGE = 0.70, 0.85
 ROWS_PER_DEVICE = 3000
 LONG_S = 50e-6
 """Attention is scored apart on kernels longer than this: shorter ones are mostly their floor."""
+LONG = "{} > 50 us"
 
-
-@dataclass(frozen=True)
-class ProtocolResult:
-    """Scores and rows of a protocol.
-
-    Attributes:
-      protocol, seeds: what was run.
-      scores: system, family, device, rows, mean, median, p90 (absolute percentage errors, averaged over seeds), sd of
-        the mean over seeds.
-      rows: one row per scored kernel: family, device, dims, measured_s, and the forecast of seed 0 of every system.
-      notes: what was left out, and why.
-    """
-
-    protocol: str
-    seeds: int
-    scores: pd.DataFrame
-    rows: pd.DataFrame
-    notes: tuple[str, ...] = ()
-
-    def by_family(self) -> pd.DataFrame:
-        """Mean error per system (rows) and family (columns), GPUs weighted equally."""
-        means = self.scores.groupby(["system", "family"])["mean"].mean().unstack("family")
-        order = [label for name in NETWORKS for label in (name, f"{name} > 50 us")]
-        return means[[name for name in order if name in means]]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the rows are left to `rows`."""
-        scores = self.scores.to_dict("records")
-        return {"protocol": self.protocol, "seeds": self.seeds, "scores": scores, "notes": list(self.notes)}
-
-    def to_markdown(self) -> str:
-        """A table: systems × families, and GPUs apart."""
-        lines = [f"Protocol `{self.protocol}`, {self.seeds} seeds, mean absolute percentage error.", ""]
-        families = self.by_family()
-        lines += [
-            "| system | " + " | ".join(map(str, families.columns)) + " |",
-            "|---" * (len(families.columns) + 1) + "|",
-        ]
-        lines += [
-            f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + " |"
-            for name, values in zip(families.index, families.to_numpy(), strict=True)
-        ]
-        header = ("system", "family", "GPU left out", "rows", "mean (sd)", "median", "p90")
-        lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-        for row in self.scores.to_dict("records"):
-            mean = f"{row['mean']:.1f} ({row['sd']:.1f})"
-            cells = (row["system"], row["family"], row["device"], row["rows"], mean)
-            lines.append(f"| {' | '.join(map(str, cells))} | {row['median']:.1f} | {row['p90']:.1f} |")
-        lines += [f"\nNote: {note}." for note in self.notes]
-        return "\n".join(lines) + "\n"
-
-    def tables(self) -> RenderableType:
-        """The table of systems and families for people."""
-        families = self.by_family()
-        rows = [
-            [str(name), *(f"{value:.1f}" for value in values)]
-            for name, values in zip(families.index, families.to_numpy(), strict=True)
-        ]
-        title = f"{self.protocol}, {self.seeds} seeds: mean absolute percentage error on the GPU left out"
-        return Group(table(title, ["system", *families], rows), *(f"note: {note}" for note in self.notes))
+_DETAIL: dict[str, str] = {
+    **{"system": "{system}", "family": "{family}", "GPU left out": "{device}", "rows": "{rows}"},
+    **{"mean (sd)": "{mean:.1f} ({sd:.1f})", "median": "{median:.1f}", "p90": "{p90:.1f}"},
+}
 
 
 def run_protocol(
@@ -114,7 +57,7 @@ def run_protocol(
     notes: Sequence[str] = (),
     drop_invalid: bool = False,
     console: Console | None = None,
-) -> ProtocolResult:
+) -> Evaluation:
     """Run a protocol over every GPU of the measurements, every family, and the systems.
 
     A family is scored on the GPUs that have measurements of it, where there are at least two (or architectures, where
@@ -123,6 +66,8 @@ def run_protocol(
     Args:
       measurements: files or folders of the schema; protocol: one of `PROTOCOLS`; seeds: fits per GPU left out.
       devices: only these GPUs; systems: keys of `SYSTEMS`; notes: for the result; console: for progress.
+    Returns: frame `scores` (system, family, device, rows, mean, median, p90 averaged over seeds, sd of the mean over
+      them); rows: one per scored kernel: family, device, dims, measured_s, the forecast of seed 0 of every system.
     Raises: `InputError` for unknown names or fewer than two GPUs.
     """
     if protocol not in PROTOCOLS:
@@ -133,7 +78,7 @@ def run_protocol(
     data, names = read_for(protocol, measurements, seeds, devices, drop_invalid)
     console = console or Console(quiet=True)
     by = "architecture" if protocol == "architecture" else "device"
-    scores: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
     frames: list[pd.DataFrame] = []
     passed_over = [*notes, *data.notes]
     for family in NETWORKS:
@@ -142,29 +87,37 @@ def run_protocol(
             passed_over += [f"{family}: passed over, measured on {present[0]} alone"] if present else []
             continue
         every = sweep_rows(data, family, present)
-        rows = thin(every, ROWS_PER_DEVICE)
-        training, scored = rows, rows
-        if protocol == "logo-size":
-            size = _size(rows)
-            training, scored = rows.take(size < np.quantile(size, SMALL)), rows.take(size > np.quantile(size, LARGE))
-        elif protocol == "seen":
-            fifth = np.random.default_rng(0).permutation(len(rows.seconds)) % 5 == 0
-            training, scored = rows.take(~fifth), rows.take(fifth)
-        groups = () if protocol == "seen" else left_out_jobs(seeds, rows.devices, by)
-        if protocol != "seen" and not groups:
+        training, scored = _split(protocol, thin(every, ROWS_PER_DEVICE))
+        jobs = () if protocol == "seen" else left_out_jobs(seeds, present, by)
+        if protocol != "seen" and not jobs:
             passed_over.append(f"{family}: passed over, its GPUs are of one {by}")
             console.print(passed_over[-1])
             continue
-        found, frame = _family_scores(training, scored, every, systems, seeds, groups, console)
-        scores += found
+        family_runs, frame = _family_runs(training, scored, every, systems, seeds, jobs, console)
+        runs += family_runs
         frames.append(frame)
     if not frames:
         raise InputError(
             f"{protocol} leaves out one {by} after the other; no family was measured on two: give more GPUs"
         )
-    return ProtocolResult(
-        protocol, seeds, pd.DataFrame(scores), pd.concat(frames, ignore_index=True), tuple(passed_over)
+    scores = averaged(pd.DataFrame(runs), ("system", "family", "device"), ("rows", *PERCENTILES)).astype({"rows": int})
+    means = by_family(scores).reset_index()
+    columns = {"system": "{system}", **{name: f"{{{name}:.1f}}" for name in means.columns[1:]}}
+    title = f"{protocol}, {seeds} seeds: mean absolute percentage error on the GPU left out"
+    return Evaluation(
+        {"scores": scores},
+        (View(means, columns, title), View(scores, _DETAIL)),
+        pd.concat(frames, ignore_index=True),
+        {"protocol": protocol, "seeds": seeds},
+        f"Protocol `{protocol}`, {seeds} seeds, mean absolute percentage error.",
+        tuple(passed_over),
     )
+
+
+def by_family(scores: pd.DataFrame) -> pd.DataFrame:
+    """Mean error per system (rows) and family (columns), GPUs weighted equally."""
+    means = scores.groupby(["system", "family"])["mean"].mean().unstack("family")
+    return means[[label for name in NETWORKS for label in (name, LONG.format(name)) if label in means]]
 
 
 def read_for(
@@ -178,9 +131,15 @@ def read_for(
     return data, names
 
 
-@functools.partial(jax.jit, static_argnames="family")
-def _seconds(family: Family, predictor: Predictor, sample: Sample) -> jax.Array:
-    return predictor.terms(family, sample.gpu, sample.batch, isolated=sample.isolated).seconds
+def _split(protocol: str, rows: Rows) -> tuple[Rows, Rows]:
+    """Rows to train on and rows to score; the GPU left out is taken from the first later."""
+    if protocol == "logo-size":
+        size = _size(rows)
+        return rows.take(size < np.quantile(size, SMALL)), rows.take(size > np.quantile(size, LARGE))
+    if protocol == "seen":
+        fifth = np.random.default_rng(0).permutation(len(rows.seconds)) % 5 == 0
+        return rows.take(~fifth), rows.take(fifth)
+    return rows, rows
 
 
 def _size(rows: Rows) -> np.ndarray:
@@ -188,7 +147,12 @@ def _size(rows: Rows) -> np.ndarray:
     return np.asarray(work.flop if rows.family.matrix else work.bytes_moved)
 
 
-def _family_scores(
+@functools.partial(jax.jit, static_argnames="family")
+def _seconds(family: Family, predictor: Predictor, sample: Sample) -> jax.Array:
+    return predictor.terms(family, sample.gpu, sample.batch, isolated=sample.isolated).seconds
+
+
+def _family_runs(
     training: Rows,
     scored: Rows,
     every: Rows,
@@ -197,46 +161,36 @@ def _family_scores(
     jobs: Sequence[Job],
     console: Console,
 ) -> tuple[list[dict[str, Any]], pd.DataFrame]:
-    """Scores of one family; without jobs every GPU is in training."""
-    family, devices = training.family, training.devices
-    shown = Shown(training, every, fit_tile(training, jobs[0] if jobs else Job(0)))
-    parts = {device: scored.of_device(device) for device in devices}
+    """Scores of every fit of one family, and its rows; without jobs every GPU is in training."""
+    family = training.family
+    data = FamilyRows(training, every, fit_tile(training, jobs[0] if jobs else Job(0)))
+    parts = {device: scored.of_device(device) for device in training.devices}
     samples = {device: sample_of(part, seen=False) for device, part in parts.items()}
     forecasts: dict[tuple[str, str], list[np.ndarray]] = {}
     for name in systems:
         console.print(f"{family.name}: fitting {name}, {len(jobs) or seeds} fits")
-        fits: dict[str, Sequence[Predictor]] = {}
+        system, fits = SYSTEMS[name], {}
         if jobs:
-            for held_out, predictors in SYSTEMS[name].fit(shown, jobs).items():
+            for held_out, predictors in system.fit(data, jobs).items():
                 fits |= dict.fromkeys(held_out, predictors)
         else:
-            fits |= SYSTEMS[name].fit_seen(shown, seeds)
+            fits |= system.fit_seen(data, seeds)
         for device, predictors in fits.items():
-            sample = samples[device]
-            forecasts[name, device] = [np.asarray(_seconds(family, predictor, sample)) for predictor in predictors]
-    scores = []
-    for label, least in ((family.name, 0.0), (f"{family.name} > 50 us", LONG_S)):
-        if least and family.generations != "attention":
-            continue
+            runs = [np.asarray(_seconds(family, predictor, samples[device])) for predictor in predictors]
+            forecasts[name, device] = runs
+    labels = {family.name: 0.0} | ({LONG.format(family.name): LONG_S} if family.generations == "attention" else {})
+    records = []
+    for label, least_s in labels.items():
         for (name, device), runs in forecasts.items():
-            long = parts[device].seconds > least
-            measured = parts[device].seconds[long]
-            each = [percentiles(100.0 * np.abs(run[long] / measured - 1.0)) for run in runs]
-            mean = {key: float(np.mean([item[key] for item in each])) for key in each[0]}
-            spread = float(np.std([item["mean"] for item in each]))
-            scores.append(
-                {"system": name, "family": label, "device": device, "rows": len(measured), **mean, "sd": spread}
-            )
+            long = parts[device].seconds > least_s
+            measured_s = parts[device].seconds[long]
+            head = {"system": name, "family": label, "device": device, "rows": len(measured_s)}
+            records += [{**head, **percentiles(100.0 * np.abs(run[long] / measured_s - 1.0))} for run in runs]
     frames = [
         pd.DataFrame(
-            {
-                "family": family.name,
-                "device": device,
-                **part.batch.dims,
-                "measured_s": part.seconds,
-                **{f"{name}_s": forecasts[name, device][0] for name in systems},
-            }
+            {"family": family.name, "device": device, **part.batch.dims, "measured_s": part.seconds}
+            | {f"{name}_s": forecasts[name, device][0] for name in systems}
         )
         for device, part in parts.items()
     ]
-    return scores, pd.concat(frames, ignore_index=True)
+    return records, pd.concat(frames, ignore_index=True)

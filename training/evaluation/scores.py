@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 
 from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.checkpoint import load_card, load_predictor
 from neusight_jax.datasets.measurements import Measurements, OnInvalid, read_measurements, table_from_frame
-from neusight_jax.errors import InputError
 from neusight_jax.forecast import predict
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_file import load_gpu
@@ -24,9 +24,9 @@ from neusight_jax.intervals import predict_kernel_intervals
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.latency import latency, predict_kernels, uncovered
 from neusight_jax.progress import follow
-from neusight_jax.report import table
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import measured_devices
+from neusight_jax.training.evaluation.result import Evaluation, View, scores
 from neusight_jax.training.evaluation.systems import chosen_baselines, fit_baseline
 from neusight_jax.trust import has_intervals
 
@@ -41,52 +41,16 @@ OPTIONS: dict[str, bool] = {"": False, "fusion": True}
 System = Callable[[str], Predictor]
 """What is scored: device name -> the predictor used for it."""
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Scores of one or more systems on the same rows. Errors are absolute percentages.
-
-    Of a system that carries intervals also `coverage`, the percentage of rows inside their 80 % interval, and `width`,
-    the mean width of the intervals in percent of the forecast; NaN of others (null in JSON).
-
-    Attributes:
-      kernels: system, device, family, rows, mean, median, p90, coverage, width.
-      models: system, device, model, mode, batch_size, sequence_length, option, measured_s, forecast_s, error (signed),
-        low_s, high_s.
-      notes: what was left out, and why.
-    """
-
-    kernels: pd.DataFrame
-    models: pd.DataFrame
-    notes: tuple[str, ...] = ()
-
-    def models_by_device(self) -> pd.DataFrame:
-        """Mean, median and p90 of the whole-model errors: system, device, option, labels, mean, median, p90, coverage,
-        width."""
-        return _summed(self.models, ["system", "option", "device"])
-
-    def models_total(self) -> pd.DataFrame:
-        """The same over all devices."""
-        return _summed(self.models, ["system", "option"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        frames = {
-            "kernels": self.kernels,
-            "models": self.models,
-            "models_by_device": self.models_by_device(),
-            "models_total": self.models_total(),
-        }
-        return {**{name: _records(frame) for name, frame in frames.items()}, "notes": list(self.notes)}
-
-    def tables(self) -> RenderableType:
-        """Tables for people."""
-        parts: list[RenderableType] = []
-        if len(self.kernels):
-            parts.append(_kernel_table(self.kernels))
-        if len(self.models):
-            parts += [_model_table(self.models), _summary_table(self.models_by_device(), self.models_total())]
-        return Group(*parts, *(f"note: {note}" for note in self.notes))
+_TITLE = "absolute percentage error; % in their 80 % interval, and its width in %"
+_NUMBERS: dict[str, str] = {
+    **{name: f"{{{name}:.1f}}" for name in ("mean", "median", "p90")},
+    **{"in 80 %": "{coverage:.1f}", "width": "{width:.1f}"},
+}
+_MODEL_COLUMNS: dict[str, str] = {
+    **{name: f"{{{name}}}" for name in ("system", "device", "model", "mode", "option")},
+    **{"batch": "{batch_size}", "seq": "{sequence_length}"},
+    **{"measured ms": "{measured_ms:.1f}", "forecast ms": "{forecast_ms:.1f}", "error %": "{error:+.1f}"},
+}
 
 
 def evaluate(
@@ -109,95 +73,73 @@ def evaluate(
       console: for progress.
     Raises: `InputError` for anything unreadable or unknown.
     """
-    effects = load_card(checkpoint).get("device_effects", {})
+    card = load_card(checkpoint)
     plain = load_predictor(checkpoint)
-    tuned = {name: load_predictor(checkpoint, name) for name in effects}
+    tuned = {name: load_predictor(checkpoint, name) for name in card.get("device_effects", {})}
     systems: dict[str, System] = {checkpoint: lambda device: tuned.get(device, plain)}
     on_invalid: OnInvalid = "drop" if drop_invalid else "refuse"
     data = read_measurements(measurements, on_invalid=on_invalid, devices=devices)
     names, notes = chosen_baselines(baselines)
-    console = console or Console(quiet=True)
-    if all(name in UNFITTED for name in names):
-        everything, known = data, []
-    else:
+    everything, known = data, []
+    if not set(names) <= set(UNFITTED):
         everything = data if devices is None else read_measurements(measurements, on_invalid=on_invalid)
         measured = measured_devices(everything)
-        known = [name for name in load_card(checkpoint).get("trained_on", {}).get("devices", ()) if name in measured]
+        known = [name for name in card.get("trained_on", {}).get("devices", ()) if name in measured]
     for name in names:
-        if name not in UNFITTED:
+        if name not in UNFITTED and console is not None:
             console.print(f"fitting {name}", highlight=False)
         systems[name] = _constant(fit_baseline(name, everything, known))
-    found = score(data, systems, console)
-    return replace(found, notes=(*found.notes, *notes))
+    result = score(data, systems, console)
+    return replace(result, notes=(*result.notes, *notes))
 
 
 def score(data: Measurements, systems: dict[str, System], console: Console | None = None) -> Evaluation:
-    """Score systems on measurements already read."""
-    kernels = _kernel_scores(data, systems, console)
-    models, notes = model_scores(data.end_to_end, systems, data.gpu, console)
-    return Evaluation(kernels, models, (*data.notes, *notes))
+    """Score systems on measurements already read.
 
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as plain values, None for what is not there."""
-    return [
-        {str(name): None if value != value else value for name, value in row.items()}
-        for row in frame.to_dict("records")
-    ]
-
-
-def _held(measured_s: np.ndarray, forecast_s: np.ndarray, low_s: np.ndarray, high_s: np.ndarray) -> dict[str, float]:
-    """`coverage` and `width` of intervals, see `Evaluation`; NaN for bounds that are."""
-    inside = np.where(np.isnan(low_s), np.nan, (low_s <= measured_s) & (measured_s <= high_s))
-    return {"coverage": float(100.0 * inside.mean()), "width": float(100.0 * ((high_s - low_s) / forecast_s).mean())}
-
-
-def percentiles(errors: np.ndarray) -> dict[str, float]:
-    """Mean, median and 90th percentile of absolute percentage errors."""
-    return {
-        "mean": float(np.mean(errors)),
-        "median": float(np.median(errors)),
-        "p90": float(np.percentile(errors, 90)),
-    }
-
-
-def percentile_line(errors: np.ndarray) -> str:
-    """The same for people, e.g. "mean 3.4, median 2.0, p90 8.1 %"."""
-    return ", ".join(f"{name} {value:.1f}" for name, value in percentiles(errors).items()) + " %"
-
-
-def protocol_rows(folder: Path | str) -> pd.DataFrame:
-    """What `evaluate --protocol ... --output` wrote into a folder's rows.csv.
-
-    Raises: `InputError` for a folder without one that can be read.
+    Returns: frames `kernels` (system, device, family, and `result.scores`), `models` (`model_scores`),
+      `models_by_device` (system, option, device, labels ...) and `models_total` (over all devices).
     """
-    file = Path(folder) / "rows.csv"
-    try:
-        return pd.read_csv(file)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: not what `evaluate --protocol ... --output` wrote ({error})") from None
+    kernels = scores(_kernel_rows(data, systems, console), ("system", "device", "family"))
+    models, notes = model_scores(data.end_to_end, systems, data.gpu, console)
+    by_device, total = (
+        scores(models, keys, "labels") for keys in (["system", "option", "device"], ["system", "option"])
+    )
+    frames = {"kernels": kernels, "models": models, "models_by_device": by_device, "models_total": total}
+    ordered = kernels.sort_values(["family", "device", "system"])
+    summary = pd.concat([frame for frame in (by_device, total.assign(device="all")) if len(models)] or [models])
+    in_ms = {f"{name}_ms": 1e3 * models[f"{name}_s"] for name in ("measured", "forecast") if len(models)}
+    views = [
+        _view("Kernels measured alone", ordered, ("system", "device", "family", "rows")),
+        View(models.assign(**in_ms), _MODEL_COLUMNS, "Whole models", 5),
+        _view("Whole models", summary, ("system", "option", "device", "labels")),
+    ]
+    return Evaluation(frames, views, notes=(*data.notes, *notes))
+
+
+def _view(what: str, frame: pd.DataFrame, keys: Sequence[str]) -> View:
+    return View(frame, {**{key: f"{{{key}}}" for key in keys}, **_NUMBERS}, f"{what}: {_TITLE}", 3)
 
 
 def _constant(predictor: Predictor) -> System:
     return lambda device: predictor
 
 
-def _kernel_scores(data: Measurements, systems: dict[str, System], console: Console | None = None) -> pd.DataFrame:
-    records = []
-    groups = list(data.frame.groupby(["device", "family"], sort=True))
-    for (device, family), rows in follow(groups, "kernels", console):
+def _kernel_rows(data: Measurements, systems: dict[str, System], console: Console | None = None) -> pd.DataFrame:
+    """One row for each measured kernel and system."""
+    parts = []
+    for (device, family), rows in follow([*data.frame.groupby(["device", "family"])], "kernels", console):
         kernels, gpu = table_from_frame(rows.reset_index(drop=True)), data.gpu(str(device))
-        measured = rows["latency_s"].to_numpy()
+        measured_s = rows["latency_s"].to_numpy()
         for name, system in systems.items():
             predictor = system(str(device))
-            forecast = predict_kernels(predictor, gpu, kernels, isolated=True)
-            errors = 100.0 * np.abs(forecast / measured - 1.0)
-            low = high = np.full(len(rows), np.nan)
+            forecast_s = predict_kernels(predictor, gpu, kernels, isolated=True)
+            low_s = high_s = np.full(len(rows), np.nan)
             if all(has_intervals(predictor, FAMILIES[each]) for each in kernels.families):
-                low, high = predict_kernel_intervals(predictor, gpu, kernels)
-            head = {"system": name, "device": device, "family": family, "rows": len(rows)}
-            records.append({**head, **percentiles(errors), **_held(measured, forecast, low, high)})
-    return pd.DataFrame(records)
+                low_s, high_s = predict_kernel_intervals(predictor, gpu, kernels)
+            head = {"system": name, "device": device, "family": family, "measured_s": measured_s}
+            part = pd.DataFrame({**head, "forecast_s": forecast_s, "low_s": low_s, "high_s": high_s})
+            parts.append(part.assign(error=100.0 * (forecast_s / measured_s - 1.0)))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def model_scores(
@@ -206,20 +148,20 @@ def model_scores(
     gpu_of: Callable[[str], GPU] = load_gpu,
     console: Console | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Whole-model labels forecast by every system (`Evaluation.models`), and notes on labels left out.
+    """Whole-model labels forecast by every system, and notes on labels left out.
 
     Args:
       labels: rows of `end_to_end.csv`; systems: what to score; gpu_of: figures of a device, by name; console: for
         progress.
+    Returns: system, device, model, mode, batch_size, sequence_length, option, measured_s, forecast_s, error (percent,
+      signed), low_s, high_s (NaN of a system without intervals).
     """
     records: list[dict[str, Any]] = []
     graphs: dict[tuple[Any, ...], Graph] = {}
-    left_out: dict[str, int] = {}
-    unknown: dict[str, int] = {}
-    sources = 0
+    several_gpus, unknown, sources = Counter[str](), Counter[str](), 0
     for row in follow([] if labels is None else labels.to_dict("records"), "models", console):
         if row["option"] not in OPTIONS:
-            left_out[row["option"]] = left_out.get(row["option"], 0) + 1
+            several_gpus[row["option"]] += 1
             continue
         if is_source(str(row["model"])):
             sources += 1
@@ -228,95 +170,32 @@ def model_scores(
         key = (*workload, row["option"])
         if key not in graphs:
             graphs[key] = graph_from_config(*workload, fused=OPTIONS[row["option"]])
-        gpu, kernels = gpu_of(row["device"]), graphs[key].kernels
-        predictors = {name: system(row["device"]) for name, system in systems.items()}
+        gpu, predictors = gpu_of(row["device"]), {name: system(row["device"]) for name, system in systems.items()}
         missing = [
             f"{name or 'the predictor'} was not trained on {family}"
             for name, predictor in predictors.items()
-            for family in uncovered(predictor, kernels)
+            for family in uncovered(predictor, graphs[key].kernels)
         ]
         if missing:
-            unknown[missing[0]] = unknown.get(missing[0], 0) + 1
+            unknown[missing[0]] += 1
             continue
+        head = {name: row[name] for name in ("device", "model", "mode", "batch_size", "sequence_length")}
+        head |= {"option": row["option"] or "eager", "measured_s": row["e2e_s"]}
         for name, predictor in predictors.items():
-            seconds, (low_s, high_s) = _model_seconds(predictor, gpu, graphs[key])
-            records.append(
-                {
-                    "system": name,
-                    **{column: row[column] for column in ("device", "model", "mode", "batch_size", "sequence_length")},
-                    "option": row["option"] or "eager",
-                    "measured_s": row["e2e_s"],
-                    "forecast_s": seconds,
-                    "error": 100.0 * (seconds / row["e2e_s"] - 1.0),
-                    "low_s": low_s,
-                    "high_s": high_s,
-                }
-            )
-    notes = [f"{count} labels of option {name!r} left out: several GPUs" for name, count in left_out.items()]
+            seconds, bounds = _model_seconds(predictor, gpu, graphs[key])
+            error = 100.0 * (seconds / row["e2e_s"] - 1.0)
+            records.append({"system": name, **head, "forecast_s": seconds, "error": error, **bounds})
+    notes = [f"{count} labels of option {name!r} left out: several GPUs" for name, count in several_gpus.items()]
     notes += [f"{count} labels left out: {why}" for why, count in unknown.items()]
     if sources:
         notes.append(f"{sources} labels of functions in Python files left out: forecast them with `predict`")
     return pd.DataFrame(records), notes
 
 
-def _model_seconds(predictor: Predictor, gpu: GPU, graph: Graph) -> tuple[float, tuple[float, float]]:
-    """Seconds of a model and their 80 % interval as `predict` says it; NaN bounds of a predictor without."""
+def _model_seconds(predictor: Predictor, gpu: GPU, graph: Graph) -> tuple[float, dict[str, float]]:
+    """Seconds of a model and the bounds of their 80 % interval as `predict` says it; NaN of a predictor without."""
     if getattr(predictor, "trust", None) is None:
-        return float(latency(predictor, gpu, graph.kernels)), (np.nan, np.nan)
+        return float(latency(predictor, gpu, graph.kernels)), {"low_s": np.nan, "high_s": np.nan}
     forecast = predict(predictor, gpu, graph)
-    return forecast.total_s, forecast.interval_s or (np.nan, np.nan)
-
-
-def _summed(models: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    if models.empty:
-        return pd.DataFrame(columns=[*keys, "labels", "mean", "median", "p90", "coverage", "width"])
-    records = []
-    for values, part in models.groupby(keys, sort=False):
-        errors = part["error"].abs().to_numpy()
-        held = _held(*(part[name].to_numpy() for name in ("measured_s", "forecast_s", "low_s", "high_s")))
-        head = {**dict(zip(keys, values, strict=True)), "labels": len(part)}
-        records.append({**head, **percentiles(errors), **held})
-    return pd.DataFrame(records)
-
-
-SCORES: dict[str, str] = {"mean": "mean", "median": "median", "p90": "p90", "coverage": "in 80 %", "width": "width"}
-"""Columns of tables: the key, and what it is called."""
-
-
-def _numbers(row: Any) -> list[str]:
-    return ["-" if np.isnan(row[name]) else f"{row[name]:.1f}" for name in SCORES]
-
-
-def _kernel_table(kernels: pd.DataFrame) -> RenderableType:
-    rows = [
-        [row["system"], row["device"], row["family"], f"{row['rows']}", *_numbers(row)]
-        for row in kernels.sort_values(["family", "device", "system"]).to_dict("records")
-    ]
-    header = ["system", "device", "family", "rows", *SCORES.values()]
-    return table(f"Kernels measured alone: {_TITLE}", header, rows, text_columns=3)
-
-
-_TITLE = "absolute percentage error; % in their 80 % interval, and its width in %"
-
-
-def _model_table(models: pd.DataFrame) -> RenderableType:
-    rows = [
-        [
-            *(str(row[name]) for name in ("system", "device", "model", "mode", "option")),
-            *(f"{row[name]}" for name in ("batch_size", "sequence_length")),
-            *(f"{row[name] * 1e3:.1f}" for name in ("measured_s", "forecast_s")),
-            f"{row['error']:+.1f}",
-        ]
-        for row in models.to_dict("records")
-    ]
-    header = ["system", "device", "model", "mode", "option", "batch", "seq", "measured ms", "forecast ms", "error %"]
-    return table("Whole models", header, rows, text_columns=5)
-
-
-def _summary_table(by_device: pd.DataFrame, total: pd.DataFrame) -> RenderableType:
-    rows = [
-        [row["system"], row["option"], row.get("device", "all"), f"{row['labels']}", *_numbers(row)]
-        for row in [*by_device.to_dict("records"), *total.to_dict("records")]
-    ]
-    header = ["system", "option", "device", "labels", *SCORES.values()]
-    return table(f"Whole models: {_TITLE}", header, rows, text_columns=3)
+    low_s, high_s = forecast.interval_s or (np.nan, np.nan)
+    return forecast.total_s, {"low_s": low_s, "high_s": high_s}
