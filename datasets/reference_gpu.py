@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,32 +25,32 @@ class _Column:
 
 
 _COLUMNS: dict[str, _Column] = {
-    "num_sms": _Column(("Num_Sm", "num_sms", "number_of_sms", "num_cu", "number_of_cus", "sm_count"), "", 1.0),
-    "clock_hz": _Column(
-        ("Clock", "clock_mhz", "Freq", "frequency", "gpu_clock", "boost_clock", "sm_clock"), "MHz", MEGA
-    ),
-    "mem_bytes_per_s": _Column(
-        ("Mem_Bw", "memory_bandwidth_gb_per_s", "memory_bandwidth", "mem_bandwidth", "bandwidth"), "GB/s", GB
-    ),
-    "mem_bytes": _Column(
-        ("Dev_Mem", "memory_size_gb", "device_memory", "memory_size", "mem_size", "memory"), "GB", GIB
-    ),
-    "l2_bytes": _Column(("L2Cache", "l2_cache_mb", "l2_cache_size", "l2_size", "l2"), "MB", MIB),
-    "fp32_flop_per_s": _Column(
+    field: _Column(tuple(spellings.split()), unit, factor)
+    for field, spellings, unit, factor in (
+        ("num_sms", "Num_Sm num_sms number_of_sms num_cu number_of_cus sm_count", "", 1.0),
+        ("clock_hz", "Clock clock_mhz Freq frequency gpu_clock boost_clock sm_clock", "MHz", MEGA),
         (
-            "SingleFLOPs",
-            "peak_fp32_gflop_per_s",
-            "single_flop",
-            "SingleFLOPsVEC",
-            "single_flops_vector",
-            "peak_fp32_vector_gflop_per_s",
+            "mem_bytes_per_s",
+            "Mem_Bw memory_bandwidth_gb_per_s memory_bandwidth mem_bandwidth bandwidth",
+            "GB/s",
+            GB,
         ),
-        "GFLOP/s",
-        GIGA,
-    ),
-    "fp32_matrix_flop_per_s": _Column(
-        ("SingleFLOPsMM", "single_flops_matrix", "peak_fp32_matrix_gflop_per_s"), "GFLOP/s", GIGA
-    ),
+        ("mem_bytes", "Dev_Mem memory_size_gb device_memory memory_size mem_size memory", "GB", GIB),
+        ("l2_bytes", "L2Cache l2_cache_mb l2_cache_size l2_size l2", "MB", MIB),
+        (
+            "fp32_flop_per_s",
+            "SingleFLOPs peak_fp32_gflop_per_s single_flop SingleFLOPsVEC single_flops_vector "
+            "peak_fp32_vector_gflop_per_s",
+            "GFLOP/s",
+            GIGA,
+        ),
+        (
+            "fp32_matrix_flop_per_s",
+            "SingleFLOPsMM single_flops_matrix peak_fp32_matrix_gflop_per_s",
+            "GFLOP/s",
+            GIGA,
+        ),
+    )
 }
 _EXTRA = tuple(field for field in FIELDS if field not in _COLUMNS)
 """Figures in base units that a device file may carry beside its own."""
@@ -68,34 +66,9 @@ _SLIPS: dict[tuple[str, str], tuple[float, float]] = {
 """Known slips of the reference sheet, (device, field) -> (listed, true); corrected on import."""
 
 
-def gpu_from_reference(path: str | os.PathLike[str]) -> tuple[str, GPU]:
-    """Name and GPU from a device file of the NeuSight repository, or one device in this layout.
-
-    Figures it does not have (board power, link, process, matrix paths) are those of the catalog GPU of the same name;
-    known slips (P4 and L4 SM counts, L4 peak, MI210 and MI250 L2) are corrected where listed as such.
-
-    Args:
-      path: JSON file with e.g. Device, Num_Sm, SingleFLOPs (GFLOP/s), Mem_Bw (GB/s), Dev_Mem (GB), L2Cache (MB),
-        Clock (MHz); on AMD SingleFLOPsMM and SingleFLOPsVEC.
-    Raises: `InputError` naming the figure to add or to mend.
-    """
-    file = Path(path)
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such device file; check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: cannot be read as UTF-8 text ({type(error).__name__})") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file.name}: not JSON: {error.msg} at line {error.lineno}; mend the syntax") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{file.name}: holds a {type(content).__name__}, expected one device's figures as a mapping")
-    return gpu_from_sheet(content, file)
-
-
 def is_reference_sheet(content: Mapping[str, Any]) -> bool:
     """Whether a mapping is in the layout of the NeuSight repository's device files, judged by its keys."""
-    if content and all(isinstance(value, dict) for value in content.values()):
+    if _has_several(content):
         return True
     if "base" in content or any(field in content for field in _COLUMNS):
         return False
@@ -103,10 +76,22 @@ def is_reference_sheet(content: Mapping[str, Any]) -> bool:
     return any(_fold(key) in spellings for key in content)
 
 
+def _has_several(content: Mapping[str, Any]) -> bool:
+    return bool(content) and all(isinstance(value, dict) for value in content.values())
+
+
 def gpu_from_sheet(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
-    """Name and GPU from the mapping in a device file; `path` is for messages, and the name if the file gives none."""
+    """Name and GPU from the mapping in a device file, e.g. Device, Num_Sm, SingleFLOPs (GFLOP/s), Mem_Bw (GB/s).
+
+    Figures it does not have (board power, link, process, matrix paths) are those of the catalog GPU of the same name;
+    known slips are corrected where listed as such.
+
+    Args:
+      content: the mapping; path: of the file, for messages, and the name if it gives none.
+    Raises: `InputError` naming the figure to add or to mend.
+    """
     where = path.name
-    if content and all(isinstance(value, dict) for value in content.values()):
+    if _has_several(content):
         raise InputError(f"{where}: holds several devices, expected one; give each device a file of its own")
     sheet = {_fold(key): value for key, value in content.items()}
     name = str(next((sheet[_fold(key)] for key in _DEVICE if sheet.get(_fold(key))), path.stem))
