@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import NONE_OWN, find_device, measured_device, own_devices
 from neusight_jax.datasets.model_tables import MODEL_TABLES, check_models
-from neusight_jax.datasets.row_checks import FRAME_COLUMNS, CheckedRows, check_rows, join_problems, refusal
+from neusight_jax.datasets.row_checks import FRAME_COLUMNS, GoodRows, OnInvalid, check_rows
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name, fold_name
@@ -25,8 +25,6 @@ from neusight_jax.kernels.table import KernelTable, batch_from_columns
 
 KERNEL_FOLDERS: tuple[str, ...] = ("", "kernels", "kernels_amd")
 """Folders of kernel sweeps in a measurement folder."""
-
-OnInvalid = Literal["refuse", "drop"]
 
 _READ_COLUMNS: tuple[str, ...] = (
     *("device", "op", "dtype"),
@@ -63,29 +61,6 @@ class Measurements:
         return find_device(device, self.own)[1]
 
 
-@dataclass
-class _Rows:
-    """Rows of several files on their way into `Measurements`."""
-
-    on_invalid: OnInvalid
-    problems: list[pd.DataFrame] = field(default_factory=list)
-    total: int = 0
-    bad: int = 0
-
-    def good(self, raw: pd.DataFrame, checked: CheckedRows) -> pd.DataFrame:
-        """The rows without a problem; the others are counted."""
-        self.total, self.bad = self.total + len(raw), self.bad + int(checked.bad.sum())
-        self.problems.append(checked.problems)
-        return checked.frame[~checked.bad]
-
-    def listed(self) -> pd.DataFrame:
-        """All problems. Raises: `InputError` where there are some and bad rows are refused."""
-        listed = join_problems(self.problems)
-        if self.bad and self.on_invalid == "refuse":
-            raise refusal(self.bad, self.total, listed)
-        return listed
-
-
 def read_measurements(
     paths: Sequence[Path | str] | Path | str,
     *,
@@ -103,8 +78,7 @@ def read_measurements(
     Raises: `InputError` when a path holds nothing of the schema, a file is unreadable, a column is missing, rows are
       bad (and not dropped), or nothing is left.
     """
-    if on_invalid not in ("refuse", "drop"):
-        raise unknown_name("on_invalid", str(on_invalid), ("refuse", "drop"))
+    rows = GoodRows(on_invalid)
     chosen = None if ops is None else _schema_ops(ops)
     roots = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     if not roots:
@@ -112,19 +86,18 @@ def read_measurements(
     kernels, *model_files = _find(roots)
     own, notes = own_devices(roots)
     wanted = None if devices is None else set(find_measured(devices, roots))
-    rows = _Rows(on_invalid)
     frames = []
     for file in kernels:
         raw = _only(_read_parquet(file, _READ_COLUMNS), wanted, chosen, own)
-        frames.append(rows.good(raw, check_rows(raw, str(file), own=own)))
+        frames.append(rows.take(raw, check_rows(raw, str(file), own=own)))
     tables: list[pd.DataFrame | None] = []
     for table, files in zip(MODEL_TABLES, model_files, strict=True):
         parts = []
         for file in files:
             raw = _only(_read(file), wanted, None, own)
-            parts.append(rows.good(raw, check_models(table, raw, str(file), own)))
+            parts.append(rows.take(raw, check_models(table, raw, str(file), own)))
         tables.append(_concat(parts) if parts else None)
-    listed = rows.listed()
+    listed = rows.problems()
     if rows.bad == rows.total:
         raise _nothing_left(roots, rows.bad, wanted, chosen)
     frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
@@ -168,11 +141,10 @@ def read_kernels(path: Path | str) -> KernelTable:
         raise InputError(
             f"{file} is a folder, expected one Parquet file of the measurement schema, such as {file}/linear.parquet"
         )
-    raw = _read_parquet(file, _READ_COLUMNS)
-    checked = check_rows(raw, str(file), to_predict=True)
-    if checked.bad.any():
-        raise refusal(int(checked.bad.sum()), len(raw), checked.problems)
-    return table_from_frame(checked.frame)
+    raw, rows = _read_parquet(file, _READ_COLUMNS), GoodRows()
+    frame = rows.take(raw, check_rows(raw, str(file), to_predict=True))
+    rows.problems()
+    return table_from_frame(frame)
 
 
 def read_measured_on(
@@ -186,14 +158,14 @@ def read_measured_on(
       gpu: its figures; on_invalid: what to do with bad rows.
     Raises: as `read_measurements`.
     """
-    roots, rows, frames = [Path(path) for path in paths], _Rows(on_invalid), []
+    roots, rows, frames = [Path(path) for path in paths], GoodRows(on_invalid), []
     for file in _find(roots)[0]:
         raw = _read(file, _READ_COLUMNS)
         raw = raw[_measured_on(raw, name)]
         if len(raw):
-            good = rows.good(raw, check_rows(raw, str(file), measured_on=(name, gpu)))
+            good = rows.take(raw, check_rows(raw, str(file), measured_on=(name, gpu)))
             frames.append(good[good["family"].notna()])
-    listed = rows.listed()
+    listed = rows.problems()
     if not sum(map(len, frames)):
         raise _nothing_left(roots, rows.bad, {name}, None, measured_names(roots))
     return Measurements(_concat(frames), listed)

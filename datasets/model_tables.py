@@ -18,41 +18,29 @@ WORKLOAD: tuple[str, ...] = ("device", "model", "mode", "sequence_length", "batc
 
 @dataclass(frozen=True)
 class ModelTable:
-    """A kind of model table.
+    """A kind of model table: its file name, columns it must have, those that hold seconds, those that may be blank, and
+    whether 0 seconds is a problem."""
 
-    Attributes:
-      name: for messages.
-      file: its file name.
-      columns: columns it must have.
-      seconds: columns that must hold seconds.
-      positive: whether 0 seconds is a problem.
-      blank: columns that may be blank.
-    """
-
-    name: str
     file: str
     columns: tuple[str, ...]
     seconds: tuple[str, ...]
-    positive: bool
     blank: tuple[str, ...] = ()
+    positive: bool = False
 
 
 END_TO_END = ModelTable(
-    "end_to_end",
     "end_to_end.csv",
     (*WORKLOAD, "num_layers", "e2e_s", "forward_s", "backward_s"),
     ("e2e_s", "forward_s", "backward_s"),
-    True,
-    ("forward_s", "backward_s"),
+    blank=("forward_s", "backward_s"),
+    positive=True,
 )
 """One row is one measured whole-model latency."""
 
 PER_OP = ModelTable(
-    "per_op",
     "per_op.parquet",
     (*WORKLOAD, "node_index", "name", "forward_s", "backward_s", "accumulate_s", "total_s", "layer_repeat"),
     ("forward_s", "backward_s", "accumulate_s", "total_s"),
-    False,
 )
 """One row is one graph node of one measured model."""
 

@@ -78,16 +78,11 @@ def read_sweep(path: Path, name: str) -> Sweep:
     missing = sorted(needed - set(table.columns))
     if missing:
         raise NotASweep(f"no column {missing[0]!r} for its dims")
-    for column in schema.DIM_COLUMNS:
-        if column in table.columns:
-            rows[column] = table[column]
+    present = set(table.columns)
+    rows = rows.assign(**{column: table[column] for column in schema.DIM_COLUMNS if column in present})
     rows["latency_s"] = pd.to_numeric(table[latency], errors="coerce") * LATENCY_HEADERS[latency]
-    for column in TEXT_HEADERS:
-        if column in table.columns:
-            rows[column] = table[column].map(str, na_action="ignore").astype(object)
-    for column, values in _launch(table).items():
-        rows[column] = values
-    return Sweep(name, rows, merged=rows["device"].nunique() > 1)
+    texts = {column: _strings(table[column]) for column in TEXT_HEADERS if column in present}
+    return Sweep(name, rows.assign(**texts, **_launch(table)), merged=rows["device"].nunique() > 1)
 
 
 def read_device(path: Path) -> tuple[str, dict[str, float]] | None:
@@ -123,6 +118,10 @@ def _read_csv(path: Path) -> pd.DataFrame:
     return table.reset_index(drop=True)
 
 
+def _strings(column: pd.Series) -> pd.Series:
+    return column.map(str, na_action="ignore").astype(object)
+
+
 def _parts(name: str) -> tuple[str, ...]:
     """What may name a device or an operator: the stem of a file, then the folders above it, the nearest first."""
     path = Path(name)
@@ -133,7 +132,7 @@ def _device(table: pd.DataFrame, name: str) -> pd.Series | str:
     """Device of each row: from a column, else from the name of the file or a folder above it."""
     for header in DEVICE_HEADERS:
         if header in table.columns and table[header].notna().any():
-            return table[header].map(str, na_action="ignore").astype(object)
+            return _strings(table[header])
     for part in _parts(name):
         without_op = "_".join(word for word in part.split("_") if _known_op(word) is None)
         for kept in filter(None, dict.fromkeys((part, without_op))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,8 @@ FRAME_COLUMNS: tuple[str, ...] = (
 )
 """Columns of the normalised frame. `op` is the family's operator; `row` counts from 0 in `file`."""
 
+OnInvalid = Literal["refuse", "drop"]
+"""What to do with bad rows: raise, or leave them out and list them."""
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Values = np.ndarray[Any, np.dtype[np.float64]]
 Objects = np.ndarray[Any, np.dtype[np.object_]]
@@ -86,9 +88,40 @@ class CheckedRows:
     problems: pd.DataFrame
 
 
-def join_problems(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """One problem frame from several."""
-    return pd.concat([part for part in parts if len(part)] or [Problems("", pd.DataFrame()).frame()], ignore_index=True)
+@dataclass
+class GoodRows:
+    """Keeps count of the good and the bad rows of several files."""
+
+    on_invalid: OnInvalid = "refuse"
+    total: int = 0
+    bad: int = 0
+    _parts: list[pd.DataFrame] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.on_invalid not in ("refuse", "drop"):
+            raise unknown_name("on_invalid", str(self.on_invalid), ("refuse", "drop"))
+
+    def take(self, raw: pd.DataFrame, checked: CheckedRows) -> pd.DataFrame:
+        """The checked rows without a problem."""
+        self.total, self.bad = self.total + len(raw), self.bad + int(checked.bad.sum())
+        self._parts.append(checked.problems)
+        return checked.frame[~checked.bad]
+
+    def problems(self) -> pd.DataFrame:
+        """All problems of all files: file, row, problem, detail.
+
+        Raises: `InputError` where there are some, and they are to be refused.
+        """
+        parts = [part for part in self._parts if len(part)] or [Problems("", pd.DataFrame()).frame()]
+        problems = pd.concat(parts, ignore_index=True)
+        if self.bad and self.on_invalid == "refuse":
+            counts = ", ".join(f"{count} {kind}" for kind, count in problems["problem"].value_counts().items())
+            first = problems.iloc[0]
+            raise InputError(
+                f"{self.bad} of {self.total} measurement rows are bad ({counts}); first: {first['file']} row "
+                f"{first['row']} (from 0): {first['detail']}; mend them, or leave them out with --drop-invalid"
+            )
+        return problems
 
 
 def numbers(column: pd.Series) -> Values:
@@ -132,16 +165,6 @@ def check_rows(
     frame = frame.assign(**dims, latency_s=latency_s, **_launches(raw, ops), file=file, row=raw.index.to_numpy())
     _check_light(frame, gpus, problems)
     return CheckedRows(frame[list(FRAME_COLUMNS)], problems.bad, problems.frame())
-
-
-def refusal(bad: int, total: int, problems: pd.DataFrame) -> InputError:
-    """The one line that refuses measurements with bad rows."""
-    counts = ", ".join(f"{count} {kind}" for kind, count in problems["problem"].value_counts().items())
-    first = problems.iloc[0]
-    return InputError(
-        f"{bad} of {total} measurement rows are bad ({counts}); first: {first['file']} row {first['row']} (from 0): "
-        f"{first['detail']}; mend them, or leave them out with --drop-invalid"
-    )
 
 
 def need_columns(raw: pd.DataFrame, columns: Iterable[str], file: str) -> None:

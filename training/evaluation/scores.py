@@ -14,7 +14,8 @@ from rich.console import Console
 
 from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.checkpoint import load_card, load_predictor
-from neusight_jax.datasets.measurements import Measurements, OnInvalid, read_measurements, table_from_frame
+from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
+from neusight_jax.datasets.row_checks import OnInvalid
 from neusight_jax.forecast import predict
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_file import load_gpu
