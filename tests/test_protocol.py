@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -55,19 +55,27 @@ def _three_steps(usual: Callable[[Family], Settings]) -> Callable[[Family], Sett
     return lambda family: replace(usual(family), steps=3, batch_size=8)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
     """Few steps; promotion is not strict inside the optimizer."""
-    monkeypatch.setattr(systems, "TILE_SETTINGS", Settings(steps=2, batch_size=8))
-    for name, system in SYSTEMS.items():
-        if isinstance(system, GradientSystem):
-            quick = replace(system, settings=_three_steps(system.settings))
-            monkeypatch.setitem(SYSTEMS, name, quick)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(systems, "TILE_SETTINGS", Settings(steps=2, batch_size=8))
+        for name, system in SYSTEMS.items():
+            if isinstance(system, GradientSystem):
+                patch.setitem(SYSTEMS, name, replace(system, settings=_three_steps(system.settings)))
+        yield
 
 
 def _run(folder: Path, names: Sequence[str], seeds: int = 2) -> Evaluation:
     with jax.numpy_dtype_promotion("standard"):
         return run_protocol([folder], "logo", seeds=seeds, systems=names)
+
+
+@pytest.fixture(scope="module")
+def baselines(folder: Path, _quick: None) -> Evaluation:
+    """Every baseline that can run here, once; ours and `neusight` are slow to compile, and trained in other tests."""
+    names, _ = chosen_systems(["all"])
+    return _run(folder, sorted({*names} - {"mixture", "neusight"}))
 
 
 def test_no_system_sees_the_gpu_it_is_scored_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +89,8 @@ def test_no_system_sees_the_gpu_it_is_scored_on(folder: Path, monkeypatch: pytes
     assert set(found.frames["scores"]["system"]) == {"drawn", "fixed"}
 
 
-def test_scores_are_of_the_rows_left_out(folder: Path) -> None:
-    found = _run(folder, ["roofline", "roofline3"])
+def test_scores_are_of_the_rows_left_out(baselines: Evaluation) -> None:
+    found = baselines
     assert set(found.frames["scores"]["family"]) == {"softmax"}
     assert set(found.rows.columns) >= {"family", "device", "measured_s", "roofline_s", "roofline3_s"}
     for row in found.frames["scores"][found.frames["scores"]["system"] == "roofline"].to_dict("records"):
@@ -93,13 +101,12 @@ def test_scores_are_of_the_rows_left_out(folder: Path) -> None:
         assert row["sd"] == 0.0
 
 
-def test_every_baseline_runs(folder: Path) -> None:
+def test_every_baseline_runs(baselines: Evaluation) -> None:
     pytest.importorskip("lightgbm")
-    rest = set(SYSTEMS) - {"mixture", "neusight"}  # both slow to compile, and trained in other tests
-    found = _run(folder, sorted(rest), seeds=1)
-    assert set(found.frames["scores"]["system"]) == rest
-    assert np.isfinite(found.frames["scores"]["mean"]).all()
-    assert list(protocol.by_family(found.frames["scores"]).columns) == ["softmax"]
+    scores = baselines.frames["scores"]
+    assert set(scores["system"]) == set(SYSTEMS) - {"mixture", "neusight"}
+    assert np.isfinite(scores["mean"]).all()
+    assert list(protocol.by_family(scores).columns) == ["softmax"]
 
 
 def test_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
