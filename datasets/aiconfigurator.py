@@ -226,13 +226,13 @@ def import_aiconfigurator(
 def _package(source: Path | str | None) -> Iterator[Path]:
     """The folder that holds `systems/data`."""
     if source is None:
-        found = importlib.util.find_spec(PACKAGE)
-        if found is None or not found.submodule_search_locations:
+        spec = importlib.util.find_spec(PACKAGE)
+        if spec is None or not spec.submodule_search_locations:
             raise InputError(
                 "aiconfigurator-core is not installed; from the clone: `pip install '.[aiconfigurator]'`, or give the "
                 "path of its wheel or of the unpacked wheel"
             )
-        yield Path(next(iter(found.submodule_search_locations)))
+        yield Path(next(iter(spec.submodule_search_locations)))
         return
     path = Path(source)
     if path.suffix == ".whl" and path.is_file():
@@ -247,18 +247,18 @@ def _package(source: Path | str | None) -> Iterator[Path]:
     yield _root(path, path)
 
 
-def _root(folder: Path, given: Path) -> Path:
+def _root(folder: Path, source: Path) -> Path:
     for root in (folder, folder / PACKAGE, folder.parent.parent if folder.name == "data" else folder):
         if (root / DATA).is_dir():
             return root
     raise InputError(
-        f"{given}: holds no {PACKAGE}/{DATA}; expected the wheel of aiconfigurator-core, or the folder it unpacks to"
+        f"{source}: holds no {PACKAGE}/{DATA}; expected the wheel of aiconfigurator-core, or the folder it unpacks to"
     )
 
 
 def _version(root: Path) -> str:
-    found = sorted(root.parent.glob("aiconfigurator_core-*.dist-info"))
-    return found[-1].name.removeprefix("aiconfigurator_core-").removesuffix(".dist-info") if found else "unknown"
+    infos = sorted(root.parent.glob("aiconfigurator_core-*.dist-info"))
+    return infos[-1].name.removeprefix("aiconfigurator_core-").removesuffix(".dist-info") if infos else "unknown"
 
 
 def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:

@@ -123,9 +123,9 @@ def measured_names(paths: Sequence[Path | str]) -> set[str]:
     names: set[str] = set()
     for file in (file for files in _find(roots) for file in files):
         raw = _read(file, ("device",))
-        for given in raw["device"].dropna().unique() if "device" in raw else ():
+        for name in raw["device"].dropna().unique() if "device" in raw else ():
             with suppress(InputError):
-                names.add(find_device(str(given), own)[0])
+                names.add(find_device(str(name), own)[0])
     return names
 
 
@@ -175,8 +175,8 @@ def _measured_on(raw: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.bo
     """Rows of a GPU, and rows that name none."""
     if "device" not in raw.columns:
         return np.ones(len(raw), bool)
-    given = raw["device"].dropna().unique()
-    own = [each for each in given if fold_name(str(each)) == fold_name(name) or canonical_name(str(each)) == name]
+    spelled = raw["device"].dropna().unique()
+    own = [each for each in spelled if fold_name(str(each)) == fold_name(name) or canonical_name(str(each)) == name]
     return np.asarray(raw["device"].isna() | raw["device"].isin(own), bool)
 
 
@@ -217,10 +217,10 @@ def _schema_ops(names: Iterable[str]) -> set[str]:
 def _find(roots: Iterable[Path]) -> list[list[Path]]:
     """Kernel files below the given paths, and files of each of `MODEL_TABLES`; each once, in order."""
     names = [table.file for table in MODEL_TABLES]
-    found: list[dict[Path, None]] = [{} for _ in ("kernels", *names)]
+    files_of: list[dict[Path, None]] = [{} for _ in ("kernels", *names)]
     for root in roots:
         if root.is_file():
-            found[names.index(root.name) + 1 if root.name in names else 0][root] = None
+            files_of[names.index(root.name) + 1 if root.name in names else 0][root] = None
             continue
         if not root.exists():
             raise InputError(f"{root} does not exist; expected a Parquet file or folder of the measurement schema")
@@ -233,9 +233,9 @@ def _find(roots: Iterable[Path]) -> list[list[Path]]:
                 f"{root} holds no measurements; expected *.parquet of the measurement schema, or kernels/, "
                 "kernels_amd/ or models/; make such a folder with `neusight-jax import` or `neusight-jax profile`"
             )
-        for files, more in zip(found, below, strict=True):
+        for files, more in zip(files_of, below, strict=True):
             files.update(dict.fromkeys(more))
-    return [list(files) for files in found]
+    return [list(files) for files in files_of]
 
 
 def _read(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:

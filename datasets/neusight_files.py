@@ -160,9 +160,9 @@ def _op(table: pd.DataFrame, name: str) -> pd.Series | str:
         if all(known.values()):
             return table["kernel_name"].map(known).astype(object)
     for part in _parts(name):
-        found = {op for word in (part, *re.split(r"[^a-zA-Z0-9]+", part)) if (op := _known_op(word)) is not None}
-        if len(found) == 1:
-            return found.pop()
+        ops = {op for word in (part, *re.split(r"[^a-zA-Z0-9]+", part)) if (op := _known_op(word)) is not None}
+        if len(ops) == 1:
+            return ops.pop()
     raise NotASweep("no operator of the schema, neither as a column nor in its path")
 
 

@@ -189,10 +189,10 @@ def _devices(source: Path) -> tuple[dict[str, dict[str, float]], list[tuple[str,
     unrecognised = []
     for path, name in _walk(source, ".json"):
         try:
-            found = read_device(path)
+            sheet = read_device(path)
         except InputError as error:
             unrecognised.append((name, str(error)))
             continue
-        if found is not None:
-            gpus[found[0]] = found[1]
+        if sheet is not None:
+            gpus[sheet[0]] = sheet[1]
     return gpus, unrecognised

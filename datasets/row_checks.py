@@ -64,8 +64,8 @@ class Problems:
 
     def add_values(self, name: str, fine: Mask, problem: str, expected: str, of: str = "") -> None:
         """Note the values of a column that are not fine."""
-        given = self.raw[name]
-        self.add(~fine, problem, lambda at: f"{name}{of} is {given.iloc[at]}, expected {expected}")
+        values = self.raw[name]
+        self.add(~fine, problem, lambda at: f"{name}{of} is {values.iloc[at]}, expected {expected}")
 
     def frame(self) -> pd.DataFrame:
         """All problems, in row order."""
@@ -187,11 +187,11 @@ def device_column(
     """Canonical device names, and the known GPUs by them."""
     if "device" not in raw.columns:
         return np.full(len(raw), None, object), {}
-    given = _text(raw["device"])
+    texts = _text(raw["device"])
     names: dict[Any, Any] = {}
     gpus: dict[str, GPU] = {}
     reasons: dict[Any, str] = {}
-    for name in pd.unique(given):
+    for name in pd.unique(texts):
         names[name] = name
         try:
             if name is None:
@@ -201,27 +201,27 @@ def device_column(
         except InputError as error:
             reasons[name] = str(error)
     if not to_predict and reasons:
-        unknown = np.array([name in reasons for name in given], bool)
-        problems.add(unknown, "unknown device", lambda at: reasons[given[at]])
-    return pd.Series(given, dtype=object).map(names).to_numpy(), gpus
+        unknown = np.array([name in reasons for name in texts], bool)
+        problems.add(unknown, "unknown device", lambda at: reasons[texts[at]])
+    return pd.Series(texts, dtype=object).map(names).to_numpy(), gpus
 
 
 def _dtypes(raw: pd.DataFrame, problems: Problems) -> Objects:
     if "dtype" not in raw.columns:
         return np.full(len(raw), "fp32", object)
-    given = _text(raw["dtype"])
-    unknown = ~np.isin(given.astype(str), DTYPES)
-    problems.add(unknown, "unknown dtype", lambda at: str(unknown_name("dtype", str(given[at]), DTYPES)))
-    return given
+    texts = _text(raw["dtype"])
+    unknown = ~np.isin(texts.astype(str), DTYPES)
+    problems.add(unknown, "unknown dtype", lambda at: str(unknown_name("dtype", str(texts[at]), DTYPES)))
+    return texts
 
 
 def _kernels(raw: pd.DataFrame, dtypes: Objects, problems: Problems) -> tuple[Objects, Objects, dict[str, Values]]:
     """Families, operators in them, and dims, operator by operator; a family is null where the operator is unknown."""
-    given = _text(raw["op"])
+    texts = _text(raw["op"])
     families, ops = np.full(len(raw), None, object), np.full(len(raw), None, object)
     dims = {name: np.full(len(raw), np.nan) for name in schema.FRAME_DIMS}
-    for op in pd.unique(given):
-        where = np.array([value is None for value in given], bool) if op is None else given == op
+    for op in pd.unique(texts):
+        where = np.array([value is None for value in texts], bool) if op is None else texts == op
         if op not in schema.OPS:
             reason = str(unknown_name("op", str(op), schema.OPS))
             problems.add(where, "unknown op", lambda _, reason=reason: reason)  # type: ignore[misc]

@@ -122,19 +122,19 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
     """
     family, _ = family_op(op)
     first = columns[_COLUMNS[op][0]]
-    given = {name: np.full_like(first, value) for name, value in OPTIONAL_COLUMNS.get(op, {}).items()} | {**columns}
+    sizes = {name: np.full_like(first, value) for name, value in OPTIONAL_COLUMNS.get(op, {}).items()} | {**columns}
     if op in GEMM_OPS:
-        return family, {"batch": given["b"], "m": given["m"], "n": given["k"], "k": given["n"]}
+        return family, {"batch": sizes["b"], "m": sizes["m"], "n": sizes["k"], "k": sizes["n"]}
     if op in CONV_OPS:
-        return family, _conv_dims(given)
+        return family, _conv_dims(sizes)
     if op in ATTENTION_OPS:
-        return family, _attention_dims(given)
+        return family, _attention_dims(sizes)
     if op in EXPERT_OPS:
-        return family, expert_dims(**{name: given[name] for name in _COLUMNS[op]}, distribution="balanced")
+        return family, expert_dims(**{name: sizes[name] for name in _COLUMNS[op]}, distribution="balanced")
     reads = 2.0 if op in BINARY_OPS else 1.0
     writes = 0.5 if op in QUANTIZE_OPS else 1.0  # sixteen bits in, eight out
     passes = {"reads": np.full(len(first), reads), "writes": np.full(len(first), writes)}
-    dims = {"rows": given["b"], "cols": given["h"], **passes}
+    dims = {"rows": sizes["b"], "cols": sizes["h"], **passes}
     return family, {name: dims[name] for name in FAMILIES[family].dims}
 
 
