@@ -88,12 +88,14 @@ def run_protocol(
             continue
         every = sweep_rows(data, family, present)
         training, scored = _split(protocol, thin(every, ROWS_PER_DEVICE))
-        jobs = () if protocol == "seen" else left_out_jobs(seeds, present, by)
-        if protocol != "seen" and not jobs:
+        jobs = left_out_jobs(seeds, present, by)
+        if protocol == "seen":
+            jobs = tuple(Job(seed) for seed in range(seeds))
+        if not jobs:
             passed_over.append(f"{family}: passed over, its GPUs are of one {by}")
             console.print(passed_over[-1])
             continue
-        family_runs, frame = _family_runs(training, scored, every, systems, seeds, jobs, console)
+        family_runs, frame = _family_runs(training, scored, every, systems, jobs, console)
         runs += family_runs
         frames.append(frame)
     if not frames:
@@ -157,25 +159,18 @@ def _family_runs(
     scored: Rows,
     every: Rows,
     systems: Sequence[str],
-    seeds: int,
     jobs: Sequence[Job],
     console: Console,
 ) -> tuple[list[dict[str, Any]], pd.DataFrame]:
-    """Scores of every fit of one family, and its rows; without jobs every GPU is in training."""
+    """Scores of every fit of one family, and its rows."""
     family = training.family
-    data = FamilyRows(training, every, fit_tile(training, jobs[0] if jobs else Job(0)))
+    data = FamilyRows(training, every, fit_tile(training, jobs[0]))
     parts = {device: scored.of_device(device) for device in training.devices}
     samples = {device: sample_of(part, seen=False) for device, part in parts.items()}
     forecasts: dict[tuple[str, str], list[np.ndarray]] = {}
     for name in systems:
-        console.print(f"{family.name}: fitting {name}, {len(jobs) or seeds} fits")
-        system, fits = SYSTEMS[name], {}
-        if jobs:
-            for held_out, predictors in system.fit(data, jobs).items():
-                fits |= dict.fromkeys(held_out, predictors)
-        else:
-            fits |= system.fit_seen(data, seeds)
-        for device, predictors in fits.items():
+        console.print(f"{family.name}: fitting {name}, {len(jobs)} fits")
+        for device, predictors in SYSTEMS[name].fit(data, jobs).items():
             runs = [np.asarray(_seconds(family, predictor, samples[device])) for predictor in predictors]
             forecasts[name, device] = runs
     labels = {family.name: 0.0} | ({LONG.format(family.name): LONG_S} if family.generations == "attention" else {})

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -43,9 +43,6 @@ TILE_SETTINGS = Settings(steps=400)
 ROWS_PER_DEVICE = 6000
 """Sweep rows of each GPU and family a baseline of a checkpoint is fitted to, as many as the checkpoint's own recipe."""
 
-Fitted: TypeAlias = Mapping[tuple[str, ...], Sequence[Predictor]]
-"""GPUs held out -> predictors, one for each fit: all seeds, or one where nothing is drawn at random."""
-
 
 @dataclass(frozen=True)
 class FamilyRows:
@@ -65,12 +62,11 @@ class FamilyRows:
 class System(Protocol):
     """What a protocol can compare."""
 
-    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> Fitted:
-        """Predictors of the family for every set of GPUs held out; no job uses the rows it holds out."""
-        ...
+    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> Mapping[str, Sequence[Predictor]]:
+        """Predictors of the family by GPU: of the jobs that left it out, or of jobs that leave none out.
 
-    def fit_seen(self, data: FamilyRows, seeds: int) -> dict[str, list[Predictor]]:
-        """Predictors of the family for every GPU, all of them in training."""
+        One for each seed, or one where nothing is drawn at random. No job uses the rows it holds out.
+        """
         ...
 
 
@@ -94,28 +90,19 @@ class GradientSystem:
     kind: Callable[[Any, Rows], PredictorKind]
     settings: Callable[[Family], Settings]
 
-    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> Fitted:
-        """One predictor for each seed, as for a GPU nobody has measured."""
-        rows, predictor = data.rows, self._fit(data, jobs)
-        out: dict[tuple[str, ...], list[Predictor]] = {}
+    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> dict[str, list[Predictor]]:
+        """One predictor a seed: of a GPU left out as of one nobody has measured, else with what was learned of it."""
+        rows, kind = data.rows, self.kind(data.tile, data.rows)
+        best = fit(kind, rows, jobs, self.settings(rows.family)).best
+        out: dict[str, list[Predictor]] = {}
         for position, job in enumerate(jobs):
-            # One row stands for all: no device effect, and the generation of the GPU left out.
-            place = int(np.argmax(rows.device == rows.devices.index(job.held_out[0]))) if job.held_out else 0
-            unmeasured = sample_of(rows.take(slice(place, place + 1)), seen=False)
-            out.setdefault(job.held_out, []).append(predictor(position, unmeasured))
+            member = jax.tree.map(lambda leaf, at=position: leaf[at], best)
+            for device in job.held_out or rows.devices:
+                # One row stands for all: it says which generation, and which device if that was seen.
+                place = int(np.argmax(rows.device == rows.devices.index(device)))
+                own = sample_of(rows.take(slice(place, place + 1)), seen=not job.held_out)
+                out.setdefault(device, []).append(kind.predictor(member, rows.family, own))
         return out
-
-    def fit_seen(self, data: FamilyRows, seeds: int) -> dict[str, list[Predictor]]:
-        """Fits to all GPUs: for each GPU, one predictor a seed, with what was learned of that GPU."""
-        predictor = self._fit(data, [Job(seed) for seed in range(seeds)])
-        samples = {name: sample_of(data.rows.of_device(name).take(slice(0, 1))) for name in data.rows.devices}
-        return {name: [predictor(seed, own) for seed in range(seeds)] for name, own in samples.items()}
-
-    def _fit(self, data: FamilyRows, jobs: Sequence[Job]) -> Callable[[int, Sample], Predictor]:
-        """From the position of a job, and a row that says whose effects it has, to the predictor it fitted."""
-        family, kind = data.rows.family, self.kind(data.tile, data.rows)
-        best = fit(kind, data.rows, jobs, self.settings(family)).best
-        return lambda at, sample: kind.predictor(jax.tree.map(lambda leaf: leaf[at], best), family, sample)
 
 
 @dataclass(frozen=True)
@@ -130,19 +117,16 @@ class JobSystem:
     fit_rows: Callable[[Rows, int], Predictor]
     random: bool = False
 
-    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> Fitted:
+    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> dict[str, list[Predictor]]:
         """One predictor for each seed, or one if nothing is random."""
-        out: dict[tuple[str, ...], list[Predictor]] = {}
+        out: dict[str, list[Predictor]] = {}
         for job in jobs:
-            fits = out.setdefault(job.held_out, [])
-            if self.random or not fits:
-                fits.append(self.fit_rows(data.rows.without(job.held_out), job.seed))
+            devices = job.held_out or data.rows.devices
+            if self.random or devices[0] not in out:
+                predictor = self.fit_rows(data.rows.without(job.held_out), job.seed)
+                for device in devices:
+                    out.setdefault(device, []).append(predictor)
         return out
-
-    def fit_seen(self, data: FamilyRows, seeds: int) -> dict[str, list[Predictor]]:
-        """Fits to all GPUs, the same for each of them."""
-        fits = [self.fit_rows(data.rows, seed) for seed in range(seeds if self.random else 1)]
-        return dict.fromkeys(data.rows.devices, fits)
 
 
 @dataclass(frozen=True)
@@ -155,14 +139,14 @@ class WaveSystem:
 
     general: bool
 
-    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> Fitted:
-        """One predictor for each origin."""
-        held_out = dict.fromkeys(job.held_out for job in jobs)
-        return {names: wave_predictors(data.every.without(names), general=self.general) for names in held_out}
-
-    def fit_seen(self, data: FamilyRows, seeds: int) -> dict[str, list[Predictor]]:
-        """Refused: on a GPU that was measured there is nothing to scale."""
-        raise InputError("wave scaling goes from one GPU to another; leave it out of the protocol `seen`")
+    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> dict[str, Sequence[Predictor]]:
+        """One predictor for each origin. Raises: `InputError` without a GPU left out, for there is nothing to scale."""
+        if not all(job.held_out for job in jobs):
+            raise InputError("wave scaling goes from one GPU to another; leave it out of the protocol `seen`")
+        out: dict[str, Sequence[Predictor]] = {}
+        for names in dict.fromkeys(job.held_out for job in jobs):
+            out |= dict.fromkeys(names, wave_predictors(data.every.without(names), general=self.general))
+        return out
 
 
 HIDDEN: dict[str, tuple[int, ...]] = {"neusight": (64, 64, 64), "habitat-mlp": (64, 64, 64, 64)}
@@ -282,7 +266,8 @@ def fit_baseline(name: str, data: Measurements, devices: Sequence[str], seed: in
             rows = rows.take(rows.isolated > 0.5)  # it cannot tell a kernel alone from one in a model
         job = Job(seed)
         tile = fit_tile(rows, job) if name == "neusight" else None
-        parts += SYSTEMS[name].fit(FamilyRows(rows, rows, tile), [job])[()]
+        fits = SYSTEMS[name].fit(FamilyRows(rows, rows, tile), [job])
+        parts += fits[rows.devices[0]]  # a baseline learns nothing of a single GPU
     if not parts:
         raise InputError(f"{name} must be fitted, and none of {', '.join(devices)} was measured here")
     return joined(parts)
