@@ -101,7 +101,8 @@ def read_measurements(
     if rows.bad == rows.total:
         raise _nothing_left(roots, rows.bad, wanted, chosen)
     frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
-    return Measurements(frame, listed, *tables, notes, own)
+    end_to_end, per_op = tables
+    return Measurements(frame, listed, end_to_end, per_op, notes, own)
 
 
 def find_measured(names: Iterable[str], paths: Sequence[Path | str]) -> list[str]:

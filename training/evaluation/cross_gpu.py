@@ -26,6 +26,7 @@ from neusight_jax.gpu_file import load_gpu
 from neusight_jax.scaling.occupancy import limits_of
 from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
 from neusight_jax.scaling.rules import Machine, scaling, wave_scaling
+from neusight_jax.scaling.trace import Trace
 from neusight_jax.training.evaluation.node_sums import KEYS, nodes_and_labels
 from neusight_jax.training.evaluation.result import percentiles
 
@@ -55,7 +56,7 @@ def cross_gpu(
     if effects not in EFFECTS:
         raise unknown_name("effects", effects, EFFECTS)
     nodes, labels = nodes_and_labels(measurements, devices, "cross-GPU scaling")
-    runs = {key: trace_of_nodes(part, "") for key, part in nodes.groupby(KEYS)}
+    runs: dict[Any, Trace] = {key: trace_of_nodes(part, "") for key, part in nodes.groupby(KEYS)}
     measured = {tuple(row[:-1]): row[-1] for row in labels.itertuples(index=False, name=None)}
     with_effect = load_card(checkpoint).get("device_effects", {})
 

@@ -100,18 +100,20 @@ def scores(rows: pd.DataFrame, keys: Sequence[str], count: str = "rows", repeat:
       percentage of rows inside, and `width`, the mean width in percent of the forecast (NaN where a bound is); with
       repetitions their number ("draws" of "draw"), and `sd` of the mean over them.
     """
+    if rows.empty:
+        return pd.DataFrame(columns=[*keys, count, *PERCENTILES, "coverage", "width"])
     records = []
-    for values, part in rows.groupby([*keys], sort=False) if len(rows) else ():
+    for values, part in rows.groupby([*keys], sort=False):
         errors = part["error"].abs()
         means = errors.groupby(part[repeat]).mean() if repeat else errors[:1]
         counts = {count: len(part) // len(means), **({f"{repeat}s": len(means)} if repeat else {})}
-        record = {**dict(zip(keys, values, strict=True)), **counts, **percentiles(errors.to_numpy())}
+        record: dict[str, Any] = {**dict(zip(keys, values, strict=True)), **counts, **percentiles(errors.to_numpy())}
         if repeat:
             record["sd"] = float(means.std(ddof=0))
         elif "low_s" in part:
             record |= _held(*(part[name].to_numpy() for name in ("measured_s", "forecast_s", "low_s", "high_s")))
         records.append(record)
-    return pd.DataFrame(records, columns=None if records else [*keys, count, *PERCENTILES, "coverage", "width"])
+    return pd.DataFrame(records)
 
 
 def averaged(runs: pd.DataFrame, keys: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
