@@ -23,13 +23,13 @@ from neusight_jax.latency import predict_kernels
 from neusight_jax.training.calibration import calibrate, prior_of
 from neusight_jax.training.conformal import conformal_interval, interval_score
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
-from neusight_jax.training.few_shot import designed_order, rows_table
+from neusight_jax.training.evaluation.few_shot import designed_order, rows_table
+from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
+from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import fit_left_out, left_out_predictor
-from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
-from neusight_jax.training.systems import fit_tile
 from neusight_jax.training.trusting import left_out_widenings, narrowed
 from neusight_jax.trust import empty_trust, gpu_ratios, kernel_bounds, range_of
 

@@ -23,11 +23,11 @@ from neusight_jax.checkpoint import load_predictor
 from neusight_jax.errors import run_script
 from neusight_jax.training.conformal import OTHERS, Residuals, conformal_interval, interval_score, own_width
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
+from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
+from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, fit, sample_of, settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties, forecast
-from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
-from neusight_jax.training.systems import fit_tile
 from neusight_jax.training.trusting import by_device, eager_scores
 
 Rule = Callable[[Residuals, str], float]

@@ -7,13 +7,13 @@ taken, and why the rest is not, stands in `RULES`; every import counts both.
 from __future__ import annotations
 
 import importlib.util
+import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,9 +40,6 @@ DEVICES: dict[str, str] = {
 }
 """Folders taken, and their GPUs in the catalog. Others hold collectives only, or another vendor's GPU."""
 
-LONG_NAMES: dict[str, str] = {"bfloat16": "bf16", "nvfp4": "fp4", "fp8": "fp8"}
-"""Dtypes taken, by the package's name."""
-
 ATTRIBUTION = """\
 Rows of this folder are derived from the measurements in the Python package aiconfigurator-core {version},
 https://pypi.org/project/aiconfigurator-core/, Copyright (c) NVIDIA CORPORATION & AFFILIATES.
@@ -57,143 +54,112 @@ class Rule:
 
     Attributes:
       name: of the output file.
-      table: file name in the package; folder: its family folder.
-      keep: reason rows are left out -> which rows of a table of one framework and version pass.
-      columns: the schema's columns from the package's.
+      table: file in the package, below the folder of a GPU and of a framework and version.
+      keep: reason rows are left out -> which rows of a table pass, as a query.
+      columns: the schema's columns from the package's, as expressions.
       plus: a second table of the same shapes, whose times are added; "" = none.
       median: whether equal shapes of several frameworks become their median.
     """
 
     name: str
-    folder: str
     table: str
-    keep: dict[str, Callable[[pd.DataFrame], pd.Series]]
-    columns: Callable[[pd.DataFrame], pd.DataFrame]
+    keep: dict[str, str]
+    columns: dict[str, str]
     median: bool = False
     plus: str = ""
 
 
-def _gemm_columns(rows: pd.DataFrame) -> pd.DataFrame:
+def _gemm_columns(dtype: str) -> dict[str, str]:
     # In the package k is the contraction; in the schema it is n.
-    return pd.DataFrame(
-        {"op": "linear", "dtype": rows["gemm_dtype"].map(LONG_NAMES), "m": rows["m"], "n": rows["k"], "k": rows["n"]}
-    )
+    return {"op": "'linear'", "dtype": f"'{dtype}'", "m": "m", "n": "k", "k": "n"}
 
 
-def _attention_columns(op: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    def columns(rows: pd.DataFrame) -> pd.DataFrame:
-        last = rows["isl"] if op == "prefill" else rows["step"] + 1
-        return pd.DataFrame(
-            {
-                "op": op,
-                "dtype": "bf16",
-                "batch_size": rows["batch_size"],
-                "query_length": rows["isl"],
-                "kv_length": last,
-                "heads": rows["num_heads"],
-                "kv_heads": rows["num_key_value_heads"],
-                "head_dim": rows["head_dim"],
-                "causal": 1,
-                "window": rows["window_size"].fillna(0).clip(lower=0) if "window_size" in rows else 0,
-            }
-        )
-
-    return columns
-
-
-def _expert_columns(rows: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "op": "experts",
-            "dtype": "bf16",
-            "tokens": rows["num_tokens"],
-            "experts": rows["num_experts"],
-            "local_experts": (rows["num_experts"] // rows["moe_ep_size"]).clip(lower=1),
-            "top_k": rows["topk"],
-            "hidden": rows["hidden_size"],
-            "inner": (rows["inter_size"] // rows["moe_tp_size"]).clip(lower=1),
-        }
-    )
-
-
-def _quantize_columns(op: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    return lambda rows: pd.DataFrame({"op": op, "dtype": "bf16", "b": rows["m"], "h": rows["k"]})
-
-
-def _is(column: str, *values: str) -> Callable[[pd.DataFrame], pd.Series]:
-    return lambda rows: rows[column].isin(values)
-
-
-def _wide_enough(rows: pd.DataFrame) -> pd.Series:
-    return (rows["n"] >= 64) & (rows["k"] >= 64)
-
-
-def _current(rows: pd.DataFrame) -> pd.Series:
-    return ~rows["version"].isin(("0.5.6.post2", "0.22.0"))
-
-
-_SUPERSEDED = "an older version measured again later"
-_GEMM = {"another dtype": _is("gemm_dtype", "bfloat16"), _SUPERSEDED: _current, "n or k below 64": _wide_enough}
-
-
-def _quantized(dtype: str, kernel: str) -> dict[str, Callable[[pd.DataFrame], pd.Series]]:
+def _attention_columns(op: str, kv_length: str) -> dict[str, str]:
     return {
-        "another dtype": _is("gemm_dtype", dtype),
-        "another framework: quantized products are software, and one source is taken": _is("framework", "VLLM"),
-        "another kernel; fp8_block is bound by its host": lambda rows: rows["kernel_source"].str.match(kernel),
-        "n or k below 64": _wide_enough,
+        "op": f"'{op}'",
+        "dtype": "'bf16'",
+        "batch_size": "batch_size",
+        "query_length": "isl",
+        "kv_length": kv_length,
+        "heads": "num_heads",
+        "kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "causal": "1",
+        "window": "window_size.fillna(0).clip(lower=0)",
     }
 
 
-def _attention(shortest: int) -> dict[str, Callable[[pd.DataFrame], pd.Series]]:
-    return {
-        "another framework: attention is software, and one source is taken": _is("framework", "VLLM"),
-        _SUPERSEDED: _current,
-        "another dtype of tensors or cache": lambda rows: (
-            (rows["attn_dtype"] == "bfloat16") & (rows["kv_cache_dtype"] == "bfloat16")
-        ),
-        "a fallback or trial kernel": lambda rows: ~rows["kernel_source"].str.match(r"vllm_triton_attn|.*_fa4$"),
-        "head size above 256": lambda rows: rows["head_dim"] <= 256,
-        "fewer than 16 new tokens": lambda rows: rows["isl"] >= shortest,
-    }
-
-
-_QUANTIZE = {
-    "another framework": _is("framework", "VLLM"),
-    "another dtype": _is("quant_dtype", "fp8"),
+_EXPERT_COLUMNS = {
+    "op": "'experts'",
+    "dtype": "'bf16'",
+    "tokens": "num_tokens",
+    "experts": "num_experts",
+    "local_experts": "(num_experts // moe_ep_size).clip(lower=1)",
+    "top_k": "topk",
+    "hidden": "hidden_size",
+    "inner": "(inter_size // moe_tp_size).clip(lower=1)",
 }
+_SUPERSEDED = {"an older version measured again later": "version not in ['0.5.6.post2', '0.22.0']"}
+_WIDE = {"n or k below 64": "n >= 64 and k >= 64"}
+_BF16 = {"another dtype": "gemm_dtype == 'bfloat16'", **_SUPERSEDED, **_WIDE}
+_EXPERTS = {
+    "another framework": "framework == 'TRTLLM'",
+    "another version": "version == '1.3.0rc20'",
+    "another dtype": "moe_dtype == 'bfloat16'",
+    "another kernel": "kernel_source == 'moe_torch_flow_cutlass'",
+    "uneven spread of tokens": "distribution == 'balanced'",
+}
+_QUANTIZE = {"another framework": "framework == 'VLLM'", "another dtype": "quant_dtype == 'fp8'"}
 
+
+def _quantized(dtype: str, kernel: str) -> dict[str, str]:
+    return {
+        "another dtype": f"gemm_dtype == '{dtype}'",
+        "another framework: quantized products are software, and one source is taken": "framework == 'VLLM'",
+        "another kernel; fp8_block is bound by its host": f"kernel_source.str.match('{kernel}')",
+        **_WIDE,
+    }
+
+
+def _attention(shortest: int) -> dict[str, str]:
+    return {
+        "another framework: attention is software, and one source is taken": "framework == 'VLLM'",
+        **_SUPERSEDED,
+        "another dtype of tensors or cache": "attn_dtype == 'bfloat16' and kv_cache_dtype == 'bfloat16'",
+        "a fallback or trial kernel": "~kernel_source.str.match('vllm_triton_attn|.*_fa4$')",
+        "head size above 256": "head_dim <= 256",
+        "fewer than 16 new tokens": f"isl >= {shortest}",
+    }
+
+
+def _quantize_columns(op: str) -> dict[str, str]:
+    return {"op": f"'{op}'", "dtype": "'bf16'", "b": "m", "h": "k"}
+
+
+_GEMM, _SCALE = "gemm/*/*/gemm_perf.parquet", "quantize/*/*/scale_matrix_perf.parquet"
 RULES: tuple[Rule, ...] = (
-    Rule("gemm_bf16", "gemm", "gemm_perf.parquet", _GEMM, _gemm_columns, median=True),
-    Rule("gemm_fp8", "gemm", "gemm_perf.parquet", _quantized("fp8", "CutlassFP8ScaledMM"), _gemm_columns),
-    Rule("gemm_fp4", "gemm", "gemm_perf.parquet", _quantized("nvfp4", "FlashInfer.*NvFp4"), _gemm_columns),
-    Rule("prefill", "attention", "context_attention_perf.parquet", _attention(16), _attention_columns("prefill")),
-    Rule("decode", "attention", "generation_attention_perf.parquet", _attention(1), _attention_columns("decode")),
+    Rule("gemm_bf16", _GEMM, _BF16, _gemm_columns("bf16"), median=True),
+    Rule("gemm_fp8", _GEMM, _quantized("fp8", "CutlassFP8ScaledMM"), _gemm_columns("fp8")),
+    Rule("gemm_fp4", _GEMM, _quantized("nvfp4", "FlashInfer.*NvFp4"), _gemm_columns("fp4")),
     Rule(
-        "experts",
-        "moe",
-        "moe_perf.parquet",
-        {
-            "another framework": _is("framework", "TRTLLM"),
-            "another version": _is("version", "1.3.0rc20"),
-            "another dtype": _is("moe_dtype", "bfloat16"),
-            "another kernel": _is("kernel_source", "moe_torch_flow_cutlass"),
-            "uneven spread of tokens": _is("distribution", "balanced"),
-        },
-        _expert_columns,
+        "prefill",
+        "attention/*/*/context_attention_perf.parquet",
+        _attention(16),
+        _attention_columns("prefill", kv_length="isl"),
     ),
-    Rule("quantize", "quantize", "scale_matrix_perf.parquet", _QUANTIZE, _quantize_columns("quantize")),
     Rule(
-        "quantize_rows",
-        "quantize",
-        "scale_matrix_perf.parquet",
-        _QUANTIZE,
-        _quantize_columns("quantize_rows"),
-        plus="computescale_perf.parquet",
+        "decode",
+        "attention/*/*/generation_attention_perf.parquet",
+        _attention(1),
+        _attention_columns("decode", kv_length="step + 1"),
     ),
+    Rule("experts", "moe/*/*/moe_perf.parquet", _EXPERTS, _EXPERT_COLUMNS),
+    Rule("quantize", _SCALE, _QUANTIZE, _quantize_columns("quantize")),
+    Rule("quantize_rows", _SCALE, _QUANTIZE, _quantize_columns("quantize_rows"), plus="computescale_perf.parquet"),
 )
 """What is taken. Products in bf16 are the vendor's BLAS in every framework, so their median is; for the rest one
 framework (vLLM; TensorRT-LLM for experts) is the stack a forecast speaks of."""
+_WARM = "faster than light (warm in a cache)"
 
 
 @dataclass(frozen=True)
@@ -260,13 +226,13 @@ def import_aiconfigurator(
 def _package(source: Path | str | None) -> Iterator[Path]:
     """The folder that holds `systems/data`."""
     if source is None:
-        found = importlib.util.find_spec(PACKAGE)
-        if found is None or not found.submodule_search_locations:
+        spec = importlib.util.find_spec(PACKAGE)
+        if spec is None or not spec.submodule_search_locations:
             raise InputError(
                 "aiconfigurator-core is not installed; from the clone: `pip install '.[aiconfigurator]'`, or give the "
                 "path of its wheel or of the unpacked wheel"
             )
-        yield Path(next(iter(found.submodule_search_locations)))
+        yield Path(next(iter(spec.submodule_search_locations)))
         return
     path = Path(source)
     if path.suffix == ".whl" and path.is_file():
@@ -281,44 +247,47 @@ def _package(source: Path | str | None) -> Iterator[Path]:
     yield _root(path, path)
 
 
-def _root(folder: Path, given: Path) -> Path:
+def _root(folder: Path, source: Path) -> Path:
     for root in (folder, folder / PACKAGE, folder.parent.parent if folder.name == "data" else folder):
         if (root / DATA).is_dir():
             return root
     raise InputError(
-        f"{given}: holds no {PACKAGE}/{DATA}; expected the wheel of aiconfigurator-core, or the folder it unpacks to"
+        f"{source}: holds no {PACKAGE}/{DATA}; expected the wheel of aiconfigurator-core, or the folder it unpacks to"
     )
 
 
 def _version(root: Path) -> str:
-    found = sorted(root.parent.glob("aiconfigurator_core-*.dist-info"))
-    return found[-1].name.removeprefix("aiconfigurator_core-").removesuffix(".dist-info") if found else "unknown"
+    infos = sorted(root.parent.glob("aiconfigurator_core-*.dist-info"))
+    return infos[-1].name.removeprefix("aiconfigurator_core-").removesuffix(".dist-info") if infos else "unknown"
 
 
 def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
     """Rows of one rule from all GPUs, and how many were left out by reason."""
     parts: list[pd.DataFrame] = []
-    counts = dict.fromkeys((*rule.keep, "not a time", "faster than light (warm in a cache)"), 0)
+    counts = dict.fromkeys((*rule.keep, "not a time", _WARM), 0)
     for folder, device in DEVICES.items():
-        for file in sorted((root / DATA / folder / rule.folder).glob(f"*/*/{rule.table}")):
+        for file in sorted((root / DATA / folder).glob(rule.table)):
             raw = _table(file)
             try:
                 if rule.plus:
                     raw = _added(raw, _table(file.with_name(rule.plus)))
                 parts.append(_taken(raw, rule, counts).assign(device=device))
-            except KeyError as error:
-                raise InputError(f"{file}: column {error} is missing; expected aiconfigurator-core 0.12") from None
+            except (KeyError, NameError) as error:
+                name = re.search("'.*?'", str(error))
+                raise InputError(
+                    f"{file}: column {name and name[0]} is missing; expected aiconfigurator-core 0.12"
+                ) from None
     filled = [part for part in parts if len(part)]
     if not filled:
         return pd.DataFrame(), counts
     frame = pd.concat(filled, ignore_index=True)
     if rule.median:
-        shape = ["device", "op", "dtype", "m", "n", "k"]
+        shape = ["device", *rule.columns]
         frame = frame.groupby(shape, as_index=False, sort=False).agg(
             latency_s=("latency_s", "median"), framework=("framework", "+".join), version=("version", "+".join)
         )
     warm = check_rows(frame, rule.name).bad
-    counts["faster than light (warm in a cache)"] = int(warm.sum())
+    counts[_WARM] = int(warm.sum())
     return frame[~warm].reset_index(drop=True), counts
 
 
@@ -338,15 +307,16 @@ def _added(raw: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
 
 def _taken(raw: pd.DataFrame, rule: Rule, counts: dict[str, int]) -> pd.DataFrame:
     """Rows of one table that pass, in the schema's columns and with where they come from; the others are counted."""
-    for reason, passes in rule.keep.items():
-        kept = raw[np.asarray(passes(raw), bool)]
+    if "window_size" not in raw:
+        raw = raw.assign(window_size=0)  # older tables of attention have none
+    for reason, passes in (rule.keep | {"not a time": "latency > 0"}).items():
+        kept = raw.query(passes, engine="python")
         counts[reason] += len(raw) - len(kept)
         raw = kept
-    timed = raw[raw["latency"] > 0]
-    counts["not a time"] += len(raw) - len(timed)
-    return rule.columns(timed).assign(
-        latency_s=timed["latency"] * 1e-3,
-        framework=timed["framework"].str.lower(),
-        version=timed["version"].astype(str),
-        kernel_source=timed["kernel_source"],
+    columns = {name: raw.eval(expression, engine="python") for name, expression in rule.columns.items()}
+    return pd.DataFrame(columns, index=raw.index).assign(
+        latency_s=raw["latency"] * 1e-3,
+        framework=raw["framework"].str.lower(),
+        version=raw["version"].astype(str),
+        kernel_source=raw["kernel_source"],
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,18 +15,16 @@ import pyarrow.parquet as pq
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import NONE_OWN, find_device, measured_device, own_devices
-from neusight_jax.datasets.model_tables import END_TO_END, PER_OP, ModelTable, check_models
-from neusight_jax.datasets.row_checks import FRAME_COLUMNS, check_rows, join_problems, refusal
+from neusight_jax.datasets.model_tables import MODEL_TABLES, check_models
+from neusight_jax.datasets.row_checks import FRAME_COLUMNS, GoodRows, OnInvalid, check_rows
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name, fold_name
 from neusight_jax.kernels.families import FAMILIES, table_families
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 
-KERNEL_FOLDERS: tuple[str, ...] = ("kernels", "kernels_amd")
+KERNEL_FOLDERS: tuple[str, ...] = ("", "kernels", "kernels_amd")
 """Folders of kernel sweeps in a measurement folder."""
-
-OnInvalid = Literal["refuse", "drop"]
 
 _READ_COLUMNS: tuple[str, ...] = (
     *("device", "op", "dtype"),
@@ -80,36 +78,31 @@ def read_measurements(
     Raises: `InputError` when a path holds nothing of the schema, a file is unreadable, a column is missing, rows are
       bad (and not dropped), or nothing is left.
     """
-    if on_invalid not in ("refuse", "drop"):
-        raise unknown_name("on_invalid", str(on_invalid), ("refuse", "drop"))
+    rows = GoodRows(on_invalid)
     chosen = None if ops is None else _schema_ops(ops)
     roots = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     if not roots:
         raise InputError("no measurements were given; expected Parquet files or folders of the measurement schema")
-    kernels, end_to_end, per_op = _find(roots)
-    own, own_notes = own_devices(roots)
+    kernels, *model_files = _find(roots)
+    own, notes = own_devices(roots)
     wanted = None if devices is None else set(find_measured(devices, roots))
-    frames, problems = [], []
-    total = bad = 0
+    frames = []
     for file in kernels:
         raw = _only(_read_parquet(file, _READ_COLUMNS), wanted, chosen, own)
-        checked = check_rows(raw, str(file), own=own)
-        total, bad = total + len(raw), bad + int(checked.bad.sum())
-        problems.append(checked.problems)
-        frames.append(checked.frame[~checked.bad])
-    tables: dict[str, pd.DataFrame | None] = {}
-    for table, files, read in ((END_TO_END, end_to_end, _read_csv), (PER_OP, per_op, _read_whole)):
-        tables[table.name], part_problems, rows, wrong = _read_models(table, files, read, wanted, own)
-        problems.append(part_problems)
-        total, bad = total + rows, bad + wrong
-    listed = join_problems(problems)
-    if bad and on_invalid == "refuse":
-        raise refusal(bad, total, listed)
-    if bad == total:
-        raise _nothing_left(roots, bad, wanted, chosen)
+        frames.append(rows.take(raw, check_rows(raw, str(file), own=own)))
+    tables: list[pd.DataFrame | None] = []
+    for table, files in zip(MODEL_TABLES, model_files, strict=True):
+        parts = []
+        for file in files:
+            raw = _only(_read(file), wanted, None, own)
+            parts.append(rows.take(raw, check_models(table, raw, str(file), own)))
+        tables.append(_concat(parts) if parts else None)
+    listed = rows.problems()
+    if rows.bad == rows.total:
+        raise _nothing_left(roots, rows.bad, wanted, chosen)
     frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
-    notes = tuple(own_notes)
-    return Measurements(frame, listed, tables[END_TO_END.name], tables[PER_OP.name], notes, own)
+    end_to_end, per_op = tables
+    return Measurements(frame, listed, end_to_end, per_op, notes, own)
 
 
 def find_measured(names: Iterable[str], paths: Sequence[Path | str]) -> list[str]:
@@ -130,10 +123,10 @@ def measured_names(paths: Sequence[Path | str]) -> set[str]:
     own, _ = own_devices(roots)
     names: set[str] = set()
     for file in (file for files in _find(roots) for file in files):
-        raw = _read_csv(file) if file.suffix.lower() == ".csv" else _read_parquet(file, ("device",))
-        for given in raw["device"].dropna().unique() if "device" in raw else ():
+        raw = _read(file, ("device",))
+        for name in raw["device"].dropna().unique() if "device" in raw else ():
             with suppress(InputError):
-                names.add(find_device(str(given), own)[0])
+                names.add(find_device(str(name), own)[0])
     return names
 
 
@@ -149,11 +142,10 @@ def read_kernels(path: Path | str) -> KernelTable:
         raise InputError(
             f"{file} is a folder, expected one Parquet file of the measurement schema, such as {file}/linear.parquet"
         )
-    raw = _read_parquet(file, _READ_COLUMNS)
-    checked = check_rows(raw, str(file), to_predict=True)
-    if checked.bad.any():
-        raise refusal(int(checked.bad.sum()), len(raw), checked.problems)
-    return table_from_frame(checked.frame)
+    raw, rows = _read_parquet(file, _READ_COLUMNS), GoodRows()
+    frame = rows.take(raw, check_rows(raw, str(file), to_predict=True))
+    rows.problems()
+    return table_from_frame(frame)
 
 
 def read_measured_on(
@@ -167,23 +159,16 @@ def read_measured_on(
       gpu: its figures; on_invalid: what to do with bad rows.
     Raises: as `read_measurements`.
     """
-    roots = [Path(path) for path in paths]
-    frames, problems = [], []
-    total = bad = 0
+    roots, rows, frames = [Path(path) for path in paths], GoodRows(on_invalid), []
     for file in _find(roots)[0]:
-        raw = _read_csv(file) if file.suffix.lower() == ".csv" else _read_parquet(file, _READ_COLUMNS)
+        raw = _read(file, _READ_COLUMNS)
         raw = raw[_measured_on(raw, name)]
-        if raw.empty:
-            continue
-        checked = check_rows(raw, str(file), measured_on=(name, gpu))
-        total, bad = total + len(raw), bad + int(checked.bad.sum())
-        problems.append(checked.problems)
-        frames.append(checked.frame[~checked.bad & checked.frame["family"].notna().to_numpy()])
-    listed = join_problems(problems)
-    if bad and on_invalid == "refuse":
-        raise refusal(bad, total, listed)
+        if len(raw):
+            good = rows.take(raw, check_rows(raw, str(file), measured_on=(name, gpu)))
+            frames.append(good[good["family"].notna()])
+    listed = rows.problems()
     if not sum(map(len, frames)):
-        raise _nothing_left(roots, bad, {name}, None, measured_names(roots))
+        raise _nothing_left(roots, rows.bad, {name}, None, measured_names(roots))
     return Measurements(_concat(frames), listed)
 
 
@@ -191,12 +176,9 @@ def _measured_on(raw: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.bo
     """Rows of a GPU, and rows that name none."""
     if "device" not in raw.columns:
         return np.ones(len(raw), bool)
-    own = {given for given in raw["device"].dropna().unique() if _same_gpu(str(given), name)}
+    spelled = raw["device"].dropna().unique()
+    own = [each for each in spelled if fold_name(str(each)) == fold_name(name) or canonical_name(str(each)) == name]
     return np.asarray(raw["device"].isna() | raw["device"].isin(own), bool)
-
-
-def _same_gpu(given: str, name: str) -> bool:
-    return fold_name(given) == fold_name(name) or (canonical_name(given) or given) == name
 
 
 def table_from_frame(frame: pd.DataFrame) -> KernelTable:
@@ -233,32 +215,40 @@ def _schema_ops(names: Iterable[str]) -> set[str]:
     return chosen
 
 
-def _find(roots: Iterable[Path]) -> tuple[list[Path], list[Path], list[Path]]:
-    """Kernel files, end-to-end files and per-op files below the given paths, each once, in order."""
-    kernels: dict[Path, None] = {}
-    models: dict[str, dict[Path, None]] = {END_TO_END.file: {}, PER_OP.file: {}}
+def _find(roots: Iterable[Path]) -> list[list[Path]]:
+    """Kernel files below the given paths, and files of each of `MODEL_TABLES`; each once, in order."""
+    names = [table.file for table in MODEL_TABLES]
+    files_of: list[dict[Path, None]] = [{} for _ in ("kernels", *names)]
     for root in roots:
         if root.is_file():
-            models.get(root.name, kernels)[root] = None
+            files_of[names.index(root.name) + 1 if root.name in names else 0][root] = None
             continue
         if not root.exists():
             raise InputError(f"{root} does not exist; expected a Parquet file or folder of the measurement schema")
-        found = 0
-        for folder in (root, *(root / name for name in KERNEL_FOLDERS)):
-            files = [file for file in sorted(folder.glob("*.parquet")) if file.name != PER_OP.file and file.is_file()]
-            kernels.update(dict.fromkeys(files))
-            found += len(files)
-        for folder in (root, root / "models"):
-            for name, files_of in models.items():
-                if (folder / name).is_file():
-                    files_of[folder / name] = None
-                    found += 1
-        if not found:
+        sweeps = [file for folder in KERNEL_FOLDERS for file in sorted((root / folder).glob("*.parquet"))]
+        below = [[file for file in sweeps if file.name not in names]]
+        below += [[root / folder / name for folder in ("", "models")] for name in names]
+        below = [[file for file in files if file.is_file()] for files in below]
+        if not any(below):
             raise InputError(
                 f"{root} holds no measurements; expected *.parquet of the measurement schema, or kernels/, "
                 "kernels_amd/ or models/; make such a folder with `neusight-jax import` or `neusight-jax profile`"
             )
-    return list(kernels), list(models[END_TO_END.file]), list(models[PER_OP.file])
+        for files, more in zip(files_of, below, strict=True):
+            files.update(dict.fromkeys(more))
+    return [list(files) for files in files_of]
+
+
+def _read(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
+    """Columns that are there of a table, all when None. Raises: `InputError` as `_read_parquet`."""
+    if file.suffix.lower() != ".csv":
+        return _read_parquet(file, columns)
+    try:
+        frame = pd.read_csv(file, dtype=dict.fromkeys(("device", "model", "mode", "option"), str))  # "inf" is no number
+    except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors
+        reason = str(error).splitlines()[0][:200]
+        raise InputError(f"{file} is not a readable CSV file ({reason}); expected measured models") from error
+    return _not_empty(frame, file)
 
 
 def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
@@ -280,24 +270,13 @@ def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFr
         raise InputError(
             f"{file} is not a readable Parquet file ({reason}); expected the measurement schema, copy or make it again"
         ) from error
+    return _not_empty(frame, file)
+
+
+def _not_empty(frame: pd.DataFrame, file: Path) -> pd.DataFrame:
     if frame.empty:
         raise InputError(f"{file} holds no rows; remove it or measure again")
     return frame.reset_index(drop=True)
-
-
-def _read_whole(file: Path) -> pd.DataFrame:
-    return _read_parquet(file)
-
-
-def _read_csv(file: Path) -> pd.DataFrame:
-    try:
-        frame = pd.read_csv(file, dtype=dict.fromkeys(("device", "model", "mode", "option"), str))  # "inf" is no number
-    except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors
-        reason = str(error).splitlines()[0][:200]
-        raise InputError(f"{file} is not a readable CSV file ({reason}); expected measured models") from error
-    if frame.empty:
-        raise InputError(f"{file} holds no rows; remove it or measure again")
-    return frame
 
 
 def _only(
@@ -307,35 +286,12 @@ def _only(
     if ops is not None and "op" in raw.columns:
         raw = raw[raw["op"].isin(ops)]
     if devices is not None and "device" in raw.columns:
-        wanted = [name for name in raw["device"].dropna().unique() if _is_one_of(str(name), devices, own)]
+        wanted = []
+        for name in raw["device"].dropna().unique():
+            with suppress(InputError):
+                wanted += [name] if find_device(str(name), own)[0] in devices else []
         raw = raw[raw["device"].isin(wanted)]
     return raw
-
-
-def _is_one_of(name: str, devices: set[str], own: Mapping[str, GPU]) -> bool:
-    try:
-        return find_device(name, own)[0] in devices
-    except InputError:
-        return False
-
-
-def _read_models(
-    table: ModelTable,
-    files: Iterable[Path],
-    read: Callable[[Path], pd.DataFrame],
-    devices: set[str] | None,
-    own: Mapping[str, GPU],
-) -> tuple[pd.DataFrame | None, pd.DataFrame, int, int]:
-    """Model tables of a kind: good rows (None when there are no files), problems, rows seen, rows bad."""
-    frames, problems = [], []
-    rows = wrong = 0
-    for file in files:
-        raw = _only(read(file), devices, None, own)
-        good, found, bad = check_models(table, raw, str(file), own)
-        rows, wrong = rows + len(raw), wrong + bad
-        frames.append(good)
-        problems.append(found)
-    return (_concat(frames) if frames else None), join_problems(problems), rows, wrong
 
 
 def _concat(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

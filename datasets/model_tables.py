@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from neusight_jax.datasets.devices import NONE_OWN
-from neusight_jax.datasets.row_checks import Problems, device_column, need_columns, numbers
+from neusight_jax.datasets.row_checks import CheckedRows, Problems, device_column, need_columns, numbers
 from neusight_jax.gpu import GPU
 
 WORKLOAD: tuple[str, ...] = ("device", "model", "mode", "sequence_length", "batch_size", "option")
@@ -19,66 +18,45 @@ WORKLOAD: tuple[str, ...] = ("device", "model", "mode", "sequence_length", "batc
 
 @dataclass(frozen=True)
 class ModelTable:
-    """A kind of model table.
+    """A kind of model table: its file name, columns it must have, those that hold seconds, those that may be blank, and
+    whether 0 seconds is a problem."""
 
-    Attributes:
-      name: for messages.
-      file: its file name.
-      columns: columns it must have.
-      seconds: columns that must hold seconds.
-      positive: whether 0 seconds is a problem.
-      blank: columns that may be blank.
-    """
-
-    name: str
     file: str
     columns: tuple[str, ...]
     seconds: tuple[str, ...]
-    positive: bool
     blank: tuple[str, ...] = ()
+    positive: bool = False
 
 
 END_TO_END = ModelTable(
-    "end_to_end",
     "end_to_end.csv",
     (*WORKLOAD, "num_layers", "e2e_s", "forward_s", "backward_s"),
     ("e2e_s", "forward_s", "backward_s"),
-    True,
-    ("forward_s", "backward_s"),
+    blank=("forward_s", "backward_s"),
+    positive=True,
 )
 """One row is one measured whole-model latency."""
 
 PER_OP = ModelTable(
-    "per_op",
     "per_op.parquet",
     (*WORKLOAD, "node_index", "name", "forward_s", "backward_s", "accumulate_s", "total_s", "layer_repeat"),
     ("forward_s", "backward_s", "accumulate_s", "total_s"),
-    False,
 )
 """One row is one graph node of one measured model."""
 
+MODEL_TABLES: tuple[ModelTable, ...] = (END_TO_END, PER_OP)
 
-def check_models(
-    table: ModelTable, raw: pd.DataFrame, file: str, own: Mapping[str, GPU] = NONE_OWN
-) -> tuple[pd.DataFrame, pd.DataFrame, int]:
-    """Good rows (device canonical, blank option ""), problems, and how many rows are bad.
 
-    Raises: `InputError` for a missing column.
-    """
+def check_models(table: ModelTable, raw: pd.DataFrame, file: str, own: Mapping[str, GPU] = NONE_OWN) -> CheckedRows:
+    """All rows (device canonical, blank option ""), and which are bad. Raises: `InputError` for a missing column."""
     need_columns(raw, table.columns, file)
-    problems = Problems(file, raw.index.to_numpy(), np.zeros(len(raw), bool))
-    devices, _ = device_column(raw, problems, to_predict=False, own=own)
+    problems = Problems(file, raw)
+    devices, _ = device_column(raw, problems, own=own)
     for name in table.seconds:
-        seconds, given = numbers(raw[name]), raw[name]
+        seconds = numbers(raw[name])
         fine = np.isfinite(seconds) & ((seconds > 0.0) if table.positive else (seconds >= 0.0))
         if name in table.blank:
-            fine |= given.isna().to_numpy()
-
-        def detail(at: Any, name: str = name, given: pd.Series = given) -> str:
-            return f"{name} is {given.iloc[at]}, expected seconds {'above' if table.positive else 'of at least'} 0"
-
-        problems.add(~fine, "bad latency", detail)
-    good = raw.assign(device=devices, option=raw["option"].astype(object).where(raw["option"].notna(), ""))[
-        ~problems.bad
-    ]
-    return good.reset_index(drop=True), problems.frame(), int(problems.bad.sum())
+            fine |= raw[name].isna().to_numpy()
+        problems.add_values(name, fine, "bad latency", f"seconds {'above' if table.positive else 'of at least'} 0")
+    good = raw.assign(device=devices, option=raw["option"].astype(object).where(raw["option"].notna(), ""))
+    return CheckedRows(good, problems.bad, problems.frame())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +28,7 @@ LATENCY_HEADERS: dict[str, float] = {
     "duration_ms": units.MS,
 }
 """Latency columns in order of preference, and seconds per unit; the source stores milliseconds."""
-TEXT_HEADERS: tuple[str, ...] = (
-    *("kernel_name", "launched_kernels"),
-    *("torch_version", "cudnn_version", "cuda_version"),
-)
+TEXT_HEADERS: tuple[str, ...] = ("kernel_name", "launched_kernels", "torch_version", "cudnn_version", "cuda_version")
 NUMBER_HEADERS: tuple[str, ...] = (*schema.GRID_COLUMNS, *schema.BLOCK_COLUMNS, "blocks_per_sm", "warps_per_sm")
 HEADER_ALIASES: dict[str, str] = {
     "kernel": "kernel_name",
@@ -81,16 +78,11 @@ def read_sweep(path: Path, name: str) -> Sweep:
     missing = sorted(needed - set(table.columns))
     if missing:
         raise NotASweep(f"no column {missing[0]!r} for its dims")
-    for column in schema.DIM_COLUMNS:
-        if column in table.columns:
-            rows[column] = table[column]
+    present = set(table.columns)
+    rows = rows.assign(**{column: table[column] for column in schema.DIM_COLUMNS if column in present})
     rows["latency_s"] = pd.to_numeric(table[latency], errors="coerce") * LATENCY_HEADERS[latency]
-    for column in TEXT_HEADERS:
-        if column in table.columns:
-            rows[column] = table[column].map(str, na_action="ignore").astype(object)
-    for column, values in _launch(table).items():
-        rows[column] = values
-    return Sweep(name, rows, merged=rows["device"].nunique() > 1)
+    texts = {column: _strings(table[column]) for column in TEXT_HEADERS if column in present}
+    return Sweep(name, rows.assign(**texts, **_launch(table)), merged=rows["device"].nunique() > 1)
 
 
 def read_device(path: Path) -> tuple[str, dict[str, float]] | None:
@@ -99,9 +91,7 @@ def read_device(path: Path) -> tuple[str, dict[str, float]] | None:
     Raises: `InputError` when it looks like a device sheet and is not understood.
     """
     try:
-        if path.stat().st_size > MAX_DEVICE_BYTES:
-            return None
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = None if path.stat().st_size > MAX_DEVICE_BYTES else json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(content, dict) or not is_reference_sheet(content):
@@ -128,28 +118,28 @@ def _read_csv(path: Path) -> pd.DataFrame:
     return table.reset_index(drop=True)
 
 
+def _strings(column: pd.Series) -> pd.Series:
+    return column.map(str, na_action="ignore").astype(object)
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """What may name a device or an operator: the stem of a file, then the folders above it, the nearest first."""
+    path = Path(name)
+    return (path.stem, *reversed(path.parent.parts))
+
+
 def _device(table: pd.DataFrame, name: str) -> pd.Series | str:
     """Device of each row: from a column, else from the name of the file or a folder above it."""
     for header in DEVICE_HEADERS:
         if header in table.columns and table[header].notna().any():
-            return table[header].map(str, na_action="ignore").astype(object)
-    path = Path(name)
-    for part in (path.stem, *reversed(path.parent.parts)):
-        for candidate in _device_names(part):
-            try:
-                return find_device(candidate)[0]
-            except InputError:
-                continue
+            return _strings(table[header])
+    for part in _parts(name):
+        without_op = "_".join(word for word in part.split("_") if _known_op(word) is None)
+        for kept in filter(None, dict.fromkeys((part, without_op))):
+            for candidate in dict.fromkeys((kept, kept.replace("_", " "), kept.replace("_", "-"))):
+                with suppress(InputError):
+                    return find_device(candidate)[0]
     raise NotASweep("no device, neither as a column nor in its path")
-
-
-def _device_names(part: str) -> Iterable[str]:
-    """Spellings under which a part of a path may name a device, operator words left out."""
-    words = [word for word in part.split("_") if _known_op(word) is None]
-    for kept in dict.fromkeys((part, "_".join(words))):
-        for candidate in dict.fromkeys((kept, kept.replace("_", " "), kept.replace("_", "-"))):
-            if candidate:
-                yield candidate
 
 
 def _known_op(value: object) -> str | None:
@@ -169,11 +159,10 @@ def _op(table: pd.DataFrame, name: str) -> pd.Series | str:
         known = {value: _known_op(value) for value in table["kernel_name"].unique()}
         if all(known.values()):
             return table["kernel_name"].map(known).astype(object)
-    path = Path(name)
-    for part in (path.stem, *reversed(path.parent.parts)):
-        found = {op for word in (part, *re.split(r"[^a-zA-Z0-9]+", part)) if (op := _known_op(word)) is not None}
-        if len(found) == 1:
-            return found.pop()
+    for part in _parts(name):
+        ops = {op for word in (part, *re.split(r"[^a-zA-Z0-9]+", part)) if (op := _known_op(word)) is not None}
+        if len(ops) == 1:
+            return ops.pop()
     raise NotASweep("no operator of the schema, neither as a column nor in its path")
 
 

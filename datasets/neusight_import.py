@@ -16,10 +16,9 @@ from rich.console import Console
 
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import is_amd
-from neusight_jax.datasets.measurements import OnInvalid
 from neusight_jax.datasets.neusight_files import NotASweep, Sweep, read_device, read_sweep
-from neusight_jax.datasets.row_checks import check_rows, join_problems, refusal
-from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.datasets.row_checks import GoodRows, OnInvalid, check_rows
+from neusight_jax.errors import InputError
 from neusight_jax.files import atomic_folder, refuse_existing
 from neusight_jax.progress import follow
 
@@ -83,8 +82,7 @@ def import_neusight(
       not empty or cannot be written.
     """
     source, output = Path(source), Path(output)
-    if on_invalid not in ("refuse", "drop"):
-        raise unknown_name("on_invalid", str(on_invalid), ("refuse", "drop"))
+    checks = GoodRows(on_invalid)
     if not source.is_dir():
         raise InputError(f"{source} is not a folder; expected a checkout of github.com/sitar-lab/NeuSight")
     refuse_existing(output)
@@ -96,9 +94,12 @@ def import_neusight(
             "expected a checkout of github.com/sitar-lab/NeuSight with its data"
         )
     rows, superseded = _prefer_own_files(sweeps)
-    rows, problems = _check(rows, on_invalid)
-    kept = {op: frame.drop_duplicates(_key(frame), ignore_index=True) for op, frame in rows.items()}
-    duplicates = sum(len(frame) for frame in rows.values()) - sum(len(frame) for frame in kept.values())
+    good = _good(rows, checks)
+    same = ("device", "op", *schema.DIM_COLUMNS, "latency_s")
+    kept = {
+        op: frame.drop_duplicates([name for name in same if name in frame], ignore_index=True)
+        for op, frame in good.items()
+    }
     gpus, bad_devices = _devices(source)
     with atomic_folder(output) as folder:
         for op, frame in kept.items():
@@ -111,9 +112,9 @@ def import_neusight(
         output=output,
         files=tuple(sweep.file for sweep in sweeps),
         rows={op: len(frame) for op, frame in kept.items()},
-        duplicates=duplicates,
+        duplicates=sum(len(frame) - len(kept[op]) for op, frame in good.items()),
         superseded=superseded,
-        problems=problems,
+        problems=checks.problems(),
         unrecognised=(*unrecognised, *bad_devices),
         gpus=tuple(sorted(gpus)),
     )
@@ -137,57 +138,34 @@ def _sweeps(source: Path, console: Console | None) -> tuple[list[Sweep], list[tu
     return sweeps, unrecognised
 
 
-def _prefer_own_files(sweeps: Sequence[Sweep]) -> tuple[dict[str, pd.DataFrame], int]:
-    """Rows by operator; rows of merged files give way to the files of one device. Index: (file, row)."""
-    parts: dict[str, list[pd.DataFrame]] = {}
-    own = {
-        (op, device)
-        for sweep in sweeps
-        if not sweep.merged
-        for op, device in sweep.rows[["op", "device"]].drop_duplicates().itertuples(index=False)
-    }
-    superseded = 0
-    for sweep in sweeps:
-        rows = sweep.rows
-        if sweep.merged:
-            pairs = zip(rows["op"], rows["device"], strict=True)
-            doubled = pd.Series([pair in own for pair in pairs], index=rows.index, dtype=bool)
-            superseded += int(doubled.sum())
-            rows = rows[~doubled]
-        for op, group in rows.groupby("op", sort=False, dropna=False):
-            kept = group.dropna(axis="columns", how="all")
-            kept = kept.set_index(pd.MultiIndex.from_product([[sweep.file], kept.index]))
-            parts.setdefault(str(op), []).append(kept)
-    return {op: pd.concat(frames) for op, frames in parts.items()}, superseded
+def _prefer_own_files(sweeps: Sequence[Sweep]) -> tuple[pd.DataFrame, int]:
+    """Rows of all sweeps; those of merged files give way to the files of one device. Index: (file, row)."""
+    rows = pd.concat({(sweep.file, sweep.merged): sweep.rows for sweep in sweeps}, names=["file", "merged", "row"])
+    merged = rows.index.get_level_values("merged").to_numpy(bool)
+    pairs = pd.MultiIndex.from_frame(rows[["op", "device"]])
+    doubled = merged & pairs.isin(pairs[~merged])
+    return rows[~doubled].droplevel("merged"), int(doubled.sum())
 
 
-def _check(rows: dict[str, pd.DataFrame], on_invalid: OnInvalid) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
-    """Good rows by operator, and the problems of the others."""
+def _good(rows: pd.DataFrame, checks: GoodRows) -> dict[str, pd.DataFrame]:
+    """Good rows by operator."""
     good: dict[str, pd.DataFrame] = {}
-    problems = []
-    total = bad = 0
-    for op, frame in rows.items():
+    for op, frame in rows.groupby("op", sort=False, dropna=False):
         fine = []
+        needed = {"device", "op", "latency_s", *(schema.op_columns(str(op)) if op in schema.OPS else ())}
         for file, group in frame.groupby(level=0, sort=False):
-            needed: tuple[str, ...] = ("device", "latency_s")
-            if op in schema.OPS:
-                needed += schema.op_columns(op)
-            plain = group.droplevel(0)
-            # A column that is blank in every row was dropped above; the checks want it there, blank.
-            plain = plain.reindex(columns=[*plain.columns, *(name for name in needed if name not in plain.columns)])
+            plain = group.droplevel(0)  # and without columns of other files: blank where they may be absent
+            plain = plain[[name for name in plain if name in needed or plain[name].notna().any()]]
             checked = check_rows(plain, str(file))
-            problems.append(checked.problems)
-            total, bad = total + len(plain), bad + int(checked.bad.sum())
+            checks.take(plain, checked)
             fine.append(group[~checked.bad])
         left = pd.concat(fine)
         if len(left):
-            good[op] = _typed(left.reset_index(drop=True), op)
-    listed = join_problems(problems)
-    if bad and on_invalid == "refuse":
-        raise refusal(bad, total, listed)
+            good[str(op)] = _typed(left.reset_index(drop=True).dropna(axis="columns", how="all"), str(op))
+    problems = checks.problems()
     if not good:
-        raise InputError(f"all {bad} measurement rows are bad; first: {listed.iloc[0]['detail']}")
-    return good, listed
+        raise InputError(f"all {checks.bad} measurement rows are bad; first: {problems.iloc[0]['detail']}")
+    return good
 
 
 def _typed(frame: pd.DataFrame, op: str) -> pd.DataFrame:
@@ -197,11 +175,6 @@ def _typed(frame: pd.DataFrame, op: str) -> pd.DataFrame:
     kinds: dict[str, Any] = dict.fromkeys(("b", *schema.op_columns(op)), "int64")
     kinds |= {name: "Int64" for name in (*schema.GRID_COLUMNS, *schema.BLOCK_COLUMNS) if name in frame.columns}
     return frame.astype({**kinds, "latency_s": "float64"})
-
-
-def _key(frame: pd.DataFrame) -> list[str]:
-    """Columns that make two rows the same measurement."""
-    return [name for name in ("device", "op", *schema.DIM_COLUMNS, "latency_s") if name in frame.columns]
 
 
 def _write(frame: pd.DataFrame, path: Path) -> None:
@@ -216,10 +189,10 @@ def _devices(source: Path) -> tuple[dict[str, dict[str, float]], list[tuple[str,
     unrecognised = []
     for path, name in _walk(source, ".json"):
         try:
-            found = read_device(path)
+            sheet = read_device(path)
         except InputError as error:
             unrecognised.append((name, str(error)))
             continue
-        if found is not None:
-            gpus[found[0]] = found[1]
+        if sheet is not None:
+            gpus[sheet[0]] = sheet[1]
     return gpus, unrecognised

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +13,21 @@ from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, with_de
 from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
 from neusight_jax.units import GB, GIB, GIGA, MEGA, MIB
 
-
-@dataclass(frozen=True)
-class _Column:
-    """One figure of a device file: the spellings it goes by, the first for messages, and its unit."""
-
-    spellings: tuple[str, ...]
-    unit: str
-    factor: float
-
-
-_COLUMNS: dict[str, _Column] = {
-    "num_sms": _Column(("Num_Sm", "num_sms", "number_of_sms", "num_cu", "number_of_cus", "sm_count"), "", 1.0),
-    "clock_hz": _Column(
-        ("Clock", "clock_mhz", "Freq", "frequency", "gpu_clock", "boost_clock", "sm_clock"), "MHz", MEGA
-    ),
-    "mem_bytes_per_s": _Column(
-        ("Mem_Bw", "memory_bandwidth_gb_per_s", "memory_bandwidth", "mem_bandwidth", "bandwidth"), "GB/s", GB
-    ),
-    "mem_bytes": _Column(
-        ("Dev_Mem", "memory_size_gb", "device_memory", "memory_size", "mem_size", "memory"), "GB", GIB
-    ),
-    "l2_bytes": _Column(("L2Cache", "l2_cache_mb", "l2_cache_size", "l2_size", "l2"), "MB", MIB),
-    "fp32_flop_per_s": _Column(
-        (
-            "SingleFLOPs",
-            "peak_fp32_gflop_per_s",
-            "single_flop",
-            "SingleFLOPsVEC",
-            "single_flops_vector",
-            "peak_fp32_vector_gflop_per_s",
-        ),
+_COLUMNS: dict[str, tuple[str, str, float]] = {
+    "num_sms": ("Num_Sm num_sms number_of_sms num_cu number_of_cus sm_count", "", 1.0),
+    "clock_hz": ("Clock clock_mhz Freq frequency gpu_clock boost_clock sm_clock", "MHz", MEGA),
+    "mem_bytes_per_s": ("Mem_Bw memory_bandwidth_gb_per_s memory_bandwidth mem_bandwidth bandwidth", "GB/s", GB),
+    "mem_bytes": ("Dev_Mem memory_size_gb device_memory memory_size mem_size memory", "GB", GIB),
+    "l2_bytes": ("L2Cache l2_cache_mb l2_cache_size l2_size l2", "MB", MIB),
+    "fp32_flop_per_s": (
+        "SingleFLOPs peak_fp32_gflop_per_s single_flop SingleFLOPsVEC single_flops_vector peak_fp32_vector_gflop_per_s",
         "GFLOP/s",
         GIGA,
     ),
-    "fp32_matrix_flop_per_s": _Column(
-        ("SingleFLOPsMM", "single_flops_matrix", "peak_fp32_matrix_gflop_per_s"), "GFLOP/s", GIGA
-    ),
+    "fp32_matrix_flop_per_s": ("SingleFLOPsMM single_flops_matrix peak_fp32_matrix_gflop_per_s", "GFLOP/s", GIGA),
 }
-_EXTRA = tuple(field for field in FIELDS if field not in _COLUMNS)
+"""Figures of a device file: the spellings they go by, the first for messages, their unit, and it in base units."""
+_EXTRA = {field: (field, "", 1.0) for field in FIELDS if field not in _COLUMNS}
 """Figures in base units that a device file may carry beside its own."""
 _DEVICE = ("device", "device_name", "name", "gpu")
 _CORES = ("cores_per_sm", "core_per_sm", "num_core_per_sm", "num_cores_per_sm", "cuda_cores_per_sm")
@@ -68,45 +41,32 @@ _SLIPS: dict[tuple[str, str], tuple[float, float]] = {
 """Known slips of the reference sheet, (device, field) -> (listed, true); corrected on import."""
 
 
-def gpu_from_reference(path: str | os.PathLike[str]) -> tuple[str, GPU]:
-    """Name and GPU from a device file of the NeuSight repository, or one device in this layout.
-
-    Figures it does not have (board power, link, process, matrix paths) are those of the catalog GPU of the same name;
-    known slips (P4 and L4 SM counts, L4 peak, MI210 and MI250 L2) are corrected where listed as such.
-
-    Args:
-      path: JSON file with e.g. Device, Num_Sm, SingleFLOPs (GFLOP/s), Mem_Bw (GB/s), Dev_Mem (GB), L2Cache (MB),
-        Clock (MHz); on AMD SingleFLOPsMM and SingleFLOPsVEC.
-    Raises: `InputError` naming the figure to add or to mend.
-    """
-    file = Path(path)
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such device file; check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: cannot be read as UTF-8 text ({type(error).__name__})") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file.name}: not JSON: {error.msg} at line {error.lineno}; mend the syntax") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{file.name}: holds a {type(content).__name__}, expected one device's figures as a mapping")
-    return gpu_from_sheet(content, file)
-
-
 def is_reference_sheet(content: Mapping[str, Any]) -> bool:
     """Whether a mapping is in the layout of the NeuSight repository's device files, judged by its keys."""
-    if content and all(isinstance(value, dict) for value in content.values()):
+    if _has_several(content):
         return True
     if "base" in content or any(field in content for field in _COLUMNS):
         return False
-    spellings = {_fold(name) for column in _COLUMNS.values() for name in column.spellings}
+    spellings = {_fold(name) for names, _, _ in _COLUMNS.values() for name in names.split()}
     return any(_fold(key) in spellings for key in content)
 
 
+def _has_several(content: Mapping[str, Any]) -> bool:
+    return bool(content) and all(isinstance(value, dict) for value in content.values())
+
+
 def gpu_from_sheet(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
-    """Name and GPU from the mapping in a device file; `path` is for messages, and the name if the file gives none."""
+    """Name and GPU from the mapping in a device file, e.g. Device, Num_Sm, SingleFLOPs (GFLOP/s), Mem_Bw (GB/s).
+
+    Figures it does not have (board power, link, process, matrix paths) are those of the catalog GPU of the same name;
+    known slips are corrected where listed as such.
+
+    Args:
+      content: the mapping; path: of the file, for messages, and the name if it gives none.
+    Raises: `InputError` naming the figure to add or to mend.
+    """
     where = path.name
-    if content and all(isinstance(value, dict) for value in content.values()):
+    if _has_several(content):
         raise InputError(f"{where}: holds several devices, expected one; give each device a file of its own")
     sheet = {_fold(key): value for key, value in content.items()}
     name = str(next((sheet[_fold(key)] for key in _DEVICE if sheet.get(_fold(key))), path.stem))
@@ -118,7 +78,8 @@ def gpu_from_sheet(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
     missing = [field for field in REQUIRED_FIELDS if field not in figures]
     if missing:
         field = missing[0]
-        add = f"{_COLUMNS[field].spellings[0]} ({_COLUMNS[field].unit or 'a count'})" if field in _COLUMNS else field
+        spellings, unit, _ = _COLUMNS.get(field, ("", "", 0.0))
+        add = f"{spellings.split()[0]} ({unit or 'a count'})" if spellings else field
         raise InputError(f"{where}: {name!r} is not in the GPU catalog and the file has no {field}; add {add}")
     return name, GPU(**with_derived(figures))
 
@@ -126,18 +87,15 @@ def gpu_from_sheet(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
 def _figures(sheet: Mapping[str, Any], canonical: str | None, where: str) -> dict[str, float]:
     """Figures of a sheet with folded keys, in base units, slips corrected."""
     figures: dict[str, float] = {}
-    for field, column in _COLUMNS.items():
+    for field, (spellings, unit, factor) in (_COLUMNS | _EXTRA).items():
         # Last spelling first: where a sheet has both, the vector peak says more than the plain one.
-        for spelling in reversed(column.spellings):
+        for spelling in reversed(spellings.split()):
             if _fold(spelling) in sheet:
-                value = _number(sheet[_fold(spelling)], spelling, column.unit, where)
+                value = _number(sheet[_fold(spelling)], spelling, unit, where)
                 if field == "clock_hz" and value < 100.0:
                     value *= 1e3  # GHz in a column of MHz
-                figures[field] = value * column.factor
+                figures[field] = value * factor
                 break
-    for field in _EXTRA:
-        if _fold(field) in sheet:
-            figures[field] = _number(sheet[_fold(field)], field, "", where)
     for field, value in figures.items():
         listed, true = _SLIPS.get((canonical or "", field), (math.nan, math.nan))
         if math.isclose(value, listed, rel_tol=1e-3):
@@ -153,7 +111,7 @@ def _check_peak(sheet: Mapping[str, Any], figures: Mapping[str, float], where: s
     is_count = isinstance(cores, int | float) and not isinstance(cores, bool) and cores >= 16
     if not is_count or any(field not in figures for field in needed):
         return
-    listed_sms = next(float(sheet[_fold(s)]) for s in _COLUMNS["num_sms"].spellings if _fold(s) in sheet)
+    listed_sms = next(float(sheet[_fold(s)]) for s in _COLUMNS["num_sms"][0].split() if _fold(s) in sheet)
     derived = listed_sms * float(cores or 0) * 2 * figures["clock_hz"]
     ratio = figures["fp32_flop_per_s"] / derived
     if not 0.75 <= ratio <= 1.34:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,6 @@ CHUNK = 16384
 MAY_BE_ZERO: frozenset[str] = frozenset({"padding", "window", "causal"})
 """Dims that may be 0."""
 
-PROBLEMS: tuple[str, ...] = ("unknown device", "unknown op", "unknown dtype", "bad dims", "bad latency", "too fast")
-"""Kinds of problems a row may have."""
-
 FRAME_COLUMNS: tuple[str, ...] = (
     *("device", "family", "op", "dtype"),
     *schema.FRAME_DIMS,
@@ -39,31 +36,41 @@ FRAME_COLUMNS: tuple[str, ...] = (
 )
 """Columns of the normalised frame. `op` is the family's operator; `row` counts from 0 in `file`."""
 
+OnInvalid = Literal["refuse", "drop"]
+"""What to do with bad rows: raise, or leave them out and list them."""
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Values = np.ndarray[Any, np.dtype[np.float64]]
+Objects = np.ndarray[Any, np.dtype[np.object_]]
 
 
 @dataclass
 class Problems:
-    """Collects what is wrong with rows of one file; `frame` has columns file, row, problem, detail."""
+    """What is wrong with rows of one file; `frame` has columns file, row, problem, detail."""
 
     file: str
-    rows: Values
-    bad: Mask
-    parts: list[pd.DataFrame] = field(default_factory=list)
+    raw: pd.DataFrame
+    bad: Mask = field(init=False)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bad = np.zeros(len(self.raw), bool)
 
     def add(self, where: Mask, problem: str, detail: Callable[[Any], str]) -> None:
         """Note a problem of the rows in a mask; `detail` gets the positions and is called for each."""
-        positions = np.flatnonzero(where)
-        if positions.size:
-            details = [detail(position) for position in positions]
-            columns = {"file": self.file, "row": self.rows[positions], "problem": problem, "detail": details}
-            self.parts.append(pd.DataFrame(columns))
-            self.bad |= where
+        for at in np.flatnonzero(where):
+            row = {"file": self.file, "row": self.raw.index[at], "problem": problem, "detail": detail(at)}
+            self.records.append(row)
+        self.bad |= where
+
+    def add_values(self, name: str, fine: Mask, problem: str, expected: str, of: str = "") -> None:
+        """Note the values of a column that are not fine."""
+        values = self.raw[name]
+        self.add(~fine, problem, lambda at: f"{name}{of} is {values.iloc[at]}, expected {expected}")
 
     def frame(self) -> pd.DataFrame:
         """All problems, in row order."""
-        return join_problems(self.parts).sort_values("row", kind="stable", ignore_index=True)
+        frame = pd.DataFrame(self.records, columns=["file", "row", "problem", "detail"]).astype({"row": int})
+        return frame.sort_values("row", kind="stable", ignore_index=True)
 
 
 @dataclass(frozen=True)
@@ -81,12 +88,40 @@ class CheckedRows:
     problems: pd.DataFrame
 
 
-def join_problems(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """One problem frame from several."""
-    filled = [part for part in parts if len(part)]
-    if not filled:
-        return pd.DataFrame({"file": [], "row": [], "problem": [], "detail": []}).astype({"row": int})
-    return pd.concat(filled, ignore_index=True)
+@dataclass
+class GoodRows:
+    """Keeps count of the good and the bad rows of several files."""
+
+    on_invalid: OnInvalid = "refuse"
+    total: int = 0
+    bad: int = 0
+    _parts: list[pd.DataFrame] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.on_invalid not in ("refuse", "drop"):
+            raise unknown_name("on_invalid", str(self.on_invalid), ("refuse", "drop"))
+
+    def take(self, raw: pd.DataFrame, checked: CheckedRows) -> pd.DataFrame:
+        """The checked rows without a problem."""
+        self.total, self.bad = self.total + len(raw), self.bad + int(checked.bad.sum())
+        self._parts.append(checked.problems)
+        return checked.frame[~checked.bad]
+
+    def problems(self) -> pd.DataFrame:
+        """All problems of all files: file, row, problem, detail.
+
+        Raises: `InputError` where there are some, and they are to be refused.
+        """
+        parts = [part for part in self._parts if len(part)] or [Problems("", pd.DataFrame()).frame()]
+        problems = pd.concat(parts, ignore_index=True)
+        if self.bad and self.on_invalid == "refuse":
+            counts = ", ".join(f"{count} {kind}" for kind, count in problems["problem"].value_counts().items())
+            first = problems.iloc[0]
+            raise InputError(
+                f"{self.bad} of {self.total} measurement rows are bad ({counts}); first: {first['file']} row "
+                f"{first['row']} (from 0): {first['detail']}; mend them, or leave them out with --drop-invalid"
+            )
+        return problems
 
 
 def numbers(column: pd.Series) -> Values:
@@ -115,34 +150,21 @@ def check_rows(
     """
     columns = ("op",) if to_predict else ("op", "latency_s") if measured_on else ("device", "op", "latency_s")
     need_columns(raw, columns, file)
-    size = len(raw)
-    problems = Problems(file, raw.index.to_numpy(), np.zeros(size, bool))
+    problems = Problems(file, raw)
     if measured_on is None:
         devices, gpus = device_column(raw, problems, to_predict, own)
     else:
-        devices, gpus = np.full(size, measured_on[0], object), dict([measured_on])
-    dtype = _dtypes(raw, problems)
-    frame = pd.DataFrame({"device": devices, "family": None, "op": None, "dtype": dtype}, dtype=object)
-    for name in schema.FRAME_DIMS:
-        frame[name] = np.nan
-    _fill_ops(raw, frame, problems, file)
-    frame["latency_s"] = _latency(raw, problems)
+        devices, gpus = np.full(len(raw), measured_on[0], object), dict([measured_on])
+    dtypes = _dtypes(raw, problems)
+    families, ops, dims = _kernels(raw, dtypes, problems)
+    latency_s = np.full(len(raw), np.nan)
+    if "latency_s" in raw.columns:
+        latency_s = numbers(raw["latency_s"])
+        problems.add_values("latency_s", np.isfinite(latency_s) & (latency_s > 0.0), "bad latency", "seconds above 0")
+    frame = pd.DataFrame({"device": devices, "family": families, "op": ops, "dtype": dtypes}, dtype=object)
+    frame = frame.assign(**dims, latency_s=latency_s, **_launches(raw, ops), file=file, row=raw.index.to_numpy())
     _check_light(frame, gpus, problems)
-    _fill_launch(raw, frame)
-    frame["file"] = file
-    frame["row"] = problems.rows
     return CheckedRows(frame[list(FRAME_COLUMNS)], problems.bad, problems.frame())
-
-
-def refusal(bad: int, total: int, problems: pd.DataFrame) -> InputError:
-    """The one line that refuses measurements with bad rows."""
-    kinds = problems["problem"].value_counts()
-    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    first = problems.iloc[0]
-    return InputError(
-        f"{bad} of {total} measurement rows are bad ({counts}); first: {first['file']} row {first['row']} (from 0): "
-        f"{first['detail']}; mend them, or leave them out with --drop-invalid"
-    )
 
 
 def need_columns(raw: pd.DataFrame, columns: Iterable[str], file: str) -> None:
@@ -153,129 +175,98 @@ def need_columns(raw: pd.DataFrame, columns: Iterable[str], file: str) -> None:
         raise InputError(f"{file}: column {missing[0]!r} is missing; it has {present}; expected the measurement schema")
 
 
-def _text(column: pd.Series) -> np.ndarray[Any, np.dtype[np.object_]]:
+def _text(column: pd.Series) -> Objects:
     """A column as strings, None where it is null."""
     values = column.astype(object)
     return np.asarray(values.where(values.notna(), None), object)
 
 
 def device_column(
-    raw: pd.DataFrame, problems: Problems, to_predict: bool, own: Mapping[str, GPU] = NONE_OWN
+    raw: pd.DataFrame, problems: Problems, to_predict: bool = False, own: Mapping[str, GPU] = NONE_OWN
 ) -> tuple[Any, dict[str, GPU]]:
     """Canonical device names, and the known GPUs by them."""
     if "device" not in raw.columns:
         return np.full(len(raw), None, object), {}
-    given = _text(raw["device"])
+    texts = _text(raw["device"])
     names: dict[Any, Any] = {}
     gpus: dict[str, GPU] = {}
     reasons: dict[Any, str] = {}
-    for name in pd.unique(given):
+    for name in pd.unique(texts):
         names[name] = name
-        if name is None:
-            reasons[name] = "no device is given; expected the driver's name of a GPU"
-            continue
         try:
+            if name is None:
+                raise InputError("no device is given; expected the driver's name of a GPU")
             names[name], gpu = find_device(str(name), own)
             gpus[names[name]] = gpu
         except InputError as error:
             reasons[name] = str(error)
     if not to_predict and reasons:
-        unknown = np.array([name in reasons for name in given], bool)
-        problems.add(unknown, "unknown device", lambda position: reasons[given[position]])
-    return pd.Series(given, dtype=object).map(names).to_numpy(), gpus
+        unknown = np.array([name in reasons for name in texts], bool)
+        problems.add(unknown, "unknown device", lambda at: reasons[texts[at]])
+    return pd.Series(texts, dtype=object).map(names).to_numpy(), gpus
 
 
-def _dtypes(raw: pd.DataFrame, problems: Problems) -> Any:
+def _dtypes(raw: pd.DataFrame, problems: Problems) -> Objects:
     if "dtype" not in raw.columns:
         return np.full(len(raw), "fp32", object)
-    given = _text(raw["dtype"])
-    unknown = ~np.isin(given.astype(str), DTYPES)
-    problems.add(unknown, "unknown dtype", lambda position: str(unknown_name("dtype", str(given[position]), DTYPES)))
-    return given
+    texts = _text(raw["dtype"])
+    unknown = ~np.isin(texts.astype(str), DTYPES)
+    problems.add(unknown, "unknown dtype", lambda at: str(unknown_name("dtype", str(texts[at]), DTYPES)))
+    return texts
 
 
-def _fill_ops(raw: pd.DataFrame, frame: pd.DataFrame, problems: Problems, file: str) -> None:
-    """Families, operators and dims, operator by operator."""
-    ops = _text(raw["op"])
-    families, family_ops = np.full(len(raw), None, object), np.full(len(raw), None, object)
+def _kernels(raw: pd.DataFrame, dtypes: Objects, problems: Problems) -> tuple[Objects, Objects, dict[str, Values]]:
+    """Families, operators in them, and dims, operator by operator; a family is null where the operator is unknown."""
+    texts = _text(raw["op"])
+    families, ops = np.full(len(raw), None, object), np.full(len(raw), None, object)
     dims = {name: np.full(len(raw), np.nan) for name in schema.FRAME_DIMS}
-    for op in pd.unique(ops):
-        where = ops == op if op is not None else np.array([value is None for value in ops], bool)
+    for op in pd.unique(texts):
+        where = np.array([value is None for value in texts], bool) if op is None else texts == op
         if op not in schema.OPS:
             reason = str(unknown_name("op", str(op), schema.OPS))
             problems.add(where, "unknown op", lambda _, reason=reason: reason)  # type: ignore[misc]
             continue
-        need_columns(raw, schema.op_columns(op), file)
-        optional = schema.OPTIONAL_COLUMNS.get(op, {})
-        present = (*schema.op_columns(op), *(name for name in optional if name in raw.columns))
-        columns = {name: numbers(raw[name])[where] for name in present}
-        _check_dims(raw, op, columns, where, problems)
-        family_ops[where] = op
-        families[where], converted = schema.row_dims(op, columns)
-        _, family_ops[where] = schema.family_op(op)
-        for name, values in converted.items():
+        need_columns(raw, schema.op_columns(op), problems.file)
+        optional = [name for name in schema.OPTIONAL_COLUMNS.get(op, {}) if name in raw.columns]
+        columns = {name: numbers(raw[name]) for name in (*schema.op_columns(op), *optional)}
+        for name, values in columns.items():
+            least = 0 if name in MAY_BE_ZERO else 1
+            fine = np.isfinite(values) & (values >= least) & (values == np.floor(values))
+            problems.add_values(name, fine | ~where, "bad dims", f"a whole number of at least {least}", f" of {op}")
+        families[where], own = schema.row_dims(op, {name: values[where] for name, values in columns.items()})
+        _, ops[where] = schema.family_op(op)
+        for name, values in own.items():
             dims[name][where] = values
-    dtypes = frame["dtype"].to_numpy()
     for product in schema.GEMM_OPS:
         for other in set(dtypes[families == product]) - {"fp32"}:
             families[(families == product) & (dtypes == other)] = family_of(product, other)
-    frame["family"], frame["op"] = families, family_ops
-    for name, values in dims.items():
-        frame[name] = values
-
-
-def _check_dims(raw: pd.DataFrame, op: str, columns: dict[str, Values], where: Mask, problems: Problems) -> None:
-    positions = np.flatnonzero(where)
-    for name, values in columns.items():
-        least = 0.0 if name in MAY_BE_ZERO else 1.0
-        wrong = np.zeros(len(raw), bool)
-        wrong[positions] = ~(np.isfinite(values) & (values >= least) & (values == np.floor(values)))
-        given = raw[name]
-
-        def detail(position: Any, name: str = name, given: pd.Series = given, least: float = least) -> str:
-            return f"{name} of {op} is {given.iloc[position]}, expected a whole number of at least {least:.0f}"
-
-        problems.add(wrong, "bad dims", detail)
-
-
-def _latency(raw: pd.DataFrame, problems: Problems) -> Values:
-    if "latency_s" not in raw.columns:
-        return np.full(len(raw), np.nan)
-    latency_s = numbers(raw["latency_s"])
-    given = raw["latency_s"]
-    wrong = ~(np.isfinite(latency_s) & (latency_s > 0.0))
-    problems.add(wrong, "bad latency", lambda at: f"latency_s is {given.iloc[at]}, expected seconds above 0")
-    return latency_s
+    return families, ops, dims
 
 
 def _check_light(frame: pd.DataFrame, gpus: dict[str, GPU], problems: Problems) -> None:
     """Rows faster than their GPU allows: below FLOP / peak, or below bytes / bandwidth with a working set beyond L2."""
-    fine = ~problems.bad & frame["latency_s"].notna().to_numpy() & frame["family"].notna().to_numpy()
-    latency_s, devices, families = frame["latency_s"].to_numpy(), frame["device"].to_numpy(), frame["family"].to_numpy()
-    bound_s = np.zeros(len(frame))
-    for name in pd.unique(families[fine]):
-        positions = np.flatnonzero(fine & (families == name))
-        family = FAMILIES[name]
-        dims = {dim: frame[dim].to_numpy()[positions] for dim in family.dims}
-        dtype = np.array([DTYPES.index(value) for value in frame["dtype"].to_numpy()[positions]], np.int32)
-        flop, bytes_moved = flop_and_bytes(name, dims, dtype)
+    fine = frame[~problems.bad & frame["latency_s"].notna().to_numpy() & frame["family"].notna().to_numpy()]
+    bound_s = pd.Series(np.nan, index=range(len(frame)))
+    for name, rows in fine.groupby("family", sort=False):
+        family = FAMILIES[str(name)]
+        dtype = np.array([DTYPES.index(value) for value in rows["dtype"]], np.int32)
+        flop, bytes_moved = flop_and_bytes(str(name), {dim: rows[dim].to_numpy() for dim in family.dims}, dtype)
         for device, gpu in gpus.items():
-            here = devices[positions] == device
+            here = (rows["device"] == device).to_numpy()
             if not here.any():
                 continue
-            paths = np.asarray(peak_flop_per_s(gpu, family, jnp.arange(len(DTYPES))), np.float64)
-            peak = paths[dtype[here]]
+            peak = np.asarray(peak_flop_per_s(gpu, family, jnp.arange(len(DTYPES))), np.float64)[dtype[here]]
             compute_s = np.divide(flop[here], peak, out=np.zeros_like(peak), where=peak > 0.0)
             beyond_l2 = bytes_moved[here] > WARM_RAMP[1] * float(np.asarray(gpu.l2_bytes))
             memory_s = np.where(beyond_l2, bytes_moved[here] / float(np.asarray(gpu.mem_bytes_per_s)), 0.0)
-            bound_s[positions[here]] = np.maximum(compute_s, memory_s)
-    too_fast = fine & (latency_s < LIGHT_TOLERANCE * bound_s)
+            bound_s[rows.index[here]] = np.maximum(compute_s, memory_s)
+    latency_s, devices = frame["latency_s"].to_numpy(), frame["device"].to_numpy()
 
     def detail(at: Any) -> str:
         bound = f"{bound_s[at]:.3g}"
         return f"latency_s is {latency_s[at]:.3g} on {devices[at]}, expected at least its speed of light, {bound}"
 
-    problems.add(too_fast, "too fast", detail)
+    problems.add(latency_s < LIGHT_TOLERANCE * bound_s.to_numpy(), "too fast", detail)
 
 
 @functools.cache
@@ -312,22 +303,25 @@ def flop_and_bytes(
     return flop, bytes_moved
 
 
-def _fill_launch(raw: pd.DataFrame, frame: pd.DataFrame) -> None:
+def _launches(raw: pd.DataFrame, ops: Objects) -> dict[str, Any]:
     """Kernel name, tile and thread blocks, where the profiler gave them."""
-    size = len(raw)
-    names = _text(raw["kernel_name"]) if "kernel_name" in raw.columns else np.full(size, None, object)
+    names = _text(raw["kernel_name"]) if "kernel_name" in raw.columns else np.full(len(raw), None, object)
     codes, unique = pd.factorize(pd.Series(names, dtype=object))
-    tiles = np.array([*(schema.parse_tile(str(name)) for name in unique), None], object)
-    in_threads = np.array([*(schema.grid_in_threads(str(name)) for name in unique), False], bool)
-    conv_tiles = np.array([*(schema.parse_conv_tile(str(name)) for name in unique), None], object)
-    ops = frame["op"].to_numpy().astype(str)
-    frame["kernel_name"] = names
-    tile = np.where(np.isin(ops, schema.GEMM_OPS), tiles[codes], np.array(None, object))
-    frame["tile"] = np.where(np.isin(ops, schema.CONV_OPS), conv_tiles[codes], tile)
-    blocks = np.full(size, np.nan)
-    if all(name in raw.columns for name in schema.GRID_COLUMNS):
-        blocks = np.prod([numbers(raw[name]) for name in schema.GRID_COLUMNS], axis=0)
-        if all(name in raw.columns for name in schema.BLOCK_COLUMNS):
-            threads = np.prod([numbers(raw[name]) for name in schema.BLOCK_COLUMNS], axis=0)
-            blocks = np.where(in_threads[codes], blocks / np.maximum(threads, 1.0), blocks)
-    frame["blocks"] = blocks
+
+    def of_name(read: Callable[[str], Any], missing: Any) -> Objects:
+        return np.array([*(read(str(name)) for name in unique), missing], object)[codes]
+
+    tile = np.where(np.isin(ops.astype(str), schema.GEMM_OPS), of_name(schema.parse_tile, None), np.array(None, object))
+    tile = np.where(np.isin(ops.astype(str), schema.CONV_OPS), of_name(schema.parse_conv_tile, None), tile)
+    blocks = _product(raw, schema.GRID_COLUMNS)
+    threads = _product(raw, schema.BLOCK_COLUMNS)
+    if threads is not None and blocks is not None:
+        in_threads = of_name(schema.grid_in_threads, False).astype(bool)
+        blocks = np.where(in_threads, blocks / np.maximum(threads, 1.0), blocks)
+    return {"kernel_name": names, "tile": tile, "blocks": np.nan if blocks is None else blocks}
+
+
+def _product(raw: pd.DataFrame, columns: Sequence[str]) -> Values | None:
+    if not set(columns) <= set(raw.columns):
+        return None
+    return np.asarray(np.prod([numbers(raw[name]) for name in columns], axis=0))

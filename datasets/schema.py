@@ -41,36 +41,26 @@ spread evenly."""
 OPS: tuple[str, ...] = (*GEMM_OPS, *VECTOR_OPS, *CONV_OPS, *COPY_OPS, *ATTENTION_OPS, *EXPERT_OPS, *QUANTIZE_OPS)
 """Every operator of the schema: file names in `kernels/` and values of the column `op`."""
 
-CONV_COLUMNS: tuple[str, ...] = (
-    "b",
-    "input_channels",
-    "output_channels",
-    "kernel_size",
-    "input_size",
-    "stride",
-    "padding",
-)
-ATTENTION_COLUMNS: tuple[str, ...] = (
-    "batch_size",
-    "query_length",
-    "kv_length",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "causal",
-)
-ATTENTION_OPTIONS: dict[str, float] = {"window": 0.0}
-"""Columns that attention may have, and what their absence means; a window of 0 sees everything."""
-EXPERT_COLUMNS: tuple[str, ...] = ("tokens", "experts", "local_experts", "top_k", "hidden", "inner")
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((*VECTOR_OPS, *COPY_OPS, *QUANTIZE_OPS), ("b", "h")),
+    "linear": ("m", "n", "k"),
+    "bmm": ("b", "m", "n", "k"),
+    "conv": ("b", "input_channels", "output_channels", "kernel_size", "input_size", "stride", "padding"),
+    **dict.fromkeys(
+        ATTENTION_OPS, ("batch_size", "query_length", "kv_length", "heads", "kv_heads", "head_dim", "causal")
+    ),
+    "experts": ("tokens", "experts", "local_experts", "top_k", "hidden", "inner"),
+}
+"""Dim columns that rows of an operator must have."""
 OPTIONAL_COLUMNS: dict[str, dict[str, float]] = {
     "linear": {"b": 1.0},
-    **dict.fromkeys(ATTENTION_OPS, ATTENTION_OPTIONS),
+    **{op: {"window": 0.0} for op in ATTENTION_OPS},  # sees everything
 }
 """Columns an operator may lack, with what stands for them."""
 GRID_COLUMNS: tuple[str, ...] = ("grid_x", "grid_y", "grid_z")
 BLOCK_COLUMNS: tuple[str, ...] = ("block_x", "block_y", "block_z")
 DIM_COLUMNS: tuple[str, ...] = tuple(
-    dict.fromkeys(("b", "m", "n", "k", "h", *CONV_COLUMNS, *ATTENTION_COLUMNS, *ATTENTION_OPTIONS, *EXPERT_COLUMNS))
+    dict.fromkeys(name for table in (_COLUMNS, OPTIONAL_COLUMNS) for columns in table.values() for name in columns)
 )
 """Every column that may hold a dim."""
 
@@ -84,12 +74,10 @@ FRAME_DIMS: tuple[str, ...] = tuple(
 Columns = np.ndarray[Any, np.dtype[Any]]
 
 _FAMILY_OPS: dict[str, tuple[str, str]] = {
-    **{op: (op, op) for op in GEMM_OPS},
+    **{op: (op, op) for op in (*GEMM_OPS, *CONV_OPS, *ATTENTION_OPS)},
     **{op: ("elementwise", op) for op in (*BINARY_OPS, *UNARY_OPS)},
     "softmax": ("softmax", "softmax"),
     "ln": ("norm", "layernorm"),
-    "conv": ("conv", "conv"),
-    **{op: (op, op) for op in ATTENTION_OPS},
     "experts": ("grouped_gemm", "experts"),
     "quantize": ("stream", "quantize"),
     "quantize_rows": ("reduction", "quantize_rows"),
@@ -109,17 +97,8 @@ _CONV_TILES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 def op_columns(op: str) -> tuple[str, ...]:
     """Dim columns an operator's rows must have; `InputError` for an unknown operator."""
-    if op in GEMM_OPS:
-        return ("m", "n", "k") if op == "linear" else ("b", "m", "n", "k")
-    if op in (*VECTOR_OPS, *COPY_OPS, *QUANTIZE_OPS):
-        return ("b", "h")
-    if op in CONV_OPS:
-        return CONV_COLUMNS
-    if op in ATTENTION_OPS:
-        return ATTENTION_COLUMNS
-    if op in EXPERT_OPS:
-        return EXPERT_COLUMNS
-    raise unknown_name("op", op, OPS)
+    family_op(op)
+    return _COLUMNS[op]
 
 
 def family_op(op: str) -> tuple[str, str]:
@@ -142,21 +121,20 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
     Raises: `InputError` for an unknown operator.
     """
     family, _ = family_op(op)
+    first = columns[_COLUMNS[op][0]]
+    sizes = {name: np.full_like(first, value) for name, value in OPTIONAL_COLUMNS.get(op, {}).items()} | {**columns}
     if op in GEMM_OPS:
-        batch = columns["b"] if "b" in columns else np.ones_like(columns["m"])
-        return family, {"batch": batch, "m": columns["m"], "n": columns["k"], "k": columns["n"]}
+        return family, {"batch": sizes["b"], "m": sizes["m"], "n": sizes["k"], "k": sizes["n"]}
     if op in CONV_OPS:
-        return family, _conv_dims(columns)
+        return family, _conv_dims(sizes)
     if op in ATTENTION_OPS:
-        return family, _attention_dims(columns)
+        return family, _attention_dims(sizes)
     if op in EXPERT_OPS:
-        tokens, sizes = columns["tokens"], {name: columns[name] for name in EXPERT_COLUMNS if name != "tokens"}
-        return family, expert_dims(tokens, distribution="balanced", **sizes)
-    rows = columns["b"]
+        return family, expert_dims(**{name: sizes[name] for name in _COLUMNS[op]}, distribution="balanced")
     reads = 2.0 if op in BINARY_OPS else 1.0
     writes = 0.5 if op in QUANTIZE_OPS else 1.0  # sixteen bits in, eight out
-    passes = {"reads": np.full(len(rows), reads), "writes": np.full(len(rows), writes)}
-    dims = {"rows": rows, "cols": columns["h"], **passes}
+    passes = {"reads": np.full(len(first), reads), "writes": np.full(len(first), writes)}
+    dims = {"rows": sizes["b"], "cols": sizes["h"], **passes}
     return family, {name: dims[name] for name in FAMILIES[family].dims}
 
 
@@ -174,17 +152,15 @@ def schema_dims(op: str, dims: Mapping[str, float]) -> dict[str, int]:
 
 
 def _attention_dims(columns: Mapping[str, Columns]) -> dict[str, Columns]:
-    batch, queries = columns["batch_size"], columns["query_length"]
-    option = {name: columns.get(name, np.full_like(batch, value)) for name, value in ATTENTION_OPTIONS.items()}
     return attention_dims(
-        queries,
+        columns["query_length"],
         columns["kv_length"],
         heads=columns["heads"],
         kv_heads=columns["kv_heads"],
         head_size=columns["head_dim"],
-        window=option["window"],
+        window=columns["window"],
         causal=columns["causal"] > 0,
-        repeat=batch,
+        repeat=columns["batch_size"],
     )
 
 
@@ -212,12 +188,8 @@ def parse_tile(kernel_name: str) -> str | None:
     Libraries are column-major, so the first number of the name tiles our N and the second our M: `sgemm_128x64` is
     "64x128".
     """
-    lowered = kernel_name.lower()
-    for pattern in _TILES:
-        match = pattern.search(lowered)
-        if match:
-            return f"{match[2]}x{match[1]}"
-    return None
+    matches = (pattern.search(kernel_name.lower()) for pattern in _TILES)
+    return next((f"{match[2]}x{match[1]}" for match in matches if match), None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -227,12 +199,8 @@ def parse_conv_tile(kernel_name: str) -> str | None:
     Images are stored with pixels innermost, so that the first number tiles our M. Winograd's fused kernels transform
     2×2 outputs; a matrix product in a convolution multiplies tiles of 4×4 outputs that were transformed apart.
     """
-    lowered = kernel_name.lower()
-    for pattern, form in _CONV_TILES:
-        match = pattern.search(lowered)
-        if match:
-            return f"{form}{match[1]}x{match[2]}"
-    return None
+    matches = ((form, pattern.search(kernel_name.lower())) for pattern, form in _CONV_TILES)
+    return next((f"{form}{match[1]}x{match[2]}" for form, match in matches if match), None)
 
 
 def grid_in_threads(kernel_name: str) -> bool:

@@ -113,7 +113,7 @@ MEMORY_KINDS: tuple[str, ...] = ("", "hbm", "gddr_ecc", "gddr", "pascal hbm", "A
 
 IDLE_W = 10.0
 """Board power that memory, regulators and leakage take however slow the chip runs, W. Nothing to a board of 250 W, much
-to one of 70: T4 and V100, of one process, need the same energy a FLOP once it is taken off (docs/findings.md)."""
+to one of 70: T4 and V100, of one process, need the same energy a FLOP once it is taken off."""
 
 SWITCHES: tuple[str, ...] = (
     "memory_kind",

@@ -200,7 +200,7 @@ def promised_joule_per_flop(info: GPUInfo, figures: Mapping[str, float]) -> floa
     """The most that an fp32 FLOP takes on a board that keeps its base clock within its power, J; 0 = not listed.
 
     NVIDIA seems to size it for the heaviest work: long products measured alone settle at 0.38 of T4's peak and at 0.86
-    of V100's, their base clocks are 0.37 and 0.89 of their boost clocks (docs/findings.md).
+    of V100's, their base clocks are 0.37 and 0.89 of their boost clocks (docs/accuracy.md, section 7).
     """
     if not info.base_clock_hz:
         return 0.0

@@ -87,8 +87,8 @@ OFFSETS: tuple[tuple[float, float], ...] = (
 STREAMED: tuple[str, ...] = ("elementwise", "softmax")
 """Networks of kernels that read and write every byte once."""
 STREAMED_MOST = 0.3
-"""Their largest b_j of DRAM and of re-reads: long sums reach 0.74 to 0.93 of the bandwidth on seven GPUs of two vendors
-(docs/findings.md). What is below 0.74 of it, as wide softmax on most of them, waits for something that does not go with
+"""Their largest b_j of DRAM and of re-reads: long sums reach 0.74 to 0.93 of the bandwidth on seven GPUs of two
+vendors. What is below 0.74 of it, as wide softmax on most of them, waits for something that does not go with
 bandwidth."""
 TENSOR_OVERHEAD: tuple[float, float] = (-4.0, 3.0)
 """The same of the overhead beside tensor cores: what fused attention does before and after its loop, 8 to 12 us, goes

@@ -43,17 +43,16 @@ ROTATED_RAMP = (0.12, 0.25)
 """The same of products on tensor cores: their measurements seem to go round several copies of the operands, so that
 only sets of a sixth of L2 stay. L40S (96 MB) is warm below 16 MB; H200 beats H100 by bandwidth from 6 MB on, in 50."""
 JOULE_PER_FLOP_16NM = 20e-12
-"""Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/findings.md)."""
+"""Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle)."""
 PROCESS_EXPONENT = 0.75
 """Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
 MATRIX_ENERGY = 0.71
 """Energy of an fp32 FLOP on a matrix path over one on the vector path of the same silicon: fewer instructions and
 operands fetched. A fit: with it long products measured alone on MI100 and MI210 take what `fp32-heldout`, which saw
-neither, forecasts (docs/findings.md)."""
+neither, forecasts."""
 BRING_IN = 20.0
 """Multiply-adds of its vector path that an SM could do while it brings in one element of an operand: small tiles bring
-in more of them for their arithmetic, and a matrix path, which multiplies twice as fast, waits for them in all tiles
-(docs/findings.md: small tiles, and a matrix path, wait for operands)."""
+in more of them for their arithmetic, and a matrix path, which multiplies twice as fast, waits for them in all tiles."""
 LARGEST_BRINGS = 1.0 + BRING_IN * 2.0 / 128.0
 """What a multiply-add takes in the largest tile, 128 × 128, on a vector path, operands and all: counted as its
 arithmetic alone, for what any tile loses is learned."""
@@ -73,8 +72,8 @@ DTYPE_ENERGY: tuple[float, ...] = (1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033)
 """Energy of one FLOP relative to fp32, in the order of `arithmetic.DTYPES` (matrix paths; halves with the width)."""
 BURST_J = 0.05
 """Energy of a kernel alone that meets half of the board's power limit, J: short ones are over before it has set in.
-Batched products of T4 run at 0.57 of its peak in 0.5 ms, 0.48 in 1.8 ms and 0.36 from 20 ms on
-(benchmarks/power_limit.py). An energy and not a time, so that forecasts scale with the rates."""
+Batched products of T4 run at 0.57 of its peak in 0.5 ms, 0.48 in 1.8 ms and 0.36 from 20 ms on.
+An energy and not a time, so that forecasts scale with the rates."""
 JOULE_PER_BYTE = 50e-12
 """Energy of one byte of DRAM traffic, J (HBM2 about 4 pJ/bit, GDDR6 about 7.5, plus the way to the SM)."""
 
@@ -344,7 +343,7 @@ def _schedulers(gpu: GPU, family: Family) -> Float[Array, "*gpu"]:
     """Warp schedulers an SM counts with.
 
     Convolutions count with four everywhere: their FLOP do not say how many instructions an algorithm takes, and P100's
-    two would make its large ones, left out of a fit, 12 % too slow (docs/findings.md).
+    two would make its large ones, left out of a fit, 12 % too slow.
     """
     return _given(0.0 if family.alternatives else gpu.schedulers_per_sm, SCHEDULERS_PER_SM)
 

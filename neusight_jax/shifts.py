@@ -69,7 +69,7 @@ def inside_shift(
 ) -> Float[Array, "member _kernel effect"]:
     """Log shift of each head inside a running model; none of the floor, and none of power on another vendor's GPUs.
 
-    What power gains inside models is learned on boards of 70 and 75 W, whose sweeps run hot (docs/findings.md).
+    What power gains inside models is learned on boards of 70 and 75 W, whose sweeps run hot.
     """
     every = _of_heads(in_model)[:, None, :]
     none = jnp.atleast_1d(other_vendor(gpu))[:, None] & (jnp.arange(len(EFFECTS)) == POWER)

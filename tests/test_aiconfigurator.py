@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.cli.app import run
-from neusight_jax.datasets.aiconfigurator import import_aiconfigurator
+from neusight_jax.datasets.aiconfigurator import AiconfiguratorReport, import_aiconfigurator
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
 
@@ -63,10 +64,11 @@ def experts(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame([{**base, **row} for row in rows])
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tree of the package's layout with a few rows of each kind, good and bad."""
-    root = tmp_path / "wheel" / "aiconfigurator_core"
+    wheel = tmp_path_factory.mktemp("package") / "wheel"
+    root = wheel / "aiconfigurator_core"
 
     def write(frame: pd.DataFrame, *parts: str) -> None:
         path = root.joinpath("systems", "data", *parts)
@@ -108,14 +110,19 @@ def package(tmp_path: Path) -> Path:
     write(
         experts([{}, {"distribution": "power_law_1.2"}]), "h100_sxm", "moe", "trtllm", "1.3.0rc20", "moe_perf.parquet"
     )
-    info = tmp_path / "wheel" / "aiconfigurator_core-0.12.0.dist-info"
+    info = wheel / "aiconfigurator_core-0.12.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: aiconfigurator-core")
-    return tmp_path / "wheel"
+    return wheel
 
 
-def test_rows_taken_and_counted(package: Path, tmp_path: Path) -> None:
-    report = import_aiconfigurator(package, tmp_path / "out")
+@pytest.fixture(scope="module")
+def report(package: Path, tmp_path_factory: pytest.TempPathFactory) -> AiconfiguratorReport:
+    """The package, imported."""
+    return import_aiconfigurator(package, tmp_path_factory.mktemp("imported") / "out")
+
+
+def test_rows_taken_and_counted(report: AiconfiguratorReport) -> None:
     assert report.version == "0.12.0"
     assert report.rows == {"gemm_bf16": 1, "gemm_fp8": 1, "prefill": 1, "decode": 1, "experts": 1}
     left_out = report.left_out
@@ -125,12 +132,11 @@ def test_rows_taken_and_counted(package: Path, tmp_path: Path) -> None:
     assert left_out["prefill", "a fallback or trial kernel"] == 1
     assert left_out["prefill", "another dtype of tensors or cache"] == 1
     assert left_out["experts", "uneven spread of tokens"] == 1
-    assert "Apache License" in (tmp_path / "out" / "ATTRIBUTION").read_text()
+    assert "Apache License" in (report.output / "ATTRIBUTION").read_text()
 
 
-def test_what_the_rows_mean(package: Path, tmp_path: Path) -> None:
-    import_aiconfigurator(package, tmp_path / "out")
-    frame = read_measurements(tmp_path / "out").frame.set_index("family")
+def test_what_the_rows_mean(report: AiconfiguratorReport) -> None:
+    frame = read_measurements(report.output).frame.set_index("family")
     product = frame.loc["gemm"]
     assert (product["device"], product["dtype"], product["latency_s"]) == (H100, "bf16", pytest.approx(12e-6))
     assert (product["m"], product["n"], product["k"]) == (64, 4096, 1024)  # our K is the package's k, the contraction
@@ -158,10 +164,12 @@ def test_sources_that_hold_nothing(package: Path, tmp_path: Path) -> None:
     broken.write_bytes(b"PK no")
     with pytest.raises(InputError, match="not a whole wheel"):
         import_aiconfigurator(broken, tmp_path / "out")
-    for file in package.rglob("*.parquet"):
-        pd.read_parquet(file).drop(columns="latency").to_parquet(file)
-    with pytest.raises(InputError, match="column 'latency' is missing"):
-        import_aiconfigurator(package, tmp_path / "out")
+    for column in ("latency", "m"):
+        spoilt = shutil.copytree(package, tmp_path / column)
+        for file in spoilt.rglob("gemm_perf.parquet"):
+            pd.read_parquet(file).drop(columns=column).to_parquet(file)
+        with pytest.raises(InputError, match=f"column '{column}' is missing"):
+            import_aiconfigurator(spoilt, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -171,9 +179,8 @@ def test_command(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(["import", "aiconfigurator", str(package), "--output", str(tmp_path / "out")]) == 2
 
 
-def test_imported_rows_are_forecast(package: Path, tmp_path: Path) -> None:
-    import_aiconfigurator(package, tmp_path / "out")
-    table = nj.read_kernels(tmp_path / "out" / "kernels" / "decode.parquet")
+def test_imported_rows_are_forecast(report: AiconfiguratorReport) -> None:
+    table = nj.read_kernels(report.output / "kernels" / "decode.parquet")
     assert set(table.families) >= {"gemm", "decode"}
     from neusight_jax.baselines import load_baseline
 

@@ -21,7 +21,7 @@ from neusight_jax.checkpoint import save_checkpoint, untrained
 from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
-from neusight_jax.training.rivals import fit_li, fit_published_li, wave_predictors
+from neusight_jax.training.evaluation.baselines import fit_li, fit_published_li, wave_predictors
 from neusight_jax.training.rows import Rows
 from synthetic import write_synthetic_measurements
 
@@ -37,7 +37,7 @@ def _split(feature: int, threshold: float, left: Any, right: Any) -> dict[str, A
 
 
 def test_a_forest_walks_as_drawn() -> None:
-    from neusight_jax.training.boosting import forest_arrays
+    from neusight_jax.training.evaluation.baselines import forest_arrays
 
     trees = [
         _split(1, 0.5, _leaf(1.0), _split(0, -2.0, _leaf(10.0), _leaf(100.0))),
@@ -51,13 +51,14 @@ def test_a_forest_walks_as_drawn() -> None:
 
 def test_trees_as_arrays_say_what_lightgbm_says() -> None:
     lightgbm = pytest.importorskip("lightgbm")
-    from neusight_jax.training.boosting import MAX_DEPTH, SETTINGS, forest_arrays
+    from neusight_jax.baselines.gbt import MAX_DEPTH
+    from neusight_jax.training.evaluation.baselines import GBT_SETTINGS, forest_arrays
 
     random = np.random.default_rng(0)
     inputs = random.normal(size=(2000, 5)).astype(np.float32).round(2)  # ties, so that thresholds are met exactly
     target = np.sin(3 * inputs[:, 0]) + inputs[:, 1] * inputs[:, 2]
     data = lightgbm.Dataset(inputs, target)
-    booster = lightgbm.train({**SETTINGS, "num_threads": 1}, data, num_boost_round=40)
+    booster = lightgbm.train({**GBT_SETTINGS, "num_threads": 1}, data, num_boost_round=40)
     trees = booster.dump_model()["tree_info"]
     found = walk(forest_arrays(trees), jnp.asarray(inputs))
     np.testing.assert_allclose(found, booster.predict(inputs), atol=1e-5)
@@ -65,7 +66,7 @@ def test_trees_as_arrays_say_what_lightgbm_says() -> None:
 
 
 def test_gbt_forecasts_through_the_one_function() -> None:
-    from neusight_jax.training.boosting import forest_arrays
+    from neusight_jax.training.evaluation.baselines import forest_arrays
 
     forest = forest_arrays([{"tree_structure": _leaf(float(np.log(0.25)))}])
     kernels = table_from_kernels([Kernel("linear", "linear", {"batch": 1, "m": 64, "n": 64, "k": 64}, count=2)])

@@ -22,8 +22,9 @@ from neusight_jax.datasets.measurements import read_measurements, table_from_fra
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.report import as_text
-from neusight_jax.training.evaluation import evaluate, model_scores, percentiles, score
-from neusight_jax.training.systems import fit_baseline
+from neusight_jax.training.evaluation.result import Evaluation, percentiles
+from neusight_jax.training.evaluation.scores import evaluate, model_scores, score
+from neusight_jax.training.evaluation.systems import fit_baseline
 from neusight_jax.trust import empty_trust
 
 T4, V100 = "Tesla T4", "Tesla V100-PCIE-32GB"
@@ -37,10 +38,10 @@ def _roof_s(device: str, rows: int, cols: int) -> float:
     return 2 * 4 * rows * cols / float(nj.load_gpu(device).mem_bytes_per_s)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four softmax kernels on two devices whose roofline errors are known, and four whole-model labels."""
-    home = tmp_path / "measured"
+    home = tmp_path_factory.mktemp("measured")
     (home / "kernels").mkdir(parents=True)
     (home / "models").mkdir()
     kernels = [
@@ -64,10 +65,10 @@ def folder(tmp_path: Path) -> Path:
     return home
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Arbitrary weights; the T4 was measured."""
-    home = tmp_path / "weights"
+    home = tmp_path_factory.mktemp("checkpoints") / "weights"
     predictor = random_predictor("mixture", 0)
     card = {
         "kind": "mixture",
@@ -81,6 +82,12 @@ def checkpoint(tmp_path: Path) -> Path:
     return home
 
 
+@pytest.fixture(scope="module")
+def evaluated(folder: Path, checkpoint: Path) -> Evaluation:
+    """All that was measured, by the checkpoint and by the roofline."""
+    return evaluate([folder], str(checkpoint), baselines=["roofline"])
+
+
 def test_percentiles_by_hand() -> None:
     found = percentiles(np.array([0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 200.0]))
     assert found == {"mean": pytest.approx(650 / 11), "median": 50.0, "p90": 90.0}
@@ -89,7 +96,7 @@ def test_percentiles_by_hand() -> None:
 def test_roofline_errors_by_hand(folder: Path) -> None:
     data = read_measurements(folder)
     roofline = load_baseline("roofline")
-    frame = score(data, {"roofline": lambda device: roofline}).kernels
+    frame = score(data, {"roofline": lambda device: roofline}).frames["kernels"]
     assert len(frame) == 2
     # |1 / 1.1 − 1|, 0, |1 / 1.5 − 1| and |1 / 2 − 1|, in percent.
     errors = np.array([100 / 11, 0.0, 100 / 3, 50.0])
@@ -109,9 +116,8 @@ def _softmax_error(predictor: object, device: str) -> float:
     return float(100 * np.abs(forecast / measured - 1).mean())
 
 
-def test_only_a_measured_gpu_uses_its_effect(folder: Path, checkpoint: Path) -> None:
-    found = evaluate([folder], str(checkpoint), baselines=["roofline"])
-    frame = found.kernels.set_index(["system", "device"])["mean"]
+def test_only_a_measured_gpu_uses_its_effect(evaluated: Evaluation, checkpoint: Path) -> None:
+    frame = evaluated.frames["kernels"].set_index(["system", "device"])["mean"]
     plain, tuned = nj.load_predictor(checkpoint), nj.load_predictor(checkpoint, T4)
     assert frame[str(checkpoint), T4] == pytest.approx(_softmax_error(tuned, T4), rel=1e-4)
     assert frame[str(checkpoint), T4] != pytest.approx(_softmax_error(plain, T4), rel=1e-3)
@@ -128,7 +134,7 @@ def test_fitted_baselines_are_fitted_to_the_checkpoints_gpus(folder: Path, check
     seconds = [_roof_s(V100, *size) / float(line.per_bandwidth) + float(line.floor_s) for size in ROWS]
     measured = np.array([_roof_s(V100, *size) * max(off, 1.0) for size, off in zip(ROWS, OFF, strict=True)])
     expected = 100 * np.abs(np.array(seconds) / measured - 1).mean()
-    assert found.kernels.set_index("system")["mean"]["li"] == pytest.approx(expected, rel=1e-3)
+    assert found.frames["kernels"].set_index("system")["mean"]["li"] == pytest.approx(expected, rel=1e-3)
     with pytest.raises(nj.InputError, match="habitat-wave scales a time measured on another GPU"):
         evaluate([folder], str(checkpoint), baselines=["habitat-wave"])
 
@@ -145,9 +151,12 @@ def test_models_of_families_nobody_trained_are_left_out_and_counted(folder: Path
     assert not any("not trained" in note for note in notes)
 
 
-def test_whole_models_are_forecast_as_the_user_would(folder: Path, checkpoint: Path) -> None:
-    found = evaluate([folder], str(checkpoint))
-    models = found.models
+def test_whole_models_are_forecast_as_the_user_would(evaluated: Evaluation, checkpoint: Path) -> None:
+    frames = {
+        name: frame[frame["system"] == str(checkpoint)].reset_index(drop=True)
+        for name, frame in evaluated.frames.items()
+    }
+    models = frames["models"]
     assert list(models["option"]) == ["eager", "eager", "fusion"]
     assert list(models["measured_s"]) == [0.02, 0.06, 0.01]
     cases = ((T4, "inference", False), (T4, "training", False), (V100, "inference", True))
@@ -159,28 +168,26 @@ def test_whole_models_are_forecast_as_the_user_would(folder: Path, checkpoint: P
         expected = nj.predict(predictor, nj.load_gpu(device), graph).total_s
         assert forecast == pytest.approx(expected, rel=1e-4)
         assert error == pytest.approx(100 * (expected / measured - 1), rel=1e-3)
-    total = found.models_total().set_index("option")
+    total = frames["models_total"].set_index("option")
     assert total.loc["eager", "labels"] == 2
     assert total.loc["eager", "mean"] == pytest.approx(models["error"][:2].abs().mean())
-    by_device = found.models_by_device()
-    assert set(by_device["device"]) == {T4, V100}
+    assert set(frames["models_by_device"]["device"]) == {T4, V100}
 
 
-def test_what_is_left_out_is_said(folder: Path, checkpoint: Path) -> None:
-    found = evaluate([folder], str(checkpoint))
-    assert "1 labels of option 'dp4' left out: several GPUs" in found.notes
-    text = as_text(found.tables(), width=200)
+def test_notes_name_the_labels_left_out(evaluated: Evaluation) -> None:
+    assert "1 labels of option 'dp4' left out: several GPUs" in evaluated.notes
+    text = as_text(evaluated.tables(), width=200)
     assert "note: 1 labels of option 'dp4' left out: several GPUs" in text
     assert "Kernels measured alone" in text
     assert "Whole models" in text
-    named = replace(found, notes=("from the clone: `pip install '.[gbt]'`",))
+    named = replace(evaluated, notes=("from the clone: `pip install '.[gbt]'`",))
     assert "note: from the clone: `pip install '.[gbt]'`" in as_text(named.tables(), width=200)
 
 
 def test_devices_can_be_chosen_and_results_are_plain(folder: Path, checkpoint: Path) -> None:
     found = evaluate([folder], str(checkpoint), devices=[V100])
-    assert set(found.kernels["device"]) == {V100}
-    assert set(found.models["device"]) == {V100}
+    assert set(found.frames["kernels"]["device"]) == {V100}
+    assert set(found.frames["models"]["device"]) == {V100}
     read = json.loads(json.dumps(found.to_dict()))
     assert set(read) == {"kernels", "models", "models_by_device", "models_total", "notes"}
     assert read["kernels"][0]["rows"] == 4
@@ -197,8 +204,8 @@ def test_json_of_the_command(folder: Path, checkpoint: Path, capsys: pytest.Capt
 
 def test_kernels_alone_are_enough(folder: Path, checkpoint: Path) -> None:
     found = evaluate([folder / "kernels"], str(checkpoint))
-    assert found.models.empty
-    assert found.models_total().empty
+    assert found.frames["models"].empty
+    assert found.frames["models_total"].empty
     assert "Whole models" not in as_text(found.tables())
 
 

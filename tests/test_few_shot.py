@@ -15,12 +15,12 @@ from predictors import only, random_kernels
 
 import neusight_jax as nj
 from neusight_jax.errors import InputError
-from neusight_jax.training import few_shot, models_protocol, systems
-from neusight_jax.training.evaluation import System
-from neusight_jax.training.few_shot import run_few_shot
+from neusight_jax.training.evaluation import few_shot, models_protocol, systems
+from neusight_jax.training.evaluation.few_shot import run_few_shot
+from neusight_jax.training.evaluation.models_protocol import run_models_protocol
+from neusight_jax.training.evaluation.scores import System
 from neusight_jax.training.fit import Settings, settings_for
 from neusight_jax.training.left_out import LeftOut
-from neusight_jax.training.models_protocol import run_models_protocol
 from synthetic import synthetic_rows, write_softmax_alone
 
 ROWS = 24
@@ -62,7 +62,7 @@ def test_few_shot_scores_the_kernels_that_were_not_measured(folder: Path, monkey
     assert set(found.rows["kernels"]) == {2, 10}
     assert (found.rows["rows"] == ROWS - found.rows["kernels"]).all()
     assert set(found.rows["design"]) == {"random", "designed"}
-    means = found.by_family()
+    means = found.frames["by_family"]
     np.testing.assert_allclose(means["change"], 100.0 * (means["mean"] / means["before"] - 1.0))
     assert (means[means["kernels"] == 10]["change"] < -20.0).all()
     assert "| softmax |" in found.to_markdown()
@@ -96,12 +96,12 @@ def test_whole_models_are_forecast_without_and_with_a_few_kernels(
     monkeypatch.setattr(few_shot, "POOL", 10)  # of more rows than that: draws differ
     with jax.numpy_dtype_promotion("standard"):
         found = run_models_protocol([folder], seeds=1, counts=(8,))
-    assert list(found.scores["system"].unique()) == ["mixture", "mixture, 8 kernels", "roofline"]
+    assert list(found.frames["scores"]["system"].unique()) == ["mixture", "mixture, 8 kernels", "roofline"]
     plain, first, second = (
         found.rows[(found.rows["system"] == name) & (found.rows["draw"] == draw)]["forecast_s"]
         for name, draw in (("mixture", 0), ("mixture, 8 kernels", 0), ("mixture, 8 kernels", 1))
     )
     assert not np.allclose(plain, first, rtol=1e-2)
     assert not np.allclose(first, second, rtol=1e-3)
-    assert list(found.scores.groupby("system", sort=False)["draws"].first()) == [1, 2, 1]
-    assert found.scores.groupby("device")["labels"].nunique().eq(1).all()
+    assert list(found.frames["scores"].groupby("system", sort=False)["draws"].first()) == [1, 2, 1]
+    assert found.frames["scores"].groupby("device")["labels"].nunique().eq(1).all()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from refusals import message
 
-from neusight_jax.datasets.reference_gpu import gpu_from_reference
 from neusight_jax.gpu import GPU, REQUIRED_FIELDS
 from neusight_jax.gpu_file import load_gpu, load_named_gpu
 
@@ -135,17 +134,16 @@ P4_SHEET = {
 
 def test_reference_sheet_with_a_known_slip(tmp_path):
     path = write(tmp_path / "P4.json", P4_SHEET)
-    name, gpu = gpu_from_reference(path)
+    name, gpu = load_named_gpu(path)
     assert name == "Tesla P4"
     assert (gpu.num_sms, gpu.fp32_flop_per_s, gpu.mem_bytes_per_s) == (20.0, 5699e9, 192e9)
     assert (gpu.mem_bytes, gpu.l2_bytes, gpu.clock_hz) == (8 * 2**30, 2 * 2**20, 1.113e9)
     assert gpu.tdp_w == load_gpu("P4").tdp_w
-    assert load_named_gpu(path) == (name, gpu)
 
 
 def test_reference_sheet_of_l4_and_of_amd(tmp_path):
     l4 = {"device": "NVIDIA L4", "NUM_SM": 60, "single_flops": 31334, "mem bw": 300, "freq": 2040, "l2_cache": 48}
-    gpu = gpu_from_reference(write(tmp_path / "l4.json", l4))[1]
+    gpu = load_named_gpu(write(tmp_path / "l4.json", l4))[1]
     assert (gpu.num_sms, gpu.fp32_flop_per_s, gpu.clock_hz) == (58.0, 30.29e12, 2.04e9)
     assert gpu.mem_bytes == load_gpu("L4").mem_bytes
     amd = {
@@ -179,9 +177,9 @@ def test_sheet_in_snake_case_with_ghz(tmp_path):
 def test_reference_sheet_of_a_device_outside_the_catalog(tmp_path):
     path = tmp_path / "x1.json"
     sheet = {**P4_SHEET, "Device": "X1"}
-    text = message(gpu_from_reference, write(path, sheet))
+    text = message(load_named_gpu, write(path, sheet))
     assert text == "x1.json: 'X1' is not in the GPU catalog and the file has no tdp_w; add tdp_w"
-    name, gpu = gpu_from_reference(write(path, {**sheet, "tdp_w": 75, "link_bytes_per_s": 16e9, "process_nm": 16}))
+    name, gpu = load_named_gpu(write(path, {**sheet, "tdp_w": 75, "link_bytes_per_s": 16e9, "process_nm": 16}))
     assert (name, gpu.num_sms, gpu.tdp_w) == ("X1", 40.0, 75.0)
     del sheet["L2Cache"]
     assert message(load_gpu, write(path, sheet)).endswith("the file has no l2_bytes; add L2Cache (MB)")
@@ -189,17 +187,17 @@ def test_reference_sheet_of_a_device_outside_the_catalog(tmp_path):
 
 def test_bad_reference_sheets(tmp_path):
     path = tmp_path / "p4.json"
-    text = message(gpu_from_reference, write(path, {**P4_SHEET, "SingleFLOPs": 1_979_000}))
+    text = message(load_named_gpu, write(path, {**P4_SHEET, "SingleFLOPs": 1_979_000}))
     assert text.startswith("p4.json: the fp32 peak is 1979000 GFLOP/s but SMs x cores x 2 x clock is 5699;")
     assert "p4.json: Mem_Bw is '192 GB/s', expected a number in GB/s" in message(
-        gpu_from_reference, write(path, {**P4_SHEET, "Mem_Bw": "192 GB/s"})
+        load_named_gpu, write(path, {**P4_SHEET, "Mem_Bw": "192 GB/s"})
     )
-    assert "p4.json: l2_bytes is nan" in message(gpu_from_reference, write(path, {**P4_SHEET, "L2Cache": math.nan}))
+    assert "p4.json: l2_bytes is nan" in message(load_named_gpu, write(path, {**P4_SHEET, "L2Cache": math.nan}))
     assert "p4.json: mem_bytes_per_s is 1.92e20, expected" in message(
-        gpu_from_reference, write(path, {**P4_SHEET, "Mem_Bw": 192e9})
+        load_named_gpu, write(path, {**P4_SHEET, "Mem_Bw": 192e9})
     )
     assert "holds several devices" in message(load_gpu, write(path, {"P4": P4_SHEET, "X": P4_SHEET}))
-    assert "p4.json: holds a list" in message(gpu_from_reference, write(path, [1]))
-    assert "p4.json: not JSON" in message(gpu_from_reference, write(path, "{"))
-    assert "no such device file" in message(gpu_from_reference, tmp_path / "gone.json")
-    assert "cannot be read" in message(gpu_from_reference, tmp_path)
+    assert "p4.json: holds a list" in message(load_named_gpu, write(path, [1]))
+    assert "p4.json: not JSON" in message(load_named_gpu, write(path, "{"))
+    assert "no such GPU file" in message(load_named_gpu, tmp_path / "gone.json")
+    assert "is a folder" in message(load_named_gpu, tmp_path)

@@ -21,10 +21,10 @@ from neusight_jax.latency import kernel_terms
 from neusight_jax.mixture import MixturePredictor, among_launched
 from neusight_jax.roofline import peak_flop_per_s, physical_times
 from neusight_jax.tiles import init_tile_choice, tile_scores
-from neusight_jax.training import systems
 from neusight_jax.training.data import measured_devices, sweep_rows
+from neusight_jax.training.evaluation import systems
+from neusight_jax.training.evaluation.systems import fit_baseline
 from neusight_jax.training.rows import Rows
-from neusight_jax.training.systems import fit_baseline
 from synthetic import write_synthetic_measurements
 
 PRODUCTS = ("linear", "bmm")

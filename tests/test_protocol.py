@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,11 +16,10 @@ from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.family import Family
 from neusight_jax.terms import Predictor
-from neusight_jax.training import protocol, systems
-from neusight_jax.training.fit import Settings
-from neusight_jax.training.protocol import run_protocol
-from neusight_jax.training.rows import Rows
-from neusight_jax.training.systems import (
+from neusight_jax.training.evaluation import protocol, systems
+from neusight_jax.training.evaluation.protocol import run_protocol
+from neusight_jax.training.evaluation.result import Evaluation
+from neusight_jax.training.evaluation.systems import (
     DEFAULT_SYSTEMS,
     OURS,
     SYSTEMS,
@@ -29,6 +28,8 @@ from neusight_jax.training.systems import (
     chosen_baselines,
     chosen_systems,
 )
+from neusight_jax.training.fit import Settings
+from neusight_jax.training.rows import Rows
 from synthetic import synthetic_rows, write_softmax_alone
 
 V100, T4 = "Tesla V100-PCIE-32GB", "Tesla T4"
@@ -54,19 +55,27 @@ def _three_steps(usual: Callable[[Family], Settings]) -> Callable[[Family], Sett
     return lambda family: replace(usual(family), steps=3, batch_size=8)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
     """Few steps; promotion is not strict inside the optimizer."""
-    monkeypatch.setattr(systems, "TILE_SETTINGS", Settings(steps=2, batch_size=8))
-    for name, system in SYSTEMS.items():
-        if isinstance(system, GradientSystem):
-            quick = replace(system, settings=_three_steps(system.settings))
-            monkeypatch.setitem(SYSTEMS, name, quick)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(systems, "TILE_SETTINGS", Settings(steps=2, batch_size=8))
+        for name, system in SYSTEMS.items():
+            if isinstance(system, GradientSystem):
+                patch.setitem(SYSTEMS, name, replace(system, settings=_three_steps(system.settings)))
+        yield
 
 
-def _run(folder: Path, names: Sequence[str], seeds: int = 2) -> protocol.ProtocolResult:
+def _run(folder: Path, names: Sequence[str], seeds: int = 2) -> Evaluation:
     with jax.numpy_dtype_promotion("standard"):
         return run_protocol([folder], "logo", seeds=seeds, systems=names)
+
+
+@pytest.fixture(scope="module")
+def baselines(folder: Path, _quick: None) -> Evaluation:
+    """Every baseline that can run here, once; ours and `neusight` are slow to compile, and trained in other tests."""
+    names, _ = chosen_systems(["all"])
+    return _run(folder, sorted({*names} - {"mixture", "neusight"}))
 
 
 def test_no_system_sees_the_gpu_it_is_scored_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,14 +86,14 @@ def test_no_system_sees_the_gpu_it_is_scored_on(folder: Path, monkeypatch: pytes
     # Two GPUs × two seeds, or two GPUs; with two GPUs the other one is all there is to see.
     assert sorted(drawn.seen) == sorted((seed, (name,)) for seed in (0, 1) for name in (V100, T4))
     assert sorted(fixed.seen) == sorted((0, (name,)) for name in (V100, T4))
-    assert set(found.scores["system"]) == {"drawn", "fixed"}
+    assert set(found.frames["scores"]["system"]) == {"drawn", "fixed"}
 
 
-def test_scores_are_of_the_rows_left_out(folder: Path) -> None:
-    found = _run(folder, ["roofline", "roofline3"])
-    assert set(found.scores["family"]) == {"softmax"}
+def test_scores_are_of_the_rows_left_out(baselines: Evaluation) -> None:
+    found = baselines
+    assert set(found.frames["scores"]["family"]) == {"softmax"}
     assert set(found.rows.columns) >= {"family", "device", "measured_s", "roofline_s", "roofline3_s"}
-    for row in found.scores[found.scores["system"] == "roofline"].to_dict("records"):
+    for row in found.frames["scores"][found.frames["scores"]["system"] == "roofline"].to_dict("records"):
         part = found.rows[(found.rows["family"] == row["family"]) & (found.rows["device"] == row["device"])]
         errors = 100 * np.abs(part["roofline_s"] / part["measured_s"] - 1)
         assert row["rows"] == len(part) == 24
@@ -92,13 +101,12 @@ def test_scores_are_of_the_rows_left_out(folder: Path) -> None:
         assert row["sd"] == 0.0
 
 
-def test_every_baseline_runs(folder: Path) -> None:
+def test_every_baseline_runs(baselines: Evaluation) -> None:
     pytest.importorskip("lightgbm")
-    rest = set(SYSTEMS) - {"mixture", "neusight"}  # both slow to compile, and trained in other tests
-    found = _run(folder, sorted(rest), seeds=1)
-    assert set(found.scores["system"]) == rest
-    assert np.isfinite(found.scores["mean"]).all()
-    assert list(found.by_family().columns) == ["softmax"]
+    scores = baselines.frames["scores"]
+    assert set(scores["system"]) == set(SYSTEMS) - {"mixture", "neusight"}
+    assert np.isfinite(scores["mean"]).all()
+    assert list(protocol.by_family(scores).columns) == ["softmax"]
 
 
 def test_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

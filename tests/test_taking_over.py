@@ -15,8 +15,8 @@ import neusight_jax as nj
 from neusight_jax.checkpoint import checkpoint_folder, load_card, save_checkpoint
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.training.cross_gpu import main as cross_gpu
-from neusight_jax.training.node_sums import main as node_sums
+from neusight_jax.training.evaluation.cross_gpu import main as cross_gpu
+from neusight_jax.training.evaluation.node_sums import main as node_sums
 from neusight_jax.training.taking_over import main as taking_over
 from neusight_jax.training.taking_over import taken_again
 from neusight_jax.trust import gpu_ratios, gpu_widening

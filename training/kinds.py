@@ -41,7 +41,7 @@ the cost of another vendor's floor over that of its libraries' other shifts, in 
 more alike than two vendors', so what one GPU of it says of the floor is first believed of all."""
 STACK_NETWORKS: tuple[str, ...] = ("bmm", "elementwise", "softmax", "norm")
 """Families in which another vendor's libraries have a network of their own. Not linear: what rocBLAS does with a shape
-on one GPU of AMD does not carry to the next (docs/findings.md)."""
+on one GPU of AMD does not carry to the next."""
 STACK_COST = 3.0
 """Price of what that network adds to an output over that of an offset of the others (`Settings.offset_penalty`)."""
 SLOW_HOST = 0.3

@@ -23,7 +23,7 @@ from neusight_jax.training.conformal import (
     own_coverage,
     own_width,
 )
-from neusight_jax.training.evaluation import MODES, System, model_scores
+from neusight_jax.training.evaluation.scores import MODES, System, model_scores
 from neusight_jax.training.fit import row_features
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
 from neusight_jax.training.rows import Rows

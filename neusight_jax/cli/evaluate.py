@@ -65,46 +65,27 @@ def evaluate(
         if protocol is None:
             raise InputError("--output belongs to --protocol; use --json FILE to write the scores of a checkpoint")
         refuse_existing(output)
-    evaluation: Any
-    seeds = 5 if seeds is None else seeds
-    if protocol == "few-shot":
-        from neusight_jax.training.few_shot import run_few_shot
+    common: dict[str, Any] = {"devices": devices, "drop_invalid": drop_invalid, "console": progress_console()}
+    if protocol is None:
+        from neusight_jax.training.evaluation.scores import evaluate as evaluate_checkpoint
 
-        evaluation = run_few_shot(
-            measurements, seeds=seeds, devices=devices, drop_invalid=drop_invalid, console=progress_console()
-        )
-    elif protocol == "logo-models":
-        from neusight_jax.training.models_protocol import run_models_protocol
-
-        evaluation = run_models_protocol(
-            measurements, seeds=seeds, devices=devices, drop_invalid=drop_invalid, console=progress_console()
-        )
-    elif protocol is not None:
-        from neusight_jax.training.protocol import run_protocol
-        from neusight_jax.training.systems import chosen_systems
-
-        systems, notes = chosen_systems(baseline or (), protocol)
-        evaluation = run_protocol(
-            measurements,
-            protocol,
-            seeds=seeds,
-            devices=devices,
-            systems=systems,
-            notes=notes,
-            drop_invalid=drop_invalid,
-            console=progress_console(),
-        )
+        evaluation = evaluate_checkpoint(measurements, checkpoint or "fp32", baselines=list(baseline or ()), **common)
     else:
-        from neusight_jax.training.evaluation import evaluate as evaluate_checkpoint
+        common["seeds"] = 5 if seeds is None else seeds
+        if protocol == "few-shot":
+            from neusight_jax.training.evaluation.few_shot import run_few_shot
 
-        evaluation = evaluate_checkpoint(
-            measurements,
-            checkpoint or "fp32",
-            devices,
-            list(baseline or ()),
-            drop_invalid=drop_invalid,
-            console=progress_console(),
-        )
+            evaluation = run_few_shot(measurements, **common)
+        elif protocol == "logo-models":
+            from neusight_jax.training.evaluation.models_protocol import run_models_protocol
+
+            evaluation = run_models_protocol(measurements, **common)
+        else:
+            from neusight_jax.training.evaluation.protocol import run_protocol
+            from neusight_jax.training.evaluation.systems import chosen_systems
+
+            systems, notes = chosen_systems(baseline or (), protocol)
+            evaluation = run_protocol(measurements, protocol, systems=systems, notes=notes, **common)
     named = {"checkpoint": None if protocol else checkpoint or "fp32"}
     content = {"schema": schema("evaluation"), **named, "notes": [], **evaluation.to_dict()}
     text = json_text(content) + "\n"

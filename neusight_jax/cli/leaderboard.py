@@ -25,7 +25,7 @@ def leaderboard(
     """Write the leaderboard page and its CSV."""
     if output.suffix != ".md":
         raise InputError(f"--output {output}: expected a Markdown file, e.g. docs/leaderboard.md")
-    from neusight_jax.training.leaderboard import read_leaderboard
+    from neusight_jax.training.evaluation.leaderboard import read_leaderboard
 
     board = read_leaderboard(evaluations)
     beside = output.with_suffix(".csv")

@@ -29,10 +29,10 @@ def train(
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
     held_out = measured_devices(hold_out or (), measurements)
+    from neusight_jax.training.evaluation.systems import BASELINES, train_baseline
     from neusight_jax.training.progress import kept_steps
     from neusight_jax.training.recipe import RECIPES
     from neusight_jax.training.recipes import train as train_recipe
-    from neusight_jax.training.systems import BASELINES, train_baseline
 
     if recipe not in (*RECIPES, *BASELINES):
         raise unknown_name("recipe", recipe, (*RECIPES, *BASELINES))

@@ -55,7 +55,7 @@ KEPT_ROW = 2.0 / 3.0
 POW_FLOP = 250.0
 """What AMD's math library takes to raise to a power that has no shortcut, FLOP an element at the rate that arithmetic
 usually reaches: `pow` and `powu` take 350 to 410 at peak on MI100 and on MI210, whose bandwidths are a third apart, and
-stream as every other operator does on NVIDIA's GPUs (docs/findings.md). Models square and cube, which is a product."""
+stream as every other operator does on NVIDIA's GPUs. Models square and cube, which is a product."""
 
 FLOP_PER_ELEMENT: dict[str, float] = {
     **{"elementwise": 1.0, "strided": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0},

@@ -104,7 +104,7 @@ def carried(origin: Machine, target: Machine) -> float:
 
 
 def wave_scaling(items: Sequence[Measured], origin: Machine, target: Machine, *, general: bool = True) -> np.ndarray:
-    """Ratio of every item by Habitat's wave scaling alone, the rival: γ and blocks from known work, else as `_wave`.
+    """Ratio of every item by Habitat's wave scaling alone, a baseline: γ and blocks from known work, else as `_wave`.
 
     An item of several kernels is scaled by each, weighted with its roofline time on the origin.
     """

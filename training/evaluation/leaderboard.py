@@ -12,7 +12,8 @@ import pandas as pd
 
 from neusight_jax.errors import InputError
 from neusight_jax.training.data import NETWORKS
-from neusight_jax.training.protocol import PROTOCOLS
+from neusight_jax.training.evaluation.protocol import PROTOCOLS
+from neusight_jax.training.evaluation.result import markdown_table
 
 END_TO_END = "end to end"
 COLUMNS: tuple[str, ...] = ("split", "system", "family", "device", "rows", "mean", "median", "p90", "sd")
@@ -34,31 +35,28 @@ class Leaderboard:
 
     def to_markdown(self, csv_name: str, note: str = "") -> str:
         """The page: one table for each split, best system first; the note says what no file knows, e.g. the commit."""
-        lines = ["# Leaderboard", ""]
-        lines += [
+        about = (
             "Mean absolute percentage error; GPUs count equally. Every system forecasts the same rows of a split. Best "
-            f"of a column in bold. [{csv_name}]({csv_name}) has every GPU apart, with medians and 90th percentiles.",
-            "",
-        ]
+            f"of a column in bold. [{csv_name}]({csv_name}) has every GPU apart, with medians and 90th percentiles."
+        )
+        lines = ["# Leaderboard", "", about, ""]
         for split in dict.fromkeys(self.scores["split"]):
             part = self.scores[self.scores["split"] == split]
-            said = f"GPUs: {part['device'].nunique()}."
+            counts = f"GPUs: {part['device'].nunique()}."
             if split in self.seeds:
-                said += (
+                counts += (
                     f" Seeds, where something is random: {self.seeds[split]}; ± is the standard deviation over them."
                 )
-            lines += [f"## {SPLITS.get(split, split)}", "", said, "", *_table(part), ""]
+            lines += [f"## {SPLITS.get(split, split)}", "", counts, "", *_table(part), ""]
         lines += ["Made by `neusight-jax leaderboard` from " + ", ".join(self.sources) + "." + (note and f" {note}")]
         return "\n".join(lines) + "\n"
 
 
 def _table(part: pd.DataFrame) -> list[str]:
-    means = part.groupby(["system", "family"])["mean"].mean().unstack("family")
-    columns = [name for name in (*NETWORKS, END_TO_END) if name in means]
-    means = means[columns]
-    order = means.mean(axis=1).sort_values().index
+    groups = part.groupby(["system", "family"])
+    means, spread = groups["mean"].mean().unstack("family"), groups["sd"].mean().unstack("family")
+    means = means[[name for name in (*NETWORKS, END_TO_END) if name in means]]
     best = means.min()
-    spread = part.groupby(["system", "family"])["sd"].mean().unstack("family")
 
     def cell(system: Any, name: str) -> str:
         value, sd = means.loc[system, name], spread.loc[system, name]
@@ -67,8 +65,10 @@ def _table(part: pd.DataFrame) -> list[str]:
         text = f"{value:.1f}" + (f" ± {sd:.1f}" if sd and sd >= 0.05 else "")
         return f"**{text}**" if value == best[name] else text
 
-    lines = ["| system | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    return lines + [f"| {system} | " + " | ".join(cell(system, name) for name in columns) + " |" for system in order]
+    order = means.mean(axis=1).sort_values().index
+    return markdown_table(
+        ["system", *means.columns], [[str(system), *(cell(system, name) for name in means)] for system in order]
+    )
 
 
 def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
@@ -76,10 +76,9 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
 
     Raises: `InputError` for anything else.
     """
-    records: list[dict[str, Any]] = []
+    records: list[Any] = []
     seeds: dict[str, int] = {}
-    for given in paths:
-        path = Path(given)
+    for path in map(Path, paths):
         file = path / "scores.json" if path.is_dir() else path
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -87,16 +86,14 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
             raise InputError(f"{file}: no such file; expected what `evaluate --output` or `--json` wrote") from None
         except (OSError, ValueError) as error:
             raise InputError(f"{file}: not readable as JSON ({error}); run `evaluate` again") from None
-        if isinstance(content, dict) and "protocol" in content and "scores" in content:
+        present = set(content) if isinstance(content, dict) else set()
+        if {"protocol", "scores"} <= present:
             records += [_of_split(row, content["protocol"]) for row in content["scores"]]
             seeds[content["protocol"]] = int(content["seeds"])
-        elif isinstance(content, dict) and "kernels" in content and "models_by_device" in content:
+        elif {"kernels", "models_by_device"} <= present:
             records += [_of_split(row, "checkpoint", sd=0.0) for row in content["kernels"]]
-            for row in content["models_by_device"]:
-                if row["option"] == "eager":
-                    records.append(
-                        {"split": "checkpoint", "family": END_TO_END, "sd": 0.0, "rows": row["labels"], **row}
-                    )
+            eager = [row for row in content["models_by_device"] if row["option"] == "eager"]
+            records += [_of_split(row, "checkpoint", family=END_TO_END, sd=0.0, rows=row["labels"]) for row in eager]
         else:
             raise InputError(f"{file}: no scores in it; expected what `evaluate --output` or `--json` wrote")
     for row in records:
@@ -110,5 +107,5 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
     return Leaderboard(pd.DataFrame(records)[list(COLUMNS)], tuple(Path(path).name for path in paths), seeds)
 
 
-def _of_split(row: Any, split: str, **more: float) -> Any:
+def _of_split(row: Any, split: str, **more: Any) -> Any:
     return {"split": split, **more, **row} if isinstance(row, Mapping) else row

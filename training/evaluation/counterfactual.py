@@ -14,7 +14,6 @@ from neusight_jax.terms import Predictor
 
 NOISE = 0.05
 """Measured changes smaller than this have no direction."""
-_DIMS = schema.FRAME_DIMS
 CLEARLY_FASTER = 0.95
 """Measured ratios below this are a clear gain."""
 
@@ -27,18 +26,18 @@ def shared_shapes(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
       first, second: devices, by any catalog name; repeated measurements of a kernel count by their median.
     Raises: `InputError` when no kernel was measured on both.
     """
-    keys = ["family", "op", "dtype", *(dim for dim in _DIMS if dim in frame.columns)]
-    sides = []
-    for name in (first, second):
-        own = frame[frame["device"] == canonical_name(name)]
-        sides.append(own.assign(**{dim: own[dim].fillna(-1.0) for dim in keys if dim in _DIMS}))
+    dims = [dim for dim in schema.FRAME_DIMS if dim in frame.columns]
+    keys = ["family", "op", "dtype", *dims]
+    sides = [
+        frame[frame["device"] == canonical_name(name)].fillna(dict.fromkeys(dims, -1.0)) for name in (first, second)
+    ]
     seconds = [own.groupby(keys, observed=True)["latency_s"].median() for own in sides]
     both = sides[0].drop_duplicates(keys).set_index(keys, drop=False)
     both = both.assign(first_s=seconds[0], second_s=seconds[1].reindex(both.index)).reset_index(drop=True)
-    both = both[both["second_s"].notna()]
+    both = both[both["second_s"].notna()].reset_index(drop=True)
     if both.empty:
         raise InputError(f"no kernel was measured on both {first} and {second}")
-    return both.reset_index(drop=True)
+    return both
 
 
 def natural_experiment(
@@ -62,13 +61,8 @@ def natural_experiment(
         raise InputError(f"no kernel took {least_s:g} s or more on both {first} and {second}; give a smaller least_s")
     table = table_from_frame(both)
     forecast = [predict_kernels(predictor, catalog_gpu(name), table) for name in (first, second)]
-    ratios = pd.DataFrame(
-        {
-            "family": both["family"],
-            "measured": both["second_s"] / both["first_s"],
-            "forecast": forecast[1].astype(np.float64) / forecast[0],
-        }
-    )
+    ratios = pd.DataFrame({"family": both["family"], "measured": both["second_s"] / both["first_s"]})
+    ratios["forecast"] = forecast[1].astype(np.float64) / forecast[0]
     rows = [_row(str(family), part) for family, part in ratios.groupby("family", observed=True)]
     return pd.DataFrame([*rows, _row("all", ratios)])
 

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -18,7 +18,6 @@ import numpy as np
 import neusight_jax
 from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.baselines import load_baseline
-from neusight_jax.baselines.gbt import GBTPredictor
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
@@ -29,22 +28,25 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
+from neusight_jax.training.evaluation.baselines import (
+    HabitatMLPKind,
+    fit_gbt,
+    fit_li,
+    fit_published_li,
+    wave_predictors,
+)
 from neusight_jax.training.fit import Job, Kind, Sample, Settings, fit, row_features, sample_of, settings_for
 from neusight_jax.training.kinds import MixtureKind, NeuSightKind, Roofline3Kind, TileKind, effect_penalties
-from neusight_jax.training.rivals import HabitatMLPKind, fit_li, fit_published_li, wave_predictors
 from neusight_jax.training.rows import Rows
 
 TILE_SETTINGS = Settings(steps=400)
 ROWS_PER_DEVICE = 6000
 """Sweep rows of each GPU and family a baseline of a checkpoint is fitted to, as many as the checkpoint's own recipe."""
 
-Fitted: TypeAlias = Mapping[tuple[str, ...], Sequence[Predictor]]
-"""GPUs held out -> predictors, one for each fit: all seeds, or one where nothing is drawn at random."""
-
 
 @dataclass(frozen=True)
-class Shown:
-    """What a system is shown of one family, GPUs held out included: each job leaves its own out.
+class FamilyRows:
+    """Rows of one family, GPUs held out included: each job leaves its own out.
 
     Attributes:
       rows: rows to fit to.
@@ -54,18 +56,17 @@ class Shown:
 
     rows: Rows
     every: Rows
-    tile: TileChoice
+    tile: TileChoice | None
 
 
 class System(Protocol):
     """What a protocol can compare."""
 
-    def fit(self, shown: Shown, jobs: Sequence[Job]) -> Fitted:
-        """Predictors of the family for every set of GPUs held out; no job uses the rows it holds out."""
-        ...
+    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> Mapping[str, Sequence[Predictor]]:
+        """Predictors of the family by GPU: of the jobs that left it out, or of jobs that leave none out.
 
-    def fit_seen(self, shown: Shown, seeds: int) -> dict[str, list[Predictor]]:
-        """Predictors of the family for every GPU, all of them in training."""
+        One for each seed, or one where nothing is drawn at random. No job uses the rows it holds out.
+        """
         ...
 
 
@@ -86,33 +87,20 @@ class GradientSystem:
       settings: from the family to those of the optimizer.
     """
 
-    kind: Callable[[TileChoice, Rows], PredictorKind]
+    kind: Callable[[Any, Rows], PredictorKind]
     settings: Callable[[Family], Settings]
 
-    def fit(self, shown: Shown, jobs: Sequence[Job]) -> Fitted:
-        """One predictor for each seed, as for a GPU nobody has measured."""
-        rows = shown.rows
-        kind = self.kind(shown.tile, rows)
+    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> dict[str, list[Predictor]]:
+        """One predictor a seed: of a GPU left out as of one nobody has measured, else with what was learned of it."""
+        rows, kind = data.rows, self.kind(data.tile, data.rows)
         best = fit(kind, rows, jobs, self.settings(rows.family)).best
-        out: dict[tuple[str, ...], list[Predictor]] = {}
+        out: dict[str, list[Predictor]] = {}
         for position, job in enumerate(jobs):
             member = jax.tree.map(lambda leaf, at=position: leaf[at], best)
-            # One row stands for all: no device effect, and the generation of the GPU left out.
-            place = int(np.argmax(rows.device == rows.devices.index(job.held_out[0]))) if job.held_out else 0
-            unmeasured = sample_of(rows.take(slice(place, place + 1)), seen=False)
-            out.setdefault(job.held_out, []).append(kind.predictor(member, rows.family, unmeasured))
-        return out
-
-    def fit_seen(self, shown: Shown, seeds: int) -> dict[str, list[Predictor]]:
-        """Fits to all GPUs: for each GPU, one predictor a seed, with what was learned of that GPU."""
-        rows = shown.rows
-        kind = self.kind(shown.tile, rows)
-        best = fit(kind, rows, [Job(seed) for seed in range(seeds)], self.settings(rows.family)).best
-        out: dict[str, list[Predictor]] = {}
-        for device in rows.devices:
-            own = sample_of(rows.of_device(device).take(slice(0, 1)))
-            for seed in range(seeds):
-                member = jax.tree.map(lambda leaf, at=seed: leaf[at], best)
+            for device in job.held_out or rows.devices:
+                # One row stands for all: it says which generation, and which device if that was seen.
+                place = int(np.argmax(rows.device == rows.devices.index(device)))
+                own = sample_of(rows.take(slice(place, place + 1)), seen=not job.held_out)
                 out.setdefault(device, []).append(kind.predictor(member, rows.family, own))
         return out
 
@@ -129,19 +117,16 @@ class JobSystem:
     fit_rows: Callable[[Rows, int], Predictor]
     random: bool = False
 
-    def fit(self, shown: Shown, jobs: Sequence[Job]) -> Fitted:
+    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> dict[str, list[Predictor]]:
         """One predictor for each seed, or one if nothing is random."""
-        out: dict[tuple[str, ...], list[Predictor]] = {}
+        out: dict[str, list[Predictor]] = {}
         for job in jobs:
-            fits = out.setdefault(job.held_out, [])
-            if self.random or not fits:
-                fits.append(self.fit_rows(shown.rows.without(job.held_out), job.seed))
+            devices = job.held_out or data.rows.devices
+            if self.random or devices[0] not in out:
+                predictor = self.fit_rows(data.rows.without(job.held_out), job.seed)
+                for device in devices:
+                    out.setdefault(device, []).append(predictor)
         return out
-
-    def fit_seen(self, shown: Shown, seeds: int) -> dict[str, list[Predictor]]:
-        """Fits to all GPUs, the same for each of them."""
-        fits = [self.fit_rows(shown.rows, seed) for seed in range(seeds if self.random else 1)]
-        return dict.fromkeys(shown.rows.devices, fits)
 
 
 @dataclass(frozen=True)
@@ -154,22 +139,18 @@ class WaveSystem:
 
     general: bool
 
-    def fit(self, shown: Shown, jobs: Sequence[Job]) -> Fitted:
-        """One predictor for each origin."""
-        held_out = dict.fromkeys(job.held_out for job in jobs)
-        return {names: wave_predictors(shown.every.without(names), general=self.general) for names in held_out}
-
-    def fit_seen(self, shown: Shown, seeds: int) -> dict[str, list[Predictor]]:
-        """Refused: on a GPU that was measured there is nothing to scale."""
-        raise InputError("wave scaling goes from one GPU to another; leave it out of the protocol `seen`")
-
-
-def _fit_gbt(rows: Rows, seed: int) -> Predictor:
-    from neusight_jax.training.boosting import fit_forest
-
-    return GBTPredictor({rows.family.network: fit_forest(rows, seed)})
+    def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> dict[str, Sequence[Predictor]]:
+        """One predictor for each origin. Raises: `InputError` without a GPU left out, for there is nothing to scale."""
+        if not all(job.held_out for job in jobs):
+            raise InputError("wave scaling goes from one GPU to another; leave it out of the protocol `seen`")
+        out: dict[str, Sequence[Predictor]] = {}
+        for names in dict.fromkeys(job.held_out for job in jobs):
+            out |= dict.fromkeys(names, wave_predictors(data.every.without(names), general=self.general))
+        return out
 
 
+HIDDEN: dict[str, tuple[int, ...]] = {"neusight": (64, 64, 64), "habitat-mlp": (64, 64, 64, 64)}
+"""Hidden layers of the baselines that have some."""
 SYSTEMS: dict[str, System] = {
     "mixture": GradientSystem(lambda tile, rows: MixtureKind(tile, penalties=effect_penalties(rows)), settings_for),
     "neusight": GradientSystem(
@@ -184,11 +165,9 @@ SYSTEMS: dict[str, System] = {
     ),
     "habitat-wave": WaveSystem(general=True),
     "habitat-wave-simplified": WaveSystem(general=False),
-    "gbt": JobSystem(_fit_gbt, random=True),
+    "gbt": JobSystem(fit_gbt, random=True),
 }
 """Every system by name; the first is ours."""
-HIDDEN: dict[str, tuple[int, ...]] = {"neusight": (64, 64, 64), "habitat-mlp": (64, 64, 64, 64)}
-"""Hidden layers of the baselines that have some."""
 OURS = "mixture"
 DEFAULT_SYSTEMS: tuple[str, ...] = ("mixture", "neusight", "roofline3", "roofline")
 """What a protocol compares unless told otherwise."""
@@ -196,8 +175,6 @@ BASELINES: tuple[str, ...] = tuple(
     name for name, system in SYSTEMS.items() if name != OURS and not isinstance(system, WaveSystem)
 )
 """Systems that forecast from shapes and figures alone, and so can stand beside a checkpoint."""
-
-
 NEEDS: dict[str, str] = {"gbt": "lightgbm"}
 """Systems that need a package beyond the dependencies, and its module; the extra that installs it has their name."""
 
@@ -207,12 +184,10 @@ def chosen_systems(baselines: Sequence[str], protocol: str = "") -> tuple[tuple[
 
     Returns: the systems, and notes on those that `all` leaves out.
     """
-    if not baselines:
-        return DEFAULT_SYSTEMS, []
     if "all" not in baselines:
         _require_packages(baselines)
-        return tuple(dict.fromkeys((OURS, *baselines))), []
-    names, notes = _that_run(SYSTEMS)
+        return (tuple(dict.fromkeys((OURS, *baselines))) if baselines else DEFAULT_SYSTEMS), []
+    names, notes = _installed(SYSTEMS)
     scaling = [name for name in names if isinstance(SYSTEMS[name], WaveSystem)] if protocol == "seen" else []
     if scaling:
         notes.append(f"left out: {', '.join(scaling)}: wave scaling needs a GPU left out to scale to")
@@ -225,9 +200,9 @@ def chosen_baselines(names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     Raises: `InputError` for any other name.
     """
     if "all" in names:
-        return _that_run(BASELINES)
+        return _installed(BASELINES)
     for name in names:
-        if name in SYSTEMS and isinstance(SYSTEMS[name], WaveSystem):
+        if isinstance(SYSTEMS.get(name), WaveSystem):
             raise InputError(f"{name} scales a time measured on another GPU; use --protocol logo, or `scale-trace`")
         if name not in BASELINES:
             raise unknown_name("baseline", name, (*BASELINES, "all"))
@@ -235,17 +210,16 @@ def chosen_baselines(names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     return tuple(dict.fromkeys(names)), []
 
 
-def _that_run(names: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
+def _installed(names: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
     """Systems whose packages are installed, and a note on each of the others."""
     missing = _missing(names)
-    notes = [f"left out: {words}" for words in missing.values()]
-    return tuple(name for name in names if name not in missing), notes
+    return tuple(name for name in names if name not in missing), [f"left out: {why}" for why in missing.values()]
 
 
 def _require_packages(names: Iterable[str]) -> None:
     """`InputError` for a system whose package is not installed, before anything is fitted."""
-    for words in _missing(names).values():
-        raise InputError(words)
+    for why in _missing(names).values():
+        raise InputError(why)
 
 
 def _missing(names: Iterable[str]) -> dict[str, str]:
@@ -292,7 +266,8 @@ def fit_baseline(name: str, data: Measurements, devices: Sequence[str], seed: in
             rows = rows.take(rows.isolated > 0.5)  # it cannot tell a kernel alone from one in a model
         job = Job(seed)
         tile = fit_tile(rows, job) if name == "neusight" else None
-        parts += SYSTEMS[name].fit(Shown(rows, rows, tile), [job])[()]  # type: ignore[arg-type]
+        fits = SYSTEMS[name].fit(FamilyRows(rows, rows, tile), [job])
+        parts += fits[rows.devices[0]]  # a baseline learns nothing of a single GPU
     if not parts:
         raise InputError(f"{name} must be fitted, and none of {', '.join(devices)} was measured here")
     return joined(parts)

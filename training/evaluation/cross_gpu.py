@@ -1,6 +1,6 @@
 """How well measured runs scale from one GPU to another: every ordered pair of GPUs, every run both have.
 
-    python -m neusight_jax.training.cross_gpu MEASUREMENTS CHECKPOINT [DEVICE ...] [--effects both|origin|none]
+    python -m neusight_jax.training.evaluation.cross_gpu MEASUREMENTS CHECKPOINT [DEVICE ...] [--effects WHICH]
 
 Nodes of a run on the origin, scaled by `scaling.rules` and by wave scaling alone, against the whole-model label of the
 same run on the target. Contaminated rows are left out on both sides. A GPU the checkpoint measured is forecast with
@@ -11,26 +11,34 @@ measured, though it helped to fit the weights: hold it out of the checkpoint for
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from neusight_jax.checkpoint import load_card, load_predictor
-from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, run_script, unknown_name
 from neusight_jax.gpu_file import load_gpu
 from neusight_jax.scaling.occupancy import limits_of
 from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
 from neusight_jax.scaling.rules import Machine, scaling, wave_scaling
-from neusight_jax.training.data import contaminated
-from neusight_jax.training.evaluation import percentiles
+from neusight_jax.scaling.trace import Trace
+from neusight_jax.training.evaluation.node_sums import KEYS, nodes_and_labels
+from neusight_jax.training.evaluation.result import percentiles
 
-SYSTEMS: tuple[str, ...] = ("scale_trace", "scale_trace plain", "habitat-wave", "habitat-wave-simplified")
+SYSTEMS: dict[str, Callable[..., Any]] = {
+    "scale_trace": lambda *pair: scaling(*pair)[1],
+    "scale_trace plain": lambda *pair: scaling(*pair, plain=True)[1],
+    "habitat-wave": wave_scaling,
+    "habitat-wave-simplified": functools.partial(wave_scaling, general=False),
+}
+"""Ratios of the kernels of a run, from its items, origin and target."""
+BASELINES: tuple[str, ...] = tuple(SYSTEMS)[2:]
 EFFECTS: tuple[str, ...] = ("both", "origin", "none")
-RIVALS: tuple[str, ...] = SYSTEMS[2:]
 
 
 def cross_gpu(
@@ -47,46 +55,27 @@ def cross_gpu(
     """
     if effects not in EFFECTS:
         raise unknown_name("effects", effects, EFFECTS)
-    data = read_measurements(measurements, on_invalid="drop", devices=devices)
-    if data.per_op is None or data.end_to_end is None:
-        raise InputError("cross-GPU scaling needs models/per_op.parquet and models/end_to_end.csv")
-    keys = ["device", *WORKLOAD]
-    nodes = data.per_op[~contaminated(data.per_op)]
-    runs = {key: trace_of_nodes(part, "") for key, part in nodes.groupby(keys)}
-    labels = data.end_to_end[data.end_to_end["option"] == ""]
-    measured = dict(zip(labels[keys].itertuples(index=False, name=None), labels["e2e_s"], strict=True))
-    measured_effects = load_card(checkpoint).get("device_effects", {})
-    names = sorted({str(key[0]) for key in runs})
+    nodes, labels = nodes_and_labels(measurements, devices, "cross-GPU scaling")
+    runs: dict[Any, Trace] = {key: trace_of_nodes(part, "") for key, part in nodes.groupby(KEYS)}
+    measured = {tuple(row[:-1]): row[-1] for row in labels.itertuples(index=False, name=None)}
+    with_effect = load_card(checkpoint).get("device_effects", {})
 
-    def machines_of(known: bool) -> dict[str, Machine]:
-        return {
-            name: Machine(
-                load_gpu(name),
-                limits_of(name),
-                load_predictor(checkpoint, name if known and name in measured_effects else None),
-            )
-            for name in names
-        }
+    @functools.cache
+    def machine(name: str, known: bool) -> Machine:
+        effect = name if known and name in with_effect else None
+        return Machine(load_gpu(name), limits_of(name), load_predictor(checkpoint, effect))
 
-    origins, targets = machines_of(effects != "none"), machines_of(effects == "both")
     records = []
-    for key, trace in runs.items():
-        origin, workload = str(key[0]), key[1:]
+    for (origin, *workload), trace in runs.items():
         seconds = np.array([item.seconds for item in trace.items])
-        for target in names:
+        for target in sorted({key[0] for key in runs} - {origin}):
             there = (target, *workload)
-            if target == origin or there not in runs or there not in measured:
+            if there not in runs or there not in measured:
                 continue
-            pair = trace.items, origins[origin], targets[target]
-            ratios = (
-                scaling(*pair)[1],
-                scaling(*pair, plain=True)[1],
-                wave_scaling(*pair),
-                wave_scaling(*pair, general=False),
-            )
-            forecasts = {name: float((seconds * ratio).sum()) for name, ratio in zip(SYSTEMS, ratios, strict=True)}
-            run = dict(zip(WORKLOAD, workload, strict=True))
-            records.append({"origin": origin, "target": target, **run, "measured_s": measured[there], **forecasts})
+            pair = trace.items, machine(origin, effects != "none"), machine(target, effects == "both")
+            forecasts = {name: float((seconds * ratios(*pair)).sum()) for name, ratios in SYSTEMS.items()}
+            run = {"origin": origin, "target": target, **dict(zip(WORKLOAD, workload, strict=True))}
+            records.append({**run, "measured_s": measured[there], **forecasts})
     if not records:
         raise InputError("no run was measured on two of these GPUs")
     return pd.DataFrame(records)
@@ -108,10 +97,9 @@ def main() -> None:
     parser.add_argument("devices", nargs="*")
     parser.add_argument("--effects", default="both", choices=EFFECTS)
     chosen = parser.parse_args()
-    devices = chosen.devices or None
-    found = cross_gpu(chosen.measurements, chosen.checkpoint, devices, chosen.effects)
-    sys.stdout.write(cross_gpu_errors(found).round(1).to_string(index=False) + "\n")
-    by_pair = found.assign(error=100.0 * np.abs(found["scale_trace"] / found["measured_s"] - 1.0))
+    frame = cross_gpu(chosen.measurements, chosen.checkpoint, chosen.devices or None, chosen.effects)
+    sys.stdout.write(cross_gpu_errors(frame).round(1).to_string(index=False) + "\n")
+    by_pair = frame.assign(error=100.0 * np.abs(frame["scale_trace"] / frame["measured_s"] - 1.0))
     pairs = by_pair.pivot_table(index="origin", columns="target", values="error", aggfunc="mean")
     sys.stdout.write(pairs.round(1).to_string() + "\n")
 

@@ -9,7 +9,7 @@ its siblings would give it away.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from neusight_jax.calibrated import shape_kernel, shape_points
 from neusight_jax.checkpoint import with_libraries
@@ -26,18 +26,17 @@ from neusight_jax.gpu import GPU
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import on_device, predict_kernels
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.report import table
 from neusight_jax.shifts import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, linearised, prior_of
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
 from neusight_jax.training.design import most_telling
-from neusight_jax.training.evaluation import percentiles
+from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
+from neusight_jax.training.evaluation.result import Evaluation, View, averaged, percentiles
+from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import settings_for
 from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, merged
-from neusight_jax.training.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.rows import Rows
-from neusight_jax.training.systems import fit_tile
 
 FEW_SHOT = "few-shot"
 """Name of the protocol."""
@@ -48,79 +47,11 @@ POOL = 500
 """Rows, drawn at random, that designed kernels are chosen among and for."""
 
 
-@dataclass(frozen=True)
-class FewShotResult:
-    """Scores of the protocol.
-
-    Attributes:
-      seeds: fits and draws of each GPU left out.
-      rows: family, device, members (1, or all seeds as an ensemble), seed (of the draw, and of the fit of one member),
-        design, kernels (K), rows scored, before (zero-shot mean error on the same rows), and mean, median, p90 after;
-        absolute percentage errors.
-    """
-
-    seeds: int
-    rows: pd.DataFrame
-
-    @property
-    def scores(self) -> pd.DataFrame:
-        """`rows` averaged over seeds, with `sd` of the mean error over seeds."""
-        keys = ["family", "device", "members", "design", "kernels"]
-        groups = self.rows.groupby(keys, sort=False)
-        mean = groups[["rows", "before", "mean", "median", "p90"]].mean()
-        return mean.assign(sd=groups["mean"].std(ddof=0)).reset_index()
-
-    def by_family(self) -> pd.DataFrame:
-        """Mean error before and after by family, members, design and K, GPUs weighted equally; `change` in %."""
-        keys = ["family", "members", "design", "kernels"]
-        out = self.scores.groupby(keys, sort=False)[["before", "mean"]].mean().reset_index()
-        return out.assign(change=100.0 * (out["mean"] / out["before"] - 1.0))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the rows are left to `rows`."""
-        return {
-            "protocol": FEW_SHOT,
-            "seeds": self.seeds,
-            "by_family": self.by_family().to_dict("records"),
-            "scores": self.scores.to_dict("records"),
-        }
-
-    def to_markdown(self) -> str:
-        """Tables: families × K and design, of single seeds and of all as one ensemble, and GPUs apart."""
-        header, cells = self._cells()
-        lines = [f"Protocol `{FEW_SHOT}`, {self.seeds} seeds, mean absolute percentage error.", ""]
-        lines += [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-        lines += [f"| {' | '.join(row)} |" for row in cells]
-        names = ("family", "GPU left out", "seeds in one", "kernels", "rows", "before", "after (sd)", "median", "p90")
-        lines += ["", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-        for row in self.scores.to_dict("records"):
-            where = (row["family"], row["device"], row["members"], f"{row['kernels']} {row['design']}")
-            lines.append(
-                f"| {' | '.join(map(str, where))} | {row['rows']:.0f} | "
-                f"{row['before']:.1f} | {row['mean']:.1f} ({row['sd']:.1f}) | {row['median']:.1f} | {row['p90']:.1f} |"
-            )
-        return "\n".join(lines) + "\n"
-
-    def tables(self) -> RenderableType:
-        """The table of families for people."""
-        header, cells = self._cells()
-        title = f"{FEW_SHOT}, {self.seeds} seeds: mean absolute percentage error on the GPU left out"
-        return table(title, header, cells, text_columns=2)
-
-    def _cells(self) -> tuple[list[str], list[list[str]]]:
-        means = self.by_family()
-        counts = sorted(means["kernels"].unique())
-        designs = [name for name in DESIGNS if name in set(means["design"])]
-        header = ["family", "seeds", "zero-shot", *(f"{count} {design}" for count in counts for design in designs)]
-        cells = []
-        for (family, members), part in means.groupby(["family", "members"], sort=False):
-            row = [str(family), "each" if members == 1 else f"{members} as one", f"{part['before'].mean():.1f}"]
-            for count in counts:
-                for design in designs:
-                    found = part[(part["kernels"] == count) & (part["design"] == design)]
-                    row += [f"{after:.1f} ({change:+.0f}%)" for after, change in found[["mean", "change"]].to_numpy()]
-            cells.append(row)
-        return header, cells
+_DETAIL: dict[str, str] = {
+    **{"family": "{family}", "GPU left out": "{device}", "seeds in one": "{members}", "kernels": "{kernels} {design}"},
+    **{"rows": "{rows:.0f}", "before": "{before:.1f}", "after (sd)": "{mean:.1f} ({sd:.1f})"},
+    **{"median": "{median:.1f}", "p90": "{p90:.1f}"},
+}
 
 
 def run_few_shot(
@@ -132,13 +63,16 @@ def run_few_shot(
     prior: Prior | None = None,
     drop_invalid: bool = False,
     console: Console | None = None,
-) -> FewShotResult:
+) -> Evaluation:
     """Run the protocol over every GPU of the measurements and every family.
 
     Args:
       measurements: files or folders of the schema; seeds: fits and draws per GPU left out; devices: only these GPUs.
       counts: kernels measured of each family, left out where no other row is left; prior: of the calibration.
       console: for progress.
+    Returns: frames `by_family` (see there) and `scores` (rows averaged over seeds, with `sd` of the mean error over
+      them); rows: family, device, members (1, or all seeds as an ensemble), seed (of the draw, and of the fit of one
+      member), design, kernels (K), rows (scored), before (zero-shot mean error on the same rows), mean, median, p90.
     Raises: `InputError` for fewer than two GPUs, or too few rows to score any.
     """
     data, names = read_for(FEW_SHOT, measurements, seeds, devices, drop_invalid)
@@ -166,7 +100,38 @@ def run_few_shot(
                 for seed, predictor in enumerate(predictors):
                     head = {"family": rows.family.name, "device": device, "members": members}
                     records += [head | row for row in device_scores(predictor, own, gpu, seed, counts, belief)]
-    return FewShotResult(seeds, pd.DataFrame(records))
+    scored = pd.DataFrame(records)
+    keys = ("family", "device", "members", "design", "kernels")
+    scores = averaged(scored, keys, ("rows", "before", "mean", "median", "p90"))
+    means = by_family(scores)
+    title = f"{FEW_SHOT}, {seeds} seeds: mean absolute percentage error on the GPU left out"
+    return Evaluation(
+        {"by_family": means, "scores": scores},
+        (View(*_by_count(means), title, text_columns=2), View(scores, _DETAIL)),
+        scored,
+        {"protocol": FEW_SHOT, "seeds": seeds},
+        f"Protocol `{FEW_SHOT}`, {seeds} seeds, mean absolute percentage error.",
+    )
+
+
+def by_family(scores: pd.DataFrame) -> pd.DataFrame:
+    """Mean error before and after by family, members, design and K, GPUs weighted equally; `change` in %."""
+    keys = ["family", "members", "design", "kernels"]
+    out = scores.groupby(keys, sort=False)[["before", "mean"]].mean().reset_index()
+    return out.assign(change=100.0 * (out["mean"] / out["before"] - 1.0))
+
+
+def _by_count(means: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Families in rows, K and design in columns, and how these are written."""
+    records = []
+    for (family, members), part in means.groupby(["family", "members"], sort=False):
+        together = "each" if members == 1 else f"{members} as one"
+        after = {f"{row.kernels} {row.design}": f"{row.mean:.1f} ({row.change:+.0f}%)" for row in part.itertuples()}
+        records.append({"family": family, "seeds": together, "zero-shot": part["before"].mean(), **after})
+    frame = pd.DataFrame(records)
+    headers = [f"{count} {design}" for count in sorted(means["kernels"].unique()) for design in DESIGNS]
+    columns = {"family": "{family}", "seeds": "{seeds}", "zero-shot": "{zero-shot:.1f}"}
+    return frame, columns | {name: f"{{{name}}}" for name in headers if name in frame}
 
 
 def _left_out_by(rows: Rows) -> str:
@@ -187,7 +152,7 @@ def device_scores(
 ) -> list[dict[str, Any]]:
     """Scores of one predictor on the rows of one device, calibrated with so many of them, drawn by the seed.
 
-    Returns: `FewShotResult.rows` without family, device and members, one for each count and design.
+    Returns: rows of the protocol without family, device and members, one for each count and design.
     """
     everything = rows_table([rows])
     plain = predict_kernels(predictor, gpu, everything)

@@ -1,0 +1,1 @@
+"""Scoring predictors on measurements: protocols, baselines, leaderboard."""

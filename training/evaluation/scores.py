@@ -1,0 +1,202 @@
+"""Errors of a predictor on measurements: every family on every GPU, and whole models, beside baselines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+
+from neusight_jax.baselines import BASELINES as UNFITTED
+from neusight_jax.checkpoint import load_card, load_predictor
+from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
+from neusight_jax.datasets.row_checks import OnInvalid
+from neusight_jax.forecast import predict
+from neusight_jax.gpu import GPU
+from neusight_jax.gpu_file import load_gpu
+from neusight_jax.graph import graph_from_config
+from neusight_jax.graph.source_file import is_source
+from neusight_jax.intervals import predict_kernel_intervals
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.latency import latency, predict_kernels, uncovered
+from neusight_jax.progress import follow
+from neusight_jax.terms import Predictor
+from neusight_jax.training.data import measured_devices
+from neusight_jax.training.evaluation.result import Evaluation, View, scores
+from neusight_jax.training.evaluation.systems import chosen_baselines, fit_baseline
+from neusight_jax.trust import has_intervals
+
+if TYPE_CHECKING:
+    from neusight_jax.graph import Graph
+
+MODES: dict[str, str] = {"inf": "inference", "train": "training", "inference": "inference", "training": "training"}
+"""Spellings of the mode in measurement files."""
+OPTIONS: dict[str, bool] = {"": False, "fusion": True}
+"""Options of whole-model labels that can be forecast, and whether they are fused; others need several GPUs."""
+
+System = Callable[[str], Predictor]
+"""What is scored: device name -> the predictor used for it."""
+
+_TITLE = "absolute percentage error; % in their 80 % interval, and its width in %"
+_NUMBERS: dict[str, str] = {
+    **{name: f"{{{name}:.1f}}" for name in ("mean", "median", "p90")},
+    **{"in 80 %": "{coverage:.1f}", "width": "{width:.1f}"},
+}
+_MODEL_COLUMNS: dict[str, str] = {
+    **{name: f"{{{name}}}" for name in ("system", "device", "model", "mode", "option")},
+    **{"batch": "{batch_size}", "seq": "{sequence_length}"},
+    **{"measured ms": "{measured_ms:.1f}", "forecast ms": "{forecast_ms:.1f}", "error %": "{error:+.1f}"},
+}
+
+
+def evaluate(
+    measurements: Sequence[Path | str],
+    checkpoint: str,
+    devices: Sequence[str] | None = None,
+    baselines: Sequence[str] = (),
+    *,
+    drop_invalid: bool = False,
+    console: Console | None = None,
+) -> Evaluation:
+    """Score a checkpoint on measurements.
+
+    A GPU the checkpoint was trained on is forecast with its measured effect, any other without. Baselines that need
+    fitting are fitted to the measurements of the checkpoint's own GPUs, and scored on the same rows.
+
+    Args:
+      measurements: files or folders of the schema; checkpoint: name or path; devices: only these GPUs.
+      baselines: names of `systems.BASELINES`, or `all` that can be fitted here; drop_invalid: leave bad rows out.
+      console: for progress.
+    Raises: `InputError` for anything unreadable or unknown.
+    """
+    card = load_card(checkpoint)
+    plain = load_predictor(checkpoint)
+    tuned = {name: load_predictor(checkpoint, name) for name in card.get("device_effects", {})}
+    systems: dict[str, System] = {checkpoint: lambda device: tuned.get(device, plain)}
+    on_invalid: OnInvalid = "drop" if drop_invalid else "refuse"
+    data = read_measurements(measurements, on_invalid=on_invalid, devices=devices)
+    names, notes = chosen_baselines(baselines)
+    everything, known = data, []
+    if not set(names) <= set(UNFITTED):
+        everything = data if devices is None else read_measurements(measurements, on_invalid=on_invalid)
+        measured = measured_devices(everything)
+        known = [name for name in card.get("trained_on", {}).get("devices", ()) if name in measured]
+    for name in names:
+        if name not in UNFITTED and console is not None:
+            console.print(f"fitting {name}", highlight=False)
+        systems[name] = _constant(fit_baseline(name, everything, known))
+    result = score(data, systems, console)
+    return replace(result, notes=(*result.notes, *notes))
+
+
+def score(data: Measurements, systems: dict[str, System], console: Console | None = None) -> Evaluation:
+    """Score systems on measurements already read.
+
+    Returns: frames `kernels` (system, device, family, and `result.scores`), `models` (`model_scores`),
+      `models_by_device` (system, option, device, labels ...) and `models_total` (over all devices).
+    """
+    kernels = scores(_kernel_rows(data, systems, console), ("system", "device", "family"))
+    models, notes = model_scores(data.end_to_end, systems, data.gpu, console)
+    by_device, total = (
+        scores(models, keys, "labels") for keys in (["system", "option", "device"], ["system", "option"])
+    )
+    frames = {"kernels": kernels, "models": models, "models_by_device": by_device, "models_total": total}
+    ordered = kernels.sort_values(["family", "device", "system"])
+    summary = pd.concat([frame for frame in (by_device, total.assign(device="all")) if len(models)] or [models])
+    in_ms = {f"{name}_ms": 1e3 * models[f"{name}_s"] for name in ("measured", "forecast") if len(models)}
+    views = [
+        _view("Kernels measured alone", ordered, ("system", "device", "family", "rows")),
+        View(models.assign(**in_ms), _MODEL_COLUMNS, "Whole models", 5),
+        _view("Whole models", summary, ("system", "option", "device", "labels")),
+    ]
+    return Evaluation(frames, views, notes=(*data.notes, *notes))
+
+
+def _view(what: str, frame: pd.DataFrame, keys: Sequence[str]) -> View:
+    return View(frame, {**{key: f"{{{key}}}" for key in keys}, **_NUMBERS}, f"{what}: {_TITLE}", 3)
+
+
+def _constant(predictor: Predictor) -> System:
+    return lambda device: predictor
+
+
+def _kernel_rows(data: Measurements, systems: dict[str, System], console: Console | None = None) -> pd.DataFrame:
+    """One row for each measured kernel and system."""
+    parts = []
+    for (device, family), rows in follow([*data.frame.groupby(["device", "family"])], "kernels", console):
+        kernels, gpu = table_from_frame(rows.reset_index(drop=True)), data.gpu(str(device))
+        measured_s = rows["latency_s"].to_numpy()
+        for name, system in systems.items():
+            predictor = system(str(device))
+            forecast_s = predict_kernels(predictor, gpu, kernels, isolated=True)
+            low_s = high_s = np.full(len(rows), np.nan)
+            if all(has_intervals(predictor, FAMILIES[each]) for each in kernels.families):
+                low_s, high_s = predict_kernel_intervals(predictor, gpu, kernels)
+            head = {"system": name, "device": device, "family": family, "measured_s": measured_s}
+            part = pd.DataFrame({**head, "forecast_s": forecast_s, "low_s": low_s, "high_s": high_s})
+            parts.append(part.assign(error=100.0 * (forecast_s / measured_s - 1.0)))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def model_scores(
+    labels: pd.DataFrame | None,
+    systems: dict[str, System],
+    gpu_of: Callable[[str], GPU] = load_gpu,
+    console: Console | None = None,
+) -> tuple[pd.DataFrame, list[str]]:
+    """Whole-model labels forecast by every system, and notes on labels left out.
+
+    Args:
+      labels: rows of `end_to_end.csv`; systems: what to score; gpu_of: figures of a device, by name; console: for
+        progress.
+    Returns: system, device, model, mode, batch_size, sequence_length, option, measured_s, forecast_s, error (percent,
+      signed), low_s, high_s (NaN of a system without intervals).
+    """
+    records: list[dict[str, Any]] = []
+    graphs: dict[tuple[Any, ...], Graph] = {}
+    several_gpus, unknown, sources = Counter[str](), Counter[str](), 0
+    for row in follow([] if labels is None else labels.to_dict("records"), "models", console):
+        if row["option"] not in OPTIONS:
+            several_gpus[row["option"]] += 1
+            continue
+        if is_source(str(row["model"])):
+            sources += 1
+            continue
+        workload = (row["model"], int(row["batch_size"]), int(row["sequence_length"]), MODES[row["mode"]])
+        key = (*workload, row["option"])
+        if key not in graphs:
+            graphs[key] = graph_from_config(*workload, fused=OPTIONS[row["option"]])
+        gpu, predictors = gpu_of(row["device"]), {name: system(row["device"]) for name, system in systems.items()}
+        missing = [
+            f"{name or 'the predictor'} was not trained on {family}"
+            for name, predictor in predictors.items()
+            for family in uncovered(predictor, graphs[key].kernels)
+        ]
+        if missing:
+            unknown[missing[0]] += 1
+            continue
+        head = {name: row[name] for name in ("device", "model", "mode", "batch_size", "sequence_length")}
+        head |= {"option": row["option"] or "eager", "measured_s": row["e2e_s"]}
+        for name, predictor in predictors.items():
+            seconds, bounds = _model_seconds(predictor, gpu, graphs[key])
+            error = 100.0 * (seconds / row["e2e_s"] - 1.0)
+            records.append({"system": name, **head, "forecast_s": seconds, "error": error, **bounds})
+    notes = [f"{count} labels of option {name!r} left out: several GPUs" for name, count in several_gpus.items()]
+    notes += [f"{count} labels left out: {why}" for why, count in unknown.items()]
+    if sources:
+        notes.append(f"{sources} labels of functions in Python files left out: forecast them with `predict`")
+    return pd.DataFrame(records), notes
+
+
+def _model_seconds(predictor: Predictor, gpu: GPU, graph: Graph) -> tuple[float, dict[str, float]]:
+    """Seconds of a model and the bounds of their 80 % interval as `predict` says it; NaN of a predictor without."""
+    if getattr(predictor, "trust", None) is None:
+        return float(latency(predictor, gpu, graph.kernels)), {"low_s": np.nan, "high_s": np.nan}
+    forecast = predict(predictor, gpu, graph)
+    low_s, high_s = forecast.interval_s or (np.nan, np.nan)
+    return forecast.total_s, {"low_s": low_s, "high_s": high_s}
