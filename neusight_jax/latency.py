@@ -168,15 +168,14 @@ def _slope(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, 
     """Derivatives of the plain sum, along what moves."""
     leaves, tree = jax.tree.flatten(primals)
     steps = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
-    moves = [not isinstance(step, SymbolicZero) for step in steps]
+    place = [at for at, step in enumerate(steps) if not isinstance(step, SymbolicZero)]
 
-    def along(moving: list[Array]) -> Array:
-        own = iter(moving)
-        return _sum(
-            *jax.tree.unflatten(tree, [next(own) if moved else leaf for leaf, moved in zip(leaves, moves, strict=True)])
-        )
+    def along(*moving: Array) -> Array:
+        own = dict(zip(place, moving, strict=True))
+        return _sum(*jax.tree.unflatten(tree, [own.get(at, leaf) for at, leaf in enumerate(leaves)]))
 
-    return jax.jvp(along, *(([each for each, moved in zip(every, moves) if moved],) for every in (leaves, steps)))
+    value, slope = jax.jvp(along, tuple(leaves[at] for at in place), tuple(steps[at] for at in place))
+    return value, slope
 
 
 @jax.jit

@@ -89,7 +89,7 @@ def test_machines_in_blocks_are_machines_alone(isolated: bool) -> None:
     """More machines than one block, the last block partly filled; each distinct kernel is evaluated once."""
     predictor, kernels, gpus = random_predictor("mixture", 5), _repeated(), random_gpus(2, 300)
 
-    def one(gpu: GPU, relaxation: Any) -> Any:
+    def one(gpu: nj.GPU, relaxation: Any) -> Any:
         return nj.latency(predictor, gpu, kernels, isolated=isolated, relaxation=relaxation)
 
     relaxation = jnp.linspace(0.0, 0.5, 300)
