@@ -111,7 +111,8 @@ _kernel_latency = jax.jit(_all_kernels)
 _kernel_latency_once = one_shot(_all_kernels)
 
 
-def _sum(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated) -> Array:
+def plain_sum(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated) -> Array:
+    """Σ count · latency of a table row by row, on one machine; what `latency` sums faster on many."""
     total = jnp.zeros(())
     for name, seconds in _kernel_latency(predictor, gpu, kernels, relaxation, isolated).items():
         count = kernels.families[name].count
@@ -122,19 +123,19 @@ def _sum(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scala
 def _sum_of_chunks(
     predictor: Predictor, gpu: GPU, chunks: KernelTable, relaxation: Scalar, isolated: Isolated
 ) -> Array:
-    """`_sum` over columns [chunk, row], of the chunks that launch anything; those come first."""
+    """`plain_sum` over columns [chunk, row], of the chunks that launch anything; those come first."""
     total = jnp.zeros(())
     for name, batch in chunks.families.items():
 
         def add(place: Array, total: Array, name: str = name, batch: KernelBatch = batch) -> Array:
             chunk = jax.tree.map(lambda column: column[place], batch)
-            return total + _sum(predictor, gpu, KernelTable({name: chunk}), relaxation, isolated)
+            return total + plain_sum(predictor, gpu, KernelTable({name: chunk}), relaxation, isolated)
 
         total = jax.lax.fori_loop(0, jnp.sum(jnp.any(batch.count > 0, axis=1)), add, total)
     return total
 
 
-_batching_sum = jax.custom_batching.custom_vmap(_sum)
+_batching_sum = jax.custom_batching.custom_vmap(plain_sum)
 _differentiable_sum = jax.custom_jvp(_batching_sum)
 
 
@@ -149,7 +150,7 @@ def _many_sums(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Arra
         for leaf, own in zip(jax.tree.leaves(machines), jax.tree.leaves((batched[1], *batched[3:])), strict=True)
     )
     if not scalars or any(jax.tree.leaves((batched[0], batched[2]))):
-        return jax.vmap(_sum, in_axes=axes)(*arguments), True
+        return jax.vmap(plain_sum, in_axes=axes)(*arguments), True
     blocks = -(-size // MACHINES)
     rows = ROWS * MACHINES // -(-size // blocks)
     batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
@@ -172,7 +173,7 @@ def _slope(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, 
 
     def along(*moving: Array) -> Array:
         own = dict(zip(place, moving, strict=True))
-        return _sum(*jax.tree.unflatten(tree, [own.get(at, leaf) for at, leaf in enumerate(leaves)]))
+        return plain_sum(*jax.tree.unflatten(tree, [own.get(at, leaf) for at, leaf in enumerate(leaves)]))
 
     value, slope = jax.jvp(along, tuple(leaves[at] for at in place), tuple(steps[at] for at in place))
     return value, slope
