@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
+from neusight_jax.kernels.distinct import in_chunks, merged
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelTable
+from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.programs import one_shot
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
@@ -59,6 +62,10 @@ def require_covered(predictor: Predictor, kernels: KernelTable) -> None:
 
 BLOCK = 4096
 """Rows of a family at a time: what lies between two steps of a forecast then stays in the caches of a core."""
+MACHINES = 256
+"""Machines at a time, for the same reason."""
+ROWS = 4
+"""Rows at a time where there are that many machines; as many times more as there are fewer of them."""
 
 
 def _all_kernels(
@@ -69,21 +76,24 @@ def _all_kernels(
         return term.seconds
 
     return {
-        name: _in_blocks(seconds, len(batch.row), gpu, KernelTable({name: batch}), isolated)
+        name: _in_blocks(seconds, len(batch.row), BLOCK, gpu, KernelTable({name: batch}), isolated)
         for name, batch in kernels.families.items()
     }
 
 
-def _in_blocks(run: Callable[..., Array], rows: int, *arguments: Any) -> Array:
-    """`run(*arguments)` [rows], at most `BLOCK` rows at a time; leaves that are arrays [rows] are cut."""
-    blocks = -(-rows // BLOCK)
+def _in_blocks(run: Callable[..., Array], rows: int, most: int, *arguments: Any) -> Array:
+    """`run(*arguments)` [rows], at most so many rows at a time; leaves that are arrays [rows] are cut.
+
+    Every block takes its rows from all over, so that rows that lie on several devices keep all of them busy.
+    """
+    blocks = -(-rows // most)
     if blocks <= 1:
         return run(*arguments)
     size = -(-rows // blocks)
     leaves, tree = jax.tree.flatten(arguments)
     cut = [jnp.ndim(leaf) > 0 and jnp.shape(leaf)[0] == rows for leaf in leaves]
     parts = [
-        jnp.pad(leaf, (0, blocks * size - rows), mode="edge").reshape(blocks, size)
+        jnp.pad(leaf, (0, blocks * size - rows), mode="edge").reshape(size, blocks).T
         for leaf, own in zip(leaves, cut, strict=True)
         if own
     ]
@@ -94,20 +104,84 @@ def _in_blocks(run: Callable[..., Array], rows: int, *arguments: Any) -> Array:
         return run(*jax.tree.unflatten(tree, merged))
 
     seconds: Array = jax.lax.map(of_block, parts)
-    return seconds.reshape(-1)[:rows]
+    return seconds.T.reshape(-1)[:rows]
 
 
 _kernel_latency = jax.jit(_all_kernels)
 _kernel_latency_once = one_shot(_all_kernels)
 
 
-@jax.jit
-def _latency(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated) -> Array:
+def plain_sum(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated) -> Array:
+    """Σ count · latency of a table row by row, on one machine; what `latency` sums faster on many."""
     total = jnp.zeros(())
     for name, seconds in _kernel_latency(predictor, gpu, kernels, relaxation, isolated).items():
         count = kernels.families[name].count
         total = total + jnp.sum(jnp.where(count > 0, seconds, 0.0) * count)
     return total
+
+
+def _sum_of_chunks(
+    predictor: Predictor, gpu: GPU, chunks: KernelTable, relaxation: Scalar, isolated: Isolated
+) -> Array:
+    """`plain_sum` over columns [chunk, row], of the chunks that launch anything; those come first."""
+    total = jnp.zeros(())
+    for name, batch in chunks.families.items():
+
+        def add(place: Array, total: Array, name: str = name, batch: KernelBatch = batch) -> Array:
+            chunk = jax.tree.map(lambda column: column[place], batch)
+            return total + plain_sum(predictor, gpu, KernelTable({name: chunk}), relaxation, isolated)
+
+        total = jax.lax.fori_loop(0, jnp.sum(jnp.any(batch.count > 0, axis=1)), add, total)
+    return total
+
+
+_batching_sum = jax.custom_batching.custom_vmap(plain_sum)
+_differentiable_sum = jax.custom_jvp(_batching_sum)
+
+
+@_batching_sum.def_vmap
+def _many_sums(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Array, bool]:
+    """Sums of one table on many machines: each distinct kernel once, machines in blocks. Other batches as they come."""
+    axes = jax.tree.map(lambda own: 0 if own else None, tuple(batched))
+    predictor, gpu, kernels, relaxation, isolated = arguments
+    machines = (gpu, relaxation, isolated)
+    scalars = all(
+        jnp.ndim(leaf) <= own
+        for leaf, own in zip(jax.tree.leaves(machines), jax.tree.leaves((batched[1], *batched[3:])), strict=True)
+    )
+    if not scalars or any(jax.tree.leaves((batched[0], batched[2]))):
+        return jax.vmap(plain_sum, in_axes=axes)(*arguments), True
+    blocks = -(-size // MACHINES)
+    rows = ROWS * MACHINES // -(-size // blocks)
+    batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
+    chunks = KernelTable({name: in_chunks(merged(FAMILIES[name], batch), rows) for name, batch in batches.items()})
+
+    def block(gpu: GPU, relaxation: Scalar, isolated: Isolated) -> Array:
+        return jax.vmap(_sum_of_chunks, in_axes=(None, axes[1], None, *axes[3:]))(
+            predictor, gpu, chunks, relaxation, isolated
+        )
+
+    return _in_blocks(block, size, MACHINES, *machines), True
+
+
+@functools.partial(_differentiable_sum.defjvp, symbolic_zeros=True)
+def _slope(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+    """Derivatives of the plain sum, along what moves."""
+    leaves, tree = jax.tree.flatten(primals)
+    steps = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
+    place = [at for at, step in enumerate(steps) if not isinstance(step, SymbolicZero)]
+
+    def along(*moving: Array) -> Array:
+        own = dict(zip(place, moving, strict=True))
+        return plain_sum(*jax.tree.unflatten(tree, [own.get(at, leaf) for at, leaf in enumerate(leaves)]))
+
+    value, slope = jax.jvp(along, tuple(leaves[at] for at in place), tuple(steps[at] for at in place))
+    return value, slope
+
+
+@jax.jit
+def _latency(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated) -> Array:
+    return _differentiable_sum(predictor, gpu, kernels, relaxation, isolated)
 
 
 def on_device(gpu: GPU) -> GPU:

@@ -75,6 +75,62 @@ def test_a_thousand_machines_are_one_program() -> None:
     np.testing.assert_allclose(np.asarray(seconds)[[0, 500, 999]], alone, rtol=1e-5)
 
 
+def _repeated() -> KernelTable:
+    """Rows of two families, each shape three times in other places, under two operators."""
+    random, kernels = np.random.default_rng(0), []
+    for rows in random.permutation(np.repeat([64, 256, 1000, 4096], 3)):
+        sizes = {"rows": float(rows), "cols": 512.0, "reads": 1.0, "writes": 1.0}
+        kernels += [Kernel("norm", "layernorm", sizes, count=2.0), Kernel("softmax", "softmax", sizes)]
+    return table_from_kernels(kernels)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_machines_in_blocks_are_machines_alone(isolated: bool) -> None:
+    """More machines than one block, the last block partly filled; each distinct kernel is evaluated once."""
+    predictor, kernels, gpus = random_predictor("mixture", 5), _repeated(), random_gpus(2, 300)
+
+    def one(gpu: nj.GPU, relaxation: Any) -> Any:
+        return nj.latency(predictor, gpu, kernels, isolated=isolated, relaxation=relaxation)
+
+    relaxation = jnp.linspace(0.0, 0.5, 300)
+    many = jax.vmap(one)(gpus, relaxation)
+    for place in (0, 1, 150, 299):
+        alone = one(jax.tree.map(lambda figures, i=place: figures[i], gpus), relaxation[place])
+        assert float(many[place]) == pytest.approx(float(alone), rel=1e-5)
+
+
+def test_slopes_over_many_machines_agree() -> None:
+    predictor, kernels, gpus = random_predictor("mixture", 6), only(_repeated(), "norm"), random_gpus(3, 300)
+    many = jax.vmap(nj.latency, in_axes=(None, 0, None))
+    each = jax.vmap(jax.grad(nj.latency, argnums=1), in_axes=(None, 0, None))(predictor, gpus, kernels)
+    summed = jax.jit(jax.grad(lambda machines: jnp.sum(many(predictor, machines, kernels))))(gpus)
+    _, along = jax.jvp(lambda machines: many(predictor, machines, kernels), (gpus,), (gpus,))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-30), each, summed)
+    total = sum(np.asarray(slope) * figure for slope, figure in zip(*map(jax.tree.leaves, (each, gpus)), strict=True))
+    np.testing.assert_allclose(along, total, rtol=1e-3)
+    weights = jax.grad(lambda model: jnp.sum(many(model, gpus, kernels)))(predictor)
+    assert max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(weights)) > 0.0
+
+
+def test_many_predictors_and_machines() -> None:
+    """Batches of anything else go as they come, over machines in blocks or under them."""
+    predictors = [random_predictor("mixture", seed) for seed in (0, 1)]
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), *predictors)
+    kernels, gpus = only(_repeated(), "norm"), random_gpus(4, 3)
+    outer = jax.vmap(jax.vmap(nj.latency, in_axes=(None, 0, None)), in_axes=(0, None, None))(both, gpus, kernels)
+    inner = jax.vmap(jax.vmap(nj.latency, in_axes=(0, None, None)), in_axes=(None, 0, None))(both, gpus, kernels)
+    alone = nj.latency(predictors[1], jax.tree.map(lambda figures: figures[2], gpus), kernels)
+    np.testing.assert_allclose(outer, inner.T, rtol=1e-5)
+    assert float(outer[1, 2]) == pytest.approx(float(alone), rel=1e-5)
+
+
+def test_memory_does_not_grow_with_the_machines() -> None:
+    predictor, kernels = random_predictor("mixture", 0), only(_repeated(), "norm")
+    forecast = jax.jit(jax.vmap(nj.latency, in_axes=(None, 0, None)))
+    program = forecast.lower(predictor, random_gpus(0, 10_000), kernels).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 32e6  # one array [machine, row, component] would be 15e6
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_machine_model_and_switch_compile_nothing(kind: str) -> None:
     first, second = _kernels("gpt2"), _kernels("gpt2-medium")

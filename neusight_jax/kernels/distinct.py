@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 
 
@@ -42,3 +48,43 @@ def distinct(table: KernelTable) -> KernelTable:
         )
         start += len(rows)
     return KernelTable(families)
+
+
+def merged(family: Family, batch: KernelBatch) -> KernelBatch:
+    """The same launches with equal kernels merged into the first rows; the others follow with count 0. Traced.
+
+    Nodes and rows are forgotten (both 0).
+    """
+    later = ((batch.phase > 0) & family.turned).astype(int)
+    keys = (batch.count <= 0, *batch.dims.values(), batch.op, batch.dtype, later)
+    *keys, count = jax.lax.sort((*(jnp.asarray(key) for key in keys), jnp.asarray(batch.count)), num_keys=len(keys))
+    differs = functools.reduce(jnp.logical_or, (key[1:] != key[:-1] for key in keys))
+    place = jnp.cumsum(jnp.pad(differs, (1, 0)))
+
+    def placed(key: Array) -> Array:
+        return jnp.ones_like(key).at[place].set(key)
+
+    _, *sizes, op, dtype, phase = (placed(key) for key in keys)
+    none = jnp.zeros_like(op)
+    return KernelBatch(
+        dims=dict(zip(batch.dims, sizes, strict=True)),
+        op=op,
+        dtype=dtype,
+        count=jnp.zeros_like(count).at[place].add(count),
+        phase=phase,
+        node=none,
+        row=none,
+    )
+
+
+def in_chunks(batch: KernelBatch, rows: int) -> KernelBatch:
+    """A batch with columns [chunk, row], so many rows each; count 0 fills the last."""
+    length = len(batch.row)
+    rows = min(rows, length)
+    missing = -length % rows
+
+    def cut(column: Array) -> Array:
+        return jnp.pad(column, (0, missing), mode="edge").reshape(-1, rows)
+
+    whole: KernelBatch = jax.tree.map(cut, batch)
+    return replace(whole, count=jnp.pad(batch.count, (0, missing)).reshape(-1, rows))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CHUNK = 2048
-"""Machines in one program call: bounds the memory, and short enough to stay in cache."""
+"""Machines in one program call, and in one file of an unfinished sweep."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,9 @@ def _compute(
                 for name, values in space.slice(low, high + 1).items()
             }
             base = on_host(each.task.gpu)
-            seconds = _seconds(predictor, base, spread.put(figures), each.task.load.kernels, np.float32(relaxation))
+            seconds = _seconds(
+                predictor, base, spread.put(figures), each.task.load.graph.kernels, np.float32(relaxation)
+            )
             ahead = (each, figures, seconds)
         if pending is not None:
             _write(*pending, spread, parts)
