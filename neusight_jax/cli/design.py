@@ -57,15 +57,11 @@ def design(
     gpt3-xl,mode=training,batch_size=2,sequence_length=2048,weight=2
     """
     if output is not None:
-        from neusight_jax.files import refuse_existing
-        from neusight_jax.plot.files import require_plot
-
-        refuse_existing(output)
-        require_plot()
+        _require_writable(output)
     from neusight_jax.design.answers import answer, read_costs
     from neusight_jax.design.answers import pareto as front_of
     from neusight_jax.design.notes import infeasible_note
-    from neusight_jax.design.report import design_tables, front_notes, front_table
+    from neusight_jax.design.report import design_tables, front_table
     from neusight_jax.design.search import Search, Settings
 
     ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
@@ -74,22 +70,17 @@ def design(
     if target_s is not None:
         if len(ranges) != 1 or len(models) != 1 or budgets:
             raise InputError("--target answers for one model, one --free field and no --budget")
-        content = _target(ask(), target_s)
-        show_json(content, **named) if as_json else _say_target(content)
+        _show_target(_target(ask(), target_s), named, as_json)
         return
     metric, limits = _front(pareto, budgets)
     model = read_costs(costs, machine) if costs is not None else None
-    search = Search(
-        ask(objective=objective, budgets=budgets, costs=model), Settings(starts=starts, steps=steps, rounds=rounds)
-    )
+    settings = Settings(starts=starts, steps=steps, rounds=rounds)
+    search = Search(ask(objective=objective, budgets=budgets, costs=model), settings)
     found = answer(search, search.run(seed), seed)
     front = front_of(search, metric, limits, seed) if metric else []
     if metric and not front:
         found = replace(found, notes=(*found.notes, infeasible_note(metric, limits)))
-    content = {**found.to_dict(), "objective": objective}
-    if metric:
-        content["pareto"] = {"metric": metric, "designs": [each.to_dict() for each in front]}
-        content["notes"] = list(dict.fromkeys((*content["notes"], *front_notes(front))))
+    content = {**found.to_dict(), "objective": objective, **_pareto_content(found, front, metric)}
     if output is not None:
         _write(output, {"schema": content["schema"], **named, **content}, found, front, metric)
         remark(f"wrote {output}/design.json and {output}/report.html")
@@ -99,6 +90,16 @@ def design(
     show(design_tables(found))
     if front:
         show(front_table(front, metric, found.notes))
+
+
+def _pareto_content(found: Design, front: list[Design], metric: str) -> dict[str, Any]:
+    from neusight_jax.design.report import front_notes
+
+    if not metric:
+        return {}
+    designs = [each.to_dict() for each in front]
+    notes = list(dict.fromkeys((*found.to_dict()["notes"], *front_notes(front))))
+    return {"notes": notes, "pareto": {"metric": metric, "designs": designs}}
 
 
 def _asking(
@@ -140,13 +141,24 @@ def _target(asked: Problem, target_s: float) -> dict[str, Any]:
     }
 
 
-def _say_target(content: dict[str, Any]) -> None:
+def _show_target(content: dict[str, Any], named: dict[str, Any], as_json: bool) -> None:
     from neusight_jax.report import shown
 
+    if as_json:
+        show_json(content, **named)
+        return
     field, value = content["field"], content["value"]
     typer.echo(f"{content['name']} in {shown('latency_s', content['target_s'])} needs {field} of {shown(field, value)}")
     for note in content["notes"]:
         typer.echo(f"note: {note}")
+
+
+def _require_writable(output: Path) -> None:
+    from neusight_jax.files import refuse_existing
+    from neusight_jax.plot.files import require_plot
+
+    refuse_existing(output)
+    require_plot()
 
 
 def _write(output: Path, content: dict[str, Any], found: Design, front: list[Design], metric: str) -> None:

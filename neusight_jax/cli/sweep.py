@@ -81,12 +81,7 @@ def sweep(
     if jax.process_index() > 0:
         return
     if plot is not None:
-        import pandas as pd
-
-        from neusight_jax.plot.figures import heat_map
-        from neusight_jax.plot.files import save
-
-        save(heat_map(pd.read_parquet(output), *space.fields[:2]), plot)
+        _draw(output, space.fields, plot)
     if as_json:
         show_json(done.to_dict(), checkpoint=chosen)
         return
@@ -94,6 +89,15 @@ def sweep(
     typer.echo(f"{output}: {done.rows} forecasts of {', '.join(dict.fromkeys(models))}{resumed}")
     for note in done.notes:
         typer.echo(f"note: {note}")
+
+
+def _draw(rows: Path, fields: Sequence[str], plot: Path) -> None:
+    import pandas as pd
+
+    from neusight_jax.plot.figures import heat_map
+    from neusight_jax.plot.files import save
+
+    save(heat_map(pd.read_parquet(rows), *fields[:2]), plot)
 
 
 def _swept(
