@@ -53,7 +53,7 @@ class _Commands(TyperGroup):
 _PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 app = typer.Typer(cls=_Commands, help="Forecast how long a deep-learning model takes on a GPU.", **_PLAIN)
-_COMMANDS = (predict, gpus, models, checkpoints, train, evaluate, calibrate, profile, profile_model)
+_COMMANDS: tuple[Any, ...] = (predict, gpus, models, checkpoints, train, evaluate, calibrate, profile, profile_model)
 for _command in (*_COMMANDS, sensitivity, sweep, design, compare, leaderboard, scale_trace):
     app.command(_command.__name__.replace("_", "-"))(_command)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)

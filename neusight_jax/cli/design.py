@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _BUDGET = "Limits: area_mm2, power_w, dollars, pin_bit_per_s, latency_s, a GPU field."
 _OBJECTIVE = "latency, throughput, latency_area, energy_delay, performance_per_dollar, area, power or cost."
+_FIXED = "Figures of the base to change; peaks follow SM count and clock."
 _TARGET = "Only say the least value of the one free field that meets this latency."
 
 
@@ -34,10 +35,7 @@ def design(
     free: Annotated[list[str], option("Fields that may vary, in base units.", metavar="FIELD=LO:HI[:STEP]")],
     budget: Annotated[list[str] | None, option(_BUDGET, metavar="METRIC<=X")] = None,
     objective: Annotated[str, option(_OBJECTIVE)] = "latency",
-    fixed: Annotated[
-        list[str] | None,
-        option("Figures of the base to change; peaks follow SM count and clock.", "--set", metavar="FIELD=X"),
-    ] = None,
+    fixed: Annotated[list[str] | None, option(_FIXED, "--set", metavar="FIELD=X")] = None,
     costs: Annotated[Path | None, option("Coefficients of the cost model, a JSON or YAML file.")] = None,
     pareto: Annotated[str | None, option("Also a front: N limits on this metric.", metavar="METRIC=LO:HI:N")] = None,
     target_s: Annotated[float | None, option(_TARGET, "--target", metavar="SECONDS")] = None,

@@ -47,7 +47,7 @@ def evaluate(
         if protocol is None:
             raise InputError("--output belongs to --protocol; use --json FILE to write the scores of a checkpoint")
         refuse_existing(output)
-    options = {"devices": devices, "drop_invalid": drop_invalid, "console": progress_console()}
+    options: dict[str, Any] = {"devices": devices, "drop_invalid": drop_invalid, "console": progress_console()}
     if protocol is None:
         from neusight_jax.training.evaluation import evaluate as evaluate_checkpoint
 

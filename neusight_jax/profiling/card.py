@@ -77,25 +77,25 @@ def write_folder(
       card: as begun; tables: path in the folder, .csv or .parquet, and its rows; skipped: with the reason of each.
       gpu_file: figures of a device that the catalog does not have.
     """
-    card = {**card, "ended": now(), "skipped": len(skipped), "gpu_file": gpu_file is not None}
-    texts = {"card.json": json.dumps(card, indent=1) + "\n", "README.md": readme(card)}
+    whole = {**card, "ended": now(), "skipped": len(skipped), "gpu_file": gpu_file is not None}
+    texts = {"card.json": json.dumps(whole, indent=1) + "\n", "README.md": readme(whole)}
     if gpu_file is not None:
         texts[GPU_FILE] = json.dumps(gpu_file, indent=1) + "\n"
     with atomic_folder(target) as folder:
         for path, table in {**tables, SKIPPED: pd.DataFrame(skipped)}.items():
             if len(table):
                 (folder / path).parent.mkdir(exist_ok=True)
-                write = table.to_csv if path.endswith(".csv") else table.to_parquet
+                write: Any = table.to_csv if path.endswith(".csv") else table.to_parquet
                 write(folder / path, index=False)
         for path, text in texts.items():
             (folder / path).write_text(text, encoding="utf-8")
-    return card
+    return whole
 
 
 def readme(card: Mapping[str, Any]) -> str:
     """The card for people, in Markdown."""
     names = ("began", "ended", "backend", "plan", "models", "dtypes", "made_by")
-    facts = {
+    facts: dict[str, Any] = {
         "method": TIMINGS.get(card["timing"], card["timing"]),
         **{name: card[name] for name in names if name in card},
     }

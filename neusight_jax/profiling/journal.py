@@ -58,7 +58,9 @@ class Journal:
                     "repeat what was asked then, or start afresh without --resume"
                 )
         plan = kept["plan"]
-        return [Case(each["op"], tuple(map(tuple, each["dims"])), each["dtype"]) for each in plan], self._entries()
+        return [
+            Case(each["op"], tuple((name, size) for name, size in each["dims"]), each["dtype"]) for each in plan
+        ], self._entries()
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add one kernel; `entry` needs `key`."""

@@ -191,8 +191,8 @@ def _checked(part: pd.DataFrame, machine: Machine) -> tuple[pd.DataFrame, list[d
 
 @contextmanager
 def _progress(console: Console, total: int, done: int) -> Iterator[Any]:
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    columns += (TextColumn("left"), TimeRemainingColumn())
+    left = (TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left)
     with Progress(*columns, console=console, speed_estimate_period=120) as bar:
         task = bar.add_task("kernels", total=total, completed=done)
         yield lambda op: bar.update(task, advance=1, description=op)

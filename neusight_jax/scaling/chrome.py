@@ -124,6 +124,8 @@ class _TorchEvents:
             account.add("GPU events without a usable name, kept as (no name), of unknown kind", length * US)
             name = "(no name)"
         times, link = (start * US, length * US), identifier(args, "External id", "external id")
+        lane: tuple[Hashable, Hashable]
+        what: tuple[Hashable, ...]
         if on_gpu:
             sizes = (args.get(key) for key in ("grid", "block", "registers per thread", "shared memory"))
             lane = hashable(args.get("device", event.get("pid"))), hashable(args.get("stream", event.get("tid")))

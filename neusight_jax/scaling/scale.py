@@ -68,7 +68,8 @@ class ScaledRun:
         total, frame = self.measured_s, self.to_frame()
         sums = frame.groupby("rule").agg({"name": "size", "measured_s": "sum", "scaled_s": "sum"})
         found = sums.rename(columns={"name": "kernels"}).reindex([rule for rule in RULES if rule in sums.index])
-        return found.assign(share=found["measured_s"] / (total or 1.0)).to_dict("index")
+        shares: Any = found.assign(share=found["measured_s"] / (total or 1.0)).to_dict("index")
+        return dict(shares)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per kind of launch."""
