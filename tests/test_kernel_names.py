@@ -73,7 +73,7 @@ def test_words_are_whole() -> None:
 def test_parts_of_a_name() -> None:
     parts = name_parts("void at::native::(anonymous namespace)::foo<float, a::b<int>>(int*, c<d>) [clone .kd]")
     assert (parts.spaces, parts.base) == (("at", "native", "anonymous"), "foo")
-    assert parts.arguments == "float, a::b<int>>"
+    assert parts.arguments == "float, a::b<int>"
     mangled = name_parts("_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIN3c108BFloat16EEEEEviT0_")
     assert (mangled.spaces, mangled.base) == (("at", "native"), "vectorized_elementwise_kernel")
     assert "BFloat16" in mangled.arguments

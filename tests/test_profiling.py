@@ -66,14 +66,14 @@ def test_a_kernel_that_fails_is_skipped(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_killed_in_the_middle_and_resumed_no_row_is_lost_or_doubled(tmp_path: Path) -> None:
-    plan, out = write_plan(tmp_path / "plan.csv", range(1, 25)), tmp_path / "out"
+    plan, out = write_plan(tmp_path / "plan.csv", range(1, 13)), tmp_path / "out"
     command = [sys.executable, "-m", "neusight_jax", "profile", "--output", str(out), "--plan", str(plan)]
     command += ["--seconds", "0.02"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     journal = tmp_path / ".out.profile" / "rows.jsonl"
     first = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not (journal.is_file() and journal.read_bytes().count(b"\n") >= 5):
+    while not (journal.is_file() and journal.read_bytes().count(b"\n") >= 3):
         assert first.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -81,13 +81,13 @@ def test_killed_in_the_middle_and_resumed_no_row_is_lost_or_doubled(tmp_path: Pa
     assert first.wait() == -signal.SIGKILL
     assert not out.exists()
     kept = [json.loads(line) for line in journal.read_text().splitlines() if line.endswith("}")]
-    assert 5 <= len(kept) < 24
+    assert 3 <= len(kept) < 12
     with journal.open("a") as handle:  # as if it had been cut off within a line
-        handle.write('{"key": "gelu fp32 b=8 h=1536", "kern')
+        handle.write('{"key": "gelu fp32 b=8 h=768", "kern')
     assert run(["profile", "--output", str(out), "--plan", str(plan), "--resume", "--seconds", "0.02"]) == 0
     rows = pd.read_parquet(out / "kernels" / "gelu.parquet")
     skipped = pd.read_csv(out / "skipped.csv")["h"] if (out / "skipped.csv").exists() else []
-    assert sorted([*rows["h"], *skipped]) == [64 * size for size in range(1, 25)]
+    assert sorted([*rows["h"], *skipped]) == [64 * size for size in range(1, 13)]
     assert not journal.parent.exists()
     again = rows.set_index("h")["latency_s"]
     for entry in (entry for entry in kept if "row" in entry):

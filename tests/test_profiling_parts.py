@@ -18,8 +18,7 @@ from neusight_jax.gpu_catalog import catalog_gpu
 from neusight_jax.profiling import processor, sensors
 from neusight_jax.profiling.case import MEASURED_OPS, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import sample, spread
-from neusight_jax.profiling.jax_backend import JaxBackend
-from neusight_jax.profiling.jax_operators import jax_operator
+from neusight_jax.profiling.jax_backend import JaxBackend, jax_operator
 from neusight_jax.profiling.plans import planned
 
 
@@ -65,7 +64,7 @@ def test_cases_that_cannot_be(op: str, dims: dict[str, float], words: str) -> No
 @pytest.mark.parametrize("op", MEASURED_OPS)
 def test_jax_and_torch_run_the_same_operator(op: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from neusight_jax.profiling.torch_operators import torch_operator
+    from neusight_jax.profiling.torch_backend import torch_operator
 
     case = small(op)
     random = np.random.default_rng(0)

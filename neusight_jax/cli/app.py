@@ -6,6 +6,7 @@ of a pipe went away.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -16,47 +17,27 @@ from typer.core import TyperGroup
 
 from neusight_jax import __version__
 from neusight_jax.cli import interrupts
-from neusight_jax.cli.calibrate import calibrate
 from neusight_jax.cli.compare import compare
 from neusight_jax.cli.design import design
-from neusight_jax.cli.evaluate import evaluate
+from neusight_jax.cli.evaluate import evaluate, leaderboard
 from neusight_jax.cli.importing import import_aiconfigurator, import_neusight
-from neusight_jax.cli.leaderboard import leaderboard
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.predict import predict
-from neusight_jax.cli.profile import profile
-from neusight_jax.cli.profile_model import profile_model
+from neusight_jax.cli.profile import profile, profile_model
 from neusight_jax.cli.scale_trace import scale_trace
 from neusight_jax.cli.sensitivity import sensitivity
-from neusight_jax.cli.startup import prepare_jax
 from neusight_jax.cli.sweep import sweep
-from neusight_jax.cli.train import train
+from neusight_jax.cli.train import calibrate, train
 from neusight_jax.errors import BAD_INPUT, InputError
 from neusight_jax.files import forget_written
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
-LISTS = ("--measurements", "--hold-out", "--device", "--baseline")
-"""Options that take several values, as `--option A B` or `--option A --option B`."""
-LISTS_OF: dict[str, tuple[str, ...]] = {
-    "compare": ("--gpu",),
-    "scale-trace": ("--to", "--select"),
-    "sweep": ("--gpu", "--grid", "--range", "--batch-size", "--sequence-length"),
-    "profile": ("--dtype",),
-    "profile-model": ("--mode", "--execution"),
-    "design": ("--free", "--budget", "--set"),
-}
-"""The same for one command only."""
-
 # typer exports only a subclass of the exception it raises for unusable arguments.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 
-class _Interrupted(Exception):
-    """A `KeyboardInterrupt` inside a command, out of sight of typer's own handling."""
-
-
-class _BrokenPipe(Exception):
-    """A `BrokenPipeError` inside a command, out of sight of typer's own handling."""
+class _Ended(Exception):
+    """What ended a command, its cause, out of sight of typer's own handling."""
 
 
 class _Commands(TyperGroup):
@@ -65,30 +46,16 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise _Interrupted from None
-        except BrokenPipeError:
-            raise _BrokenPipe from None
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise _Ended from error
 
 
 _PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 app = typer.Typer(cls=_Commands, help="Forecast how long a deep-learning model takes on a GPU.", **_PLAIN)
-app.command()(predict)
-app.command()(gpus)
-app.command()(models)
-app.command()(checkpoints)
-app.command()(train)
-app.command()(evaluate)
-app.command()(calibrate)
-app.command()(profile)
-app.command("profile-model")(profile_model)
-app.command()(sensitivity)
-app.command()(sweep)
-app.command()(design)
-app.command()(compare)
-app.command()(leaderboard)
-app.command("scale-trace")(scale_trace)
+_COMMANDS: tuple[Any, ...] = (predict, gpus, models, checkpoints, train, evaluate, calibrate, profile, profile_model)
+for _command in (*_COMMANDS, sensitivity, sweep, design, compare, leaderboard, scale_trace):
+    app.command(_command.__name__.replace("_", "-"))(_command)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
 app.add_typer(imports, name="import")
 imports.command("neusight")(import_neusight)
@@ -113,14 +80,38 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    prepare_jax(
-        any_platform=ctx.invoked_subcommand in ("train", "sweep", "profile", "profile-model"), announce=bool(ctx.obj)
-    )
+    any_platform = ctx.invoked_subcommand in ("train", "sweep", "profile", "profile-model")
+    _prepare_jax(any_platform=any_platform, announce=bool(ctx.obj))
+
+
+def _prepare_jax(*, any_platform: bool, announce: bool) -> None:
+    """Choose JAX's platform, keep its compiled programs between runs, and say on stderr when compiling takes long.
+
+    Forecasts are small, so they run on the CPU, whatever else there is; what the user has set is left alone. Importing
+    the package sets nothing.
+
+    Args:
+      any_platform: leave the platform to JAX, which takes a GPU if it finds one. announce: whether to say it.
+    """
+    if "jax" not in sys.modules and not any_platform:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from neusight_jax.programs import announce_compiling, keep_traces, use_compile_cache
+
+    use_compile_cache()
+    keep_traces()
+    if announce:
+        announce_compiling(lambda: typer.echo("compiling for this model, once", err=True))
+
+
+@functools.cache
+def _program() -> Any:
+    return typer.main.get_command(app)
 
 
 def _spread(arguments: Sequence[str]) -> list[str]:
-    """`--option A B` as `--option A --option B`, for the options in `LISTS` and `LISTS_OF`."""
-    lists = (*LISTS, *LISTS_OF.get(arguments[0] if arguments else "", ()))
+    """`--option A B` as `--option A --option B`, for the options of a command that take several values."""
+    command = _program().commands.get(arguments[0] if arguments else "")
+    lists = [name for each in getattr(command, "params", ()) if getattr(each, "multiple", False) for name in each.opts]
     out: list[str] = []
     option = ""
     for argument in arguments:
@@ -152,16 +143,16 @@ def run(arguments: Sequence[str], *, announce: bool = False) -> int:
     """
     forget_written()
     try:
-        code = app(_spread(arguments), prog_name="neusight-jax", standalone_mode=False, obj=announce)
+        code = _program().main(_spread(arguments), prog_name="neusight-jax", standalone_mode=False, obj=announce)
         sys.stdout.flush()
     except InputError as error:
         return _fail(f"error: {error}")
     except _UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "neusight-jax"
         return _fail(f"error: {error.format_message().rstrip('.')}; see `{path} --help`")
-    except (typer.Abort, _Interrupted, KeyboardInterrupt):
-        return _fail(interrupts.line(), INTERRUPTED)  # the program itself is ended by `interrupts`
-    except (_BrokenPipe, BrokenPipeError):
+    except (typer.Abort, _Ended, KeyboardInterrupt, BrokenPipeError) as error:
+        if not isinstance(error.__cause__ or error, BrokenPipeError):
+            return _fail(interrupts.line(), INTERRUPTED)  # the program itself is ended by `interrupts`
         _drop_output()
         return BROKEN_PIPE
     except OSError as error:

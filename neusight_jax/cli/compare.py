@@ -5,24 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from neusight_jax.cli.console import remark, show, show_json
-from neusight_jax.cli.options import AsJson, Model, WorkloadCheckpoint, WorkloadOptions, takes_workload
+from neusight_jax.cli.options import AsJson, Model, WorkloadCheckpoint, WorkloadOptions, option, takes_workload
 
 
 @takes_workload
 def compare(
     model: Model,
-    gpu: Annotated[list[str], typer.Option("--gpu", metavar="GPU", help="GPUs to rank: names, or JSON or YAML files.")],
+    gpu: Annotated[list[str], option("GPUs to rank: names, or JSON or YAML files.", metavar="GPU")],
     load: WorkloadOptions,
-    prices: Annotated[
-        Path | None, typer.Option("--prices", metavar="FILE", help="JSON or YAML, GPU: price of one for an hour.")
-    ] = None,
-    by: Annotated[
-        str, typer.Option("--by", help="latency; throughput, the same order for one batch; or cost.")
-    ] = "latency",
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
+    prices: Annotated[Path | None, option("JSON or YAML, GPU: price of one for an hour.", metavar="FILE")] = None,
+    by: Annotated[str, option("latency; throughput, the same order for one batch; or cost.")] = "latency",
+    plot: Annotated[Path | None, option("Draw it: .png, .svg or .pdf.", metavar="FILE")] = None,
     checkpoint: WorkloadCheckpoint = None,
     as_json: AsJson = False,
 ) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from neusight_jax.cli.console import remark, show, show_json
-from neusight_jax.cli.options import AsJson, Models, WorkloadCheckpoint, WorkloadOptions, takes_workload
+from neusight_jax.cli.options import AsJson, Models, WorkloadCheckpoint, WorkloadOptions, option, takes_workload
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,58 +22,31 @@ if TYPE_CHECKING:
     from neusight_jax.workload import Workload
 
 
+_BUDGET = "Limits: area_mm2, power_w, dollars, pin_bit_per_s, latency_s, a GPU field."
+_OBJECTIVE = "latency, throughput, latency_area, energy_delay, performance_per_dollar, area, power or cost."
+_FIXED = "Figures of the base to change; peaks follow SM count and clock."
+_TARGET = "Only say the least value of the one free field that meets this latency."
+
+
 @takes_workload
 def design(
     models: Models,
-    base: Annotated[str, typer.Option("--base", help="The machine to start from: a name, or a JSON or YAML file.")],
-    free: Annotated[
-        list[str], typer.Option("--free", metavar="FIELD=LO:HI[:STEP]", help="Fields that may vary, in base units.")
-    ],
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--budget",
-            metavar="METRIC<=X",
-            help="Limits: area_mm2, power_w, dollars, pin_bit_per_s, latency_s, a GPU field.",
-        ),
-    ] = None,
-    objective: Annotated[
-        str,
-        typer.Option(
-            "--objective",
-            help="latency, throughput, latency_area, energy_delay, performance_per_dollar, area, power or cost.",
-        ),
-    ] = "latency",
-    fixed: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="FIELD=X", help="Figures of the base to change; peaks follow SM count and clock."
-        ),
-    ] = None,
-    costs: Annotated[
-        Path | None, typer.Option("--costs", help="Coefficients of the cost model, a JSON or YAML file.")
-    ] = None,
-    pareto: Annotated[
-        str | None, typer.Option("--pareto", metavar="METRIC=LO:HI:N", help="Also a front: N limits on this metric.")
-    ] = None,
-    target_s: Annotated[
-        float | None,
-        typer.Option(
-            "--target",
-            metavar="SECONDS",
-            help="Only say the least value of the one free field that meets this latency.",
-        ),
-    ] = None,
+    base: Annotated[str, option("The machine to start from: a name, or a JSON or YAML file.")],
+    free: Annotated[list[str], option("Fields that may vary, in base units.", metavar="FIELD=LO:HI[:STEP]")],
+    budget: Annotated[list[str] | None, option(_BUDGET, metavar="METRIC<=X")] = None,
+    objective: Annotated[str, option(_OBJECTIVE)] = "latency",
+    fixed: Annotated[list[str] | None, option(_FIXED, "--set", metavar="FIELD=X")] = None,
+    costs: Annotated[Path | None, option("Coefficients of the cost model, a JSON or YAML file.")] = None,
+    pareto: Annotated[str | None, option("Also a front: N limits on this metric.", metavar="METRIC=LO:HI:N")] = None,
+    target_s: Annotated[float | None, option(_TARGET, "--target", metavar="SECONDS")] = None,
     *,
     load: WorkloadOptions,
     checkpoint: WorkloadCheckpoint = None,
-    starts: Annotated[int, typer.Option("--starts", help="Descents at once.")] = 3,
-    steps: Annotated[int, typer.Option("--steps", help="Of each descent.")] = 15,
-    rounds: Annotated[int, typer.Option("--rounds", help="Of exact refinement, 64 machines each.")] = 16,
-    seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal answers.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="A folder for design.json and report.html; new or empty.")
-    ] = None,
+    starts: Annotated[int, option("Descents at once.")] = 3,
+    steps: Annotated[int, option("Of each descent.")] = 15,
+    rounds: Annotated[int, option("Of exact refinement, 64 machines each.")] = 16,
+    seed: Annotated[int, option("Equal seeds give equal answers.")] = 0,
+    output: Annotated[Path | None, option("A folder for design.json and report.html; new or empty.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Search the machine that does best for models under budgets; peaks follow SM count and clock.
@@ -79,52 +54,33 @@ def design(
     MODEL may carry its own workload, any option of it and a weight:
     gpt3-xl,mode=training,batch_size=2,sequence_length=2048,weight=2
     """
-    from neusight_jax.files import atomic_folder, refuse_existing
-
     if output is not None:
-        refuse_existing(output)
-        from neusight_jax.plot.files import require_plot
-
-        require_plot()
-    ranges = [_free(text) for text in free]
-    budgets = dict(_budget(text) for text in budget or ())
-    machine = _base(base, fixed or ())
-    loads = [_load(text, load) for text in models]
-    from neusight_jax.checkpoint import load_card, load_predictor
-    from neusight_jax.cli.predict import forecast_notes
-    from neusight_jax.cli.workloads import default_for
-    from neusight_jax.design.answers import answer, problem, read_costs
+        _require_writable(output)
+    from neusight_jax.design.answers import answer, read_costs
     from neusight_jax.design.answers import pareto as front_of
     from neusight_jax.design.notes import infeasible_note
-    from neusight_jax.design.report import design_tables, front_notes, front_table
+    from neusight_jax.design.report import design_tables, front_table
     from neusight_jax.design.search import Search, Settings
-    from neusight_jax.gpu_file import load_named_gpu
 
-    checkpoint = checkpoint or default_for(each.graph for each in loads)
-    predictor, card, name = load_predictor(checkpoint), load_card(checkpoint), load_named_gpu(base)[0]
-    notes = [note for each in loads for note in forecast_notes(card, checkpoint, name, each.graph)]
-    notes = [note.replace("this GPU", "the base") for note in notes]
-    named = {"checkpoint": checkpoint, "base": name}
+    ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
+    machine = _base(base, fixed or ())
+    ask, named = _asking(machine, base, ranges, [_load(text, load) for text in models], checkpoint)
     if target_s is not None:
-        if len(ranges) != 1 or len(loads) != 1 or budgets:
+        if len(ranges) != 1 or len(models) != 1 or budgets:
             raise InputError("--target answers for one model, one --free field and no --budget")
-        content = _target(problem(predictor, machine, ranges, loads, notes=notes), target_s)
-        show_json(content, **named) if as_json else _say_target(content)
+        _show_target(_target(ask(), target_s), named, as_json)
         return
     metric, limits = _front(pareto, budgets)
     model = read_costs(costs, machine) if costs is not None else None
-    asked = problem(predictor, machine, ranges, loads, objective=objective, budgets=budgets, costs=model, notes=notes)
-    search = Search(asked, Settings(starts=starts, steps=steps, rounds=rounds))
+    settings = Settings(starts=starts, steps=steps, rounds=rounds)
+    search = Search(ask(objective=objective, budgets=budgets, costs=model), settings)
     found = answer(search, search.run(seed), seed)
     front = front_of(search, metric, limits, seed) if metric else []
     if metric and not front:
         found = replace(found, notes=(*found.notes, infeasible_note(metric, limits)))
-    content = {**found.to_dict(), "objective": objective}
-    if metric:
-        content["pareto"] = {"metric": metric, "designs": [each.to_dict() for each in front]}
-        content["notes"] = list(dict.fromkeys((*content["notes"], *front_notes(front))))
+    content = {**found.to_dict(), "objective": objective, **_pareto_content(found, front, metric)}
     if output is not None:
-        _write(output, {"schema": content["schema"], **named, **content}, found, front, metric, atomic_folder)
+        _write(output, {"schema": content["schema"], **named, **content}, found, front, metric)
         remark(f"wrote {output}/design.json and {output}/report.html")
     if as_json:
         show_json(content, **named)
@@ -132,6 +88,34 @@ def design(
     show(design_tables(found))
     if front:
         show(front_table(front, metric, found.notes))
+
+
+def _pareto_content(found: Design, front: list[Design], metric: str) -> dict[str, Any]:
+    from neusight_jax.design.report import front_notes
+
+    if not metric:
+        return {}
+    designs = [each.to_dict() for each in front]
+    notes = list(dict.fromkeys((*found.to_dict()["notes"], *front_notes(front))))
+    return {"notes": notes, "pareto": {"metric": metric, "designs": designs}}
+
+
+def _asking(
+    machine: GPU, base: str, ranges: list[Range], loads: list[Workload], checkpoint: str | None
+) -> tuple[Callable[..., Problem], dict[str, Any]]:
+    """Makes the problem, given its objective, budgets and costs; and the names that results begin with."""
+    from neusight_jax.checkpoint import load_card, load_predictor
+    from neusight_jax.cli.predict import forecast_notes
+    from neusight_jax.cli.workloads import default_for
+    from neusight_jax.design.answers import problem
+    from neusight_jax.gpu_file import load_named_gpu
+
+    checkpoint, name = checkpoint or default_for(each.graph for each in loads), load_named_gpu(base)[0]
+    card = load_card(checkpoint)
+    notes = [note for each in loads for note in forecast_notes(card, checkpoint, name, each.graph)]
+    notes = [note.replace("this GPU", "the base") for note in notes]
+    ask = partial(problem, load_predictor(checkpoint), machine, ranges, loads, notes=notes)
+    return ask, {"checkpoint": checkpoint, "base": name}
 
 
 def _target(asked: Problem, target_s: float) -> dict[str, Any]:
@@ -155,20 +139,32 @@ def _target(asked: Problem, target_s: float) -> dict[str, Any]:
     }
 
 
-def _say_target(content: dict[str, Any]) -> None:
+def _show_target(content: dict[str, Any], named: dict[str, Any], as_json: bool) -> None:
     from neusight_jax.report import shown
 
+    if as_json:
+        show_json(content, **named)
+        return
     field, value = content["field"], content["value"]
     typer.echo(f"{content['name']} in {shown('latency_s', content['target_s'])} needs {field} of {shown(field, value)}")
     for note in content["notes"]:
         typer.echo(f"note: {note}")
 
 
-def _write(output: Path, content: dict[str, Any], found: Design, front: list[Design], metric: str, folder: Any) -> None:
+def _require_writable(output: Path) -> None:
+    from neusight_jax.files import refuse_existing
+    from neusight_jax.plot.files import require_plot
+
+    refuse_existing(output)
+    require_plot()
+
+
+def _write(output: Path, content: dict[str, Any], found: Design, front: list[Design], metric: str) -> None:
+    from neusight_jax.files import atomic_folder
     from neusight_jax.plot.report import design_page
     from neusight_jax.results import json_text
 
-    with folder(output) as place:
+    with atomic_folder(output) as place:
         (place / "design.json").write_text(json_text(content), encoding="utf-8")
         (place / "report.html").write_text(design_page(found, front, metric), encoding="utf-8")
 
@@ -194,7 +190,7 @@ def _budget(text: str) -> tuple[str, float]:
     return metric.strip(), numbers("--budget", text, [value])[0]
 
 
-def _base(name: str, changes: list[str] | tuple[str, ...]) -> GPU:
+def _base(name: str, changes: Sequence[str]) -> GPU:
     from neusight_jax.cli.workloads import numbers, split_assignment
     from neusight_jax.gpu import check_figure
     from neusight_jax.gpu_file import load_gpu
@@ -228,29 +224,27 @@ def _load(text: str, load: WorkloadOptions) -> Workload:
     return workload(graph_of(name, replace(load, **chosen)), weight)
 
 
-_KINDS: dict[str, Any] = {
-    "batch_size": int,
-    "tensor_parallel": int,
-    "expert_parallel": int,
+_KINDS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys((each.name for each in fields(WorkloadOptions)), str),
+    **dict.fromkeys(("batch_size", "tensor_parallel", "expert_parallel"), int),
     "weight": float,
     "fused": {"true": True, "false": False}.__getitem__,
 }
-"""How the values of a workload are read that are not text."""
+"""How the values of a workload are read."""
 
 
 def _value(text: str, key: str, value: str) -> Any:
-    if key not in (*(each.name for each in fields(WorkloadOptions)), "weight") or not value:
+    if key not in _KINDS or not value:
         raise _no_workload(text, f"{key}={value}")
     try:
-        return _KINDS.get(key, str)(value)
+        return _KINDS[key](value)
     except (ValueError, KeyError):
         kind = "true or false" if key == "fused" else "a number"
         raise InputError(f"{text}: {key} is {value!r}, expected {kind}") from None
 
 
 def _no_workload(text: str, part: str) -> InputError:
-    keys = ", ".join(f"{name}=" for name in (*(each.name for each in fields(WorkloadOptions)), "weight"))
-    return InputError(f"{text}: {part!r} is no workload, expected one of {keys}")
+    return InputError(f"{text}: {part!r} is no workload, expected one of {', '.join(f'{name}=' for name in _KINDS)}")
 
 
 def _front(text: str | None, budgets: dict[str, float]) -> tuple[str, list[float]]:

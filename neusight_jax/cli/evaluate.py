@@ -1,54 +1,36 @@
-"""`neusight-jax evaluate`: errors of a checkpoint on measurements, beside baselines."""
+"""`neusight-jax evaluate | leaderboard`: errors of predictors on measurements, and a page of those of all systems."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from neusight_jax.cli.console import progress_console, remark, show, show_json
-from neusight_jax.cli.measured import measured_devices
-from neusight_jax.cli.options import DropInvalid, MeasurementFolders
+from neusight_jax.cli.options import DropInvalid, MeasurementFolders, argument, option
+from neusight_jax.cli.train import measured_devices
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing, write_text_atomically
 
 PROTOCOLS = ("logo", "logo-size", "architecture", "seen", "logo-models", "few-shot")
+_PROTOCOL = "logo, logo-size, architecture, seen, logo-models or few-shot: own fits, not a checkpoint."
+_EVALUATION = "With --protocol: a new folder for table.md, scores.json and rows.csv."
+_BASELINE = "Beside it, e.g. roofline; all = those that can run here."
 
 
 def evaluate(
     measurements: MeasurementFolders,
     checkpoint: Annotated[
         str | None,
-        typer.Option(
-            "--checkpoint",
-            help="A name of `neusight-jax checkpoints`, or a folder written by `train`.",
-            show_default="fp32",
-        ),
+        option("A name of `neusight-jax checkpoints`, or a folder written by `train`.", default="fp32"),
     ] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(
-            "--protocol",
-            help="logo, logo-size, architecture, seen, logo-models or few-shot: own fits, not a checkpoint.",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", help="With --protocol: fits per GPU left out.", show_default="5")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", help="With --protocol: a new folder for table.md, scores.json and rows.csv."),
-    ] = None,
-    device: Annotated[
-        list[str] | None, typer.Option("--device", metavar="DEVICE", help="Only these GPUs; default: all measured.")
-    ] = None,
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option("--baseline", metavar="NAME", help="Beside it, e.g. roofline; all = those that can run here."),
-    ] = None,
+    protocol: Annotated[str | None, option(_PROTOCOL)] = None,
+    seeds: Annotated[int | None, option("With --protocol: fits per GPU left out.", default="5")] = None,
+    output: Annotated[Path | None, option(_EVALUATION)] = None,
+    device: Annotated[list[str] | None, option("Only these GPUs; default: all measured.", metavar="DEVICE")] = None,
+    baseline: Annotated[list[str] | None, option(_BASELINE, metavar="NAME")] = None,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write JSON here; - is stdout, without tables.")
+        str | None, option("Write JSON here; - is stdout, without tables.", "--json", metavar="FILE")
     ] = None,
     drop_invalid: DropInvalid = False,
 ) -> None:
@@ -71,21 +53,7 @@ def evaluate(
 
         evaluation = evaluate_checkpoint(measurements, checkpoint or "fp32", baselines=list(baseline or ()), **common)
     else:
-        common["seeds"] = 5 if seeds is None else seeds
-        if protocol == "few-shot":
-            from neusight_jax.training.evaluation.few_shot import run_few_shot
-
-            evaluation = run_few_shot(measurements, **common)
-        elif protocol == "logo-models":
-            from neusight_jax.training.evaluation.models_protocol import run_models_protocol
-
-            evaluation = run_models_protocol(measurements, **common)
-        else:
-            from neusight_jax.training.evaluation.protocol import run_protocol
-            from neusight_jax.training.evaluation.systems import chosen_systems
-
-            systems, notes = chosen_systems(baseline or (), protocol)
-            evaluation = run_protocol(measurements, protocol, systems=systems, notes=notes, **common)
+        evaluation = _by_protocol(protocol, baseline or (), measurements, seeds=5 if seeds is None else seeds, **common)
     named = {"checkpoint": None if protocol else checkpoint or "fp32"}
     content = {"schema": schema("evaluation"), **named, "notes": [], **evaluation.to_dict()}
     text = json_text(content) + "\n"
@@ -104,6 +72,22 @@ def evaluate(
     show(evaluation.tables())
 
 
+def _by_protocol(protocol: str, baseline: Sequence[str], measurements: list[Path], **options: Any) -> Any:
+    if protocol == "few-shot":
+        from neusight_jax.training.evaluation.few_shot import run_few_shot
+
+        return run_few_shot(measurements, **options)
+    if protocol == "logo-models":
+        from neusight_jax.training.evaluation.models_protocol import run_models_protocol
+
+        return run_models_protocol(measurements, **options)
+    from neusight_jax.training.evaluation.protocol import run_protocol
+    from neusight_jax.training.evaluation.systems import chosen_systems
+
+    systems, notes = chosen_systems(baseline, protocol)
+    return run_protocol(measurements, protocol, systems=systems, notes=notes, **options)
+
+
 def _check_options(protocol: str | None, checkpoint: str | None, seeds: int | None, baseline: list[str] | None) -> None:
     """`InputError` for options that the kind of evaluation asked for would not heed."""
     if protocol is not None and protocol not in PROTOCOLS:
@@ -114,3 +98,21 @@ def _check_options(protocol: str | None, checkpoint: str | None, seeds: int | No
         raise InputError(f"--protocol {protocol} fits its own predictors; leave --checkpoint out")
     if protocol in ("few-shot", "logo-models") and baseline:
         raise InputError(f"--protocol {protocol} has no baselines to choose; leave --baseline out")
+
+
+def leaderboard(
+    evaluations: Annotated[
+        list[Path], argument("Folders of `evaluate --output`, files of `evaluate --json`.", "EVALUATION...")
+    ],
+    output: Annotated[Path, option("The page; a CSV is written beside it.", metavar="FILE.md")],
+    note: Annotated[str, option("A sentence for its end, e.g. the commit and the measurements.")] = "",
+) -> None:
+    """Write the leaderboard page and its CSV."""
+    if output.suffix != ".md":
+        raise InputError(f"--output {output}: expected a Markdown file, e.g. docs/leaderboard.md")
+    from neusight_jax.training.evaluation.leaderboard import read_leaderboard
+
+    board, beside = read_leaderboard(evaluations), output.with_suffix(".csv")
+    write_text_atomically(beside, board.scores.round(3).to_csv(index=False))
+    write_text_atomically(output, board.to_markdown(beside.name, note))
+    remark(f"wrote {output} and {beside}")

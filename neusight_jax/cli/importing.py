@@ -8,11 +8,13 @@ from typing import Annotated, Literal
 import typer
 
 from neusight_jax.cli.console import progress_console
-from neusight_jax.cli.options import DropInvalid, OutputFolder
+from neusight_jax.cli.options import DropInvalid, OutputFolder, argument
+
+_PACKAGE = "The wheel of aiconfigurator-core, or its folder; default: the installed package."
 
 
 def import_neusight(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A checkout of github.com/sitar-lab/NeuSight.")],
+    source: Annotated[Path, argument("A checkout of github.com/sitar-lab/NeuSight.", "SOURCE")],
     output: OutputFolder,
     drop_invalid: DropInvalid = False,
 ) -> None:
@@ -20,19 +22,12 @@ def import_neusight(
     from neusight_jax.datasets.neusight_import import import_neusight as read_checkout
 
     on_invalid: Literal["drop", "refuse"] = "drop" if drop_invalid else "refuse"
-    report = read_checkout(source, output, on_invalid=on_invalid, console=progress_console())
-    for line in report.lines():
+    for line in read_checkout(source, output, on_invalid=on_invalid, console=progress_console()).lines():
         typer.echo(line)
 
 
 def import_aiconfigurator(
-    output: OutputFolder,
-    source: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[PATH]", help="The wheel of aiconfigurator-core, or its folder; default: the installed package."
-        ),
-    ] = None,
+    output: OutputFolder, source: Annotated[Path | None, argument(_PACKAGE, "[PATH]")] = None
 ) -> None:
     """Import tensor-core kernels (bf16, fp8, nvfp4; attention; experts) from the package aiconfigurator-core."""
     from neusight_jax.datasets.aiconfigurator import import_aiconfigurator as read_package

@@ -20,16 +20,11 @@ def gpus(as_json: AsJson = False) -> None:
     from neusight_jax.units import GB, GIB, GIGA, MIB, TERA
 
     columns = (
-        ("SMs", "num_sms", 1.0, "{:.0f}"),
-        ("GHz", "clock_hz", GIGA, "{:.2f}"),
-        ("GB/s", "mem_bytes_per_s", GB, "{:.0f}"),
-        ("GiB", "mem_bytes", GIB, "{:.0f}"),
-        ("L2 MiB", "l2_bytes", MIB, "{:.3g}"),
-        ("W", "tdp_w", 1.0, "{:.0f}"),
+        *(("SMs", "num_sms", 1.0, "{:.0f}"), ("GHz", "clock_hz", GIGA, "{:.2f}")),
+        *(("GB/s", "mem_bytes_per_s", GB, "{:.0f}"), ("GiB", "mem_bytes", GIB, "{:.0f}")),
+        *(("L2 MiB", "l2_bytes", MIB, "{:.3g}"), ("W", "tdp_w", 1.0, "{:.0f}")),
         ("fp32 TFLOP/s", "fp32_flop_per_s", TERA, "{:.1f}"),
-        ("bf16", "bf16_flop_per_s", TERA, "{:.0f}"),
-        ("fp16", "fp16_flop_per_s", TERA, "{:.0f}"),
-        ("fp8", "fp8_flop_per_s", TERA, "{:.0f}"),
+        *((dtype, f"{dtype}_flop_per_s", TERA, "{:.0f}") for dtype in ("bf16", "fp16", "fp8")),
     )
 
     def cell(row: dict[str, Any], field: str, unit: str, scale: float) -> str:
@@ -93,18 +88,17 @@ def checkpoints(as_json: AsJson = False) -> None:
     """List the checkpoints that ship with the package."""
     from neusight_jax.checkpoint import list_checkpoints, load_card
 
-    rows = []
-    for name in list_checkpoints():
-        card = load_card(name)
-        rows.append(
-            {
-                "name": name,
-                "kind": card["kind"],
-                "trained_dtypes": card.get("trained_dtypes", []),
-                "trained_on": card.get("trained_on", {}).get("devices", []),
-                "held_out": card.get("held_out", []),
-            }
-        )
+    cards = {name: load_card(name) for name in list_checkpoints()}
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "kind": card["kind"],
+            "trained_dtypes": card.get("trained_dtypes", []),
+            "trained_on": card.get("trained_on", {}).get("devices", []),
+            "held_out": card.get("held_out", []),
+        }
+        for name, card in cards.items()
+    ]
     if as_json:
         _show_rows("checkpoints", rows)
         return
@@ -115,8 +109,7 @@ def checkpoints(as_json: AsJson = False) -> None:
             row["name"],
             row["kind"],
             " ".join(row["trained_dtypes"]),
-            _counted(row["trained_on"]),
-            _counted(row["held_out"]),
+            *map(_counted, (row["trained_on"], row["held_out"])),
         ]
         for row in rows
     ]

@@ -1,4 +1,4 @@
-"""`neusight-jax profile`: measure kernels on this machine, or list which ones to measure first."""
+"""`neusight-jax profile | profile-model`: measure kernels or models on this machine, or list what to measure first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from neusight_jax.cli import interrupts
 from neusight_jax.cli.console import progress_console, remark, show
-from neusight_jax.cli.options import Checkpoint
+from neusight_jax.cli.options import Checkpoint, OutputFolder, OwnGpu, Resume, argument, option
 from neusight_jax.errors import InputError
 
 LISTS = (".csv", ".parquet")
@@ -17,29 +17,16 @@ LISTS = (".csv", ".parquet")
 
 def profile(
     output: Annotated[
-        Path | None,
-        typer.Option("--output", help="The folder to write, new or empty; or a .csv or .parquet file for a list."),
+        Path | None, option("The folder to write, new or empty; or a .csv or .parquet file for a list.")
     ] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option("--plan", help="quick, full, or a .csv or .parquet file of kernels.", show_default="quick"),
-    ] = None,
-    backend: Annotated[str, typer.Option("--backend", help="jax or torch.")] = "jax",
-    dtype: Annotated[
-        list[str] | None, typer.Option("--dtype", help="One or more: fp32, tf32, bf16, fp16, fp8.", show_default="fp32")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run was stopped; no kernel twice.")] = False,
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", help="File of the device's figures, if the catalog lacks it; for a list: any GPU."),
-    ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="For each kernel, compilation aside.")] = 0.2,
-    timing: Annotated[
-        str, typer.Option("--timing", help="latency_s is of a loop (no launch overhead), or of a single call.")
-    ] = "loop",
-    listed: Annotated[
-        bool, typer.Option("--list", help="Only list the most telling kernels: quick (10) or full (50).")
-    ] = False,
+    plan: Annotated[str | None, option("quick, full, or a .csv or .parquet file of kernels.", default="quick")] = None,
+    backend: Annotated[str, option("jax or torch.")] = "jax",
+    dtype: Annotated[list[str] | None, option("One or more: fp32, tf32, bf16, fp16, fp8.", default="fp32")] = None,
+    resume: Resume = False,
+    gpu: OwnGpu = None,
+    seconds: Annotated[float, option("For each kernel, compilation aside.")] = 0.2,
+    timing: Annotated[str, option("latency_s is of a loop (no launch overhead), or of a single call.")] = "loop",
+    listed: Annotated[bool, option("Only list the most telling kernels: quick (10) or full (50).", "--list")] = False,
     checkpoint: Checkpoint = "fp32",
 ) -> None:
     """Measure kernels on the GPU of this machine, and write a folder for `train` and `calibrate`.
@@ -62,25 +49,55 @@ def profile(
     if not resume and kept_kernels(target):
         remark(f"note: an unfinished run beside {target} is forgotten; --resume would go on with it")
     with interrupts.kept_as(lambda: kept_kernels(target)):
-        card = measure(
-            output,
-            plan=plan or "quick",
-            backend=backend,
-            dtypes=tuple(dict.fromkeys(dtype or ("fp32",))),
-            seconds=seconds,
-            timing=timing,
-            gpu=gpu,
-            resume=resume,
-            console=progress_console(),
-        )
-    rows = sum(card["rows"].values())
-    skipped = f", {card['skipped']} skipped (skipped.csv)" if card["skipped"] else ""
+        dtypes, console = tuple(dict.fromkeys(dtype or ("fp32",))), progress_console()
+        own = {"plan": plan or "quick", "backend": backend, "seconds": seconds, "timing": timing}
+        card = measure(output, dtypes=dtypes, gpu=gpu, resume=resume, console=console, **own)  # type: ignore[arg-type]
     typer.echo(
-        f"{output}: {rows} kernels on {card['device']}{skipped}; median spread {100 * card['median_spread']:.1f} %, "
-        f"{card['disturbed_rows']} disturbed"
+        f"{output}: {sum(card['rows'].values())} kernels on {card['device']}{_skipped(card['skipped'])}; "
+        f"median spread {100 * card['median_spread']:.1f} %, {card['disturbed_rows']} disturbed"
     )
     if card["gpu_file"]:
         typer.echo(f"{output / 'gpu.json'}: figures of this device; give it as --gpu to predict and calibrate")
+
+
+def profile_model(
+    models: Annotated[
+        list[str], argument("PATH.py:FUNCTION, or names and config.json files (transformers).", "MODEL...")
+    ],
+    output: OutputFolder,
+    batch_size: Annotated[int | None, option("Of models from configs.")] = None,
+    sequence_length: Annotated[int | None, option("Of models from configs.")] = None,
+    mode: Annotated[list[str] | None, option("inference, training, or both.", default="both")] = None,
+    execution: Annotated[list[str] | None, option("eager, compiled, or both.", default="both")] = None,
+    dtype: Annotated[str, option("Of models from configs: fp32, bf16, fp16.")] = "fp32",
+    seconds: Annotated[float, option("For each model and way to run it.")] = 5.0,
+    gpu: Annotated[str | None, option("File of the device's figures, if the catalog lacks it.")] = None,
+) -> None:
+    """Measure whole models end to end on the GPU of this machine (or its CPU, marked as such).
+
+    A function in a Python file returns a JAX function, a flax NNX module or a torch module, and its arguments, as for
+    `predict`. Training is the forward pass and all gradients, without an optimizer step: of a torch module's
+    parameters, of the first argument of a JAX function. Compiled is jax.jit or torch.compile.
+    """
+    from neusight_jax.profiling.model_run import EXECUTIONS, MODES, profile_models
+
+    card = profile_models(
+        models,
+        output,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        modes=tuple(dict.fromkeys(mode or MODES)),
+        executions=tuple(dict.fromkeys(execution or EXECUTIONS)),
+        dtype=dtype,
+        seconds=seconds,
+        gpu=gpu,
+        console=progress_console(),
+    )
+    typer.echo(f"{output}: {card['rows']['end_to_end']} rows on {card['device']}{_skipped(card['skipped'])}")
+
+
+def _skipped(count: int) -> str:
+    return f", {count} skipped (skipped.csv)" if count else ""
 
 
 def _list(plan: str, gpu: str | None, output: Path | None, checkpoint: str) -> None:
@@ -97,14 +114,6 @@ def _list(plan: str, gpu: str | None, output: Path | None, checkpoint: str) -> N
     from neusight_jax.report import table
 
     frame = chosen.frame.drop(columns=["device", "latency_s"])
-    rows = [
-        ["" if value != value or value is None else str(value) for value in row]
-        for row in frame.astype(object).where(frame.notna(), None).values.tolist()
-    ]
-    show(
-        table(
-            f"Kernels to measure first, plan {plan}, {chosen.gpu or 'any GPU'}; n is the contraction",
-            list(frame.columns),
-            rows,
-        )
-    )
+    rows = frame.astype(object).where(frame.notna(), "").astype(str).values.tolist()
+    title = f"Kernels to measure first, plan {plan}, {chosen.gpu or 'any GPU'}; n is the contraction"
+    show(table(title, list(frame.columns), rows))

@@ -5,37 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from neusight_jax.cli.console import show, show_json
-from neusight_jax.cli.options import AsJson, WorkloadCheckpoint
+from neusight_jax.cli.options import AsJson, WorkloadCheckpoint, argument, option
 from neusight_jax.errors import InputError
+
+_TRACE = "A trace of PyTorch's or JAX's profiler, a CSV of Nsight Systems or rocprof, or a per-op Parquet."
+_PLAIN = "Measured time x forecast over forecast, even where the two GPUs are unlike."
 
 
 def scale_trace(
-    trace: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TRACE",
-            help="A trace of PyTorch's or JAX's profiler, a CSV of Nsight Systems or rocprof, or a per-op Parquet.",
-        ),
-    ],
-    to: Annotated[list[str], typer.Option("--to", metavar="GPU", help="GPUs to forecast it on.")],
+    trace: Annotated[Path, argument(_TRACE, "TRACE")],
+    to: Annotated[list[str], option("GPUs to forecast it on.", metavar="GPU")],
     origin: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="GPU", help="Where it was measured.", show_default="the GPU that the trace names"
-        ),
+        str | None, option("Where it was measured.", "--from", metavar="GPU", default="the GPU that the trace names")
     ] = None,
     select: Annotated[
-        list[str] | None,
-        typer.Option("--select", metavar="COLUMN=VALUE", help="One run of a per-op table with several."),
+        list[str] | None, option("One run of a per-op table with several.", metavar="COLUMN=VALUE")
     ] = None,
     checkpoint: WorkloadCheckpoint = None,
-    plain: Annotated[
-        bool,
-        typer.Option("--plain", help="Measured time x forecast over forecast, even where the two GPUs are unlike."),
-    ] = False,
+    plain: Annotated[bool, option(_PLAIN, "--plain")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a measured run on other GPUs, kernel by kernel."""
@@ -46,10 +34,9 @@ def scale_trace(
 
     chosen: dict[str, str] = {}
     for pair in select or ():
-        column, found, value = pair.partition("=")
+        column, found, chosen[column] = pair.partition("=")
         if not (column and found):
             raise InputError(f"--select is {pair!r}, expected COLUMN=VALUE, e.g. --select batch_size=4")
-        chosen[column] = value
     for name in to:
         load_named_gpu(name)  # a wrong name is said before a long file is read
     read = read_trace(trace, "" if origin is None else load_named_gpu(origin)[0], chosen)

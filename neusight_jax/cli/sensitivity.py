@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from neusight_jax.cli.console import remark, show, show_json
 from neusight_jax.cli.options import (
     AsJson,
@@ -15,6 +13,7 @@ from neusight_jax.cli.options import (
     Relaxation,
     WorkloadCheckpoint,
     WorkloadOptions,
+    option,
     takes_workload,
 )
 
@@ -26,7 +25,7 @@ def sensitivity(
     load: WorkloadOptions,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw it: a .png, .svg or .html file.")] = None,
+    plot: Annotated[Path | None, option("Also draw it: a .png, .svg or .html file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """What one percent more of every figure of a GPU does to a model's latency, in percent (elasticities).

@@ -1,30 +1,26 @@
-"""`neusight-jax train`: fit a predictor to measurements and write a checkpoint."""
+"""`neusight-jax train | calibrate`: a predictor fitted to measurements, or a checkpoint to a handful of one GPU's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from neusight_jax.cli import interrupts
 from neusight_jax.cli.console import progress_console, remark
-from neusight_jax.cli.measured import measured_devices
-from neusight_jax.cli.options import DropInvalid, MeasurementFolders, OutputFolder
+from neusight_jax.cli.options import Checkpoint, DropInvalid, Gpu, MeasurementFolders, OutputFolder, Resume, option
 from neusight_jax.errors import InputError, unknown_name
 
 
 def train(
     measurements: MeasurementFolders,
-    recipe: Annotated[
-        str,
-        typer.Option("--recipe", help="fp32, tensorcore, fp32-neusight, tiny (a trial), or a baseline, e.g. gbt."),
-    ],
+    recipe: Annotated[str, option("fp32, tensorcore, fp32-neusight, tiny (a trial), or a baseline, e.g. gbt.")],
     output: OutputFolder,
-    hold_out: Annotated[
-        list[str] | None, typer.Option("--hold-out", metavar="DEVICE", help="GPUs whose rows are left out.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random numbers.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    hold_out: Annotated[list[str] | None, option("GPUs whose rows are left out.", metavar="DEVICE")] = None,
+    seed: Annotated[int, option("Of the random numbers.")] = 0,
+    resume: Resume = False,
     drop_invalid: DropInvalid = False,
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
@@ -34,31 +30,65 @@ def train(
     from neusight_jax.training.recipe import RECIPES
     from neusight_jax.training.recipes import train as train_recipe
 
-    if recipe not in (*RECIPES, *BASELINES):
+    if recipe in RECIPES:
+        if not resume and kept_steps(output):
+            remark(f"note: an unfinished run beside {output} is forgotten; --resume would go on with it")
+        with interrupts.kept_as(lambda: kept_steps(output)):
+            card = train_recipe(
+                measurements=measurements,
+                recipe=recipe,
+                output=output,
+                hold_out=held_out,
+                seed=seed,
+                resume=resume,
+                drop_invalid=drop_invalid,
+                console=progress_console(),
+            )
+    elif recipe not in BASELINES:
         raise unknown_name("recipe", recipe, (*RECIPES, *BASELINES))
-    if recipe not in RECIPES:
-        if resume:
-            raise InputError(f"--resume is not for {recipe}: a baseline is fitted in one go; leave it out")
+    elif resume:
+        raise InputError(f"--resume is not for {recipe}: a baseline is fitted in one go; leave it out")
+    else:
         card = train_baseline(measurements, recipe, output, held_out, seed, drop_invalid=drop_invalid)
-        _remarks(card)
-        typer.echo(f"{output}: {card['kind']} checkpoint, trained on {', '.join(card['trained_on']['devices'])}")
-        return
-    if not resume and kept_steps(output):
-        remark(f"note: an unfinished run beside {output} is forgotten; --resume would go on with it")
-    with interrupts.kept_as(lambda: kept_steps(output)):
-        card = train_recipe(
-            measurements=measurements,
-            recipe=recipe,
-            output=output,
-            hold_out=held_out,
-            seed=seed,
-            resume=resume,
-            drop_invalid=drop_invalid,
-            console=progress_console(),
-        )
     _remarks(card)
     devices = ", ".join(card.get("trained_on", {}).get("devices", ()))
     typer.echo(f"{output}: {card['kind']} checkpoint, trained on {devices}")
+
+
+def calibrate(
+    measurements: MeasurementFolders,
+    gpu: Gpu,
+    output: OutputFolder,
+    checkpoint: Checkpoint = "fp32",
+    drop_invalid: DropInvalid = False,
+) -> None:
+    """Calibrate a checkpoint with measured kernels of one GPU, 4 to 200 of each family.
+
+    Measurements of other GPUs are left out. A filled list of `neusight-jax profile --list` will do, as CSV too.
+    """
+    from neusight_jax.training.calibrated_checkpoint import calibrate_checkpoint
+    from neusight_jax.training.calibration import summary_lines
+
+    card = calibrate_checkpoint(measurements, gpu, output, checkpoint, drop_invalid=drop_invalid)
+    _remarks(card)
+    for line in summary_lines(card["calibrated"]["summary"]):
+        typer.echo(line)
+    typer.echo(f"{output}: {checkpoint}, calibrated on {card['calibrated']['gpu']}")
+
+
+def measured_devices(names: Sequence[str], measurements: Sequence[Path]) -> list[str]:
+    """Canonical names of the measured devices meant, with a remark where the catalog means another board.
+
+    Raises: `InputError` for a device without rows, listing those that have some.
+    """
+    from neusight_jax.datasets.measurements import find_measured
+    from neusight_jax.gpu_catalog import canonical_name
+
+    found: list[str] = find_measured(names, measurements)
+    for name, device in zip(names, found, strict=True):
+        if canonical_name(name) not in (None, device):
+            remark(f"note: {name} is taken for {device}, which was measured; {canonical_name(name)} was not")
+    return found
 
 
 def _remarks(card: dict[str, Any]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,16 @@ FLOP_PER_ELEMENT: dict[str, float] = {"softmax": 5.0, "ln": 6.0, "copy": 0.0}
 MATRIX_DTYPES: tuple[str, ...] = ("tf32", "fp8")
 """Dtypes that only matrix products have."""
 UNMEASURED_DTYPES: tuple[str, ...] = ("fp4", "int8")
+SCALAR, POWER = 1.5, 3.0
+"""Second operand of tensor-scalar operators, and of powers, as GELU takes them."""
+POSITIVE: tuple[str, ...] = ("div", "pow", "powu")
+"""Operators whose inputs are drawn from [0.5, 1.5): others would divide by zero or take powers of negative numbers."""
+POINTWISE: dict[str, Callable[..., Any]] = {
+    **{"add": operator.add, "mul": operator.mul, "div": operator.truediv, "pow": operator.pow},
+    **{"addu": lambda x: x + SCALAR, "mulu": lambda x: x * SCALAR, "divu": lambda x: x / SCALAR},
+    "powu": lambda x: x**POWER,
+}
+"""Elementwise operators that arrays of any library have."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +73,19 @@ def make_case(op: str, dims: Mapping[str, Any], dtype: str = "fp32") -> Case:
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     columns = ("b", *schema.op_columns(op)) if op == "linear" else schema.op_columns(op)
-    found = []
-    for name in columns:
-        value = dims.get(name, 1 if (op, name) == ("linear", "b") else None)
-        least = 0 if name in ("padding", "causal") else 1
-        try:
-            size = int(value)  # type: ignore[arg-type]
-            whole = size == float(value) and size >= least  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            whole = False
-        if not whole:
-            raise InputError(f"{name} of {op} is {value}, expected a whole number of at least {least}")
-        found.append((name, size))
-    return Case(op, tuple(found), dtype)
+    given = {"b": 1, **dims} if op == "linear" else dims
+    return Case(op, tuple((name, _size(op, name, given.get(name))) for name in columns), dtype)
+
+
+def _size(op: str, name: str, value: Any) -> int:
+    least = 0 if name in ("padding", "causal") else 1
+    try:
+        size = int(value)
+        if size == float(value) and size >= least:
+            return size
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InputError(f"{name} of {op} is {value}, expected a whole number of at least {least}")
 
 
 @dataclass(frozen=True)
@@ -98,12 +109,12 @@ class Operands:
 def operands(case: Case) -> Operands:
     """Shapes and arithmetic of a case. Channels are innermost; attention is (batch, tokens, heads, head_dim)."""
     d = case.sizes
-    if case.op == "linear":
-        m, n, k = d["b"] * d["m"], d["n"], d["k"]
-        return Operands(((m, n), (n, k), (k,)), (m, k), 2.0 * m * n * k)
-    if case.op == "bmm":
+    if case.op in ("linear", "bmm"):
         b, m, n, k = d["b"], d["m"], d["n"], d["k"]
-        return Operands(((b, m, n), (b, n, k)), (b, m, k), 2.0 * b * m * n * k)
+        flop = 2.0 * b * m * n * k
+        if case.op == "bmm":
+            return Operands(((b, m, n), (b, n, k)), (b, m, k), flop)
+        return Operands(((b * m, n), (n, k), (k,)), (b * m, k), flop)
     if case.op == "conv":
         return _conv(d)
     if case.op in schema.ATTENTION_OPS:

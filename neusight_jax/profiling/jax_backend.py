@@ -23,8 +23,7 @@ import numpy as np
 from jax import lax
 
 from neusight_jax.errors import InputError
-from neusight_jax.profiling.case import MATRIX_DTYPES, UNMEASURED_DTYPES, Case, operands
-from neusight_jax.profiling.jax_operators import JAX_DTYPES, POSITIVE, jax_operator
+from neusight_jax.profiling.case import MATRIX_DTYPES, POINTWISE, POSITIVE, UNMEASURED_DTYPES, Case, operands
 from neusight_jax.profiling.processor import free_bytes, processor_name
 
 _finished: Callable[[Any], Any] = jax.block_until_ready
@@ -33,6 +32,19 @@ timer: Callable[[], float] = time.perf_counter
 """The clock of the host, s."""
 BLOCK = 2**18
 """Random numbers drawn for an input on the CPU before they repeat."""
+JAX_DTYPES: dict[str, Any] = {
+    "fp32": jnp.float32,
+    "tf32": jnp.float32,
+    "bf16": jnp.bfloat16,
+    "fp16": jnp.float16,
+    "fp8": jnp.float8_e4m3fn,
+}
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    **POINTWISE,
+    **{"tanh": jnp.tanh, "relu": jax.nn.relu, "copy": jnp.copy},
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "softmax": lambda x: jax.nn.softmax(x, axis=-1),
+}
 
 
 class JaxBackend:
@@ -150,3 +162,40 @@ def _draw(seed: tuple[int, int, int], shape: tuple[int, ...], dtype: Any, op: st
     if op in POSITIVE:
         return jax.random.uniform(key, shape, jnp.float32, 0.5, 1.5).astype(dtype)
     return jax.random.normal(key, shape, jnp.float32).astype(dtype)
+
+
+def jax_operator(case: Case) -> Callable[..., Any]:
+    """A function of the case's inputs. fp32 products run in fp32; tf32 ones on tensor cores where there are any."""
+    # fp8 has no precision to choose; fp32 must not become tf32.
+    precision = lax.Precision.HIGHEST if case.dtype == "fp32" else lax.Precision.DEFAULT
+    wide = jnp.bfloat16 if case.dtype == "fp8" else None
+    if case.op == "linear":
+        return lambda x, weight, bias: (
+            jnp.matmul(x, weight, precision=precision, preferred_element_type=wide) + bias.astype(wide or bias.dtype)
+        )
+    if case.op == "bmm":
+        return lambda x, y: jnp.matmul(x, y, precision=precision, preferred_element_type=wide)
+    if case.op == "conv":
+        sizes = case.sizes
+        stride, padding = (sizes["stride"],) * 2, ((sizes["padding"],) * 2,) * 2
+        return lambda x, window: lax.conv_general_dilated(
+            x, window, stride, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=precision
+        )
+    if case.op in ("prefill", "decode"):
+        causal = bool(case.sizes["causal"])
+
+        def attend(query: Any, key: Any, value: Any) -> Any:
+            with jax.default_matmul_precision("highest" if case.dtype == "fp32" else "default"):
+                return jax.nn.dot_product_attention(query, key, value, is_causal=causal)
+
+        return attend
+    if case.op == "ln":
+        return _layernorm
+    return _OPERATORS[case.op]
+
+
+def _layernorm(x: Any, scale: Any, bias: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    norm = centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-5)
+    return norm.astype(x.dtype) * scale + bias

@@ -41,8 +41,7 @@ class Journal:
     def begin(self, asked: Mapping[str, Any], cases: Sequence[Case]) -> None:
         """Forget an earlier run; what this one is to do is kept with its first kernel."""
         self.discard()
-        plan = [{"op": case.op, "dims": [list(pair) for pair in case.dims], "dtype": case.dtype} for case in cases]
-        self._begun = json.dumps({"asked": dict(asked), "plan": plan})
+        self._begun = json.dumps({"asked": dict(asked), "plan": [vars(case) for case in cases]})
 
     def resume(self, asked: Mapping[str, Any]) -> tuple[list[Case], list[dict[str, Any]]]:
         """The plan, and what is done of it.
@@ -58,23 +57,18 @@ class Journal:
                     f"{self.folder} is of a run with {name} {kept['asked'].get(name)!r}, this one has {value!r}; "
                     "repeat what was asked then, or start afresh without --resume"
                 )
-        cases = [
-            Case(item["op"], tuple((str(name), int(size)) for name, size in item["dims"]), item["dtype"])
-            for item in kept["plan"]
-        ]
-        return cases, self._entries()
+        plan = kept["plan"]
+        return [
+            Case(each["op"], tuple((name, size) for name, size in each["dims"]), each["dtype"]) for each in plan
+        ], self._entries()
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add one kernel; `entry` needs `key`."""
         if not self._asked.is_file():
             write_text_atomically(self._asked, self._begun)
-        line = (json.dumps(dict(entry)) + "\n").encode()
-        handle = os.open(self._lines, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(handle, line)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with self._lines.open("ab", buffering=0) as lines:
+            lines.write((json.dumps(dict(entry)) + "\n").encode())
+            os.fsync(lines)
 
     def discard(self) -> None:
         """Forget the run."""

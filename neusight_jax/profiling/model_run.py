@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import Any, Protocol
 import pandas as pd
 from rich.console import Console
 
-import neusight_jax
-from neusight_jax.datasets.devices import GPU_FILE
 from neusight_jax.datasets.model_tables import END_TO_END
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.files import atomic_folder, refuse_existing
+from neusight_jax.files import refuse_existing
 from neusight_jax.graph.source_file import is_source
-from neusight_jax.profiling.card import now, readme
+from neusight_jax.profiling.card import begun_card, failure, now, write_folder
 from neusight_jax.profiling.clock import FEWEST_REPEATS, spread
 from neusight_jax.profiling.machine import Machine, find_machine, host_facts, make_backend
 from neusight_jax.profiling.model_target import Target, target_from_config, target_from_source
@@ -69,8 +66,7 @@ def profile_models(
                 raise unknown_name(kind, name, known)
     refuse_existing(output)
     console = console or Console(quiet=True)
-    rows: list[dict[str, Any]] = []
-    skipped: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     machines: dict[str, Machine] = {}
     versions: dict[str, str] = {}
     began, host, on_cpu = now(), host_facts(), True
@@ -82,52 +78,44 @@ def profile_models(
                 machines[target.framework] = find_machine(backend, gpu)
                 versions, on_cpu = {**versions, **backend.versions()}, backend.is_cpu
             for execution in executions:
-                said: dict[str, Any] = {
-                    "device": machines[target.framework].name,
-                    "model": model,
-                    "mode": MODES[mode],
-                    "sequence_length": target.sequence_length,
-                    "batch_size": target.batch_size,
-                    "option": EXECUTIONS[execution],
-                    "num_layers": target.layers,
-                }
                 console.print(f"{model}: {mode}, {execution}", highlight=False)
-                try:
-                    found = _timed(_model(target, mode == "training", execution == "compiled"), seconds)
-                except InputError:
-                    raise
-                except Exception as error:  # whatever a model raises when it is run
-                    lines = str(error).strip().splitlines() or [""]
-                    reason = f"failed: {type(error).__name__}: {lines[0][:200]}"
-                    skipped.append({**said, "reason": reason})
-                    console.print(f"skipped {model}: {reason}", highlight=False)
-                    continue
-                finally:
-                    gc.collect()
-                own = {"dtype": target.dtype, "backend": target.framework}
-                rows.append({**said, **found, **own, "provenance": machines[target.framework].provenance})
+                row = _measured(target, machines[target.framework], mode, execution, seconds)
+                if "reason" in row:
+                    console.print(f"skipped {model}: {row['reason']}", highlight=False)
+                measured.append(row)
+    rows = [row for row in measured if "reason" not in row]
+    skipped = [row for row in measured if "reason" in row]
     if not rows:
         raise InputError(f"no model could be measured; the first was skipped because it {skipped[0]['reason']}")
     machine = next(iter(machines.values()))
-    sensors = Sensors(wanted=not on_cpu)
-    card = {
+    facts = {"timing": "whole steps, each waited for; median over repeats, warm-up aside", "models": ", ".join(models)}
+    facts["made_by"] = f"neusight-jax profile-model {' '.join(models)} --output DIR"
+    card = begun_card(machine, Sensors(wanted=not on_cpu), versions, **facts)
+    card |= {"began": began, "host": host, "rows": {"end_to_end": len(rows)}}
+    return write_folder(Path(output), card, {f"models/{END_TO_END.file}": pd.DataFrame(rows)}, skipped, machine.file)
+
+
+def _measured(target: Target, machine: Machine, mode: str, execution: str, seconds: float) -> dict[str, Any]:
+    """A row of a model, or what it is and the reason why there is none."""
+    said: dict[str, Any] = {
         "device": machine.name,
-        "provenance": machine.provenance,
-        "timing": "whole steps, each waited for; median over repeats, warm-up aside",
-        "models": ", ".join(models),
-        "began": began,
-        "ended": now(),
-        "versions": versions,
-        "driver": {**sensors.facts(), "sensors": sensors.source},
-        "host": host,
-        "version": neusight_jax.__version__,
-        "made_by": f"neusight-jax profile-model {' '.join(models)} --output DIR",
-        "rows": {"end_to_end": len(rows)},
-        "skipped": len(skipped),
-        "gpu_file": machine.file is not None,
+        "model": target.model,
+        "mode": MODES[mode],
+        "sequence_length": target.sequence_length,
+        "batch_size": target.batch_size,
+        "option": EXECUTIONS[execution],
+        "num_layers": target.layers,
     }
-    _write(Path(output), card, rows, skipped, machine)
-    return card
+    try:
+        found = _timed(_model(target, mode == "training", execution == "compiled"), seconds)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a model raises when it is run
+        return {**said, "reason": failure(error)}
+    finally:
+        gc.collect()
+    own = {"dtype": target.dtype, "backend": target.framework, "provenance": machine.provenance}
+    return {**said, **found, **own}
 
 
 def _target(model: str, batch_size: int | None, sequence_length: int | None, mode: str, dtype: str) -> Target:
@@ -163,28 +151,12 @@ def _timed(model: Model, seconds: float) -> dict[str, Any]:
     ):
         steps.append(model.step())
     totals = [forward + (backward or 0.0) for forward, backward in steps]
-    forward_s = statistics.median(forward for forward, _ in steps)
-    e2e_s = statistics.median(totals)
     # A step of JAX is one program: what its gradients take is what it takes beyond the forward pass.
     backward_s = None if steps[0][1] is None else statistics.median(backward or 0.0 for _, backward in steps)
     return {
-        "e2e_s": e2e_s,
-        "forward_s": forward_s,
+        "e2e_s": statistics.median(totals),
+        "forward_s": statistics.median(forward for forward, _ in steps),
         "backward_s": backward_s if backward_s is not None and backward_s > 0.0 else None,
         "spread": spread(totals),
         "repeats": len(steps),
     }
-
-
-def _write(
-    target: Path, card: dict[str, Any], rows: list[dict[str, Any]], skipped: list[dict[str, Any]], machine: Machine
-) -> None:
-    with atomic_folder(target) as folder:
-        (folder / "models").mkdir()
-        pd.DataFrame(rows).to_csv(folder / "models" / END_TO_END.file, index=False)
-        if skipped:
-            pd.DataFrame(skipped).to_csv(folder / "skipped.csv", index=False)
-        if machine.file is not None:
-            (folder / GPU_FILE).write_text(json.dumps(machine.file, indent=1) + "\n", encoding="utf-8")
-        (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
-        (folder / "README.md").write_text(readme(card), encoding="utf-8")

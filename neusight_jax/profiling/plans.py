@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,26 +16,12 @@ from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
 from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
 
 QUICK: dict[str, int] = {
-    "linear": 14,
-    "bmm": 12,
-    **dict.fromkeys(("add", "mul", "gelu", "tanh"), 4),
-    "softmax": 10,
-    "ln": 10,
-    "conv": 6,
-    "prefill": 3,
-    "decode": 3,
-    "copy": 4,
+    **{"linear": 14, "bmm": 12, **dict.fromkeys(("add", "mul", "gelu", "tanh"), 4), "softmax": 10, "ln": 10},
+    **{"conv": 6, "prefill": 3, "decode": 3, "copy": 4},
 }
 FULL: dict[str, int] = {
-    "linear": 250,
-    "bmm": 200,
-    **dict.fromkeys((*BINARY_OPS, *UNARY_OPS), 20),
-    "softmax": 120,
-    "ln": 120,
-    "conv": 120,
-    "prefill": 60,
-    "decode": 60,
-    "copy": 40,
+    **{"linear": 250, "bmm": 200, **dict.fromkeys((*BINARY_OPS, *UNARY_OPS), 20), "softmax": 120, "ln": 120},
+    **{"conv": 120, "prefill": 60, "decode": 60, "copy": 40},
 }
 PLANS: dict[str, tuple[dict[str, int], float]] = {"quick": (QUICK, 2e-3), "full": (FULL, 50e-3)}
 """Kernels of each operator, and the longest of them in seconds at the speed of light."""
@@ -44,7 +29,20 @@ LARGEST_BYTES = 2.0**32
 TRIES = 200
 """Draws before an operator is said not to fit."""
 
-Draw = Callable[[np.random.Generator], dict[str, int]]
+DIMS: dict[str, dict[str, tuple[int, int, int] | list[int]]] = {
+    "linear": {"m": (16, 16384, 64), "n": (64, 16384, 64), "k": (64, 16384, 64)},
+    "bmm": {"b": (1, 256, 4), "m": (16, 2048, 16), "n": (16, 2048, 16), "k": (16, 2048, 16)},
+    "conv": {
+        **{"kernel_size": [1, 3, 3, 3, 5], "b": (1, 64, 4), "input_channels": (3, 512, 16)},
+        **{"output_channels": (16, 512, 16), "input_size": [7, 14, 28, 56, 112], "stride": [1, 1, 1, 2]},
+    },
+    "prefill": {"query_length": (64, 4096, 64), "batch_size": (1, 16, 1)},
+    "decode": {"batch_size": (1, 128, 4), "kv_length": (128, 16384, 64)},
+}
+"""Dims of drawn kernels: one of a list, or log-uniform between two sizes; of those two thirds are multiples of the
+third number, as in models, the others any whole number. What else an operator needs follows (`_draw`)."""
+ROWS: dict[str, tuple[int, int, int] | list[int]] = {"b": (32, 65536, 32), "h": (64, 16384, 64)}
+"""Dims of row-wise operators."""
 
 
 def planned(plan: str, gpu: GPU, dtypes: Sequence[str], seed: int = 0) -> list[Case]:
@@ -75,7 +73,7 @@ def _drawn(plan: str, gpu: GPU, seed: int) -> list[tuple[Case, bool]]:
         random = np.random.default_rng([seed, index])
         found: dict[str, Case] = {}
         for _ in range(TRIES * count):
-            case = make_case(op, _DRAWS.get(op, _rows)(random))
+            case = make_case(op, _draw(op, random))
             moved = case_bytes(case)[0]
             least_s = max(operands(case).flop / peak, moved / bandwidth)
             if least_s <= longest_s and moved <= LARGEST_BYTES:
@@ -111,68 +109,22 @@ def _read(plan: str) -> list[tuple[Case, bool]]:
     return cases
 
 
-def _size(random: np.random.Generator, low: float, high: float, step: int = 1) -> int:
-    """Log-uniform; two thirds are multiples of `step`, as in models, the others any whole number."""
+def _draw(op: str, random: np.random.Generator) -> dict[str, int]:
+    dims = {
+        name: int(random.choice(sizes)) if isinstance(sizes, list) else _size(random, *sizes)
+        for name, sizes in DIMS.get(op, ROWS).items()
+    }
+    if op == "conv":
+        dims["padding"] = dims["kernel_size"] // 2
+    if op in ("prefill", "decode"):
+        kept, group = int(2 ** random.integers(0, 5)), int(2 ** random.integers(0, 3))
+        dims |= {"heads": kept * group, "kv_heads": kept, "head_dim": int(random.choice([64, 128])), "causal": 0}
+    if op == "prefill":
+        dims |= {"kv_length": dims["query_length"], "causal": int(random.uniform() < 0.75)}
+    return {"query_length": 1, **dims}
+
+
+def _size(random: np.random.Generator, low: float, high: float, step: int) -> int:
     drawn = math.exp(random.uniform(math.log(low), math.log(high)))
     multiple = step if random.uniform() < 2 / 3 else 1
     return max(round(drawn / multiple), 1) * multiple
-
-
-def _linear(random: np.random.Generator) -> dict[str, int]:
-    return {name: _size(random, low, 16384, 64) for name, low in (("m", 16), ("n", 64), ("k", 64))}
-
-
-def _bmm(random: np.random.Generator) -> dict[str, int]:
-    return {"b": _size(random, 1, 256, 4), **{name: _size(random, 16, 2048, 16) for name in ("m", "n", "k")}}
-
-
-def _rows(random: np.random.Generator) -> dict[str, int]:
-    return {"b": _size(random, 32, 65536, 32), "h": _size(random, 64, 16384, 64)}
-
-
-def _conv(random: np.random.Generator) -> dict[str, int]:
-    window = int(random.choice([1, 3, 3, 3, 5]))
-    return {
-        "b": _size(random, 1, 64, 4),
-        "input_channels": _size(random, 3, 512, 16),
-        "output_channels": _size(random, 16, 512, 16),
-        "kernel_size": window,
-        "input_size": int(random.choice([7, 14, 28, 56, 112])),
-        "stride": int(random.choice([1, 1, 1, 2])),
-        "padding": window // 2,
-    }
-
-
-def _prefill(random: np.random.Generator) -> dict[str, int]:
-    tokens = _size(random, 64, 4096, 64)
-    return {
-        "batch_size": _size(random, 1, 16),
-        "query_length": tokens,
-        "kv_length": tokens,
-        **_heads(random),
-        "causal": int(random.uniform() < 0.75),
-    }
-
-
-def _decode(random: np.random.Generator) -> dict[str, int]:
-    return {
-        "batch_size": _size(random, 1, 128, 4),
-        "query_length": 1,
-        "kv_length": _size(random, 128, 16384, 64),
-        **_heads(random),
-        "causal": 0,
-    }
-
-
-def _heads(random: np.random.Generator) -> dict[str, int]:
-    kept, group = int(2 ** random.integers(0, 5)), int(2 ** random.integers(0, 3))
-    return {"heads": kept * group, "kv_heads": kept, "head_dim": int(random.choice([64, 128]))}
-
-
-_DRAWS: dict[str, Any] = {
-    "linear": _linear,
-    "bmm": _bmm,
-    "conv": _conv,
-    "prefill": _prefill,
-    "decode": _decode,
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +14,11 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-import neusight_jax
 from neusight_jax.datasets import schema
-from neusight_jax.datasets.devices import GPU_FILE
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.files import atomic_folder, refuse_existing
-from neusight_jax.profiling.card import TIMINGS, now, readme, row_facts
+from neusight_jax.files import refuse_existing
+from neusight_jax.profiling.card import TIMINGS, begun_card, failure, now, row_facts, write_folder
 from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import DISTURBED, Backend, Prepared, sample
 from neusight_jax.profiling.journal import Journal
@@ -77,24 +74,12 @@ def profile(
     else:
         cases, entries = planned(plan, machine.gpu, dtypes), []
         journal.begin(asked, cases)
-    card = {
-        "device": machine.name,
-        "provenance": machine.provenance,
-        "timing": timing,
-        "plan": plan,
-        "dtypes": ", ".join(dtypes),
-        "backend": backend,
-        "seconds_per_kernel": seconds,
-        "began": now(),
-        "resumed": resume,
-        "made_by": f"neusight-jax profile --plan {plan} --backend {backend} --dtype {' '.join(dtypes)} --output DIR",
-        "version": neusight_jax.__version__,
-        "versions": clock.versions(),
-        "driver": {**sensors.facts(), "sensors": sensors.source},
-        "host": host_facts(),
-    }
+    facts = {"timing": timing, "plan": plan, "dtypes": ", ".join(dtypes), "backend": backend, "resumed": resume}
+    facts["seconds_per_kernel"] = seconds
+    facts["made_by"] = f"neusight-jax profile --plan {plan} --backend {backend} --dtype {' '.join(dtypes)} --output DIR"
+    card = begun_card(machine, sensors, clock.versions(), **facts)
     _measure_all(cases, entries, clock, machine, sensors, journal, seconds, console or Console(quiet=True))
-    card["ended"], card["host_load_average_at_end"] = now(), host_facts()["load_average"]
+    card["host_load_average_at_end"] = host_facts()["load_average"]
     card = _write(target, card, entries, machine, timing)
     journal.discard()
     return card
@@ -146,8 +131,7 @@ def _measured(
         prepared = clock.prepare(case, sets, seed)
         found = sample(prepared, seconds, lambda: readings.append(sensors.read()))
     except Exception as error:  # out of memory, or not there in this dtype: backends raise many kinds
-        lines = str(error).strip().splitlines() or [""]
-        return {"kernel": kernel, "reason": f"failed: {type(error).__name__}: {lines[0][:200]}"}
+        return {"kernel": kernel, "reason": failure(error)}
     finally:
         del prepared  # its memory is needed for the next kernel
         gc.collect()
@@ -175,33 +159,17 @@ def _write(
     settled = machine.settled(_rates(rows))
     columns = {"device": machine.name, "backend": card["backend"], "provenance": machine.provenance}
     frame = pd.DataFrame(rows).assign(**columns)
-    parts = []
+    tables: dict[str, pd.DataFrame] = {}
     for op, part in frame.groupby("op", sort=True):
         kept, refused = _checked(part.dropna(axis=1, how="all").reset_index(drop=True), settled)
+        tables[f"kernels/{op}.parquet"] = kept
         skipped += refused
-        parts.append((str(op), kept))
-    out = {
-        **card,
-        **row_facts(pd.concat([part for _, part in parts], ignore_index=True), skipped),
-        "gpu_file": settled.file is not None,
-    }
-    with atomic_folder(target) as folder:
-        (folder / "kernels").mkdir()
-        for op, part in parts:
-            if len(part):
-                part.to_parquet(folder / "kernels" / f"{op}.parquet", index=False)
-        if settled.file is not None:
-            (folder / GPU_FILE).write_text(json.dumps(settled.file, indent=1) + "\n", encoding="utf-8")
-        if skipped:
-            pd.DataFrame(skipped).to_csv(folder / "skipped.csv", index=False)
-        (folder / "card.json").write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
-        (folder / "README.md").write_text(readme(out), encoding="utf-8")
-    return out
+    card = {**card, **row_facts(pd.concat(tables.values(), ignore_index=True))}
+    return write_folder(target, card, tables, skipped, settled.file)
 
 
 def _latency(row: dict[str, Any], timing: str) -> dict[str, Any]:
-    seconds, spread = (row["loop_s"], row["loop_spread"]) if timing == "loop" else (row["call_s"], row["call_spread"])
-    return {"latency_s": seconds, "spread": spread, "timing": timing, **row}
+    return {"latency_s": row[f"{timing}_s"], "spread": row[f"{timing}_spread"], "timing": timing, **row}
 
 
 def _rates(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[float, float, float]]:
@@ -216,22 +184,15 @@ def _checked(part: pd.DataFrame, machine: Machine) -> tuple[pd.DataFrame, list[d
     op = str(part["op"].iloc[0])
     checked = check_rows(part, f"{op}.parquet", measured_on=(machine.name, machine.gpu))
     reasons = dict(zip(checked.problems["row"], checked.problems["detail"], strict=True))
-    names = ["op", "dtype", *schema.op_columns(op)]
-    kernels = part[names].to_dict("records")
+    kernels = part[["op", "dtype", *schema.op_columns(op)]].to_dict("records")
     refused = [{**kernels[int(row)], "reason": reason} for row, reason in reasons.items()]
     return part[~checked.bad].reset_index(drop=True), refused
 
 
 @contextmanager
 def _progress(console: Console, total: int, done: int) -> Iterator[Any]:
-    columns = (
-        TextColumn("{task.description:<12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+    left = (TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left)
     with Progress(*columns, console=console, speed_estimate_period=120) as bar:
         task = bar.add_task("kernels", total=total, completed=done)
         yield lambda op: bar.update(task, advance=1, description=op)

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 THROTTLES: dict[int, str] = {
@@ -17,15 +17,15 @@ THROTTLES: dict[int, str] = {
     0x80: "power brake",
 }
 """Bits of NVML's clock event reasons that slow a kernel down."""
-_QUERY: tuple[str, ...] = (
-    "clocks.sm",
-    "clocks.mem",
-    "power.draw",
-    "temperature.gpu",
-    "clocks_throttle_reasons.active",
-    "driver_version",
-    "power.limit",
+_SENSORS: tuple[tuple[str, str, float, str, tuple[str, ...], float], ...] = (
+    ("clock_hz", "clocks.sm", 1e6, "nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",), 1e6),
+    ("mem_clock_hz", "clocks.mem", 1e6, "nvmlDeviceGetClockInfo", ("NVML_CLOCK_MEM",), 1e6),
+    ("power_w", "power.draw", 1.0, "nvmlDeviceGetPowerUsage", (), 1e-3),
+    ("temperature_c", "temperature.gpu", 1.0, "nvmlDeviceGetTemperature", ("NVML_TEMPERATURE_GPU",), 1.0),
 )
+"""Field of a reading; nvidia-smi's query and its unit in SI; NVML's call, constants it is given, and its unit in SI."""
+_THROTTLED = "clocks_throttle_reasons.active"
+_QUERY: tuple[str, ...] = (*(query for _, query, *_ in _SENSORS), _THROTTLED, "driver_version", "power.limit")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Reading:
 
     def to_row(self) -> dict[str, Any]:
         """As columns."""
-        return dict(vars(self))
+        return asdict(self)
 
 
 class Sensors:
@@ -56,20 +56,13 @@ class Sensors:
     """
 
     def __init__(self, wanted: bool) -> None:
-        self._nvml: Any = None
-        self._handle: Any = None
-        if wanted:
-            self._nvml, self._handle = _open_nvml()
+        self._nvml, self._handle = _open_nvml() if wanted else (None, None)
         self._smi = shutil.which("nvidia-smi") if wanted and self._nvml is None else None
         self.source = "NVML" if self._nvml else "nvidia-smi" if self._smi else "none"
 
     def read(self) -> Reading:
         """Look now."""
-        if self._nvml is not None:
-            return _read_nvml(self._nvml, self._handle)
-        if self._smi is None:
-            return Reading()
-        return parse_smi(self._ask())
+        return _read_nvml(self._nvml, self._handle) if self._nvml is not None else parse_smi(self._ask())
 
     def facts(self) -> dict[str, str]:
         """Driver and power limit, for the card."""
@@ -84,15 +77,13 @@ class Sensors:
         return {"driver": answer.get("driver_version", ""), "power_limit_w": answer.get("power.limit", "")}
 
     def _ask(self) -> dict[str, str]:
-        command = [
-            str(self._smi),
-            "-i",
-            str(_first_visible()),
-            f"--query-gpu={','.join(_QUERY)}",
-            "--format=csv,noheader,nounits",
-        ]
+        if self._smi is None:
+            return {}
+        command = [self._smi, "-i", str(_first_visible()), f"--query-gpu={','.join(_QUERY)}"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+            done = subprocess.run(
+                [*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return {}
         return dict(zip(_QUERY, (value.strip() for value in done.stdout.strip().split(",")), strict=False))
@@ -100,27 +91,26 @@ class Sensors:
 
 def parse_smi(answer: Mapping[str, str]) -> Reading:
     """A reading from nvidia-smi's words: MHz, W, °C and a hexadecimal mask; what is no number is absent."""
-    clock, memory, power, celsius = (_number(answer.get(name, "")) for name in _QUERY[:4])
-    mask = _tried(lambda: int(answer[_QUERY[4]], 16))
-    return Reading(
-        clock_hz=None if clock is None else clock * 1e6,
-        mem_clock_hz=None if memory is None else memory * 1e6,
-        power_w=power,
-        temperature_c=celsius,
-        throttled=None if mask is None else throttle_names(mask),
+    values = {field: _tried(lambda q=query, u=unit: float(answer[q]) * u) for field, query, unit, *_ in _SENSORS}
+    return Reading(**values, throttled=_tried(lambda: throttle_names(int(answer[_THROTTLED], 16))))
+
+
+def _read_nvml(nvml: Any, handle: Any) -> Reading:
+    values = {
+        field: _tried(
+            lambda c=call, g=given, u=unit: float(getattr(nvml, c)(handle, *(getattr(nvml, n) for n in g)) * u)
+        )
+        for field, *_, call, given, unit in _SENSORS
+    }
+    ask_mask: Any = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
+        nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None
     )
+    return Reading(**values, throttled=_tried(lambda: throttle_names(ask_mask(handle))))
 
 
 def throttle_names(mask: int) -> str:
     """Reasons in NVML's bit mask that slow kernels down, joined by a comma."""
     return ", ".join(name for bit, name in THROTTLES.items() if mask & bit)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _tried(ask: Any) -> Any:
@@ -145,21 +135,3 @@ def _open_nvml() -> tuple[Any, Any]:
         return pynvml, pynvml.nvmlDeviceGetHandleByIndex(_first_visible())
     except Exception:  # no package, no driver, no device: NVML's own errors share no other base
         return None, None
-
-
-def _read_nvml(nvml: Any, handle: Any) -> Reading:
-    ask_mask: Any = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
-        nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None
-    )
-    clock = _tried(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-    memory = _tried(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
-    power = _tried(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-    celsius = _tried(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-    mask = _tried(lambda: ask_mask(handle))
-    return Reading(
-        clock_hz=None if clock is None else clock * 1e6,
-        mem_clock_hz=None if memory is None else memory * 1e6,
-        power_w=None if power is None else power / 1e3,
-        temperature_c=None if celsius is None else float(celsius),
-        throttled=None if mask is None else throttle_names(mask),
-    )

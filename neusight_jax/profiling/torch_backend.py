@@ -7,11 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from neusight_jax.profiling.case import Case, operands
-from neusight_jax.profiling.jax_operators import POSITIVE
+from neusight_jax.profiling.case import POINTWISE, POSITIVE, Case, operands
 from neusight_jax.profiling.processor import free_bytes, processor_name
-from neusight_jax.profiling.torch_operators import TORCH_DTYPES, torch_operator
+
+TORCH_DTYPES: dict[str, Any] = {
+    **dict.fromkeys(("fp32", "tf32"), torch.float32),
+    **{"bf16": torch.bfloat16, "fp16": torch.float16},
+}
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    **POINTWISE,
+    **{"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu, "copy": torch.clone, "bmm": torch.bmm},
+    "softmax": lambda x: torch.softmax(x, dim=-1),
+    "ln": lambda x, scale, bias: F.layer_norm(x, (x.shape[-1],), scale, bias),
+    # The inputs hold the weight as (in, out); torch keeps it as (out, in), which is a view here.
+    "linear": lambda x, weight, bias: F.linear(x, weight.t(), bias),
+}
 
 
 class TorchBackend:
@@ -139,3 +151,14 @@ def _draw(generator: Any, shape: tuple[int, ...], dtype: Any, op: str, device: s
     drawn = torch.rand if op in POSITIVE else torch.randn
     values = drawn(shape, generator=generator, device=device)
     return (values + 0.5 if op in POSITIVE else values).to(dtype)
+
+
+def torch_operator(case: Case) -> Callable[..., Any]:
+    """A function of the case's inputs, in the layouts of `case.operands`."""
+    sizes = case.sizes
+    if case.op == "conv":
+        return lambda image, window: F.conv2d(image, window, stride=sizes["stride"], padding=sizes["padding"])
+    if case.op in ("prefill", "decode"):
+        options = {"is_causal": bool(sizes["causal"]), "enable_gqa": sizes["heads"] != sizes["kv_heads"]}
+        return lambda *inputs: F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in inputs), **options)
+    return _OPERATORS[case.op]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from neusight_jax.checkpoint import load_card
 from neusight_jax.errors import InputError
@@ -27,13 +27,10 @@ def origin_notes(trace: Trace, asked: str | GPU | None, origin: str) -> list[str
     Args:
       asked: what the user gave; origin: its name in the catalog, or in its file.
     """
-    if not trace.gpus:
-        return []
-    if asked is None:
+    if asked is None and trace.gpus:
         return [f"measured on {origin}, as the trace says"]
-    others = [
-        gpu for gpu in trace.gpus if (canonical_name(gpu) or gpu) != origin and fold_name(gpu) != fold_name(origin)
-    ]
+    same = (origin, fold_name(origin))
+    others = [gpu for gpu in trace.gpus if (canonical_name(gpu) or gpu) not in same and fold_name(gpu) not in same]
     if not others:
         return []
     return [
@@ -58,59 +55,46 @@ def assumed(
       checkpoint: "" for a predictor given as such; chosen: whether it was chosen here.
     """
     here, there = product_peaks(origin[1]), product_peaks(target[1])
-    notes = _checkpoint_notes(items, rules, checkpoint, chosen=chosen)
-
-    def say(text: str, which: Callable[[Measured, str], bool]) -> None:
-        found = [item for item, rule in zip(items, rules, strict=True) if which(item, rule)]
-        if found:
-            notes.append(f"{text}: {_share(found, items)}")
-
-    unknown = [rule for item, rule in zip(items, rules, strict=True) if _is_unknown(item, rule)]
-    say(f"names of unknown kind, scaled by {' and '.join(sorted(set(unknown)))}", _is_unknown)
-    say(
-        "products whose names say no dtype, taken to be fp32",
-        lambda item, rule: multiplies(item) and not item.dtype_said,
-    )
-    say(
-        f"products in a dtype that {origin[0]} has no path for here, scaled by grid and bandwidth alone",
-        lambda item, rule: lacks_path(item, here),
-    )
-    say(
-        "products in tf32, taken to run in fp32 where a GPU has no tf32",
-        lambda item, rule: multiplies(item) and item.dtype == "tf32" and not {"tf32"} <= here.keys() & there.keys(),
-    )
+    ruled = list(zip(items, rules, strict=True))
+    products = [item for item in items if multiplies(item)]
+    unknown = [pair for pair in ruled if pair[0].kind == "unknown" and pair[1] not in ("forecast", "none")]
+    tf32 = [item for item in products if item.dtype == "tf32"]
+    found = {
+        f"names of unknown kind, scaled by {' and '.join(sorted({rule for _, rule in unknown}))}": [
+            item for item, _ in unknown
+        ],
+        "products whose names say no dtype, taken to be fp32": [item for item in products if not item.dtype_said],
+        f"products in a dtype that {origin[0]} has no path for here, scaled by grid and bandwidth alone": [
+            item for item in products if lacks_path(item, here)
+        ],
+        "products in tf32, taken to run in fp32 where a GPU has no tf32": []
+        if {"tf32"} <= here.keys() & there.keys()
+        else tf32,
+    }
+    forecast = [item for item, rule in ruled if rule in ("forecast", "inferred") and multiplies(item)]
+    notes = _checkpoint_notes([item for item in forecast if item.dtype != "fp32"], items, checkpoint, chosen=chosen)
+    notes += [f"{text}: {_share(which, items)}" for text, which in found.items() if which]
     for name in dict.fromkeys((origin[0], target[0])):
-        estimates = gpu_info(name).estimates if canonical_name(name) == name else ()
-        if estimates:
+        if canonical_name(name) == name and (estimates := gpu_info(name).estimates):
             notes.append(f"figures of {name} that are estimates, not public: {', '.join(estimates)}")
     return notes
 
 
-def _is_unknown(item: Measured, rule: str) -> bool:
-    return item.kind == "unknown" and rule not in ("forecast", "none")
-
-
-def _checkpoint_notes(items: Sequence[Measured], rules: Sequence[str], checkpoint: str, *, chosen: bool) -> list[str]:
-    """Why a checkpoint was chosen, and which products it never saw the dtype of."""
+def _checkpoint_notes(
+    products: Sequence[Measured], items: Sequence[Measured], checkpoint: str, *, chosen: bool
+) -> list[str]:
+    """Why a checkpoint was chosen, and which of the products that are not in fp32 it never saw the dtype of."""
     if not checkpoint:
         return []
-    products = [
-        item
-        for item, rule in zip(items, rules, strict=True)
-        if multiplies(item) and rule in ("forecast", "inferred") and item.dtype != "fp32"
-    ]
-    notes = []
-    if chosen and products:
-        dtypes = ", ".join(sorted({item.dtype for item in products}))
-        notes.append(f"checkpoint {checkpoint}, as products run in {dtypes}: {_share(products, items)}")
     trained: list[str] = load_card(checkpoint).get("trained_dtypes") or []
     unseen = [item for item in products if trained and item.dtype not in trained]
+    dtypes, new = (", ".join(sorted({item.dtype for item in each})) for each in (products, unseen))
+    notes = []
+    if chosen and products:
+        notes.append(f"checkpoint {checkpoint}, as products run in {dtypes}: {_share(products, items)}")
     if unseen:
-        dtypes = ", ".join(sorted({item.dtype for item in unseen}))
-        notes.append(
-            f"{checkpoint} was trained on {', '.join(trained)} only, its {dtypes} is an extrapolation: "
-            f"{_share(unseen, items)}"
-        )
+        known = f"{checkpoint} was trained on {', '.join(trained)} only, its {new} is an extrapolation"
+        notes.append(f"{known}: {_share(unseen, items)}")
     return notes
 
 

@@ -60,7 +60,7 @@ class _Values:
                 return ""
 
     def skip(self, expected: str) -> str:
-        """Pass over the next character, which has to be one of those expected."""
+        """The next character, passed over; it has to be one of those expected."""
         found = self.next()
         if not found:
             raise _NotJson("cut off")
@@ -116,7 +116,7 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if first not in ("{", "["):
             raise InputError(f"{path}: not JSON: expected an object or a list of events; export the trace again")
         try:
-            for event in _items(values) if first == "[" else _members(values, header):
+            for event in _entries(values, header):
                 found = True
                 if isinstance(event, dict):
                     yield event
@@ -130,26 +130,20 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[dict[str, Any]]:
         raise InputError(f"{path}: holds no events; expected a Chrome trace with a list `traceEvents`")
 
 
-def _items(values: _Values) -> Iterator[Any]:
-    """Items of the list that comes next; a comma before its end is passed over, as trace viewers do."""
-    values.skip("[")
-    while values.next() != "]":
-        yield values.value()
-        if values.next() != "]":
-            values.skip(",]")
-    values.skip("]")
+def _entries(values: _Values, header: dict[str, Any]) -> Iterator[Any]:
+    """Items of the list that comes next, or of `traceEvents` of an object, whose other members go to `header`.
 
-
-def _members(values: _Values, header: dict[str, Any]) -> Iterator[Any]:
-    """Items of `traceEvents` of the object that comes next; its other members go to `header`."""
-    values.skip("{")
-    while values.next() != "}":
+    A comma before the end is passed over, as trace viewers do.
+    """
+    end = "]" if values.skip("[{") == "[" else "}"
+    while values.next() != end:
         key = values.value()
-        values.skip(":")
-        if key == "traceEvents" and values.next() == "[":
-            yield from _items(values)
+        if end == "]":
+            yield key
+        elif values.skip(":") and key == "traceEvents" and values.next() == "[":
+            yield from _entries(values, header)
         else:
             header[str(key)] = values.value()
-        if values.next() != "}":
-            values.skip(",}")
-    values.skip("}")
+        if values.next() != end:
+            values.skip(f",{end}")
+    values.skip(end)

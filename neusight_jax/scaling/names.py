@@ -1,20 +1,24 @@
 """What a GPU kernel's name says: its kind, the dtype of its arithmetic, the tile of a matrix product.
 
-A name is read in this order, and the first that knows it decides: copies and collectives; the grammars of BLAS
-libraries (`library_names`); those of compilers (`compiler_names`); then words of the name itself (`WORDS`), of its
-namespaces (`SPACES`), and last of its template arguments. Words are whole: `convert` is no `conv`, the namespace
-`fbgemm_gpu` no `gemm`, `splitKreduce_kernel` no product.
+All that is known of names is the table `names.yaml`, tried from the top: copies and collectives; the grammars of BLAS
+libraries; those of compilers; then words of the name itself, of its namespaces, and last of its template arguments.
+Words are whole: `convert` is no `conv`, the namespace `fbgemm_gpu` no `gemm`, `splitKreduce_kernel` no product.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
+from types import MappingProxyType
+from typing import NamedTuple
 
-from neusight_jax.scaling.compiler_names import compiler_kind
-from neusight_jax.scaling.demangle import NameParts, name_parts, words
-from neusight_jax.scaling.library_names import LIBRARIES, LibraryName, dtype_in
+import yaml
+
+from neusight_jax.gpu_catalog import Yaml
+from neusight_jax.scaling.demangle import name_parts, words
 
 KINDS: tuple[str, ...] = (
     *("gemm", "conv", "attention", "moe", "elementwise", "softmax", "norm", "memory", "reduce", "sort", "optimizer"),
@@ -49,127 +53,64 @@ class KernelName:
     work: str = ""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Words that tell a kind: alternatives as regular expressions over whole words; the work where not the usual."""
+class Rule(NamedTuple):
+    """A row of `names.yaml`: what a pattern tells, as far as it differs from the kind's own."""
 
     kind: str
-    pattern: str
+    pattern: re.Pattern[str]
     work: str | None = None
+    dtypes: Mapping[str, str] = MappingProxyType({})
 
 
-MOVES: tuple[tuple[str, str], ...] = (
-    ("transfer", r"^\W*(?:cuda |hip |unified memory )*memcpy.*(?:[hd]to[hd]|[hd]2[hd]|host|p(?:to|2)p|peer)"),
-    ("transfer", r"^(?:memory_)?copy_?(?:host_?to_?device|device_?to_?host)"),
-    ("copy", r"^\W*(?:cuda |hip |unified memory )*mem(?:cpy|set)|^(?:memory_)?copy_?device_?to_?device"),
-    ("copy", r"^__amd_rocclr_|^buffercopy|^fillbuffer"),
-)
-"""Copies as CUPTI, roctracer, Kineto, Nsight Systems and XLA write them; a copy within the device is no transfer."""
-_WITHIN = re.compile(r"d(?:to|2)d|device.?to.?device|device -> device", re.IGNORECASE)
-_PEERS = re.compile(r"p(?:to|2)p|peer", re.IGNORECASE)
+@functools.cache
+def rules() -> dict[str, list[Rule]]:
+    """The rows of `names.yaml` by section; `dtypes` has a rule for each dtype."""
+    text = resources.files("neusight_jax.scaling").joinpath("names.yaml").read_text(encoding="utf-8")
+    table = yaml.load(text, Loader=Yaml)
+    parts, words_of = table.pop("parts"), table.pop("dtypes")
 
-COLLECTIVE = Rule(
-    "collective",
-    "nccl|rccl|msccl\\w*|nvshmem\\w*|all ?reduce|all ?gather|reduce ?scatter|all ?to ?all|alltoallv?|"
-    "collective permute|cross device reduce|userbuffers|multimem|send recv|allreduce \\w+|lamport",
-)
-"""NCCL, RCCL, MSCCL++, NVSHMEM; XLA's collectives; vLLM's, TensorRT-LLM's, FlashInfer's and PyTorch's own."""
+    def compiled(section: str, pattern: str) -> re.Pattern[str]:
+        for name, part in parts.items():
+            pattern = pattern.replace(f"<{name}>", part)
+        return re.compile(pattern if section in ("copies", "libraries", "compilers") else f" (?:{pattern})(?= )")
 
-WORDS: tuple[Rule, ...] = (
-    # vLLM, SGLang, TensorRT-LLM: the experts' products, and what sorts tokens for them
-    Rule(
-        "moe", "(?:fused|marlin) (?:moe|mo e)(?! (?:router|gate|gating|align))|fmoe|moe (?:\\w+ )*gemm\\w*", "product"
-    ),
-    Rule("moe", "(?:moe|mo e) (?:fc|stage[12]|single|ck2stages)|grouped gemm moe", "product"),
-    Rule("moe", "topk gating|topk softmax|topk sigmoid|grouped topk|moe|expert|experts|expand input rows"),
-    # rotary embeddings compute; all other embeddings look up. FBGEMM: split_embedding_codegen_forward_..._kernel
-    Rule("elementwise", "rotary|rope"),
-    Rule("memory", "embedding|embeddings|embedding bag"),
-    # torch.optim foreach and fused, Apex, DeepSpeed, bitsandbytes
-    Rule("optimizer", "multi tensor|adam|adamw|sgd|lamb|lars|adagrad|rmsprop|adafactor|(?:k )?optimizer\\w*"),
-    # at::native sort and topk, CUB, FlashInfer's samplers
-    Rule("sort", "radix|bitonic|\\w*sort|sort \\w+|top ?k|topk|kth|top p|sampling|multinomial|sbtopk|mbtopk"),
-    # paged caches: written, gathered, moved
-    Rule("memory", "(?:reshape|concat|append|gather|write|store|copy|set|update|load|swap)(?: \\w+){0,4} cache"),
-    Rule("memory", "(?:copy|swap) blocks|gather cached|repack"),
-    # FlashAttention 1 to 3, xformers, cuDNN, vLLM, FlashInfer, TensorRT-LLM, Composable Kernel, aiter, FlashMLA
-    Rule("attention", "attention|attn\\w*|flash\\w*|fmha\\w*|sdpa|mha|mmha|xqa|mla|mqa|unified attention"),
-    Rule("attention", "(?:batch|single) (?:prefill|decode)|paged kv|merge states?|merge attn|kernel mha"),
-    # helpers of a product cut along its contraction
-    Rule("reduce", "split kreduce|splitk reduce|split k reduce|reduce split ?k|kreduce|splitk reduction"),
-    Rule("memory", "im2col\\w*|col2im\\w*|im2d2 col|im2d2col|im3d2col|im3d2 col"),
-    # cuDNN, MIOpen (igemm_fwd_gtcx, miopenSp3AsmConv, gridwise_convolution), Mamba's causal_conv1d
-    Rule("conv", "conv|conv[123]d|convnd|convolution\\w*|convolve\\w*|winograd\\w*|fprop\\w*|[dw]grad\\w*|scudnn"),
-    Rule("conv", "igemm (?:fwd|bwd|wrw)|implicit gemm|implicit convolve|depthwise|\\w*asm conv\\w*|sp3 asm conv"),
-    Rule("softmax", "softmax\\w*|soft max"),
-    Rule("norm", "(?:layer|rms|batch|group|instance|ada|weight) ?norm\\w*|norm|norms|ln (?:fwd|bwd|fw|bw)|rmsnorm\\w*"),
-    Rule("norm", "bn (?:fw|bw)|welford|gamma beta|grad gamma|compute grad input|rowwise moments|mi open batch norm"),
-    # a matrix times a vector: cuBLAS gemv2T, gemvNSP; bitsandbytes kgemm_4bit_inference_naive; split TensorRT-LLM
-    Rule("gemm", "\\w*gemv\\w*|kgemm 4bit inference\\w*|wv split k", "vector"),
-    # cuBLAS, CUTLASS, Triton, Marlin, AWQ, GPTQ, DeepGEMM, FBGEMM, Composable Kernel
-    Rule("gemm", "(?!fbgemm)\\w*gemm\\w*|\\w*matmul\\w*|mm|bmm|addmm|baddbmm|wgmma|gmma|mma|cublas\\w*|tensorop"),
-    Rule("gemm", "marlin|machete|nvjet|cijk|collective mma"),
-    # at::native, CUB, cuDNN's layouts and pools
-    Rule("elementwise", "elementwise kernel with index"),
-    Rule("memory", "ind(?:ex|ices)\\w*|gather\\w*|scatter\\w*|cat|cat array|concat\\w*|transpose\\w*|permute\\w*"),
-    Rule("memory", "copy\\w*|copies|fill|pad|padding|pack|unpack|roll|flip|dropout|pool|pooling|(?:max|avg) pool\\w*"),
-    Rule("memory", "upsample\\w*|interpolate|grid sampler|resize|slice|nonzero|unique|select|where|tile|repeat"),
-    Rule("memory", "expand|bucketize|lookup|arange|jagged to dense|dense to jagged|cached?|linearize"),
-    Rule("memory", "nchw|nhwc|swizzle|layout|triu|tril"),
-    Rule("reduce", "reduc\\w*|cumsum|cumprod|scan|sum|mean|max|min|argmax|argmin|logsumexp|loss|cross entropy"),
-    Rule("reduce", "nrm2|asum|dot|histogram|segmented|count"),
-    Rule("elementwise", "elementwise\\w*|element wise|elem wise\\w*|pointwise\\w*|vectorized|unrolled|gelu\\w*|relu"),
-    Rule("elementwise", "silu|swish|swi glu|sigmoid|tanh|glu|act|activation\\w*|bias|add|mul|multiply|div|exp"),
-    Rule("elementwise", "quant\\w*|dequant\\w*|cast|cvt|convert\\w*|float ?to ?\\w+|rounding|scale|scal|axpy"),
-    Rule("elementwise", "distribution|philox|random|rng|op tensor|generic|unary|binary|clamp|neuron"),
-)
-"""Rules over the words of a name, the first that matches. Names of the libraries beside them are in the tests."""
+    found = {
+        section: [Rule(kind, compiled(section, pattern), *more) for kind, pattern, *more in rows]
+        for section, rows in table.items()
+    }
+    return found | {"dtypes": [Rule(dtype, compiled("dtypes", text)) for dtype, text in words_of.items()]}
 
-SPACES: tuple[Rule, ...] = (
-    Rule("collective", "deep ep"),
-    Rule("gemm", "gemvx", "vector"),
-    Rule("attention", "(?:pytorch )?flash|fmha|flashmla"),
-    Rule("gemm", "marlin|gptq|deep gemm"),
-    Rule("sort", "sbtopk|mbtopk"),
-    Rule("norm", "layer norm|normalization"),
-    Rule("softmax", "softmax"),
-)
-"""Rules over the words of namespaces, for names that say nothing themselves: `gemvx::kernel`, `marlin::Marlin`."""
-_GENERIC = re.compile(r"^(?:[kK]ernel\d?|device_kernel|kentry|globalKernel|_kernel_agent|kernel_entry|launch\w*|run)$")
+
+_WRAPPER = re.compile(r"^(?:[kK]ernel\d?|device_kernel|kentry|globalKernel|_kernel_agent|kernel_entry|launch\w*|run)$")
 """Names of wrappers: what they run is in their template arguments."""
-_DATA_FUNCTORS = re.compile(r" direct copy ")
-"""Functors of PyTorch's elementwise kernels that only move data."""
-
-
-def _compiled(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, re.Pattern[str]], ...]:
-    return tuple((rule, re.compile(f" (?:{rule.pattern})(?= )")) for rule in rules)
-
-
-_MOVES = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in MOVES)
-_COLLECTIVE, _WORDS, _SPACES = _compiled((COLLECTIVE,)), _compiled(WORDS), _compiled(SPACES)
+_NUMBERS = re.compile(r"(?:[._-](?:\d+|clone|remat))+$")
 
 
 @functools.lru_cache(maxsize=65536)
 def read_name(name: str) -> KernelName:
     """What a kernel's name says; kind "unknown" if nothing in it is known."""
-    parts = name_parts(name)
-    moved = _moved(name)
-    if moved is not None:
-        return KernelName(moved)
-    dtype = next((found for text in (parts.base, parts.arguments) if (found := dtype_in(text))), None)
-    if _first(_COLLECTIVE, parts.base) is not None:
+    spaces, base, arguments = name_parts(name)
+    dtype = dtype_in(base) or dtype_in(arguments)
+    if found := _first("copies", name.lower()):
+        return KernelName(found[0].kind)
+    if found := _first("collectives", words(base)):
         return KernelName("collective", dtype)
-    library = _library(parts)
-    if library is not None:
-        return KernelName(library.kind, library.dtype, library.tile, WORK.get(library.kind, ""))
-    kind = compiler_kind(parts.base)
-    if kind is not None:
-        return KernelName(kind, dtype, None, WORK.get(kind, ""))
-    rule = _rule(parts)
-    if rule is None:
+    wrapped = re.split(r"[<,>(\s]", arguments, maxsplit=1)[0].rpartition("::")[2] if _WRAPPER.match(base) else ""
+    for text in (base, wrapped):
+        if found := _first("libraries", text):
+            return _library(*found)
+    operators = re.sub(r"[^A-Za-z0-9]+", " ", f" {_NUMBERS.sub('', base)} ")
+    found = None if " " in base else _first("compilers", operators)
+    if not found and not _WRAPPER.match(base):
+        found = _first("words", words(base))
+        if found and found[0].kind == "elementwise":
+            found = _first("functors", words(arguments)) or found
+    found = found or _first("namespaces", words(" ".join(spaces)))
+    found = found or _first("collectives", words(arguments)) or _first("words", words(arguments))
+    if not found:
         return KernelName("unknown", dtype)
-    work = WORK.get(rule.kind, "") if rule.work is None else rule.work
-    return KernelName(rule.kind, dtype, None, work)
+    work = found[0].work
+    return KernelName(found[0].kind, dtype, None, WORK.get(found[0].kind, "") if work is None else work)
 
 
 def kind_of(name: str) -> str:
@@ -187,27 +128,43 @@ def tile_of(name: str) -> tuple[int, int] | None:
     return read_name(name).tile
 
 
-def _moved(name: str) -> str | None:
-    kind = next((kind for kind, pattern in _MOVES if pattern.search(name)), None)
-    return "copy" if kind == "transfer" and _WITHIN.search(name) and not _PEERS.search(name) else kind
-
-
-def _library(parts: NameParts) -> LibraryName | None:
-    """What a BLAS library's grammar makes of the name, or of a wrapper's first template argument."""
-    inner = parts.arguments if _GENERIC.match(parts.base) else ""
-    first = re.split(r"[<,>(\s]", inner, maxsplit=1)[0].rpartition("::")[2]
-    return next((found for text in (parts.base, first) for read in LIBRARIES if (found := read(text))), None)
-
-
-def _first(rules: tuple[tuple[Rule, re.Pattern[str]], ...], text: str) -> Rule | None:
+def dtype_in(text: str) -> str | None:
+    """The first dtype whose word is in a text; None without one."""
     spaced = words(text)
-    return next((rule for rule, pattern in rules if pattern.search(spaced)), None)
+    found = [(match.start(), rule.kind) for rule in rules()["dtypes"] if (match := rule.pattern.search(spaced))]
+    return min(found, key=lambda each: each[0])[1] if found else None
 
 
-def _rule(parts: NameParts) -> Rule | None:
-    wrapper = _GENERIC.match(parts.base) is not None
-    inside = None if wrapper else _first(_WORDS, parts.base)
-    if inside is not None and inside.kind == "elementwise" and _DATA_FUNCTORS.search(words(parts.arguments)):
-        return Rule("memory", "")
-    spaces = " ".join(parts.spaces)
-    return inside or _first(_SPACES, spaces) or _first(_COLLECTIVE, parts.arguments) or _first(_WORDS, parts.arguments)
+def _first(section: str, text: str) -> tuple[Rule, re.Match[str]] | None:
+    return next(((rule, found) for rule in rules()[section] if (found := rule.pattern.search(text))), None)
+
+
+def _library(rule: Rule, found: re.Match[str]) -> KernelName:
+    said = found.groupdict()
+    kind, dtype = rule.kind, rule.dtypes.get(said.get("dtype") or "") or dtype_in(said.get("dtype") or "")
+    if "op" in said:
+        kind = "gemm" if said["op"] == "gemm" and "implicit_" not in said["before"] else "conv"
+        dtype = _blas_dtype(**{name: text or "" for name, text in said.items()})
+    if said.get("dtype") == "MX":
+        dtype = "tf32"
+    rows, _, columns = (said.get("tile") or "").partition("x")
+    return KernelName(kind, dtype, (int(rows), int(columns)) if rows else None, WORK.get(kind, ""))
+
+
+def _blas_dtype(before: str, letter: str, mma: str, inner: str, after: str, **_: str) -> str | None:
+    """Dtype of a product of cuBLAS, cuDNN or CUTLASS.
+
+    The letter is the accumulator as in BLAS (s, d, h, c, z, i), digits behind it are the shape of the tensor-core
+    instruction; without them the kernel runs on vector lanes, whatever type it stores (`sgemm_fp16`).
+    """
+    if letter in ("d", "z"):
+        return "fp64"
+    if letter == "i":
+        return "int8" if dtype_in(after) != "fp4" and "_s4" not in after else "int4"
+    named = dtype_in(inner) or dtype_in(after) or dtype_in(before)
+    if not mma and "tensorop" not in before:
+        return {"s": "fp32", "c": "fp32", "gc": "fp32", "h": "fp16"}.get(letter, named)
+    turing = re.search(r"(?:^|_)(?:turing_|\w+_(?:sm)?75(?:_|$))", before)
+    if named == "fp32" or (named is None and mma == "1688" and letter != "h" and not turing):
+        return "tf32"  # tensor cores take fp32 operands as tf32, and from Ampere on 16x8x8 is the shape for it
+    return named or "fp16"

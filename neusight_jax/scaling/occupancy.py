@@ -7,14 +7,13 @@ is taken as Hopper. Registers are handed out in blocks of 256 per warp, as in th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from neusight_jax.gpu_catalog import canonical_name, gpu_info
 from neusight_jax.scaling.trace import Launch
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What one SM holds: threads, blocks, shared memory in bytes; 65536 registers on all of them."""
 
     threads: int
@@ -22,8 +21,7 @@ class Limits:
     shared_bytes: int
 
 
-REGISTERS = 65536
-WARP = 32
+REGISTERS, WARP = 65536, 32
 LIMITS: dict[str, Limits] = {
     "pascal": Limits(2048, 32, 64 << 10),
     "volta": Limits(2048, 32, 96 << 10),

@@ -126,28 +126,17 @@ def _kernel(kind: str, sizes: Sequence[Any], node: Mapping[str, Any]) -> Kernel 
     op, (rows, cols) = kind[3:], sizes
     if rows * cols <= 1:
         return None
-    if op in ("softmax", "ln"):
-        family, name = ("softmax", "softmax") if op == "softmax" else ("norm", "layernorm")
-        return Kernel(family, name, {"rows": rows, "cols": cols, "reads": 1, "writes": 1})
-    if op in BINARY_OPS and _by_one_element(node):
-        op = f"{op}u"  # an operator of its own in graphs and sweeps
-    if op not in FAMILIES["elementwise"].ops:
+    family, name = {"softmax": ("softmax", "softmax"), "ln": ("norm", "layernorm")}.get(op, ("elementwise", op))
+    reads = 1.0
+    if op in BINARY_OPS:  # a broadcast or one-element operand is read in part
+        inputs = node.get("input_shapes")
+        operands = [math.prod(shape) for shape in json.loads(inputs)] if isinstance(inputs, str) else []
+        reads = min(max(sum(operands) / (rows * cols), 1.0), 2.0) if isinstance(inputs, str) else 2.0
+        if len(operands) == 2 and min(operands) == 1:
+            name, reads = f"{op}u", 1.0  # an operator of its own in graphs and sweeps
+    if family == "elementwise" and name not in FAMILIES["elementwise"].ops:
         return None
-    reads = _reads(rows * cols, node) if op in BINARY_OPS else 1.0
-    return Kernel("elementwise", op, {"rows": rows, "cols": cols, "reads": reads, "writes": 1})
-
-
-def _by_one_element(node: Mapping[str, Any]) -> bool:
-    shapes = node.get("input_shapes")
-    sizes = [math.prod(shape) for shape in json.loads(shapes)] if isinstance(shapes, str) else []
-    return len(sizes) == 2 and min(sizes) == 1
-
-
-def _reads(elements: float, node: Mapping[str, Any]) -> float:
-    """Full passes a binary operator reads: a broadcast or one-element operand counts its share."""
-    shapes = node.get("input_shapes")
-    total = sum(math.prod(shape) for shape in json.loads(shapes)) if isinstance(shapes, str) else 2.0 * elements
-    return float(min(max(total / elements, 1.0), 2.0))
+    return Kernel(family, name, {"rows": rows, "cols": cols, "reads": reads, "writes": 1})
 
 
 def _memory(shapes: Sequence[Sequence[int]]) -> Kernel | None:
@@ -155,5 +144,5 @@ def _memory(shapes: Sequence[Sequence[int]]) -> Kernel | None:
     if math.prod(largest) <= 1:
         return None
     passes = sum(math.prod(shape) for shape in shapes) / math.prod(largest)
-    rows = math.prod(largest[:-1])
-    return Kernel("memory", "copy", {"rows": rows, "cols": largest[-1], "reads": passes - 1.0, "writes": 1})
+    dims = {"rows": math.prod(largest[:-1]), "cols": largest[-1], "reads": passes - 1.0, "writes": 1}
+    return Kernel("memory", "copy", dims)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from neusight_jax.errors import InputError
@@ -32,15 +31,9 @@ def read_trace(path: str | os.PathLike[str], origin: str = "", select: Mapping[s
     Raises: `InputError` for one that is not there, damaged or of another kind.
     """
     file = Path(path)
-    if file.is_dir():
-        from neusight_jax.scaling.jax_trace import session_file
-
-        found, notes = session_file(file)
-        trace = read_trace(found)
-        return replace(trace, notes=(*notes, *trace.notes))
-    if not file.is_file():
+    if not file.exists():
         raise InputError(f"{file}: no such file; expected a trace (.json, .json.gz), a CSV or a Parquet table")
-    suffix = _suffix(file)
+    suffix = "" if file.is_dir() else _suffix(file)
     if suffix == ".parquet":
         from neusight_jax.scaling.per_op import read_per_op
 
@@ -49,11 +42,11 @@ def read_trace(path: str | os.PathLike[str], origin: str = "", select: Mapping[s
         from neusight_jax.scaling.kernel_csv import read_kernel_csv
 
         return read_kernel_csv(file)
-    kind = content_kind(file)
+    kind = "json" if file.is_dir() else content_kind(file)
     if kind == "sqlite" or suffix in _ELSEWHERE:
         raise InputError(f"{file}: {_ELSEWHERE[suffix if suffix in _ELSEWHERE else '.sqlite']}")
     if kind == "json" or suffix in (".json", ".trace"):
-        from neusight_jax.scaling.kineto import read_chrome
+        from neusight_jax.scaling.chrome import read_chrome
 
         return read_chrome(file)
     raise InputError(f"{file}: unknown kind of trace; {EXPECTED}")

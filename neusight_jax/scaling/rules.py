@@ -141,16 +141,13 @@ def lacks_path(item: Measured, peaks: Mapping[str, float]) -> bool:
     return multiplies(item) and _dtype(item, peaks) not in peaks
 
 
-PRODUCTS: tuple[str, ...] = ("product", "vector")
-
-
 def _is_product(kernels: Sequence[Kernel]) -> bool:
     return any(FAMILIES[kernel.family].matrix for kernel in kernels)
 
 
 def multiplies(item: Measured) -> bool:
     """Whether an item is a matrix product, by its work or by its name."""
-    return _is_product(item.kernels) or (not item.kernels and item.inferred in PRODUCTS)
+    return _is_product(item.kernels) or (not item.kernels and item.inferred in ("product", "vector"))
 
 
 def _dtype(item: Measured, peaks: Mapping[str, float]) -> str:
@@ -182,7 +179,14 @@ def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], ma
     dtypes = {at: _dtype(items[at], peaks) for at in chosen}
     products = [at for at in chosen if _is_product(work[at])]
     for dtype in sorted({dtypes[at] for at in products}):
-        _require_path(machine.gpu, dtype, [items[at] for at in products if dtypes[at] == dtype])
+        try:
+            machine.gpu.peak_flop_per_s(dtype)
+        except InputError as error:
+            same = [items[at] for at in products if dtypes[at] == dtype]
+            found = (
+                f"{len(same)} kinds of products in {dtype} ({max(same, key=lambda item: item.seconds).name[:60]} ...)"
+            )
+            raise InputError(f"the run has {found}, and {error}; scale it to a GPU that has the path") from None
     whole = table_from_kernels(replace(kernel, count=1.0, dtype=dtypes[at]) for at in chosen for kernel in work[at])
     # A program without the families that no kernel is of starts sooner.
     table = KernelTable({name: batch for name, batch in whole.families.items() if batch.num_rows})
@@ -192,17 +196,6 @@ def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], ma
     return out
 
 
-def _require_path(gpu: GPU, dtype: str, products: Sequence[Measured]) -> None:
-    try:
-        gpu.peak_flop_per_s(dtype)
-    except InputError as error:
-        first = max(products, key=lambda item: item.seconds).name[:60]
-        raise InputError(
-            f"the run has {len(products)} kinds of products in {dtype} ({first} ...), and {error}; scale it to a GPU "
-            "that has the path"
-        ) from None
-
-
 def _inferred(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
     """Work of the kind an item's name says that would take its time on the origin at `USUAL_SHARE` of the limit."""
     seconds = item.seconds / max(item.count, 1.0)
@@ -210,27 +203,20 @@ def _inferred(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[
         return ()
     dtype = _dtype(item, peaks)
     if item.inferred == "product":
-        return _inferred_product(item, USUAL_SHARE * peaks[dtype] * seconds)
+        flop = USUAL_SHARE * peaks[dtype] * seconds
+        if item.tile is None or item.launch is None:
+            side = k = max(round((flop / 2.0) ** (1 / 3)), 16)
+        else:
+            area = item.launch.blocks * item.tile[0] * item.tile[1]
+            side, k = max(round(math.sqrt(area)), 16), max(round(flop / (2.0 * area)), 16)
+        return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": k}),)
     elements = USUAL_SHARE * figure(origin.mem_bytes_per_s) * seconds / dtype_bytes(dtype)
     if item.inferred == "vector":  # the matrix is read once
         side = max(round(math.sqrt(elements)), 16)
         return (Kernel("linear", "linear", {"batch": 1, "m": 1, "n": side, "k": side}),)
     dims = {"rows": max(round(elements / 2.0 / USUAL_COLS), 1), "cols": USUAL_COLS, "reads": 1.0, "writes": 1.0}
-    family, op = {
-        "softmax": ("softmax", "softmax"),
-        "norm": ("norm", "layernorm"),
-        "elementwise": ("elementwise", "gelu"),
-    }.get(item.inferred, ("memory", "copy"))
-    return (Kernel(family, op, dims),)
-
-
-def _inferred_product(item: Measured, flop: float) -> tuple[Kernel, ...]:
-    if item.tile is None or item.launch is None:
-        side = max(round((flop / 2.0) ** (1 / 3)), 16)
-        return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": side}),)
-    area = item.launch.blocks * item.tile[0] * item.tile[1]
-    side, k = max(round(math.sqrt(area)), 16), max(round(flop / (2.0 * area)), 16)
-    return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": k}),)
+    ops = {"softmax": "softmax", "norm": "layernorm", "elementwise": "gelu", "memory": "copy"}
+    return (Kernel(item.inferred, ops[item.inferred], dims),)
 
 
 def _plain_rule(item: Measured, origin: Machine, target: Machine) -> tuple[str, float]:

@@ -65,14 +65,11 @@ class ScaledRun:
 
     def coverage(self) -> dict[str, dict[str, float]]:
         """Per rule that was used: kinds of launches, seconds measured and scaled, share of the measured time."""
-        total, out = self.measured_s, {}
-        for rule in RULES:
-            mine = self.columns["rule"] == rule
-            if mine.any():
-                measured, scaled = (float(self.columns[name][mine].sum()) for name in ("measured_s", "scaled_s"))
-                share = measured / total if total > 0 else 0.0
-                out[rule] = {"kernels": int(mine.sum()), "measured_s": measured, "scaled_s": scaled, "share": share}
-        return out
+        total, frame = self.measured_s, self.to_frame()
+        sums = frame.groupby("rule").agg({"name": "size", "measured_s": "sum", "scaled_s": "sum"})
+        found = sums.rename(columns={"name": "kernels"}).reindex([rule for rule in RULES if rule in sums.index])
+        shares: Any = found.assign(share=found["measured_s"] / (total or 1.0)).to_dict("index")
+        return dict(shares)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per kind of launch."""
@@ -139,15 +136,11 @@ def scale_trace(
     here, there = (_machine(gpu, checkpoint) for gpu in (measured_on, target))
     target_name = _named(target)[0]
     rules, ratios = scaling(read.items, here, there, plain=plain)
+    names = ("name", "operator", "kind", "dtype")
+    columns = {name: np.array([getattr(item, name) for item in read.items], object) for name in names}
     measured = np.array([item.seconds for item in read.items])
-    columns: dict[str, np.ndarray] = {
-        **{name: np.array([getattr(item, name) for item in read.items], object) for name in _ITEM_COLUMNS},
-        "rule": np.array(rules, object),
-        "count": np.array([item.count for item in read.items]),
-        "measured_s": measured,
-        "ratio": ratios,
-        "scaled_s": measured * ratios,
-    }
+    columns |= {"rule": np.array(rules, object), "count": np.array([item.count for item in read.items])}
+    columns |= {"measured_s": measured, "ratio": ratios, "scaled_s": measured * ratios}
     named = checkpoint if isinstance(checkpoint, str) else ""
     notes = [
         *origin_notes(read, origin, origin_name),
@@ -156,9 +149,6 @@ def scale_trace(
     ]
     spans = (read.busy_s, read.span_s)
     return ScaledRun(read.source, origin_name, target_name, columns, *spans, tuple(notes), named)
-
-
-_ITEM_COLUMNS: tuple[str, ...] = ("name", "operator", "kind", "dtype")
 
 
 def _named(gpu: str | GPU) -> tuple[str, GPU]:

@@ -123,6 +123,12 @@ MOVES: tuple[str, ...] = ("collective", "transfer", "copy")
 """Kinds that are not the operator's own work, whatever launched them."""
 
 
+def duration_text(seconds: float) -> str:
+    """A duration for people: 12.3 ms."""
+    size, unit = next(((size, unit) for size, unit in ((1.0, "s"), (1e-3, "ms")) if seconds >= size), (1e-6, "us"))
+    return f"{seconds / size:.4g} {unit}"
+
+
 def busy_seconds(starts: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     """Length of the union of intervals, and the span they lie in; seconds. (0, 0) without intervals."""
     if not len(starts):

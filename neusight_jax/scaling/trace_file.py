@@ -13,17 +13,8 @@ from typing import IO, cast
 
 from neusight_jax.errors import InputError
 
-_MARKS: tuple[tuple[bytes, str], ...] = (
-    (b"\x1f\x8b", "gzip"),
-    (b"PK\x03\x04", "zip"),
-    (b"PAR1", "parquet"),
-    (b"SQLite format 3\x00", "sqlite"),
-)
-_BYTE_ORDERS: tuple[tuple[bytes, str], ...] = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+_MARKS = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "parquet", b"SQLite format 3\x00": "sqlite"}
+_BYTE_ORDERS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """A shell of Windows writes what it redirects as UTF-16."""
 PACKED: tuple[str, ...] = (".gz", ".zip")
 
@@ -61,18 +52,18 @@ def content_kind(path: Path) -> str:
     """What a file holds once it is unpacked: "json", "parquet", "sqlite", "text" or "empty"."""
     with opened(path) as stream:
         head = stream.read(4096)
-    kind = _kind(head)
-    if kind:
+    if kind := _kind(head):
         return kind
     text = head.decode(encoding_of(head), "replace").lstrip("\ufeff \t\r\n")
     if not text:
         return "empty"
-    return "json" if text[0] in "{[" and not _is_table(text) else "text"
+    is_row = text[0] == "[" and text[1:2].isalpha()  # of a table, such as `[CUDA memcpy],1,2`
+    return "json" if text[0] in "{[" and not is_row else "text"
 
 
 def encoding_of(head: bytes) -> str:
     """Encoding by a file's first bytes; UTF-8 without a byte-order mark."""
-    return next((name for mark, name in _BYTE_ORDERS if head.startswith(mark)), "utf-8")
+    return next((name for mark, name in _BYTE_ORDERS.items() if head.startswith(mark)), "utf-8")
 
 
 def read_text(path: Path) -> str:
@@ -86,12 +77,7 @@ def read_text(path: Path) -> str:
 
 
 def _kind(head: bytes) -> str:
-    return next((name for mark, name in _MARKS if head.startswith(mark)), "")
-
-
-def _is_table(text: str) -> bool:
-    """Whether text that begins with a bracket is a row such as `[CUDA memcpy],1,2`."""
-    return text[0] == "[" and text[1:2].isalpha()
+    return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
 
 
 def _member(path: Path, archive: zipfile.ZipFile) -> str:

@@ -1,0 +1,331 @@
+"""Chrome traces of PyTorch's profiler (Kineto) and of JAX's (XProf), read as a stream. Times in them are microseconds.
+
+PyTorch: GPU kernels, copies and collectives are events of their own categories; the operator that launched one is found
+by its `External id`, and with `record_shapes=True` says the shapes. A trace without GPU events is read by its innermost
+operators' own time, so that it can be looked at, and says so.
+
+JAX: events without categories. A process `/device:GPU:0` has a thread for each stream (`Stream #14(Compute)`), whose
+events are kernels and copies, and others such as `XLA Ops` and `XLA Modules` that show the same time again by operator
+and program. Kernels say their HLO operator (`hlo_op`) and, where it was recorded, grid and block (`kernel_details`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from neusight_jax.errors import InputError
+from neusight_jax.scaling.events import (
+    LONGEST_S,
+    Account,
+    Events,
+    grouped,
+    hashable,
+    identifier,
+    launch_of,
+    number,
+    printable,
+    trace_of_kernels,
+)
+from neusight_jax.scaling.json_stream import read_events
+from neusight_jax.scaling.operators import dtype_from_types, operator_kernels
+from neusight_jax.scaling.trace import Launch, Measured, Trace, busy_seconds, kernel_of_name
+from neusight_jax.units import US
+
+GPU_CATEGORIES: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
+"""The last two are of PyTorch before 1.12."""
+OPERATOR_CATEGORIES: tuple[str, ...] = ("cpu_op", "operator")
+SPANS: tuple[str, ...] = ("gpu_user_annotation",)
+"""Categories on a GPU's line that only span kernels."""
+NO_OPERATOR = -1
+UNUSABLE = -1.0
+"""Stands for a duration that is not there."""
+_STEP = "ProfilerStep#"
+_DEVICE = re.compile(r"/device:(?:GPU|ROCM|CUDA):\d+", re.IGNORECASE)
+_OTHER_DEVICE = re.compile(r"/device:(?!GPU|ROCM|CUDA|CPU)([A-Za-z_]+):\d+", re.IGNORECASE)
+_OPERATORS = "XLA Ops"
+_DERIVED = re.compile(
+    r"^(?:XLA (?:Ops|Modules|TraceMe)|Async XLA Ops|Steps|(?:Framework|TensorFlow) (?:Ops|Name Scope)|Source code|"
+    r"Launch Stats.*|.*Counters?.*)$",
+    re.IGNORECASE,
+)
+"""Lines that XProf derives from the streams: their events repeat the kernels' time."""
+_GPU_NAME_KEYS = ("device_name", "gpu_name", "device_type", "gpu", "device_type_string", "device_kind")
+SUFFIXES: tuple[str, ...] = (".trace.json.gz", ".trace.json", "perfetto_trace.json.gz")
+
+
+def read_chrome(path: Path) -> Trace:
+    """Read a trace; of JAX, also the folder that `jax.profiler.trace` wrote.
+
+    Raises: `InputError` when the file is no JSON, is cut off, or holds no timed operator or kernel.
+    """
+    notes: list[str] = []
+    if path.is_dir():
+        path, notes = _session_file(path)
+    torch, jax_lines, header = _TorchEvents(), _JaxEvents(), dict[str, Any]()
+    for event in read_events(path, header):
+        category = event.get("cat")
+        if isinstance(category, str) and category:
+            torch.add(category.lower(), event)
+        else:
+            jax_lines.add(event)
+    if header.get("not UTF-8"):
+        notes.append("bytes that are not UTF-8: some names may be damaged")
+    if len(torch.steps) > 1:
+        notes.append(f"{len(torch.steps)} steps of the profiler's schedule: times are of all of them together")
+    if len(torch.kernels):
+        return torch.trace(path, notes, header)
+    if jax_lines.found:
+        return jax_lines.trace(path, notes, header)
+    if len(torch.operators):
+        return torch.operator_trace(path, notes)
+    jax_lines.refuse_without_gpu(path)
+    raise InputError(
+        f"{path}: no GPU kernel and no operator with a duration; expected a trace of torch.profiler "
+        "(export_chrome_trace), better with record_shapes=True, or of jax.profiler"
+    )
+
+
+def _arguments(event: Mapping[str, Any]) -> dict[str, Any]:
+    given = event.get("args")
+    return given if isinstance(given, dict) else {}
+
+
+class _TorchEvents:
+    """What a PyTorch trace holds, taken in event by event."""
+
+    def __init__(self) -> None:
+        self.kernels, self.operators, self.account, self.steps = Events(), Events(), Account(), set[str]()
+
+    def add(self, category: str, event: Mapping[str, Any]) -> None:
+        """One event of a known category."""
+        name, args = event.get("name"), _arguments(event)
+        length, start = number(event.get("dur")), number(event.get("ts"))
+        if isinstance(name, str) and name.startswith(_STEP):
+            self.steps.add(name)
+        if category in SPANS:
+            self.account.add(f"{category} events, left out: they span kernels that are counted", (length or 0.0) * US)
+        if category not in (*GPU_CATEGORIES, *OPERATOR_CATEGORIES):
+            return
+        on_gpu = category in GPU_CATEGORIES
+        account = self.account if on_gpu else Account()
+        if event.get("ph", "X") != "X" or length is None or not 0.0 <= length * US <= LONGEST_S:
+            account.add("GPU events without a usable duration, left out: their time is unknown")
+            return
+        if start is None or abs(start) * US > 1e3 * LONGEST_S:
+            account.add("GPU events without a usable start, left out: they cannot be placed", length * US)
+            return
+        if not isinstance(name, str) or not name:
+            account.add("GPU events without a usable name, kept as (no name), of unknown kind", length * US)
+            name = "(no name)"
+        times, link = (start * US, length * US), identifier(args, "External id", "external id")
+        lane: tuple[Hashable, Hashable]
+        what: tuple[Hashable, ...]
+        if on_gpu:
+            sizes = (args.get(key) for key in ("grid", "block", "registers per thread", "shared memory"))
+            lane = hashable(args.get("device", event.get("pid"))), hashable(args.get("stream", event.get("tid")))
+            what = (printable(name), launch_of(*sizes))
+            self.kernels.add(what, lane, *times, link, identifier(args, "correlation"))
+        else:
+            lane = hashable(event.get("pid")), hashable(event.get("tid"))
+            what = (printable(name), _shapes(args.get("Input Dims")), _types(args.get("Input type")))
+            self.operators.add(what, lane, *times, link, -1)
+
+    def trace(self, path: Path, notes: list[str], header: Mapping[str, Any]) -> Trace:
+        """The GPU events, each with the operator that launched it: the innermost with its id."""
+        names, operator_names, lanes = list(self.kernels.names), list(self.operators.names), list(self.kernels.lanes)
+        events, operators = self.kernels.frame(), self.operators.frame()
+        operators = operators[operators["link"] != NO_OPERATOR].sort_values("seconds", kind="stable")
+        launched_by = operators.drop_duplicates("link").set_index("link")["what"]
+        events["link"] = events["link"].map(launched_by).fillna(NO_OPERATOR).astype(np.int64)
+        if unknown := int((events["link"] == NO_OPERATOR).sum()):
+            notes.append(f"{unknown} of {len(events)} GPU events name no operator with shapes: scaled by kernel name")
+
+        def item(what: int, link: int, measured_s: float, count: int) -> Measured:
+            name, launch = names[what]
+            operator, shapes, types = operator_names[link] if link != NO_OPERATOR else ("", (), ())
+            work = operator_kernels(operator, shapes)
+            dtype = dtype_from_types(types) if work else None
+            return kernel_of_name(name, measured_s, count, launch, operator=operator, work=work, operand_dtype=dtype)
+
+        devices = [f"device {device}" for device, _ in lanes]
+        return trace_of_kernels(path, events, devices, item, self.account, notes, self._gpus(header))
+
+    def operator_trace(self, path: Path, notes: list[str]) -> Trace:
+        """The own time of every operator, where there are no GPU events."""
+        names, events = list(self.operators.names), self.operators.frame()
+        busy_s, span_s = busy_seconds(events["start_s"].to_numpy(), events["seconds"].to_numpy())
+
+        def item(what: int, link: int, measured_s: float, count: int) -> Measured:
+            name, shapes, types = names[what]
+            work = operator_kernels(name, shapes)
+            return Measured(name, "host", measured_s, count, work, dtype_from_types(types), operator=name)
+
+        items = grouped(events.assign(seconds=_own_seconds(events), link=NO_OPERATOR), item)
+        alone = (
+            "no GPU kernel in this trace: the own time of its operators stands in, so `--from` must describe the "
+            "machine it was recorded on"
+        )
+        return Trace(path.name, items, busy_s, span_s, (*self.account.notes(), *notes, alone))
+
+    def _gpus(self, header: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of `deviceProperties`: of the GPUs that ran kernels, or all where those are not told apart."""
+        listed = header.get("deviceProperties")
+        devices = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        named = {hashable(each.get("id")): str(each["name"]) for each in devices if each.get("name")}
+        ran = {device for device, _ in self.kernels.lanes}
+        used = {name for device, name in named.items() if device in ran}
+        return tuple(printable(name) for name in dict.fromkeys(used or named.values()))
+
+
+class _JaxEvents:
+    """Events of a trace of JAX's profiler, taken in one by one; which lines are GPU streams is known at the end."""
+
+    def __init__(self) -> None:
+        self.events, self.account = Events(), Account()
+        self.processes: dict[Hashable, str] = {}
+        self.threads: dict[Hashable, str] = {}
+        self.gpus: dict[str, None] = {}
+
+    @property
+    def found(self) -> bool:
+        """Whether any event lies on a GPU."""
+        return any(self._device(line) for line in self.events.lanes)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """One event: a name of a process or thread, or something timed."""
+        args, name = _arguments(event), event.get("name")
+        line = hashable(event.get("pid")), hashable(event.get("tid"))
+        if event.get("ph") == "M":
+            if name == "process_name":
+                self.processes[line[0]] = str(args.get("name", ""))
+            elif name == "thread_name":
+                self.threads[line] = str(args.get("name", ""))
+            self.gpus.update(dict.fromkeys(_gpu_names(args)))
+            return
+        if event.get("ph", "X") != "X" or not isinstance(name, str):
+            return
+        length, start = number(event.get("dur")), number(event.get("ts"))
+        times = (0.0, UNUSABLE)
+        if length is not None and start is not None and 0.0 <= length * US <= LONGEST_S > abs(start) * US / 1e3:
+            times = (start * US, length * US)
+        what = (printable(name), _detailed_launch(args), printable(str(args.get("hlo_op", ""))))
+        self.events.add(what, line, *times, -1, identifier(args, "correlation_id"))
+
+    def trace(self, path: Path, notes: list[str], header: Mapping[str, Any]) -> Trace:
+        """The kernels of all GPU streams. `InputError` when no event on them has a duration."""
+        events, names, lanes = self.events.frame(), list(self.events.names), list(self.events.lanes)
+        streams = self._streams()
+        for lane, line in enumerate(lanes):
+            if self._device(line) and line not in streams:
+                repeated_s = events["seconds"][events["lane"] == lane].clip(lower=0.0)
+                called = f"events of the line {self.threads.get(line, 'unnamed')!r}"
+                self.account.add(
+                    f"{called}, left out: they repeat the kernels' time", float(repeated_s.sum()), len(repeated_s)
+                )
+        events = events[events["lane"].map(lambda lane: lanes[lane] in streams)]
+        usable = events["seconds"] != UNUSABLE
+        lost = int((~usable).sum())
+        self.account.add("GPU events without a usable start or duration, left out: their time is unknown", count=lost)
+        if not usable.any():
+            raise InputError(f"{path}: its GPU streams hold no event with a duration; record the run again")
+
+        def item(what: int, link: int, measured_s: float, count: int) -> Measured:
+            name, launch, operator = names[what]
+            return kernel_of_name(name, measured_s, count, launch, operator=operator)
+
+        notes.append("a trace of jax.profiler: kernels of GPU streams with their HLO operator; it says no shapes")
+        gpus = tuple(dict.fromkeys([*self.gpus, *_gpu_names(header.get("metadata"))]))
+        devices = [self._device(line) for line in lanes]
+        return trace_of_kernels(path, events[usable], devices, item, self.account, notes, gpus)
+
+    def refuse_without_gpu(self, path: Path) -> None:
+        """`InputError` that says what the trace is of, when it is one of JAX's without a GPU."""
+        names = list(self.processes.values())
+        if other := next((found[1] for name in names if (found := _OTHER_DEVICE.search(name))), None):
+            raise InputError(f"{path}: a trace of a {other}, expected one of a GPU")
+        if "/host:CPU" in names:
+            raise InputError(
+                f"{path}: a trace of jax.profiler without a GPU (no process /device:GPU:N); record it where JAX runs "
+                "on a GPU"
+            )
+
+    def _device(self, line: Any) -> str:
+        """GPU of a line; "" for the host."""
+        found = _DEVICE.search(self.processes.get(line[0], ""))
+        return found[0] if found else ""
+
+    def _streams(self) -> set[Any]:
+        """Lines of kernels: a GPU's streams; where it has none, its operators."""
+        lines = [line for line in self.events.lanes if self._device(line)]
+        streams = {line for line in lines if not _DERIVED.match(self.threads.get(line, ""))}
+        with_streams = {process for process, _ in streams}
+        operators = (line for line in lines if self.threads.get(line, "") == _OPERATORS)
+        return streams | {line for line in operators if line[0] not in with_streams}
+
+
+def _shapes(dims: Any) -> tuple[tuple[int, ...], ...]:
+    """Operand shapes; an operand that is no list of whole numbers (a scalar, a list of tensors) is ()."""
+    if not isinstance(dims, list) or not all(isinstance(shape, list) for shape in dims):
+        return ()
+    return tuple(tuple(int(size) for size in shape) if all(_is_size(size) for size in shape) else () for shape in dims)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1e12 and value == int(value)
+
+
+def _types(types: Any) -> tuple[str, ...]:
+    return tuple(str(kind) for kind in types) if isinstance(types, list) else ()
+
+
+def _own_seconds(events: pd.DataFrame) -> np.ndarray:
+    """Duration of every operator less that of the operators directly inside it, per thread."""
+    lane, start, seconds = (events[name].to_numpy() for name in ("lane", "start_s", "seconds"))
+    own, stack = seconds.copy(), list[int]()
+    for at in np.lexsort((-seconds, start, lane)):
+        while stack and (lane[stack[-1]] != lane[at] or start[stack[-1]] + seconds[stack[-1]] <= start[at]):
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= seconds[at]
+        stack.append(int(at))
+    return np.maximum(own, 0.0)
+
+
+def _gpu_names(args: Any) -> list[str]:
+    """Names of GPUs under the keys that say them."""
+    if not isinstance(args, dict):
+        return []
+    return [printable(str(args[key])) for key in _GPU_NAME_KEYS if isinstance(args.get(key), str) and args[key]]
+
+
+def _detailed_launch(args: Mapping[str, Any]) -> Launch | None:
+    """A launch from `kernel_details`: `regs:32 static_shared:0 dynamic_shared:0 grid:400,1,1 block:256,1,1 ...`."""
+    details = dict(part.split(":", 1) for part in str(args.get("kernel_details", "")).split() if ":" in part)
+    if "grid" not in details:
+        return None
+    shared = sum(number(details.get(key)) or 0.0 for key in ("static_shared", "dynamic_shared"))
+    return launch_of(details["grid"].split(","), details.get("block", "").split(","), details.get("regs"), shared)
+
+
+def _session_file(folder: Path) -> tuple[Path, list[str]]:
+    """The trace of a folder that `jax.profiler.trace` wrote, and notes: of the last session, if it has several.
+
+    Raises: `InputError` without a trace, or with those of several hosts.
+    """
+    found = [file for suffix in SUFFIXES for file in folder.rglob(f"*{suffix}") if file.is_file()]
+    sessions = sorted({file.parent for file in found}, key=lambda each: each.name)
+    if not found:
+        raise InputError(f"{folder}: a folder without a trace; expected *.trace.json.gz, as jax.profiler.trace writes")
+    last = [file for file in found if file.parent == sessions[-1]]
+    hosts = [file for file in last if not file.name.startswith("perfetto_trace")]
+    if len(hosts) > 1:
+        names = ", ".join(each.name for each in hosts[:4])
+        raise InputError(f"{folder}: traces of {len(hosts)} hosts ({names}); give one")
+    several = f"{len(sessions)} sessions in this folder: read the last, {sessions[-1].name}"
+    return (hosts or last)[0], [several] if len(sessions) > 1 else []
