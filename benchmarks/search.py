@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import neusight_jax as nj
-from neusight_jax.design.answers import answer, problem
-from neusight_jax.design.search import GRADIENT_COST, Search, Settings
-from neusight_jax.sweep.space import Grid, Range
+from neusight_jax.designs.answers import answer, problem
+from neusight_jax.designs.search import GRADIENT_COST, Search, Settings
+from neusight_jax.sweeps.space import Grid, Range
 
 BATCH = 64
 PENALTY = 10.0

@@ -17,12 +17,12 @@ from predictors import random_predictor
 pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
 
 import neusight_jax as nj
-from neusight_jax.design.answers import Design
-from neusight_jax.design.multipliers import Multipliers
+from neusight_jax.designs.answers import Design
+from neusight_jax.designs.multipliers import Multipliers
 from neusight_jax.errors import InputError
-from neusight_jax.plot import figures, report
-from neusight_jax.plot.files import require_format, save, svg
-from neusight_jax.sensitivity import Sensitivity
+from neusight_jax.reports import figures, html
+from neusight_jax.reports.files import require_format, save, svg
+from neusight_jax.sensitivities import Sensitivity
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
@@ -131,15 +131,15 @@ def test_files(result: Sensitivity, tmp_path: Path) -> None:
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     # Not the figure above: drawing it twice has moved its layout by a hair.
     assert svg(figures.bars(result), "salt") == svg(figures.bars(result), "salt")
-    with pytest.raises(InputError, match=r"ends in \.png, \.svg$"):
+    with pytest.raises(InputError, match=r"ends in \.png, \.svg, \.pdf$"):
         require_format(tmp_path / "bars.html")
 
 
 @pytest.fixture(scope="module")
 def pages(result: Sensitivity) -> dict[str, str]:
     return {
-        "sensitivity": report.sensitivity_page(result, H100),
-        "design": report.design_page(DESIGNS[1], DESIGNS, "area_mm2"),
+        "sensitivity": html.sensitivity_page(result, H100),
+        "design": html.design_page(DESIGNS[1], DESIGNS, "area_mm2"),
     }
 
 

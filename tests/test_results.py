@@ -17,9 +17,8 @@ from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import compare, design, predict, run, sensitivity, sweep
 from neusight_jax.cli.options import WorkloadOptions
 from neusight_jax.gpu_file import load_named_gpus
-from neusight_jax.report import as_text
-from neusight_jax.results import json_text, schema
-from neusight_jax.workload import num_gpus, workload_dict, workload_text
+from neusight_jax.results import as_text, json_text, schema
+from neusight_jax.workloads import num_gpus, workload_dict, workload_text
 
 Capture = pytest.CaptureFixture[str]
 DECODER = {
@@ -199,9 +198,7 @@ def test_a_split_model_costs_all_its_gpus() -> None:
     assert best.cost_per_million_tokens == pytest.approx(1e6 / 8 * 4 * 3.6 / 3600 * seconds)
     assert best.tokens_per_s == pytest.approx(8 / seconds)
     assert best.price_per_hour == 3.6
-    from neusight_jax.comparison_table import comparison_table
-
-    text = as_text(comparison_table(found), width=250)
+    text = as_text(found, width=250)
     assert "one of 4 GPUs: 4-way tensor parallel" in text
     assert "per GPU hour USD" in text
     assert "throughput, costs and latency are of 4 GPUs at once, memory is of one" in text

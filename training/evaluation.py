@@ -24,7 +24,7 @@ from neusight_jax.intervals import predict_kernel_intervals
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.latency import latency, predict_kernels, uncovered
 from neusight_jax.progress import follow
-from neusight_jax.report import table
+from neusight_jax.reports.text import table
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import measured_devices
 from neusight_jax.training.systems import chosen_baselines, fit_baseline

@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.report import table
+from neusight_jax.reports.text import table
 from neusight_jax.terms import Predictor
 from neusight_jax.training.calibration import calibrate, prior_of
 from neusight_jax.training.data import NETWORKS, devices_with, join_rows, model_rows, sweep_rows, thin

@@ -25,7 +25,7 @@ from rich.console import Console, Group, RenderableType
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.kernels.family import Family
-from neusight_jax.report import table
+from neusight_jax.reports.text import table
 from neusight_jax.roofline import element_bytes
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import NETWORKS, devices_with, measured_devices, sweep_rows, thin

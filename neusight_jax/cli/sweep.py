@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neusight_jax.cli import interrupts
-from neusight_jax.cli.console import progress_console, show_json
+from neusight_jax.cli.console import answer, progress_console
 from neusight_jax.cli.options import AsJson, Models, Relaxation, WorkloadCheckpoint, WorkloadOptions, takes_workload
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
-    from neusight_jax.sweep.space import Range
+    from neusight_jax.sweeps.space import Range
 
 
 @takes_workload
@@ -65,11 +65,11 @@ def sweep(
 ) -> None:
     """Forecast models on many hypothetical machines; peaks follow SM count and clock."""
     from neusight_jax.cli.workloads import check_dtype, check_relaxation, default_for, graph_of
-    from neusight_jax.sweep.space import Grid, Samples
+    from neusight_jax.sweeps.space import Grid, Samples
 
     check_relaxation(relaxation)
     if plot is not None:
-        from neusight_jax.plot.files import require_format
+        from neusight_jax.reports.files import require_format
 
         require_format(plot)
     if bool(grid) == bool(span) or bool(span) != (samples != 0):
@@ -86,7 +86,7 @@ def sweep(
         space = Samples(ranges, samples, "sobol" if method == "sobol" else "random", seed)
     if plot is not None and len(space.fields) < 2:
         raise InputError("--plot needs two fields that vary; add a --grid, or drop --plot")
-    from neusight_jax.sweep.devices import join_processes
+    from neusight_jax.sweeps.devices import join_processes
 
     join_processes(coordinator, num_processes, process_id)
     import jax
@@ -94,8 +94,8 @@ def sweep(
     from neusight_jax.checkpoint import load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.gpu_file import load_named_gpus
-    from neusight_jax.sweep.parts import kept_rows
-    from neusight_jax.sweep.run import sweep as run_sweep
+    from neusight_jax.sweeps.parts import kept_rows
+    from neusight_jax.sweeps.run import sweep as run_sweep
 
     gpus = load_named_gpus(gpu)
     graphs = [
@@ -132,24 +132,16 @@ def sweep(
     if jax.process_index() > 0:
         return
     if plot is not None:
-        import pandas as pd
+        from neusight_jax.reports.figures import heat_map
+        from neusight_jax.reports.files import save
 
-        from neusight_jax.plot.figures import heat_map
-        from neusight_jax.plot.files import save
-
-        save(heat_map(pd.read_parquet(output), *space.fields[:2]), plot)
-    if as_json:
-        show_json(done.to_dict(), checkpoint=chosen)
-        return
-    resumed = f", {done.resumed_rows} of them from before" if done.resumed_rows else ""
-    typer.echo(f"{output}: {done.rows} forecasts of {', '.join(dict.fromkeys(models))}{resumed}")
-    for note in done.notes:
-        typer.echo(f"note: {note}")
+        save(heat_map(done.to_frame(), *space.fields[:2]), plot)
+    answer(done, as_json, checkpoint=chosen)
 
 
 def _range(option: str, text: str) -> Range:
     from neusight_jax.cli.workloads import numbers, split_assignment
-    from neusight_jax.sweep.space import Range
+    from neusight_jax.sweeps.space import Range
 
     field, value = split_assignment(option, text)
     parts = value.split(":")

@@ -26,7 +26,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from neusight_jax.design.problem import Given, Problem, arguments, cost_metrics, metrics
+from neusight_jax.designs.problem import Given, Problem, arguments, cost_metrics, metrics
 from neusight_jax.errors import InputError
 from neusight_jax.programs import one_shot
 
@@ -334,7 +334,7 @@ class Search:
           seed: of starts and candidates.
           limits: budgets to use instead of the problem's, same names.
         """
-        from neusight_jax.sweep.space import Samples
+        from neusight_jax.sweeps.space import Samples
 
         settings, chosen = self.settings, self._limits(limits)
         random = np.random.default_rng([seed, 17])
