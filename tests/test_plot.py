@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from predictors import random_predictor
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
 
 import neusight_jax as nj
+from neusight_jax.baselines import load_baseline
 from neusight_jax.designs.answers import Design
 from neusight_jax.designs.multipliers import Multipliers
 from neusight_jax.errors import InputError
@@ -57,7 +57,7 @@ DESIGNS = [design(400.0, 0.9), design(600.0, 0.6)]
 @pytest.fixture(scope="module")
 def result() -> Sensitivity:
     graph = nj.graph_from_config("gpt2", batch_size=8, sequence_length=512)
-    return nj.sensitivity(random_predictor("mixture", 2), H100, graph, gpu_name="H100 <&>")
+    return nj.sensitivity(load_baseline("roofline"), H100, graph, gpu_name="H100 <&>")
 
 
 class Page(HTMLParser):

@@ -16,8 +16,9 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import compare, design, predict, run, sensitivity, sweep
 from neusight_jax.cli.options import WorkloadOptions
+from neusight_jax.designs.search import Settings
 from neusight_jax.gpu_file import load_named_gpus
-from neusight_jax.results import as_text, json_text, schema
+from neusight_jax.results import Result, as_text, json_text, schema
 from neusight_jax.workloads import num_gpus, workload_dict, workload_text
 
 Capture = pytest.CaptureFixture[str]
@@ -146,6 +147,33 @@ def test_lists(command: str, capsys: Capture) -> None:
 def test_no_command_lacks_an_option_of_another(command: Any) -> None:
     function: Callable[..., None] = getattr(command, command.__name__.rsplit(".", 1)[-1])
     assert {each.name for each in fields(WorkloadOptions)} <= set(inspect.signature(function).parameters)
+
+
+def test_every_result_is_a_table_a_frame_and_json(tmp_path: Path) -> None:
+    """One base: kind and schema, notes last, a report found by its kind, HTML without a page of its own."""
+    predictor, gpu, graph = RooflinePredictor(), nj.load_gpu("H100"), nj.graph_from_config("gpt2", 1, 64)
+    free, trace = (
+        nj.Range("mem_bytes_per_s", 1e12, 8e12, count=2),
+        Path(__file__).parent / "data" / "torch_cpu_trace.json",
+    )
+    results: list[Result] = [
+        nj.predict(predictor, gpu, graph, notes=["[a] note"]),
+        nj.compare(predictor, ["H100", "T4"], graph),
+        nj.sensitivity(predictor, gpu, graph),
+        nj.sweep(predictor, {"H100": gpu}, [graph], nj.Grid((free,)), tmp_path / "out.parquet"),
+        nj.design(predictor, gpu, [free], [graph], settings=Settings(1, 1, rounds=1, candidates=4)),
+        nj.scale_trace(trace, "V100", "T4", predictor=predictor),
+    ]
+    for each in results:
+        content = each.to_dict()
+        assert content == strict(json.dumps(content))
+        assert next(iter(content.items())) == ("schema", schema(each.kind))
+        assert list(content)[-1] == "notes"
+        assert len(each.to_frame()) > 0
+        assert "\n" in str(each)
+        assert each._repr_html_().startswith('<pre><span style="font-weight: bold">')
+    assert "note: [a] note" in str(results[0])
+    assert "note: [a] note" in results[0]._repr_html_()
 
 
 def test_what_is_not_finite_is_null_and_said() -> None:

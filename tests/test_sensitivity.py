@@ -85,8 +85,8 @@ def test_roofline_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def results() -> dict[float, Sensitivity]:
-    graph = nj.graph_from_config("bert-tiny", batch_size=8, sequence_length=128, mode="training")
-    predictor, gpu = random_predictor("mixture", 2, members=2), nj.load_gpu("H100")
+    graph = nj.graph_from_config("gpt2", batch_size=2, sequence_length=64, mode="training", fused=True)
+    predictor, gpu = random_predictor("mixture", 2), nj.load_gpu("H100")
     return {each: nj.sensitivity(predictor, gpu, graph, relaxation=each, gpu_name="H100") for each in (0.0, 1.0)}
 
 

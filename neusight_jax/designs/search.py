@@ -17,6 +17,7 @@ Every forecast of all workloads on one machine counts as one evaluation, one wit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -110,6 +111,19 @@ class _Slopes(NamedTuple):
     spent: Array
 
 
+def _farthest(fits: Callable[[Array], Array]) -> Array:
+    """The farthest amount within `_REACH` that fits, by bisection: all that is less fits too."""
+
+    def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        middle = 0.5 * (ends[0] + ends[1])
+        good = fits(middle)
+        return jnp.where(good, middle, ends[0]), jnp.where(good, ends[1], middle)
+
+    reach = jnp.asarray(_REACH, float)
+    amount: Array = jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))[0]
+    return amount
+
+
 class Search:
     """A problem compiled: reuse it for other seeds and budgets without compiling again."""
 
@@ -167,13 +181,8 @@ class Search:
             over = jnp.stack([jnp.log(found[name]) - jnp.log(limits[name]) for name in self.problem.cheap])
             return jax.nn.logsumexp(over * _SHARPNESS) / _SHARPNESS
 
-        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-            middle = 0.5 * (ends[0] + ends[1])
-            inside = excess(jax.lax.stop_gradient(raw), middle) <= 0.0
-            return jnp.where(inside, middle, ends[0]), jnp.where(inside, ends[1], middle)
-
-        reach = jnp.asarray(_REACH, float)
-        amount = jax.lax.stop_gradient(jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))[0])
+        fixed = jax.lax.stop_gradient(raw)
+        amount = jax.lax.stop_gradient(_farthest(lambda far: excess(fixed, far) <= 0.0))
         left, slope = jax.value_and_grad(excess, argnums=1)(raw, amount)
         slope = jax.lax.stop_gradient(slope)
         amount = amount - jnp.where(slope > _FLAT, left / jnp.maximum(slope, _FLAT), 0.0)
@@ -205,14 +214,8 @@ class Search:
         def fits(amount: Array) -> Array:
             return self._cheap_fit(given, at(amount), limits)
 
-        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-            middle = 0.5 * (ends[0] + ends[1])
-            good = fits(middle)
-            return jnp.where(good, middle, ends[0]), jnp.where(good, ends[1], middle)
-
         reach = jnp.asarray(_REACH, float)
-        amount, _ = jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))
-        amount = jnp.where(fits(reach), reach, amount)
+        amount = jnp.where(fits(reach), reach, _farthest(fits))
         return at(amount if self.problem.grows else jnp.minimum(amount, 0.0))
 
     def _cheap_fit(self, given: Given, logs: Array, limits: dict[str, Array]) -> Array:
@@ -238,11 +241,10 @@ class Search:
 
         Asks the cost model only. `ways` [point, field] are log fields per unit of growth, ≥ 0.
         """
-        return self._repair(logs, ways, self._limits(limits))
+        chosen = self._limits(limits)
 
-    def _repair(self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
         def fill(points: np.ndarray, along: np.ndarray) -> np.ndarray:
-            filled = self._fill(self.arguments, jnp.asarray(points, float), jnp.asarray(along, float), limits)
+            filled = self._fill(self.arguments, jnp.asarray(points, float), jnp.asarray(along, float), chosen)
             return np.asarray(filled, np.float64)
 
         stepped = self.on_steps(fill(logs, ways))
@@ -345,7 +347,7 @@ class Search:
         spent, of_descent = 0, settings.steps * GRADIENT_COST + 1
         best, best_value, trace = ends[0], np.inf, []
         center, center_merit = ends[0], np.inf
-        pool = self._repair(ends, np.ones_like(ends), chosen)
+        pool = self.repaired(ends, np.ones_like(ends), limits)
         parents, spread = pool, settings.spread
         narrow = (settings.last_spread / settings.spread) ** (1.0 / max(settings.rounds - 1, 1))
         for number in range(settings.rounds + 1):
@@ -370,7 +372,7 @@ class Search:
             shift = spread * random.normal(size=(settings.candidates, len(self.problem.free)))
             ways = random.dirichlet(np.ones(len(self.problem.free)), settings.candidates) + 1e-3
             moved = np.clip(around + shift, self.low, self.high)
-            pool = self._repair(moved, ways, chosen)
+            pool = self.repaired(moved, ways, limits)
         kept = np.isfinite(best_value)
         if not kept:
             best = center
