@@ -83,35 +83,28 @@ def schema(kind: str, version: int = 1) -> str:
     return f"neusight_jax.{kind}/{version}"
 
 
-def plain(value: Any) -> Any:
-    """Mappings, records, sequences, paths and NumPy scalars as what JSON has."""
+def plain(value: Any, path: str = "", lost: dict[str, None] | None = None) -> Any:
+    """Mappings, records, sequences, paths and NumPy scalars as what JSON has.
+
+    With `lost`, what is not finite becomes None; `lost` collects the paths, entries of one list as one.
+    """
     if dataclasses.is_dataclass(value):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(each, f"{path}.{key}" if path else str(key), lost) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, np.generic):
-        return value.item()
+        return [plain(each, f"{path}[]", lost) for each in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    if lost is not None and isinstance(value, float) and not math.isfinite(value):
+        lost[path] = None
+        return None
     return str(value) if isinstance(value, Path) else value
 
 
 def json_text(content: Any) -> str:
     """JSON text of plain values. Numbers that are not finite become null, and the notes of the result say which."""
     lost: dict[str, None] = {}
-    finite = _finite(content, "", lost)
+    finite = plain(content, lost=lost)
     if lost and isinstance(finite, dict):
         finite["notes"] = [*finite.get("notes", ()), f"null where there is no finite number: {', '.join(lost)}"]
     return json.dumps(finite, indent=1, allow_nan=False)
-
-
-def _finite(value: Any, path: str, lost: dict[str, None]) -> Any:
-    """Plain values with None for NaN and infinity; `lost` collects their paths, entries of one list as one."""
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each, f"{path}.{key}" if path else str(key), lost) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each, f"{path}[]", lost) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        lost[path] = None
-        return None
-    return value

@@ -45,7 +45,7 @@ def save_predictor(folder: str | os.PathLike[str], predictor: Predictor, card: M
     save_checkpoint(folder, predictor, {**_kind_and_sizes(predictor), **(card or {})})
 
 
-def _kind_and_sizes(predictor: Predictor) -> dict[str, Any]:
+def _kind_and_sizes(predictor: Any) -> dict[str, Any]:
     """`kind` and `architecture` of a card."""
     kind = KINDS.get(type(predictor))
     if kind is None:
@@ -61,6 +61,6 @@ def _kind_and_sizes(predictor: Predictor) -> dict[str, Any]:
         "members": layers[0].shape[0] if layers else 1,
         "trust": getattr(predictor, "trust", None) is not None,
     }
-    if isinstance(predictor, CalibratedPredictor):
+    if kind == "calibrated":
         sizes["points"] = {name: len(shape.points) for name, shape in predictor.shapes.items()}
     return {"kind": kind, "architecture": sizes}

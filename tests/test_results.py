@@ -166,7 +166,7 @@ def test_every_result_is_a_table_a_frame_and_json(tmp_path: Path) -> None:
     ]
     for each in results:
         content = each.to_dict()
-        assert content == strict(json.dumps(content))
+        assert strict(each.to_json()).keys() == content.keys()
         assert next(iter(content.items())) == ("schema", schema(each.kind))
         assert list(content)[-1] == "notes"
         assert len(each.to_frame()) > 0

@@ -138,10 +138,10 @@ class Search:
         # One program with a forecast in it, for values and slopes, exact and relaxed: it is what takes long to compile.
         self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)), asked)
         self._move = one_shot(self._moved, asked)
-        self._fits = one_shot(jax.vmap(self._cheap_fit, in_axes=(None, 0, None)), asked)
         self._fill = one_shot(jax.vmap(self._filled, in_axes=(None, 0, 0, None)), asked)
 
-    def _limits(self, limits: dict[str, float] | None) -> dict[str, Array]:
+    def limits(self, limits: dict[str, float] | None = None) -> dict[str, Array]:
+        """Limits by budget, those of the problem where none are given."""
         chosen = {**self.problem.budgets, **(limits or {})}
         return {name: jnp.asarray(chosen[name], float) for name in self.problem.budgets}
 
@@ -212,13 +212,13 @@ class Search:
             return jnp.clip(logs + amount * ways, low, high)
 
         def fits(amount: Array) -> Array:
-            return self._cheap_fit(given, at(amount), limits)
+            return self.cheap_fit(given, at(amount), limits)
 
         reach = jnp.asarray(_REACH, float)
         amount = jnp.where(fits(reach), reach, _farthest(fits))
         return at(amount if self.problem.grows else jnp.minimum(amount, 0.0))
 
-    def _cheap_fit(self, given: Given, logs: Array, limits: dict[str, Array]) -> Array:
+    def cheap_fit(self, given: Given, logs: Array, limits: dict[str, Array]) -> Array:
         """Whether a point keeps the budgets that need no forecast."""
         found = cost_metrics(given.costs, given.base, self.problem.figures(logs))
         kept = [jnp.log(found[name]) <= jnp.log(limits[name]) + SLACK for name in self.problem.cheap]
@@ -229,11 +229,6 @@ class Search:
         columns = [np.log(each.rounded(np.exp(logs[:, place]))) for place, each in enumerate(self.problem.free)]
         return np.stack(columns, axis=1)
 
-    def fits(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
-        """Whether points [point, field] keep the budgets that need no forecast."""
-        kept: np.ndarray = np.asarray(self._fits(self.arguments, jnp.asarray(logs, float), self._limits(limits)))
-        return kept
-
     def repaired(
         self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, float] | None = None
     ) -> Float[np.ndarray, "point field"]:
@@ -241,7 +236,7 @@ class Search:
 
         Asks the cost model only. `ways` [point, field] are log fields per unit of growth, ≥ 0.
         """
-        chosen = self._limits(limits)
+        chosen = self.limits(limits)
 
         def fill(points: np.ndarray, along: np.ndarray) -> np.ndarray:
             filled = self._fill(self.arguments, jnp.asarray(points, float), jnp.asarray(along, float), chosen)
@@ -317,7 +312,7 @@ class Search:
 
     def evaluate(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
         """Exact log objective of points [point, field]; infinite where a budget is broken."""
-        objective, excess = self._judge(np.asarray(logs), self._limits(limits))
+        objective, excess = self._judge(np.asarray(logs), self.limits(limits))
         return np.where(excess == 0.0, objective, np.inf)
 
     def _judge(self, logs: np.ndarray, limits: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
@@ -338,7 +333,7 @@ class Search:
         """
         from neusight_jax.sweeps.space import Samples
 
-        settings, chosen = self.settings, self._limits(limits)
+        settings, chosen = self.settings, self.limits(limits)
         random = np.random.default_rng([seed, 17])
         space = Samples(self.problem.free, settings.starts, "sobol", seed)
         points = space.slice(0, settings.starts)
