@@ -44,7 +44,7 @@ class Bounded(NamedTuple):
     ) -> KernelTerms:
         """A forecast of body and launch, the body never below the speed of light; its parts default to the bounds."""
         body_s = jnp.maximum(body_s, self.light.speed_of_light_s)
-        launch_s = jnp.broadcast_to(launch_s, body_s.shape)
+        launch_s = jnp.broadcast_to(jnp.asarray(launch_s, body_s.dtype), body_s.shape)
         compute_s = self.light.compute_s if compute_s is None else compute_s
         memory_s = self.memory_s if memory_s is None else memory_s
         tile = largest_tile(self.gpu, self.work)
