@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import neusight_jax as nj
-from neusight_jax.design.answers import answer, problem
-from neusight_jax.design.search import GRADIENT_COST, Search, Settings
-from neusight_jax.sweep.space import Grid, Range
+from neusight_jax.designs.answers import answer, problem
+from neusight_jax.designs.search import GRADIENT_COST, Search, Settings
+from neusight_jax.sweeps.space import Grid, Range
 
 BATCH = 64
 PENALTY = 10.0
@@ -90,11 +90,12 @@ def random_points(search: Search, count: int, seed: int, filled: bool) -> np.nda
         shares = random.random((count, len(search.low)))
         ways = np.ones_like(shares)
         return search.repaired(search.low + (search.high - search.low) * shares, ways)
+    fits = jax.jit(jax.vmap(search.cheap_fit, in_axes=(None, 0, None)))
     kept: list[np.ndarray] = []
     while sum(map(len, kept)) < count:
         shares = random.random((4096, len(search.low)))
         logs = search.on_steps(search.low + (search.high - search.low) * shares)
-        kept.append(logs[search.fits(logs)])
+        kept.append(logs[np.asarray(fits(search.arguments, jnp.asarray(logs, float), search.limits()))])
     return np.concatenate(kept)[:count]
 
 

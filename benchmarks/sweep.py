@@ -24,7 +24,7 @@ def sweep(output: Path, rows: int, checkpoint: str) -> None:
     import jax
 
     import neusight_jax as nj
-    from neusight_jax.sweep.run import CHUNK
+    from neusight_jax.sweeps.run import CHUNK
 
     ranges = (
         nj.Range("num_sms", 40, 300),
@@ -65,7 +65,7 @@ def main() -> None:
     folder = tempfile.mkdtemp() if chosen.output is None else ""
     output = chosen.output or Path(folder) / "sweep.parquet"
     if chosen.join:
-        from neusight_jax.sweep.devices import join_processes
+        from neusight_jax.sweeps.devices import join_processes
 
         address, own = chosen.join.split(",")
         join_processes(address, chosen.processes, int(own))

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
-    from neusight_jax.compare import Comparison, Prices, compare, read_prices
+    from neusight_jax.comparison import Comparison, Prices, compare, read_prices
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
-    from neusight_jax.design.answers import design
+    from neusight_jax.designs.answers import Design, design
     from neusight_jax.errors import InputError
     from neusight_jax.forecast import Forecast, predict
     from neusight_jax.gpu import GPU, stack_gpus
@@ -35,16 +35,20 @@ if TYPE_CHECKING:
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
     from neusight_jax.programs import use_compile_cache
+    from neusight_jax.saving import save_predictor
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
-    from neusight_jax.sensitivity import sensitivity
-    from neusight_jax.sweep.run import sweep
-    from neusight_jax.sweep.space import Grid, Range, Samples
+    from neusight_jax.sensitivities import Sensitivity, sensitivity
+    from neusight_jax.sweeps.run import Sweep, sweep
+    from neusight_jax.sweeps.space import Grid, Range, Samples
     from neusight_jax.training.calibration import calibrate
-    from neusight_jax.workload import workload
+    from neusight_jax.training.evaluation.scores import evaluate
+    from neusight_jax.training.recipes import train
+    from neusight_jax.workloads import workload
 
 __all__ = [
     "GPU",
     "Comparison",
+    "Design",
     "Forecast",
     "Graph",
     "Grid",
@@ -54,11 +58,14 @@ __all__ = [
     "Range",
     "Samples",
     "ScaledRun",
+    "Sensitivity",
+    "Sweep",
     "TraceOptions",
     "__version__",
     "calibrate",
     "compare",
     "design",
+    "evaluate",
     "graph_from_config",
     "graph_from_function",
     "graph_from_torch",
@@ -76,19 +83,21 @@ __all__ = [
     "read_kernels",
     "read_measurements",
     "read_prices",
+    "save_predictor",
     "scale_trace",
     "sensitivity",
     "stack_gpus",
     "sweep",
+    "train",
     "use_compile_cache",
     "workload",
 ]
 
 _HOMES = {
     "checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
-    "compare": ("Comparison", "Prices", "compare", "read_prices"),
+    "comparison": ("Comparison", "Prices", "compare", "read_prices"),
     "datasets.measurements": ("read_kernels", "read_measurements"),
-    "design.answers": ("design",),
+    "designs.answers": ("Design", "design"),
     "errors": ("InputError",),
     "forecast": ("Forecast", "predict"),
     "gpu": ("GPU", "stack_gpus"),
@@ -103,13 +112,16 @@ _HOMES = {
     "intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
-    "training.calibration": ("calibrate",),
     "programs": ("use_compile_cache",),
-    "sensitivity": ("sensitivity",),
-    "sweep.run": ("sweep",),
-    "sweep.space": ("Grid", "Range", "Samples"),
-    "workload": ("workload",),
+    "saving": ("save_predictor",),
     "scaling.scale": ("ScaledRun", "scale_trace"),
+    "sensitivities": ("Sensitivity", "sensitivity"),
+    "sweeps.run": ("Sweep", "sweep"),
+    "sweeps.space": ("Grid", "Range", "Samples"),
+    "training.calibration": ("calibrate",),
+    "training.evaluation.scores": ("evaluate",),
+    "training.recipes": ("train",),
+    "workloads": ("workload",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -121,8 +133,8 @@ if _os.path.exists(_os.path.join(_root, "pyproject.toml")) and _os.path.isdir(_o
 
 class _Package(_ModuleType):
     def __setattr__(self, name: str, value: object) -> None:
-        # Importing a submodule sets it on the package; `latency` stays the function, whichever was asked for first.
-        if not (name in _HOME_OF and isinstance(value, _ModuleType)):
+        # Importing a submodule sets it on the package; `latency` stays the function, the one name that both have.
+        if not (name == "latency" and isinstance(value, _ModuleType)):
             super().__setattr__(name, value)
 
 

@@ -1,21 +1,14 @@
-"""Digests of a checkpoint, kept in its card: a damaged or mixed copy is refused instead of forecasting something else.
-
-    python -m neusight_jax.digest FOLDER ...
-
-adds them to checkpoints of versions that wrote none; weights stay as they are.
-"""
+"""Digests of a checkpoint, kept in its card: a damaged or mixed copy is refused, not forecast with."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neusight_jax.errors import InputError, run_script
-from neusight_jax.files import write_text_atomically
+from neusight_jax.errors import InputError
 
 KEY = "sha256"
 """Key of a card that holds `digests`."""
@@ -51,21 +44,3 @@ def _kept(card: Mapping[str, Any], part: str, path: Path) -> str:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def main() -> None:
-    """Add digests to checkpoints that have none; those that have some are checked."""
-    from neusight_jax.checkpoint import CARD, WEIGHTS, load_card, load_predictor
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="+", type=Path)
-    for folder in parser.parse_args().folder:
-        card = load_card(folder)
-        load_predictor(folder)  # refuses what does not belong together
-        if KEY not in card:
-            card[KEY] = digests(card, (folder / WEIGHTS).read_bytes())
-            write_text_atomically(folder / CARD, json.dumps(card, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    run_script(main)

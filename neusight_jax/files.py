@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +38,16 @@ _ONGOING: list[_Writing] = []
 _WRITTEN: deque[Path] = deque(maxlen=64)
 
 
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{path.suffix}")
+
+
 @contextmanager
-def _beside(path: Path, result: bool = True) -> Iterator[Path]:
-    """A hidden name beside `path` that keeps its suffix; what the block writes there becomes `path`, or is removed."""
-    writing = _Writing(path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{path.suffix}"), path, result=result)
+def _ongoing(writing: _Writing) -> Iterator[_Writing]:
+    """Known to `abandon` while the block runs; settled when it ends."""
     _ONGOING.append(writing)
     try:
-        yield writing.temporary
-        writing.whole = True
-        os.replace(writing.temporary, path)
+        yield writing
     finally:
         _settle(writing)
         _ONGOING.remove(writing)
@@ -60,6 +61,22 @@ def _settle(writing: _Writing) -> None:
         shutil.rmtree(writing.temporary, ignore_errors=True)
     else:
         writing.temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _beside(path: Path, result: bool = True) -> Iterator[Path]:
+    """A hidden name beside `path` that keeps its suffix; what the block writes there becomes `path`, or is removed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _ongoing(_Writing(_hidden(path), path, result=result)) as writing:
+            yield writing.temporary
+            writing.whole = True
+            os.replace(writing.temporary, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            f"cannot write {path}: {reason}; nothing was written, free the space or give another --output"
+        ) from error
 
 
 def forget_written() -> None:
@@ -82,19 +99,7 @@ def abandon(within_s: float = 0.3) -> list[Path]:
     return [path for path in dict.fromkeys(_WRITTEN) if path.exists()]
 
 
-def _cannot_write(path: Path, error: OSError) -> InputError:
-    reason = error.strerror or str(error)
-    return InputError(f"cannot write {path}: {reason}; nothing was written, free the space or give another --output")
-
-
-def _make_parent(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
-def write_atomically(path: Path | str, write: Callable[[Path], None], *, result: bool = True) -> None:
+def write_atomically(path: Path | str, write: Callable[[Path], object], *, result: bool = True) -> None:
     """Write a file whole or not at all.
 
     Args:
@@ -104,22 +109,13 @@ def write_atomically(path: Path | str, write: Callable[[Path], None], *, result:
     Raises: `InputError` when the system refuses (not writable, disk full); the temporary file is removed then, and on
       any other exception including `KeyboardInterrupt`.
     """
-    path = Path(path)
-    _make_parent(path)
-    try:
-        with _beside(path, result) as temporary:
-            write(temporary)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
+    with _beside(Path(path), result) as temporary:
+        write(temporary)
 
 
 def write_text_atomically(path: Path | str, text: str) -> None:
     """`write_atomically` for text, as UTF-8."""
-
-    def write(target: Path) -> None:
-        target.write_text(text, encoding="utf-8")
-
-    write_atomically(path, write)
+    write_atomically(path, lambda target: target.write_text(text, encoding="utf-8"))
 
 
 @contextmanager
@@ -131,40 +127,23 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
     Yields: a temporary folder beside it.
     Raises: `InputError` when `path` holds something already, or when the system refuses (not writable, disk full).
     """
-    path = Path(path)
     refuse_existing(path)
-    _make_parent(path)
-    try:
-        with _beside(path) as temporary:
-            temporary.mkdir()
-            yield temporary
-    except OSError as error:
-        raise _cannot_write(path, error) from error
+    with _beside(Path(path)) as temporary:
+        temporary.mkdir()
+        yield temporary
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """A folder among the system's temporary files that is gone when the block ends."""
-    writing = _Writing(Path(tempfile.mkdtemp(prefix="neusight-jax-")), Path())
-    _ONGOING.append(writing)
-    try:
+    with _ongoing(_Writing(Path(tempfile.mkdtemp(prefix="neusight-jax-")), Path())) as writing:
         yield writing.temporary
-    finally:
-        _settle(writing)
-        _ONGOING.remove(writing)
 
 
 def remove_folder(path: Path) -> None:
     """Remove a folder, if it is there, whole or not at all."""
-    writing = _Writing(path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}"), path)
-    _ONGOING.append(writing)
-    try:
+    with _ongoing(_Writing(_hidden(path), path)) as writing, suppress(FileNotFoundError):
         os.replace(path, writing.temporary)
-    except FileNotFoundError:
-        pass
-    finally:
-        _settle(writing)
-        _ONGOING.remove(writing)
 
 
 def refuse_existing(path: Path | str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -20,9 +19,9 @@ from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
 from neusight_jax.memory import crowded_notes, footprint
 from neusight_jax.programs import one_shot
-from neusight_jax.results import json_text, schema
+from neusight_jax.results import Result, plain
 from neusight_jax.roofline import Scalar, element_bytes
-from neusight_jax.terms import KernelTerms, Predictor
+from neusight_jax.terms import Predictor
 from neusight_jax.trust import (
     LEVEL,
     Trust,
@@ -33,7 +32,7 @@ from neusight_jax.trust import (
     unlabelled_note,
     without_promise,
 )
-from neusight_jax.workload import workload_dict
+from neusight_jax.workloads import workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +62,7 @@ COLUMNS: tuple[str, ...] = (
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Forecast(Result):
     """A model's latency on a GPU. Units: seconds, FLOP, bytes.
 
     Attributes:
@@ -76,6 +75,7 @@ class Forecast:
       notes: what a reader should know before trusting the number.
     """
 
+    kind: ClassVar[str] = "forecast"
     model: str
     gpu: str
     mode: str
@@ -127,17 +127,17 @@ class Forecast:
         """Seconds by the values of a column (node, op, family, phase, bound ...), the most expensive first."""
         labels, where = np.unique(self.columns[column].astype(str), return_inverse=True)
         sums = np.bincount(where, weights=self._cost, minlength=len(labels))
-        order = np.argsort(-sums)
-        return {str(labels[i]): float(sums[i]) for i in order}
+        return {str(labels[place]): float(sums[place]) for place in np.argsort(-sums)}
+
+    def summed(self, column: str) -> float:
+        """Sum of a column (flop, bytes) over all launches."""
+        return float(np.sum(self.columns[column] * self.columns["count"], dtype=np.float64))
 
     def most_expensive(self, count: int = 10) -> list[dict[str, Any]]:
         """The kernels with the largest seconds × count, as plain values."""
-        order = np.argsort(-self._cost)[:count]
-        rows = []
-        for position in order:
-            row = {name: _plain(self.columns[name][position]) for name in COLUMNS}
-            rows.append({**row, "total_s": float(self._cost[position])})
-        return rows
+        rows = np.argsort(-self._cost)[:count]
+        columns = {**self.columns, "total_s": self._cost}
+        return [plain({name: values[row] for name, values in columns.items()}) for row in rows]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per distinct kernel (`COLUMNS`)."""
@@ -145,53 +145,29 @@ class Forecast:
 
         return pd.DataFrame(self.columns)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values: workload, totals, phases, families, bounds, the ten most expensive kernels."""
+    def values(self) -> dict[str, Any]:
+        """Workload, totals, phases, families, bounds, the ten most expensive kernels."""
+        memory = None
+        if self.memory is not None:
+            parts = {f"{name}_bytes": value for name, value in asdict(self.memory).items()}
+            memory = {**parts, "total_bytes": self.memory.total, "gpu_bytes": self.mem_bytes, "fits": self.fits}
         return {
-            "schema": schema("forecast"),
-            "model": self.model,
-            "gpu": self.gpu,
-            "workload": dict(self.workload),
-            "mode": self.mode,
-            "dtype": self.dtype,
-            "batch_size": self.batch_size,
-            "sequence_length": self.sequence_length,
-            "fused": self.fused,
-            "total_s": self.total_s,
-            "interval_s": self.interval_s,
+            **self._fields("model", "gpu", "workload", "mode", "dtype", "batch_size", "sequence_length", "fused"),
+            **self._fields("total_s", "interval_s"),
             "interval_level": LEVEL if self.interval_s else None,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens / self.total_s if self.total_s else None,
             "time_per_output_token_s": self.total_s if self.mode == "decode" else None,
-            "memory": None
-            if self.memory is None
-            else {
-                **{f"{name}_bytes": value for name, value in asdict(self.memory).items()},
-                "total_bytes": self.memory.total,
-                "gpu_bytes": self.mem_bytes,
-                "fits": self.fits,
-            },
-            "forward_s": self.forward_s,
-            "backward_s": self.backward_s,
-            "weight_gradient_s": self.weight_gradient_s,
+            "memory": memory,
+            **self._fields("forward_s", "backward_s", "weight_gradient_s"),
             "family_s": self.seconds_by("family"),
             "bound_s": self.seconds_by("bound"),
             "launches": float(self.columns["count"].sum()),
-            "flop": float(np.sum(self.columns["flop"] * self.columns["count"], dtype=np.float64)),
-            "bytes": float(np.sum(self.columns["bytes"] * self.columns["count"], dtype=np.float64)),
+            "flop": self.summed("flop"),
+            "bytes": self.summed("bytes"),
             "most_expensive": self.most_expensive(),
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json_text(self.to_dict())
-
-    def __str__(self) -> str:
-        """A table for people."""
-        from neusight_jax.report import forecast_text
-
-        return forecast_text(self)
 
 
 def predict(
@@ -217,11 +193,9 @@ def predict(
         gpu.peak_flop_per_s(dtype)
     require_covered(predictor, graph.kernels)
     table = occupied(graph.kernels)
-    terms = _explained(predictor, on_device(gpu), table, relaxation)
-    columns = {**_kernel_columns(table), **_term_columns(table, jax.tree.map(np.asarray, terms))}
-    notes = (*notes, *graph.notes, *unmodelled_notes(graph, columns), *weight_only_notes(table, columns))
-    names = np.array([node.name for node in graph.nodes], object)
-    columns["node"] = names[columns["node"]]
+    columns = _columns(table, _explained(predictor, on_device(gpu), table, relaxation))
+    notes = (*notes, *graph.notes, *_share_notes(graph, table, columns))
+    columns["node"] = np.array([node.name for node in graph.nodes], object)[columns["node"]]
     memory = footprint(graph) if graph.nodes else None
     mem_bytes = float(np.asarray(gpu.mem_bytes))
     interval, warnings = _trusted(predictor, gpu, table, columns, relaxation)
@@ -285,28 +259,24 @@ def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[s
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def unmodelled_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """One note that lists the unmodelled operators, none when there are none."""
-    shares = unmodelled_shares(graph, columns)
-    if not shares:
-        return ()
-    listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-    return (f"not modelled, charged as memory traffic (inputs and outputs once): {listed} of the time",)
-
-
-def weight_only_notes(table: KernelTable, columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """One note where kernels widen weights that are stored narrower than they multiply them, with their share."""
-    ones = {name: np.ones(batch.row.shape) for name, batch in table.families.items()}
-    widened = {name: np.asarray(batch.dims.get(WEIGHT_SHARE, ones[name])) for name, batch in table.families.items()}
-    narrow = in_row_order(table, widened) < 1.0
+def _share_notes(graph: Graph, table: KernelTable, columns: Mapping[str, np.ndarray]) -> list[str]:
+    """Notes of time that nothing like it was measured for: unmodelled operators, and weights widened by the kernel."""
+    notes, shares = [], unmodelled_shares(graph, columns)
+    if shares:
+        listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        notes.append(f"not modelled, charged as memory traffic (inputs and outputs once): {listed} of the time")
+    widths = {
+        name: np.asarray(batch.dims.get(WEIGHT_SHARE, np.ones(batch.row.shape)))
+        for name, batch in table.families.items()
+    }
+    narrow = in_row_order(table, widths) < 1.0
     cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
-    share = float(cost[narrow].sum() / max(cost.sum(), 1e-30))
-    if not share:
-        return ()
-    return (
-        f"weight-only products ({share:.0%} of the time) were never measured: forecast as plain ones that read fewer "
-        "bytes, without what widening the weights costs",
-    )
+    if share := float(cost[narrow].sum() / max(cost.sum(), 1e-30)):
+        notes.append(
+            f"weight-only products ({share:.0%} of the time) were never measured: forecast as plain ones that read "
+            "fewer bytes, without what widening the weights costs"
+        )
+    return notes
 
 
 def seconds_of(
@@ -329,59 +299,46 @@ def _explained(predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: S
     for name, term in kernel_terms(predictor, gpu, table, isolated=False, relaxation=relaxation).items():
         batch = table.families[name]
         work = FAMILIES[name].work(batch.dims, element_bytes(batch.dtype))
-        bounds = kernel_interval(predictor, FAMILIES[name], gpu, batch)
+        interval = kernel_interval(predictor, FAMILIES[name], gpu, batch)
+        body = jnp.where(term.compute_s >= term.memory_s, BOUNDS.index("compute"), BOUNDS.index("memory"))
         out[name] = {
             "seconds": term.seconds,
-            "seconds_low": jnp.maximum(term.seconds * jnp.exp(bounds.log_low), term.light.speed_of_light_s),
-            "seconds_high": term.seconds * jnp.exp(bounds.log_high),
-            "widening": bounds.widening,
-            "shape_widening": bounds.shape_widening,
+            "seconds_low": jnp.maximum(term.seconds * jnp.exp(interval.log_low), term.light.speed_of_light_s),
+            "seconds_high": term.seconds * jnp.exp(interval.log_high),
+            "widening": interval.widening,
+            "shape_widening": interval.shape_widening,
             "flop": work.flop,
             "bytes": work.bytes_moved,
             "tile": term.tile.index,
             "waves": term.tile.waves,
             "utilization": term.utilization,
-            "bound": _bound(term),
+            "bound": jnp.where(term.launch_s > term.seconds - term.launch_s, BOUNDS.index("launch"), body),
         }
     return out
 
 
-def _bound(term: KernelTerms) -> jax.Array:
-    body = jnp.where(term.compute_s >= term.memory_s, 0, 1)
-    return jnp.where(term.launch_s > term.seconds - term.launch_s, 2, body)
+def _columns(table: KernelTable, explained: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
+    """`COLUMNS` in row order, nodes by their position, and the widenings of the intervals."""
+    batches = table.families
 
+    def rows(of: Callable[[str], Any]) -> np.ndarray:
+        return in_row_order(table, {name: np.asarray(of(name)) for name in batches})
 
-def _kernel_columns(table: KernelTable) -> dict[str, np.ndarray]:
-    def gathered(attribute: str) -> np.ndarray:
-        values = {name: np.asarray(getattr(batch, attribute)) for name, batch in table.families.items()}
-        return in_row_order(table, values)
+    def words(listed: Sequence[str], places: Any) -> np.ndarray:
+        return np.array(listed, object)[np.asarray(places)]
 
-    ops = {name: np.array(FAMILIES[name].ops, object)[np.asarray(batch.op)] for name, batch in table.families.items()}
-    own = {name: np.full(batch.row.shape, name, object) for name, batch in table.families.items()}
-    network = {name: np.full(batch.row.shape, FAMILIES[name].network, object) for name, batch in table.families.items()}
+    found = {key: rows(lambda name, key=key: explained[name][key]) for key in next(iter(explained.values()))}
+    given = {
+        key: rows(lambda name, key=key: getattr(batches[name], key)) for key in ("count", "node", "phase", "dtype")
+    }
     return {
-        "count": gathered("count"),
-        "node": gathered("node"),
-        "phase": np.array(PHASES, object)[gathered("phase")],
-        "dtype": np.array(DTYPES, object)[gathered("dtype")],
-        "op": in_row_order(table, ops),
-        "family": in_row_order(table, own),
-        "network": in_row_order(table, network),
+        **found,
+        **given,
+        "phase": words(PHASES, given["phase"]),
+        "dtype": words(DTYPES, given["dtype"]),
+        "bound": words(BOUNDS, found["bound"]),
+        "op": rows(lambda name: words(FAMILIES[name].ops, batches[name].op)),
+        "tile": rows(lambda name: words(FAMILIES[name].tiles, explained[name]["tile"])),
+        "family": rows(lambda name: np.full(batches[name].row.shape, name, object)),
+        "network": rows(lambda name: np.full(batches[name].row.shape, FAMILIES[name].network, object)),
     }
-
-
-def _term_columns(table: KernelTable, terms: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    words = {
-        name: {
-            **values,
-            "tile": np.array(FAMILIES[name].tiles, object)[values["tile"]],
-            "bound": np.array(BOUNDS, object)[values["bound"]],
-        }
-        for name, values in terms.items()
-    }
-    keys = next(iter(words.values()))
-    return {key: in_row_order(table, {name: values[key] for name, values in words.items()}) for key in keys}
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

@@ -11,7 +11,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import in_row_order, kernel_latency, on_device, require_covered
+from neusight_jax.latency import in_row_order, on_device, predict_kernels, require_covered
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
 from neusight_jax.trust import has_intervals, kernel_interval, without_promise
@@ -38,12 +38,7 @@ def predict_kernel_intervals(
                 f"this predictor carries no intervals of {name}; take a checkpoint of kind mixture, such as fp32 or "
                 "tensorcore (`neusight-jax checkpoints`)"
             )
-
-    def rows(machine: GPU) -> Float[np.ndarray, " row"]:
-        found = kernel_latency(predictor, machine, table, isolated=isolated, relaxation=relaxation)
-        return in_row_order(table, {name: np.asarray(values) for name, values in found.items()})
-
-    seconds = rows(gpu)
+    seconds = predict_kernels(predictor, gpu, table, isolated=isolated, relaxation=relaxation)
     bounds = _bounds(predictor, on_device(gpu), table, isolated)
     log_low, log_high, light_s = (
         in_row_order(table, {name: np.asarray(parts[at]) for name, parts in bounds.items()}) for at in range(3)
@@ -51,7 +46,9 @@ def predict_kernel_intervals(
     low = np.minimum(np.maximum(seconds * np.exp(log_low), light_s), seconds)
     high = np.maximum(seconds * np.exp(log_high), seconds)
     doubtful = without_promise(gpu) if any(FAMILIES[name].keeps_base_clock for name in table.families) else None
-    return low, high if doubtful is None else np.maximum(high, rows(doubtful))
+    if doubtful is not None:
+        high = np.maximum(high, predict_kernels(predictor, doubtful, table, isolated=isolated, relaxation=relaxation))
+    return low, high
 
 
 @jax.jit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Graph
@@ -36,24 +35,17 @@ def parameter_count(graph: Graph) -> float:
     )
 
 
-def _saved_elements(graph: Graph, outputs: Sequence[int]) -> float:
-    """Elements of outputs the backward pass needs: read where a gradient needs inputs, or kept by their own."""
+def _saved_bytes(graph: Graph) -> float:
+    """Bytes of what the backward pass needs: outputs that a gradient reads or keeps, and a byte of each mask."""
     needed = {operand.name for node in graph.nodes if node.op not in INPUT_NOT_SAVED for operand in node.operands}
     read = {operand.name for node in graph.nodes for operand in node.operands}
-    return float(
-        sum(
-            output * node.repeat
-            for output, node in zip(outputs, graph.nodes, strict=True)
-            if node.op in OUTPUT_SAVED or node.name in needed or (node.name not in read and node.op not in NO_OUTPUT)
-        )
-    )
-
-
-def _mask_elements(graph: Graph, outputs: Sequence[int]) -> float:
-    """Bytes of the masks of dropout, one an element."""
-    return float(
-        sum(output * node.repeat for output, node in zip(outputs, graph.nodes, strict=True) if node.op == "dropout")
-    )
+    elements = masks = 0
+    for node in graph.nodes:
+        output = math.prod(node.shape) * node.repeat
+        unread = node.name not in read and node.op not in NO_OUTPUT
+        elements += output * (node.op in OUTPUT_SAVED or node.name in needed or unread)
+        masks += output * (node.op == "dropout")
+    return float(elements * dtype_bytes(graph.dtype) + masks)
 
 
 def footprint(graph: Graph) -> Footprint:
@@ -65,22 +57,13 @@ def footprint(graph: Graph) -> Footprint:
     """
     if graph.footprint is not None:
         return graph.footprint
-    size = dtype_bytes(graph.dtype)
-    parameters = parameter_count(graph)
-    outputs = [math.prod(node.shape) for node in graph.nodes]
-    training = graph.mode == "training"
-    if training:
-        held = _saved_elements(graph, outputs) + _mask_elements(graph, outputs) / size
-    else:
-        held = max(
-            output + sum(operand.elements for operand in node.operands)
-            for output, node in zip(outputs, graph.nodes, strict=True)
-        )
+    size, parameters, training = dtype_bytes(graph.dtype), parameter_count(graph), graph.mode == "training"
+    widest = max(math.prod(node.shape) + sum(operand.elements for operand in node.operands) for node in graph.nodes)
     return Footprint(
         weights=parameters * size,
         gradients=parameters * size * training,
         optimizer=parameters * OPTIMIZER_BYTES * training,
-        activations=held * size,
+        activations=_saved_bytes(graph) if training else widest * size,
         kv_cache=0.0,
         runtime=RUNTIME_BYTES,
     )

@@ -14,7 +14,6 @@ import neusight_jax as nj
 from neusight_jax.checkpoint import CARD, WEIGHTS, card_notes
 from neusight_jax.cli import run
 from neusight_jax.digest import KEY
-from neusight_jax.digest import main as digest_main
 
 
 def _rewrite_card(folder: Path, **changes: Any) -> None:
@@ -149,9 +148,9 @@ def test_old_and_unfinished_checkpoints_say_so_in_every_forecast(own: Path, caps
         assert any("carry no digest" in note for note in said)
 
 
-def test_digests_are_added_to_old_checkpoints(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = (own / CARD).read_text()
+def test_saving_an_old_checkpoint_adds_digests(own: Path, tmp_path: Path) -> None:
+    whole = nj.load_card(own)
     _rewrite_card(own)
-    monkeypatch.setattr("sys.argv", ["digest", str(own)])
-    digest_main()
-    assert (own / CARD).read_text() == whole
+    nj.save_predictor(tmp_path / "again", nj.load_predictor(own), nj.load_card(own))
+    assert nj.load_card(tmp_path / "again") == whole
+    assert (tmp_path / "again" / WEIGHTS).read_bytes() == (own / WEIGHTS).read_bytes()

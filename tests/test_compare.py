@@ -14,10 +14,10 @@ import neusight_jax as nj
 from neusight_jax import forecast as forecasts
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli.app import run
-from neusight_jax.compare import Candidate, ranked
+from neusight_jax.comparison import Candidate, ranked
 from neusight_jax.graph import Graph
 from neusight_jax.memory import RUNTIME_BYTES, memory_bytes, parameter_count
-from neusight_jax.report import as_text
+from neusight_jax.results import as_text
 
 GPUS = ("T4", "V100-PCIE-32GB", "H100")
 H100, V100, T4 = "NVIDIA H100 80GB HBM3", "Tesla V100-PCIE-32GB", "Tesla T4"
@@ -81,7 +81,7 @@ def test_intervals_of_a_forecast_are_taken(graph: Graph, monkeypatch: pytest.Mon
         forecast = forecasts.predict(*arguments, **options)
         return replace(forecast, interval_s=(0.1 * forecast.total_s, 20 * forecast.total_s))
 
-    monkeypatch.setattr(sys.modules["neusight_jax.compare"], "predict", predict)
+    monkeypatch.setattr(sys.modules["neusight_jax.comparison"], "predict", predict)
     found = nj.compare(RooflinePredictor(), GPUS, graph)
     assert [item.rank for item in found.candidates] == [1, 1, 1]
     assert all(item.tie for item in found.candidates)
@@ -173,7 +173,7 @@ def test_command_line(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert run([*common, "--by", "price"]) == 2
     assert capsys.readouterr().err.startswith("error: unknown order 'price'")
     assert run([*common, "--plot", str(tmp_path / "x.txt")]) == 2
-    assert "give .png, .svg or .pdf" in capsys.readouterr().err
+    assert "expected a name that ends in .png, .svg, .pdf" in capsys.readouterr().err
 
 
 def test_scale_trace_on_the_command_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,11 +194,11 @@ def test_scale_trace_on_the_command_line(checkpoint: Path, capsys: pytest.Captur
 
 def test_plot(graph: Graph, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from neusight_jax.comparison_plot import write_plot
-    from neusight_jax.comparison_table import comparison_table
+    from neusight_jax.reports import figures
+    from neusight_jax.reports.files import save
 
     found = nj.compare(RooflinePredictor(), GPUS, graph, prices=nj.Prices({H100: 2.5}))
-    write_plot(found, tmp_path / "gpus.svg")
+    save(figures.comparison(found), tmp_path / "gpus.svg")
     drawn = (tmp_path / "gpus.svg").read_text()
     assert "<svg" in drawn
-    assert "per run" in as_text(comparison_table(found), width=200)
+    assert "per run" in as_text(found, width=200)

@@ -19,15 +19,15 @@ from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.cli.design import _base, _load
 from neusight_jax.cli.options import WorkloadOptions
-from neusight_jax.design.answers import answer, non_dominated, pareto, problem, required
-from neusight_jax.design.notes import bound_notes, ends_of, machine_notes, workload_notes
-from neusight_jax.design.report import front_table
-from neusight_jax.design.search import Found, Search, Settings
+from neusight_jax.designs.answers import answer, non_dominated, pareto, problem, required
+from neusight_jax.designs.notes import bound_notes, ends_of, machine_notes, workload_notes
+from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.kernels.table import Kernel
-from neusight_jax.report import as_text
-from neusight_jax.sweep.space import Grid, Range
+from neusight_jax.reports.design import front_table
+from neusight_jax.results import as_text
+from neusight_jax.sweeps.space import Grid, Range
 from neusight_jax.trust import Trust, gpu_ratios, range_of
 
 FEW = Settings(starts=3, steps=20, rounds=8, candidates=32)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.design.cost import CostModel, SiliconCosts, costs_for
+from neusight_jax.designs.cost import CostModel, SiliconCosts, costs_for
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS
 

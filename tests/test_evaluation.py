@@ -21,7 +21,7 @@ from neusight_jax.cli import run
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.report import as_text
+from neusight_jax.results import as_text
 from neusight_jax.training.evaluation.result import Evaluation, percentiles
 from neusight_jax.training.evaluation.scores import evaluate, model_scores, score
 from neusight_jax.training.evaluation.systems import fit_baseline

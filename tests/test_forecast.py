@@ -19,8 +19,9 @@ PROMISED += ("bound", "seconds")
 H100 = nj.load_gpu("NVIDIA H100 80GB HBM3")
 
 
-def _graph(mode: str = "training", dtype: str = "fp32", model: str = "gpt2") -> nj.Graph:
-    return nj.graph_from_config(model, batch_size=2, sequence_length=64, mode=mode, dtype=dtype)
+def _graph(mode: str = "training", dtype: str = "fp32") -> nj.Graph:
+    """Fused, so that training has tables of the sizes of inference: one program for both."""
+    return nj.graph_from_config("gpt2", batch_size=2, sequence_length=64, mode=mode, dtype=dtype, fused=True)
 
 
 @pytest.fixture(scope="module", params=[*KINDS, "roofline"])
@@ -98,7 +99,7 @@ def test_text_names_the_ten_most_expensive(forecast: nj.Forecast) -> None:
     for row, line in zip(top, rows, strict=True):
         assert line.startswith(row["node"])
         assert row["bound"] in line
-    assert "gpt2 on a GPU: training, batch 2, sequence 64, fp32" in text
+    assert "gpt2 on a GPU: training, batch 2, sequence 64, fp32, fused" in text
     assert "note: weights are random" in text
 
 
@@ -121,19 +122,19 @@ def test_training_runs_the_forward_of_inference() -> None:
 def test_a_dtype_the_chip_lacks_is_refused() -> None:
     graph = _graph("inference", "fp8")
     with pytest.raises(nj.InputError) as caught:
-        nj.predict(random_predictor("mixture", 0), nj.load_gpu("Tesla P100-PCIE-16GB"), graph)
+        nj.predict(load_baseline("roofline"), nj.load_gpu("Tesla P100-PCIE-16GB"), graph)
     message = str(caught.value)
     assert "no arithmetic path 'fp8'" in message
     assert "fp32" in message.split("expected one of")[1]
     assert "\n" not in message
-    assert nj.predict(random_predictor("mixture", 0), H100, graph).total_s > 0
+    assert nj.predict(load_baseline("roofline"), H100, graph).total_s > 0
 
 
 def test_launch_bound_kernels_are_named() -> None:
     """Tiny work on a machine fast at everything: what is left is the launch."""
     fast = H100.replace(**{name: 1e6 * float(getattr(H100, name)) for name in ("mem_bytes_per_s", "clock_hz", "tdp_w")})
     fast = fast.replace(fp32_flop_per_s=1e6 * float(H100.fp32_flop_per_s))
-    shares = nj.predict(random_predictor("mixture", 2), fast, _graph(model="bert-tiny")).seconds_by("bound")
+    shares = nj.predict(random_predictor("mixture", 2), fast, _graph()).seconds_by("bound")
     assert shares == pytest.approx({"launch": sum(shares.values())})
 
 

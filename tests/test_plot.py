@@ -12,17 +12,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from predictors import random_predictor
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
 
 import neusight_jax as nj
-from neusight_jax.design.answers import Design
-from neusight_jax.design.multipliers import Multipliers
+from neusight_jax.baselines import load_baseline
+from neusight_jax.designs.answers import Design
+from neusight_jax.designs.multipliers import Multipliers
 from neusight_jax.errors import InputError
-from neusight_jax.plot import figures, report
-from neusight_jax.plot.files import require_format, save, svg
-from neusight_jax.sensitivity import Sensitivity
+from neusight_jax.reports import figures, html
+from neusight_jax.reports.files import require_format, save, svg
+from neusight_jax.sensitivities import Sensitivity
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
@@ -57,7 +57,7 @@ DESIGNS = [design(400.0, 0.9), design(600.0, 0.6)]
 @pytest.fixture(scope="module")
 def result() -> Sensitivity:
     graph = nj.graph_from_config("gpt2", batch_size=8, sequence_length=512)
-    return nj.sensitivity(random_predictor("mixture", 2), H100, graph, gpu_name="H100 <&>")
+    return nj.sensitivity(load_baseline("roofline"), H100, graph, gpu_name="H100 <&>")
 
 
 class Page(HTMLParser):
@@ -131,15 +131,15 @@ def test_files(result: Sensitivity, tmp_path: Path) -> None:
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     # Not the figure above: drawing it twice has moved its layout by a hair.
     assert svg(figures.bars(result), "salt") == svg(figures.bars(result), "salt")
-    with pytest.raises(InputError, match=r"ends in \.png, \.svg$"):
+    with pytest.raises(InputError, match=r"ends in \.png, \.svg, \.pdf$"):
         require_format(tmp_path / "bars.html")
 
 
 @pytest.fixture(scope="module")
 def pages(result: Sensitivity) -> dict[str, str]:
     return {
-        "sensitivity": report.sensitivity_page(result, H100),
-        "design": report.design_page(DESIGNS[1], DESIGNS, "area_mm2"),
+        "sensitivity": html.sensitivity_page(result, H100),
+        "design": html.design_page(DESIGNS[1], DESIGNS, "area_mm2"),
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax import programs
-from neusight_jax.design.search import Search
+from neusight_jax.designs.search import Search
 from neusight_jax.programs import announce_compiling, keep_traces, one_shot, use_compile_cache
 
 UNSET = ("NEUSIGHT_JAX_CACHE", "TF_CPP_MIN_LOG_LEVEL", "JAX_COMPILATION_CACHE_DIR")
@@ -105,8 +105,8 @@ def programs_dataclass(cls: type) -> type:
 def test_what_a_search_closes_over_tells_its_traces_apart(kept: Path) -> None:
     gpu, predictor = nj.load_gpu("T4"), nj.load_predictor("fp32")
     load = nj.workload(nj.graph_from_config("bert-tiny", 1, 32))
-    from neusight_jax.design.cost import costs_for
-    from neusight_jax.design.problem import Problem
+    from neusight_jax.designs.cost import costs_for
+    from neusight_jax.designs.problem import Problem
 
     def filled(**budgets: float) -> np.ndarray:
         free = (nj.Range("mem_bytes_per_s", 1e11, 1e13), nj.Range("num_sms", 20, 200))

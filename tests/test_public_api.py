@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import neusight_jax as nj
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.checkpoint import untrained
 from synthetic import synthetic_rows
 
 HOME = Path(nj.__file__).resolve().parents[1]
@@ -41,6 +43,13 @@ def test_importing_the_package_loads_nothing(tmp_path: Path) -> None:
     heavy = {"jax", "numpy", "pandas", "rich", "typer", "yaml"}
     code = f"import sys, neusight_jax; print(sorted({heavy!r} & set(sys.modules)))"
     assert _python(code, tmp_path).strip() == "[]"
+
+
+def test_no_public_name_is_that_of_a_module() -> None:
+    folders = (HOME / "neusight_jax", HOME)
+    modules = {path.stem for folder in folders for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert {"comparison", "designs", "sweeps", "training"} <= modules
+    assert modules & set(nj.__all__) <= {"latency"}
 
 
 @pytest.mark.parametrize("first", ["neusight_jax.latency", "neusight_jax.forecast"])
@@ -78,6 +87,38 @@ def test_the_contract(checkpoint: Path, tmp_path: Path) -> None:
     many = np.asarray(jax.vmap(nj.latency, in_axes=(None, 0, None))(predictor, gpus, graph.kernels))
     assert many.shape == (2,)
     assert many[1] < many[0]
+
+
+def test_training_and_scores(checkpoint: Path, tmp_path: Path) -> None:
+    """`train` itself is in test_retraining: the command calls it."""
+    synthetic_rows("linear", "Tesla T4", 8).to_parquet(tmp_path / "linear.parquet", index=False)
+    with pytest.raises(nj.InputError, match="unknown recipe 'best'"):
+        nj.train([tmp_path], "best", tmp_path / "out")
+    scores = nj.evaluate([tmp_path], str(checkpoint)).kernels
+    assert list(scores["family"]) == ["linear"]
+    assert scores["rows"].sum() == 8
+
+
+def test_a_changed_predictor_is_saved_and_loaded(checkpoint: Path, tmp_path: Path) -> None:
+    changed = jax.tree.map(lambda leaf: leaf + 0.01, nj.load_predictor(checkpoint))
+    nj.save_predictor(tmp_path / "bare", changed)
+    nj.save_predictor(tmp_path / "whole", changed, nj.load_card(checkpoint))
+    for name in ("bare", "whole"):
+        again = nj.load_predictor(tmp_path / name)
+        assert jax.tree.structure(again) == jax.tree.structure(changed)
+        assert all(map(np.array_equal, jax.tree.leaves(again), jax.tree.leaves(changed)))
+    assert "held_out" not in nj.load_card(tmp_path / "bare")
+    assert nj.load_card(tmp_path / "whole")["held_out"] == nj.load_card(checkpoint)["held_out"]
+
+
+@pytest.mark.parametrize("kind", ["neusight", "habitat-mlp", "li", "roofline3", "gbt"])
+def test_every_kind_is_saved(kind: str, tmp_path: Path) -> None:
+    predictor = untrained(kind, {"families": ["linear"], "hidden": [4], "members": 1})
+    nj.save_predictor(tmp_path / "saved", predictor)
+    again = nj.load_predictor(tmp_path / "saved")
+    assert jax.tree.structure(again) == jax.tree.structure(predictor)
+    with pytest.raises(nj.InputError, match="a RooflinePredictor cannot be saved"):
+        nj.save_predictor(tmp_path / "other", RooflinePredictor())
 
 
 @pytest.mark.parametrize("name", nj.list_checkpoints())

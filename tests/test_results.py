@@ -16,10 +16,10 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import compare, design, predict, run, sensitivity, sweep
 from neusight_jax.cli.options import WorkloadOptions
+from neusight_jax.designs.search import Settings
 from neusight_jax.gpu_file import load_named_gpus
-from neusight_jax.report import as_text
-from neusight_jax.results import json_text, schema
-from neusight_jax.workload import num_gpus, workload_dict, workload_text
+from neusight_jax.results import Result, as_text, json_text, schema
+from neusight_jax.workloads import num_gpus, workload_dict, workload_text
 
 Capture = pytest.CaptureFixture[str]
 DECODER = {
@@ -149,6 +149,33 @@ def test_no_command_lacks_an_option_of_another(command: Any) -> None:
     assert {each.name for each in fields(WorkloadOptions)} <= set(inspect.signature(function).parameters)
 
 
+def test_every_result_is_a_table_a_frame_and_json(tmp_path: Path) -> None:
+    """One base: kind and schema, notes last, a report found by its kind, HTML without a page of its own."""
+    predictor, gpu, graph = RooflinePredictor(), nj.load_gpu("H100"), nj.graph_from_config("gpt2", 1, 64)
+    free, trace = (
+        nj.Range("mem_bytes_per_s", 1e12, 8e12, count=2),
+        Path(__file__).parent / "data" / "torch_cpu_trace.json",
+    )
+    results: list[Result] = [
+        nj.predict(predictor, gpu, graph, notes=["[a] note"]),
+        nj.compare(predictor, ["H100", "T4"], graph),
+        nj.sensitivity(predictor, gpu, graph),
+        nj.sweep(predictor, {"H100": gpu}, [graph], nj.Grid((free,)), tmp_path / "out.parquet"),
+        nj.design(predictor, gpu, [free], [graph], settings=Settings(1, 1, rounds=1, candidates=4)),
+        nj.scale_trace(trace, "V100", "T4", predictor=predictor),
+    ]
+    for each in results:
+        content = each.to_dict()
+        assert strict(each.to_json()).keys() == content.keys()
+        assert next(iter(content.items())) == ("schema", schema(each.kind))
+        assert list(content)[-1] == "notes"
+        assert len(each.to_frame()) > 0
+        assert "\n" in str(each)
+        assert each._repr_html_().startswith('<pre><span style="font-weight: bold">')
+    assert "note: [a] note" in str(results[0])
+    assert "note: [a] note" in results[0]._repr_html_()
+
+
 def test_what_is_not_finite_is_null_and_said() -> None:
     text = json_text({"a": [1.0, math.nan], "b": {"c": math.inf}, "d": (2, None), "notes": ["first"]})
     said = "null where there is no finite number: a[], b.c"
@@ -199,9 +226,7 @@ def test_a_split_model_costs_all_its_gpus() -> None:
     assert best.cost_per_million_tokens == pytest.approx(1e6 / 8 * 4 * 3.6 / 3600 * seconds)
     assert best.tokens_per_s == pytest.approx(8 / seconds)
     assert best.price_per_hour == 3.6
-    from neusight_jax.comparison_table import comparison_table
-
-    text = as_text(comparison_table(found), width=250)
+    text = as_text(found, width=250)
     assert "one of 4 GPUs: 4-way tensor parallel" in text
     assert "per GPU hour USD" in text
     assert "throughput, costs and latency are of 4 GPUs at once, memory is of one" in text

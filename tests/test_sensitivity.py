@@ -18,7 +18,7 @@ from neusight_jax.hypothetical import PEAKS, RATES
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.latency import kernel_latency
-from neusight_jax.sensitivity import ALL_RATES, ROWS, Sensitivity, elasticities, knob
+from neusight_jax.sensitivities import ALL_RATES, ROWS, Sensitivity, elasticities, knob
 from neusight_jax.terms import Predictor
 
 PAIRS, SEEDS = 4096, (0, 1)
@@ -85,8 +85,8 @@ def test_roofline_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def results() -> dict[float, Sensitivity]:
-    graph = nj.graph_from_config("bert-tiny", batch_size=8, sequence_length=128, mode="training")
-    predictor, gpu = random_predictor("mixture", 2, members=2), nj.load_gpu("H100")
+    graph = nj.graph_from_config("gpt2", batch_size=2, sequence_length=64, mode="training", fused=True)
+    predictor, gpu = random_predictor("mixture", 2), nj.load_gpu("H100")
     return {each: nj.sensitivity(predictor, gpu, graph, relaxation=each, gpu_name="H100") for each in (0.0, 1.0)}
 
 
@@ -135,7 +135,7 @@ def test_the_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFix
     for bad, message in (
         (("--relaxation", "-1"), "--relaxation is -1"),
         (("--dtype", "bf16"), "Tesla T4: this GPU has no arithmetic path 'bf16'"),
-        (("--plot", str(tmp_path / "x.pdf")), "expected a name that ends in .png, .svg, .html"),
+        (("--plot", str(tmp_path / "x.gif")), "expected a name that ends in .png, .svg, .pdf, .html"),
         (("--sequence-length", "0"), "sequence_length"),
     ):
         assert run([*arguments, *bad]) == 2

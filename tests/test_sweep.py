@@ -26,9 +26,9 @@ from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.distinct import distinct
 from neusight_jax.kernels.table import Kernel
-from neusight_jax.sweep.parts import Parts
-from neusight_jax.sweep.space import BLOCK, Grid, Range, Samples
-from neusight_jax.workload import combined, workload
+from neusight_jax.sweeps.parts import Parts
+from neusight_jax.sweeps.space import BLOCK, Grid, Range, Samples
+from neusight_jax.workloads import combined, workload
 
 HOME = Path(nj.__file__).resolve().parents[1]
 MEMORY = Range("mem_bytes_per_s", 1e11, 1e13, count=5)

@@ -1,4 +1,4 @@
-"""Rivals behind the predictor's interface, so that they forecast and are scored through the same door."""
+"""Baselines: predictors of others' methods, forecast and scored by the same functions as ours."""
 
 from __future__ import annotations
 

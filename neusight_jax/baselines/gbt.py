@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from neusight_jax.baselines.roofline import bounded
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, PhysicalTimes, Scalar, element_bytes, light, peak_flop_per_s, physical_times
+from neusight_jax.roofline import Isolated, PhysicalTimes, Scalar, element_bytes, physical_times
 from neusight_jax.terms import KernelTerms
-from neusight_jax.tiles import largest_tile
 
 TREES, LEAVES = 300, 31
 """Trees of a forest, and leaves of a tree, at most."""
@@ -62,30 +62,22 @@ class GBTPredictor:
         self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing."""
-        size = element_bytes(batch.dtype)
-        work = family.work(batch.dims, size)
-        bounds = light(gpu, work, peak_flop_per_s(gpu, family, batch.dtype))
         log_s = walk(self.families[family.network], gbt_inputs(family, gpu, batch, isolated))
-        seconds = jnp.maximum(jnp.exp(log_s), bounds.speed_of_light_s)
-        memory_s = work.bytes_moved / gpu.mem_bytes_per_s
-        zero = jnp.zeros_like(seconds)
-        return KernelTerms(seconds, bounds, bounds.compute_s, memory_s, zero, largest_tile(gpu, work))
+        return bounded(family, gpu, batch).terms(jnp.exp(log_s))
 
 
 def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
     """Shape features, log physical times, log roofline, which tiles the library launches where the kernels say whose it
     is, 1 for a kernel that runs alone, and, of families that differ there, 1 for one of a backward pass."""
-    size = element_bytes(batch.dtype)
-    work = family.work(batch.dims, size)
-    peak = peak_flop_per_s(gpu, family, batch.dtype)
-    times = physical_times(gpu, family, work, peak, batch.dtype)
+    found = bounded(family, gpu, batch)
+    times = physical_times(gpu, family, found.work, found.peak, batch.dtype)
     parts = [getattr(times, item.name) for item in fields(PhysicalTimes)]
     columns = jnp.concatenate([part for part in parts if part is not None], axis=1)
-    roofline_s = light(gpu, work, peak).roofline_s[:, None]
+    roofline_s = found.light.roofline_s[:, None]
     alone = jnp.broadcast_to(jnp.asarray(isolated, dtype=float), roofline_s.shape[:1])[:, None]
     logs = jnp.log(jnp.maximum(jnp.concatenate([columns, roofline_s], axis=1), 1e-30))
     later = [jnp.where(batch.phase > 0, 1.0, 0.0)[:, None]] if family.turned else []
-    return jnp.concatenate([family.features(batch.dims, size), logs, alone, *later], axis=1)
+    return jnp.concatenate([family.features(batch.dims, element_bytes(batch.dtype)), logs, alone, *later], axis=1)
 
 
 def walk(forest: Forest, inputs: Float[Array, "kernel feature"]) -> Float[Array, " kernel"]:

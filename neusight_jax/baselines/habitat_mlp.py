@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from neusight_jax.baselines.roofline import bounded
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar, element_bytes, light, peak_flop_per_s
+from neusight_jax.roofline import Isolated, Scalar, element_bytes, peak_flop_per_s
 from neusight_jax.terms import KernelTerms
-from neusight_jax.tiles import largest_tile
 from neusight_jax.utilization import Network, apply_network
 
 
@@ -43,14 +43,9 @@ class HabitatMLPPredictor:
         self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family, never below the speed of light. `relaxation` changes nothing."""
-        work = family.work(batch.dims, element_bytes(batch.dtype))
-        bounds = light(gpu, work, peak_flop_per_s(gpu, family, batch.dtype))
         inputs = habitat_inputs(family, gpu, batch, isolated)
         log_s = jnp.mean(apply_network(self.networks[family.network], inputs), axis=0)[:, 0]
-        seconds = jnp.maximum(jnp.exp(log_s), bounds.speed_of_light_s)
-        memory_s = work.bytes_moved / gpu.mem_bytes_per_s
-        zero = jnp.zeros_like(seconds)
-        return KernelTerms(seconds, bounds, bounds.compute_s, memory_s, zero, largest_tile(gpu, work))
+        return bounded(family, gpu, batch).terms(jnp.exp(log_s))
 
 
 def habitat_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:

@@ -23,10 +23,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from neusight_jax.baselines.roofline import bounded
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar, element_bytes, light, peak_flop_per_s
+from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import largest_tile
 
@@ -109,12 +110,8 @@ class WavePredictor:
         for position, name in enumerate(family.dims):
             same &= batch.dims[name][:, None] == known.dims[:, position]
         measured_s = jnp.take(known.seconds, jnp.argmax(same, axis=1))
-        work = family.work(batch.dims, element_bytes(batch.dtype))
-        peak = peak_flop_per_s(gpu, family, batch.dtype)
-        bounds, tile = light(gpu, work, peak), largest_tile(gpu, work)
-        gamma = memory_boundedness(work.flop / work.bytes_moved, peak / gpu.mem_bytes_per_s)
-        ratio = wave_ratio(self.origin, gpu, gamma, tile.blocks if self.general else None)
-        seconds = jnp.where(jnp.any(same, axis=1), measured_s * ratio, bounds.roofline_s)
-        seconds = jnp.maximum(seconds, bounds.speed_of_light_s)
-        memory_s = work.bytes_moved / gpu.mem_bytes_per_s
-        return KernelTerms(seconds, bounds, bounds.compute_s, memory_s, jnp.zeros_like(seconds), tile)
+        found = bounded(family, gpu, batch)
+        gamma = memory_boundedness(found.work.flop / found.work.bytes_moved, found.peak / gpu.mem_bytes_per_s)
+        blocks = largest_tile(gpu, found.work).blocks if self.general else None
+        ratio = wave_ratio(self.origin, gpu, gamma, blocks)
+        return found.terms(jnp.where(jnp.any(same, axis=1), measured_s * ratio, found.light.roofline_s))

@@ -22,12 +22,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from neusight_jax.baselines.roofline import bounded
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar, element_bytes, light, peak_flop_per_s
+from neusight_jax.roofline import Isolated, Scalar, element_bytes
 from neusight_jax.terms import KernelTerms
-from neusight_jax.tiles import largest_tile
 
 
 @jax.tree_util.register_dataclass
@@ -67,15 +67,10 @@ class LiPredictor:
         A line that falls to zero or below far from the known GPUs forecasts the speed of light.
         """
         line = self.families[family.network]
-        work = family.work(batch.dims, element_bytes(batch.dtype))
-        peak = peak_flop_per_s(gpu, family, batch.dtype)
-        bounds = light(gpu, work, peak)
-        rate = line.per_bandwidth * gpu.mem_bytes_per_s + line.per_peak * peak + line.offset
+        found = bounded(family, gpu, batch)
+        rate = line.per_bandwidth * gpu.mem_bytes_per_s + line.per_peak * found.peak + line.offset
         body_s = li_work(family, batch) / jnp.where(rate > 0.0, rate, jnp.inf)
-        body_s = jnp.maximum(body_s, bounds.speed_of_light_s)
-        launch_s = jnp.broadcast_to(line.floor_s * jnp.asarray(isolated, dtype=float), body_s.shape)
-        memory_s = work.bytes_moved / gpu.mem_bytes_per_s
-        return KernelTerms(body_s + launch_s, bounds, bounds.compute_s, memory_s, launch_s, largest_tile(gpu, work))
+        return found.terms(body_s, line.floor_s * jnp.asarray(isolated, dtype=float))
 
 
 def li_work(family: Family, batch: KernelBatch) -> Float[Array, " kernel"]:

@@ -1,4 +1,4 @@
-"""Speed of light: max(FLOP / peak, bytes / bandwidth), every byte from memory, no launch.
+"""Textbook roofline: max(FLOP / peak, bytes / bandwidth), every byte from memory, no launch; and what baselines share.
 
 Source: Williams, Waterman, Patterson, "Roofline", CACM 2009.
 """
@@ -6,16 +6,56 @@ Source: Williams, Waterman, Patterson, "Roofline", CACM 2009.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from neusight_jax.gpu import GPU
-from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.family import Family, Work
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar, element_bytes, light, peak_flop_per_s
+from neusight_jax.roofline import Isolated, Light, Scalar, element_bytes, light, peak_flop_per_s
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import largest_tile
+
+
+class Bounded(NamedTuple):
+    """Kernels of one family on a GPU, with their bounds.
+
+    Attributes:
+      gpu, work: the machine, and what the kernels ask of it.
+      peak: of the kernels' arithmetic path, FLOP/s.
+      light: lower bounds; memory_s: all bytes at full bandwidth, seconds.
+    """
+
+    gpu: GPU
+    work: Work
+    peak: Float[Array, " kernel"]
+    light: Light
+    memory_s: Float[Array, " kernel"]
+
+    def terms(
+        self,
+        body_s: Float[Array, " kernel"],
+        launch_s: Scalar = 0.0,
+        compute_s: Array | None = None,
+        memory_s: Array | None = None,
+    ) -> KernelTerms:
+        """A forecast of body and launch, the body never below the speed of light; its parts default to the bounds."""
+        body_s = jnp.maximum(body_s, self.light.speed_of_light_s)
+        launch_s = jnp.broadcast_to(jnp.asarray(launch_s, body_s.dtype), body_s.shape)
+        compute_s = self.light.compute_s if compute_s is None else compute_s
+        memory_s = self.memory_s if memory_s is None else memory_s
+        tile = largest_tile(self.gpu, self.work)
+        return KernelTerms(body_s + launch_s, self.light, compute_s, memory_s, launch_s, tile)
+
+
+def bounded(family: Family, gpu: GPU, batch: KernelBatch) -> Bounded:
+    """Kernels of one family on a GPU, with their bounds."""
+    work = family.work(batch.dims, element_bytes(batch.dtype))
+    peak = peak_flop_per_s(gpu, family, batch.dtype)
+    return Bounded(gpu, work, peak, light(gpu, work, peak), work.bytes_moved / gpu.mem_bytes_per_s)
 
 
 @jax.tree_util.register_dataclass
@@ -31,11 +71,5 @@ class RooflinePredictor:
         self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; `isolated` and `relaxation` change nothing."""
-        size = element_bytes(batch.dtype)
-        work = family.work(batch.dims, size)
-        bounds = light(gpu, work, peak_flop_per_s(gpu, family, batch.dtype))
-        seconds = jnp.maximum(bounds.roofline_s, bounds.speed_of_light_s)
-        memory_s = work.bytes_moved / gpu.mem_bytes_per_s
-        return KernelTerms(
-            seconds, bounds, bounds.compute_s, memory_s, jnp.zeros_like(seconds), largest_tile(gpu, work)
-        )
+        found = bounded(family, gpu, batch)
+        return found.terms(found.light.roofline_s)

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from neusight_jax.baselines.roofline import bounded
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar, element_bytes, light, peak_flop_per_s
+from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms
-from neusight_jax.tiles import largest_tile
 
 
 @jax.tree_util.register_dataclass
@@ -45,11 +45,8 @@ class Roofline3Predictor:
     ) -> KernelTerms:
         """Forecast kernels of one family; the floor is paid by isolated kernels only. `relaxation` changes nothing."""
         numbers = self.families[family.network]
-        size = element_bytes(batch.dtype)
-        work = family.work(batch.dims, size)
-        bounds = light(gpu, work, peak_flop_per_s(gpu, family, batch.dtype))
-        compute_s = bounds.compute_s / jax.nn.sigmoid(numbers.raw_compute)
-        memory_s = work.bytes_moved / gpu.mem_bytes_per_s / jax.nn.sigmoid(numbers.raw_memory)
-        launch_s = jnp.exp(numbers.log_floor_s) * jnp.asarray(isolated, dtype=float) * jnp.ones_like(memory_s)
-        body_s = jnp.maximum(jnp.maximum(compute_s, memory_s), bounds.speed_of_light_s)
-        return KernelTerms(body_s + launch_s, bounds, compute_s, memory_s, launch_s, largest_tile(gpu, work))
+        found = bounded(family, gpu, batch)
+        compute_s = found.light.compute_s / jax.nn.sigmoid(numbers.raw_compute)
+        memory_s = found.memory_s / jax.nn.sigmoid(numbers.raw_memory)
+        launch_s = jnp.exp(numbers.log_floor_s) * jnp.asarray(isolated, dtype=float)
+        return found.terms(jnp.maximum(compute_s, memory_s), launch_s, compute_s, memory_s)

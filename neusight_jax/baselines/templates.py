@@ -20,32 +20,19 @@ GPU_FIGURES = 4
 """GPU figures `habitat-mlp` sees; beside them and the dims, the element size and whether a kernel runs alone."""
 
 
-def _gbt(families: Families, hidden: tuple[int, ...]) -> Predictor:
-    nodes = jnp.zeros((TREES, 2 * LEAVES - 1))
-    return GBTPredictor({name: Forest(nodes, nodes, nodes, nodes, nodes) for name in families})
-
-
-def _li(families: Families, hidden: tuple[int, ...]) -> Predictor:
-    zero = jnp.zeros(())
-    return LiPredictor({name: LiLine(zero, zero, zero, zero) for name in families})
-
-
-def _roofline3(families: Families, hidden: tuple[int, ...]) -> Predictor:
-    zero = jnp.zeros(())
-    return Roofline3Predictor({name: ThreeNumbers(zero, zero, zero) for name in families})
-
-
 def _habitat_mlp(families: Families, hidden: tuple[int, ...]) -> Predictor:
-    inputs = {name: jnp.zeros((2, len(family.dims) + 2 + GPU_FIGURES)) for name, family in families.items()}
+    key, sizes = jax.random.key(0), {name: len(family.dims) + 2 + GPU_FIGURES for name, family in families.items()}
     return HabitatMLPPredictor(
-        {name: init_network(jax.random.key(0), inputs[name], hidden, 1, members=1) for name in families}
+        {name: init_network(key, jnp.zeros((2, size)), hidden, 1, members=1) for name, size in sizes.items()}
     )
 
 
 TEMPLATES: dict[str, Callable[[Families, tuple[int, ...]], Predictor]] = {
-    "roofline3": _roofline3,
-    "li": _li,
+    "roofline3": lambda families, _: Roofline3Predictor({name: ThreeNumbers(*jnp.zeros(3)) for name in families}),
+    "li": lambda families, _: LiPredictor({name: LiLine(*jnp.zeros(4)) for name in families}),
     "habitat-mlp": _habitat_mlp,
-    "gbt": _gbt,
+    "gbt": lambda families, _: GBTPredictor(
+        {name: Forest(*jnp.zeros((5, TREES, 2 * LEAVES - 1))) for name in families}
+    ),
 }
 """Kind of a checkpoint's card -> template, from its families and hidden layers."""

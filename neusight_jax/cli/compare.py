@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from neusight_jax.cli.console import remark, show, show_json
+from neusight_jax.cli.console import answer, remark
 from neusight_jax.cli.options import AsJson, Model, WorkloadCheckpoint, WorkloadOptions, option, takes_workload
 
 
@@ -29,10 +29,14 @@ def compare(
     from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
     from neusight_jax.cli.predict import plain_notes
     from neusight_jax.cli.workloads import graph_of
-    from neusight_jax.compare import compare as compare_gpus
-    from neusight_jax.compare import read_prices
+    from neusight_jax.comparison import compare as compare_gpus
+    from neusight_jax.comparison import read_prices
     from neusight_jax.gpu_file import load_named_gpu
 
+    if plot is not None:
+        from neusight_jax.reports.files import require_format
+
+        require_format(plot)
     listed = read_prices(prices) if prices is not None else None
     names = [load_named_gpu(name)[0] for name in gpu]
     graph = graph_of(model, load)
@@ -41,13 +45,9 @@ def compare(
     notes = {name: plain_notes(card, checkpoint, name, graph) for name in names}
     found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by, notes=notes)
     if plot is not None:
-        from neusight_jax.comparison_plot import write_plot
+        from neusight_jax.reports import figures
+        from neusight_jax.reports.files import save
 
-        write_plot(found, plot)
+        save(figures.comparison(found), plot)
         remark(f"wrote {plot}")
-    if as_json:
-        show_json(found.to_dict(), checkpoint=checkpoint)
-        return
-    from neusight_jax.comparison_table import comparison_table
-
-    show(comparison_table(found))
+    answer(found, as_json, checkpoint=checkpoint)

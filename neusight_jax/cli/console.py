@@ -11,6 +11,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from neusight_jax.results import Result
+
 PIPE_WIDTH = 200
 """Columns of a table that goes to a file or a pipe."""
 
@@ -22,10 +24,18 @@ def show(renderable: RenderableType) -> None:
 
         Console(markup=False).print(renderable)
         return
-    from neusight_jax.report import as_text
+    from neusight_jax.results import as_text
 
     text = as_text(renderable, PIPE_WIDTH)
     typer.echo("\n".join(line.rstrip() for line in text.rstrip().splitlines()))
+
+
+def answer(result: Result, as_json: bool, **asked: Any) -> None:
+    """Print a result to stdout: as JSON after what was asked for, or as a table."""
+    if as_json:
+        show_json(result.to_dict(), **asked)
+    else:
+        show(result)
 
 
 def show_json(result: Mapping[str, Any], **asked: Any) -> None:

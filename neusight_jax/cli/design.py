@@ -15,11 +15,11 @@ from neusight_jax.cli.options import AsJson, Models, WorkloadCheckpoint, Workloa
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
-    from neusight_jax.design.answers import Design
-    from neusight_jax.design.problem import Problem
+    from neusight_jax.designs.answers import Design
+    from neusight_jax.designs.problem import Problem
     from neusight_jax.gpu import GPU
-    from neusight_jax.sweep.space import Range
-    from neusight_jax.workload import Workload
+    from neusight_jax.sweeps.space import Range
+    from neusight_jax.workloads import Workload
 
 
 _BUDGET = "Limits: area_mm2, power_w, dollars, pin_bit_per_s, latency_s, a GPU field."
@@ -56,11 +56,11 @@ def design(
     """
     if output is not None:
         _require_writable(output)
-    from neusight_jax.design.answers import answer, read_costs
-    from neusight_jax.design.answers import pareto as front_of
-    from neusight_jax.design.notes import infeasible_note
-    from neusight_jax.design.report import design_tables, front_table
-    from neusight_jax.design.search import Search, Settings
+    from neusight_jax.designs.answers import answer, read_costs
+    from neusight_jax.designs.answers import pareto as front_of
+    from neusight_jax.designs.notes import infeasible_note
+    from neusight_jax.designs.search import Search, Settings
+    from neusight_jax.reports.design import front_table
 
     ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
     machine = _base(base, fixed or ())
@@ -85,13 +85,13 @@ def design(
     if as_json:
         show_json(content, **named)
         return
-    show(design_tables(found))
+    show(found)
     if front:
         show(front_table(front, metric, found.notes))
 
 
 def _pareto_content(found: Design, front: list[Design], metric: str) -> dict[str, Any]:
-    from neusight_jax.design.report import front_notes
+    from neusight_jax.reports.design import front_notes
 
     if not metric:
         return {}
@@ -107,7 +107,7 @@ def _asking(
     from neusight_jax.checkpoint import load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.cli.workloads import default_for
-    from neusight_jax.design.answers import problem
+    from neusight_jax.designs.answers import problem
     from neusight_jax.gpu_file import load_named_gpu
 
     checkpoint, name = checkpoint or default_for(each.graph for each in loads), load_named_gpu(base)[0]
@@ -120,10 +120,10 @@ def _asking(
 
 def _target(asked: Problem, target_s: float) -> dict[str, Any]:
     """The least value of the one free field that meets a latency, with its workload and notes."""
-    from neusight_jax.design.answers import required
-    from neusight_jax.design.notes import bound_notes, workload_notes
+    from neusight_jax.designs.answers import required
+    from neusight_jax.designs.notes import bound_notes, workload_notes
     from neusight_jax.results import schema
-    from neusight_jax.workload import workload_dict
+    from neusight_jax.workloads import workload_dict
 
     wanted, load = asked.free[0], asked.workloads[0]
     value = required(asked.predictor, asked.base, load, wanted, target_s)
@@ -140,20 +140,22 @@ def _target(asked: Problem, target_s: float) -> dict[str, Any]:
 
 
 def _show_target(content: dict[str, Any], named: dict[str, Any], as_json: bool) -> None:
-    from neusight_jax.report import shown
+    from neusight_jax.units import with_unit
 
     if as_json:
         show_json(content, **named)
         return
     field, value = content["field"], content["value"]
-    typer.echo(f"{content['name']} in {shown('latency_s', content['target_s'])} needs {field} of {shown(field, value)}")
+    typer.echo(
+        f"{content['name']} in {with_unit('latency_s', content['target_s'])} needs {field} of {with_unit(field, value)}"
+    )
     for note in content["notes"]:
         typer.echo(f"note: {note}")
 
 
 def _require_writable(output: Path) -> None:
     from neusight_jax.files import refuse_existing
-    from neusight_jax.plot.files import require_plot
+    from neusight_jax.reports.files import require_plot
 
     refuse_existing(output)
     require_plot()
@@ -161,7 +163,7 @@ def _require_writable(output: Path) -> None:
 
 def _write(output: Path, content: dict[str, Any], found: Design, front: list[Design], metric: str) -> None:
     from neusight_jax.files import atomic_folder
-    from neusight_jax.plot.report import design_page
+    from neusight_jax.reports.html import design_page
     from neusight_jax.results import json_text
 
     with atomic_folder(output) as place:
@@ -171,7 +173,7 @@ def _write(output: Path, content: dict[str, Any], found: Design, front: list[Des
 
 def _free(text: str) -> Range:
     from neusight_jax.cli.workloads import numbers, split_assignment
-    from neusight_jax.sweep.space import Range
+    from neusight_jax.sweeps.space import Range
 
     field, value = split_assignment("--free", text)
     parts = value.split(":")
@@ -207,7 +209,7 @@ def _base(name: str, changes: Sequence[str]) -> GPU:
 def _load(text: str, load: WorkloadOptions) -> Workload:
     """A workload from `MODEL[,key=value...]`; what it does not say is as the options have it."""
     from neusight_jax.cli.workloads import graph_of
-    from neusight_jax.workload import workload
+    from neusight_jax.workloads import workload
 
     name, *rest = text.split(",")
     given: dict[str, str] = {}

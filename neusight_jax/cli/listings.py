@@ -16,7 +16,7 @@ def gpus(as_json: AsJson = False) -> None:
     if as_json:
         _show_rows("gpus", rows)
         return
-    from neusight_jax.report import table
+    from neusight_jax.reports.text import table
     from neusight_jax.units import GB, GIB, GIGA, MIB, TERA
 
     columns = (
@@ -78,7 +78,7 @@ def models(as_json: AsJson = False) -> None:
     if as_json:
         _show_rows("models", rows)
         return
-    from neusight_jax.report import table
+    from neusight_jax.reports.text import table
 
     shown = [[row["name"], row["architecture"], str(row["longest_sequence"] or "any")] for row in rows]
     show(table("", ["model", "architecture", "longest sequence"], shown, text_columns=2))
@@ -102,7 +102,7 @@ def checkpoints(as_json: AsJson = False) -> None:
     if as_json:
         _show_rows("checkpoints", rows)
         return
-    from neusight_jax.report import table
+    from neusight_jax.reports.text import table
 
     shown = [
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from neusight_jax.cli.console import show, show_json
+from neusight_jax.cli.console import answer
 from neusight_jax.cli.options import AsJson, Gpu, Model, WorkloadCheckpoint, WorkloadOptions, takes_workload
 
 if TYPE_CHECKING:
@@ -51,12 +51,7 @@ def predict(
             f"with the effect {checkpoint} measured on this GPU{but}; other GPUs are forecast from figures alone"
         )
     forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
-    if as_json:
-        show_json(forecast.to_dict(), checkpoint=checkpoint)
-        return
-    from neusight_jax.report import forecast_tables
-
-    show(forecast_tables(forecast))
+    answer(forecast, as_json, checkpoint=checkpoint)
 
 
 def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph) -> list[str]:

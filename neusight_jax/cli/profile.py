@@ -111,7 +111,7 @@ def _list(plan: str, gpu: str | None, output: Path | None, checkpoint: str) -> N
             "or fill in latency_s, seconds, then `neusight-jax calibrate`"
         )
         return
-    from neusight_jax.report import table
+    from neusight_jax.reports.text import table
 
     frame = chosen.frame.drop(columns=["device", "latency_s"])
     rows = frame.astype(object).where(frame.notna(), "").astype(str).values.tolist()

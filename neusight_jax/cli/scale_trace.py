@@ -45,6 +45,6 @@ def scale_trace(
         content = {"schema": schema("scaled_runs"), "checkpoint": runs[0].checkpoint}
         show_json({**content, "runs": [run.to_dict() for run in runs]})
         return
-    from neusight_jax.scaling.tables import scaled_tables
+    from neusight_jax.reports.scaled_run import tables
 
-    show(scaled_tables(runs))
+    show(tables(*runs))

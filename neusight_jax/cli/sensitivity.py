@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from neusight_jax.cli.console import remark, show, show_json
+from neusight_jax.cli.console import answer, remark
 from neusight_jax.cli.options import (
     AsJson,
     Gpu,
@@ -36,11 +36,11 @@ def sensitivity(
     from neusight_jax.cli.predict import plain_notes
     from neusight_jax.cli.workloads import check_dtype, check_relaxation, graph_of
     from neusight_jax.gpu_file import load_named_gpu
-    from neusight_jax.sensitivity import sensitivity as elasticities_of
+    from neusight_jax.sensitivities import sensitivity as elasticities_of
 
     check_relaxation(relaxation)
     if plot is not None:
-        from neusight_jax.plot.files import require_format
+        from neusight_jax.reports.files import require_format
 
         require_format(plot, html=True)
     gpu_name, machine = load_named_gpu(gpu)
@@ -51,14 +51,9 @@ def sensitivity(
     predictor = load_predictor(checkpoint)
     result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)
     if plot is not None:
-        from neusight_jax.plot import figures, report
-        from neusight_jax.plot.files import save
+        from neusight_jax.reports import figures, html
+        from neusight_jax.reports.files import save
 
-        save(report.sensitivity_page(result, machine) if plot.suffix == ".html" else figures.bars(result), plot)
+        save(html.sensitivity_page(result, machine) if plot.suffix == ".html" else figures.bars(result), plot)
         remark(f"wrote {plot}")
-    if as_json:
-        show_json(result.to_dict(), checkpoint=checkpoint)
-        return
-    from neusight_jax.sensitivity_report import sensitivity_tables
-
-    show(sensitivity_tables(result))
+    answer(result, as_json, checkpoint=checkpoint)

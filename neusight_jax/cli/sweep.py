@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from neusight_jax.cli import interrupts
-from neusight_jax.cli.console import progress_console, show_json
+from neusight_jax.cli.console import answer, progress_console
 from neusight_jax.cli.options import (
     AsJson,
     Models,
@@ -23,7 +21,7 @@ from neusight_jax.cli.options import (
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
-    from neusight_jax.sweep.space import Grid, Range, Samples
+    from neusight_jax.sweeps.space import Grid, Range, Samples
 
 _GRID = "N values of a field, even in log; all combinations."
 _LENGTHS = "One or several; each one number, or for decoders one for each request: 512,2048."
@@ -60,13 +58,13 @@ def sweep(
 
     check_relaxation(relaxation)
     if plot is not None:
-        from neusight_jax.plot.files import require_format
+        from neusight_jax.reports.files import require_format
 
         require_format(plot)
     space = _space(grid or (), span or (), samples, method, seed)
     if plot is not None and len(space.fields) < 2:
         raise InputError("--plot needs two fields that vary; add a --grid, or drop --plot")
-    from neusight_jax.sweep.devices import join_processes
+    from neusight_jax.sweeps.devices import join_processes
 
     join_processes(coordinator, num_processes, process_id)
     loads = [
@@ -81,23 +79,11 @@ def sweep(
     if jax.process_index() > 0:
         return
     if plot is not None:
-        _draw(output, space.fields, plot)
-    if as_json:
-        show_json(done.to_dict(), checkpoint=chosen)
-        return
-    resumed = f", {done.resumed_rows} of them from before" if done.resumed_rows else ""
-    typer.echo(f"{output}: {done.rows} forecasts of {', '.join(dict.fromkeys(models))}{resumed}")
-    for note in done.notes:
-        typer.echo(f"note: {note}")
+        from neusight_jax.reports.figures import heat_map
+        from neusight_jax.reports.files import save
 
-
-def _draw(rows: Path, fields: Sequence[str], plot: Path) -> None:
-    import pandas as pd
-
-    from neusight_jax.plot.figures import heat_map
-    from neusight_jax.plot.files import save
-
-    save(heat_map(pd.read_parquet(rows), *fields[:2]), plot)
+        save(heat_map(done.to_frame(), *space.fields[:2]), plot)
+    answer(done, as_json, checkpoint=chosen)
 
 
 def _swept(
@@ -108,8 +94,8 @@ def _swept(
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.cli.workloads import check_dtype, default_for, graph_of
     from neusight_jax.gpu_file import load_named_gpus
-    from neusight_jax.sweep.parts import kept_rows
-    from neusight_jax.sweep.run import sweep as run_sweep
+    from neusight_jax.sweeps.parts import kept_rows
+    from neusight_jax.sweeps.run import sweep as run_sweep
 
     gpus = load_named_gpus(bases)
     graphs = [graph_of(model, load) for model in models for load in loads]
@@ -129,7 +115,7 @@ def _swept(
 
 
 def _space(grid: Sequence[str], span: Sequence[str], samples: int, method: str, seed: int) -> Grid | Samples:
-    from neusight_jax.sweep.space import Grid, Samples
+    from neusight_jax.sweeps.space import Grid, Samples
 
     if bool(grid) == bool(span) or bool(span) != (samples != 0):
         raise InputError(
@@ -145,7 +131,7 @@ def _space(grid: Sequence[str], span: Sequence[str], samples: int, method: str, 
 
 def _range(option: str, text: str) -> Range:
     from neusight_jax.cli.workloads import numbers, split_assignment
-    from neusight_jax.sweep.space import Range
+    from neusight_jax.sweeps.space import Range
 
     field, value = split_assignment(option, text)
     form = "FIELD=LO:HI:N" if option == "--grid" else "FIELD=LO:HI"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from neusight_jax.checkpoint import default_checkpoint, load_card, load_predicto
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.gpu_file import load_named_gpu
-from neusight_jax.results import json_text, schema
+from neusight_jax.results import Result
 from neusight_jax.scaling.assumptions import assumed, origin_notes, origin_of
 from neusight_jax.scaling.occupancy import limits_of
 from neusight_jax.scaling.reading import read_trace
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ScaledRun:
+class ScaledRun(Result):
     """A measured run and its forecast on another GPU. Seconds.
 
     Attributes:
@@ -38,6 +38,7 @@ class ScaledRun:
       checkpoint: what forecast it; "" for a predictor given as such.
     """
 
+    kind: ClassVar[str] = "scaled_run"
     source: str
     origin: str
     target: str
@@ -77,27 +78,20 @@ class ScaledRun:
 
         return pd.DataFrame(self.columns)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values: totals, coverage by rule, the ten kinds of launches with the most measured time, all notes."""
-        top = self.to_frame().nlargest(10, "measured_s")
+    def most_expensive(self, count: int = 10) -> list[dict[str, Any]]:
+        """The kinds of launches with the most measured time, as plain values."""
+        return [dict(row) for row in self.to_frame().nlargest(count, "measured_s").to_dict("records")]
+
+    def values(self) -> dict[str, Any]:
+        """Totals, coverage by rule, the ten kinds of launches with the most measured time, all notes."""
         return {
-            "schema": schema("scaled_run"),
-            "source": self.source,
-            "origin": self.origin,
-            "target": self.target,
-            "checkpoint": self.checkpoint,
-            "measured_s": self.measured_s,
-            "scaled_s": self.scaled_s,
+            **self._fields("source", "origin", "target", "checkpoint", "measured_s", "scaled_s"),
             "measured_span_s": self.span_s,
             "scaled_span_s": self.scaled_span_s,
             "coverage": self.coverage(),
-            "most_expensive": top.to_dict("records"),
-            "notes": list(self.notes),
+            "most_expensive": self.most_expensive(),
+            "notes": self.notes,
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json_text(self.to_dict())
 
 
 def scale_trace(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
 
-from neusight_jax.report import table
+from neusight_jax.reports.text import table
 
 PERCENTILES: tuple[str, ...] = ("mean", "median", "p90")
 """Columns of every table of scores, of absolute percentage errors."""

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.design.cost import CostModel
+from neusight_jax.designs.cost import CostModel
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import kernel_latency, require_covered
 from neusight_jax.roofline import Scalar
-from neusight_jax.sweep.space import WHOLE, Range
+from neusight_jax.sweeps.space import WHOLE, Range
 from neusight_jax.terms import Predictor
-from neusight_jax.workload import Workload, combined
+from neusight_jax.workloads import Workload, combined
 
 OBJECTIVES: dict[str, dict[str, float]] = {
     "latency": {"latency_s": 1.0},

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -74,44 +73,47 @@ class Range:
         return np.clip(np.round(np.asarray(values) / self.grain), first, max(first, last)) * self.grain
 
 
-class Space(Protocol):
-    """Points over GPU fields that can be had slice by slice."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Fields that vary."""
-        ...
-
-    @property
-    def rows(self) -> int:
-        """How many points there are."""
-        ...
-
-    def slice(self, start: int, stop: int) -> Mapping[str, Float[np.ndarray, " row"]]:
-        """Points `start` up to `stop`; the same whatever was asked for before."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values that determine every point."""
-        ...
-
-
 @dataclass(frozen=True)
-class Grid:
-    """Every combination of the ranges' values, the last range fastest."""
+class Space:
+    """Points over GPU fields that can be had slice by slice: a `Grid` or `Samples`."""
 
     ranges: tuple[Range, ...]
 
     def __post_init__(self) -> None:
-        _check(self.ranges)
-        for each in self.ranges:
-            if each.count < 1:
-                raise InputError(f"grid of {each.field}: {each.count} points, expected at least 1")
+        if not self.fields:
+            raise InputError("a sweep needs at least one field that varies, e.g. mem_bytes_per_s=1e12:8e12:100")
+        for field in self.fields:
+            if self.fields.count(field) > 1:
+                raise InputError(f"{field} has two ranges, expected one")
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Fields that vary."""
         return tuple(each.field for each in self.ranges)
+
+    @property
+    def rows(self) -> int:
+        """How many points there are."""
+        raise NotImplementedError
+
+    def slice(self, start: int, stop: int) -> dict[str, Float[np.ndarray, " row"]]:
+        """Points `start` up to `stop`; the same whatever was asked for before."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values that determine every point."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Grid(Space):
+    """Every combination of the ranges' values, the last range fastest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for each in self.ranges:
+            if each.count < 1:
+                raise InputError(f"grid of {each.field}: {each.count} points, expected at least 1")
 
     @property
     def rows(self) -> int:
@@ -131,28 +133,22 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Samples:
+class Samples(Space):
     """Random or scrambled Sobol points in the ranges, reproducible from a seed.
 
     Reference: Sobol' points with Owen scrambling, scipy.stats.qmc.
     """
 
-    ranges: tuple[Range, ...]
     count: int
     method: Method = "sobol"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(self.ranges)
+        super().__post_init__()
         if self.method not in METHODS:
             raise InputError(f"sampling method is {self.method!r}, expected one of {', '.join(METHODS)}")
         if self.count < 1:
             raise InputError(f"{self.count} samples asked for, expected at least 1")
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Fields that vary."""
-        return tuple(each.field for each in self.ranges)
 
     @property
     def rows(self) -> int:
@@ -186,12 +182,3 @@ class Samples:
         """Plain values that determine every point."""
         shared = {"method": self.method, "count": self.count, "seed": self.seed}
         return {**shared, "ranges": [vars(each) for each in self.ranges]}
-
-
-def _check(ranges: Sequence[Range]) -> None:
-    fields = [each.field for each in ranges]
-    if not fields:
-        raise InputError("a sweep needs at least one field that varies, e.g. mem_bytes_per_s=1e12:8e12:100")
-    for field in fields:
-        if fields.count(field) > 1:
-            raise InputError(f"{field} has two ranges, expected one")

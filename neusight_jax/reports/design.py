@@ -5,44 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from neusight_jax.design.answers import Design
-from neusight_jax.report import shown, table
+from neusight_jax.designs.answers import Design
+from neusight_jax.reports.text import headed, table
+from neusight_jax.units import with_unit
 
 
-def design_tables(design: Design) -> RenderableType:
+def tables(design: Design) -> RenderableType:
     """The machine, what it does beside the base, what binds and what more of it would buy."""
     machine = [
-        [name, shown(name, value), f"{design.at_bounds[name]} bound" if name in design.at_bounds else ""]
+        [name, with_unit(name, value), f"{design.at_bounds[name]} bound" if name in design.at_bounds else ""]
         for name, value in design.free.items()
     ]
     state = "" if design.feasible else "  NO MACHINE IN THE BOUNDS KEEPS EVERY BUDGET; this one comes nearest"
-    head = f"best of {design.evaluations} evaluations (seed {design.seed}){state}"
-    pairs = [(name, value, design.base_seconds[name]) for name, value in design.seconds.items()]
-    pairs += [
-        (name, value, design.base_metrics[name]) for name, value in design.metrics.items() if name not in design.seconds
-    ]
+    own, base = {**design.seconds, **design.metrics}, {**design.base_seconds, **design.base_metrics}
     effects = [
-        [name, shown(name, own), shown(name, before), f"{own / before - 1.0:+.1%}"] for name, own, before in pairs
+        [name, with_unit(name, value), with_unit(name, base[name]), f"{value / base[name] - 1.0:+.1%}"]
+        for name, value in own.items()
     ]
-    return Group(
-        Text(head, style="bold"),
-        Text(""),
-        table("Machine", ["free field", "value", "ends on"], machine),
-        Text(""),
-        table("What it does", ["", "design", "base", "change"], effects),
-        Text(""),
-        _binding(design),
-        *(Text(f"note: {note}") for note in design.notes),
+    return headed(
+        f"best of {design.evaluations} evaluations (seed {design.seed}){state}",
+        *("", table("Machine", ["free field", "value", "ends on"], machine)),
+        *("", table("What it does", ["", "design", "base", "change"], effects), "", _binding(design)),
+        notes=design.notes,
     )
 
 
-def _binding(design: Design) -> Table:
+def _binding(design: Design) -> RenderableType:
     prices = design.multipliers
     rows = [
-        [name, shown(name, limit), f"{prices.left[name]:.1%}", "yes" if price > 0 else "no", f"{price:.2f} %"]
+        [name, with_unit(name, limit), f"{prices.left[name]:.1%}", "yes" if price > 0 else "no", f"{price:.2f} %"]
         for (name, limit), price in zip(design.budgets.items(), prices.budgets.values(), strict=True)
     ]
     rows += [[f"bound of {name}", "", "", "yes", f"{price:.2f} %"] for name, price in prices.bounds.items()]
@@ -54,8 +47,8 @@ def front_table(designs: Sequence[Design], metric: str, said: Sequence[str] = ()
     """A Pareto front, one design per row, and its notes but for those `said` already."""
     fields = list(designs[0].free) if designs else []
     rows = [
-        [shown(metric, each.metrics[metric]), shown("latency_s", each.metrics["latency_s"])]
-        + [shown(name, each.free[name]) for name in fields]
+        [with_unit(metric, each.metrics[metric]), with_unit("latency_s", each.metrics["latency_s"])]
+        + [with_unit(name, each.free[name]) for name in fields]
         for each in designs
     ]
     front = table("Pareto front", [metric, "latency_s", *fields], rows, text_columns=0)

@@ -1,4 +1,4 @@
-"""`compare`: one workload on many GPUs, ranked by time, throughput or cost, a tie called a tie."""
+"""Comparisons: one workload on many GPUs, ranked by time, throughput or cost, a tie called a tie."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
@@ -18,9 +18,9 @@ from neusight_jax.gpu_catalog import Yaml, canonical_name
 from neusight_jax.gpu_file import load_named_gpus
 from neusight_jax.graph.graph import Graph
 from neusight_jax.memory import memory_bytes
-from neusight_jax.results import json_text, schema
+from neusight_jax.results import Result
 from neusight_jax.terms import Predictor
-from neusight_jax.workload import num_gpus, workload_dict
+from neusight_jax.workloads import num_gpus, workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,15 +47,15 @@ class Candidate:
     """
 
     gpu: str
-    rank: int
-    tie: bool
-    latency_s: float | None
-    low_s: float | None
-    high_s: float | None
-    samples_per_s: float | None
-    tokens_per_s: float | None
-    memory_bytes: float
-    fits: bool
+    rank: int = 0
+    tie: bool = False
+    latency_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    memory_bytes: float = 0.0
+    fits: bool = True
     price_per_hour: float | None = None
     cost_per_run: float | None = None
     cost_per_1k_samples: float | None = None
@@ -64,7 +64,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Result):
     """Candidates in order, best first; those that cannot run the workload last.
 
     Attributes:
@@ -73,6 +73,7 @@ class Comparison:
       notes: what to know that goes for every GPU.
     """
 
+    kind: ClassVar[str] = "comparison"
     workload: Mapping[str, Any]
     by: str
     candidates: tuple[Candidate, ...]
@@ -84,27 +85,25 @@ class Comparison:
         """GPUs of one kind that the workload is split over."""
         return int(self.workload["num_gpus"])
 
+    @property
+    def priced(self) -> bool:
+        """Whether any GPU has a price."""
+        return any(item.price_per_hour is not None for item in self.candidates)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether any latency has an interval."""
+        return any(item.low_s is not None for item in self.candidates)
+
     def to_frame(self) -> pd.DataFrame:
         """One row per GPU."""
         import pandas as pd
 
         return pd.DataFrame([asdict(item) for item in self.candidates])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "schema": schema("comparison"),
-            "workload": dict(self.workload),
-            "by": self.by,
-            "currency": self.currency,
-            "num_gpus": self.num_gpus,
-            "gpus": [{**asdict(item), "notes": list(item.notes)} for item in self.candidates],
-            "notes": list(self.notes),
-        }
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json_text(self.to_dict())
+    def values(self) -> dict[str, Any]:
+        """What was asked, and every GPU."""
+        return {**self._fields("workload", "by", "currency", "num_gpus"), "gpus": self.candidates, "notes": self.notes}
 
 
 @dataclass(frozen=True)
@@ -141,20 +140,19 @@ def compare(
     if by == "cost" and prices is None:
         raise InputError("ranking by cost needs prices; give a price file, GPU: price of an hour")
     needed = memory_bytes(graph)
-    machines = load_named_gpus(gpus)
-    found = [
+    items = [
         _candidate(predictor, name, gpu, graph, needed, prices, (notes or {}).get(name, ()))
-        for name, gpu in machines.items()
+        for name, gpu in load_named_gpus(gpus).items()
     ]
-    if by == "cost" and all(item.price_per_hour is None for item in found):
-        raise InputError(f"no price for any of {', '.join(item.gpu for item in found)}; add them to the price file")
+    if by == "cost" and all(item.price_per_hour is None for item in items):
+        raise InputError(f"no price for any of {', '.join(item.gpu for item in items)}; add them to the price file")
     if by == "cost":
-        found = [item if item.price_per_hour is not None else _said(item, "has no price: not ranked") for item in found]
-    items, shared = _shared_notes(ranked(found, by), graph.notes)
-    return Comparison(workload_dict(graph), by, items, prices.currency if prices else "", shared)
+        items = [_noted(item, "has no price: not ranked") if item.price_per_hour is None else item for item in items]
+    order, shared = _shared_notes(ranked(items, by), graph.notes)
+    return Comparison(workload_dict(graph), by, order, prices.currency if prices else "", shared)
 
 
-def _said(item: Candidate, note: str) -> Candidate:
+def _noted(item: Candidate, note: str) -> Candidate:
     return replace(item, notes=(note, *item.notes))
 
 
@@ -163,9 +161,8 @@ def _shared_notes(items: Sequence[Candidate], notes: tuple[str, ...]) -> tuple[t
     each = [item.notes for item in items if item.latency_s is not None]
     common = [note for note in each[0] if all(note in other for other in each)] if len(each) > 1 else []
     shared = tuple(dict.fromkeys((*notes, *common)))
-    return tuple(
-        replace(item, notes=tuple(note for note in item.notes if note not in shared)) for item in items
-    ), shared
+    own = [replace(item, notes=tuple(note for note in item.notes if note not in shared)) for item in items]
+    return tuple(own), shared
 
 
 def _candidate(
@@ -179,35 +176,33 @@ def _candidate(
 ) -> Candidate:
     fits = needed <= float(gpu.mem_bytes)  # type: ignore[arg-type]
     price = prices.per_hour.get(name) if prices else None
+    item = Candidate(name, memory_bytes=needed, fits=fits, price_per_hour=price)
     try:
         gpu.peak_flop_per_s(graph.dtype)
     except InputError:
-        none = None
-        reason = f"has no {graph.dtype} path, only {', '.join(gpu.paths)}: not forecast"
-        return Candidate(name, 0, False, none, none, none, none, none, needed, fits, price, notes=(reason,))
+        return _noted(item, f"has no {graph.dtype} path, only {', '.join(gpu.paths)}: not forecast")
     forecast = predict(predictor, gpu, graph, gpu_name=name, notes=notes)
-    seconds = forecast.total_s
-    interval = getattr(forecast, "interval_s", None)
-    low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
-    tokens = graph.step_tokens
-    run = None if price is None else num_gpus(graph) * price * seconds / SECONDS_PER_HOUR
-    return Candidate(
-        gpu=name,
-        rank=0,
-        tie=False,
+    seconds, tokens = forecast.total_s, graph.step_tokens
+    low, high = forecast.interval_s or (None, None)
+    costs = {}
+    if price is not None:
+        run = num_gpus(graph) * price * seconds / SECONDS_PER_HOUR
+        costs = {
+            "cost_per_run": run,
+            "cost_per_1k_samples": 1e3 * run / graph.batch_size,
+            "cost_per_million_tokens": 1e6 * run / tokens,
+        }
+    item = replace(
+        item,
         latency_s=seconds,
         low_s=low,
         high_s=high,
         samples_per_s=graph.batch_size / seconds,
         tokens_per_s=tokens / seconds,
-        memory_bytes=needed,
-        fits=fits,
-        price_per_hour=price,
-        cost_per_run=run,
-        cost_per_1k_samples=None if run is None else 1e3 * run / graph.batch_size,
-        cost_per_million_tokens=None if run is None else 1e6 * run / tokens,
-        notes=forecast.notes if fits else ("may not fit in memory: not ranked", *forecast.notes),
+        notes=forecast.notes,
+        **costs,
     )
+    return item if fits else _noted(item, "may not fit in memory: not ranked")
 
 
 def ranked(candidates: Sequence[Candidate], by: str) -> list[Candidate]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.distinct import distinct
-from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.kernels.table import KernelTable
 
 
 def workload_dict(graph: Graph) -> dict[str, Any]:
@@ -21,21 +23,18 @@ def workload_dict(graph: Graph) -> dict[str, Any]:
     Keys: model, mode, dtype, batch_size, sequence_length, fused, tokens (of one step), num_gpus (`num_gpus`), and
     `Graph.options`; those that a front-end does not know have the value of a model that is not split.
     """
-    own = {
+    names = ("mode", "dtype", "batch_size", "sequence_length", "fused")
+    return {
         "model": graph.name,
-        "mode": graph.mode,
-        "dtype": graph.dtype,
-        "batch_size": graph.batch_size,
-        "sequence_length": graph.sequence_length,
-        "fused": graph.fused,
+        **{name: getattr(graph, name) for name in names},
         "tokens": graph.step_tokens,
         "kv_length": None,
         "weight_dtype": graph.dtype,
         "kv_dtype": None,
-        "tensor_parallel": 1,
-        "expert_parallel": 1,
+        **dict.fromkeys(_SPLITS, 1),
+        **graph.options,
+        "num_gpus": num_gpus(graph),
     }
-    return {**own, **graph.options, "num_gpus": num_gpus(graph)}
 
 
 def num_gpus(graph: Graph) -> int:
@@ -43,7 +42,7 @@ def num_gpus(graph: Graph) -> int:
 
     Layers are split over `tensor_parallel` GPUs, and of each part the experts over `expert_parallel`.
     """
-    return int(graph.options.get("tensor_parallel", 1)) * int(graph.options.get("expert_parallel", 1))
+    return math.prod(int(graph.options.get(name, 1)) for name in _SPLITS)
 
 
 def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
@@ -115,22 +114,11 @@ def combined(loads: Sequence[Workload]) -> tuple[KernelTable, dict[str, Float[np
     """One table of all workloads' kernels, and how often each workload launches each: one program for all of them."""
     families, counts = {}, {}
     for name in dict.fromkeys(name for load in loads for name in load.kernels.families):
-        own = [
-            (place, load.kernels.families[name]) for place, load in enumerate(loads) if name in load.kernels.families
-        ]
-        rows = np.cumsum([0, *(len(batch.row) for _, batch in own)])
-        counts[name] = np.zeros((len(loads), rows[-1]), np.float32)
-        for (place, batch), start, stop in zip(own, rows[:-1], rows[1:], strict=True):
-            counts[name][place, start:stop] = batch.count
-        families[name] = _joined([batch for _, batch in own])
+        batches = {
+            place: load.kernels.families[name] for place, load in enumerate(loads) if name in load.kernels.families
+        }
+        columns: Any = jax.tree.map(lambda *parts: np.concatenate(parts), *batches.values())
+        families[name] = columns
+        owner = np.repeat(list(batches), [len(batch.row) for batch in batches.values()])
+        counts[name] = np.where(owner == np.arange(len(loads))[:, None], columns.count, 0.0).astype(np.float32)
     return KernelTable(families), counts
-
-
-def _joined(batches: Sequence[KernelBatch]) -> KernelBatch:
-    first = batches[0]
-    columns: dict[str, Any] = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in _COLUMNS}
-    dims: dict[str, Any] = {dim: np.concatenate([batch.dims[dim] for batch in batches]) for dim in first.dims}
-    return replace(first, dims=dims, **columns)
-
-
-_COLUMNS = ("op", "dtype", "count", "phase", "node", "row")

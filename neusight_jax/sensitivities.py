@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from neusight_jax.hypothetical import KNOBS, RATES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import in_row_order, kernel_latency, on_device
 from neusight_jax.programs import one_shot
-from neusight_jax.results import json_text, schema
+from neusight_jax.results import Result
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
 
@@ -55,7 +55,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Result):
     """Elasticities of a model's latency on one GPU.
 
     Attributes:
@@ -66,6 +66,7 @@ class Sensitivity:
       secants: name of `ROWS` -> elasticity of the exact total over ±`SECANT`.
     """
 
+    kind: ClassVar[str] = "sensitivity"
     forecast: Forecast
     elasticities: dict[str, np.ndarray]
     relaxed_seconds: np.ndarray
@@ -81,6 +82,11 @@ class Sensitivity:
     def relaxed_total_s(self) -> float:
         """Seconds of the step at `relaxation`."""
         return float(self._cost.sum())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Of the forecast."""
+        return self.forecast.notes
 
     @property
     def total(self) -> dict[str, float]:
@@ -106,37 +112,17 @@ class Sensitivity:
         frame = self.forecast.to_frame()
         return frame.assign(**{f"d_{name}": values for name, values in self.elasticities.items()})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values: totals, elasticities in total, by family and phase, secants."""
+    def values(self) -> dict[str, Any]:
+        """Totals, elasticities in total, by family and phase, secants."""
+        names = ("model", "gpu", "workload", "mode", "dtype", "batch_size", "sequence_length")
         return {
-            "schema": schema("sensitivity"),
-            "model": self.forecast.model,
-            "gpu": self.forecast.gpu,
-            "workload": dict(self.forecast.workload),
-            "mode": self.forecast.mode,
-            "dtype": self.forecast.dtype,
-            "batch_size": self.forecast.batch_size,
-            "sequence_length": self.forecast.sequence_length,
-            "relaxation": self.relaxation,
-            "total_s": self.total_s,
-            "relaxed_total_s": self.relaxed_total_s,
-            "total": self.total,
+            **{name: getattr(self.forecast, name) for name in names},
+            **self._fields("relaxation", "total_s", "relaxed_total_s", "total"),
             "secant": self.secants,
             "family": self.by("family"),
             "phase": self.by("phase"),
-            "notes": list(self.forecast.notes),
+            "notes": self.notes,
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json_text(self.to_dict())
-
-    def __str__(self) -> str:
-        """A table for people."""
-        from neusight_jax.report import as_text
-        from neusight_jax.sensitivity_report import sensitivity_tables
-
-        return as_text(sensitivity_tables(self))
 
 
 def elasticities(

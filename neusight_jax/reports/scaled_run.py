@@ -1,20 +1,17 @@
-"""Tables of scaled runs for people."""
+"""Scaled runs as tables for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from rich.console import RenderableType
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
-from neusight_jax.report import duration, table
+from neusight_jax.reports.text import headed, table
 from neusight_jax.scaling.scale import ScaledRun
+from neusight_jax.units import duration
 
 
-def scaled_tables(runs: Sequence[ScaledRun]) -> RenderableType:
+def tables(*runs: ScaledRun) -> RenderableType:
     """One run on several targets: totals, what each rule covers, the kernels with the most time on the first target."""
     first = runs[0]
-    head = f"{first.source}, measured on {first.origin}: {duration(first.measured_s)} of kernels"
     totals = [
         [
             run.target,
@@ -34,12 +31,13 @@ def scaled_tables(runs: Sequence[ScaledRun]) -> RenderableType:
             *(row["name"][:60], row["operator"][:24], row["kind"], row["dtype"], row["rule"]),
             *(f"{row['count']:g}", duration(row["measured_s"]), f"{row['ratio']:.3f}"),
         ]
-        for row in first.to_dict()["most_expensive"]
+        for row in first.most_expensive()
     ]
-    parts: list[RenderableType] = [Text(head, style="bold"), Text("")]
-    parts += [table("Forecast", ["GPU", "kernels", "ratio", "with idle time"], totals), Text("")]
-    parts += [table("Rules", ["GPU", "rule", "kinds", "measured share", "forecast"], rules, text_columns=2), Text("")]
     columns = ["kernel", "operator", "kind", "dtype", "rule", "count", "measured", "ratio"]
-    parts += [table(f"Most measured time, ratio to {first.target}", columns, top, text_columns=5)]
-    parts += [Text(f"note: {note}") for note in dict.fromkeys(note for run in runs for note in run.notes)]
-    return Group(*parts)
+    return headed(
+        f"{first.source}, measured on {first.origin}: {duration(first.measured_s)} of kernels",
+        *("", table("Forecast", ["GPU", "kernels", "ratio", "with idle time"], totals), ""),
+        *(table("Rules", ["GPU", "rule", "kinds", "measured share", "forecast"], rules, text_columns=2), ""),
+        table(f"Most measured time, ratio to {first.target}", columns, top, text_columns=5),
+        notes=dict.fromkeys(note for run in runs for note in run.notes),
+    )

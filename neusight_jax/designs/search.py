@@ -17,6 +17,7 @@ Every forecast of all workloads on one machine counts as one evaluation, one wit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from neusight_jax.design.problem import Given, Problem, arguments, cost_metrics, metrics
+from neusight_jax.designs.problem import Given, Problem, arguments, cost_metrics, metrics
 from neusight_jax.errors import InputError
 from neusight_jax.programs import one_shot
 
@@ -110,6 +111,19 @@ class _Slopes(NamedTuple):
     spent: Array
 
 
+def _farthest(fits: Callable[[Array], Array]) -> Array:
+    """The farthest amount within `_REACH` that fits, by bisection: all that is less fits too."""
+
+    def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        middle = 0.5 * (ends[0] + ends[1])
+        good = fits(middle)
+        return jnp.where(good, middle, ends[0]), jnp.where(good, ends[1], middle)
+
+    reach = jnp.asarray(_REACH, float)
+    amount: Array = jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))[0]
+    return amount
+
+
 class Search:
     """A problem compiled: reuse it for other seeds and budgets without compiling again."""
 
@@ -124,10 +138,10 @@ class Search:
         # One program with a forecast in it, for values and slopes, exact and relaxed: it is what takes long to compile.
         self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)), asked)
         self._move = one_shot(self._moved, asked)
-        self._fits = one_shot(jax.vmap(self._cheap_fit, in_axes=(None, 0, None)), asked)
         self._fill = one_shot(jax.vmap(self._filled, in_axes=(None, 0, 0, None)), asked)
 
-    def _limits(self, limits: dict[str, float] | None) -> dict[str, Array]:
+    def limits(self, limits: dict[str, float] | None = None) -> dict[str, Array]:
+        """Limits by budget, those of the problem where none are given."""
         chosen = {**self.problem.budgets, **(limits or {})}
         return {name: jnp.asarray(chosen[name], float) for name in self.problem.budgets}
 
@@ -167,13 +181,8 @@ class Search:
             over = jnp.stack([jnp.log(found[name]) - jnp.log(limits[name]) for name in self.problem.cheap])
             return jax.nn.logsumexp(over * _SHARPNESS) / _SHARPNESS
 
-        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-            middle = 0.5 * (ends[0] + ends[1])
-            inside = excess(jax.lax.stop_gradient(raw), middle) <= 0.0
-            return jnp.where(inside, middle, ends[0]), jnp.where(inside, ends[1], middle)
-
-        reach = jnp.asarray(_REACH, float)
-        amount = jax.lax.stop_gradient(jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))[0])
+        fixed = jax.lax.stop_gradient(raw)
+        amount = jax.lax.stop_gradient(_farthest(lambda far: excess(fixed, far) <= 0.0))
         left, slope = jax.value_and_grad(excess, argnums=1)(raw, amount)
         slope = jax.lax.stop_gradient(slope)
         amount = amount - jnp.where(slope > _FLAT, left / jnp.maximum(slope, _FLAT), 0.0)
@@ -203,19 +212,13 @@ class Search:
             return jnp.clip(logs + amount * ways, low, high)
 
         def fits(amount: Array) -> Array:
-            return self._cheap_fit(given, at(amount), limits)
-
-        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-            middle = 0.5 * (ends[0] + ends[1])
-            good = fits(middle)
-            return jnp.where(good, middle, ends[0]), jnp.where(good, ends[1], middle)
+            return self.cheap_fit(given, at(amount), limits)
 
         reach = jnp.asarray(_REACH, float)
-        amount, _ = jax.lax.fori_loop(0, _HALVINGS, halve, (-reach, reach))
-        amount = jnp.where(fits(reach), reach, amount)
+        amount = jnp.where(fits(reach), reach, _farthest(fits))
         return at(amount if self.problem.grows else jnp.minimum(amount, 0.0))
 
-    def _cheap_fit(self, given: Given, logs: Array, limits: dict[str, Array]) -> Array:
+    def cheap_fit(self, given: Given, logs: Array, limits: dict[str, Array]) -> Array:
         """Whether a point keeps the budgets that need no forecast."""
         found = cost_metrics(given.costs, given.base, self.problem.figures(logs))
         kept = [jnp.log(found[name]) <= jnp.log(limits[name]) + SLACK for name in self.problem.cheap]
@@ -226,11 +229,6 @@ class Search:
         columns = [np.log(each.rounded(np.exp(logs[:, place]))) for place, each in enumerate(self.problem.free)]
         return np.stack(columns, axis=1)
 
-    def fits(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
-        """Whether points [point, field] keep the budgets that need no forecast."""
-        kept: np.ndarray = np.asarray(self._fits(self.arguments, jnp.asarray(logs, float), self._limits(limits)))
-        return kept
-
     def repaired(
         self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, float] | None = None
     ) -> Float[np.ndarray, "point field"]:
@@ -238,11 +236,10 @@ class Search:
 
         Asks the cost model only. `ways` [point, field] are log fields per unit of growth, ≥ 0.
         """
-        return self._repair(logs, ways, self._limits(limits))
+        chosen = self.limits(limits)
 
-    def _repair(self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, Array]) -> np.ndarray:
         def fill(points: np.ndarray, along: np.ndarray) -> np.ndarray:
-            filled = self._fill(self.arguments, jnp.asarray(points, float), jnp.asarray(along, float), limits)
+            filled = self._fill(self.arguments, jnp.asarray(points, float), jnp.asarray(along, float), chosen)
             return np.asarray(filled, np.float64)
 
         stepped = self.on_steps(fill(logs, ways))
@@ -315,7 +312,7 @@ class Search:
 
     def evaluate(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
         """Exact log objective of points [point, field]; infinite where a budget is broken."""
-        objective, excess = self._judge(np.asarray(logs), self._limits(limits))
+        objective, excess = self._judge(np.asarray(logs), self.limits(limits))
         return np.where(excess == 0.0, objective, np.inf)
 
     def _judge(self, logs: np.ndarray, limits: dict[str, Array]) -> tuple[np.ndarray, np.ndarray]:
@@ -334,9 +331,9 @@ class Search:
           seed: of starts and candidates.
           limits: budgets to use instead of the problem's, same names.
         """
-        from neusight_jax.sweep.space import Samples
+        from neusight_jax.sweeps.space import Samples
 
-        settings, chosen = self.settings, self._limits(limits)
+        settings, chosen = self.settings, self.limits(limits)
         random = np.random.default_rng([seed, 17])
         space = Samples(self.problem.free, settings.starts, "sobol", seed)
         points = space.slice(0, settings.starts)
@@ -345,7 +342,7 @@ class Search:
         spent, of_descent = 0, settings.steps * GRADIENT_COST + 1
         best, best_value, trace = ends[0], np.inf, []
         center, center_merit = ends[0], np.inf
-        pool = self._repair(ends, np.ones_like(ends), chosen)
+        pool = self.repaired(ends, np.ones_like(ends), limits)
         parents, spread = pool, settings.spread
         narrow = (settings.last_spread / settings.spread) ** (1.0 / max(settings.rounds - 1, 1))
         for number in range(settings.rounds + 1):
@@ -370,7 +367,7 @@ class Search:
             shift = spread * random.normal(size=(settings.candidates, len(self.problem.free)))
             ways = random.dirichlet(np.ones(len(self.problem.free)), settings.candidates) + 1e-3
             moved = np.clip(around + shift, self.low, self.high)
-            pool = self._repair(moved, ways, chosen)
+            pool = self.repaired(moved, ways, limits)
         kept = np.isfinite(best_value)
         if not kept:
             best = center

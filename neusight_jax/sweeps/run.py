@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
@@ -18,15 +18,16 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import latency, require_covered
-from neusight_jax.results import json_text, schema
+from neusight_jax.results import Result, json_text, schema
 from neusight_jax.roofline import Scalar
-from neusight_jax.sweep.devices import Spread, barrier, on_host, spread_rows
-from neusight_jax.sweep.parts import Parts
-from neusight_jax.sweep.space import Space
+from neusight_jax.sweeps.devices import Spread, barrier, on_host, spread_rows
+from neusight_jax.sweeps.parts import Parts
+from neusight_jax.sweeps.space import Space
 from neusight_jax.terms import Predictor
-from neusight_jax.workload import Workload, workload, workload_dict
+from neusight_jax.workloads import Workload, workload, workload_dict
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
 CHUNK = 2048
@@ -34,7 +35,7 @@ CHUNK = 2048
 
 
 @dataclass(frozen=True)
-class Swept:
+class Sweep(Result):
     """What a sweep did.
 
     Attributes:
@@ -45,16 +46,22 @@ class Swept:
       notes: what to know before trusting the numbers.
     """
 
+    kind: ClassVar[str] = "sweep"
     output: Path
     rows: int
     resumed_rows: int
     asked: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; the rows are in the file."""
-        counts = {"output": str(self.output), "rows": self.rows, "resumed_rows": self.resumed_rows}
-        return {"schema": schema("sweep"), **counts, **self.asked, "notes": list(self.notes)}
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of the file."""
+        import pandas as pd
+
+        return pd.read_parquet(self.output)
+
+    def values(self) -> dict[str, Any]:
+        """What was asked; the rows are in the file."""
+        return {**self._fields("output", "rows", "resumed_rows"), **self.asked, "notes": self.notes}
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ def sweep(
     label: str = "",
     notes: Sequence[str] = (),
     console: Console | None = None,
-) -> Swept:
+) -> Sweep:
     """Forecast every point of a space around every base GPU under every workload; write them to a Parquet file.
 
     Args:
@@ -166,7 +173,7 @@ def sweep(
         kept = {"schema": schema("sweep"), **parts.asked, "notes": list(said)}
         parts.merge(rows, {"neusight_jax.sweep": json_text(kept)})
     barrier("merged")
-    return Swept(output, rows, done, parts.asked, said)
+    return Sweep(output, rows, done, parts.asked, said)
 
 
 def _check(predictor: Predictor, tasks: Sequence[_Task], chunk: int) -> None:

@@ -9,13 +9,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from neusight_jax.arithmetic import dtype_index
-from neusight_jax.design.answers import Design
+from neusight_jax.comparison import Comparison
+from neusight_jax.designs.answers import Design
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import Forecast
 from neusight_jax.gpu import GPU
-from neusight_jax.report import UNITS, duration
-from neusight_jax.sensitivity import SECANT, Sensitivity
-from neusight_jax.units import TERA
+from neusight_jax.sensitivities import SECANT, Sensitivity
+from neusight_jax.units import MS, TERA, UNITS, duration
+from neusight_jax.workloads import workload_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,6 +102,29 @@ def bars(result: Sensitivity) -> Figure:
     axes.set_yticks(places, names)
     axes.axvline(0.0, color="black", linewidth=0.8)
     axes.legend(fontsize="small", loc="lower left")
+    return figure
+
+
+def comparison(found: Comparison) -> Figure:
+    """Latency of every GPU with its interval, and with prices the cost of a million tokens."""
+    items = [item for item in reversed(found.candidates) if item.latency_s is not None]
+    panels = 2 if found.priced else 1
+    figure = Figure(figsize=(2 + 4 * panels, 1 + 0.4 * len(items)), layout="constrained")
+    times, *costs = figure.subplots(1, panels, squeeze=False)[0]
+    names = [f"{item.gpu}{'' if item.fits else ' (may not fit)'}" for item in items]
+    low, middle, high = (
+        np.array([getattr(item, name) for item in items], float) / MS for name in ("low_s", "latency_s", "high_s")
+    )
+    around = np.nan_to_num([middle - low, high - middle]) if found.has_intervals else None
+    times.barh(names, middle, xerr=around)
+    times.xaxis.set_major_formatter(lambda value, _: duration(value * MS) if value else "0")
+    times.set_xlabel("latency" + (", 80% interval" if found.has_intervals else ""))
+    for axes in costs:
+        axes.barh(names, [item.cost_per_million_tokens or 0.0 for item in items])
+        several = f" on {found.num_gpus} GPUs" if found.num_gpus > 1 else ""
+        axes.set_xlabel(f"{found.currency or 'cost'} per million tokens{several}")
+        axes.set_yticks([])
+    figure.suptitle(workload_text(found.workload))
     return figure
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from neusight_jax.design.notes import AT_BOUND
-from neusight_jax.design.search import Search
+from neusight_jax.designs.notes import AT_BOUND
+from neusight_jax.designs.search import Search
 
 BINDING = 0.01
 """A budget binds when less than this share of it is left (steps of the fields leave some)."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DPI = 150
 """Of PNG files."""
+PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf")
 
 
 def require_plot() -> None:
@@ -24,8 +25,8 @@ def require_plot() -> None:
 
 
 def require_format(path: Path, *, html: bool = False) -> None:
-    """`InputError` unless a picture can be written to this path: .png or .svg (or .html), and matplotlib is there."""
-    endings = (".png", ".svg", *((".html",) if html else ()))
+    """`InputError` unless matplotlib is there, and a picture (or an HTML page) can be written to such a path."""
+    endings = (*PICTURES, ".html") if html else PICTURES
     if path.suffix.lower() not in endings:
         raise InputError(f"cannot draw {path.name}: expected a name that ends in {', '.join(endings)}")
     require_plot()
@@ -34,14 +35,14 @@ def require_format(path: Path, *, html: bool = False) -> None:
 def save(drawn: Figure | str, path: Path | str) -> None:
     """Write a picture by the ending of its path, or an HTML page, whole or not at all."""
     path = Path(path)
+    ending = path.suffix.lower()
     if isinstance(drawn, str):
         write_text_atomically(path, drawn)
-        return
-    require_format(path)
-    if path.suffix.lower() == ".svg":
+    elif ending == ".svg":
         write_text_atomically(path, svg(drawn, path.stem))
-        return
-    write_atomically(path, lambda target: drawn.savefig(target, dpi=DPI, format="png"))
+    else:
+        require_format(path)
+        write_atomically(path, lambda target: drawn.savefig(target, dpi=DPI, format=ending[1:]))
 
 
 def svg(figure: Figure, salt: str) -> str:

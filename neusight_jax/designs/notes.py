@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from neusight_jax.design.problem import Problem
+from neusight_jax.designs.problem import Problem
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import catalog_gpu, list_gpus
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.memory import memory_bytes
-from neusight_jax.report import shown
-from neusight_jax.sweep.space import Range
+from neusight_jax.sweeps.space import Range
 from neusight_jax.trust import far_note
+from neusight_jax.units import with_unit
 
 AT_BOUND = 1e-3
 """A field is at its bound within this distance in log."""
@@ -37,13 +37,13 @@ def bound_notes(ranges: Sequence[Range], figures: Mapping[str, float]) -> list[s
     said = []
     for field, end in ends_of(ranges, figures).items():
         wider = "" if end == "low and high" else "; a wider --free may give another answer"
-        said.append(f"{field} ends on the {end} bound of its range, {shown(field, figures[field])}{wider}")
+        said.append(f"{field} ends on the {end} bound of its range, {with_unit(field, figures[field])}{wider}")
     for each in ranges:
         low, high = _catalog_range(each.field)
         value = figures[each.field]
         if not low <= value <= high:
-            span = f"{shown(each.field, low)} to {shown(each.field, high)}"
-            said.append(f"{each.field} of {shown(each.field, value)} is outside every GPU of the catalog ({span})")
+            span = f"{with_unit(each.field, low)} to {with_unit(each.field, high)}"
+            said.append(f"{each.field} of {with_unit(each.field, value)} is outside every GPU of the catalog ({span})")
     return said
 
 
@@ -83,15 +83,15 @@ def machine_notes(problem: Problem, gpu: GPU, family_s: Mapping[str, Any]) -> li
         needed, there = memory_bytes(load.graph) if load.graph.nodes else 0.0, float(np.asarray(gpu.mem_bytes))
         if needed > there:
             said.append(
-                f"{load.name} may not fit: it needs about {shown('mem_bytes', needed)} of memory, the machine has "
-                f"{shown('mem_bytes', there)}"
+                f"{load.name} may not fit: it needs about {with_unit('mem_bytes', needed)} of memory, the machine has "
+                f"{with_unit('mem_bytes', there)}"
             )
     return said
 
 
 def coincidence_note(metric: str, limits: Sequence[float], binding: Sequence[str]) -> str:
     """A sentence for limits of a front that do not bind, or gave nothing better than smaller ones; `binding` does."""
-    listed = ", ".join(shown(metric, limit) for limit in limits)
+    listed = ", ".join(with_unit(metric, limit) for limit in limits)
     if not binding:
         return f"{metric} up to {listed} gives no better design than less of it: there is no use for more"
     points = "points of the front coincide" if len(limits) > 1 else "a point of the front is not at its limit"
@@ -100,5 +100,5 @@ def coincidence_note(metric: str, limits: Sequence[float], binding: Sequence[str
 
 def infeasible_note(metric: str, limits: Sequence[float]) -> str:
     """A sentence for limits of a front that no machine keeps together with the budgets."""
-    listed = ", ".join(shown(metric, limit) for limit in limits)
+    listed = ", ".join(with_unit(metric, limit) for limit in limits)
     return f"no machine in the bounds keeps every budget with {metric} up to {listed}: no point there"

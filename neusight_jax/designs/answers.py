@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.design.cost import CostModel, costs_for
-from neusight_jax.design.multipliers import BINDING, Multipliers, multipliers
-from neusight_jax.design.notes import (
+from neusight_jax.designs.cost import CostModel, costs_for
+from neusight_jax.designs.multipliers import BINDING, Multipliers, multipliers
+from neusight_jax.designs.notes import (
     bound_notes,
     coincidence_note,
     ends_of,
@@ -22,22 +22,25 @@ from neusight_jax.design.notes import (
     machine_notes,
     workload_notes,
 )
-from neusight_jax.design.problem import Given, Problem, arguments, metrics
-from neusight_jax.design.search import Found, Search, Settings
+from neusight_jax.designs.problem import Given, Problem, arguments, metrics
+from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import vary_plainly
 from neusight_jax.programs import one_shot
-from neusight_jax.report import shown
-from neusight_jax.results import json_text, schema
-from neusight_jax.sweep.space import Range
+from neusight_jax.results import Result
+from neusight_jax.sweeps.space import Range
 from neusight_jax.terms import Predictor
-from neusight_jax.workload import Workload, workload, workload_dict
+from neusight_jax.units import with_unit
+from neusight_jax.workloads import Workload, workload, workload_dict
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
-class Design:
+class Design(Result):
     """A machine a search found.
 
     Attributes:
@@ -57,6 +60,7 @@ class Design:
       front_notes: of the first design on a front: which limits gave none of their own, and what held them.
     """
 
+    kind: ClassVar[str] = "design"
     gpu: GPU
     free: dict[str, float]
     metrics: dict[str, float]
@@ -67,42 +71,36 @@ class Design:
     feasible: bool
     multipliers: Multipliers
     objective: float
-    evaluations: int
-    seed: int
-    trace: tuple[tuple[int, float], ...]
+    evaluations: int = 0
+    seed: int = 0
+    trace: tuple[tuple[int, float], ...] = ()
     workloads: tuple[Mapping[str, Any], ...] = ()
     at_bounds: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     front_notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; infinite entries of the trace are null."""
+    def to_frame(self) -> pd.DataFrame:
+        """One row per figure of the machine and per metric: name, value, value of the base (NaN for figures)."""
+        import pandas as pd
+
+        before = {**self.base_seconds, **self.base_metrics}
+        values = {**self.free, **self.seconds, **self.metrics}
+        return pd.DataFrame([(name, value, before.get(name, np.nan)) for name, value in values.items()], columns=_FRAME)
+
+    def values(self) -> dict[str, Any]:
+        """The machine, what it does beside the base, and how it was found; infinite entries of the trace are None."""
         return {
-            "schema": schema("design"),
-            "workloads": [dict(load) for load in self.workloads],
-            **{name: getattr(self, name) for name in ("free", "metrics", "base_metrics", "seconds", "base_seconds")},
+            **self._fields("workloads", "free", "metrics", "base_metrics", "seconds", "base_seconds"),
             "gpu": {name: float(np.asarray(getattr(self.gpu, name))) for name in FIELDS},
-            "at_bounds": dict(self.at_bounds),
-            "budgets": self.budgets,
-            "feasible": self.feasible,
-            "multipliers": vars(self.multipliers),
+            **self._fields("at_bounds", "budgets", "feasible", "multipliers"),
             "log_objective": self.objective,
-            "evaluations": self.evaluations,
-            "seed": self.seed,
-            "trace": [[spent, value if np.isfinite(value) else None] for spent, value in self.trace],
-            "notes": [*self.notes, *self.front_notes],
+            **self._fields("evaluations", "seed"),
+            "trace": [(spent, value if np.isfinite(value) else None) for spent, value in self.trace],
+            "notes": (*self.notes, *self.front_notes),
         }
 
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json_text(self.to_dict())
 
-    def __str__(self) -> str:
-        """A table for people."""
-        from neusight_jax.design.report import design_tables
-        from neusight_jax.report import as_text
-
-        return as_text(design_tables(self))
+_FRAME = ["name", "design", "base"]
 
 
 def problem(
@@ -134,14 +132,14 @@ def design(
     settings: Settings | None = None,
     seed: int = 0,
 ) -> Design:
-    """Search the machine that does best under budgets (`design.search` says how).
+    """Search the machine that does best under budgets (`designs.search` says how).
 
     Args:
       predictor: what forecasts.
       base: the machine to start from; fields that are not free stay, peaks follow SM count and clock.
       free: `Range` of every free field, with steps where values come in multiples.
       graphs: what it is for, with weights if given as `Workload`.
-      objective: a name of `design.problem.OBJECTIVES`, or metric -> exponent of a product to minimise.
+      objective: a name of `designs.problem.OBJECTIVES`, or metric -> exponent of a product to minimise.
       budgets: metric -> upper limit, e.g. {"area_mm2": 800, "power_w": 700}.
       costs: the cost model; default `costs_for(base)`.
       settings, seed: how hard to search; equal seeds give equal answers.
@@ -235,7 +233,7 @@ def _held_notes(
         if left[metric] < BINDING and any(each is kept for kept in front):
             continue
         binding = [
-            f"budget {name} <= {shown(name, most)}"
+            f"budget {name} <= {with_unit(name, most)}"
             for name, most in each.budgets.items()
             if name != metric and left[name] < BINDING
         ]

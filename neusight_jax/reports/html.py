@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from neusight_jax.gpu import GPU
-from neusight_jax.plot import figures
-from neusight_jax.plot.files import svg
-from neusight_jax.report import as_text
+from neusight_jax.reports import figures
+from neusight_jax.reports.design import front_table
+from neusight_jax.reports.files import svg
+from neusight_jax.results import as_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from neusight_jax.design.answers import Design
-    from neusight_jax.sensitivity import Sensitivity
+    from neusight_jax.designs.answers import Design
+    from neusight_jax.sensitivities import Sensitivity
 
 _STYLE = """
 body { font-family: sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; }
@@ -62,8 +63,6 @@ def sensitivity_page(result: Sensitivity, gpu: GPU) -> str:
 
 def design_page(design: Design, designs: Sequence[Design] = (), metric: str = "") -> str:
     """A design, how it was found, and the front it lies on if there is one."""
-    from neusight_jax.design.report import front_table
-
     parts: list[tuple[str, str | Figure]] = [("Design", str(design)), ("Search", figures.progress(design))]
     if designs:
         parts += [

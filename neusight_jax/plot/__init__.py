@@ -1,1 +1,0 @@
-"""Pictures: roofline, elasticities, sweeps, Pareto fronts, and self-contained HTML reports. Needs the extra `plot`."""

@@ -1,0 +1,30 @@
+"""Sensitivities as tables for people."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+
+from neusight_jax.reports.text import headed, table
+from neusight_jax.sensitivities import SECANT, Sensitivity
+from neusight_jax.units import duration
+from neusight_jax.workloads import workload_text
+
+FAMILIES_SHOWN = 6
+"""Columns of families, dearest first."""
+
+
+def tables(result: Sensitivity) -> RenderableType:
+    """Elasticities in total, by family and by phase; rows that are zero everywhere are left out."""
+    forecast, total, phases = result.forecast, result.total, result.by("phase")
+    families = dict(list(result.by("family").items())[:FAMILIES_SHOWN])
+    parts = {"total": total, f"exact ±{SECANT:.0%}": result.secants, **families, **(phases if len(phases) > 1 else {})}
+    names = [name for name in total if any(abs(part[name]) > 5e-4 for part in parts.values())]
+    names.sort(key=lambda name: total[name])
+    waves = "whole waves" if result.relaxation == 0 else f"waves relaxed by {result.relaxation:g}"
+    summary = f"total {duration(result.total_s)}; elasticities with {waves}"
+    if result.relaxation > 0:
+        bias = result.relaxed_total_s / result.total_s - 1.0
+        summary += f" (total {duration(result.relaxed_total_s)}, bias {bias:+.2%})"
+    rows = [[name, *(f"{part[name]:+.3f}" for part in parts.values())] for name in names]
+    head = workload_text(forecast.workload, forecast.gpu or "the given GPU")
+    return headed(head, summary, "", table("", ["d log time / d log", *parts], rows), notes=result.notes)

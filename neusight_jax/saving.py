@@ -1,0 +1,66 @@
+"""A predictor as a checkpoint of one's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from neusight_jax.baselines.gbt import GBTPredictor
+from neusight_jax.baselines.habitat_mlp import HabitatMLPPredictor
+from neusight_jax.baselines.li import LiPredictor
+from neusight_jax.baselines.roofline3 import Roofline3Predictor
+from neusight_jax.calibrated import CalibratedPredictor
+from neusight_jax.checkpoint import save_checkpoint
+from neusight_jax.errors import InputError
+from neusight_jax.mixture import MixturePredictor
+from neusight_jax.neusight import NeuSightPredictor
+from neusight_jax.terms import Predictor
+from neusight_jax.utilization import Network
+
+KINDS: dict[type, str] = {
+    MixturePredictor: "mixture",
+    CalibratedPredictor: "calibrated",
+    NeuSightPredictor: "neusight",
+    HabitatMLPPredictor: "habitat-mlp",
+    LiPredictor: "li",
+    Roofline3Predictor: "roofline3",
+    GBTPredictor: "gbt",
+}
+"""What a card calls a predictor."""
+
+
+def save_predictor(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any] | None = None) -> None:
+    """Write a predictor as a checkpoint, a folder that `load_predictor` and every command take; all or nothing.
+
+    Args:
+      folder: to write, new or empty.
+      predictor: of a kind of this package, e.g. a loaded one whose weights were fitted further.
+      card: what to say of it: `load_card` of the checkpoint it was made from, or keys such as `trained_on`,
+        `trained_dtypes` and `held_out`. Its kind and sizes are read off the predictor where the card has none.
+    Raises: `InputError` for a predictor of another kind, or an output that cannot be written.
+    """
+    save_checkpoint(folder, predictor, {**_kind_and_sizes(predictor), **(card or {})})
+
+
+def _kind_and_sizes(predictor: Any) -> dict[str, Any]:
+    """`kind` and `architecture` of a card."""
+    kind = KINDS.get(type(predictor))
+    if kind is None:
+        raise InputError(
+            f"a {type(predictor).__name__} cannot be saved, expected one of kind {', '.join(KINDS.values())}"
+        )
+    base = getattr(predictor, "base", predictor)
+    leaves = jax.tree.leaves(base, is_leaf=lambda node: isinstance(node, Network))
+    layers = next((node.weights for node in leaves if isinstance(node, Network)), ())
+    sizes: dict[str, Any] = {
+        "families": list(base.families if hasattr(base, "families") else base.networks),
+        "hidden": [layer.shape[-1] for layer in layers[:-1]],
+        "members": layers[0].shape[0] if layers else 1,
+        "trust": getattr(predictor, "trust", None) is not None,
+    }
+    if kind == "calibrated":
+        sizes["points"] = {name: len(shape.points) for name, shape in predictor.shapes.items()}
+    return {"kind": kind, "architecture": sizes}

@@ -1,0 +1,63 @@
+"""Imports go one way: no module needs, at its top or inside a function, one that needs it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import neusight_jax
+
+HOME = Path(neusight_jax.__file__).resolve().parent
+ROOMS = {
+    "neusight_jax": HOME,
+    "neusight_jax.training": HOME.parent / "training",
+    "neusight_jax.datasets": HOME.parent / "datasets",
+}
+
+
+def _modules() -> dict[str, Path]:
+    return {
+        ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path
+        for package, folder in ROOMS.items()
+        for path in folder.rglob("*.py")
+    }
+
+
+def _imported(tree: ast.AST, modules: Collection[str]) -> Iterator[str]:
+    """What a module imports when it runs: what is for type checkers alone is left out."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            parts = {f"{node.module}.{each.name}" for each in node.names}
+            yield from parts & set(modules) or {node.module}
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        yield from _imported(node, modules)
+
+
+def _in_circles(needs: dict[str, set[str]]) -> set[str]:
+    """Modules that need themselves by way of others."""
+
+    def reached(name: str) -> set[str]:
+        seen: set[str] = set()
+        ahead = [name]
+        while ahead:
+            new = needs[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        return seen
+
+    return {name for name in needs if name in reached(name)}
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    modules = _modules()
+    needs = {name: set(_imported(ast.parse(path.read_text()), modules)) for name, path in modules.items()}
+    needs = {name: of & set(modules) - {name, "neusight_jax"} for name, of in needs.items()}
+    assert _in_circles(needs) == set()
+
+
+def test_a_circle_is_found() -> None:
+    assert _in_circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
