@@ -10,9 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from neusight_jax.graph import DIFFERENCES, reference_kernels
-from neusight_jax.graph.build import trace
-from neusight_jax.graph.reference import charged, comparable, launched
+from neusight_jax.graph.configs.build import trace
+from neusight_jax.graph.configs.reference import DIFFERENCES, charged, comparable, launched, reference_kernels
 
 MEASUREMENTS = Path(
     os.environ.get("NEUSIGHT_MEASUREMENTS", Path(__file__).resolve().parents[2] / "shared" / "measurements")

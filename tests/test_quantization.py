@@ -19,12 +19,12 @@ from predictors import random_predictor
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
-from neusight_jax.graph.catalog import load_model_config
-from neusight_jax.graph.config import read_config
-from neusight_jax.graph.methods import METHODS
-from neusight_jax.graph.operation import matrix_product
-from neusight_jax.graph.quantization import read_quantization
-from neusight_jax.graph.scheme import INT4, MXFP4, NVFP4
+from neusight_jax.graph.configs.catalog import load_model_config
+from neusight_jax.graph.configs.config import read_config
+from neusight_jax.graph.kernel import matrix_product
+from neusight_jax.graph.quantization.methods import METHODS
+from neusight_jax.graph.quantization.quantization import read_quantization
+from neusight_jax.graph.quantization.scheme import INT4, MXFP4, NVFP4
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
@@ -301,7 +301,7 @@ def test_deepseek_in_fp8_blocks() -> None:
 
 def shares(section: dict[str, Any], node: str, config: dict[str, Any] = DENSE) -> dict[str, float]:
     """Share of a node's layers and modules by the name of its element."""
-    quantized = read_quantization(read_config({**config, "quantization_config": section}))
+    quantized = read_quantization("config", {**config, "quantization_config": section})
     assert quantized is not None
     return {"" if scheme is None else scheme.name: share for scheme, share in quantized.shares(node).items()}
 
@@ -397,7 +397,7 @@ def test_modules_by_the_names_of_their_model(
 
 
 def test_a_node_that_is_not_in_the_table_is_said() -> None:
-    read = read_quantization(read_config({**DENSE, "quantization_config": {**AWQ, "ignore": ["self_attn"]}}))
+    read = read_quantization("config", {**DENSE, "quantization_config": {**AWQ, "ignore": ["self_attn"]}})
     assert read is not None
     assert read.blind("novel.thing")
     assert not read.blind("attention.qkv")
@@ -658,7 +658,7 @@ def test_every_bundled_config_is_read() -> None:
     core = pytest.importorskip("aiconfigurator_core")
     folder = Path(core.__file__).parent / "model_configs"
     files = [path for path in sorted(folder.glob("*_config.json")) if "hf_quant" not in path.name]
-    read = {path.name: read_quantization(read_config(path)) for path in files}
+    read = {path.name: read_quantization(path.name, read_config(path).values) for path in files}
     quantized = {name: each for name, each in read.items() if each is not None}
     assert len(quantized) >= 50
     for name, each in quantized.items():

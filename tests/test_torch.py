@@ -246,8 +246,8 @@ def test_embedding_bags_read_the_rows_they_pick(torch: Any) -> None:
 
 def test_an_operator_unlike_its_rule_is_not_modelled() -> None:
     """Another library may have an operator of a known name with other arguments."""
-    from neusight_jax.graph.aten import Call, kernels_of_call
-    from neusight_jax.graph.operation import Value
+    from neusight_jax.graph.traced.aten import Call, kernels_of_call
+    from neusight_jax.graph.traced.operation import Value
 
     vector = Value(0, (8,), 8.0, 4.0, "float32")
     found, modelled = kernels_of_call(Call("grouped_mm_fallback_backward", (vector,), (vector,), (vector,)))

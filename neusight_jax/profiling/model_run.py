@@ -17,7 +17,7 @@ from neusight_jax.datasets.devices import GPU_FILE
 from neusight_jax.datasets.model_tables import END_TO_END
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing
-from neusight_jax.graph.source_file import is_source
+from neusight_jax.graph.traced.source_file import is_source
 from neusight_jax.profiling.card import now, readme
 from neusight_jax.profiling.clock import FEWEST_REPEATS, spread
 from neusight_jax.profiling.machine import Machine, find_machine, host_facts, make_backend
