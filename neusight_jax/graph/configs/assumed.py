@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.config import Config, shown
+from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.configs.decoder import MODEL_TYPES
 from neusight_jax.graph.configs.positions import positions_of
 from neusight_jax.graph.configs.requests import Lengths
 from neusight_jax.graph.configs.sequence import longest_of
-from neusight_jax.graph.configs.torch_dtypes import TORCH_DTYPES
 
 USUAL_DTYPE = "bf16"
 """Dtype of a decoder whose config says none."""
@@ -27,12 +26,9 @@ def assumed_dtype(config: Config, dtype: str | None) -> tuple[str, list[str]]:
     if config.values.get("model_type") not in MODEL_TYPES:
         return EAGER_DTYPE, []
     key = config.first("dtype", "torch_dtype")
-    word = config.values.get(key)
-    if word is None or word == "auto":
+    own = config.dtype(key)
+    if own is None:
         return USUAL_DTYPE, [f"dtype {USUAL_DTYPE} assumed: the config says none"]
-    if not isinstance(word, str) or word.removeprefix("torch.") not in TORCH_DTYPES:
-        raise InputError(f"{config.name}: {key} is {shown(word)}, expected one of {', '.join(TORCH_DTYPES)}")
-    own = TORCH_DTYPES[word.removeprefix("torch.")]
     return own, [f"dtype {own} assumed: the config's own"]
 
 

@@ -188,7 +188,8 @@ def _short(lengths: tuple[int, ...]) -> int | list[int]:
 
 def class_notes(config: Config) -> tuple[str, ...]:
     """Which sizes a config left to its class."""
-    sizes = {key: value for key, value in config.assumed.items() if value and not isinstance(value, str)}
+    sizes = {key: config.assumed[key] for key in config.defaults if config.assumed.get(key)}
+    sizes = {key: value for key, value in sizes.items() if not isinstance(value, str)}
     told = [f"{key} {str(value).lower()}" for key, value in sizes.items()]
     if not told:
         return ()

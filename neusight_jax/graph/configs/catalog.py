@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
-import yaml
-
 from neusight_jax.errors import unknown_name
+from neusight_jax.graph.tables import table
 
 
 @cache
 def _catalog() -> dict[str, dict[str, Any]]:
-    text = resources.files("neusight_jax.graph.configs").joinpath("models.yaml").read_text(encoding="utf-8")
-    shared = yaml.safe_load(text)
+    shared = table("configs", "models")
     return {name: {**shared["defaults"][entry["model_type"]], **entry} for name, entry in shared["models"].items()}
 
 

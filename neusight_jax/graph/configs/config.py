@@ -16,6 +16,8 @@ LARGEST = 10**9
 """No size of a model is larger."""
 MOST_LAYERS = 10_000
 """No model has more layers."""
+TORCH_DTYPES: dict[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
+"""Dtypes as configs spell them, and their names here."""
 
 
 class Config:
@@ -146,6 +148,15 @@ class Config:
         if not isinstance(value, list | tuple) or not all(type(entry) is int and entry >= 0 for entry in value):
             raise InputError(f"{self.name}: {key} is {shown(value)}, expected a list of layer numbers")
         return set(value)
+
+    def dtype(self, key: str) -> str | None:
+        """A dtype by PyTorch's name, None where the config says none."""
+        word = self.values.get(key)
+        if word is None or word == "auto":
+            return None
+        if not isinstance(word, str) or word.removeprefix("torch.") not in TORCH_DTYPES:
+            raise InputError(f"{self.name}: {key} is {shown(word)}, expected one of {', '.join(TORCH_DTYPES)}")
+        return TORCH_DTYPES[word.removeprefix("torch.")]
 
     def layers(self) -> int:
         """How many layers it has."""

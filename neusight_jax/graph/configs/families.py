@@ -1,19 +1,20 @@
-"""Decoders whose layers are an attention and a feed-forward block: from config to layers, by a table of traits.
+"""Decoders from config to layers: the pieces readers share, and the reader of all types that are a row of traits.
 
-Source: the modelling code of Hugging Face `transformers` 5.24 for each `model_type`.
+The tables are in model_types.yaml. Source: the modelling code of Hugging Face `transformers` 5.24 for each type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.blocks import Attention, Decoder, Dense, Experts, FeedForward, Layer, by_kind
+from neusight_jax.graph.configs.blocks import Attention, Decoder, Dense, Experts, FeedForward, Layer, Mixer, by_kind
 from neusight_jax.graph.configs.config import Config
+from neusight_jax.graph.tables import table
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-LAYER_TYPES: tuple[str, ...] = (FULL, SLIDING, CHUNKED)
 """Words of `layer_types` for softmax attention."""
 
 
@@ -22,13 +23,12 @@ class Traits:
     """What tells one type from another beside sizes.
 
     Attributes:
-      bias, output_bias, mlp_bias: of projections: always, never, or as the key named says.
-      qk_norm: as in `Attention`, where the key `qk_norm_if` (if any) is true.
+      bias, output_bias, mlp_bias, head_bias: of projections: always, never, or as the key named says.
+      qk_norm: as in `Attention`, where the key `qk_norm_if` (if any) is true; sinks: as there.
       gated: three matrices in a feed-forward block.
       norm_weights: vectors of weights of a norm; sandwich, post_norm, parallel: as in `Layer`.
       windowed: which layers have the window where `layer_types` does not say; opt_in: only if `use_sliding_window`.
       experts: how the keys of the experts are spelled.
-      head_bias: of the head.
     """
 
     bias: bool | str = False
@@ -40,92 +40,16 @@ class Traits:
     norm_weights: int = 1
     sandwich: bool = False
     post_norm: bool = False
-    parallel: bool = False
+    parallel: bool | str = False
     windowed: str = "all"
     opt_in: bool = False
     experts: str = ""
     head_bias: bool | str = False
+    sinks: bool = False
 
 
-_BOTH = Traits(bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias")
-_QWEN2 = Traits(bias=True, windowed="upper", opt_in=True)
-_QWEN3 = Traits(bias="attention_bias", output_bias="attention_bias", qk_norm="head", windowed="upper", opt_in=True)
-_GEMMA = Traits(bias="attention_bias", output_bias="attention_bias")
-_GLM = Traits(bias="attention_bias")
-_GLM_MOE = Traits(bias="attention_bias", qk_norm="head", qk_norm_if="use_qk_norm", experts="deepseek")
-
-TRAITS: dict[str, Traits] = {
-    "llama": replace(_BOTH, windowed="none"),
-    "mistral": Traits(),
-    "ministral": Traits(),
-    "ministral3": Traits(),
-    "mixtral": Traits(experts="mixtral"),
-    "phi3": Traits(),
-    "qwen2": _QWEN2,
-    "qwen2_vl_text": _QWEN2,
-    "qwen2_5_vl_text": _QWEN2,
-    "mimo": _QWEN2,
-    "qwen2_moe": replace(_QWEN2, windowed="lower_alternate", experts="qwen"),
-    "qwen3": _QWEN3,
-    "qwen3_vl_text": replace(_QWEN3, windowed="none"),
-    "qwen3_moe": replace(_QWEN3, windowed="all", experts="qwen"),
-    "qwen3_vl_moe_text": replace(_QWEN3, windowed="none", experts="qwen"),
-    "gemma": replace(_GEMMA, windowed="none"),
-    "gemma2": replace(_GEMMA, sandwich=True, windowed="pattern:2"),
-    "gemma3_text": replace(_GEMMA, sandwich=True, qk_norm="head", windowed="pattern:6"),
-    "gpt_oss": Traits(bias="attention_bias", output_bias="attention_bias", windowed="pattern:2", experts="gpt_oss"),
-    "glm": replace(_GLM, windowed="none"),
-    "glm4": replace(_GLM, sandwich=True, windowed="none"),
-    "glm4v_text": Traits(bias=True, sandwich=True, windowed="none"),
-    "glm4_moe": replace(_GLM_MOE, windowed="none"),
-    "glm4v_moe_text": Traits(bias="attention_bias", windowed="none", experts="deepseek"),
-    "solar_open": Traits(bias="attention_bias", windowed="none", experts="deepseek"),
-    "dots1": Traits(
-        bias="attention_bias", output_bias="attention_bias", qk_norm="head", windowed="upper", experts="deepseek"
-    ),
-    "minimax_m2": Traits(qk_norm="whole", windowed="none", experts="mixtral"),
-    "granite": replace(_BOTH, windowed="none"),
-    "granitemoe": Traits(bias="attention_bias", output_bias="attention_bias", windowed="none", experts="mixtral"),
-    "olmo": Traits(bias="attention_bias", output_bias="attention_bias", norm_weights=0, windowed="none"),
-    "olmo2": Traits(
-        bias="attention_bias", output_bias="attention_bias", qk_norm="whole", post_norm=True, windowed="none"
-    ),
-    "olmo3": Traits(
-        bias="attention_bias", output_bias="attention_bias", qk_norm="whole", post_norm=True, windowed="pattern:4"
-    ),
-    "olmoe": Traits(
-        bias="attention_bias", output_bias="attention_bias", qk_norm="whole", windowed="none", experts="olmoe"
-    ),
-    "smollm3": replace(_BOTH, windowed="no_rope", opt_in=True),
-    "cohere": Traits(
-        bias="attention_bias",
-        output_bias="attention_bias",
-        qk_norm="whole",
-        qk_norm_if="use_qk_norm",
-        parallel=True,
-        windowed="none",
-    ),
-    "cohere2": Traits(bias="attention_bias", output_bias="attention_bias", parallel=True, windowed="pattern:4"),
-    "starcoder2": Traits(bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", gated=False, norm_weights=2),
-    "seed_oss": Traits(bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias", windowed="none"),
-    "ernie4_5": Traits(bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", windowed="none"),
-    "ernie4_5_moe": Traits(
-        bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", windowed="none", experts="ernie"
-    ),
-    "hunyuan_v1_dense": Traits(bias="attention_bias", output_bias="attention_bias", qk_norm="head", windowed="none"),
-    "exaone4": Traits(qk_norm="head", post_norm=True, windowed="pattern:4"),
-    "nemotron": replace(_BOTH, gated=False, norm_weights=2, windowed="none"),
-    "arcee": replace(_BOTH, gated=False, windowed="none"),
-    "stablelm": Traits(bias="use_qkv_bias", norm_weights=2, windowed="none"),
-    "phimoe": Traits(
-        bias="attention_bias",
-        output_bias="attention_bias",
-        norm_weights=2,
-        experts="mixtral",
-        head_bias="lm_head_bias",
-    ),
-}
-"""Types this file reads."""
+TRAITS: dict[str, Traits] = {kind: Traits(**row) for kind, row in table("configs", "model_types")["traits"].items()}
+"""Types that are a row of the table."""
 
 
 def said(config: Config, flag: bool | str) -> bool:
@@ -133,9 +57,10 @@ def said(config: Config, flag: bool | str) -> bool:
     return config.flag(flag, False) if isinstance(flag, str) else flag
 
 
-def head_size(config: Config) -> int:
-    """Width of a head: said, the class's, or the model's over its heads."""
-    return config.size("head_dim") if config.has("head_dim") else config.head_size("hidden_size", "num_attention_heads")
+def sizes(config: Config, kind: str) -> dict[str, int]:
+    """The sizes of a record of `blocks`, under the keys the table has for it."""
+    rows = table("configs", "model_types")["sizes"][kind]
+    return {name: config.size(config.first(*keys)) for name, keys in rows.items()}
 
 
 def kv_heads(config: Config, heads: int, key: str = "num_key_value_heads") -> int:
@@ -148,40 +73,60 @@ def kv_heads(config: Config, heads: int, key: str = "num_key_value_heads") -> in
     return count
 
 
-def read_family(config: Config) -> Decoder:
-    """The layers of a type of the table."""
-    kind = str(config.values["model_type"])
-    traits = TRAITS[kind]
-    layers, heads = config.layers(), config.size("num_attention_heads")
-    windows = _windows(config, layers, traits)
-    wants_norm = not traits.qk_norm_if or config.flag(traits.qk_norm_if, False)
-    attention = Attention(
-        heads=heads,
-        kv_heads=kv_heads(config, heads),
-        head_size=head_size(config),
-        bias=said(config, traits.bias),
-        output_bias=said(config, traits.output_bias),
-        qk_norm=traits.qk_norm if wants_norm else "",
-        sinks=kind == "gpt_oss",
-    )
-    if config.flag("qk_layernorm", False) and kind == "stablelm":
-        raise InputError(f"{config.name}: qk_layernorm true is not supported: norms of queries and keys by head")
-    parallel = traits.parallel or (kind == "stablelm" and config.flag("use_parallel_residual", False))
-    blocks = _feed_forward(config, traits, layers)
+def attention(config: Config, **options: Any) -> Attention:
+    """Softmax attention of the usual keys; the width of a head is said, the class's, or the model's over its heads."""
+    heads = config.size("num_attention_heads")
+    shared, own = kv_heads(config, heads), config.has("head_dim")
+    size = config.size("head_dim") if own else config.head_size("hidden_size", "num_attention_heads")
+    return Attention(heads, shared, size, **options)
+
+
+def decoder(
+    config: Config,
+    mixers: Iterable[Mixer | None],
+    blocks: Iterable[FeedForward | None],
+    *,
+    tied: bool = False,
+    layer: dict[str, bool] | None = None,
+    **options: Any,
+) -> Decoder:
+    """A decoder with a mixer and a feed-forward block in each layer.
+
+    Args:
+      tied: whether head and embedding are one where the config does not say; layer, options: of `Layer`, `Decoder`.
+    """
     return Decoder(
         hidden=config.size("hidden_size"),
         vocabulary=config.size("vocab_size"),
-        tied=config.flag("tie_word_embeddings", False),
-        layers=by_kind(
-            Layer(
-                replace(attention, window=window, rotary=rotary),
-                block,
-                sandwich=traits.sandwich,
-                post_norm=traits.post_norm,
-                parallel=parallel,
-            )
-            for window, block, rotary in zip(windows, blocks, rotary_layers(config, layers), strict=True)
-        ),
+        tied=config.flag("tie_word_embeddings", tied),
+        layers=by_kind(Layer(*pair, **(layer or {})) for pair in zip(mixers, blocks, strict=True)),
+        **options,
+    )
+
+
+def read_family(config: Config) -> Decoder:
+    """The layers of a type of the table."""
+    kind = str(config.values["model_type"])
+    traits, layers = TRAITS[kind], config.layers()
+    windows = _windows(config, layers, traits)
+    wants_norm = not traits.qk_norm_if or config.flag(traits.qk_norm_if, False)
+    own = attention(
+        config,
+        bias=said(config, traits.bias),
+        output_bias=said(config, traits.output_bias),
+        qk_norm=traits.qk_norm if wants_norm else "",
+        sinks=traits.sinks,
+    )
+    if config.flag("qk_layernorm", False) and kind == "stablelm":
+        raise InputError(f"{config.name}: qk_layernorm true is not supported: norms of queries and keys by head")
+    pairs = zip(windows, rotary_layers(config, layers), strict=True)
+    block = {"sandwich": traits.sandwich, "post_norm": traits.post_norm, "parallel": said(config, traits.parallel)}
+    dense = Dense(0, traits.gated, said(config, traits.mlp_bias))
+    return decoder(
+        config,
+        [replace(own, window=window, rotary=rotary) for window, rotary in pairs],
+        feed_forward(config, layers, traits.experts, dense=dense),
+        layer=block,
         norm_weights=traits.norm_weights,
         head_bias=said(config, traits.head_bias),
     )
@@ -189,30 +134,33 @@ def read_family(config: Config) -> Decoder:
 
 def _windows(config: Config, layers: int, traits: Traits) -> list[int]:
     """Attention window of each layer, 0 for none."""
-    windowed = traits.windowed
     types = config.listed("layer_types", layers, (FULL, SLIDING))
     if types is not None and SLIDING not in types:
         return [0] * layers
-    if (windowed == "none" and types is None) or not config.flag("use_sliding_window", not traits.opt_in):
+    if (traits.windowed == "none" and types is None) or not config.flag("use_sliding_window", not traits.opt_in):
         return [0] * layers
     size = config.count("sliding_window", 0)
     if types is not None:
         if not size:
             raise InputError(f"{config.name}: layer_types has {SLIDING} but sliding_window is absent; add it")
-        return [size if word == SLIDING else 0 for word in types]
-    if windowed == "upper":
-        # Only layers from max_window_layers on have the window.
+        return [size * (word == SLIDING) for word in types]
+    return [size * has for has in _windowed(config, layers, traits.windowed)]
+
+
+def _windowed(config: Config, layers: int, rule: str) -> list[bool]:
+    """Which layers have the window."""
+    if rule == "upper":  # layers from max_window_layers on
         first = config.count("max_window_layers", 0)
-        return [size if at >= first else 0 for at in range(layers)]
-    if windowed == "lower_alternate":
+        return [at >= first for at in range(layers)]
+    if rule == "lower_alternate":
         last = config.count("max_window_layers", layers)
-        return [size if at % 2 == 0 and at < last else 0 for at in range(layers)]
-    if windowed == "no_rope":
-        return [0 if rotary else size for rotary in rotary_layers(config, layers)]
-    if windowed.startswith("pattern:"):
-        every = config.size("sliding_window_pattern", int(windowed.removeprefix("pattern:")))
-        return [size if every == 1 or (at + 1) % every else 0 for at in range(layers)]
-    return [size] * layers
+        return [at % 2 == 0 and at < last for at in range(layers)]
+    if rule == "no_rope":
+        return [not rotary for rotary in rotary_layers(config, layers)]
+    if rule.startswith("pattern:"):
+        every = config.size("sliding_window_pattern", int(rule.removeprefix("pattern:")))
+        return [every == 1 or (at + 1) % every != 0 for at in range(layers)]
+    return [True] * layers
 
 
 def rotary_layers(config: Config, layers: int) -> list[bool]:
@@ -224,56 +172,45 @@ def rotary_layers(config: Config, layers: int) -> list[bool]:
     return [not every or (at + 1) % every != 0 for at in range(layers)]
 
 
-def _feed_forward(config: Config, traits: Traits, layers: int) -> list[FeedForward]:
-    dense = Dense(0, traits.gated, said(config, traits.mlp_bias))
-    if not traits.experts:
-        return [replace(dense, inner=config.size("intermediate_size"))] * layers
-    experts, sparse = EXPERTS[traits.experts](config, layers)
-    if all(sparse):
-        return [experts] * layers
-    dense = replace(dense, inner=config.size("intermediate_size"))
-    return [experts if has else dense for has in sparse]
+def feed_forward(
+    config: Config,
+    layers: int,
+    kind: str,
+    sparse: Sequence[bool] | None = None,
+    *,
+    dense: Dense | None = None,
+    key: str = "intermediate_size",
+) -> list[FeedForward]:
+    """The feed-forward block of each layer.
+
+    Args:
+      kind: how the keys of experts are spelled, "" = there are none.
+      sparse: which layers have experts, where the spelling does not say it.
+      dense: the blocks of the other layers; key: of their width.
+    """
+    has = ([False] * layers) if not kind else _sparse(config, layers, kind) if sparse is None else sparse
+    experts = read_experts(config, kind) if kind else None
+    plain = dense or Dense(0)
+    if experts is None or not all(has):
+        plain = replace(plain, inner=config.size(key))
+    return [experts if experts is not None and routed else plain for routed in has]
 
 
-def top_k(config: Config, count: int, *keys: str) -> int:
-    """Experts a token takes, at most as many as there are."""
-    key = config.first(*(keys or ("num_experts_per_tok",)))
+def read_experts(config: Config, kind: str) -> Experts:
+    """Experts as a row of the table spells them; a token takes at most as many as there are."""
+    row = dict(table("configs", "model_types")["experts"][kind])
+    row.pop("sparse", None)
+    count = config.size(config.first(*row.pop("count")))
+    key = config.first(*row.pop("top_k", ("num_experts_per_tok",)))
     chosen = config.size(key)
     if chosen > count:
         raise InputError(f"{config.name}: {key} is {chosen}, expected at most the {count} experts there are")
-    return chosen
-
-
-def _mixtral(config: Config, layers: int) -> tuple[Experts, list[bool]]:
-    count = config.size(config.first("num_local_experts", "num_experts"))
-    return Experts(count, top_k(config, count), config.size("intermediate_size")), [True] * layers
-
-
-def _olmoe(config: Config, layers: int) -> tuple[Experts, list[bool]]:
-    count = config.size(config.first("num_experts", "num_local_experts"))
-    return Experts(count, top_k(config, count), config.size("intermediate_size")), [True] * layers
-
-
-def _gpt_oss(config: Config, layers: int) -> tuple[Experts, list[bool]]:
-    experts, sparse = _mixtral(config, layers)
-    return replace(experts, bias=True, router_bias=True), sparse
-
-
-def qwen_experts(config: Config, layers: int) -> tuple[Experts, list[bool]]:
-    """Experts of the Qwen family, and which layers have them."""
-    count = config.size("num_experts")
-    shared = config.count("shared_expert_intermediate_size", 0)
-    experts = Experts(count, top_k(config, count), config.size("moe_intermediate_size"), shared, shared > 0)
-    dense, step = config.indices("mlp_only_layers"), config.size("decoder_sparse_step", 1)
-    return experts, [at not in dense and (at + 1) % step == 0 for at in range(layers)]
-
-
-def deepseek_experts(config: Config, layers: int) -> tuple[Experts, list[bool]]:
-    """Experts as DeepSeek spells them, and which layers have them."""
-    count = config.size(config.first("n_routed_experts", "num_experts", "num_local_experts"))
-    inner = config.size("moe_intermediate_size")
-    experts = Experts(count, top_k(config, count), inner, inner * config.count("n_shared_experts", 0))
-    return experts, sparse_layers(config, layers)
+    inner = config.size(config.first(*row.pop("inner")))
+    own, times, usual = row.pop("shared", None), row.pop("times", None), row.pop("usual_times", 0)
+    shared = config.count(config.first(*own), 0) if own else inner
+    shared *= config.count(config.first(*times), usual) if times else bool(own)
+    flags = {name: said(config, flag) for name, flag in row.items()}
+    return Experts(count, chosen, inner, shared, **{**flags, "shared_gate": "shared_gate" in flags and shared > 0})
 
 
 def sparse_layers(config: Config, layers: int) -> list[bool]:
@@ -281,32 +218,33 @@ def sparse_layers(config: Config, layers: int) -> list[bool]:
     types = config.listed("mlp_layer_types", layers, ("dense", "sparse"))
     if types is not None:
         return [word == "sparse" for word in types]
-    first, step = config.count("first_k_dense_replace", 0), config.values.get("moe_layer_freq", 1)
-    if isinstance(step, list):
-        flags = config.listed("moe_layer_freq", layers, (0, 1)) or []
-        return [flag == 1 for flag in flags]
+    first = config.count("first_k_dense_replace", 0)
+    if isinstance(config.values.get("moe_layer_freq"), list):
+        return [flag == 1 for flag in config.listed("moe_layer_freq", layers, (0, 1)) or []]
     step = config.size("moe_layer_freq", 1)
     return [at >= first and at % step == 0 for at in range(layers)]
 
 
-def _ernie(config: Config, layers: int) -> tuple[Experts, list[bool]]:
-    count, inner = config.size("moe_num_experts"), config.size("moe_intermediate_size")
-    shared = inner * config.count("moe_num_shared_experts", 0)
-    experts = Experts(
-        count, top_k(config, count, "moe_k"), inner, shared, bias=said(config, "use_bias"), router_bias=True
-    )
+def _by_step(config: Config, layers: int) -> list[bool]:
+    dense, step = config.indices("mlp_only_layers"), config.size("decoder_sparse_step", 1)
+    return [at not in dense and (at + 1) % step == 0 for at in range(layers)]
+
+
+def _by_interval(config: Config, layers: int) -> list[bool]:
     first, step = config.count("moe_layer_start_index", 0), config.size("moe_layer_interval", 1)
     last = config.values.get("moe_layer_end_index")
     end = layers - 1 if last in (None, -1) else config.count("moe_layer_end_index")
-    return experts, [(at + 1) % step == 0 and first <= at <= end for at in range(layers)]
+    return [(at + 1) % step == 0 and first <= at <= end for at in range(layers)]
 
 
-EXPERTS: dict[str, Callable[[Config, int], tuple[Experts, list[bool]]]] = {
-    "mixtral": _mixtral,
-    "olmoe": _olmoe,
-    "gpt_oss": _gpt_oss,
-    "qwen": qwen_experts,
-    "deepseek": deepseek_experts,
-    "ernie": _ernie,
+SPARSE: dict[str, Callable[[Config, int], list[bool]]] = {
+    "first": sparse_layers,
+    "step": _by_step,
+    "interval": _by_interval,
 }
-"""Readers of expert layers by spelling."""
+"""Rules for which layers have experts, by the table's word."""
+
+
+def _sparse(config: Config, layers: int, kind: str) -> list[bool]:
+    rule = table("configs", "model_types")["experts"][kind].get("sparse")
+    return SPARSE[rule](config, layers) if rule else [True] * layers

@@ -6,27 +6,22 @@ Source: modelling code of Hugging Face `transformers` 5.24 (`qwen3_next`, `qwen3
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.blocks import (
-    Attention,
-    Decoder,
-    DeltaNet,
-    Dense,
-    Experts,
-    FeedForward,
-    Layer,
-    Mamba2,
-    Mixer,
-    by_kind,
-)
+from neusight_jax.graph.configs.blocks import Attention, Decoder, DeltaNet, Dense, FeedForward, Mamba2, Mixer
 from neusight_jax.graph.configs.config import Config, shown
-from neusight_jax.graph.configs.families import FULL, head_size, kv_heads, qwen_experts, sparse_layers, top_k
+from neusight_jax.graph.configs.families import (
+    FULL,
+    attention,
+    decoder,
+    feed_forward,
+    kv_heads,
+    read_experts,
+    sizes,
+)
 from neusight_jax.graph.configs.latent_models import latent_attention
-from neusight_jax.graph.configs.torch_dtypes import TORCH_DTYPES
 
 LINEAR = "linear_attention"
 HYBRID_PATTERN: dict[str, str] = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
@@ -35,37 +30,9 @@ BLOCK_NAMES: dict[str, str] = {"linear_attention": "mamba", "full_attention": "a
 """Newer spellings of the same."""
 
 
-def _state_bytes(config: Config, key: str, default: str = "float32") -> float:
+def _state_bytes(config: Config, key: str) -> float:
     """Bytes of an element of a recurrent state; fp32 unless the config says another dtype."""
-    word = config.values.get(key, default)
-    if word in (None, "auto"):
-        word = default
-    if not isinstance(word, str) or word.removeprefix("torch.") not in TORCH_DTYPES:
-        raise InputError(f"{config.name}: {key} is {shown(word)}, expected one of {', '.join(TORCH_DTYPES)}")
-    return dtype_bytes(TORCH_DTYPES[word.removeprefix("torch.")])
-
-
-def _decoder(config: Config, layers: Mapping[Layer, list[int]]) -> Decoder:
-    return Decoder(
-        hidden=config.size("hidden_size"),
-        vocabulary=config.size("vocab_size"),
-        tied=config.flag("tie_word_embeddings", False),
-        layers=layers,
-    )
-
-
-def _softmax(config: Config, **options: object) -> Attention:
-    heads = config.size("num_attention_heads")
-    plain = Attention(heads, kv_heads(config, heads), head_size(config))
-    return replace(plain, **options)  # type: ignore[arg-type]
-
-
-def _attention_words(config: Config, layers: int) -> list[str]:
-    words = config.listed("layer_types", layers, (LINEAR, FULL))
-    if words is not None:
-        return words
-    every = config.size("full_attention_interval", 4)
-    return [LINEAR if (at + 1) % every else FULL for at in range(layers)]
+    return dtype_bytes(config.dtype(key) or "fp32")
 
 
 def read_qwen_hybrid(config: Config) -> Decoder:
@@ -73,30 +40,20 @@ def read_qwen_hybrid(config: Config) -> Decoder:
     layers = config.layers()
     bias = config.flag("attention_bias", False)
     gate = "element" if config.flag("attn_output_gate", True) else ""
-    attention = _softmax(config, bias=bias, output_bias=bias, qk_norm="head", gate=gate)
-    delta = DeltaNet(
-        key_heads=config.size("linear_num_key_heads"),
-        value_heads=config.size("linear_num_value_heads"),
-        key_size=config.size("linear_key_head_dim"),
-        value_size=config.size("linear_value_head_dim"),
-        conv=config.size("linear_conv_kernel_dim"),
-        gates="scalar",
-        state_bytes=_state_bytes(config, "mamba_ssm_dtype"),
-    )
+    softmax = attention(config, bias=bias, output_bias=bias, qk_norm="head", gate=gate)
+    state_bytes = _state_bytes(config, "mamba_ssm_dtype")
+    delta = DeltaNet(**sizes(config, "delta"), gates="scalar", state_bytes=state_bytes)
     if delta.value_heads % delta.key_heads:
         raise InputError(
             f"{config.name}: linear_num_value_heads {delta.value_heads} is not divisible by linear_num_key_heads "
             f"{delta.key_heads}; expected a multiple"
         )
-    blocks: list[FeedForward]
-    if config.has("num_experts"):
-        experts, sparse = qwen_experts(config, layers)
-        dense = None if all(sparse) else Dense(config.size("intermediate_size"))
-        blocks = [experts if has or dense is None else dense for has in sparse]
-    else:
-        blocks = [Dense(config.size("intermediate_size"))] * layers
-    mixers: list[Mixer] = [delta if word == LINEAR else attention for word in _attention_words(config, layers)]
-    return _decoder(config, by_kind(Layer(*pair) for pair in zip(mixers, blocks, strict=True)))
+    blocks = feed_forward(config, layers, "qwen" if config.has("num_experts") else "")
+    words = config.listed("layer_types", layers, (LINEAR, FULL))
+    if words is None:
+        every = config.size("full_attention_interval", 4)
+        words = [LINEAR if (at + 1) % every else FULL for at in range(layers)]
+    return decoder(config, [delta if word == LINEAR else softmax for word in words], blocks)
 
 
 def read_kimi_linear(config: Config) -> Decoder:
@@ -111,8 +68,7 @@ def read_kimi_linear(config: Config) -> Decoder:
     heads, size, conv = (inside.size(own) if inside.has(own) else config.size(key) for own, key in spelled)
     gates = "vector_wide" if inside.flag("use_full_rank_gate", False) else "vector"
     delta = DeltaNet(heads, heads, size, size, conv, gates, _state_bytes(config, "mamba_ssm_dtype"))
-    latent = latent_attention(config, config.size("num_attention_heads"))
-    latent = replace(latent, gate=config.flag("mla_use_output_gate", False))
+    latent = replace(latent_attention(config), gate=config.flag("mla_use_output_gate", False))
     words = config.listed("layer_types", layers, (LINEAR, FULL))
     if words is None:
         usual = set(range(5, layers + 1, 4))  # counted from 1
@@ -120,63 +76,36 @@ def read_kimi_linear(config: Config) -> Decoder:
         if any(at < 1 or at > layers for at in full):
             raise InputError(f"{config.name}: full_attn_layers names layers beyond the {layers} there are")
         words = [FULL if at + 1 in full else LINEAR for at in range(layers)]
-    count = config.size(config.first("num_experts", "num_local_experts"))
-    inner = config.size("moe_intermediate_size")
-    shared = inner * config.count(config.first("num_shared_experts", "n_shared_experts"), 0)
-    experts = Experts(count, top_k(config, count, "num_experts_per_token", "num_experts_per_tok"), inner, shared)
     width = config.count("routed_expert_hidden_size", 0)
     norm = width > 0 and config.flag("latent_moe_use_norm", False)
-    experts = replace(experts, latent=width, latent_norm=norm)
-    dense = Dense(config.size("intermediate_size"))
-    kinds = zip(words, sparse_layers(config, layers), strict=True)
-    kept = by_kind(Layer(latent if word == FULL else delta, experts if has else dense) for word, has in kinds)
-    return replace(_decoder(config, kept), residual_block=config.count("attn_res_block_size", 0))
+    routed = replace(read_experts(config, "kimi_linear"), latent=width, latent_norm=norm)
+    blocks = [block if isinstance(block, Dense) else routed for block in feed_forward(config, layers, "kimi_linear")]
+    mixers = [latent if word == FULL else delta for word in words]
+    return decoder(config, mixers, blocks, residual_block=config.count("attn_res_block_size", 0))
 
 
 def read_nemotron_h(config: Config) -> Decoder:
     """Layers of one block each: state space (Mamba-2), attention, feed-forward or experts."""
     words = _block_words(config)
     mamba = Mamba2(
-        heads=config.size("mamba_num_heads"),
-        head_size=config.size("mamba_head_dim"),
-        groups=config.size(config.first("n_groups", "mamba_n_groups")),
-        state=config.size("ssm_state_size"),
-        conv=config.size(config.first("conv_kernel", "mamba_d_conv")),
-        chunk=config.size(config.first("chunk_size", "mamba_chunk_size")),
+        **sizes(config, "nemotron_h"),
         bias=config.flag("use_bias", False),
         conv_bias=config.flag("use_conv_bias", True),
         state_bytes=_state_bytes(config, "mamba_ssm_cache_dtype"),
     )
-    bias = config.flag("mlp_bias", False)
-    kinds: dict[str, Layer] = {
-        "mamba": Layer(mamba, None),
-        "attention": Layer(_softmax_of(config), None),
-        "mlp": Layer(None, None),
-        "moe": Layer(None, None),
-    }
-    if "mlp" in words:
-        kinds["mlp"] = Layer(None, Dense(config.size("intermediate_size"), gated=False, bias=bias))
-    if "moe" in words:
-        count = config.size("n_routed_experts")
-        shared = config.size("moe_shared_expert_intermediate_size") if config.count("n_shared_experts", 1) else 0
-        experts = Experts(
-            count,
-            top_k(config, count),
-            config.size("moe_intermediate_size"),
-            shared,
-            gated=False,
-            bias=bias,
-            latent=config.count("moe_latent_size", 0),
-        )
-        kinds["moe"] = Layer(None, experts)
-    return _decoder(config, by_kind(kinds[word] for word in words))
-
-
-def _softmax_of(config: Config) -> Attention:
-    """Attention of Nemotron-H, without rotary embedding; older configs call the width of a head otherwise."""
     heads = config.size("num_attention_heads")
-    size = config.size(config.first("head_dim", "attention_head_dim"))
-    return Attention(heads, kv_heads(config, heads), size, rotary=False, window=config.count("sliding_window", 0))
+    size = config.size(config.first("head_dim", "attention_head_dim"))  # as older configs call it
+    softmax = Attention(heads, kv_heads(config, heads), size, rotary=False, window=config.count("sliding_window", 0))
+    mixers: dict[str, Mixer] = {"mamba": mamba, "attention": softmax}
+    blocks: dict[str, FeedForward] = {}
+    if "mlp" in words:
+        bias = config.flag("mlp_bias", False)
+        blocks["mlp"] = Dense(config.size("intermediate_size"), gated=False, bias=bias)
+    if "moe" in words:
+        shared = config.size("moe_shared_expert_intermediate_size") if config.count("n_shared_experts", 1) else 0
+        latent = config.count("moe_latent_size", 0)
+        blocks["moe"] = replace(read_experts(config, "nemotron_h"), shared=shared, latent=latent)
+    return decoder(config, map(mixers.get, words), map(blocks.get, words))
 
 
 def _block_words(config: Config) -> list[str]:
@@ -205,35 +134,24 @@ def _block_words(config: Config) -> list[str]:
 
 def read_granite_hybrid(config: Config) -> Decoder:
     """Mamba-2 or attention, then experts, if any, and a feed-forward block all tokens share."""
-    layers, hidden = config.layers(), config.size("hidden_size")
-    inner = int(config.number("mamba_expand", 2) * hidden)
-    heads = config.size("mamba_n_heads")
-    if inner % heads:
-        raise InputError(f"{config.name}: mamba_n_heads {heads} does not divide {inner} features")
+    layers = config.layers()
+    inner, own = int(config.number("mamba_expand", 2) * config.size("hidden_size")), sizes(config, "granitemoehybrid")
+    if inner % own["heads"]:
+        raise InputError(f"{config.name}: mamba_n_heads {own['heads']} does not divide {inner} features")
     mamba = Mamba2(
-        heads=heads,
-        head_size=inner // heads,
-        groups=config.size("mamba_n_groups"),
-        state=config.size("mamba_d_state"),
-        conv=config.size("mamba_d_conv"),
-        chunk=config.size("mamba_chunk_size"),
+        **own,
+        head_size=inner // own["heads"],
         bias=config.flag("mamba_proj_bias", False),
         conv_bias=config.flag("mamba_conv_bias", True),
         state_bytes=_state_bytes(config, "mamba_ssm_cache_dtype"),
     )
-    bias = config.flag("attention_bias", False)
-    attention = _softmax(
-        config, bias=bias, output_bias=bias, rotary=config.values.get("position_embedding_type") == "rope"
-    )
-    words = config.listed(
-        config.first("layer_types", "layers_block_type"), layers, ("mamba", "attention", LINEAR, FULL)
-    )
-    if words is None:
-        words = ["mamba"] * layers
-    shared = config.count("shared_intermediate_size", 0)
-    count = config.count("num_local_experts", 0)
-    block: FeedForward = (
-        Dense(shared) if not count else Experts(count, top_k(config, count), config.size("intermediate_size"), shared)
-    )
-    mixers = [mamba if word in ("mamba", LINEAR) else attention for word in words]
-    return _decoder(config, by_kind(Layer(mixer, block) for mixer in mixers))
+    bias, rotary = config.flag("attention_bias", False), config.values.get("position_embedding_type") == "rope"
+    softmax = attention(config, bias=bias, output_bias=bias, rotary=rotary)
+    key = config.first("layer_types", "layers_block_type")
+    words = config.listed(key, layers, ("mamba", "attention", LINEAR, FULL)) or ["mamba"] * layers
+    routed = config.count("num_local_experts", 0)
+    if routed:
+        blocks = feed_forward(config, layers, "granitemoehybrid")
+    else:
+        blocks = [Dense(config.count("shared_intermediate_size", 0))] * layers
+    return decoder(config, [mamba if word in ("mamba", LINEAR) else softmax for word in words], blocks)

@@ -18,9 +18,8 @@ from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.writer import Writer
 from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Operand
 from neusight_jax.graph.kernel import attention_kernels, matrix_product
-from neusight_jax.graph.quantization.ledger import Ledger
 from neusight_jax.graph.quantization.quantization import Quantization
-from neusight_jax.graph.quantization.scheme import Scheme, Stored, stored_as
+from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import expert_dims

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.quantization.modules import Names, names
-from neusight_jax.graph.quantization.scheme import INT4, MXFP4, NVFP4, Scheme
+from neusight_jax.graph.quantization.scheme import MXFP4, NVFP4, Scheme
+from neusight_jax.graph.tables import table
 
 _EXCLUDED: tuple[str, ...] = (
     *("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"),
     *("llm_int8_skip_modules", "skip_modules"),
 )
 """Keys under which methods list the modules they leave alone."""
+
+_NO_CACHE = frozenset({"bitsandbytes", "torchao", "hqq", "quanto", "eetq"})
+"""Methods that say nothing of the KV cache."""
 
 Rule = tuple[Names, Scheme | None]
 
@@ -55,7 +59,7 @@ class Section:
             raise InputError(f"{self.where} has no {keys[0]}; expected a whole number")
         return default
 
-    def word(self, key: str, choices: Mapping[str, Any], default: str | None = None) -> str:
+    def word(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
         """One of a few words, in any case."""
         value = self.values.get(key)
         if value is None and default is not None:
@@ -118,16 +122,28 @@ class Section:
         return dtype
 
 
+def read_method(method: str, section: Section) -> Read:
+    """What a method of `METHODS` says of a model."""
+    found = METHODS[method](section)
+    found = found if isinstance(found, Read) else Read(section.excluded(), found)
+    return found if method in _NO_CACHE else replace(found, kv_cache=section.kv_cache())
+
+
 def _grouped(name: str, bits: int, group: int, extra: float, arithmetic: str = "") -> Scheme:
     """Groups along the contraction, a whole row where `group` is not positive; `extra`: bits beside a 16-bit scale."""
     return Scheme(name, float(bits), (1, max(group, 0)), 16.0 + extra, arithmetic)
 
 
-def _awq(section: Section) -> Read:
+def _named(kind: str) -> dict[str, Scheme]:
+    """The schemes of a method that gives them names."""
+    rows = table("quantization", "schemes")[kind].items()
+    return {name: Scheme(row[0], float(row[1]), tuple(row[2]), float(row[3]), *row[4:]) for name, row in rows}
+
+
+def _awq(section: Section) -> Scheme:
     bits = section.whole("bits", "w_bit", default=4)
     group = section.whole("group_size", "q_group_size", default=128, least=-1)
-    zero = bits if section.flag("zero_point", True) else 0
-    return Read(section.excluded(), _grouped(f"int{bits}", bits, group, zero), kv_cache=section.kv_cache())
+    return _grouped(f"int{bits}", bits, group, bits if section.flag("zero_point", True) else 0)
 
 
 def _gptq(section: Section) -> Read:
@@ -135,50 +151,47 @@ def _gptq(section: Section) -> Read:
     own = _grouped(f"int{bits}", bits, group, bits)
     rules: list[Rule] = []
     for pattern, over in section.entries("dynamic").items():
-        where = f"{section.where}.dynamic"
-        if pattern.startswith("-:"):
-            rules.append((names([pattern[2:]], where, True), None))
-            continue
-        width, length = over.whole("bits", default=bits), over.whole("group_size", default=group, least=-1)
-        rules.append((names([pattern.removeprefix("+:")], where, True), _grouped(f"int{width}", width, length, width)))
+        left, scheme = pattern.startswith("-:"), None
+        if not left:
+            width, length = over.whole("bits", default=bits), over.whole("group_size", default=group, least=-1)
+            scheme = _grouped(f"int{width}", width, length, width)
+        text = pattern[2:] if left else pattern.removeprefix("+:")
+        rules.append((names([text], f"{section.where}.dynamic", True), scheme))
     rules += section.excluded()
     inside = section.values.get("modules_in_block_to_quantize")
     if inside:
         lists = inside if isinstance(inside, list) and all(isinstance(each, list) for each in inside) else [inside]
         listed = [name for each in lists for name in Section({"names": each}, section.where).words("names")]
         rules.append((names(listed, section.where), own))
-    head = own if section.flag("lm_head") else None
-    return Read(tuple(rules), None if inside else own, head, section.kv_cache())
+    return Read(tuple(rules), None if inside else own, own if section.flag("lm_head") else None)
 
 
 def _auto_round(section: Section) -> Read:
     bits, group = section.whole("bits"), section.whole("group_size", default=128, least=-1)
     floating = "fp" in str(section.values.get("data_type", "int"))
-    zero = 0 if section.flag("sym", True) else bits
+    symmetric = section.flag("sym", True)
 
     def scheme(width: int, length: int) -> Scheme | None:
-        if width >= 16:
-            return None
         if floating and width == 4:
             return MXFP4 if length == 32 else NVFP4
-        return _grouped(f"{'fp' if floating else 'int'}{width}", width, length, zero)
+        name = f"{'fp' if floating else 'int'}{width}"
+        return None if width >= 16 else _grouped(name, width, length, 0 if symmetric else bits)
 
     rules: list[Rule] = []
     for name, over in section.entries("extra_config").items():
         own = scheme(over.whole("bits", default=bits), over.whole("group_size", default=group, least=-1))
         rules.append((names([name], section.where), own))
-    return Read((*rules, *section.excluded()), scheme(bits, group), kv_cache=section.kv_cache())
+    return Read((*rules, *section.excluded()), scheme(bits, group))
 
 
 def _fp8(section: Section) -> Read:
     block = section.values.get("weight_block_size")
     shape = (0, 0) if block is None else _pair(block, f"{section.where}.weight_block_size")
-    section.word("activation_scheme", {"dynamic": 0, "static": 0}, "dynamic")
-    own = Scheme("fp8", 8.0, shape, 32.0, "fp8")
+    section.word("activation_scheme", ("dynamic", "static"), "dynamic")
     rules = [*_listed(section), *(() if section.values.get("quantized_layers") else section.excluded())]
     if section.values.get("expert_dtype") == "fp4":  # DeepSeek-V4's: scales of powers of two, eight-bit activations
         rules.append((names(["experts"], section.where), replace(MXFP4, arithmetic="fp8")))
-    return Read(tuple(rules), own, kv_cache=section.kv_cache())
+    return Read(tuple(rules), Scheme("fp8", 8.0, shape, 32.0, "fp8"))
 
 
 def _pair(value: Any, where: str) -> tuple[int, int]:
@@ -188,41 +201,30 @@ def _pair(value: Any, where: str) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _fbgemm(section: Section) -> Read:
-    return Read(section.excluded(), Scheme("fp8", 8.0, (1, 0), 32.0, "fp8"), kv_cache=section.kv_cache())
-
-
-def _mxfp4(section: Section) -> Read:
-    return Read((*section.excluded(), (names(["experts"], section.where), MXFP4)), kv_cache=section.kv_cache())
-
-
-def _bitsandbytes(section: Section) -> Read:
-    rules = section.excluded()
+def _bitsandbytes(section: Section) -> Scheme:
     if section.flag("load_in_4bit") or section.flag("_load_in_4bit"):
-        kind = section.word("bnb_4bit_quant_type", {"nf4": 0, "fp4": 0}, "fp4")
+        kind = section.word("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
         # A 32-bit scale for 64 elements, or an 8-bit one with a 32-bit scale for 256 of those.
         bits = 8.0 + 32.0 / 256.0 if section.flag("bnb_4bit_use_double_quant") else 32.0
-        return Read(rules, Scheme(kind, 4.0, (1, 64), bits))
+        return Scheme(kind, 4.0, (1, 64), bits)
     if section.flag("load_in_8bit") or section.flag("_load_in_8bit"):
-        return Read(rules, Scheme("int8", 8.0, (1, 0), 32.0, "int8"))
+        return Scheme("int8", 8.0, (1, 0), 32.0, "int8")
     raise InputError(f"{section.where} has neither load_in_4bit nor load_in_8bit; expected one of them to be true")
 
 
-def _eetq(section: Section) -> Read:
-    section.word("weights", {"int8": 0}, "int8")
-    return Read(section.excluded(), _grouped("int8", 8, 0, 0))
+def _eetq(section: Section) -> Scheme:
+    return _grouped(section.word("weights", ("int8",), "int8"), 8, 0, 0)
 
 
-def _quanto(section: Section) -> Read:
-    kind = section.word("weights", {"int8": 0, "int4": 0, "int2": 0, "float8": 0}, "int8")
+def _quanto(section: Section) -> Scheme:
+    kind = section.word("weights", ("int8", "int4", "int2", "float8"), "int8")
     activations = {"int8": "int8", "float8": "fp8"}.get(str(section.values.get("activations")), "")
     if kind in ("int4", "int2"):
-        return Read(section.excluded(), _grouped(kind, int(kind[-1]), 128, 16, activations))
-    name = "fp8" if kind == "float8" else kind
-    return Read(section.excluded(), _grouped(name, 8, 0, 0, activations))
+        return _grouped(kind, int(kind[-1]), 128, 16, activations)
+    return _grouped("fp8" if kind == "float8" else kind, 8, 0, 0, activations)
 
 
-def _hqq(section: Section) -> Read:
+def _hqq(section: Section) -> Scheme | Read:
     whole = section.section("quant_config")
     if whole is None:
         raise InputError(f"{section.where} has no quant_config; expected an object with weight_quant_params")
@@ -233,26 +235,15 @@ def _hqq(section: Section) -> Read:
 
     own = whole.section("weight_quant_params")
     if own is not None:
-        return Read(section.excluded(), scheme(own))
-    rules = []
-    for name, each in section.entries("quant_config").items():
-        rules.append((names([name], section.where), scheme(each.section("weight_quant_params") or each)))
+        return scheme(own)
+    layers = section.entries("quant_config").items()
+    rules = [
+        (names([name], section.where), scheme(each.section("weight_quant_params") or each)) for name, each in layers
+    ]
     return Read((*section.excluded(), *rules))
 
 
-_TORCHAO: dict[str, Scheme] = {
-    "int4weightonly": Scheme("int4", 4.0, (1, 128), 32.0),
-    "int8weightonly": Scheme("int8", 8.0, (1, 0), 16.0),
-    "float8weightonly": Scheme("fp8", 8.0, (1, 0), 32.0),
-    "int8dynamicactivationint8weight": Scheme("int8", 8.0, (1, 0), 16.0, "int8"),
-    "int8dynamicactivationint4weight": Scheme("int4", 4.0, (1, 32), 32.0, "int8"),
-    "float8dynamicactivationfloat8weight": Scheme("fp8", 8.0, (1, 0), 32.0, "fp8"),
-    "float8dynamicactivationint4weight": Scheme("int4", 4.0, (1, 128), 32.0, "fp8"),
-}
-"""Configurations of torchao; its int4 has a bfloat16 scale and zero point for a group."""
-
-
-def _torchao(section: Section) -> Read:
+def _torchao(section: Section) -> Scheme:
     if section.flag("include_input_output_embeddings"):
         raise InputError(f"{section.where}: torchao with include_input_output_embeddings is not read; expected false")
     given = section.values.get("quant_type")
@@ -263,14 +254,11 @@ def _torchao(section: Section) -> Read:
         data = inner.get("_data")
         given = inner.get("_type")
         group = Section(data if isinstance(data, Mapping) else {}, f"{section.where}.quant_type")
-    name = str(given).replace("_", "").lower().removesuffix("config")
-    if name not in _TORCHAO:
+    own = _named("torchao").get(str(given).replace("_", "").lower().removesuffix("config"))
+    if own is None:
         known = "int4_weight_only, int8_weight_only, float8_weight_only, or those with dynamic activations"
         raise InputError(f"{section.where}: torchao quant_type {given!r} is not read; expected {known}")
-    own = _TORCHAO[name]
-    if own.bits < 8.0:
-        own = replace(own, group=(1, group.whole("group_size", default=own.group[1])))
-    return Read(section.excluded(), own)
+    return replace(own, group=(1, group.whole("group_size", default=own.group[1]))) if own.bits < 8.0 else own
 
 
 def _compressed_tensors(section: Section) -> Read:
@@ -293,23 +281,21 @@ def _compressed_tensors(section: Section) -> Read:
             rules.append((names(by_name, group.where), scheme))
         if classes:
             everything = scheme
-    return Read(tuple(rules), everything, everything, section.kv_cache())
+    return Read(tuple(rules), everything, everything)
 
 
 def _group_scheme(group: Section) -> Scheme | None:
     weights, inputs = group.section("weights"), group.section("input_activations")
     if weights is None:
         return None
-    bits, kind = weights.whole("num_bits"), weights.word("type", {"int": 0, "float": 0}, "int")
+    bits, kind = weights.whole("num_bits"), weights.word("type", ("int", "float"), "int")
     length = weights.whole("group_size", default=0, least=-1)
     block = weights.values.get("block_structure")
-    name = f"{'fp' if kind == 'float' else 'int'}{bits}"
-    arithmetic = ""
+    name, arithmetic = f"{'fp' if kind == 'float' else 'int'}{bits}", ""
     if inputs is not None:
-        width, of = inputs.whole("num_bits"), inputs.word("type", {"int": 0, "float": 0}, "int")
-        arithmetic = {("float", 4): "fp4", ("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int8"}.get(
-            (of, width), ""
-        )
+        width, of = inputs.whole("num_bits"), inputs.word("type", ("int", "float"), "int")
+        paths = {("float", 4): "fp4", ("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int8"}
+        arithmetic = paths.get((of, width), "")
         if not arithmetic and width < 16:
             raise InputError(f"{inputs.where}: {width}-bit {of} activations are not read; expected 8 or 4 bits")
     if kind == "float" and length > 0 and bits in (4, 8) and (bits == 4 or length == 32):
@@ -321,28 +307,10 @@ def _group_scheme(group: Section) -> Scheme | None:
     return _grouped(name, bits, length, 0 if weights.flag("symmetric", True) else bits, arithmetic)
 
 
-_ALGORITHMS: dict[str, Scheme] = {
-    "FP8": Scheme("fp8", 8.0, (0, 0), 32.0, "fp8"),
-    "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8", 8.0, (1, 0), 32.0, "fp8"),
-    "FP8_PB_WO": Scheme("fp8", 8.0, (128, 128), 32.0),
-    "FP8_PB_REAL": Scheme("fp8", 8.0, (128, 128), 32.0, "fp8"),
-    "MXFP8": Scheme("fp8", 8.0, (1, 32), 8.0, "fp8"),
-    **dict.fromkeys(("NVFP4", "NVFP4_AWQ"), replace(NVFP4, arithmetic="fp4")),
-    "W4A16_NVFP4": NVFP4,
-    "W4A8_NVFP4_FP8": replace(NVFP4, arithmetic="fp8"),
-    "MXFP4": replace(MXFP4, arithmetic="fp4"),
-    "W4A16_MXFP4": MXFP4,
-    "W4A8_MXFP4_FP8": replace(MXFP4, arithmetic="fp8"),
-    **dict.fromkeys(("W4A16_AWQ", "INT4_AWQ", "W4A16"), replace(INT4, scale_bits=16.0)),
-    "W4A8_AWQ": replace(INT4, scale_bits=16.0, arithmetic="fp8"),
-    "W8A16": Scheme("int8", 8.0, (1, 0), 16.0),
-    **dict.fromkeys(("W8A8_SQ_PER_CHANNEL", "INT8_SQ"), Scheme("int8", 8.0, (1, 0), 32.0, "int8")),
-}
-"""modelopt's `quant_algo`. W4A16 and its like have four-bit weights and sixteen-bit activations."""
-
-
 def _algorithm(section: Section) -> Scheme:
-    own = _ALGORITHMS[section.word("quant_algo", _ALGORITHMS)]
+    """modelopt's `quant_algo`."""
+    known = _named("modelopt")
+    own = known[section.word("quant_algo", known)]
     rows, cols = own.group
     return replace(own, group=(1, section.whole("group_size", default=cols))) if rows == 1 and cols else own
 
@@ -355,32 +323,31 @@ def _listed(section: Section) -> list[Rule]:
     return [(names(listed, section.where), scheme) for scheme, listed in by_scheme.items()]
 
 
-def _modelopt(section: Section) -> Read:
+def _modelopt(section: Section) -> Scheme | Read | None:
     algorithm = section.values.get("quant_algo")
-    if algorithm is None and section.values.get("config_groups"):
-        return _compressed_tensors(section)
-    if str(algorithm).upper() == "MIXED_PRECISION":
-        layers = _listed(section)
-        if not layers:
-            raise InputError(f"{section.where}: MIXED_PRECISION has no quantized_layers; expected layers by name")
-        return Read((*section.excluded(), *layers), kv_cache=section.kv_cache())
-    own = None if algorithm is None else _algorithm(section)
-    return Read(section.excluded(), own, kv_cache=section.kv_cache())
+    if algorithm is None:
+        return _compressed_tensors(section) if section.values.get("config_groups") else None
+    if str(algorithm).upper() != "MIXED_PRECISION":
+        return _algorithm(section)
+    layers = _listed(section)
+    if not layers:
+        raise InputError(f"{section.where}: MIXED_PRECISION has no quantized_layers; expected layers by name")
+    return Read((*section.excluded(), *layers))
 
 
-METHODS: dict[str, Callable[[Section], Read]] = {
+METHODS: dict[str, Callable[[Section], Scheme | Read | None]] = {
     "awq": _awq,
     "gptq": _gptq,
     "fp8": _fp8,
-    "mxfp4": _mxfp4,
+    "mxfp4": lambda section: Read((*section.excluded(), (names(["experts"], section.where), MXFP4))),
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
-    "fbgemm_fp8": _fbgemm,
+    "fbgemm_fp8": lambda _: Scheme("fp8", 8.0, (1, 0), 32.0, "fp8"),
     "auto-round": _auto_round,
     "torchao": _torchao,
     "hqq": _hqq,
     "quanto": _quanto,
     "eetq": _eetq,
 }
-"""Readers by `quant_method`."""
+"""Readers by `quant_method`: the scheme of all linear layers and experts, or more than that."""

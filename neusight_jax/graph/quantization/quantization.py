@@ -13,22 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.quantization.methods import METHODS, Read, Section
+from neusight_jax.graph.quantization.methods import METHODS, Read, Section, read_method
 from neusight_jax.graph.quantization.modules import known_node, modules_of
 from neusight_jax.graph.quantization.scheme import Scheme
-
-_REFUSED: dict[str, str] = {
-    "aqlm": "codebooks",
-    "vptq": "codebooks",
-    "higgs": "codebooks",
-    "quip": "codebooks",
-    "spqr": "sparse outliers beside the weights",
-    "bitnet": "ternary weights",
-    "gguf": "a file of mixed blocks",
-    "quark": "AMD's own list of layers",
-    "fp_quant": "rotated weights",
-}
-"""Methods known by name and not read, and what they would need."""
+from neusight_jax.graph.tables import table
 
 
 @dataclass(frozen=True)
@@ -93,12 +81,11 @@ def read_quantization(name: str, config: Mapping[str, Any]) -> Quantization | No
     _, text = _places(config)
     layers = text.get("num_hidden_layers", config.get("num_hidden_layers", 1))
     kind = config.get("model_type") or text.get("model_type") or ""
-    read = METHODS[method](Section(values, where))
     return Quantization(
         method=str(values.get("quant_method") or method),
         model_type=str(kind),
         layers=layers if isinstance(layers, int) and not isinstance(layers, bool) else 1,
-        read=read,
+        read=read_method(method, Section(values, where)),
     )
 
 
@@ -139,7 +126,7 @@ def _method(values: Mapping[str, Any], where: str) -> str:
         return folded[name]
     if name.startswith("modelopt"):
         return "modelopt"
-    needs = _REFUSED.get(name.replace("-", "_"))
+    needs = table("quantization", "schemes")["refused"].get(name.replace("-", "_"))
     why = f" ({needs})" if needs else ""
     raise InputError(
         f"{where}: quant_method {given!r} is not read{why}; expected one of {', '.join(METHODS)}, "

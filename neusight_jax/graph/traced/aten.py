@@ -11,8 +11,7 @@ from typing import Any
 
 from neusight_jax.graph.kernel import attention_kernels, matrix_product, streamed
 from neusight_jax.graph.traced.call import Call, Rule
-from neusight_jax.graph.traced.operation import SORT_PASSES, Kind, Value, arithmetic_dtype, main_dtype, moved
-from neusight_jax.graph.traced.operators import operators
+from neusight_jax.graph.traced.operation import SORT_PASSES, Kind, Value, arithmetic_dtype, main_dtype, moved, operators
 from neusight_jax.graph.traced.primitives import grouped_product, innermost, product_dtype
 from neusight_jax.graph.traced.scattering import scatter_kernels
 from neusight_jax.graph.traced.windows import conv_kernel, pooling

@@ -16,8 +16,7 @@ from math import prod
 
 from neusight_jax.graph.kernel import streamed
 from neusight_jax.graph.traced.attention import EXPONENTIALS, SOFTMAX
-from neusight_jax.graph.traced.operation import Operation, Value, main_dtype
-from neusight_jax.graph.traced.operators import operators
+from neusight_jax.graph.traced.operation import Operation, Value, main_dtype, operators
 from neusight_jax.graph.traced.strides import against_order
 from neusight_jax.kernels.table import PHASES, Kernel
 

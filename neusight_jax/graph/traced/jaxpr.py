@@ -15,8 +15,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import UNMODELLED, Graph
 from neusight_jax.graph.traced.arguments import UPDATES, Leaf, Path, argument_names, holding_of
 from neusight_jax.graph.traced.assembly import assemble, loop_cost
-from neusight_jax.graph.traced.operation import Operation, Value
-from neusight_jax.graph.traced.operators import operators
+from neusight_jax.graph.traced.operation import Operation, Value, operators
 from neusight_jax.graph.traced.primitives import (
     COLLECTIVES,
     GENERATED,

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from neusight_jax.graph.graph import Shape
 from neusight_jax.graph.kernel import streamed
+from neusight_jax.graph.tables import table
 from neusight_jax.kernels.table import Kernel
 
 Kind: TypeAlias = Literal["pointwise", "row", "column", "opaque", "free"]
@@ -114,3 +115,8 @@ def moved(op: str, inputs: Sequence[Value], outputs: Sequence[Value], passes: fl
     dtype = main_dtype((*outputs, *inputs))
     read, written = (passes * sum(value.bytes for value in side) for side in (inputs, outputs))
     return streamed("memory", op, loop, read, written, dtype)
+
+
+def operators(section: str, kind: str) -> frozenset[str]:
+    """Names of the operators of a section of operators.yaml ("jax", "aten" or "fusion") that are of a kind."""
+    return frozenset(table("traced", "operators")[section][kind])

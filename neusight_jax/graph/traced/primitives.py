@@ -11,8 +11,7 @@ from math import prod
 from typing import Any, Literal, TypeAlias
 
 from neusight_jax.graph.kernel import matrix_product, streamed
-from neusight_jax.graph.traced.operation import SORT_PASSES, Kind, Value, arithmetic_dtype, main_dtype, moved
-from neusight_jax.graph.traced.operators import operators
+from neusight_jax.graph.traced.operation import SORT_PASSES, Kind, Value, arithmetic_dtype, main_dtype, moved, operators
 from neusight_jax.graph.traced.windows import convolution, pooling
 from neusight_jax.kernels.table import Kernel
 
