@@ -9,36 +9,40 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from neusight_jax.graph.kernel import attention_kernels, matrix_product, streamed
-from neusight_jax.graph.traced.call import Call, Rule
-from neusight_jax.graph.traced.operation import SORT_PASSES, Kind, Value, arithmetic_dtype, main_dtype, moved, operators
-from neusight_jax.graph.traced.primitives import grouped_product, innermost, product_dtype
+from neusight_jax.graph.kernel import attention_kernels, streamed
+from neusight_jax.graph.tables import table
+from neusight_jax.graph.traced.call import (
+    Call,
+    Kernels,
+    Rule,
+    fill,
+    grouped_product,
+    plain_product,
+    pooling,
+    product_dtype,
+    reduction,
+    streamed_kernels,
+    unmodelled,
+)
+from neusight_jax.graph.traced.operation import Kind, Value, arithmetic_dtype, main_dtype, moved, operators
 from neusight_jax.graph.traced.scattering import scatter_kernels
-from neusight_jax.graph.traced.windows import conv_kernel, pooling
-from neusight_jax.kernels.table import Kernel
+from neusight_jax.graph.traced.windows import conv_kernel
 
 POINTWISE = operators("aten", "pointwise")
 REDUCTIONS = operators("aten", "reductions")
 FREE = operators("aten", "free")
-FILLS = operators("aten", "fills")
-RANDOM = operators("aten", "random")
-GATHERS = operators("aten", "gathers")
 SCATTERS = operators("aten", "scatters")
-SCANS = operators("aten", "scans")
-SORTS = operators("aten", "sorts")
 POOLS = operators("aten", "pools")
-OVERWRITES = RANDOM | {"copy", "fill", "zero"}
+OVERWRITES = operators("aten", "random") | {"copy", "fill", "zero"}
 """Operators whose in-place form does not read what it writes to."""
 
 
 def kind_of(call: Call) -> Kind:
-    """How an operator runs."""
-    if call.op in POINTWISE and not (call.op in ("max", "min") and len(call.inputs) < 2):
-        return "pointwise"
-    if call.op in ("max", "min") and len(call.inputs) > 1:
+    """How an operator runs; `max` and `min` of two arrays are pointwise."""
+    if call.op in POINTWISE or (call.op in ("max", "min") and len(call.inputs) > 1):
         return "pointwise"
     if call.op in REDUCTIONS and call.inputs:
-        return "row" if innermost(reduced_axes(call), call.inputs[0].shape) else "column"
+        return reduction(reduced_axes(call), call.inputs[0].shape)
     return "opaque"
 
 
@@ -54,13 +58,13 @@ def reduced_axes(call: Call) -> list[int]:
     return [axis % max(rank, 1) for axis in axes if isinstance(axis, int)]
 
 
-def kernels_of_call(call: Call) -> tuple[tuple[Kernel, ...], bool]:
+def kernels_of_call(call: Call) -> tuple[Kernels, bool]:
     """Kernels of an operator of kind "opaque", and whether it is modelled.
 
     An operator of a known name whose arguments are not those its rule reads (another library's, or of another version)
     is not modelled, and stops no forecast.
     """
-    op, inputs, outputs = call.op, call.inputs, call.outputs
+    op = call.op
     if op in FREE:
         return (), True
     rule = scatter_kernels if op in SCATTERS else _RULES.get(op)
@@ -68,57 +72,25 @@ def kernels_of_call(call: Call) -> tuple[tuple[Kernel, ...], bool]:
         try:
             return rule(call), True
         except (ValueError, IndexError, TypeError):
-            return (moved("unmodelled", inputs, outputs),), False
-    if op in FILLS:
-        return _fill(call), True
-    if op in RANDOM:
-        return (moved("random", (), outputs),), True
-    if op in GATHERS:
-        return (moved("gather", (*outputs[:1], *inputs[1:]), outputs[:1]),), True
-    if op in SCANS:
-        return (moved("cumsum", inputs, outputs),), True
-    if op in SORTS:
-        return (moved("sort", inputs[:1], inputs[:1], SORT_PASSES),), True
-    if op in POOLS or op.removesuffix("_backward") in POOLS:
-        return pooling(inputs[:2], outputs[:1], backward=op.endswith("_backward")), True
-    if op.removeprefix("_foreach_") in POINTWISE:  # one kernel over a list of arrays
-        return (moved("copy", inputs, outputs),), True
-    if "attention" in op:
-        return _attention(call), True
-    return (moved("unmodelled", inputs, outputs),), False
+            return unmodelled(call), False
+    kernels = streamed_kernels("aten", call)
+    if kernels is None and (op in POOLS or op.removesuffix("_backward") in POOLS):
+        kernels = pooling(call.inputs[:2], call.outputs[:1], backward=op.endswith("_backward"))
+    if kernels is None and op.removeprefix("_foreach_") in POINTWISE:  # one kernel over a list of arrays
+        kernels = (moved("copy", call.inputs, call.outputs),)
+    if kernels is None and "attention" in op:
+        kernels = _attention(call)
+    return (unmodelled(call), False) if kernels is None else (kernels, True)
 
 
-def _fill(call: Call) -> tuple[Kernel, ...]:
-    value = call.outputs[0]
-    if value.elements <= 1:
-        return ()
-    written = value.elements * value.element_bytes
-    return (streamed("memory", "fill", value.shape, 0.0, written, main_dtype(call.outputs)),)
-
-
-def _product(left: Value, right: Value) -> tuple[Kernel, ...]:
+def _product(left: Value, right: Value) -> Kernels:
     """(…, M, K) · (…, K, N)."""
     *outer, m, k = left.shape if len(left.shape) > 1 else (1, *left.shape)
     n = right.shape[-1] if len(right.shape) > 1 else 1
-    batch = prod(outer)
-    if min(batch, m, n, k) == 0:
-        return ()
-    return (matrix_product(batch, m, n, k, product_dtype(left, right)),)
+    return plain_product(prod(outer), m, n, k, product_dtype(left, right))
 
 
-def _mm(call: Call) -> tuple[Kernel, ...]:
-    return _product(call.inputs[0], call.inputs[1])
-
-
-def _addmm(call: Call) -> tuple[Kernel, ...]:
-    return _product(call.inputs[1], call.inputs[2])
-
-
-def _dot(call: Call) -> tuple[Kernel, ...]:
-    return (matrix_product(1, 1, 1, call.inputs[0].elements, product_dtype(*call.inputs[:2])),)
-
-
-def _grouped(call: Call) -> tuple[Kernel, ...]:
+def _grouped(call: Call) -> Kernels:
     """Products of groups of rows with a matrix each; or of columns, or of parts of the contraction."""
     left, right = call.inputs[:2]
     dtype = product_dtype(left, right)
@@ -135,7 +107,7 @@ def _grouped(call: Call) -> tuple[Kernel, ...]:
     return _product(left, right)
 
 
-def _grouped_backward(call: Call) -> tuple[Kernel, ...]:
+def _grouped_backward(call: Call) -> Kernels:
     """Gradients of both operands, of their shapes."""
     rows, weights = call.outputs
     groups, k, n = weights.shape
@@ -173,23 +145,23 @@ def _per_axis(sizes: Any, axes: int) -> list[int]:
     return listed * axes if len(listed) == 1 else listed
 
 
-def _convolution(call: Call) -> tuple[Kernel, ...]:
+def _convolution(call: Call) -> Kernels:
     image, weight = call.inputs[0], call.inputs[1]
     op = "conv_data_gradient" if call.args[6] else "conv"
     kernels = conv_kernel(op, **_conv_sizes(call, image, weight, call.outputs[0].shape[2:], 3))
     return (*kernels, *_bias(call)) if len(call.inputs) > 2 else kernels
 
 
-def _bias(call: Call) -> tuple[Kernel, ...]:
+def _bias(call: Call) -> Kernels:
     out = call.outputs[0]
     return (streamed("elementwise", "add", out.shape, out.bytes, out.bytes, main_dtype((out,))),)
 
 
-def _convolution_backward(call: Call) -> tuple[Kernel, ...]:
+def _convolution_backward(call: Call) -> Kernels:
     gradient, image, weight = call.inputs[:3]
     sizes = _conv_sizes(call, image, weight, gradient.shape[2:], 4)
     transposed, wanted = call.args[7], call.args[10]
-    kernels: tuple[Kernel, ...] = ()
+    kernels: Kernels = ()
     if wanted[0]:
         kernels += conv_kernel("conv" if transposed else "conv_data_gradient", **sizes)
     if wanted[1]:
@@ -199,84 +171,63 @@ def _convolution_backward(call: Call) -> tuple[Kernel, ...]:
     return kernels
 
 
-def _row_norm(op: str, reads: float, writes: float) -> Rule:
-    """A norm over innermost axes: passes over the tensor."""
+def _passes(family: str, op: str, reads: float, writes: float, row: int | str | None = None) -> Rule:
+    """The rule of an operator of the table of passes."""
 
-    def rule(call: Call) -> tuple[Kernel, ...]:
-        x = call.inputs[0]
-        shape = next((arg for arg in call.args if isinstance(arg, list | tuple) and arg), x.shape[-1:])
-        cols = prod(size for size in shape if isinstance(size, int))
-        return (streamed("norm", op, x.shape, reads * x.bytes, writes * x.bytes, main_dtype((x,)), cols),)
+    def rule(call: Call) -> Kernels:
+        x, out, cols = call.inputs[0], call.outputs[0], None
+        if row == "shape":
+            shape = next((arg for arg in call.args if isinstance(arg, list | tuple) and arg), x.shape[-1:])
+            cols = prod(size for size in shape if isinstance(size, int))
+        elif isinstance(row, int):
+            axis = call.args[row] if len(call.args) > row else -1
+            cols = x.shape[axis] if isinstance(axis, int) and x.shape else 1
+        written = out.elements * out.element_bytes if family == "softmax" else writes * x.bytes
+        return (streamed(family, op, x.shape, reads * x.bytes, written, main_dtype((x,)), cols),)
 
     return rule
 
 
-def _layer_norm_backward(call: Call) -> tuple[Kernel, ...]:
-    kernels = _row_norm("layernorm_backward", 2, 1)(call)
+def _layer_norm_backward(call: Call) -> Kernels:
+    kernels = _passes("norm", "layernorm_backward", 2, 1, "shape")(call)
     if len(call.outputs) > 1 and call.args[-1][1]:
-        kernels += _row_norm("layernorm_weight_gradient", 2, 0)(call)
+        kernels += _passes("norm", "layernorm_weight_gradient", 2, 0, "shape")(call)
     return kernels
 
 
-def _by_bytes(op: str, passes: tuple[float, float]) -> Rule:
-    """A norm over images, by its passes: statistics, then the result."""
-
-    def rule(call: Call) -> tuple[Kernel, ...]:
-        x = call.inputs[0]
-        reads, writes = (share * x.bytes for share in passes)
-        return (streamed("memory", op, x.shape, reads, writes, main_dtype((x,))),)
-
-    return rule
+def _picked(call: Call, table: Value) -> Value:
+    """The rows of a table that the indices of an embedding bag pick."""
+    rows = (call.inputs[1].elements, table.shape[-1])
+    return table.view(rows, float(prod(rows)))
 
 
-def _softmax(op: str, reads: float, softmax_axis: int) -> Rule:
-    def rule(call: Call) -> tuple[Kernel, ...]:
-        x = call.inputs[0]
-        axis = call.args[softmax_axis] if len(call.args) > softmax_axis else -1
-        cols = x.shape[axis] if isinstance(axis, int) and x.shape else 1
-        out = call.outputs[0]
-        dtype = main_dtype((x,))
-        return (streamed("softmax", op, x.shape, reads * x.bytes, out.elements * out.element_bytes, dtype, cols),)
-
-    return rule
-
-
-def _embedding_backward(call: Call) -> tuple[Kernel, ...]:
-    gradient, table = call.inputs[0], call.outputs[0]
-    fill = streamed("memory", "fill", table.shape, 0.0, table.elements * table.element_bytes, main_dtype((table,)))
-    return fill, moved("embedding_backward", (gradient, gradient), (gradient,))
-
-
-def _embedding_bag(call: Call) -> tuple[Kernel, ...]:
-    """Sums of the rows that are picked, not of the table."""
-    table, indices, out = call.inputs[0], call.inputs[1], call.outputs[0]
-    rows = table.view((indices.elements, table.shape[-1]), float(indices.elements * table.shape[-1]))
-    return (moved("gather", (rows, indices), (out,)),)
-
-
-def _embedding_bag_backward(call: Call) -> tuple[Kernel, ...]:
+def _embedding_backward(call: Call) -> Kernels:
     """The table of zeros, and a row added to for every index."""
-    indices, table = call.inputs[1], call.outputs[0]
-    rows = table.view((indices.elements, table.shape[-1]), float(indices.elements * table.shape[-1]))
-    return *_fill(call), moved("embedding_backward", (rows, rows, indices), (rows,))
+    gradient, zeros = call.inputs[0], call.outputs[0]
+    size = zeros.elements * zeros.element_bytes
+    filled = streamed("memory", "fill", zeros.shape, 0.0, size, main_dtype((zeros,)))
+    return filled, moved("embedding_backward", (gradient, gradient), (gradient,))
 
 
-def _dropout(op: str) -> Rule:
-    """One kernel; its boolean mask is written and read back."""
-
-    def rule(call: Call) -> tuple[Kernel, ...]:
-        x, out = call.inputs[0], call.outputs[0]
-        read, written = x.bytes, float(out.elements * out.element_bytes)
-        if op == "dropout":
-            written += x.elements
-        else:
-            read += x.elements
-        return (streamed("memory", op, out.shape, read, written, main_dtype((out,))),)
-
-    return rule
+def _embedding_bag(call: Call) -> Kernels:
+    """Sums of the rows that are picked, not of the table."""
+    return (moved("gather", (_picked(call, call.inputs[0]), call.inputs[1]), call.outputs[:1]),)
 
 
-def _attention(call: Call) -> tuple[Kernel, ...]:
+def _embedding_bag_backward(call: Call) -> Kernels:
+    rows = _picked(call, call.outputs[0])
+    return *fill(call), moved("embedding_backward", (rows, rows, call.inputs[1]), (rows,))
+
+
+def _dropout(call: Call) -> Kernels:
+    """One kernel; its boolean mask is written, and read back in the gradient."""
+    x, out = call.inputs[0], call.outputs[0]
+    op, written = call.op.removeprefix("native_"), float(out.elements * out.element_bytes)
+    read, written = (x.bytes, written + x.elements) if op == "dropout" else (x.bytes + x.elements, written)
+    return (streamed("memory", op, out.shape, read, written, main_dtype((out,))),)
+
+
+def _attention(call: Call) -> Kernels:
     """Attention as one operator: (batch, heads, length, width) of query, key and value."""
     backward = call.op.endswith("backward")
     query, key, value = call.inputs[1:4] if backward else call.inputs[:3]
@@ -292,58 +243,22 @@ def _attention(call: Call) -> tuple[Kernel, ...]:
     )
 
 
-def _nll(call: Call) -> tuple[Kernel, ...]:
-    return (moved("gather", (*call.inputs[1:2], *call.inputs[1:2]), call.outputs[:1]),)
-
-
-def _nll_backward(call: Call) -> tuple[Kernel, ...]:
-    return _fill(call)
-
-
 _RULES: dict[str, Rule] = {
-    "mm": _mm,
-    "bmm": _mm,
-    "matmul": _mm,
-    "mv": _mm,
-    "_scaled_mm": _mm,
-    "_int_mm": _mm,
-    "addmm": _addmm,
-    "baddbmm": _addmm,
-    "addmv": _addmm,
-    "dot": _dot,
-    "vdot": _dot,
-    "_grouped_mm": _grouped,
-    "grouped_mm_fallback": _grouped,  # of transformers
+    **{name: _passes(*row) for name, row in table("traced", "operators")["aten"]["passes"].items()},
+    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "_scaled_mm", "_int_mm"), lambda call: _product(*call.inputs[:2])),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), lambda call: _product(*call.inputs[1:3])),
+    **dict.fromkeys(
+        ("dot", "vdot"), lambda call: plain_product(1, 1, 1, call.inputs[0].elements, product_dtype(*call.inputs[:2]))
+    ),
+    **dict.fromkeys(("_grouped_mm", "grouped_mm_fallback"), _grouped),  # the second is of transformers
     "grouped_mm_fallback_backward": _grouped_backward,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
-    "native_layer_norm": _row_norm("layernorm", 1, 1),
-    "native_layer_norm_backward": _layer_norm_backward,
-    "_fused_rms_norm": _row_norm("layernorm", 1, 1),
-    "_fused_rms_norm_backward": _layer_norm_backward,
-    "native_batch_norm": _by_bytes("batchnorm", (2, 1)),
-    "_native_batch_norm_legit": _by_bytes("batchnorm", (2, 1)),
-    "_native_batch_norm_legit_no_training": _by_bytes("batchnorm", (1, 1)),
-    "_batch_norm_with_update": _by_bytes("batchnorm", (2, 1)),
-    "cudnn_batch_norm": _by_bytes("batchnorm", (2, 1)),
-    "native_batch_norm_backward": _by_bytes("batchnorm_backward", (4, 1)),
-    "batch_norm_backward": _by_bytes("batchnorm_backward", (4, 1)),
-    "native_group_norm": _by_bytes("groupnorm", (2, 1)),
-    "native_group_norm_backward": _by_bytes("groupnorm_backward", (4, 1)),
-    "_softmax": _softmax("softmax", 1, 1),
-    "_safe_softmax": _softmax("softmax", 1, 1),
-    "_log_softmax": _softmax("softmax", 1, 1),
-    "_softmax_backward_data": _softmax("softmax_backward", 2, 2),
-    "_log_softmax_backward_data": _softmax("softmax_backward", 2, 2),
+    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
     "embedding_dense_backward": _embedding_backward,
-    "_embedding_bag": _embedding_bag,
-    "_embedding_bag_forward_only": _embedding_bag,
-    "_embedding_bag_backward": _embedding_bag_backward,
-    "_embedding_bag_dense_backward": _embedding_bag_backward,
-    "native_dropout": _dropout("dropout"),
-    "dropout": _dropout("dropout"),
-    "native_dropout_backward": _dropout("dropout_backward"),
-    "dropout_backward": _dropout("dropout_backward"),
-    "nll_loss_forward": _nll,
-    "nll_loss_backward": _nll_backward,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),
+    **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _embedding_bag_backward),
+    **dict.fromkeys(("native_dropout", "dropout", "native_dropout_backward", "dropout_backward"), _dropout),
+    "nll_loss_forward": lambda call: (moved("gather", (call.inputs[1], call.inputs[1]), call.outputs[:1]),),
+    "nll_loss_backward": fill,
 }

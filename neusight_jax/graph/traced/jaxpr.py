@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -12,25 +13,22 @@ import jax
 import numpy as np
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.graph import UNMODELLED, Graph
+from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.traced.arguments import UPDATES, Leaf, Path, argument_names, holding_of
-from neusight_jax.graph.traced.assembly import assemble, loop_cost
+from neusight_jax.graph.traced.assembly import assemble
+from neusight_jax.graph.traced.call import Call
 from neusight_jax.graph.traced.operation import Operation, Value, operators
-from neusight_jax.graph.traced.primitives import (
-    COLLECTIVES,
-    GENERATED,
-    REDUCTIONS,
-    VIEWS,
-    kernels_of_primitive,
-    kind_of,
-)
-from neusight_jax.graph.traced.trace_options import TraceOptions, on_path
-from neusight_jax.kernels.table import PHASES, Kernel
+from neusight_jax.graph.traced.primitives import REDUCTIONS, kernels_of_primitive, kind_of, reduced_axes
+from neusight_jax.graph.traced.trace_options import TraceOptions
+from neusight_jax.graph.traced.walk import Walk
+from neusight_jax.kernels.table import PHASES
 
 BACKWARD, AFTER = PHASES.index("backward"), PHASES.index("weight_gradient")
 
 _INLINED: tuple[str, ...] = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CALLS = operators("jax", "calls")
+_VIEWS = operators("jax", "views")
+_GENERATED = operators("jax", "generated")
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 
 
@@ -131,16 +129,14 @@ class _Place:
     phase: int = 0
 
 
-class _Walk:
+class _Walk(Walk):
     """Writes the operations of a jaxpr down."""
 
     def __init__(self, options: TraceOptions) -> None:
-        self.options = options
-        self.operations: list[Operation] = []
+        super().__init__(options)
         self.late: set[int] = set()  # arrays computed from gradients
         self.constants: dict[int, Value] = {}  # arrays the function closes over, by the id of the object
         self.carried: set[tuple[int, int]] = set()  # (loop body, array) of what comes from the step before
-        self.memory: dict[int, int] = {}  # array -> the array whose memory it is
         self._values = 0
         self._bodies = 0
 
@@ -202,11 +198,11 @@ class _Walk:
     def _view(self, name: str, eqn: Any, inputs: list[Value]) -> list[Value] | None:
         """Outputs of a primitive that moves nothing; None for all others."""
         shapes = [tuple(var.aval.shape) if hasattr(var.aval, "shape") else () for var in eqn.outvars]
-        if name in VIEWS and len(inputs) >= len(eqn.outvars):
+        if name in _VIEWS and len(inputs) >= len(eqn.outvars):
             return [value.view(shape) for value, shape in zip(inputs, shapes, strict=False)]
         if name == "broadcast_in_dim":
             return [inputs[0].view(shapes[0])]
-        if name in GENERATED:
+        if name in _GENERATED:
             return [self.fresh(var.aval).view(shape, 0.0) for var, shape in zip(eqn.outvars, shapes, strict=True)]
         if (
             name in REDUCTIONS
@@ -225,36 +221,22 @@ class _Walk:
         phase = place.phase if place.phase or not late else AFTER
         if phase:
             self.late.update(value.id for value in outputs)
-        kind = kind_of(name, eqn.params, inputs)
-        kernels: tuple[Kernel, ...] = ()
-        known = True
-        if kind == "opaque":
-            kernels, known = kernels_of_primitive(name, eqn.params, inputs, outputs, phase)
-            if name in COLLECTIVES:
-                known = False
-        if self.options.fp32_products != "fp32":
-            kernels = tuple(on_path(kernel, self.options.fp32_products) for kernel in kernels)
-        op = name if known else f"{UNMODELLED} {_full_name(eqn)}"
-        loop, reduced = outputs[0].shape if outputs else (), 1
-        if kind in ("row", "column"):
-            axes = eqn.params.get("axes", eqn.params.get("dimensions", ()))
-            loop, reduced = inputs[0].shape, prod(inputs[0].shape[axis] for axis in axes)
+        call = Call(name, (), tuple(inputs), tuple(outputs), params=eqn.params, phase=phase)
+        kind = kind_of(call)
+        kernels, known = kernels_of_primitive(call) if kind == "opaque" else ((), True)
         if name.startswith(UPDATES):
             self.memory[outputs[0].id] = inputs[0].id  # updates are in place
-        label = ".".join((*place.scope, name))
         self.operations.append(
-            Operation(
-                name=label,
-                op=op,
-                kind=kind,
-                inputs=tuple(inputs),
-                outputs=tuple(outputs),
-                loop=loop,
-                kernels=kernels,
+            self.operation(
+                call,
+                kind,
+                kernels,
+                known=known,
+                axes=reduced_axes(call),
+                scope=place.scope,
+                full_name=_full_name(eqn),
                 repeat=place.repeat,
                 body=place.body,
-                phase=phase,
-                reduced=reduced,
             )
         )
         return outputs
@@ -320,19 +302,7 @@ class _Walk:
         return [self._link((value, *results, *test), var.aval, body.body) for value, var in outs]
 
     def _cond(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
-        branches, chosen = eqn.params["branches"], self.options.branch
-        if isinstance(chosen, int):
-            if not 0 <= chosen < len(branches):
-                raise InputError(f"branch is {chosen}, but a cond has {len(branches)} branches; expected one from 0")
-            return self._branch(branches[chosen], inputs, eqn, place)
-        start, walked = len(self.operations), []
-        for branch in branches:
-            results = self._branch(branch, inputs, eqn, place)
-            walked.append((self.operations[start:], results))
-            del self.operations[start:]
-        operations, results = max(walked, key=lambda pair: loop_cost(pair[0]))
-        self.operations += operations
-        return results
+        return self.branch([partial(self._branch, each, inputs, eqn, place) for each in eqn.params["branches"]])
 
     def _branch(self, branch: Any, inputs: list[Value], eqn: Any, place: _Place) -> list[Value]:
         results = self.closed(branch, inputs[1:], place)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -117,6 +118,7 @@ def moved(op: str, inputs: Sequence[Value], outputs: Sequence[Value], passes: fl
     return streamed("memory", op, loop, read, written, dtype)
 
 
+@cache
 def operators(section: str, kind: str) -> frozenset[str]:
     """Names of the operators of a section of operators.yaml ("jax", "aten" or "fusion") that are of a kind."""
-    return frozenset(table("traced", "operators")[section][kind])
+    return frozenset(table("traced", "operators")[section].get(kind, ()))

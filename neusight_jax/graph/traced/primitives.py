@@ -6,130 +6,75 @@ is charged as memory traffic, inputs and outputs once, and marked `unmodelled`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Literal, TypeAlias
 
-from neusight_jax.graph.kernel import matrix_product, streamed
-from neusight_jax.graph.traced.operation import SORT_PASSES, Kind, Value, arithmetic_dtype, main_dtype, moved, operators
-from neusight_jax.graph.traced.windows import convolution, pooling
-from neusight_jax.kernels.table import Kernel
+from neusight_jax.graph.kernel import streamed
+from neusight_jax.graph.traced.call import (
+    Call,
+    Kernels,
+    Rule,
+    grouped_product,
+    plain_product,
+    pooling,
+    product_dtype,
+    reduction,
+    remaining,
+    streamed_kernels,
+    unmodelled,
+)
+from neusight_jax.graph.traced.operation import Kind, main_dtype, moved, operators
+from neusight_jax.graph.traced.windows import convolution
 
 POINTWISE = operators("jax", "pointwise")
 REDUCTIONS = operators("jax", "reductions")
-VIEWS = operators("jax", "views")
-GENERATED = operators("jax", "generated")
-SCANS = operators("jax", "scans")
-SORTS = operators("jax", "sorts")
-RANDOM = operators("jax", "random")
-COLLECTIVES = operators("jax", "collectives")
-
-Rule: TypeAlias = Callable[[Mapping[str, Any], Sequence[Value], Sequence[Value], int], tuple[Kernel, ...]]
 
 
-def kind_of(name: str, params: Mapping[str, Any], inputs: Sequence[Value]) -> Kind:
+def kind_of(call: Call) -> Kind:
     """How a primitive runs."""
-    if name in POINTWISE:
+    if call.op in POINTWISE:
         return "pointwise"
-    if name in REDUCTIONS:
-        axes = params.get("axes", params.get("dimensions", ()))
-        return "row" if innermost(axes, inputs[0].shape) else "column"
-    return "opaque"
+    return reduction(reduced_axes(call), call.inputs[0].shape) if call.op in REDUCTIONS else "opaque"
 
 
-def innermost(axes: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether the axes are the last ones, axes of length 1 aside."""
-    kept = [axis for axis, size in enumerate(shape) if size > 1 and axis not in axes]
-    taken = [axis for axis in axes if shape[axis] > 1]
-    return not kept or not taken or min(taken) > max(kept)
+def reduced_axes(call: Call) -> list[int]:
+    """Axes a reduction goes over."""
+    return list(call.params.get("axes", call.params.get("dimensions", ())))
 
 
-def kernels_of_primitive(
-    name: str, params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
-) -> tuple[tuple[Kernel, ...], bool]:
+def kernels_of_primitive(call: Call) -> tuple[Kernels, bool]:
     """Kernels of a primitive of kind "opaque", and whether it is modelled."""
-    rule = _RULES.get(name)
-    if rule is not None:
-        return rule(params, inputs, outputs, phase), True
-    if name in SCANS:
-        return (moved("cumsum", inputs, outputs),), True
-    if name in SORTS:
-        return (moved("sort", inputs[:1], inputs[:1], SORT_PASSES),), True
-    if name in RANDOM:
-        return (moved("random", (), outputs),), True
-    if name.startswith("scatter"):
-        return _scatter(inputs, outputs), True
-    return (moved("unmodelled", inputs, outputs),), False
+    rule = _RULES.get(call.op, _scatter if call.op.startswith("scatter") else None)
+    kernels = rule(call) if rule is not None else streamed_kernels("jax", call)
+    return (unmodelled(call), False) if kernels is None else (kernels, True)
 
 
-def _dot_general(
-    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
-) -> tuple[Kernel, ...]:
-    (left_contract, _), (left_batch, _) = params["dimension_numbers"]
-    left, right = inputs[0], inputs[1]
-    batch = prod(left.shape[axis] for axis in left_batch)
-    k = prod(left.shape[axis] for axis in left_contract)
-    m = left.elements // max(batch * k, 1)
-    n = right.elements // max(batch * k, 1)
-    if min(batch, m, n, k) == 0:
-        return ()
-    return (matrix_product(batch, m, n, k, product_dtype(left, right), 4.0 if "complex" in left.dtype else 1.0),)
+def _dot_general(call: Call) -> Kernels:
+    (left_contract, right_contract), (left_batch, right_batch) = call.params["dimension_numbers"]
+    left, right = call.inputs[:2]
+    batch, k = (prod(left.shape[axis] for axis in axes) for axes in (left_batch, left_contract))
+    m, n = remaining(left, (*left_batch, *left_contract)), remaining(right, (*right_batch, *right_contract))
+    return plain_product(batch, m, n, k, product_dtype(left, right), 4.0 if "complex" in left.dtype else 1.0)
 
 
-def product_dtype(left: Value, right: Value) -> str:
-    """Arithmetic path of a product: that of its narrower operand."""
-    narrow = left if left.element_bytes <= right.element_bytes else right
-    return arithmetic_dtype(narrow.dtype)
-
-
-def grouped_product(
-    groups: int, m: int, n: int, k: int, dtype: str, ragged: Literal["m", "n", "k"], batch: int = 1
-) -> tuple[Kernel, ...]:
-    """Products of groups, one axis shared out over them, taken as balanced.
-
-    Args:
-      groups: of them; batch: of all that.
-      m, n, k: sizes of the product, K the contraction; of the ragged axis over all groups together.
-    Every row is in one group: with fewer rows than groups the others have no work.
-    """
-    sizes = {"m": float(m), "n": float(n), "k": float(k)}
-    active = min(groups, int(sizes[ragged]))
-    if min(batch, active, m, n, k) == 0:
-        return ()
-    sizes[ragged] /= active
-    return (matrix_product(batch * active, sizes["m"], sizes["n"], sizes["k"], dtype),)
-
-
-def _ragged_dot(
-    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
-) -> tuple[Kernel, ...]:
+def _ragged_dot(call: Call) -> Kernels:
     """Products of groups of rows (or of columns of the contraction, or of batches) with a matrix each."""
-    left, right, sizes = inputs[:3]
-    numbers = params["ragged_dot_dimension_numbers"]
-    (left_contract, _), (left_batch, right_batch) = numbers.dot_dimension_numbers
+    left, right, sizes = call.inputs[:3]
+    numbers = call.params["ragged_dot_dimension_numbers"]
+    (left_contract, right_contract), (left_batch, right_batch) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
-    batch = prod(left.shape[axis] for axis in left_batch)
-    k = prod(left.shape[axis] for axis in left_contract)
-    m = left.elements // max(batch * k, 1)
-    shared = prod(right.shape[axis] for axis in (*numbers.rhs_group_dimensions, *right_batch))
-    n = right.elements // max(shared * k, 1)
+    batch, k = (prod(left.shape[axis] for axis in axes) for axes in (left_batch, left_contract))
+    m = remaining(left, (*left_batch, *left_contract))
+    n = remaining(right, (*numbers.rhs_group_dimensions, *right_batch, *right_contract))
     dtype = product_dtype(left, right)
     if ragged in left_batch:
-        return (matrix_product(batch, m, n, k, dtype),) if min(batch, m, n, k) else ()
-    axis: Literal["m", "k"] = "k" if ragged in left_contract else "m"
-    return grouped_product(sizes.shape[-1], m, n, k, dtype, axis, batch)
+        return plain_product(batch, m, n, k, dtype)
+    return grouped_product(sizes.shape[-1], m, n, k, dtype, "k" if ragged in left_contract else "m", batch)
 
 
-def _conv(
-    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
-) -> tuple[Kernel, ...]:
-    numbers = params["dimension_numbers"]
-    image, window, out = (
-        [value.shape[axis] for axis in spec]
-        for value, spec in zip(
-            (inputs[0], inputs[1], outputs[0]), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec), strict=True
-        )
-    )
+def _conv(call: Call) -> Kernels:
+    numbers, params = call.params["dimension_numbers"], call.params
+    values, specs = (*call.inputs[:2], call.outputs[0]), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
+    image, window, out = ([value.shape[axis] for axis in spec] for value, spec in zip(values, specs, strict=True))
     return convolution(
         batch=image[0],
         out_batch=out[0],
@@ -145,21 +90,14 @@ def _conv(
         groups=max(params["feature_group_count"], params["batch_group_count"]),
         # Images come first in every layout in use; where channels do, JAX has transposed the operands.
         weight_gradient=numbers.lhs_spec[0] != 0,
-        backward=phase > 0,
-        dtype=product_dtype(inputs[0], inputs[1]),
+        backward=call.phase > 0,
+        dtype=product_dtype(*call.inputs[:2]),
     )
 
 
-def _gather(
-    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
-) -> tuple[Kernel, ...]:
-    taken = outputs[0].view(outputs[0].shape)
-    return (moved("gather", (taken, *inputs[1:2]), outputs),)
-
-
-def _scatter(inputs: Sequence[Value], outputs: Sequence[Value]) -> tuple[Kernel, ...]:
+def _scatter(call: Call) -> Kernels:
     """Reads indices, updates and what they change, writes it, in place; an array of one value is made first."""
-    target, indices, updates = inputs[:3]
+    target, indices, updates = call.inputs[:3]
     scatter = moved("scatter", (updates, updates, indices), (updates,))
     if target.stored > 1:
         return (scatter,)
@@ -167,52 +105,19 @@ def _scatter(inputs: Sequence[Value], outputs: Sequence[Value]) -> tuple[Kernel,
     return streamed("memory", "fill", target.shape, 0.0, size, main_dtype((target,))), scatter
 
 
-def _dynamic_slice(
-    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
-) -> tuple[Kernel, ...]:
-    return (moved("copy", outputs, outputs),)
-
-
-def _dynamic_update_slice(
-    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
-) -> tuple[Kernel, ...]:
-    """In place: only the update is read and written."""
-    return (moved("copy", inputs[1:2], inputs[1:2]),)
-
-
-def _reduce_window(
-    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
-) -> tuple[Kernel, ...]:
-    return pooling(inputs[:1], outputs[:1])
-
-
-def _pool_gradient(
-    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
-) -> tuple[Kernel, ...]:
-    return pooling(inputs, outputs, backward=True)
-
-
-def _fill(
-    params: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value], phase: int
-) -> tuple[Kernel, ...]:
-    value = outputs[0]
-    dtype = main_dtype(outputs)
-    return (streamed("memory", "fill", value.shape, 0.0, value.elements * value.element_bytes, dtype),)
-
-
 _RULES: dict[str, Rule] = {
     "dot_general": _dot_general,
     "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _conv,
-    "gather": _gather,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
-    "reduce_window": _reduce_window,
-    "reduce_window_max": _reduce_window,
-    "reduce_window_min": _reduce_window,
-    "reduce_window_sum": _reduce_window,
-    "select_and_gather_add": _pool_gradient,
-    "select_and_scatter": _pool_gradient,
-    "select_and_scatter_add": _pool_gradient,
-    "fill": _fill,
+    "dynamic_slice": lambda call: (moved("copy", call.outputs, call.outputs),),
+    # In place: only the update is read and written.
+    "dynamic_update_slice": lambda call: (moved("copy", call.inputs[1:2], call.inputs[1:2]),),
+    **dict.fromkeys(
+        ("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum"),
+        lambda call: pooling(call.inputs[:1], call.outputs[:1]),
+    ),
+    **dict.fromkeys(
+        ("select_and_gather_add", "select_and_scatter", "select_and_scatter_add"),
+        lambda call: pooling(call.inputs, call.outputs, backward=True),
+    ),
 }

@@ -5,20 +5,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.graph import MODES, UNMODELLED, Graph
+from neusight_jax.graph.graph import MODES, Graph
 from neusight_jax.graph.traced import aten
 from neusight_jax.graph.traced.allocation import Holding, given_footprint
-from neusight_jax.graph.traced.assembly import assemble, loop_cost
+from neusight_jax.graph.traced.assembly import assemble
 from neusight_jax.graph.traced.call import Call
 from neusight_jax.graph.traced.grouping import FUSABLE, kernels_of
 from neusight_jax.graph.traced.operation import Operation, Value
 from neusight_jax.graph.traced.scattering import ACCUMULATING
 from neusight_jax.graph.traced.torch_trace import INPUTS, WEIGHTS, aten_graph
-from neusight_jax.graph.traced.trace_options import TraceOptions, on_path
+from neusight_jax.graph.traced.trace_options import TraceOptions
+from neusight_jax.graph.traced.walk import Walk
 from neusight_jax.kernels.table import PHASES
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def _bytes(tensor: torch.Tensor) -> float:
     return float(tensor.numel() * tensor.element_size())
 
 
-class _Walk:
+class _Walk(Walk):
     """Writes the operations of an aten graph down; `forward` names the nodes of the forward pass, None = all.
 
     What is written in place keeps its memory and gets a new id, its version: whoever reads the array after that, by
@@ -104,11 +106,10 @@ class _Walk:
     """
 
     def __init__(self, options: TraceOptions, forward: set[str] | None) -> None:
-        self.options, self.forward = options, forward
-        self.operations: list[Operation] = []
+        super().__init__(options)
+        self.forward = forward
         self.values: dict[str, Any] = {}
         self.given: dict[str, Value] = {}  # arguments, parameters, buffers and constants, by the name of their node
-        self.memory: dict[int, int] = {}  # version -> the array whose memory it is
         # Dropout on fake tensors is drawn, scaled and multiplied; on a GPU it is one kernel.
         self.masks: set[int] = set()
         self._latest: dict[int, int] = {}
@@ -188,24 +189,14 @@ class _Walk:
         plain = op[:-1] if in_place else op
         # On fake tensors autograd adds to its zeros out of place; on real ones it does so in place.
         in_place = in_place or (plain in ACCUMULATING and self._phase(node) == BACKWARD)
-        call = Call(plain, args, inputs, outputs + self._rewritten(written), in_place)
+        call = Call(plain, args, inputs, outputs + self._rewritten(written), in_place, phase=self._phase(node))
         parts = [value for value, root in zip(before, written, strict=True) if value.elements < self._size[root.id]]
-        self._write(node, self._without_masks(node, call), len(written), parts)
+        self._write(node, self._without_masks(call), len(written), parts)
         return returned
 
     def _cond(self, node: Any, true: Any, false: Any, operands: Sequence[Any]) -> list[Any]:
-        """The branch of a condition that `TraceOptions.branch` chooses; 0 is that of False."""
-        chosen, branches = self.options.branch, (false, true)
-        if isinstance(chosen, int) and chosen not in range(2):
-            raise InputError(f"branch is {chosen}, but a cond has 2 branches; expected one from 0")
-        start, walked = len(self.operations), []
-        for branch in branches if chosen == "worst" else (branches[int(chosen)],):
-            results = self._inside(node, branch, operands)
-            walked.append((self.operations[start:], results))
-            del self.operations[start:]
-        operations, results = max(walked, key=lambda pair: loop_cost(pair[0]))
-        self.operations += operations
-        return results
+        """Results of a condition; its branch 0 is that of False."""
+        return self.branch([partial(self._inside, node, each, operands) for each in (false, true)])
 
     def _inside(self, node: Any, branch: Any, operands: Sequence[Any]) -> list[Any]:
         """Results of a graph inside the graph; all of it is in the phase of its node."""
@@ -230,14 +221,14 @@ class _Walk:
             made.append(replace(value, id=self._count, stored=float(value.elements)))
         return tuple(made)
 
-    def _without_masks(self, node: Any, call: Call) -> Call:
+    def _without_masks(self, call: Call) -> Call:
         """Dropout as one kernel: its mask is drawn and scaled by none."""
         masked = any(value.id in self.masks for value in call.inputs)
         if call.op == "bernoulli" or (masked and call.op == "div"):
             self.masks.update(value.id for value in call.outputs)
             return replace(call, op="empty")
         if masked and call.op == "mul":
-            return replace(call, op="dropout_backward" if self._phase(node) else "dropout")
+            return replace(call, op="dropout_backward" if call.phase else "dropout")
         return call
 
     def _phase(self, node: Any) -> int:
@@ -263,24 +254,14 @@ class _Walk:
             return
         kind = aten.kind_of(call)
         kernels, known = ((), True) if kind != "opaque" else aten.kernels_of_call(call)
-        if kind == "opaque" and not kernels:
-            kind = "free"
-        if self.options.fp32_products != "fp32":
-            kernels = tuple(on_path(kernel, self.options.fp32_products) for kernel in kernels)
-        loop, reduced = call.outputs[0].shape if call.outputs else (), 1
-        if kind in ("row", "column"):
-            loop = call.inputs[0].shape
-            reduced = prod(loop[axis] for axis in aten.reduced_axes(call))
-        operation = Operation(
-            name=".".join((*_module(node), call.op)),
-            op=call.op if known else f"{UNMODELLED} {node.target}",
-            kind=kind,
-            inputs=call.inputs,
-            outputs=call.outputs,
-            loop=loop,
-            kernels=kernels,
-            phase=self._phase(node),
-            reduced=reduced,
+        operation = self.operation(
+            call,
+            "free" if kind == "opaque" and not kernels else kind,
+            kernels,
+            known=known,
+            axes=aten.reduced_axes(call) if kind in ("row", "column") else (),
+            scope=_module(node),
+            full_name=str(node.target),
         )
         self.operations.append(_in_place(operation, call, written, parts) if written else operation)
 

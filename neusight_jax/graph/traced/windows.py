@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import prod
 
 from neusight_jax.graph.kernel import matrix_product
-from neusight_jax.graph.traced.operation import Value, moved
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.table import Kernel
 
@@ -130,8 +129,3 @@ def convolution(
         groups=groups,
         dtype=dtype,
     )
-
-
-def pooling(inputs: Sequence[Value], outputs: Sequence[Value], *, backward: bool = False) -> tuple[Kernel, ...]:
-    """Pooling by bytes: inputs read once (windows overlap in cache), outputs written once."""
-    return (moved("pool_backward" if backward else "pool", inputs, outputs),)
