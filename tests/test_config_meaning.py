@@ -15,7 +15,7 @@ from small_configs import DECODERS, ENCODERS
 
 import neusight_jax as nj
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.sequence import longest_sequence
+from neusight_jax.graph.configs.assumed import longest_sequence
 from neusight_jax.memory import footprint
 from neusight_jax.units import GIB
 

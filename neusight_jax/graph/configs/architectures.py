@@ -25,9 +25,7 @@ ARCHITECTURES: dict[str, Callable[[Tape, Config, int, int], None]] = {
 class StepRecorder(Protocol):
     """Writes a step of a model as serving and training frameworks run it."""
 
-    def __call__(
-        self, step: Step, config: Config, mode: str, tensor_parallel: int = 1, expert_parallel: int = 1
-    ) -> None:
+    def __call__(self, step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
         """Write the step."""
         ...
 

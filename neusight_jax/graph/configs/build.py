@@ -149,8 +149,8 @@ def _step_graph(
     batch = requests(batch_size, sequence_length, mode, kv_length)
     said = read_quantization(config.name, config.values) if weight_dtype is None else None
     dtypes = precision(dtype, weight_dtype, kv_dtype, said)
-    step = Step(batch, dtypes, mode == "training", mode in ("prefill", "decode"), said)
-    STEP_ARCHITECTURES[kind](step, config, mode, *split)
+    step = Step(batch, dtypes, mode, said)
+    STEP_ARCHITECTURES[kind](step, config, *split)
     options = {
         "new_tokens": _short(batch.queries),
         "kv_length": _short(batch.context),

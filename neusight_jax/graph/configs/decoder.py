@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from neusight_jax.graph.configs.blocks import (
     Attention,
@@ -22,7 +23,7 @@ from neusight_jax.graph.configs.feed_forward import write_dense, write_experts
 from neusight_jax.graph.configs.hybrids import read_granite_hybrid, read_kimi_linear, read_nemotron_h, read_qwen_hybrid
 from neusight_jax.graph.configs.indexing import write_compressed
 from neusight_jax.graph.configs.latent_models import LATENT_TYPES, read_deepseek_v4, read_latent
-from neusight_jax.graph.configs.mixers import biases, write_attention, write_latent, write_square
+from neusight_jax.graph.configs.mixers import write_attention, write_latent, write_square
 from neusight_jax.graph.configs.parallel import check_split, part_of
 from neusight_jax.graph.configs.positions import positions_of
 from neusight_jax.graph.configs.recurrent import write_delta, write_mamba2
@@ -54,8 +55,16 @@ READERS: dict[str, Callable[[Config], Decoder]] = {
 """Readers by `model_type`. A new type is one row here, and a new reader where its layers are not a row of a table."""
 MODEL_TYPES: tuple[str, ...] = tuple(READERS)
 """Types of decoders."""
-LAST_ONLY: tuple[str, ...] = ("prefill", "decode")
-"""Modes that return the logits of each request's last token only."""
+WRITERS: dict[type, Callable[[Step, Any, int], None]] = {
+    Attention: write_attention,
+    Latent: write_latent,
+    Compressed: write_compressed,
+    DeltaNet: write_delta,
+    Mamba2: write_mamba2,
+    Square: write_square,
+    Dense: write_dense,
+}
+"""Writers of what stands in a layer; that of experts needs to know how they are split."""
 UNMEASURED: tuple[tuple[type, str], ...] = (
     (DeltaNet, "linear attention with the delta rule"),
     (Mamba2, "state-space scans"),
@@ -71,33 +80,38 @@ def read_decoder(config: Config, context: int) -> Decoder:
     return model
 
 
-def record(step: Step, config: Config, mode: str, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
+def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
     """Write one step of a decoder.
 
-    Args:
-      mode: "prefill" and "decode" return the logits of each request's last token only, the others of all tokens.
-      tensor_parallel, expert_parallel: devices the layers, or the experts, are split over; what one of them does.
+    `tensor_parallel`, `expert_parallel`: devices the layers, or the experts, are split over; what one of them does.
     """
     model = read_decoder(config, max(step.requests.context))
     check_split(config.name, model, expert_parallel)
     parts = {layer: part_of(config.name, layer, tensor_parallel) for layer in model.layers}
     tokens = step.requests.tokens
     vocabulary = -(-model.vocabulary // tensor_parallel)
-    step.weight(float(vocabulary) * model.hidden, step.precision.activations)
+    step.weight(float(vocabulary) * model.hidden)
     step.stream("embedding", "stream", "embedding", tokens, model.hidden, 1, 1)
     _layer_embedding(step, model, -(-model.layer_vocabulary // tensor_parallel))
     names = _section_names(list(model.layers))
     for layer, numbers in model.layers.items():
         with step.section(names[layer], len(numbers), numbers):
-            _layer(step, model, parts[layer], mode, expert_parallel)
+            _layer(step, model, parts[layer], expert_parallel)
     if model.streams > 1:
         _collapse(step, "streams", model, model.streams)
-        biases(step, model.streams + 1)
+        step.weight(model.streams + 1)
     _norm(step, "norm", model, residual=True)
-    rows = len(step.requests.queries) if mode in LAST_ONLY else tokens
-    step.linear("head", rows, vocabulary, model.hidden, dtype=step.precision.activations, tied=model.tied)
-    biases(step, vocabulary * model.head_bias)
-    if mode in LAST_ONLY:
+    rows = len(step.requests.queries) if step.serving else tokens
+    step.linear(
+        "head",
+        rows,
+        vocabulary,
+        model.hidden,
+        dtype=step.precision.activations,
+        tied=model.tied,
+        bias=vocabulary * model.head_bias,
+    )
+    if step.serving:
         step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
     config.notes += _notes(config, model)
 
@@ -145,12 +159,12 @@ def _words(layer: Layer, several: bool) -> list[str]:
     return words
 
 
-def _layer(step: Step, model: Decoder, layer: Layer, mode: str, expert_parallel: int) -> None:
+def _layer(step: Step, model: Decoder, layer: Layer, expert_parallel: int) -> None:
     hidden = model.hidden
     if layer.mixer is not None:
         if not layer.post_norm:
             _before(step, "attention", model)
-        _mix(step, layer, hidden, mode)
+        WRITERS[type(layer.mixer)](step, layer.mixer, hidden)
         if layer.sandwich or layer.post_norm:
             _norm(step, "attention_post_norm", model, residual=layer.post_norm)
     block = layer.feed_forward
@@ -160,30 +174,12 @@ def _layer(step: Step, model: Decoder, layer: Layer, mode: str, expert_parallel:
         _before(step, "mlp", model)
     if isinstance(block, Experts):
         write_experts(step, block, hidden, expert_parallel)
-    elif isinstance(block, Square):
-        write_square(step, block, hidden)
     else:
-        write_dense(step, "mlp", block, hidden)
+        WRITERS[type(block)](step, block, hidden)
     if layer.sandwich or layer.post_norm:
         _norm(step, "mlp_post_norm", model, residual=layer.post_norm)
     if model.layer_inputs:
         _layer_input(step, model)
-
-
-def _mix(step: Step, layer: Layer, hidden: int, mode: str) -> None:
-    mixer = layer.mixer
-    if isinstance(mixer, Attention):
-        write_attention(step, mixer, hidden)
-    elif isinstance(mixer, Latent):
-        write_latent(step, mixer, hidden, mode)
-    elif isinstance(mixer, Compressed):
-        write_compressed(step, mixer, hidden)
-    elif isinstance(mixer, DeltaNet):
-        write_delta(step, mixer, hidden)
-    elif isinstance(mixer, Mamba2):
-        write_mamba2(step, mixer, hidden)
-    elif isinstance(mixer, Square):
-        write_square(step, mixer, hidden)
 
 
 def _before(step: Step, name: str, model: Decoder) -> None:
@@ -195,7 +191,7 @@ def _before(step: Step, name: str, model: Decoder) -> None:
         step.stream(f"{name}_residuals", "stream", "pointwise", step.requests.tokens, model.hidden, seen, 1)
     if streams > 1:
         _collapse(step, f"{name}_streams", model, streams * (streams + 2))
-        biases(step, streams * (streams + 2) + 3)
+        step.weight(streams * (streams + 2) + 3)
         mixed = f"{name}_streams_mix"
         step.stream(mixed, "stream", "pointwise", step.requests.tokens, model.hidden, streams + 1, streams)
     _norm(step, f"{name}_norm", model, residual=True)
@@ -210,7 +206,7 @@ def _collapse(step: Step, name: str, model: Decoder, features: int) -> None:
 
 def _norm(step: Step, name: str, model: Decoder, *, residual: bool = False) -> None:
     step.norm(name, step.requests.tokens, model.hidden, residual=residual)
-    biases(step, (model.norm_weights - 1) * model.hidden)
+    step.weight((model.norm_weights - 1) * model.hidden)
 
 
 def _layer_embedding(step: Step, model: Decoder, vocabulary: int) -> None:
@@ -218,7 +214,7 @@ def _layer_embedding(step: Step, model: Decoder, vocabulary: int) -> None:
     if not model.layer_inputs:
         return
     tokens, wide = step.requests.tokens, model.depth * model.layer_inputs
-    step.weight(float(vocabulary) * wide, step.precision.activations)
+    step.weight(float(vocabulary) * wide)
     step.stream("layer_embedding", "stream", "embedding", tokens, wide, 1, 1)
     step.linear("layer_projection", tokens, wide, model.hidden)
     step.norm("layer_projection_norm", tokens * model.depth, model.layer_inputs)

@@ -35,7 +35,7 @@ def write_indexer(step: Step, indexer: Indexer, hidden: int, *, rotary: int) -> 
     step.linear("attention.indexer.query", tokens, width, indexer.query_rank or hidden)
     step.linear("attention.indexer.key", tokens, indexer.size, hidden)
     step.norm("attention.indexer.norm", tokens, indexer.size)
-    step.weight(float(indexer.norms - indexer.size), step.precision.activations)
+    step.weight(indexer.norms - indexer.size)
     if indexer.head_weights:
         step.linear("attention.indexer.weights", tokens, indexer.heads, hidden)
     rows = tokens * (indexer.heads + 1)
@@ -72,7 +72,7 @@ def write_compressed(step: Step, mixer: Compressed, hidden: int) -> None:
     step.linear("attention.query_up", tokens, heads * size, rank)
     step.norm("attention.kv_norm", tokens, size)
     step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + 1) * size, 1, 1)
-    step.weight(float(heads), step.precision.activations)  # sinks
+    step.weight(heads)  # sinks
     if mixer.ratio:
         _compress(step, "attention.compressor", mixer, size, hidden)
     if mixer.indexer is not None:
@@ -104,7 +104,7 @@ def _compress(step: Step, name: str, mixer: Compressed, size: int, hidden: int) 
     tokens, wide = step.requests.tokens, size * (2 if mixer.overlap else 1)
     step.linear(f"{name}.kv_gate", tokens, 2 * wide, hidden)
     step.stream(f"{name}.sum", "reduction", "softmax", tokens, wide, 2, 1.0 / mixer.ratio, grad=1.5)
-    step.weight(float(mixer.ratio * wide + size), step.precision.activations)  # bias by position, and a norm
+    step.weight(mixer.ratio * wide + size)  # bias by position, and a norm
 
 
 def _compressed_indexer(step: Step, mixer: Compressed, indexer: Indexer, hidden: int) -> None:

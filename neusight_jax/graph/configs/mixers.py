@@ -8,11 +8,6 @@ from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.step import Step
 
 
-def biases(step: Step, elements: float) -> None:
-    """Count biases and other small weights, which stay in the dtype of the activations."""
-    step.weight(float(elements), step.precision.activations)
-
-
 def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
     """Projections, norms, rotary embedding, attention, gate, output."""
     tokens, heads, kv, size = step.requests.tokens, mixer.heads, mixer.kv_heads, mixer.head_size
@@ -20,14 +15,13 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
     own = mixer.cached * kv * (size + mixer.values * value)
     gate = heads * value if mixer.gate == "element" else 0
     features = heads * size + own + gate
-    step.linear("attention.qkv", tokens, features, hidden)
-    biases(step, features * mixer.bias)
+    step.linear("attention.qkv", tokens, features, hidden, bias=features * mixer.bias)
     _norms(step, mixer)
     if mixer.rotary:
         step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + kv * mixer.cached) * size, 1, 1)
     if mixer.indexer is not None:
         write_indexer(step, mixer.indexer, hidden, rotary=size)
-    biases(step, heads * mixer.sinks)
+    step.weight(heads * mixer.sinks)
     read = float(kv * (size + value))
     seen, window = _seen(step, mixer)
     step.attention(
@@ -45,8 +39,7 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
         step.linear("attention.gate", tokens, heads, hidden)
     if mixer.gate:
         step.stream("attention.gated", "stream", "pointwise", tokens, heads * value, 2, 1)
-    step.linear("attention.output", tokens, hidden, heads * value)
-    biases(step, hidden * mixer.output_bias)
+    step.linear("attention.output", tokens, hidden, heads * value, bias=hidden * mixer.output_bias)
 
 
 def _norms(step: Step, mixer: Attention) -> None:
@@ -54,7 +47,7 @@ def _norms(step: Step, mixer: Attention) -> None:
     tokens = step.requests.tokens
     if mixer.qk_norm == "head":
         step.norm("attention.qk_norm", tokens * (heads + kv), size)
-        biases(step, size * mixer.cached)  # queries and keys have a norm each
+        step.weight(size * mixer.cached)  # queries and keys have a norm each
     elif mixer.qk_norm == "whole":
         step.norm("attention.qk_norm", tokens, (heads + kv) * size)
     elif mixer.qk_norm == "plain":
@@ -85,18 +78,18 @@ def in_chunks(requests: Requests, chunk: int) -> Requests:
     return Requests(tuple(queries), tuple(context))
 
 
-def write_latent(step: Step, mixer: Latent, hidden: int, mode: str) -> None:
+def write_latent(step: Step, mixer: Latent, hidden: int) -> None:
     """Keys and values from one small vector a token; when decoding, queries meet that vector itself."""
     tokens, heads = step.requests.tokens, mixer.heads
     query, small = mixer.nope + mixer.rope, mixer.kv_rank + mixer.rope
     if mixer.query_rank:
-        step.linear("attention.qkv_down", tokens, mixer.query_rank + small, hidden)
-        biases(step, (mixer.query_rank + small) * mixer.bias)
+        step.linear(
+            "attention.qkv_down", tokens, mixer.query_rank + small, hidden, bias=(mixer.query_rank + small) * mixer.bias
+        )
         step.norm("attention.query_norm", tokens, mixer.query_rank)
         step.linear("attention.query_up", tokens, heads * query, mixer.query_rank)
     else:
-        step.linear("attention.qkv", tokens, heads * query + small, hidden)
-        biases(step, small * mixer.bias)
+        step.linear("attention.qkv", tokens, heads * query + small, hidden, bias=small * mixer.bias)
     step.norm("attention.kv_norm", tokens, mixer.kv_rank)
     step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + 1) * mixer.rope, 1, 1)
     seen, window, sparse = None, 0, False
@@ -104,7 +97,7 @@ def write_latent(step: Step, mixer: Latent, hidden: int, mode: str) -> None:
         write_indexer(step, mixer.indexer, hidden, rotary=mixer.rope)
         seen, window = chosen_keys(step.requests, mixer.indexer.top_k)
         sparse = max(step.requests.context) > mixer.indexer.top_k
-    if mode == "decode" or sparse:
+    if step.mode == "decode" or sparse:
         # Chosen keys are read as small vectors also in a prefill.
         step.batched("attention.key_absorb", heads, tokens, mixer.kv_rank, mixer.nope)
         width = (small + mixer.kv_rank) / 2.0
@@ -130,8 +123,7 @@ def write_latent(step: Step, mixer: Latent, hidden: int, mode: str) -> None:
     if mixer.gate:
         step.linear("attention.gate", tokens, heads * mixer.value, hidden)
         step.stream("attention.gated", "stream", "pointwise", tokens, heads * mixer.value, 2, 1)
-    step.linear("attention.output", tokens, hidden, heads * mixer.value)
-    biases(step, hidden * mixer.bias)
+    step.linear("attention.output", tokens, hidden, heads * mixer.value, bias=hidden * mixer.bias)
 
 
 def write_square(step: Step, mixer: Square, hidden: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import (
@@ -12,12 +13,27 @@ from neusight_jax.graph.configs.blocks import (
     DeltaNet,
     Dense,
     Experts,
-    FeedForward,
     Latent,
     Layer,
     Mamba2,
-    Mixer,
 )
+
+SPLIT: dict[type, dict[str, str]] = {
+    Attention: {"heads": "heads"},
+    Latent: {"heads": "heads"},
+    Compressed: {"output_groups": "groups of the output projection", "heads": "heads"},
+    DeltaNet: {"key_heads": "key heads of linear attention"},
+    Mamba2: {"heads": "state-space heads"},
+    Dense: {"inner": "features of the feed-forward block"},
+    Experts: {
+        "inner": "features of an expert",
+        "shared": "features of the shared expert",
+        "beside": "features of the feed-forward block",
+    },
+}
+"""What of a layer splits evenly or not at all, and how people call it; the rest is on every device."""
+SHARED: dict[type, str] = {Attention: "kv_heads", Mamba2: "groups"}
+"""Heads that several of the others share: every device holds those its own need."""
 
 
 def check_split(name: str, model: Decoder, expert_parallel: int) -> None:
@@ -32,56 +48,29 @@ def check_split(name: str, model: Decoder, expert_parallel: int) -> None:
 
 
 def part_of(name: str, layer: Layer, devices: int) -> Layer:
-    """One of `devices` parts of a layer.
-
-    Heads and widths split evenly or not at all. KV heads that do not are held by every device whose query heads need
-    them: the fullest counts.
-    """
-    if devices == 1:
-        return layer
-    return replace(
-        layer, mixer=_mixer(name, layer.mixer, devices), feed_forward=_feed_forward(name, layer.feed_forward, devices)
-    )
+    """One of `devices` parts of a layer."""
+    parts = (_part(name, part, devices) for part in (layer.mixer, layer.feed_forward))
+    return layer if devices == 1 else replace(layer, mixer=next(parts), feed_forward=next(parts))
 
 
-def _even(name: str, what: str, count: int, devices: int) -> int:
-    if count % devices:
-        raise InputError(f"{name}: {count} {what} do not split over {devices} GPUs; expected a divisor")
-    return count // devices
+def _part(name: str, part: Any, devices: int) -> Any:
+    kind = type(part)
+    if kind not in SPLIT:
+        return part
+    own = {}
+    for size, what in SPLIT[kind].items():
+        count = getattr(part, size)
+        if count % devices:
+            raise InputError(f"{name}: {count} {what} do not split over {devices} GPUs; expected a divisor")
+        own[size] = count // devices
+    if kind in SHARED:
+        own[SHARED[kind]] = _shared_heads(part.heads, getattr(part, SHARED[kind]), own["heads"])
+    if isinstance(part, DeltaNet):
+        own["value_heads"] = part.value_heads // devices
+    return replace(part, **own)
 
 
-def _mixer(name: str, mixer: Mixer | None, devices: int) -> Mixer | None:
-    if isinstance(mixer, Attention):
-        heads = _even(name, "heads", mixer.heads, devices)
-        return replace(mixer, heads=heads, kv_heads=_kv_heads(mixer.heads, mixer.kv_heads, heads))
-    if isinstance(mixer, Latent):
-        return replace(mixer, heads=_even(name, "heads", mixer.heads, devices))
-    if isinstance(mixer, Compressed):
-        groups = _even(name, "groups of the output projection", mixer.output_groups, devices)
-        return replace(mixer, heads=_even(name, "heads", mixer.heads, devices), output_groups=groups)
-    if isinstance(mixer, DeltaNet):
-        keys = _even(name, "key heads of linear attention", mixer.key_heads, devices)
-        return replace(mixer, key_heads=keys, value_heads=mixer.value_heads // devices)
-    if isinstance(mixer, Mamba2):
-        heads = _even(name, "state-space heads", mixer.heads, devices)
-        return replace(mixer, heads=heads, groups=_kv_heads(mixer.heads, mixer.groups, heads))
-    return mixer
-
-
-def _kv_heads(heads: int, kv_heads: int, local: int) -> int:
-    """Most KV heads that `local` neighbouring query heads need."""
-    group = max(heads // kv_heads, 1)
+def _shared_heads(heads: int, shared: int, local: int) -> int:
+    """Most shared heads that `local` neighbouring heads need."""
+    group = max(heads // shared, 1)
     return max((first + local - 1) // group - first // group + 1 for first in range(0, heads, local))
-
-
-def _feed_forward(name: str, block: FeedForward | None, devices: int) -> FeedForward | None:
-    if isinstance(block, Dense):
-        return replace(block, inner=_even(name, "features of the feed-forward block", block.inner, devices))
-    if isinstance(block, Experts):
-        return replace(
-            block,
-            inner=_even(name, "features of an expert", block.inner, devices),
-            shared=_even(name, "features of the shared expert", block.shared, devices),
-            beside=_even(name, "features of the feed-forward block", block.beside, devices),
-        )
-    return block

@@ -32,7 +32,7 @@ def write_delta(step: Step, mixer: DeltaNet, hidden: int) -> None:
         if not wide:
             step.linear("linear_attention.gate", tokens, values, mixer.key_size)
         weights = keys + mixer.value_heads
-    step.weight(float(weights), step.precision.activations)
+    step.weight(weights)
     _convolution(step, "linear_attention.conv", mixed, mixer.conv, bias=False)
     _state(
         step, "linear_attention", mixer.value_heads, mixer.key_size, mixer.value_size, mixer.state_bytes, DELTA_CHUNK
@@ -62,7 +62,7 @@ def write_mamba2(step: Step, mixer: Mamba2, hidden: int) -> None:
     shared = 2 * mixer.groups * mixer.state
     features = 2 * inner + shared + mixer.heads
     step.linear("mamba.in", tokens, features, hidden)
-    step.weight(features * float(mixer.bias) + 3.0 * mixer.heads, step.precision.activations)
+    step.weight(features * float(mixer.bias) + 3.0 * mixer.heads)
     _convolution(step, "mamba.conv", inner + shared, mixer.conv, bias=mixer.conv_bias)
     _state(step, "mamba", mixer.heads, mixer.head_size, mixer.state, mixer.state_bytes, mixer.chunk)
     if max(step.requests.queries) > 1:
@@ -74,7 +74,7 @@ def write_mamba2(step: Step, mixer: Mamba2, hidden: int) -> None:
         _products(step, "mamba.scan_from_state", batch, length, mixer.head_size, mixer.state)
     step.norm("mamba.norm", tokens, inner)
     step.linear("mamba.out", tokens, hidden, inner)
-    step.weight(hidden * float(mixer.bias), step.precision.activations)
+    step.weight(hidden * float(mixer.bias))
 
 
 def _chunks(step: Step, size: int) -> tuple[int, int]:
@@ -86,7 +86,7 @@ def _chunks(step: Step, size: int) -> tuple[int, int]:
 
 def _convolution(step: Step, name: str, channels: int, width: int, *, bias: bool) -> None:
     """A short convolution along the sequence, each channel by itself, and the tokens it keeps for the next step."""
-    step.weight(float(channels * (width + bias)), step.precision.activations)
+    step.weight(channels * (width + bias))
     step.stream(name, "stream", "pointwise", step.requests.tokens, channels, 1, 1, grad=2.0)
     kept = len(step.requests.queries) * channels * (width - 1)
     step.cache_bytes += step.repeat * float(kept) * dtype_bytes(step.precision.activations)

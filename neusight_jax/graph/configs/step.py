@@ -69,8 +69,9 @@ class Step(Writer):
     """Nodes of one step, in order.
 
     Attributes:
-      requests, precision, quantization: the workload.
-      training: whether backward kernels are written; serving: whether the KV cache is kept after the step.
+      requests, precision, mode, quantization: the workload.
+      training: whether backward kernels are written.
+      serving: whether the KV cache is kept after the step, and of the logits those of each request's last token only.
       parameters, parameter_bytes: of the weights; cache_bytes: of the KV cache.
       ledger: how weights are stored, for the notes.
     """
@@ -79,16 +80,16 @@ class Step(Writer):
         self,
         requests: Requests,
         precision: Precision,
-        training: bool = False,
-        serving: bool = False,
+        mode: str = "inference",
         quantization: Quantization | None = None,
     ) -> None:
-        super().__init__(training)
-        self.requests, self.precision, self.serving = requests, precision, serving
+        super().__init__(mode == "training")
+        self.requests, self.precision, self.mode = requests, precision, mode
+        self.serving = mode in ("prefill", "decode")
         self.quantization = quantization
         self.parameters = self.parameter_bytes = self.cache_bytes = 0.0
         self.ledger = Ledger()
-        if training and (quantization is not None or self._narrow):
+        if self.training and (quantization is not None or self._narrow):
             stored = f"{precision.weights} weights" if quantization is None else f"weights in {quantization.method}"
             raise InputError(
                 f"{stored} are not trained; expected weight_dtype (--weight-dtype) bf16, say, for the model before "
@@ -144,9 +145,9 @@ class Step(Writer):
         operands = (Operand("input", int(np.prod(shape)), True),)
         self.write(name, op, (forward, backward, weight_gradient), operands, shape)
 
-    def weight(self, elements: float, dtype: str | None = None) -> None:
-        """Count parameters of a layer that runs as often as the section says."""
-        self._count(elements, elements * dtype_bytes(dtype or self.precision.activations))
+    def weight(self, elements: float) -> None:
+        """Count parameters in the dtype of the activations, of a layer that runs as often as the section says."""
+        self._count(elements, elements * dtype_bytes(self.precision.activations))
 
     def _count(self, elements: float, stored_bytes: float) -> None:
         self.parameters += elements * self.repeat
@@ -171,9 +172,21 @@ class Step(Writer):
         return Stored(share, scheme, scheme.arithmetic or own.activations, own.activations if scheme.arithmetic else "")
 
     def linear(
-        self, name: str, rows: int, features: int, width: int, *, dtype: str | None = None, tied: bool = False
+        self,
+        name: str,
+        rows: int,
+        features: int,
+        width: int,
+        *,
+        bias: float = 0.0,
+        dtype: str | None = None,
+        tied: bool = False,
     ) -> None:
-        """Product of `rows` × `width` activations with a weight of `features` × `width`; `tied`: counted elsewhere."""
+        """Product of `rows` × `width` activations with a weight of `features` × `width`.
+
+        Args:
+          bias: elements of biases and the like; tied: whether the weight is counted elsewhere.
+        """
         forward, backward, gradient = [], [], []
         for part in self.stored(name, dtype, tied):
             elements = float(features) * width
@@ -185,6 +198,7 @@ class Step(Writer):
             backward.append(matrix_product(1, rows, width, features, part.dtype, part.share, narrow))
             gradient.append(matrix_product(1, features, width, rows, part.dtype, part.share))
         self.emit(name, "linear", forward, backward, gradient, (rows, features))
+        self.weight(bias)
 
     def _product(self, part: Stored, rows: int, features: int, width: int) -> Kernel:
         def product(dtype: str) -> Kernel:
@@ -199,7 +213,7 @@ class Step(Writer):
         Engines widen such weights when they load a quantized model.
         """
         own = self.precision.activations
-        self.weight(float(batch) * features * width, own)
+        self.weight(float(batch) * features * width)
         self.emit(
             name,
             "bmm",
@@ -225,7 +239,7 @@ class Step(Writer):
     def norm(self, name: str, rows: int, cols: int, *, residual: bool = False) -> None:
         """A norm over `cols`; with `residual` it adds the residual on the way and writes the sum too."""
         passes = 2.0 if residual else 1.0
-        self.weight(float(cols), self.precision.activations)
+        self.weight(float(cols))
         self.stream(name, "reduction", "layernorm", rows, cols, passes, passes, grad=1.5)
 
     def attention(
@@ -303,14 +317,13 @@ class Step(Writer):
         hidden: int,
         inner: int,
         expert_parallel: int,
-        tensor_parallel: int,
         matrices: int = 3,
     ) -> None:
         """The routed experts of a layer, those on this device, tokens spread at random.
 
         An expert of two `matrices` counts as one of three that is as much narrower.
         """
-        local, width = max(experts // expert_parallel, 1), max(inner // tensor_parallel, 1)
+        local, width = max(experts // expert_parallel, 1), max(inner, 1)
         tokens = self.requests.tokens
         sizes = expert_dims(
             float(tokens),

@@ -10,7 +10,7 @@ from neusight_jax.graph.graph import Graph, Node, Operand
 from neusight_jax.graph.traced.allocation import Holding, peak_bytes
 from neusight_jax.graph.traced.attention import SOFTMAX, mark_attention
 from neusight_jax.graph.traced.grouping import cheap_sources, group, kernels_of
-from neusight_jax.graph.traced.operation import Operation, Value, arithmetic_dtype
+from neusight_jax.graph.traced.operation import Operation, Value, arithmetic_dtype, producers, readers
 from neusight_jax.graph.traced.trace_options import PRODUCT_FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel
 
@@ -34,10 +34,7 @@ def assemble(
     """
     needed = set(results)
     live, needed = _free_transposes(mark_attention(_live(operations, needed)), needed)
-    readers: dict[int, set[int]] = {}
-    for at, item in enumerate(live):
-        for value in item.inputs:
-            readers.setdefault(value.id, set()).add(at)
+    readers_of = readers(live)
     where = {id(item): at for at, item in enumerate(live)}
     sources = cheap_sources(live, needed) if fused else {}
     nodes = []
@@ -46,7 +43,7 @@ def assemble(
         inside = {where[id(item)] for item in members}
 
         def outside(array: int, inside: set[int] = inside) -> bool:
-            return array in needed or bool(readers.get(array, set()) - inside)
+            return array in needed or bool(readers_of.get(array, set()) - inside)
 
         kernels = kernels_of(members, outside, sources)
         if kernels and members[-1].repeat:
@@ -82,23 +79,18 @@ def _live(operations: Sequence[Operation], results: set[int]) -> list[Operation]
 
 def _free_transposes(operations: Sequence[Operation], results: set[int]) -> tuple[list[Operation], set[int]]:
     """Transposes beside products are left out, as products read and write either order; operations and results."""
-    readers: dict[int, list[Operation]] = {}
-    maker: dict[int, Operation] = {}
-    for item in operations:
-        maker.update((value.id, item) for value in item.outputs)
-        for value in item.inputs:
-            readers.setdefault(value.id, []).append(item)
+    readers_of, maker = readers(operations), producers(operations)
     dropped: set[int] = set()
     names: dict[int, int] = {}
-    for item in reversed(operations):
-        if item.op != "transpose":
+    for at in range(len(operations) - 1, -1, -1):
+        if operations[at].op != "transpose":
             continue
-        source, made = item.inputs[0].id, item.outputs[0].id
-        users = readers.get(made, [])
-        read = made not in results and all(_is_product(user) or id(user) in dropped for user in users)
-        written = source in maker and _is_product(maker[source]) and len(readers[source]) == 1
+        source, made = operations[at].inputs[0].id, operations[at].outputs[0].id
+        users = readers_of.get(made, ())
+        read = made not in results and all(_is_product(operations[user]) or user in dropped for user in users)
+        written = source in maker and _is_product(operations[maker[source]]) and len(readers_of[source]) == 1
         if read or (written and source not in results):
-            dropped.add(id(item))
+            dropped.add(at)
             names[made] = source
 
     def stands_for(array: int) -> int:
@@ -108,8 +100,8 @@ def _free_transposes(operations: Sequence[Operation], results: set[int]) -> tupl
 
     kept = [
         replace(item, inputs=tuple(replace(value, id=stands_for(value.id)) for value in item.inputs))
-        for item in operations
-        if id(item) not in dropped
+        for at, item in enumerate(operations)
+        if at not in dropped
     ]
     return kept, {stands_for(array) for array in results}
 
@@ -171,13 +163,16 @@ def _main_dtype(nodes: Sequence[Node]) -> str:
     weight: dict[str, float] = {}
     for node in nodes:
         for kernel in (item for phase in node.phases for item in phase):
-            dims = kernel.dims
-            if kernel.family in PRODUCT_FAMILIES:
-                size = dims.get("batch", dims.get("groups", 1.0)) * dims["m"] * dims["n"] * dims["k"]
-            else:
-                size = dims["rows"] * dims["cols"]
-            weight[kernel.dtype] = weight.get(kernel.dtype, 0.0) + size * kernel.count * node.repeat
+            weight[kernel.dtype] = weight.get(kernel.dtype, 0.0) + _elements(kernel) * kernel.count * node.repeat
     return max(weight, key=lambda name: weight[name]) if weight else arithmetic_dtype("float32")
+
+
+def _elements(kernel: Kernel) -> float:
+    """Multiply-adds of a product, elements of all else."""
+    dims = kernel.dims
+    if kernel.family not in PRODUCT_FAMILIES:
+        return dims["rows"] * dims["cols"]
+    return dims.get("batch", dims.get("groups", 1.0)) * dims["m"] * dims["n"] * dims["k"]
 
 
 def loop_cost(operations: Iterable[Operation]) -> float:
@@ -188,9 +183,7 @@ def loop_cost(operations: Iterable[Operation]) -> float:
             continue
         for kernel in item.kernels:
             if kernel.family in PRODUCT_FAMILIES:
-                dims = kernel.dims
-                size = dims.get("batch", dims.get("groups", 1.0)) * dims["m"] * dims["n"] * dims["k"]
-                total += 2.0 * size * kernel.count * item.repeat
+                total += 2.0 * _elements(kernel) * kernel.count * item.repeat
         traffic = sum(value.bytes for value in (*item.inputs, *item.outputs))
         total += WORST_FLOP_PER_BYTE * item.repeat * traffic
     return total

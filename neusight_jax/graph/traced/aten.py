@@ -136,7 +136,6 @@ def _conv_sizes(call: Call, image: Value, weight: Value, result: tuple[int, ...]
         "stride": _per_axis(stride, axes),
         "dilation": _per_axis(dilation, axes),
         "groups": groups,
-        "dtype": product_dtype(image, weight),
     }
 
 
@@ -148,7 +147,8 @@ def _per_axis(sizes: Any, axes: int) -> list[int]:
 def _convolution(call: Call) -> Kernels:
     image, weight = call.inputs[0], call.inputs[1]
     op = "conv_data_gradient" if call.args[6] else "conv"
-    kernels = conv_kernel(op, **_conv_sizes(call, image, weight, call.outputs[0].shape[2:], 3))
+    sizes = _conv_sizes(call, image, weight, call.outputs[0].shape[2:], 3)
+    kernels = conv_kernel(op, product_dtype(image, weight), sizes)
     return (*kernels, *_bias(call)) if len(call.inputs) > 2 else kernels
 
 
@@ -160,12 +160,12 @@ def _bias(call: Call) -> Kernels:
 def _convolution_backward(call: Call) -> Kernels:
     gradient, image, weight = call.inputs[:3]
     sizes = _conv_sizes(call, image, weight, gradient.shape[2:], 4)
-    transposed, wanted = call.args[7], call.args[10]
+    dtype, transposed, wanted = product_dtype(image, weight), call.args[7], call.args[10]
     kernels: Kernels = ()
     if wanted[0]:
-        kernels += conv_kernel("conv" if transposed else "conv_data_gradient", **sizes)
+        kernels += conv_kernel("conv" if transposed else "conv_data_gradient", dtype, sizes)
     if wanted[1]:
-        kernels += conv_kernel("conv_weight_gradient", **sizes)
+        kernels += conv_kernel("conv_weight_gradient", dtype, sizes)
     if len(wanted) > 2 and wanted[2]:
         kernels += (moved("reduce", (gradient,), ()),)
     return kernels

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from neusight_jax.graph.traced.operation import Operation
+from neusight_jax.graph.traced.operation import Operation, producers
 
 SCORES, SOFTMAX, CONTEXT = "attention.scores", "attention.softmax", "attention.context"
 EXPONENTIALS = frozenset({"exp", "exp2"})
@@ -23,7 +23,7 @@ MOST_BETWEEN = 64
 
 def mark_attention(operations: Sequence[Operation]) -> list[Operation]:
     """The same operations, those of attention marked in their `op`."""
-    producer = {value.id: at for at, item in enumerate(operations) for value in item.outputs}
+    producer = producers(operations)
     marks: dict[int, str] = {}
     for at, item in enumerate(operations):
         if item.op not in PRODUCTS or item.phase != 0:

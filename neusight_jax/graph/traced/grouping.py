@@ -16,7 +16,7 @@ from math import prod
 
 from neusight_jax.graph.kernel import streamed
 from neusight_jax.graph.traced.attention import EXPONENTIALS, SOFTMAX
-from neusight_jax.graph.traced.operation import Operation, Value, main_dtype, operators
+from neusight_jax.graph.traced.operation import Operation, Value, main_dtype, operators, producers, readers
 from neusight_jax.graph.traced.strides import against_order
 from neusight_jax.kernels.table import PHASES, Kernel
 
@@ -60,11 +60,7 @@ class _Grouping:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = operations
-        self.producer = {value.id: at for at, item in enumerate(operations) for value in item.outputs}
-        self.readers: dict[int, set[int]] = {}
-        for at, item in enumerate(operations):
-            for value in item.inputs:
-                self.readers.setdefault(value.id, set()).add(at)
+        self.producer, self.readers = producers(operations), readers(operations)
         self.above: list[int] = []  # bit mask of all operations each one depends on
         self.group_of: list[Group] = []
 

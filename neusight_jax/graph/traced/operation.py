@@ -118,6 +118,20 @@ def moved(op: str, inputs: Sequence[Value], outputs: Sequence[Value], passes: fl
     return streamed("memory", op, loop, read, written, dtype)
 
 
+def producers(operations: Sequence[Operation]) -> dict[int, int]:
+    """Id of an array -> position of the operation that makes it."""
+    return {value.id: at for at, item in enumerate(operations) for value in item.outputs}
+
+
+def readers(operations: Sequence[Operation]) -> dict[int, set[int]]:
+    """Id of an array -> positions of the operations that read it."""
+    found: dict[int, set[int]] = {}
+    for at, item in enumerate(operations):
+        for value in item.inputs:
+            found.setdefault(value.id, set()).add(at)
+    return found
+
+
 @cache
 def operators(section: str, kind: str) -> frozenset[str]:
     """Names of the operators of a section of operators.yaml ("jax", "aten" or "fusion") that are of a kind."""

@@ -1,55 +1,42 @@
-"""Operations with windows: convolutions of every pass, and pooling."""
+"""Convolutions of every pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 from neusight_jax.graph.kernel import matrix_product
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.table import Kernel
 
+SIZES: tuple[str, ...] = (
+    *("batch", "in_channels", "out_channels", "in_size", "out_size", "window", "stride", "dilation", "groups"),
+)
+"""Sizes of a convolution, as `kernels.conv.conv_dims` names them; from `in_size` to `dilation` one for each axis."""
 
-def conv_kernel(
-    op: str,
-    *,
-    batch: int,
-    in_channels: int,
-    out_channels: int,
-    in_size: Sequence[int],
-    out_size: Sequence[int],
-    window: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    dtype: str,
-) -> tuple[Kernel, ...]:
+
+def conv_kernel(op: str, dtype: str, sizes: Mapping[str, Any]) -> tuple[Kernel, ...]:
     """One pass of a convolution; where its window is one pixel of an ungrouped image, it is a plain matrix product.
 
-    Args: as `kernels.conv.conv_dims`.
+    `sizes`: by the names of `SIZES`.
     """
-    if min(batch, in_channels, out_channels, *in_size, *out_size, *window, 1) == 0:
+    inputs, outputs = sizes["in_channels"], sizes["out_channels"]
+    if min(sizes["batch"], inputs, outputs, *sizes["in_size"], *sizes["out_size"], *sizes["window"], 1) == 0:
         return ()
-    if prod(window) == 1 and groups == 1 and prod(stride) == 1:
-        rows = batch * prod(out_size)
+    if prod(sizes["window"]) == 1 and sizes["groups"] == 1 and prod(sizes["stride"]) == 1:
+        rows = sizes["batch"] * prod(sizes["out_size"])
         m, n, k = {
-            "conv": (rows, out_channels, in_channels),
-            "conv_data_gradient": (rows, in_channels, out_channels),
-            "conv_weight_gradient": (out_channels, in_channels, rows),
+            "conv": (rows, outputs, inputs),
+            "conv_data_gradient": (rows, inputs, outputs),
+            "conv_weight_gradient": (outputs, inputs, rows),
         }[op]
         return (matrix_product(1, m, n, k, dtype),)
-    dims = conv_dims(
-        op,
-        batch=float(batch),
-        in_channels=float(in_channels),
-        out_channels=float(out_channels),
-        in_size=[float(size) for size in in_size],
-        out_size=[float(size) for size in out_size],
-        window=[float(size) for size in window],
-        stride=[float(size) for size in stride],
-        dilation=[float(size) for size in dilation],
-        groups=float(groups),
-    )
+    listed = {
+        name: [float(each) for each in size] if isinstance(size, Sequence) else float(size)
+        for name, size in sizes.items()
+    }
+    dims = conv_dims(op, **listed)
     return (Kernel("conv", op, {name: float(size) for name, size in dims.items()}, 1.0, dtype),)
 
 
@@ -87,45 +74,15 @@ def convolution(
     """
     dilated = prod(image_dilation) > 1
     if weight_gradient:
-        dilated = dilated or prod(in_size) < prod(window)
+        op, dilated = "conv_weight_gradient", dilated or prod(in_size) < prod(window)
         small, large = (in_size, window) if dilated else (window, in_size)
-        return conv_kernel(
-            "conv_weight_gradient",
-            batch=images,
-            in_channels=features if dilated else batch,
-            out_channels=batch if dilated else features,
-            in_size=large,
-            out_size=small,
-            window=out_size,
-            stride=image_dilation if dilated else window_dilation,
-            dilation=stride,
-            groups=groups,
-            dtype=dtype,
-        )
-    if dilated or prod(in_size) < prod(out_size) or (backward and prod(in_size) == prod(out_size)):
-        return conv_kernel(
-            "conv_data_gradient",
-            batch=out_batch,
-            in_channels=features,
-            out_channels=channels,
-            in_size=out_size,
-            out_size=in_size,
-            window=window,
-            stride=image_dilation,
-            dilation=window_dilation,
-            groups=groups,
-            dtype=dtype,
-        )
-    return conv_kernel(
-        "conv",
-        batch=batch,
-        in_channels=channels,
-        out_channels=features,
-        in_size=in_size,
-        out_size=out_size,
-        window=window,
-        stride=stride,
-        dilation=window_dilation,
-        groups=groups,
-        dtype=dtype,
-    )
+        inputs, outputs = (features, batch) if dilated else (batch, features)
+        step = image_dilation if dilated else window_dilation
+        sizes = (images, inputs, outputs, large, small, out_size, step, stride)
+    elif dilated or prod(in_size) < prod(out_size) or (backward and prod(in_size) == prod(out_size)):
+        op = "conv_data_gradient"
+        sizes = (out_batch, features, channels, out_size, in_size, window, image_dilation, window_dilation)
+    else:
+        op = "conv"
+        sizes = (batch, channels, features, in_size, out_size, window, stride, window_dilation)
+    return conv_kernel(op, dtype, dict(zip(SIZES, (*sizes, groups), strict=True)))
