@@ -96,19 +96,8 @@ def graph_from_config(
         return _step_graph(
             parsed, kind, batch_size, sequence_length, mode, dtype, kv_length, weight_dtype, kv_dtype, split
         )
-    if mode in STEP_MODES and mode not in MODES:
-        raise InputError(
-            f"{parsed.name}: mode {mode} is for decoders such as llama or qwen3; {kind} has inference and training"
-        )
     given = {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype}
-    for name, value in given.items():
-        if value is not None:
-            raise InputError(f"{parsed.name}: {name} is for decoders; leave it out for {kind}")
-    for name, devices in (("tensor_parallel", tensor_parallel), ("expert_parallel", expert_parallel)):
-        if devices != 1:
-            raise InputError(f"{parsed.name}: {name} is for decoders; leave it out for {kind}")
-    if has_quantization(parsed.values):
-        raise InputError(f"{parsed.name}: its quantization_config is read for decoders only; take it out for {kind}")
+    _refuse_for_eager(parsed, kind, mode, given, tensor_parallel=tensor_parallel, expert_parallel=expert_parallel)
     tape = _tape(parsed, batch_size, sequence_length, mode, dtype)
     nodes = fuse(tape.nodes) if fused else tape.nodes
     return Graph(
@@ -122,6 +111,22 @@ def graph_from_config(
         notes=tuple(parsed.notes),
         parameters=tape.parameters,
     )
+
+
+def _refuse_for_eager(config: Config, kind: str, mode: str, given: Mapping[str, Any], **split: int) -> None:
+    """`InputError` for what only decoders have."""
+    if mode in STEP_MODES and mode not in MODES:
+        raise InputError(
+            f"{config.name}: mode {mode} is for decoders such as llama or qwen3; {kind} has inference and training"
+        )
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{config.name}: {name} is for decoders; leave it out for {kind}")
+    for name, devices in split.items():
+        if devices != 1:
+            raise InputError(f"{config.name}: {name} is for decoders; leave it out for {kind}")
+    if has_quantization(config.values):
+        raise InputError(f"{config.name}: its quantization_config is read for decoders only; take it out for {kind}")
 
 
 def _step_graph(

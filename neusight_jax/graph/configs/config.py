@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,45 +62,38 @@ class Config:
         said = [key for key in keys if self.values.get(key) is not None]
         return (said or [key for key in keys if key in self.defaults] or list(keys))[0]
 
-    def size(self, key: str, default: Any = _MISSING, most: int = LARGEST) -> int:
-        """A positive whole number."""
+    def _checked(self, key: str, default: Any, right: Callable[[Any], bool], expected: str) -> Any:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise InputError(f"{self.name}: {key} is {shown(value)}, expected a positive whole number")
-        return self._bounded(key, value, most)
+        if not right(value):
+            raise InputError(f"{self.name}: {key} is {shown(value)}, expected {expected}")
+        return value
 
-    def count(self, key: str, default: Any = _MISSING) -> int:
-        """A whole number, zero allowed."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InputError(f"{self.name}: {key} is {shown(value)}, expected a whole number of at least 0")
-        return self._bounded(key, value, LARGEST)
-
-    def _bounded(self, key: str, value: int, most: int) -> int:
+    def _whole(self, key: str, default: Any, least: int, most: int, expected: str) -> int:
+        value: int = self._checked(key, default, lambda each: type(each) is int and each >= least, expected)
         if value > most:
             raise InputError(f"{self.name}: {key} is {shown(value)}, expected at most {most:,}")
         return value
 
+    def size(self, key: str, default: Any = _MISSING, most: int = LARGEST) -> int:
+        """A positive whole number."""
+        return self._whole(key, default, 1, most, "a positive whole number")
+
+    def count(self, key: str, default: Any = _MISSING) -> int:
+        """A whole number, zero allowed."""
+        return self._whole(key, default, 0, LARGEST, "a whole number of at least 0")
+
     def number(self, key: str, default: Any = _MISSING) -> float:
         """A positive number."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
-            raise InputError(f"{self.name}: {key} is {shown(value)}, expected a positive number")
-        return float(value)
+        return float(self._checked(key, default, lambda each: _real(each) and 0 < each <= LARGEST, "a positive number"))
 
     def rate(self, key: str, default: float) -> float:
         """A dropout rate in [0, 1)."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise InputError(f"{self.name}: {key} is {shown(value)}, expected a rate of at least 0 and below 1")
-        return float(value)
+        expected = "a rate of at least 0 and below 1"
+        return float(self._checked(key, default, lambda each: _real(each) and 0 <= each < 1, expected))
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise InputError(f"{self.name}: {key} is {shown(value)}, expected true or false")
-        return value
+        return bool(self._checked(key, default, lambda each: isinstance(each, bool), "true or false"))
 
     def choice(self, key: str, default: str, choices: Sequence[str]) -> str:
         """One of a few words."""
@@ -194,6 +187,10 @@ class Config:
                 f"use at most {limit}"
             )
         return limit
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:

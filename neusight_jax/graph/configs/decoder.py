@@ -102,15 +102,8 @@ def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel
         step.weight(model.streams + 1)
     _norm(step, "norm", model, residual=True)
     rows = len(step.requests.queries) if step.serving else tokens
-    step.linear(
-        "head",
-        rows,
-        vocabulary,
-        model.hidden,
-        dtype=step.precision.activations,
-        tied=model.tied,
-        bias=vocabulary * model.head_bias,
-    )
+    own, bias = step.precision.activations, vocabulary * model.head_bias
+    step.linear("head", rows, vocabulary, model.hidden, dtype=own, tied=model.tied, bias=bias)
     if step.serving:
         step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
     config.notes += _notes(config, model)

@@ -34,15 +34,7 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
         step.linear("mlp.latent_down", tokens, width, hidden, bias=width * block.bias)
     if block.latent_norm:
         step.norm("mlp.latent_norm", tokens, width)
-    step.experts(
-        "mlp.experts",
-        experts=block.count,
-        top_k=block.top_k,
-        hidden=width,
-        inner=block.inner,
-        expert_parallel=expert_parallel,
-        matrices=3 if block.gated else 2,
-    )
+    step.experts("mlp.experts", block, width, expert_parallel)
     local = block.count // expert_parallel
     step.weight(local * (block.inner * (2 if block.gated else 1) + width) * block.bias)
     if block.latent:

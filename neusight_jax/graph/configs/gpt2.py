@@ -18,8 +18,6 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
     inner = config.size("n_inner", 4 * hidden)
     act = config.choice("activation_function", "gelu_new", ACTIVATIONS)
     config.require("add_cross_attention", False, False)
-    scaled = config.flag("scale_attn_weights", True)
-    scaled_by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
     attn_drop, embed_drop = config.rate("attn_pdrop", 0.1), config.rate("embd_pdrop", 0.1)
     resid_drop = config.rate("resid_pdrop", 0.1)
 
@@ -39,26 +37,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         tape.views("attention.split", [part, part, part], parts)
         query = heads(qkv.view(batch, sequence, 3 * hidden), 3 * num_heads)
         query = Tensor(query.name, (batch, num_heads, sequence, hidden // num_heads))
-        scores = tape.matmul("attention.scores", query, keys(query), copies=permuted(query, keys(query)))
-        if scaled:
-            tape.small("attention.scale_value", "fill", (1, 1), 0)
-            scores = tape.unary("attention.scale", "divu", scores, traced="VECdiv", extra=[(1,)])
-        if scaled_by_layer:
-            scores = tape.unary("attention.layer_scale", "divu", scores)
-        tape.small("attention.mask_value", "fill", (1, 1), 0)
-        mask = Tensor("causal_mask", (1, 1, sequence, sequence), False)
-        window = sliced((1, 1, positions, positions), mask.shape, (1,), (1,))
-        share = tape.mask_share * mask.elements / scores.elements
-        scores = tape.emit(
-            "attention.mask",
-            "where",
-            [scores, mask],
-            scores.shape,
-            [stream("memory", "where", scores.shape, 1 + share, 1)],
-            [stream("memory", "where", scores.shape, 1 + share, 1)],
-            traced=[window, Traced("MEM", (mask.shape, scores.shape, (1,)), scores.shape)],
-            fuse="pointwise",
-        )
+        scores = _scores(tape, config, query, positions)
         probabilities = tape.softmax("attention.softmax", scores)
         probabilities = tape.dropout("attention.dropout", probabilities, attn_drop)
         context = tape.matmul(
@@ -79,3 +58,27 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
 
     x = tape.norm("norm", x)
     tape.linear("head", x, vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))
+
+
+def _scores(tape: Tape, config: Config, query: Tensor, positions: int) -> Tensor:
+    """Scores of queries and keys, scaled, with the causal mask; `positions`: rows of the mask that is sliced."""
+    scores = tape.matmul("attention.scores", query, keys(query), copies=permuted(query, keys(query)))
+    if config.flag("scale_attn_weights", True):
+        tape.small("attention.scale_value", "fill", (1, 1), 0)
+        scores = tape.unary("attention.scale", "divu", scores, traced="VECdiv", extra=[(1,)])
+    if config.flag("scale_attn_by_inverse_layer_idx", False):
+        scores = tape.unary("attention.layer_scale", "divu", scores)
+    tape.small("attention.mask_value", "fill", (1, 1), 0)
+    mask = Tensor("causal_mask", (1, 1, *scores.shape[2:]), False)
+    window = sliced((1, 1, positions, positions), mask.shape, (1,), (1,))
+    share = tape.mask_share * mask.elements / scores.elements
+    return tape.emit(
+        "attention.mask",
+        "where",
+        [scores, mask],
+        scores.shape,
+        [stream("memory", "where", scores.shape, 1 + share, 1)],
+        [stream("memory", "where", scores.shape, 1 + share, 1)],
+        traced=[window, Traced("MEM", (mask.shape, scores.shape, (1,)), scores.shape)],
+        fuse="pointwise",
+    )

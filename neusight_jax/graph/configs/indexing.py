@@ -78,16 +78,7 @@ def write_compressed(step: Step, mixer: Compressed, hidden: int) -> None:
     if mixer.indexer is not None:
         _compressed_indexer(step, mixer, mixer.indexer, hidden)
     seen, window = _visible(step.requests, mixer)
-    step.attention(
-        "attention",
-        heads=heads,
-        kv_heads=1,
-        head_size=float(size),
-        cache_per_token=float(size),
-        kept_per_token=0.0,
-        window=window,
-        requests=seen,
-    )
+    step.attention(heads, 1, float(size), float(size), kept_per_token=0.0, window=window, requests=seen)
     kept = sum(min(length, mixer.window) + _entries(length, mixer) for length in step.requests.context)
     keep(step, kept * size)
     group = heads * size // mixer.output_groups

@@ -25,11 +25,10 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
     read = float(kv * (size + value))
     seen, window = _seen(step, mixer)
     step.attention(
-        "attention",
-        heads=heads,
-        kv_heads=kv,
-        head_size=(size + value) / 2.0,
-        cache_per_token=read,
+        heads,
+        kv,
+        (size + value) / 2.0,
+        read,
         kept_per_token=None if mixer.cached else 0.0,
         window=window,
         requests=seen,
@@ -101,25 +100,14 @@ def write_latent(step: Step, mixer: Latent, hidden: int) -> None:
         # Chosen keys are read as small vectors also in a prefill.
         step.batched("attention.key_absorb", heads, tokens, mixer.kv_rank, mixer.nope)
         width = (small + mixer.kv_rank) / 2.0
-        step.attention(
-            "attention",
-            heads=heads,
-            kv_heads=1,
-            head_size=width,
-            cache_per_token=small,
-            window=window,
-            requests=seen,
-            kept_tokens=0,
-        )
+        step.attention(heads, 1, width, small, window=window, requests=seen, kept_tokens=0)
         step.batched("attention.value_absorb", heads, tokens, mixer.value, mixer.kv_rank)
     else:
         step.linear("attention.kv_up", tokens, heads * (mixer.nope + mixer.value), mixer.kv_rank)
         width = (query + mixer.value) / 2.0
         # What stays is the small vector, not the keys and values made of it.
         read = heads * 2.0 * width
-        step.attention(
-            "attention", heads=heads, kv_heads=heads, head_size=width, cache_per_token=read, kept_per_token=small
-        )
+        step.attention(heads, heads, width, read, kept_per_token=small)
     if mixer.gate:
         step.linear("attention.gate", tokens, heads * mixer.value, hidden)
         step.stream("attention.gated", "stream", "pointwise", tokens, heads * mixer.value, 2, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.configs.layers import ACTIVATIONS, activation, heads, keys, merge_heads, permuted, sliced
 from neusight_jax.graph.configs.tape import Tape, Tensor
@@ -38,25 +40,8 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         if before:
             x = tape.norm("attention.norm", x)
         source = x
-        query = tape.linear("attention.query", x, hidden, bias=bias)
-        query = tape.unary("attention.scale", "mulu", query)
-        key = tape.linear("attention.key", x, hidden, bias=bias)
-        value = tape.linear("attention.value", x, hidden, bias=bias)
-        # Their gradients are copied out of the heads as well.
-        key, value, query = (
-            tape.copy(f"attention.{name}_heads", heads(part, num_heads), backward=True)
-            for name, part in (("key", key), ("value", value), ("query", query))
-        )
-        tape.gradient_sum("attention.norm_gradient_sum" if before else "attention.gradient_sum", source, 3)
-        scores = tape.matmul("attention.scores", query, keys(key))
-        scores = tape.binary("attention.mask", "add", scores, mask, reread=True)  # by every head
-        scores = _maximum(tape, scores)
-        # Softmax and the second product see (batch·heads, sequence, sequence).
-        probabilities = tape.softmax("attention.softmax", scores.view(batch * num_heads, sequence, sequence))
-        probabilities = tape.dropout("attention.dropout", probabilities, attn_drop)
-        context = tape.matmul(
-            "attention.context", probabilities.view(*scores.shape), value, backward_copies=permuted(value)
-        )
+        gradients = "attention.norm_gradient_sum" if before else "attention.gradient_sum"
+        context = _attention(tape, source, mask, num_heads, attn_drop, gradients, bias)
         x = merge_heads(tape, "attention.merge", context, traced=False)
         x = tape.linear("attention.output", x, hidden, bias=bias)
         x = tape.dropout("attention.output_dropout", x, drop)
@@ -83,6 +68,29 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         x = tape.linear("project_out", x, width, bias=False)
     x = tape.linear("head", x, vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))
     tape.views("head.contiguous", [Traced("MEM", (x.shape,), x.shape)])
+
+
+def _attention(
+    tape: Tape, source: Tensor, mask: Tensor, num_heads: int, drop: float, gradients: str, bias: bool
+) -> Tensor:
+    """Attention of all heads; `gradients`: name of the node that adds the gradients of its three projections."""
+    query = tape.linear("attention.query", source, source.shape[-1], bias=bias)
+    query = tape.unary("attention.scale", "mulu", query)
+    key = tape.linear("attention.key", source, source.shape[-1], bias=bias)
+    value = tape.linear("attention.value", source, source.shape[-1], bias=bias)
+    # Their gradients are copied out of the heads as well.
+    key, value, query = (
+        tape.copy(f"attention.{name}_heads", heads(part, num_heads), backward=True)
+        for name, part in (("key", key), ("value", value), ("query", query))
+    )
+    tape.gradient_sum(gradients, source, 3)
+    scores = tape.matmul("attention.scores", query, keys(key))
+    scores = tape.binary("attention.mask", "add", scores, mask, reread=True)  # by every head
+    scores = _maximum(tape, scores)
+    # Softmax and the second product see (batch·heads, sequence, sequence).
+    probabilities = tape.softmax("attention.softmax", scores.view(prod(scores.shape[:2]), *scores.shape[2:]))
+    probabilities = tape.dropout("attention.dropout", probabilities, drop)
+    return tape.matmul("attention.context", probabilities.view(*scores.shape), value, backward_copies=permuted(value))
 
 
 def _maximum(tape: Tape, scores: Tensor) -> Tensor:

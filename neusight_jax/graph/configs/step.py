@@ -14,6 +14,7 @@ import numpy as np
 
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.blocks import Experts
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.writer import Writer
 from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Operand
@@ -244,12 +245,11 @@ class Step(Writer):
 
     def attention(
         self,
-        name: str,
-        *,
         heads: int,
         kv_heads: int,
         head_size: float,
         cache_per_token: float,
+        *,
         kept_per_token: float | None = None,
         window: int = 0,
         causal: bool = True,
@@ -275,7 +275,7 @@ class Step(Writer):
         shape = (batch.tokens, heads, round(head_size))
         if precision.activations not in FLASH:
             forward, backward = self._unfused(batch, heads, round(head_size))
-            self.emit(name, "attention", forward, backward, (), shape)
+            self.emit("attention", "attention", forward, backward, (), shape)
             return
         sizes = attention_dims(
             queries,
@@ -295,7 +295,7 @@ class Step(Writer):
         family = "decode" if max(batch.queries) == 1 else "prefill"
         kernel = Kernel(family, family, dims, 1.0, precision.activations)
         gradient = Kernel(family, family, dims, BACKWARD_ATTENTION, precision.activations)
-        self.emit(name, "attention", [kernel], [gradient], (), shape)
+        self.emit("attention", "attention", [kernel], [gradient], (), shape)
 
     def _unfused(self, batch: Requests, heads: int, head_size: int) -> tuple[list[Kernel], list[Kernel]]:
         """Attention as two products and a softmax, requests of equal length together."""
@@ -308,28 +308,18 @@ class Step(Writer):
             backward += attention_kernels(*sizes, self.precision.activations, backward=True)
         return forward, backward
 
-    def experts(
-        self,
-        name: str,
-        *,
-        experts: int,
-        top_k: int,
-        hidden: int,
-        inner: int,
-        expert_parallel: int,
-        matrices: int = 3,
-    ) -> None:
-        """The routed experts of a layer, those on this device, tokens spread at random.
+    def experts(self, name: str, block: Experts, hidden: int, expert_parallel: int) -> None:
+        """The routed experts of a layer, those on this device, tokens spread at random; `hidden`: what they read.
 
-        An expert of two `matrices` counts as one of three that is as much narrower.
+        An expert of two matrices counts as one of three that is as much narrower.
         """
-        local, width = max(experts // expert_parallel, 1), max(inner, 1)
-        tokens = self.requests.tokens
+        local, width = max(block.count // expert_parallel, 1), max(block.inner, 1)
+        tokens, matrices = self.requests.tokens, 3 if block.gated else 2
         sizes = expert_dims(
             float(tokens),
-            experts=experts,
+            experts=block.count,
             local_experts=local,
-            top_k=top_k,
+            top_k=block.top_k,
             hidden=hidden,
             inner=width * matrices / 3.0,
             distribution="random",

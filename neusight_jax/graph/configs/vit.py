@@ -22,15 +22,7 @@ def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel
         step.linear(
             "attention.qkv", tokens, 3 * hidden, hidden, bias=hidden * (4 + 3 * config.flag("qkv_bias", True)) + inner
         )
-        step.attention(
-            "attention",
-            heads=heads,
-            kv_heads=heads,
-            head_size=size,
-            cache_per_token=2.0 * hidden,
-            kept_per_token=0.0,
-            causal=False,
-        )
+        step.attention(heads, heads, size, 2.0 * hidden, kept_per_token=0.0, causal=False)
         step.linear("attention.output", tokens, hidden, hidden)
         step.norm("mlp_norm", tokens, hidden, residual=True)
         step.linear("mlp.up", tokens, inner, hidden)
