@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from neusight_jax.gpu import GPU, stack_gpus
     from neusight_jax.gpu_catalog import list_gpus
     from neusight_jax.gpu_file import load_gpu
-    from neusight_jax.graph.build import graph_from_config
-    from neusight_jax.graph.catalog import list_models
+    from neusight_jax.graph.configs.build import graph_from_config
+    from neusight_jax.graph.configs.catalog import list_models
     from neusight_jax.graph.graph import Graph
-    from neusight_jax.graph.jaxpr import graph_from_function
-    from neusight_jax.graph.torch_export import graph_from_torch
-    from neusight_jax.graph.trace_options import TraceOptions
+    from neusight_jax.graph.traced.jaxpr import graph_from_function
+    from neusight_jax.graph.traced.torch_export import graph_from_torch
+    from neusight_jax.graph.traced.trace_options import TraceOptions
     from neusight_jax.intervals import predict_kernel_intervals
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
@@ -103,12 +103,12 @@ _HOMES = {
     "gpu": ("GPU", "stack_gpus"),
     "gpu_catalog": ("list_gpus",),
     "gpu_file": ("load_gpu",),
-    "graph.build": ("graph_from_config",),
-    "graph.catalog": ("list_models",),
+    "graph.configs.build": ("graph_from_config",),
+    "graph.configs.catalog": ("list_models",),
     "graph.graph": ("Graph",),
-    "graph.jaxpr": ("graph_from_function",),
-    "graph.torch_export": ("graph_from_torch",),
-    "graph.trace_options": ("TraceOptions",),
+    "graph.traced.jaxpr": ("graph_from_function",),
+    "graph.traced.torch_export": ("graph_from_torch",),
+    "graph.traced.trace_options": ("TraceOptions",),
     "intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),

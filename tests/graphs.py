@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import neusight_jax as nj
-from neusight_jax.graph import Graph
+from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.table import Kernel
 
 F32 = jnp.float32

@@ -15,7 +15,7 @@ from neusight_jax import forecast as forecasts
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli.app import run
 from neusight_jax.comparison import Candidate, ranked
-from neusight_jax.graph import Graph
+from neusight_jax.graph.graph import Graph
 from neusight_jax.memory import RUNTIME_BYTES, memory_bytes, parameter_count
 from neusight_jax.results import as_text
 

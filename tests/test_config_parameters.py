@@ -10,7 +10,7 @@ import pytest
 from small_configs import DECODERS, ENCODERS
 
 import neusight_jax as nj
-from neusight_jax.graph.decoder import MODEL_TYPES
+from neusight_jax.graph.configs.decoder import MODEL_TYPES
 from neusight_jax.memory import footprint
 
 pytest.importorskip("torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -37,6 +38,7 @@ def _models_promote() -> Any:
         yield
 
 
+@cache
 def _flax_gpt2(mode: str) -> nj.Graph:
     model = models.Gpt2(GPT2["vocab_size"], GPT2["n_positions"], GPT2["n_embd"], GPT2["n_layer"], GPT2["n_head"])
     params, stats = models.split(models.shapes_of(model, models.tokens(BATCH, LENGTH)))

@@ -7,8 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from neusight_jax.graph import Graph, graph_from_config, list_models
-from neusight_jax.graph.tape import DROPOUT_GRADIENT_PASSES
+from neusight_jax.graph.configs.build import graph_from_config
+from neusight_jax.graph.configs.catalog import list_models
+from neusight_jax.graph.configs.tape import DROPOUT_GRADIENT_PASSES
+from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.table import PHASES
 
 GPT = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 5, "n_positions": 32, "vocab_size": 101}

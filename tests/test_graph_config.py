@@ -10,7 +10,8 @@ import pytest
 from test_graph import BERT, GPT, OPT, SWITCH
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph import graph_from_config, list_models, load_model_config
+from neusight_jax.graph.configs.build import graph_from_config
+from neusight_jax.graph.configs.catalog import list_models, load_model_config
 
 
 def message(*args: object, **kwargs: object) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from test_graph import BERT, CONFIGS, GPT, OPT, SWITCH, kernels_of, product_flop
 
-from neusight_jax.graph import Graph, graph_from_config
+from neusight_jax.graph.configs.build import graph_from_config
+from neusight_jax.graph.graph import Graph
 
 
 def traffic(graph: Graph) -> float:

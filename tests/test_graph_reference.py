@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from neusight_jax.graph import DIFFERENCES, reference_kernels
-from neusight_jax.graph.build import trace
-from neusight_jax.graph.reference import charged, comparable, launched
+from neusight_jax.graph.configs.build import trace
+from neusight_jax.graph.configs.reference import DIFFERENCES, Op, charged, reference_kernels
+from neusight_jax.graph.graph import Node
+from neusight_jax.kernels.table import Kernel
 
 MEASUREMENTS = Path(
     os.environ.get("NEUSIGHT_MEASUREMENTS", Path(__file__).resolve().parents[2] / "shared" / "measurements")
@@ -56,6 +59,38 @@ TINY = {
     },
 }
 MODELS = ["gpt2-large", "gpt3-xl", "opt-1.3b", "opt-350m", "bert-large", "switch-xl-4"]
+
+
+def launched(node: Node, phase: str) -> Counter[Op]:
+    """Kernels of one execution of a node in the reference's notation; traffic as a number of elements."""
+    kernels = node.forward if phase == "forward" else (*node.backward, *node.weight_gradient)
+    return Counter(_notation(kernel) for kernel in kernels for _ in range(int(kernel.count)))
+
+
+def comparable(ops: Iterable[Op]) -> Counter[Op]:
+    """Reference ops in the form of `launched`: vector and memory ops by their number of elements."""
+    out: Counter[Op] = Counter()
+    for kind, args in ops:
+        if kind == "MEM":
+            out[(kind, (sum(prod(shape) for shape in args),))] += 1
+        elif kind.startswith("VEC"):
+            out[(kind, (prod(args),))] += 1
+        else:
+            out[(kind, args)] += 1
+    return out
+
+
+def _notation(kernel: Kernel) -> Op:
+    dims = {name: int(value) for name, value in kernel.dims.items() if name not in ("reads", "writes")}
+    if kernel.family == "linear":
+        return ("Linear", (dims["m"], dims["k"], dims["n"]))
+    if kernel.family == "bmm":
+        return ("BMM", (dims["batch"], dims["m"], dims["k"], dims["n"]))
+    elements = dims["rows"] * dims["cols"]
+    if kernel.family == "memory":
+        return ("MEM", (round(elements * (kernel.dims["reads"] + kernel.dims["writes"])),))
+    names = {"softmax_backward": "softmax", "layernorm": "ln", "add_permuted": "add"}
+    return (f"VEC{names.get(kernel.op, kernel.op)}", (elements,))
 
 
 def vectors_and_products(ops: Counter) -> Counter:

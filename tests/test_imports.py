@@ -61,3 +61,17 @@ def test_no_import_goes_in_a_circle() -> None:
 
 def test_a_circle_is_found() -> None:
     assert _in_circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
+
+
+def test_rooms_of_graphs_go_one_way() -> None:
+    """Graphs, then quantization, then configs; traced programs beside those two."""
+    below = {"quantization": {"graph"}, "configs": {"graph", "quantization"}, "traced": {"graph"}, "graph": set[str]()}
+    prefix, modules = "neusight_jax.graph.", _modules()
+    for name, path in modules.items():
+        if not name.startswith(prefix):
+            continue
+        room, *inner = name.removeprefix(prefix).split(".")
+        own = room if inner or room in below else "graph"
+        imports = _imported(ast.parse(path.read_text()), modules)
+        used = {other.removeprefix(prefix).split(".")[0] for other in imports if other.startswith(prefix)}
+        assert {other if other in below else "graph" for other in used} <= {own, *below[own]}, name

@@ -15,8 +15,8 @@ from predictors import random_predictor
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
-from neusight_jax.graph.architectures import STEP_ARCHITECTURES
-from neusight_jax.graph.catalog import load_model_config
+from neusight_jax.graph.configs.architectures import STEP_ARCHITECTURES
+from neusight_jax.graph.configs.catalog import load_model_config
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.memory import footprint

@@ -13,7 +13,7 @@ from neusight_jax.cli.app import run
 from neusight_jax.cli.options import WorkloadOptions
 from neusight_jax.cli.workloads import trace_options
 from neusight_jax.errors import InputError
-from neusight_jax.graph.source_file import graph_from_source, is_source
+from neusight_jax.graph.traced.source_file import graph_from_source, is_source
 
 SOURCE = """
 from helper import WIDTH

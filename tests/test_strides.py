@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 import pytest
 
-from neusight_jax.graph import strides
-from neusight_jax.graph.operation import Operation, Value
-from neusight_jax.graph.strides import against_order, scatter
+from neusight_jax.graph.traced import strides
+from neusight_jax.graph.traced.operation import Operation, Value
+from neusight_jax.graph.traced.strides import against_order, scatter
 from neusight_jax.kernels.table import Kernel
 
 LINE = 16  # elements of 4 bytes in a fetch of 64

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import Counter
 from typing import Any
 
 import pytest
 from graphs import conv_kernels, kernels, product_flop, products
+from torch_models import ARCHITECTURES, traced
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
+from neusight_jax.forecast import unmodelled_shares
+from neusight_jax.memory import footprint
 
 
 def test_without_torch_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,12 +148,6 @@ def test_what_cannot_be_exported_is_one_line(torch: Any) -> None:
         nj.graph_from_torch(torch.nn.ReLU(), (torch.zeros(3),), mode="training")
 
 
-def _architectures() -> list[str]:
-    from torch_models import ARCHITECTURES
-
-    return list(ARCHITECTURES)
-
-
 QUICK = ("llama", "mixtral", "t5", "vit", "mamba", "clip")
 """Architectures traced in every run; the others, and these in training, are marked slow. `benchmarks/architectures.py`
 has all of both."""
@@ -163,22 +159,14 @@ has all of both."""
         *((name, "inference") for name in QUICK),
         *(
             pytest.param(name, mode, marks=pytest.mark.slow)
-            for mode, names in (("inference", set(_architectures()) - set(QUICK)), ("training", QUICK))
+            for mode, names in (("inference", set(ARCHITECTURES) - set(QUICK)), ("training", QUICK))
             for name in sorted(names)
         ),
     ],
 )
-def test_transformers_architectures(torch: Any, name: str, mode: str, record_property: Any) -> None:
+def test_transformers_architectures(name: str, mode: str, record_property: Any) -> None:
     """Forecasts of a small model of each, from its config; the share of what is not modelled is small."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    from torch_models import make
-
-    from neusight_jax.forecast import unmodelled_shares
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model, inputs = make(name, torch, transformers)
-        graph = nj.graph_from_torch(model, (), inputs, mode)
+    _, graph = traced(name, mode)
     forecast = nj.predict(load_baseline("roofline"), nj.load_gpu("V100-PCIE-32GB"), graph)
     assert forecast.total_s > 0
     columns = {**forecast.columns}
@@ -192,16 +180,29 @@ def test_transformers_architectures(torch: Any, name: str, mode: str, record_pro
     assert share < 0.05
 
 
-def test_experts_train_as_grouped_products(torch: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *((name, "inference") for name in ("resnet18", "mobilenet_v3_large")),
+        *((name, "training") for name in ("gpt2", "albert", "t5", "mixtral", "clip")),
+    ],
+)
+def test_weights_of_architectures_are_exact(name: str, mode: str) -> None:
+    """`sum(p.numel())`, to the byte; benchmarks/parameters.py has 50 architectures."""
+    model, graph = traced(name, mode)
+    parameters, found = list(model.parameters()), footprint(graph)
+    assert graph.parameters == sum(item.numel() for item in parameters)
+    assert found.weights == sum(item.numel() * item.element_size() for item in parameters)
+    if graph.mode == "training":
+        assert (found.gradients, found.optimizer) == (found.weights, 2 * found.weights)
+    assert found.buffers >= sum(item.numel() for item in model.buffers())
+
+
+def test_experts_train_as_grouped_products() -> None:
     """Mixtral's experts run as products over groups; their gradients are two products of the same size each."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    from torch_models import make
 
     def grouped(mode: str) -> tuple[float, list[str]]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model, inputs = make("mixtral", torch, transformers)
-            graph = nj.graph_from_torch(model, (), inputs, mode)
+        _, graph = traced("mixtral", mode)
         flop = sum(
             2.0 * kernel.dims["batch"] * kernel.dims["m"] * kernel.dims["n"] * kernel.dims["k"] * count
             for kernel, count in kernels(graph)
@@ -246,8 +247,8 @@ def test_embedding_bags_read_the_rows_they_pick(torch: Any) -> None:
 
 def test_an_operator_unlike_its_rule_is_not_modelled() -> None:
     """Another library may have an operator of a known name with other arguments."""
-    from neusight_jax.graph.aten import Call, kernels_of_call
-    from neusight_jax.graph.operation import Value
+    from neusight_jax.graph.traced.aten import Call, kernels_of_call
+    from neusight_jax.graph.traced.operation import Value
 
     vector = Value(0, (8,), 8.0, 4.0, "float32")
     found, modelled = kernels_of_call(Call("grouped_mm_fallback_backward", (vector,), (vector,), (vector,)))

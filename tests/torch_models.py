@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
+
+import pytest
+
+import neusight_jax as nj
 
 
 def _ids(torch: Any, batch: int = 2, length: int = 16) -> Any:
@@ -232,3 +238,18 @@ def make(name: str, torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]
     with torch.device("meta"):
         model, inputs = ARCHITECTURES[name](torch, transformers)
     return model.eval(), inputs
+
+
+@cache
+def traced(name: str, mode: str) -> tuple[Any, Any]:
+    """An architecture, or a model of torchvision, and its graph: traced once for all tests of a process."""
+    torch = pytest.importorskip("torch", reason="torch is not installed; `pip install '.[torch]'`")
+    library = "torchvision" if name in IMAGE_MODELS else "transformers"
+    models = pytest.importorskip(library, reason=f"{library} is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if name in IMAGE_MODELS:
+            model, images = make_image_model(name, torch, models)
+            return model, nj.graph_from_torch(model.eval(), (images,), mode=mode)
+        model, inputs = make(name, torch, models)
+        return model, nj.graph_from_torch(model, (), inputs, mode)

@@ -24,8 +24,8 @@ from neusight_jax.files import write_atomically
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import catalog_gpu
 from neusight_jax.gpu_file import load_named_gpu
-from neusight_jax.graph.build import graph_from_config, is_eager
-from neusight_jax.graph.catalog import list_models
+from neusight_jax.graph.configs.build import graph_from_config, is_eager
+from neusight_jax.graph.configs.catalog import list_models
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.rowwise import BINARY_OPS
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels

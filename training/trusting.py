@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.datasets.measurements import Measurements
-from neusight_jax.graph import graph_from_config
+from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice
 from neusight_jax.training.conformal import (

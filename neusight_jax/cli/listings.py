@@ -64,8 +64,8 @@ def _show_rows(kind: str, rows: list[dict[str, Any]]) -> None:
 
 def models(as_json: AsJson = False) -> None:
     """List the models of the catalog."""
-    from neusight_jax.graph.catalog import list_models, load_model_config
-    from neusight_jax.graph.sequence import longest_sequence
+    from neusight_jax.graph.configs.assumed import longest_sequence
+    from neusight_jax.graph.configs.catalog import list_models, load_model_config
 
     rows = [
         {

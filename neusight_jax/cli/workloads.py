@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from neusight_jax.cli.options import WorkloadOptions
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
+from neusight_jax.graph.configs.requests import Lengths
 from neusight_jax.graph.graph import Graph
-from neusight_jax.graph.requests import Lengths
 
 if TYPE_CHECKING:
-    from neusight_jax.graph.trace_options import TraceOptions
+    from neusight_jax.graph.traced.trace_options import TraceOptions
 
 TRACING = ("trip_count", "branch", "fp32_products", "parameters")
 """Options of functions and modules alone."""
@@ -39,7 +39,7 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
 
     Raises: `InputError` for an unusable model or workload, and for what a function's own arguments say already.
     """
-    from neusight_jax.graph.source_file import graph_from_source, is_source
+    from neusight_jax.graph.traced.source_file import graph_from_source, is_source
 
     if is_source(model):
         twice = _options(name for name in load.given() if name not in ("mode", "fused", *TRACING))
@@ -51,7 +51,7 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
     tracing = _options(name for name in load.given() if name in TRACING)
     if tracing:
         raise InputError(f"{model} is no PATH.py:FUNCTION; leave {', '.join(tracing)} out")
-    from neusight_jax.graph.build import graph_from_config
+    from neusight_jax.graph.configs.build import graph_from_config
 
     graph = graph_from_config(
         model,
@@ -74,7 +74,7 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
 
 def trace_options(load: WorkloadOptions) -> TraceOptions:
     """How to read a function or module, as a command line says."""
-    from neusight_jax.graph.trace_options import TraceOptions
+    from neusight_jax.graph.traced.trace_options import TraceOptions
 
     named = None if load.parameters is None else tuple(part.strip() for part in load.parameters.split(","))
     branch = int(load.branch) if load.branch.isdecimal() else load.branch

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph import source_file
-from neusight_jax.graph.config import read_config, whole
+from neusight_jax.graph.configs.config import read_config, whole
+from neusight_jax.graph.traced import source_file
 
 LAYER_KEYS: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")
 

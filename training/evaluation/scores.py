@@ -19,8 +19,8 @@ from neusight_jax.datasets.row_checks import OnInvalid
 from neusight_jax.forecast import predict
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_file import load_gpu
-from neusight_jax.graph import graph_from_config
-from neusight_jax.graph.source_file import is_source
+from neusight_jax.graph.configs.build import graph_from_config
+from neusight_jax.graph.traced.source_file import is_source
 from neusight_jax.intervals import predict_kernel_intervals
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.latency import latency, predict_kernels, uncovered
@@ -32,7 +32,7 @@ from neusight_jax.training.evaluation.systems import chosen_baselines, fit_basel
 from neusight_jax.trust import has_intervals
 
 if TYPE_CHECKING:
-    from neusight_jax.graph import Graph
+    from neusight_jax.graph.graph import Graph
 
 MODES: dict[str, str] = {"inf": "inference", "train": "training", "inference": "inference", "training": "training"}
 """Spellings of the mode in measurement files."""

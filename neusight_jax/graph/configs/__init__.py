@@ -1,0 +1,1 @@
+"""Models from Hugging Face configs: readers of configs, and the kernels their layers launch."""

@@ -1,0 +1,209 @@
+"""From a config and a workload to a `Graph`: the checks, the front door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from neusight_jax.arithmetic import dtype_bytes, dtype_index
+from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.architectures import ARCHITECTURES, STEP_ARCHITECTURES, model_type
+from neusight_jax.graph.configs.assumed import assumed_dtype, assumed_length
+from neusight_jax.graph.configs.catalog import load_model_config
+from neusight_jax.graph.configs.config import Config, read_config, whole
+from neusight_jax.graph.configs.fusion import fuse
+from neusight_jax.graph.configs.language import language_config
+from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
+from neusight_jax.graph.configs.step import Step, precision
+from neusight_jax.graph.configs.tape import Tape
+from neusight_jax.graph.graph import MODES, Graph, Node
+from neusight_jax.graph.quantization.quantization import has_quantization, read_quantization
+from neusight_jax.graph.quantization.scheme import stored_as
+
+
+def trace(
+    config: str | Path | Mapping[str, Any],
+    batch_size: int,
+    sequence_length: int,
+    mode: str = "inference",
+    dtype: str = "fp32",
+) -> tuple[Config, tuple[Node, ...]]:
+    """The config and its nodes of an eager model, those included that launch nothing but the reference charges."""
+    parsed = read_config(config)
+    return parsed, tuple(_tape(parsed, batch_size, sequence_length, mode, dtype).nodes)
+
+
+def _tape(config: Config, batch_size: int, sequence_length: Lengths, mode: str, dtype: str) -> Tape:
+    batch, sequence = whole("batch_size", batch_size), whole("sequence_length", sequence_length)
+    if mode not in MODES:
+        raise InputError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
+    tape = Tape(mode == "training", dtype_bytes(dtype))
+    ARCHITECTURES[model_type(config, ARCHITECTURES)](tape, config, batch, sequence)
+    return tape
+
+
+def is_eager(model: str) -> bool:
+    """Whether a model of the catalog is recorded as eager PyTorch runs it, in fp32."""
+    return load_model_config(model)["model_type"] in ARCHITECTURES
+
+
+def graph_from_config(
+    config: str | Path | Mapping[str, Any],
+    batch_size: int = 1,
+    sequence_length: Lengths | None = None,
+    mode: str = "inference",
+    dtype: str | None = None,
+    fused: bool = False,
+    *,
+    kv_length: Lengths | None = None,
+    weight_dtype: str | None = None,
+    kv_dtype: str | None = None,
+    tensor_parallel: int = 1,
+    expert_parallel: int = 1,
+) -> Graph:
+    """Operator graph of a model from its config.
+
+    Args:
+      config: a catalog name (`list_models()`), the path of a config.json, or a mapping with Hugging Face keys.
+      batch_size: sequences, or requests.
+      sequence_length: of the input: one number, or for decoders one for each request. In mode "decode" each request has
+        one new token, and this is the length of its sequence. If None, 2,048 for decoders, or as many positions as they
+        have, and the longest of all other models.
+      mode: "inference" (forward, all logits), "training" (forward and backward, gradients accumulated, no optimizer
+        step); decoders also "prefill" and "decode", one step of a serving engine.
+      dtype: of the arithmetic of matrix products, and of all tensors that nothing else is said of; if None, that of a
+        decoder's config (bf16 if it says none), and fp32 of all other models. With fp8, fp4 or int8 products,
+        activations are bf16; see `step.precision`.
+      fused: merge elementwise chains as a compiler would, instead of eager kernels. Decoders and ViT always run the
+        fused kernels of their frameworks.
+      kv_length: keys the last new token of a request sees, itself included, where not `sequence_length`: one number or
+        one for each request; modes "prefill" and "decode".
+      weight_dtype: what weights of matrix products are stored in (`scheme.WEIGHT_DTYPES`), where not as the config's
+        `quantization_config`, or else `dtype`, has it. Where narrower than `dtype` products widen them (weight-only).
+      kv_dtype: of the KV cache, likewise.
+      tensor_parallel, expert_parallel: devices the layers, and the experts, are split over; the graph is one device's
+        part. Collectives are not modelled.
+    Raises: InputError for an unusable config or workload.
+    """
+    parsed = language_config(read_config(config))
+    kind = model_type(parsed)
+    dtype, notes = assumed_dtype(parsed, dtype)
+    sequence_length, more = assumed_length(parsed, sequence_length, mode, kv_length)
+    parsed.notes = [*notes, *more, *parsed.notes]
+    if kind in STEP_ARCHITECTURES:
+        split = (whole("tensor_parallel", tensor_parallel), whole("expert_parallel", expert_parallel))
+        return _step_graph(
+            parsed, kind, batch_size, sequence_length, mode, dtype, kv_length, weight_dtype, kv_dtype, split
+        )
+    given = {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype}
+    _refuse_for_eager(parsed, kind, mode, given, tensor_parallel=tensor_parallel, expert_parallel=expert_parallel)
+    tape = _tape(parsed, batch_size, sequence_length, mode, dtype)
+    nodes = fuse(tape.nodes) if fused else tape.nodes
+    return Graph(
+        name=parsed.name,
+        nodes=tuple(node for node in nodes if any(node.phases)),
+        mode=mode,
+        dtype=dtype,
+        batch_size=int(batch_size),
+        sequence_length=whole("sequence_length", sequence_length),
+        fused=bool(fused),
+        notes=tuple(parsed.notes),
+        parameters=tape.parameters,
+    )
+
+
+def _refuse_for_eager(config: Config, kind: str, mode: str, given: Mapping[str, Any], **split: int) -> None:
+    """`InputError` for what only decoders have."""
+    if mode in STEP_MODES and mode not in MODES:
+        raise InputError(
+            f"{config.name}: mode {mode} is for decoders such as llama or qwen3; {kind} has inference and training"
+        )
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{config.name}: {name} is for decoders; leave it out for {kind}")
+    for name, devices in split.items():
+        if devices != 1:
+            raise InputError(f"{config.name}: {name} is for decoders; leave it out for {kind}")
+    if has_quantization(config.values):
+        raise InputError(f"{config.name}: its quantization_config is read for decoders only; take it out for {kind}")
+
+
+def _step_graph(
+    config: Config,
+    kind: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    mode: str,
+    dtype: str,
+    kv_length: Lengths | None,
+    weight_dtype: str | None,
+    kv_dtype: str | None,
+    split: tuple[int, int],
+) -> Graph:
+    allowed = MODES if kind == "vit" else STEP_MODES
+    if mode not in allowed:
+        raise InputError(f"mode is {mode!r}, expected one of {', '.join(allowed)}")
+    if kind == "vit" and split != (1, 1):
+        raise InputError(f"{config.name}: tensor_parallel and expert_parallel are for decoders; leave them out for vit")
+    for name in (dtype, kv_dtype):
+        if name is not None:
+            dtype_index(name)
+    if weight_dtype is not None:
+        stored_as(weight_dtype)
+    batch = requests(batch_size, sequence_length, mode, kv_length)
+    said = read_quantization(config.name, config.values) if weight_dtype is None else None
+    dtypes = precision(dtype, weight_dtype, kv_dtype, said)
+    step = Step(batch, dtypes, mode, said)
+    STEP_ARCHITECTURES[kind](step, config, *split)
+    options = {
+        "new_tokens": _short(batch.queries),
+        "kv_length": _short(batch.context),
+        "weight_dtype": "/".join(scheme.name for scheme in step.ledger.schemes) or step.precision.weights,
+        "quantization": None if said is None else said.method,
+        "kv_dtype": step.precision.kv_cache,
+        "tensor_parallel": split[0],
+        "expert_parallel": split[1],
+    }
+    return Graph(
+        name=config.name,
+        nodes=tuple(step.nodes),
+        mode=mode,
+        dtype=step.precision.products,
+        batch_size=len(batch.queries),
+        sequence_length=max(batch.context),
+        fused=True,
+        tokens=batch.tokens,
+        footprint=step.footprint(),
+        options=options,
+        notes=(
+            *config.notes,
+            *class_notes(config),
+            *step.weight_notes(weight_dtype, has_quantization(config.values)),
+            *parallel_notes(*split),
+        ),
+        parameters=step.parameters,
+    )
+
+
+def _short(lengths: tuple[int, ...]) -> int | list[int]:
+    """One number where all requests have it."""
+    return lengths[0] if len(set(lengths)) == 1 else list(lengths)
+
+
+def class_notes(config: Config) -> tuple[str, ...]:
+    """Which sizes a config left to its class."""
+    sizes = {key: config.assumed[key] for key in config.defaults if config.assumed.get(key)}
+    sizes = {key: value for key, value in sizes.items() if not isinstance(value, str)}
+    told = [f"{key} {str(value).lower()}" for key, value in sizes.items()]
+    if not told:
+        return ()
+    return (f"not in the config, defaults of {config.values['model_type']}: {', '.join(told)}",)
+
+
+def parallel_notes(tensor_parallel: int, expert_parallel: int) -> tuple[str, ...]:
+    """What a forecast of one device's part leaves out; nothing for a model that is not split."""
+    if tensor_parallel == expert_parallel == 1:
+        return ()
+    devices = tensor_parallel * expert_parallel
+    return (f"one of {devices} GPUs' part: the collectives between them are not in this forecast",)

@@ -1,0 +1,222 @@
+"""Decoder-only language models: which types there are, and one step of any of them, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from neusight_jax.graph.configs.blocks import (
+    Attention,
+    Compressed,
+    Decoder,
+    DeltaNet,
+    Dense,
+    Experts,
+    Latent,
+    Layer,
+    Mamba2,
+    Square,
+)
+from neusight_jax.graph.configs.config import Config
+from neusight_jax.graph.configs.families import TRAITS, read_family
+from neusight_jax.graph.configs.feed_forward import write_dense, write_experts
+from neusight_jax.graph.configs.hybrids import read_granite_hybrid, read_kimi_linear, read_nemotron_h, read_qwen_hybrid
+from neusight_jax.graph.configs.indexing import write_compressed
+from neusight_jax.graph.configs.latent_models import LATENT_TYPES, read_deepseek_v4, read_latent
+from neusight_jax.graph.configs.mixers import write_attention, write_latent, write_square
+from neusight_jax.graph.configs.parallel import check_split, part_of
+from neusight_jax.graph.configs.positions import positions_of
+from neusight_jax.graph.configs.recurrent import write_delta, write_mamba2
+from neusight_jax.graph.configs.step import Step
+from neusight_jax.graph.configs.variants import (
+    read_gemma4,
+    read_llama4,
+    read_mimo_v2,
+    read_minimax_m3,
+    read_nemotron_nas,
+    read_step3,
+)
+
+READERS: dict[str, Callable[[Config], Decoder]] = {
+    **dict.fromkeys(TRAITS, read_family),
+    **dict.fromkeys(LATENT_TYPES, read_latent),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), read_qwen_hybrid),
+    "deepseek_v4": read_deepseek_v4,
+    "llama4_text": read_llama4,
+    "gemma4_text": read_gemma4,
+    "mimo_v2_flash": read_mimo_v2,
+    "step3p5": read_step3,
+    "minimax_m3_vl_text": read_minimax_m3,
+    "nemotron-nas": read_nemotron_nas,
+    "nemotron_h": read_nemotron_h,
+    "kimi_linear": read_kimi_linear,
+    "granitemoehybrid": read_granite_hybrid,
+}
+"""Readers by `model_type`. A new type is one row here, and a new reader where its layers are not a row of a table."""
+MODEL_TYPES: tuple[str, ...] = tuple(READERS)
+"""Types of decoders."""
+WRITERS: dict[type, Callable[[Step, Any, int], None]] = {
+    Attention: write_attention,
+    Latent: write_latent,
+    Compressed: write_compressed,
+    DeltaNet: write_delta,
+    Mamba2: write_mamba2,
+    Square: write_square,
+    Dense: write_dense,
+}
+"""Writers of what stands in a layer; that of experts needs to know how they are split."""
+UNMEASURED: tuple[tuple[type, str], ...] = (
+    (DeltaNet, "linear attention with the delta rule"),
+    (Mamba2, "state-space scans"),
+    (Compressed, "attention over compressed tokens"),
+)
+"""Layers none of whose own kernels was measured."""
+
+
+def read_decoder(config: Config, context: int) -> Decoder:
+    """Sizes from a config; `InputError` naming the key that is missing, or a `context` beyond the model's."""
+    model = READERS[str(config.values["model_type"])](config)
+    config.limit_sequence(context, "max_position_embeddings", positions=positions_of(config))
+    return model
+
+
+def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
+    """Write one step of a decoder.
+
+    `tensor_parallel`, `expert_parallel`: devices the layers, or the experts, are split over; what one of them does.
+    """
+    model = read_decoder(config, max(step.requests.context))
+    check_split(config.name, model, expert_parallel)
+    parts = {layer: part_of(config.name, layer, tensor_parallel) for layer in model.layers}
+    tokens = step.requests.tokens
+    vocabulary = -(-model.vocabulary // tensor_parallel)
+    step.weight(float(vocabulary) * model.hidden)
+    step.stream("embedding", "stream", "embedding", tokens, model.hidden, 1, 1)
+    _layer_embedding(step, model, -(-model.layer_vocabulary // tensor_parallel))
+    names = _section_names(list(model.layers))
+    for layer, numbers in model.layers.items():
+        with step.section(names[layer], len(numbers), numbers):
+            _layer(step, model, parts[layer], expert_parallel)
+    if model.streams > 1:
+        _collapse(step, "streams", model, model.streams)
+        step.weight(model.streams + 1)
+    _norm(step, "norm", model, residual=True)
+    rows = len(step.requests.queries) if step.serving else tokens
+    own, bias = step.precision.activations, vocabulary * model.head_bias
+    step.linear("head", rows, vocabulary, model.hidden, dtype=own, tied=model.tied, bias=bias)
+    if step.serving:
+        step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
+    config.notes += _notes(config, model)
+
+
+def _notes(config: Config, model: Decoder) -> list[str]:
+    notes = []
+    mixers = [layer.mixer for layer in model.layers]
+    unmeasured = [word for kind, word in UNMEASURED if any(isinstance(mixer, kind) for mixer in mixers)]
+    if any(getattr(mixer, "indexer", None) for mixer in mixers):
+        unmeasured.append("attention over keys an indexer chose")
+    if model.residual_block:
+        unmeasured.append("attention residuals (their weights, a few vectors a layer, are not counted)")
+    if unmeasured:
+        notes.append(f"never measured, forecast as products and streams: {', '.join(unmeasured)}")
+    # Layers that only serve to guess further tokens.
+    key = config.first("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "num_mtp_layers")
+    if isinstance(config.values.get(key), int) and config.values[key] > 0:
+        notes.append(f"multi-token prediction ({key} {config.values[key]}) is left out, time and parameters")
+    return notes
+
+
+def _section_names(layers: list[Layer]) -> dict[Layer, str]:
+    """Sections named after what tells the kinds of layers of a model apart."""
+    names: dict[Layer, str] = {}
+    for layer in layers:
+        words = ["layer", *_words(layer, len(layers) > 1)]
+        name, again = "_".join(words), 2
+        while name in names.values():
+            name, again = f"{'_'.join(words)}_{again}", again + 1
+        names[layer] = name
+    return names
+
+
+def _words(layer: Layer, several: bool) -> list[str]:
+    mixer, block = layer.mixer, layer.feed_forward
+    words = []
+    if isinstance(mixer, Attention):
+        words += ["window"] * bool(mixer.window) + ["chunk"] * bool(mixer.chunk)
+        words += ["attention"] * (block is None)
+    words += ["linear"] * isinstance(mixer, DeltaNet) + ["mamba"] * isinstance(mixer, Mamba2)
+    words += ["compressed"] * (isinstance(mixer, Compressed) and mixer.ratio > 0)
+    words += ["indexed"] * bool(getattr(mixer, "indexer", None))
+    words += ["mlp"] * (mixer is None and isinstance(block, Dense))
+    words += ["experts"] * (isinstance(block, Experts) and several)
+    return words
+
+
+def _layer(step: Step, model: Decoder, layer: Layer, expert_parallel: int) -> None:
+    hidden = model.hidden
+    if layer.mixer is not None:
+        if not layer.post_norm:
+            _before(step, "attention", model)
+        WRITERS[type(layer.mixer)](step, layer.mixer, hidden)
+        if layer.sandwich or layer.post_norm:
+            _norm(step, "attention_post_norm", model, residual=layer.post_norm)
+    block = layer.feed_forward
+    if block is None:
+        return
+    if not (layer.parallel or layer.post_norm):
+        _before(step, "mlp", model)
+    if isinstance(block, Experts):
+        write_experts(step, block, hidden, expert_parallel)
+    else:
+        WRITERS[type(block)](step, block, hidden)
+    if layer.sandwich or layer.post_norm:
+        _norm(step, "mlp_post_norm", model, residual=layer.post_norm)
+    if model.layer_inputs:
+        _layer_input(step, model)
+
+
+def _before(step: Step, name: str, model: Decoder) -> None:
+    """The norm before a block, and with residual streams the weights that mix them."""
+    streams = model.streams
+    if model.residual_block:
+        # A token attends to the sums of the blocks before it: half of them on average, and its own.
+        seen = 1.0 + model.depth / model.residual_block / 2.0
+        step.stream(f"{name}_residuals", "stream", "pointwise", step.requests.tokens, model.hidden, seen, 1)
+    if streams > 1:
+        _collapse(step, f"{name}_streams", model, streams * (streams + 2))
+        step.weight(streams * (streams + 2) + 3)
+        mixed = f"{name}_streams_mix"
+        step.stream(mixed, "stream", "pointwise", step.requests.tokens, model.hidden, streams + 1, streams)
+    _norm(step, f"{name}_norm", model, residual=True)
+
+
+def _collapse(step: Step, name: str, model: Decoder, features: int) -> None:
+    """Weights of the residual streams made from all of them, and the streams summed to one."""
+    tokens, wide = step.requests.tokens, model.streams * model.hidden
+    step.linear(name, tokens, features, wide, dtype=step.precision.activations)
+    step.stream(f"{name}_sum", "stream", "pointwise", tokens, model.hidden, model.streams, 1)
+
+
+def _norm(step: Step, name: str, model: Decoder, *, residual: bool = False) -> None:
+    step.norm(name, step.requests.tokens, model.hidden, residual=residual)
+    step.weight((model.norm_weights - 1) * model.hidden)
+
+
+def _layer_embedding(step: Step, model: Decoder, vocabulary: int) -> None:
+    """Embeddings that every layer has of its own, looked up together and joined with a projection of the usual one."""
+    if not model.layer_inputs:
+        return
+    tokens, wide = step.requests.tokens, model.depth * model.layer_inputs
+    step.weight(float(vocabulary) * wide)
+    step.stream("layer_embedding", "stream", "embedding", tokens, wide, 1, 1)
+    step.linear("layer_projection", tokens, wide, model.hidden)
+    step.norm("layer_projection_norm", tokens * model.depth, model.layer_inputs)
+
+
+def _layer_input(step: Step, model: Decoder) -> None:
+    """The layer's own embedding: gated by the token, projected to the model's width, normed."""
+    tokens, width = step.requests.tokens, model.layer_inputs
+    step.linear("layer_input.gate", tokens, width, model.hidden)
+    step.stream("layer_input.activation", "stream", "pointwise", tokens, width, 2, 1)
+    step.linear("layer_input.up", tokens, model.hidden, width)
+    step.norm("layer_input.norm", tokens, model.hidden, residual=True)

@@ -1,0 +1,84 @@
+"""GPT-2 and GPT-3: decoder-only, pre-norm, fused query-key-value projection (Hugging Face GPT2LMHeadModel)."""
+
+from __future__ import annotations
+
+from neusight_jax.graph.configs.config import Config
+from neusight_jax.graph.configs.layers import ACTIVATIONS, activation, heads, keys, merge_heads, permuted, sliced
+from neusight_jax.graph.configs.tape import Tape, Tensor
+from neusight_jax.graph.graph import Traced
+from neusight_jax.graph.kernel import stream
+
+
+def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
+    """Write a forward (and backward) pass on the tape."""
+    hidden, num_heads = config.size("n_embd"), config.size("n_head")
+    config.head_size("n_embd", "n_head")
+    positions = config.limit_sequence(sequence, "n_positions")
+    vocabulary, layers = config.size("vocab_size"), config.size("n_layer")
+    inner = config.size("n_inner", 4 * hidden)
+    act = config.choice("activation_function", "gelu_new", ACTIVATIONS)
+    config.require("add_cross_attention", False, False)
+    attn_drop, embed_drop = config.rate("attn_pdrop", 0.1), config.rate("embd_pdrop", 0.1)
+    resid_drop = config.rate("resid_pdrop", 0.1)
+
+    tape.small("position_ids", "fill", (1, sequence), 0)
+    tokens = tape.embedding("token_embedding", (batch, sequence), (vocabulary, hidden))
+    places = tape.embedding("position_embedding", (1, sequence), (positions, hidden), traced=False)
+    x = tape.binary("embedding_add", "add", tokens, places)
+    x = tape.dropout("embedding_dropout", x, embed_drop)
+
+    with tape.section("layer", layers):
+        residual = x
+        x = tape.norm("norm_1", x)
+        qkv = tape.linear("attention.qkv", x, 3 * hidden)
+        # Gradients of q, k and v: each copied out of its heads, then joined.
+        parts = [stream("memory", "copy", x.shape, 1, 1, 3), stream("memory", "copy", qkv.shape, 1, 1)]
+        part = Traced("MEM", ((1,),), x.shape)
+        tape.views("attention.split", [part, part, part], parts)
+        query = heads(qkv.view(batch, sequence, 3 * hidden), 3 * num_heads)
+        query = Tensor(query.name, (batch, num_heads, sequence, hidden // num_heads))
+        scores = _scores(tape, config, query, positions)
+        probabilities = tape.softmax("attention.softmax", scores)
+        probabilities = tape.dropout("attention.dropout", probabilities, attn_drop)
+        context = tape.matmul(
+            "attention.context", probabilities, query, copies=permuted(query), backward_copies=permuted(query)
+        )
+        x = merge_heads(tape, "attention.merge", context)
+        x = tape.linear("attention.output", x, hidden)
+        x = tape.dropout("attention.output_dropout", x, resid_drop)
+        x = middle = tape.binary("attention.residual", "add", x, residual)
+        x = tape.norm("norm_2", x)
+        x = tape.linear("mlp.up", x, inner)
+        x = activation(tape, "mlp.activation", x, act)
+        x = tape.linear("mlp.down", x, hidden)
+        x = tape.dropout("mlp.dropout", x, resid_drop)
+        x = tape.binary("mlp.residual", "add", x, middle)
+        tape.gradient_sum("attention.gradient_sum", residual, 2)
+        tape.gradient_sum("mlp.gradient_sum", middle, 2)
+
+    x = tape.norm("norm", x)
+    tape.linear("head", x, vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))
+
+
+def _scores(tape: Tape, config: Config, query: Tensor, positions: int) -> Tensor:
+    """Scores of queries and keys, scaled, with the causal mask; `positions`: rows of the mask that is sliced."""
+    scores = tape.matmul("attention.scores", query, keys(query), copies=permuted(query, keys(query)))
+    if config.flag("scale_attn_weights", True):
+        tape.small("attention.scale_value", "fill", (1, 1), 0)
+        scores = tape.unary("attention.scale", "divu", scores, traced="VECdiv", extra=[(1,)])
+    if config.flag("scale_attn_by_inverse_layer_idx", False):
+        scores = tape.unary("attention.layer_scale", "divu", scores)
+    tape.small("attention.mask_value", "fill", (1, 1), 0)
+    mask = Tensor("causal_mask", (1, 1, *scores.shape[2:]), False)
+    window = sliced((1, 1, positions, positions), mask.shape, (1,), (1,))
+    share = tape.mask_share * mask.elements / scores.elements
+    return tape.emit(
+        "attention.mask",
+        "where",
+        [scores, mask],
+        scores.shape,
+        [stream("memory", "where", scores.shape, 1 + share, 1)],
+        [stream("memory", "where", scores.shape, 1 + share, 1)],
+        traced=[window, Traced("MEM", (mask.shape, scores.shape, (1,)), scores.shape)],
+        fuse="pointwise",
+    )

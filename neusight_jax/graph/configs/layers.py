@@ -1,0 +1,56 @@
+"""Pieces that several architectures share: activations, attention scores, small masks."""
+
+from __future__ import annotations
+
+from neusight_jax.graph.configs.tape import Tape, Tensor
+from neusight_jax.graph.graph import Shape, Traced
+
+ACTIVATIONS: tuple[str, ...] = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+"""Activation names of the configs that are understood; `gelu_new` is unrolled into eight kernels."""
+
+
+def activation(tape: Tape, name: str, x: Tensor, kind: str) -> Tensor:
+    """The activation function of a feed-forward block."""
+    if kind == "relu":
+        return tape.unary(name, "relu", x)
+    if kind != "gelu_new":
+        return tape.unary(name, "gelu", x)
+    half = tape.unary(f"{name}.half", "mulu", x)
+    cube = tape.unary(f"{name}.cube", "powu", x)
+    cube = tape.unary(f"{name}.cube_scale", "mulu", cube)
+    inner = tape.binary(f"{name}.inner", "add", x, cube)
+    inner = tape.unary(f"{name}.inner_scale", "mulu", inner)
+    inner = tape.unary(f"{name}.tanh", "tanh", inner)
+    inner = tape.unary(f"{name}.shift", "addu", inner)
+    out = tape.binary(f"{name}.product", "mul", half, inner)
+    tape.gradient_sum(f"{name}.gradient_sum", x, 3)
+    return out
+
+
+def heads(x: Tensor, num_heads: int) -> Tensor:
+    """(batch, sequence, heads·D) seen as (batch, heads, sequence, D)."""
+    batch, sequence, width = x.shape
+    return x.view(batch, num_heads, sequence, width // num_heads)
+
+
+def keys(x: Tensor) -> Tensor:
+    """(batch, heads, sequence, D) seen as (batch, heads, D, sequence)."""
+    batch, num_heads, sequence, size = x.shape
+    return x.view(batch, num_heads, size, sequence)
+
+
+def permuted(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Those of the permuted 4-D tensors that torch.matmul copies: all of them, unless the batch is 1."""
+    return tuple(item for item in tensors if item.shape[0] > 1)
+
+
+def merge_heads(tape: Tape, name: str, x: Tensor, *, traced: bool = True) -> Tensor:
+    """(batch, heads, sequence, D) copied to (batch, sequence, heads·D)."""
+    batch, num_heads, sequence, size = x.shape
+    merged = tape.copy(name, x.view(batch, sequence, num_heads, size), traced=traced)
+    return merged.view(batch, sequence, num_heads * size)
+
+
+def sliced(source: Shape, out: Shape, *extra: Shape) -> Traced:
+    """A slice or new axis as the reference charges it: traffic of all tensors listed."""
+    return Traced("MEM", (source, *extra), out)

@@ -1,0 +1,76 @@
+"""One device's part of a layer under tensor and expert parallelism, the fullest device's where parts are unequal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.blocks import (
+    Attention,
+    Compressed,
+    Decoder,
+    DeltaNet,
+    Dense,
+    Experts,
+    Latent,
+    Layer,
+    Mamba2,
+)
+
+SPLIT: dict[type, dict[str, str]] = {
+    Attention: {"heads": "heads"},
+    Latent: {"heads": "heads"},
+    Compressed: {"output_groups": "groups of the output projection", "heads": "heads"},
+    DeltaNet: {"key_heads": "key heads of linear attention"},
+    Mamba2: {"heads": "state-space heads"},
+    Dense: {"inner": "features of the feed-forward block"},
+    Experts: {
+        "inner": "features of an expert",
+        "shared": "features of the shared expert",
+        "beside": "features of the feed-forward block",
+    },
+}
+"""What of a layer splits evenly or not at all, and how people call it; the rest is on every device."""
+SHARED: dict[type, str] = {Attention: "kv_heads", Mamba2: "groups"}
+"""Heads that several of the others share: every device holds those its own need."""
+
+
+def check_split(name: str, model: Decoder, expert_parallel: int) -> None:
+    """`InputError` where experts do not split over devices."""
+    experts = next((layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)), None)
+    if experts is None and expert_parallel > 1:
+        raise InputError(f"{name} has no experts; leave expert_parallel out")
+    if experts is not None and experts.count % expert_parallel:
+        raise InputError(
+            f"{name}: {experts.count} experts do not split over expert_parallel={expert_parallel}; expected a divisor"
+        )
+
+
+def part_of(name: str, layer: Layer, devices: int) -> Layer:
+    """One of `devices` parts of a layer."""
+    parts = (_part(name, part, devices) for part in (layer.mixer, layer.feed_forward))
+    return layer if devices == 1 else replace(layer, mixer=next(parts), feed_forward=next(parts))
+
+
+def _part(name: str, part: Any, devices: int) -> Any:
+    kind = type(part)
+    if kind not in SPLIT:
+        return part
+    own = {}
+    for size, what in SPLIT[kind].items():
+        count = getattr(part, size)
+        if count % devices:
+            raise InputError(f"{name}: {count} {what} do not split over {devices} GPUs; expected a divisor")
+        own[size] = count // devices
+    if kind in SHARED:
+        own[SHARED[kind]] = _shared_heads(part.heads, getattr(part, SHARED[kind]), own["heads"])
+    if isinstance(part, DeltaNet):
+        own["value_heads"] = part.value_heads // devices
+    return replace(part, **own)
+
+
+def _shared_heads(heads: int, shared: int, local: int) -> int:
+    """Most shared heads that `local` neighbouring heads need."""
+    group = max(heads // shared, 1)
+    return max((first + local - 1) // group - first // group + 1 for first in range(0, heads, local))

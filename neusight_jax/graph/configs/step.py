@@ -1,0 +1,349 @@
+"""Step: writes down one step of a transformer as a serving or training framework runs it, with fused kernels.
+
+Norms take the residual sum with them, attention is one kernel, the gate of a feed-forward block another. Matrix
+products have a dtype of their own, everything between them that of the activations. Weights may be stored narrower than
+their products run: all of them alike (`Precision.weights`), or module by module (`quantization`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from neusight_jax.arithmetic import DTYPES, dtype_bytes
+from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.blocks import Experts
+from neusight_jax.graph.configs.requests import Requests
+from neusight_jax.graph.configs.writer import Writer
+from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Operand
+from neusight_jax.graph.kernel import attention_kernels, matrix_product
+from neusight_jax.graph.quantization.quantization import Quantization
+from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
+from neusight_jax.kernels.attention import attention_dims
+from neusight_jax.kernels.family import WEIGHT_SHARE
+from neusight_jax.kernels.grouped_gemm import expert_dims
+from neusight_jax.kernels.table import Kernel
+
+NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
+"""Dtypes of products only: activations beside them are bf16."""
+FLASH: tuple[str, ...] = ("bf16", "fp16")
+"""Activations that fused attention takes; others run as two products and a softmax."""
+UNGRAPHED: dict[str, str] = {"layernorm": "norm", "softmax": "softmax", "embedding": "memory"}
+"""Families of row-wise operators beside fp32 products; all others are elementwise."""
+BACKWARD_ATTENTION = 2.5
+"""Products of the gradient of fused attention over those of its forward pass: five for two."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Dtypes of a step: its products, weights as stored where the model has no quantization, activations, KV cache."""
+
+    products: str
+    weights: str
+    activations: str
+    kv_cache: str
+
+
+def precision(
+    dtype: str, weight_dtype: str | None = None, kv_dtype: str | None = None, quantization: Quantization | None = None
+) -> Precision:
+    """Dtypes of a step: `dtype` is that of the arithmetic, what is not said of the rest follows.
+
+    Activations are bf16 beside eight- and four-bit products. The KV cache of an fp8 or fp4 model is fp8. Weights that
+    are stored narrower than `dtype` are widened to it in the products (weight-only); those stored in another dtype,
+    as wide or wider, are multiplied in their own. A quantized model says the rest itself: its KV cache where it does,
+    and weights by module; what it leaves alone is as wide as the activations.
+    """
+    activations = "bf16" if dtype in NARROW else dtype
+    said = None if quantization is None else quantization.read.kv_cache
+    cache = kv_dtype or said or ("fp8" if dtype in ("fp8", "fp4") else activations)
+    if quantization is not None:
+        return Precision(dtype, activations, activations, cache)
+    weights = weight_dtype or dtype
+    narrower = stored_as(weights).bits < 8.0 * dtype_bytes(dtype) or weights not in DTYPES
+    return Precision(dtype if narrower else weights, weights, activations, cache)
+
+
+class Step(Writer):
+    """Nodes of one step, in order.
+
+    Attributes:
+      requests, precision, mode, quantization: the workload.
+      training: whether backward kernels are written.
+      serving: whether the KV cache is kept after the step, and of the logits those of each request's last token only.
+      parameters, parameter_bytes: of the weights; cache_bytes: of the KV cache.
+      ledger: how weights are stored, for the notes.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        precision: Precision,
+        mode: str = "inference",
+        quantization: Quantization | None = None,
+    ) -> None:
+        super().__init__(mode == "training")
+        self.requests, self.precision, self.mode = requests, precision, mode
+        self.serving = mode in ("prefill", "decode")
+        self.quantization = quantization
+        self.parameters = self.parameter_bytes = self.cache_bytes = 0.0
+        self.ledger = Ledger()
+        if self.training and (quantization is not None or self._narrow):
+            stored = f"{precision.weights} weights" if quantization is None else f"weights in {quantization.method}"
+            raise InputError(
+                f"{stored} are not trained; expected weight_dtype (--weight-dtype) bf16, say, for the model before "
+                "quantization, or a forward pass"
+            )
+
+    def weight_notes(self, asked: str | None, quantized: bool) -> tuple[str, ...]:
+        """How weights are stored, where a config says so or they are narrower than their products.
+
+        Args:
+          asked: the dtype asked for, if any; quantized: whether the config has a quantization.
+        """
+        if self.quantization is not None:
+            method = self.quantization.method
+            blind = [node for node in self.ledger.nodes if self.quantization.blind(node)]
+            guessed = (f"{method} goes by module names; those of {', '.join(blind)} are guessed",) if blind else ()
+            return (self.ledger.sentence(method, self.precision.activations), *guessed)
+        if asked is None or not (quantized or self._narrow):
+            return ()
+        means = "as asked for, in place of the config's quantization" if quantized else "as asked for"
+        return (self.ledger.sentence(means, self.precision.activations),)
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether all weights are stored narrower than their products run."""
+        return stored_as(self.precision.weights).bits < 8.0 * dtype_bytes(self.precision.products)
+
+    def footprint(self) -> Footprint:
+        """Memory of the step. Training keeps every node's output, fp32 master weights and Adam's moments."""
+        size = dtype_bytes(self.precision.activations)
+        outputs = [float(np.prod(node.shape)) * size for node in self.nodes]
+        kept = sum(output * node.repeat for output, node in zip(outputs, self.nodes, strict=True))
+        mixed = dtype_bytes(self.precision.products) < 4.0
+        return Footprint(
+            weights=self.parameter_bytes,
+            gradients=self.parameter_bytes if self.training else 0.0,
+            optimizer=self.parameters * (OPTIMIZER_BYTES + 4.0 * mixed) if self.training else 0.0,
+            activations=kept if self.training else 2.0 * max(outputs),
+            kv_cache=0.0 if self.training or not self.serving else self.cache_bytes,
+            runtime=RUNTIME_BYTES,
+        )
+
+    def emit(
+        self,
+        name: str,
+        op: str,
+        forward: Sequence[Kernel],
+        backward: Sequence[Kernel] = (),
+        weight_gradient: Sequence[Kernel] = (),
+        shape: tuple[int, ...] = (1,),
+    ) -> None:
+        """Write a node."""
+        operands = (Operand("input", int(np.prod(shape)), True),)
+        self.write(name, op, (forward, backward, weight_gradient), operands, shape)
+
+    def weight(self, elements: float) -> None:
+        """Count parameters in the dtype of the activations, of a layer that runs as often as the section says."""
+        self._count(elements, elements * dtype_bytes(self.precision.activations))
+
+    def _count(self, elements: float, stored_bytes: float) -> None:
+        self.parameters += elements * self.repeat
+        self.parameter_bytes += stored_bytes * self.repeat
+
+    def stored(self, name: str, dtype: str | None = None, tied: bool = False) -> list[Stored]:
+        """How the layers of this section hold the weights of a node; `dtype`: of those that are not quantized."""
+        shares: dict[Scheme | None, float] = {None: 1.0}
+        if self.quantization is not None and not tied:
+            shares = self.quantization.shares(name, self.layers)
+        return [self._stored(share, scheme, dtype) for scheme, share in shares.items()]
+
+    def _stored(self, share: float, scheme: Scheme | None, dtype: str | None) -> Stored:
+        own = self.precision
+        if scheme is None:
+            if dtype is not None or self.quantization is not None:
+                plain = dtype or own.activations
+                return Stored(share, stored_as(plain), plain, plain=True)
+            return Stored(share, stored_as(own.weights), own.products)
+        if own.products in NARROW and 8.0 * dtype_bytes(own.products) >= scheme.bits:
+            return Stored(share, scheme, own.products)
+        return Stored(share, scheme, scheme.arithmetic or own.activations, own.activations if scheme.arithmetic else "")
+
+    def linear(
+        self,
+        name: str,
+        rows: int,
+        features: int,
+        width: int,
+        *,
+        bias: float = 0.0,
+        dtype: str | None = None,
+        tied: bool = False,
+    ) -> None:
+        """Product of `rows` × `width` activations with a weight of `features` × `width`.
+
+        Args:
+          bias: elements of biases and the like; tied: whether the weight is counted elsewhere.
+        """
+        forward, backward, gradient = [], [], []
+        for part in self.stored(name, dtype, tied):
+            elements = float(features) * width
+            if not tied:
+                self._count(elements * part.share, part.scheme.weight_bytes(features, width) * part.share)
+            self.ledger.add(name, part, elements * self.repeat)
+            product, narrow = self._product(part, rows, features, width), part.weight_share(features, width, part.dtype)
+            forward.append(product)
+            backward.append(matrix_product(1, rows, width, features, part.dtype, part.share, narrow))
+            gradient.append(matrix_product(1, features, width, rows, part.dtype, part.share))
+        self.emit(name, "linear", forward, backward, gradient, (rows, features))
+        self.weight(bias)
+
+    def _product(self, part: Stored, rows: int, features: int, width: int) -> Kernel:
+        def product(dtype: str) -> Kernel:
+            share = part.weight_share(features, width, dtype)
+            return matrix_product(1, rows, features, width, dtype, part.share, share)
+
+        return replace(product(part.dtype), instead=product(part.instead) if part.instead else None)
+
+    def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
+        """A batch of products with weights of `features` × `width` each, in the dtype of the activations.
+
+        Engines widen such weights when they load a quantized model.
+        """
+        own = self.precision.activations
+        self.weight(float(batch) * features * width)
+        self.emit(
+            name,
+            "bmm",
+            [matrix_product(batch, rows, features, width, own)],
+            [matrix_product(batch, rows, width, features, own)],
+            [matrix_product(batch, features, width, rows, own)],
+            (batch, rows, features),
+        )
+
+    def stream(
+        self, name: str, family: str, op: str, rows: int, cols: int, reads: float, writes: float, grad: float = 1.0
+    ) -> None:
+        """A kernel that streams rows × cols activations; its gradient moves `grad` times as much."""
+
+        own = family if self.precision.activations in FLASH else UNGRAPHED.get(op, "elementwise")
+
+        def kernel(passes: float) -> Kernel:
+            dims = {"rows": float(rows), "cols": float(cols), "reads": reads * passes, "writes": writes * passes}
+            return Kernel(own, op, dims, 1.0, self.precision.activations)
+
+        self.emit(name, op, [kernel(1.0)], [kernel(grad)] if grad else [], (), (rows, cols))
+
+    def norm(self, name: str, rows: int, cols: int, *, residual: bool = False) -> None:
+        """A norm over `cols`; with `residual` it adds the residual on the way and writes the sum too."""
+        passes = 2.0 if residual else 1.0
+        self.weight(float(cols))
+        self.stream(name, "reduction", "layernorm", rows, cols, passes, passes, grad=1.5)
+
+    def attention(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_size: float,
+        cache_per_token: float,
+        *,
+        kept_per_token: float | None = None,
+        window: int = 0,
+        causal: bool = True,
+        requests: Requests | None = None,
+        kept_tokens: int | None = None,
+    ) -> None:
+        """Attention of every request over its own sequence, and the KV cache it keeps.
+
+        Args:
+          head_size: mean width of query-key and value heads.
+          cache_per_token: elements read of a token's keys and values; kept_per_token: those the cache of a layer keeps,
+            where it is not all of them.
+          requests: what the queries see, where it is not all of their sequences.
+          kept_tokens: most tokens of a sequence the cache keeps (0 = all), where it is not the window.
+        """
+        precision, batch = self.precision, self.requests if requests is None else requests
+        queries, context = np.array(batch.queries, float), np.array(batch.context, float)
+        tokens = np.array(self.requests.context, float)
+        most = window if kept_tokens is None else kept_tokens
+        kept = np.minimum(tokens, most) if most else tokens
+        of_token = cache_per_token if kept_per_token is None else kept_per_token
+        self.cache_bytes += self.repeat * float(kept.sum()) * of_token * dtype_bytes(precision.kv_cache)
+        shape = (batch.tokens, heads, round(head_size))
+        if precision.activations not in FLASH:
+            forward, backward = self._unfused(batch, heads, round(head_size))
+            self.emit("attention", "attention", forward, backward, (), shape)
+            return
+        sizes = attention_dims(
+            queries,
+            context,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=head_size,
+            window=window,
+            causal=causal,
+            # What the cache really holds of a token, over two vectors a KV head in the activations' dtype.
+            kv_share=cache_per_token
+            / (2.0 * kv_heads * head_size)
+            * (dtype_bytes(precision.kv_cache) / dtype_bytes(precision.activations)),
+        )
+        summed = ("requests", "queries", "keys", "pairs", "context")
+        dims = {key: float(value.sum() if key in summed else value[0]) for key, value in sizes.items()}
+        family = "decode" if max(batch.queries) == 1 else "prefill"
+        kernel = Kernel(family, family, dims, 1.0, precision.activations)
+        gradient = Kernel(family, family, dims, BACKWARD_ATTENTION, precision.activations)
+        self.emit("attention", "attention", [kernel], [gradient], (), shape)
+
+    def _unfused(self, batch: Requests, heads: int, head_size: int) -> tuple[list[Kernel], list[Kernel]]:
+        """Attention as two products and a softmax, requests of equal length together."""
+        pairs = list(zip(batch.queries, batch.context, strict=True))
+        forward: list[Kernel] = []
+        backward: list[Kernel] = []
+        for new, length in dict.fromkeys(pairs):
+            sizes = (heads * pairs.count((new, length)), new, length, head_size, head_size)
+            forward += attention_kernels(*sizes, self.precision.activations)
+            backward += attention_kernels(*sizes, self.precision.activations, backward=True)
+        return forward, backward
+
+    def experts(self, name: str, block: Experts, hidden: int, expert_parallel: int) -> None:
+        """The routed experts of a layer, those on this device, tokens spread at random; `hidden`: what they read.
+
+        An expert of two matrices counts as one of three that is as much narrower.
+        """
+        local, width = max(block.count // expert_parallel, 1), max(block.inner, 1)
+        tokens, matrices = self.requests.tokens, 3 if block.gated else 2
+        sizes = expert_dims(
+            float(tokens),
+            experts=block.count,
+            local_experts=local,
+            top_k=block.top_k,
+            hidden=hidden,
+            inner=width * matrices / 3.0,
+            distribution="random",
+        )
+        dims = {key: float(value) for key, value in sizes.items()}
+        kernels = []
+        for part in self.stored(name):
+            elements = float(matrices) * local * hidden * width
+            stored = local * (
+                part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
+            )
+            self._count(elements * part.share, stored * part.share)
+            self.ledger.add(name, part, elements * self.repeat)
+            kernels.append(_expert_kernel(dims, part, stored / elements))
+        # Two gradients, each with the arithmetic of the forward pass.
+        self.emit(name, "experts", kernels, kernels, kernels, (tokens, hidden))
+
+
+def _expert_kernel(dims: Mapping[str, float], part: Stored, stored_bytes: float) -> Kernel:
+    """The kernel of experts; `stored_bytes`: of one weight, scales included."""
+
+    def kernel(dtype: str) -> Kernel:
+        same = part.scheme.bits == 8.0 * dtype_bytes(dtype)
+        narrow = {} if same else {WEIGHT_SHARE: stored_bytes / dtype_bytes(dtype)}
+        return Kernel("grouped_gemm", "experts", {**dims, **narrow}, part.share, dtype)
+
+    return replace(kernel(part.dtype), instead=kernel(part.instead) if part.instead else None)

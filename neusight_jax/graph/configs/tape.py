@@ -1,0 +1,290 @@
+"""Tape: operators written down in order, each with the kernels eager PyTorch 2.1 launches for it.
+
+Views launch nothing and are not written down. Pass counts are those of the real kernels, see docs/graphs.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from neusight_jax.graph.configs.writer import Writer
+from neusight_jax.graph.graph import Fuse, Operand, Shape, Traced
+from neusight_jax.graph.kernel import stream
+from neusight_jax.kernels.table import Kernel
+
+DROPOUT_GRADIENT_PASSES: tuple[float, float] = (1, 1)
+"""Passes read and written by the gradient of dropout, its boolean mask aside.
+
+(1, 1) is the one fused kernel of a real backward pass. Timed operator by operator with gradient mode on, three kernels
+run instead (mask to float, scale, product: 3 and 3); whole training steps of large batches fit (1, 1) better.
+"""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor on the tape: the node that made it, its shape, and whether a gradient flows back into it."""
+
+    name: str
+    shape: Shape
+    grad: bool = True
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def view(self, *shape: int) -> Tensor:
+        """The same data under another shape of equal size."""
+        return Tensor(self.name, shape, self.grad)
+
+
+def product(family: str, batch: int, m: int, n: int, k: int) -> Kernel:
+    """A matrix product M×K · K×N, K the contraction."""
+    dims = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
+    return Kernel(family, family, dims)
+
+
+def accumulate(shape: Shape) -> Kernel:
+    """Addition of a fresh gradient to the one a parameter holds."""
+    return stream("elementwise", "add", shape, 2, 1)
+
+
+class Tape(Writer):
+    """Writes nodes down; `training` decides whether backward kernels and dropout are kept.
+
+    Attributes:
+      parameters: elements of all parameters, each once.
+    """
+
+    def __init__(self, training: bool, element_bytes: float) -> None:
+        super().__init__(training)
+        self.parameters = 0.0
+        self.mask_share = 1.0 / element_bytes  # a boolean is one byte
+        self.index_share = 8.0 / element_bytes  # an index is eight
+
+    def emit(
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[Tensor],
+        shape: Shape,
+        forward: Sequence[Kernel],
+        backward: Sequence[Kernel] = (),
+        weight_gradient: Sequence[Kernel] = (),
+        *,
+        traced: Sequence[Traced] = (),
+        fuse: Fuse = "",
+        grad: bool = True,
+    ) -> Tensor:
+        """Write one node down; the other methods end here."""
+        operands = [Operand(item.name, item.elements, item.grad) for item in inputs]
+        phases = (forward, backward, weight_gradient)
+        full = self.write(name, op, phases, operands, shape, fuse=fuse, traced=traced)
+        return Tensor(full, shape, grad)
+
+    def holds(self, elements: int) -> None:
+        """Count parameters of what runs as often as the section says."""
+        self.parameters += float(elements) * self.repeat
+
+    def views(self, name: str, traced: Sequence[Traced], backward: Sequence[Kernel] = ()) -> None:
+        """Views: no forward kernels, whatever the reference charges; `backward` for those whose gradient is copied."""
+        self.emit(name, "views", (), (1,), (), backward, traced=traced)
+
+    def linear(
+        self, name: str, x: Tensor, features: int, *, bias: bool = True, backward_copies: int = 0, tied: bool = False
+    ) -> Tensor:
+        """x · W (+ bias) over the last axis.
+
+        Args:
+          backward_copies: copies of the output gradient before its products; tied: the matrix is counted elsewhere.
+        """
+        self.holds(features * (x.shape[-1] * (not tied) + bias))
+        rows, width, out = prod(x.shape[:-1]), x.shape[-1], (*x.shape[:-1], features)
+        backward = [stream("memory", "copy", out, 1, 1)] * backward_copies
+        if x.grad:
+            backward.append(product("linear", 1, rows, width, features))
+        weight = [product("linear", 1, features, width, rows)]
+        if bias:
+            weight.append(stream("memory", "reduce", out, 1, 1 / rows))
+        weight.append(accumulate((features, width)))
+        if bias:
+            weight.append(accumulate((1, features)))
+        forward = [product("linear", 1, rows, features, width)]
+        return self.emit(
+            name, "linear", [x], out, forward, backward, weight, traced=[Traced("Linear", (x.shape,), out)]
+        )
+
+    def matmul(
+        self, name: str, a: Tensor, b: Tensor, *, copies: Sequence[Tensor] = (), backward_copies: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Batched product of (batch, heads, M, K) and (batch, heads, K, N), with the copies of permuted operands."""
+        *outer, m, k = a.shape
+        n, batch, out = b.shape[-1], prod(outer), (*outer, m, b.shape[-1])
+        forward = [*_copies(copies), product("bmm", batch, m, n, k)]
+        backward = [*_copies(backward_copies), product("bmm", batch, m, k, n), product("bmm", batch, k, n, m)]
+        return self.emit(
+            name, "matmul", [a, b], out, forward, backward, traced=[Traced("BMM", (a.shape, b.shape), out)]
+        )
+
+    def unary(self, name: str, op: str, x: Tensor, *, traced: str | None = "", extra: Sequence[Shape] = ()) -> Tensor:
+        """One tensor, one scalar at most: addu, mulu, divu, powu, tanh, relu, gelu.
+
+        `traced` is the reference's kind (default VEC<op>, None: not charged), `extra` further operand shapes it saw.
+        """
+        backward = {
+            "addu": [],
+            "mulu": [stream("elementwise", "mulu", x.shape, 1, 1)],
+            "divu": [stream("elementwise", "divu", x.shape, 1, 1)],
+            "powu": [
+                stream("elementwise", "powu", x.shape, 1, 1),
+                stream("elementwise", "mulu", x.shape, 1, 1),
+                stream("elementwise", "mul", x.shape, 2, 1),
+            ],
+        }.get(op, [stream("elementwise", op, x.shape, 2, 1)])
+        seen = [] if traced is None else [Traced(traced or f"VEC{op}", (x.shape, *extra), x.shape)]
+        forward = [stream("elementwise", op, x.shape, 1, 1)]
+        return self.emit(
+            name, op, [x], x.shape, forward, backward if x.grad else (), traced=seen, fuse="pointwise", grad=x.grad
+        )
+
+    def binary(self, name: str, op: str, a: Tensor, b: Tensor, *, reread: bool = False) -> Tensor:
+        """Two tensors, add or mul; a smaller one is broadcast, and with `reread` read anew for every copy of it."""
+        shape = a.shape if a.elements >= b.elements else b.shape
+        size = prod(shape)
+        shares = (a.elements / size, b.elements / size)
+        backward: list[Kernel] = []
+        for position, operand in enumerate((a, b)):
+            if not operand.grad:
+                continue
+            if op == "mul":
+                backward.append(stream("elementwise", "mul", shape, 1 + shares[1 - position], 1))
+            if shares[position] < 1:
+                backward.append(stream("memory", "reduce", shape, 1, shares[position]))
+        forward = [stream("elementwise", op, shape, shares[0] + (1 if reread else shares[1]), 1)]
+        seen = Traced(f"VEC{op}", (a.shape, b.shape), shape)
+        inputs = [a, Tensor(b.name, shape, b.grad) if reread else b]
+        grad = a.grad or b.grad
+        return self.emit(name, op, inputs, shape, forward, backward, traced=[seen], fuse="pointwise", grad=grad)
+
+    def add_permuted(self, name: str, x: Tensor, permuted: Tensor) -> Tensor:
+        """x + permuted in place, where the second lies with its third axis from the end (heads) innermost in memory.
+
+        The loop runs as `x` lies, so that each element of the other brings a whole fetch, and it comes back for the
+        next after a whole plane of the last two axes.
+        """
+        plane = float(prod(x.shape[-2:]))
+        kernel = stream("strided", "add_permuted", x.shape, 2, 1)
+        kernel = replace(kernel, dims={**kernel.dims, "scattered": 1.0, "window": plane})
+        seen = Traced("VECadd", (x.shape, permuted.shape), x.shape)
+        return self.emit(name, "add", [x, permuted], x.shape, [kernel], traced=[seen], fuse="pointwise")
+
+    def scale(self, name: str, x: Tensor, weight: str) -> Tensor:
+        """Product with a learned vector over the last axis."""
+        self.holds(x.shape[-1])
+        width, rows = x.shape[-1], prod(x.shape[:-1])
+        vector = Tensor(weight, (width,), False)
+        backward = [stream("elementwise", "mul", x.shape, 1 + 1 / rows, 1)]
+        gradient = [
+            stream("elementwise", "mul", x.shape, 2, 1),
+            stream("memory", "reduce", x.shape, 1, 1 / rows),
+            accumulate((1, width)),
+        ]
+        forward = [stream("elementwise", "mul", x.shape, 1 + 1 / rows, 1)]
+        seen = [Traced("VECmul", ((width,), x.shape), x.shape), Traced("Weight", (), (width,))]
+        return self.emit(
+            name, "scale", [x, vector], x.shape, forward, backward, gradient, traced=seen, fuse="pointwise"
+        )
+
+    def softmax(self, name: str, x: Tensor) -> Tensor:
+        """Softmax over the last axis; its gradient is a product and a row kernel."""
+        forward = [stream("softmax", "softmax", x.shape, 1, 1)]
+        backward = [
+            stream("elementwise", "mul", x.shape, 2, 1),
+            stream("softmax", "softmax_backward", x.shape, 2, 1),
+        ]
+        seen = [Traced("VECsoftmax", (x.shape,), x.shape)]
+        return self.emit(
+            name, "softmax", [x], x.shape, forward, backward if x.grad else (), traced=seen, fuse="softmax", grad=x.grad
+        )
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """Layer norm over the last axis, with scale and shift."""
+        self.holds(2 * x.shape[-1])
+        rows, width = prod(x.shape[:-1]), x.shape[-1]
+        forward = [stream("norm", "layernorm", x.shape, 1, 1)]
+        backward = [stream("norm", "layernorm_backward", x.shape, 2, 1)]
+        weight = [
+            stream("norm", "layernorm_weight_gradient", x.shape, 2, 2 / rows),
+            accumulate((1, width)),
+            accumulate((1, width)),
+        ]
+        seen = [Traced("VECln", (x.shape,), x.shape)]
+        return self.emit(name, "norm", [x], x.shape, forward, backward, weight, traced=seen, fuse="norm")
+
+    def dropout(self, name: str, x: Tensor, rate: float) -> Tensor:
+        """Dropout; nothing in inference, and nothing at rate 0 though the reference charges it."""
+        if not self.training:
+            return x
+        seen = [Traced("MEM", (x.shape,), x.shape)]
+        if rate == 0:
+            self.emit(name, "dropout", (), (1,), (), traced=seen)
+            return x
+        mask = self.mask_share
+        forward = [stream("memory", "dropout", x.shape, 1, 1 + mask)]
+        reads, writes = DROPOUT_GRADIENT_PASSES
+        backward = [stream("memory", "dropout_backward", x.shape, mask + reads, writes)]
+        return self.emit(name, "dropout", [x], x.shape, forward, backward, traced=seen, fuse="pointwise")
+
+    def embedding(
+        self,
+        name: str,
+        ids: Shape,
+        table: Shape,
+        *,
+        traced: bool = True,
+        traced_table: Shape | None = None,
+        tied: bool = False,
+    ) -> Tensor:
+        """Rows of a (vocabulary, width) table.
+
+        Args:
+          traced_table: the table the reference takes it for; tied: the table is counted elsewhere.
+        """
+        self.holds(prod(table) * (not tied))
+        shape = (*ids, table[-1])
+        index = self.index_share / table[-1]
+        forward = [stream("memory", "embedding", shape, 1 + index, 1)]
+        weight = [
+            stream("memory", "fill", table, 0, 1),
+            stream("memory", "embedding_backward", shape, 2 + index, 1),
+            accumulate(table),
+        ]
+        seen = [Traced("EMBEDDING", (ids,), shape, traced_table or table)] if traced else []
+        rows = Tensor(f"{name}.table", shape, False)
+        return self.emit(name, "embedding", [rows], shape, forward, (), weight, traced=seen, fuse="pointwise")
+
+    def copy(self, name: str, x: Tensor, *, traced: bool = True, backward: bool = False) -> Tensor:
+        """A permuted tensor made contiguous; `backward` if its gradient is copied as well."""
+        kernel = [stream("memory", "copy", x.shape, 1, 1)]
+        seen = [Traced("MEM", (x.shape,), x.shape)] if traced else []
+        return self.emit(name, "copy", [x], x.shape, kernel, kernel if backward else (), traced=seen)
+
+    def small(
+        self, name: str, op: str, shape: Shape, reads: float = 1, writes: float = 1, *, traced: Sequence[Traced] = ()
+    ) -> Tensor:
+        """A launch without gradient: masks, indices, counters. `op` is an operator of `memory` or `elementwise`."""
+        family = "memory" if op in ("copy", "fill", "where", "gather", "scatter", "cumsum", "reduce", "max") else ""
+        kernel = stream(family or "elementwise", op, shape, reads, writes)
+        return self.emit(name, "small", (), shape, [kernel], traced=traced, grad=False)
+
+    def gradient_sum(self, name: str, x: Tensor, consumers: int) -> None:
+        """Sum of the gradients a tensor receives from several consumers (training only)."""
+        if self.training:
+            kernel = stream("elementwise", "add", x.shape, 2, 1, consumers - 1)
+            self.emit(name, "gradient_sum", [x], x.shape, (), [kernel])
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Kernel]:
+    return [stream("memory", "copy", item.shape, 1, 1) for item in tensors]

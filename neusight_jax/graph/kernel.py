@@ -1,0 +1,66 @@
+"""Kernels that configs and traced programs both launch: products, streams, attention."""
+
+from __future__ import annotations
+
+from math import prod
+
+from neusight_jax.arithmetic import dtype_bytes
+from neusight_jax.graph.graph import Shape
+from neusight_jax.kernels.family import WEIGHT_SHARE
+from neusight_jax.kernels.table import Kernel
+
+
+def stream(family: str, op: str, shape: Shape, reads: float, writes: float, count: int = 1) -> Kernel:
+    """A kernel that streams a tensor of `shape`, `reads` and `writes` passes over it."""
+    dims = {"rows": float(prod(shape[:-1])), "cols": float(shape[-1]), "reads": reads, "writes": writes}
+    return Kernel(family, op, dims, float(count))
+
+
+def streamed(
+    family: str, op: str, loop: Shape, read_bytes: float, write_bytes: float, dtype: str, cols: int | None = None
+) -> Kernel:
+    """A kernel that iterates over `loop` and moves these bytes; `cols`: the row length, by default the last axis."""
+    size = max(prod(loop), 1)
+    width = cols if cols is not None else (loop[-1] if loop else 1)
+    width = max(width, 1)
+    full = size * dtype_bytes(dtype)
+    dims = {"rows": float(size / width), "cols": float(width), "reads": read_bytes / full, "writes": write_bytes / full}
+    return Kernel(family, op, dims, 1.0, dtype)
+
+
+def matrix_product(
+    batch: int, m: float, n: float, k: float, dtype: str, count: float = 1.0, weight_share: float = 1.0
+) -> Kernel:
+    """A product M×K · K×N, K the contraction; `linear` when there is one, `bmm` when there is a batch of them.
+
+    `weight_share`: bytes of K×N as stored over those in `dtype`.
+    """
+    family = "bmm" if batch > 1 else "linear"
+    dims = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
+    narrow = {} if weight_share == 1.0 else {WEIGHT_SHARE: weight_share}
+    return Kernel(family, family, {**dims, **narrow}, count, dtype)
+
+
+def attention_kernels(
+    batch: int, queries: int, keys: int, head: int, value_head: int, dtype: str, *, backward: bool = False
+) -> tuple[Kernel, ...]:
+    """Kernels of an attention that a framework runs as one operator.
+
+    Args:
+      batch: batch times heads; queries, keys: lengths of the two sequences; head, value_head: widths.
+      backward: its gradient, scores computed again: five products for the forward pass's two.
+    """
+    scores = matrix_product(batch, queries, keys, head, dtype)
+    context = matrix_product(batch, queries, value_head, keys, dtype)
+    loop = (batch * queries, keys)
+    one_pass = float(batch * queries * keys) * (2.0 if dtype in ("bf16", "fp16") else 4.0)
+    if not backward:
+        return (scores, streamed("softmax", "softmax", loop, one_pass, one_pass, dtype), context)
+    return (
+        scores,
+        matrix_product(batch, queries, keys, value_head, dtype),
+        streamed("softmax", "softmax_backward", loop, 2.0 * one_pass, one_pass, dtype),
+        matrix_product(batch, queries, head, keys, dtype),
+        matrix_product(batch, keys, head, queries, dtype),
+        matrix_product(batch, keys, value_head, queries, dtype),
+    )

@@ -1,0 +1,1 @@
+"""Quantized weights: how configs say that weights are stored, module by module."""

@@ -1,0 +1,134 @@
+"""Quantization: what a config's `quantization_config` says of every module, "module → storage and arithmetic".
+
+Sources: the classes of `quantization_config` in Hugging Face `transformers` (`utils/quantization_config.py`), the
+compressed-tensors and modelopt formats as vLLM reads them (`model_executor/layers/quantization`). Embeddings, norms and
+routers stay as they are in every method; `lm_head` too, unless it is named or the method takes every linear layer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neusight_jax.errors import InputError
+from neusight_jax.graph.quantization.methods import METHODS, Read, Section, read_method
+from neusight_jax.graph.quantization.modules import known_node, modules_of
+from neusight_jax.graph.quantization.scheme import Scheme
+from neusight_jax.graph.tables import table
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """A model's quantization.
+
+    Attributes:
+      method: e.g. "awq".
+      model_type: of the config; layers: how many it has.
+      read: what the method said.
+    """
+
+    method: str
+    model_type: str
+    layers: int
+    read: Read
+
+    def shares(self, node: str, layers: Sequence[int] = ()) -> dict[Scheme | None, float]:
+        """Schemes of a node's weights and their shares, by its layers and the modules it runs as one.
+
+        None = not quantized. `layers`: those the node stands for; empty = all.
+        """
+        found = Counter(
+            self._scheme(node, aliases)
+            for layer in (layers or range(max(self.layers, 1)))
+            for aliases in modules_of(node, self.model_type, layer)
+        )
+        total = found.total()
+        return {scheme: count / total for scheme, count in found.items()}
+
+    def _scheme(self, node: str, aliases: tuple[str, ...]) -> Scheme | None:
+        for names, scheme in self.read.rules:
+            if names.match(aliases):
+                return scheme
+        if node in ("mlp.router", "mlp.shared.gate", "embedding"):
+            return None
+        return self.read.head if node == "head" else self.read.otherwise
+
+    def blind(self, node: str) -> bool:
+        """Whether the modules of a node are not known, where the config goes by name."""
+        return bool(self.read.rules) and not known_node(node)
+
+
+def read_quantization(name: str, config: Mapping[str, Any]) -> Quantization | None:
+    """What the values of a config say of quantization, None where they say nothing; `name`: of it, for errors.
+
+    Raises: `InputError` naming the method, or the key, that cannot be read.
+    """
+    found = list(_found(config))
+    if not found:
+        return None
+    key, values = found[0]
+    where = f"{name}: {key}"
+    if not isinstance(values, Mapping):
+        raise InputError(f"{where} is {values!r}, expected an object with quant_method")
+    values = _flat(values)
+    if config.get("expert_dtype") is not None:  # DeepSeek-V4 says it beside the rest
+        values = {"expert_dtype": config["expert_dtype"], **values}
+    method = _method(values, where)
+    if values.get("dequantize") is True:  # fp8 and mxfp4: the loader widens all weights
+        return None
+    _, text = _places(config)
+    layers = text.get("num_hidden_layers", config.get("num_hidden_layers", 1))
+    kind = config.get("model_type") or text.get("model_type") or ""
+    return Quantization(
+        method=str(values.get("quant_method") or method),
+        model_type=str(kind),
+        layers=layers if isinstance(layers, int) and not isinstance(layers, bool) else 1,
+        read=read_method(method, Section(values, where)),
+    )
+
+
+def has_quantization(config: Mapping[str, Any]) -> bool:
+    """Whether a config says anything of quantization."""
+    return any(True for _ in _found(config))
+
+
+def _places(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    text = config.get("text_config")
+    return config, text if isinstance(text, Mapping) else {}
+
+
+def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for place in _places(config):
+        for key in ("quantization_config", "compression_config"):
+            if place.get(key):
+                yield key, place[key]
+
+
+def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """modelopt's `hf_quant_config.json` has all of it one level down."""
+    inner = values.get("quantization")
+    return {**values, "quant_method": "modelopt", **inner} if isinstance(inner, Mapping) else values
+
+
+def _method(values: Mapping[str, Any], where: str) -> str:
+    given = values.get("quant_method")
+    if given is None:
+        if "quant_algo" in values or "kv_cache_quant_algo" in values:
+            return "modelopt"
+        if "config_groups" in values:
+            return "compressed-tensors"
+        raise InputError(f"{where} has no quant_method; expected one of {', '.join(METHODS)}")
+    name = str(given).lower().replace("_", "-").removeprefix("intel/").removesuffix("-marlin")
+    folded = {known.replace("_", "-"): known for known in METHODS}
+    if name in folded:
+        return folded[name]
+    if name.startswith("modelopt"):
+        return "modelopt"
+    needs = table("quantization", "schemes")["refused"].get(name.replace("-", "_"))
+    why = f" ({needs})" if needs else ""
+    raise InputError(
+        f"{where}: quant_method {given!r} is not read{why}; expected one of {', '.join(METHODS)}, "
+        "or give weight_dtype (--weight-dtype) to say how weights are stored"
+    )

@@ -1,0 +1,152 @@
+"""Schemes: how the weights of a layer are stored and multiplied, the bytes of that, and the sentence that says so."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from neusight_jax.arithmetic import DTYPES, dtype_bytes
+from neusight_jax.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Storage of a weight matrix of features × width, width the contraction, and the dtype of its products.
+
+    Attributes:
+      name: of the element, e.g. "int4".
+      bits: of an element.
+      group: rows and columns that share a scale; 0 = all there are of them.
+      scale_bits: of a group: its scale, and its zero point where there is one.
+      arithmetic: dtype of products where activations are quantized too; "" = weights alone are, and are widened to the
+        dtype of the activations on the way to the arithmetic.
+    """
+
+    name: str
+    bits: float
+    group: tuple[int, int] = (0, 0)
+    scale_bits: float = 0.0
+    arithmetic: str = ""
+
+    def weight_bytes(self, features: float, width: float) -> float:
+        """Bytes of a matrix, scales and zero points included."""
+        rows, cols = (math.ceil(size / (of or size)) for size, of in zip((features, width), self.group, strict=True))
+        return (features * width * self.bits + rows * cols * self.scale_bits) / 8.0
+
+    @property
+    def grouping(self) -> str:
+        """What shares a scale, for people, e.g. "group 128"; "" where scales are not counted."""
+        rows, cols = self.group
+        if not self.scale_bits:
+            return ""
+        if rows > 1:
+            return f"block {rows}x{cols}"
+        return f"group {cols}" if cols else "per channel" if rows else "per tensor"
+
+
+NVFP4 = Scheme("fp4", 4.0, (1, 16), 8.0)
+"""NVIDIA's nvfp4: an fp8 scale for 16 elements, 4.5 bits each (NVIDIA, "Introducing NVFP4", 2025)."""
+MXFP4 = Scheme("fp4", 4.0, (1, 32), 8.0)
+"""OCP Microscaling Formats 1.0: a power of two in 8 bits for 32 elements, 4.25 bits each."""
+INT4 = Scheme("int4", 4.0, (1, 128), 20.0)
+"""What AWQ and GPTQ write by default: groups of 128 with a 16-bit scale and a zero point as wide as an element."""
+
+_NARROW: dict[str, Scheme] = {"int4": INT4, "fp4": NVFP4}
+WEIGHT_DTYPES: tuple[str, ...] = (*DTYPES, "int4")
+"""Dtypes that weights may be stored in; no product has int4 arithmetic."""
+
+
+def stored_as(dtype: str) -> Scheme:
+    """Weights of one of `WEIGHT_DTYPES`, all alike; `InputError` for another.
+
+    int4 and fp4 as `INT4` and `NVFP4` have it. Scales of eight-bit weights, one for a channel or a tensor, are not
+    counted.
+    """
+    if dtype not in WEIGHT_DTYPES:
+        raise unknown_name("weight dtype", dtype, WEIGHT_DTYPES)
+    return _NARROW.get(dtype) or Scheme(dtype, 8.0 * dtype_bytes(dtype))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How some layers of a node hold a weight and multiply it.
+
+    Attributes:
+      share: of the node's layers.
+      scheme: storage; dtype: of the products.
+      instead: their dtype where a GPU lacks the path of `dtype`: the weights are then widened; "" = there is none.
+      plain: whether these weights are left as they are.
+    """
+
+    share: float
+    scheme: Scheme
+    dtype: str
+    instead: str = ""
+    plain: bool = False
+
+    def weight_share(self, features: float, width: float, dtype: str) -> float:
+        """Bytes of a weight as stored over those in the dtype it is multiplied in.
+
+        1 where it is multiplied as it is stored: scales were in those measurements.
+        """
+        full = 8.0 * dtype_bytes(dtype)
+        if self.scheme.bits == full:
+            return 1.0
+        return self.scheme.weight_bytes(features, width) * 8.0 / (features * width * full)
+
+
+_WORDS: tuple[tuple[str, str], ...] = (
+    *(("head", "head"), ("attention", "attention"), ("mlp.router", "router"), ("mlp.experts", "experts")),
+    *(("mlp.shared", "shared experts"), ("mlp", "feed-forward")),
+)
+"""What people call the nodes whose names start so."""
+
+
+class Ledger:
+    """Weights by how they are stored."""
+
+    def __init__(self) -> None:
+        self._narrow: defaultdict[tuple[Scheme, str], float] = defaultdict(float)
+        self._seen: defaultdict[str, set[bool]] = defaultdict(set)
+        self._elements = 0.0
+        self.nodes: dict[str, None] = {}
+
+    def add(self, node: str, part: Stored, elements: float) -> None:
+        """Write down the `elements` of a node, `part.share` of which are stored so."""
+        self.nodes[node] = None
+        self._seen[_word(node)].add(part.plain)
+        self._elements += elements * part.share
+        if not part.plain:
+            self._narrow[part.scheme, part.dtype] += elements * part.share
+
+    @property
+    def schemes(self) -> list[Scheme]:
+        """Schemes of what is quantized, the most common first."""
+        return list(dict.fromkeys(scheme for scheme, _ in self._sorted()))
+
+    def _sorted(self) -> list[tuple[Scheme, str]]:
+        return sorted(self._narrow, key=lambda key: -self._narrow[key])
+
+    def sentence(self, method: str, plain_dtype: str) -> str:
+        """How weights are stored, in one line; `plain_dtype`: of what is left as it is."""
+        parts = []
+        for scheme, dtype in self._sorted():
+            means = ", ".join(word for word in (method, scheme.grouping) if word)
+            share = self._narrow[scheme, dtype] / self._elements
+            some = f" in {share:.0%} of the layers' weights" if len(self._narrow) > 1 else ""
+            parts.append(f"{scheme.name} ({means}), products in {dtype}{some}")
+        plain = [word for word, seen in self._seen.items() if seen == {True}]
+        partly = [f"part of {word}" for word, seen in self._seen.items() if len(seen) > 1]
+        left = f"{_listed(['embeddings', *plain, *partly])} {plain_dtype}"
+        return f"weights {'; '.join(parts)}; {left}" if parts else f"{method} leaves all weights {plain_dtype}"
+
+
+def _word(node: str) -> str:
+    return next((word for start, word in _WORDS if node.startswith(start)), node.split(".")[0].replace("_", " "))
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,1 @@
+"""Graphs of traced programs: JAX functions and torch modules."""

@@ -1,0 +1,264 @@
+"""Operators of PyTorch's aten as operations: what each moves and multiplies.
+
+As `primitives` for JAX: names that stream in one table, a rule for each with a shape of its own, memory traffic for the
+rest. A call is given as its operator's name, its arguments with tensors as `Value`, and the values it returns.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from neusight_jax.graph.kernel import attention_kernels, streamed
+from neusight_jax.graph.tables import table
+from neusight_jax.graph.traced.call import (
+    Call,
+    Kernels,
+    Rule,
+    fill,
+    grouped_product,
+    plain_product,
+    pooling,
+    product_dtype,
+    reduction,
+    streamed_kernels,
+    unmodelled,
+)
+from neusight_jax.graph.traced.operation import Kind, Value, arithmetic_dtype, main_dtype, moved, operators
+from neusight_jax.graph.traced.scattering import scatter_kernels
+from neusight_jax.graph.traced.windows import conv_kernel
+
+POINTWISE = operators("aten", "pointwise")
+REDUCTIONS = operators("aten", "reductions")
+FREE = operators("aten", "free")
+SCATTERS = operators("aten", "scatters")
+POOLS = operators("aten", "pools")
+OVERWRITES = operators("aten", "random") | {"copy", "fill", "zero"}
+"""Operators whose in-place form does not read what it writes to."""
+
+
+def kind_of(call: Call) -> Kind:
+    """How an operator runs; `max` and `min` of two arrays are pointwise."""
+    if call.op in POINTWISE or (call.op in ("max", "min") and len(call.inputs) > 1):
+        return "pointwise"
+    if call.op in REDUCTIONS and call.inputs:
+        return reduction(reduced_axes(call), call.inputs[0].shape)
+    return "opaque"
+
+
+def reduced_axes(call: Call) -> list[int]:
+    """Axes a reduction goes over."""
+    rank = len(call.inputs[0].shape)
+    given = call.args[1] if len(call.args) > 1 else None
+    if call.op in ("norm", "linalg_vector_norm"):
+        given = call.args[2] if len(call.args) > 2 else None
+    if given is None or isinstance(given, bool | float) or given == []:
+        return list(range(rank))
+    axes = [given] if isinstance(given, int) else list(given)
+    return [axis % max(rank, 1) for axis in axes if isinstance(axis, int)]
+
+
+def kernels_of_call(call: Call) -> tuple[Kernels, bool]:
+    """Kernels of an operator of kind "opaque", and whether it is modelled.
+
+    An operator of a known name whose arguments are not those its rule reads (another library's, or of another version)
+    is not modelled, and stops no forecast.
+    """
+    op = call.op
+    if op in FREE:
+        return (), True
+    rule = scatter_kernels if op in SCATTERS else _RULES.get(op)
+    if rule is not None:
+        try:
+            return rule(call), True
+        except (ValueError, IndexError, TypeError):
+            return unmodelled(call), False
+    kernels = streamed_kernels("aten", call)
+    if kernels is None and (op in POOLS or op.removesuffix("_backward") in POOLS):
+        kernels = pooling(call.inputs[:2], call.outputs[:1], backward=op.endswith("_backward"))
+    if kernels is None and op.removeprefix("_foreach_") in POINTWISE:  # one kernel over a list of arrays
+        kernels = (moved("copy", call.inputs, call.outputs),)
+    if kernels is None and "attention" in op:
+        kernels = _attention(call)
+    return (unmodelled(call), False) if kernels is None else (kernels, True)
+
+
+def _product(left: Value, right: Value) -> Kernels:
+    """(…, M, K) · (…, K, N)."""
+    *outer, m, k = left.shape if len(left.shape) > 1 else (1, *left.shape)
+    n = right.shape[-1] if len(right.shape) > 1 else 1
+    return plain_product(prod(outer), m, n, k, product_dtype(left, right))
+
+
+def _grouped(call: Call) -> Kernels:
+    """Products of groups of rows with a matrix each; or of columns, or of parts of the contraction."""
+    left, right = call.inputs[:2]
+    dtype = product_dtype(left, right)
+    ranks = len(left.shape), len(right.shape)
+    if ranks == (2, 3):
+        groups, k, n = right.shape
+        return grouped_product(groups, left.shape[0], n, k, dtype, "m")
+    if ranks == (3, 2):
+        groups, m, k = left.shape
+        return grouped_product(groups, m, right.shape[1], k, dtype, "n")
+    if ranks == (2, 2):
+        groups = call.outputs[0].shape[0]
+        return grouped_product(groups, left.shape[0], right.shape[1], left.shape[1], dtype, "k")
+    return _product(left, right)
+
+
+def _grouped_backward(call: Call) -> Kernels:
+    """Gradients of both operands, of their shapes."""
+    rows, weights = call.outputs
+    groups, k, n = weights.shape
+    dtype = product_dtype(rows, weights)
+    return (
+        *grouped_product(groups, rows.shape[0], k, n, dtype, "m"),
+        *grouped_product(groups, k, n, rows.shape[0], dtype, "k"),
+    )
+
+
+def _conv_sizes(call: Call, image: Value, weight: Value, result: tuple[int, ...], at: int) -> dict[str, Any]:
+    stride, _, dilation, transposed, _, groups = call.args[at : at + 6]
+    axes = len(weight.shape) - 2
+    inner, outer = weight.shape[1] * groups, weight.shape[0]
+    in_size, out_size = image.shape[2:], result
+    if transposed:
+        # The weight is stored for the convolution this one is the gradient of.
+        in_size, out_size = out_size, in_size
+    return {
+        "batch": image.shape[0] if len(image.shape) > axes + 1 else 1,
+        "in_channels": inner,
+        "out_channels": outer,
+        "in_size": in_size,
+        "out_size": out_size,
+        "window": weight.shape[2:],
+        "stride": _per_axis(stride, axes),
+        "dilation": _per_axis(dilation, axes),
+        "groups": groups,
+    }
+
+
+def _per_axis(sizes: Any, axes: int) -> list[int]:
+    listed = [sizes] if isinstance(sizes, int) else list(sizes)
+    return listed * axes if len(listed) == 1 else listed
+
+
+def _convolution(call: Call) -> Kernels:
+    image, weight = call.inputs[0], call.inputs[1]
+    op = "conv_data_gradient" if call.args[6] else "conv"
+    sizes = _conv_sizes(call, image, weight, call.outputs[0].shape[2:], 3)
+    kernels = conv_kernel(op, product_dtype(image, weight), sizes)
+    return (*kernels, *_bias(call)) if len(call.inputs) > 2 else kernels
+
+
+def _bias(call: Call) -> Kernels:
+    out = call.outputs[0]
+    return (streamed("elementwise", "add", out.shape, out.bytes, out.bytes, main_dtype((out,))),)
+
+
+def _convolution_backward(call: Call) -> Kernels:
+    gradient, image, weight = call.inputs[:3]
+    sizes = _conv_sizes(call, image, weight, gradient.shape[2:], 4)
+    dtype, transposed, wanted = product_dtype(image, weight), call.args[7], call.args[10]
+    kernels: Kernels = ()
+    if wanted[0]:
+        kernels += conv_kernel("conv" if transposed else "conv_data_gradient", dtype, sizes)
+    if wanted[1]:
+        kernels += conv_kernel("conv_weight_gradient", dtype, sizes)
+    if len(wanted) > 2 and wanted[2]:
+        kernels += (moved("reduce", (gradient,), ()),)
+    return kernels
+
+
+def _passes(family: str, op: str, reads: float, writes: float, row: int | str | None = None) -> Rule:
+    """The rule of an operator of the table of passes."""
+
+    def rule(call: Call) -> Kernels:
+        x, out, cols = call.inputs[0], call.outputs[0], None
+        if row == "shape":
+            shape = next((arg for arg in call.args if isinstance(arg, list | tuple) and arg), x.shape[-1:])
+            cols = prod(size for size in shape if isinstance(size, int))
+        elif isinstance(row, int):
+            axis = call.args[row] if len(call.args) > row else -1
+            cols = x.shape[axis] if isinstance(axis, int) and x.shape else 1
+        written = out.elements * out.element_bytes if family == "softmax" else writes * x.bytes
+        return (streamed(family, op, x.shape, reads * x.bytes, written, main_dtype((x,)), cols),)
+
+    return rule
+
+
+def _layer_norm_backward(call: Call) -> Kernels:
+    kernels = _passes("norm", "layernorm_backward", 2, 1, "shape")(call)
+    if len(call.outputs) > 1 and call.args[-1][1]:
+        kernels += _passes("norm", "layernorm_weight_gradient", 2, 0, "shape")(call)
+    return kernels
+
+
+def _picked(call: Call, table: Value) -> Value:
+    """The rows of a table that the indices of an embedding bag pick."""
+    rows = (call.inputs[1].elements, table.shape[-1])
+    return table.view(rows, float(prod(rows)))
+
+
+def _embedding_backward(call: Call) -> Kernels:
+    """The table of zeros, and a row added to for every index."""
+    gradient, zeros = call.inputs[0], call.outputs[0]
+    size = zeros.elements * zeros.element_bytes
+    filled = streamed("memory", "fill", zeros.shape, 0.0, size, main_dtype((zeros,)))
+    return filled, moved("embedding_backward", (gradient, gradient), (gradient,))
+
+
+def _embedding_bag(call: Call) -> Kernels:
+    """Sums of the rows that are picked, not of the table."""
+    return (moved("gather", (_picked(call, call.inputs[0]), call.inputs[1]), call.outputs[:1]),)
+
+
+def _embedding_bag_backward(call: Call) -> Kernels:
+    rows = _picked(call, call.outputs[0])
+    return *fill(call), moved("embedding_backward", (rows, rows, call.inputs[1]), (rows,))
+
+
+def _dropout(call: Call) -> Kernels:
+    """One kernel; its boolean mask is written, and read back in the gradient."""
+    x, out = call.inputs[0], call.outputs[0]
+    op, written = call.op.removeprefix("native_"), float(out.elements * out.element_bytes)
+    read, written = (x.bytes, written + x.elements) if op == "dropout" else (x.bytes + x.elements, written)
+    return (streamed("memory", op, out.shape, read, written, main_dtype((out,))),)
+
+
+def _attention(call: Call) -> Kernels:
+    """Attention as one operator: (batch, heads, length, width) of query, key and value."""
+    backward = call.op.endswith("backward")
+    query, key, value = call.inputs[1:4] if backward else call.inputs[:3]
+    *outer, queries, head = query.shape
+    return attention_kernels(
+        prod(outer),
+        queries,
+        key.shape[-2],
+        head,
+        value.shape[-1],
+        arithmetic_dtype(query.dtype),
+        backward=backward,
+    )
+
+
+_RULES: dict[str, Rule] = {
+    **{name: _passes(*row) for name, row in table("traced", "operators")["aten"]["passes"].items()},
+    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "_scaled_mm", "_int_mm"), lambda call: _product(*call.inputs[:2])),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), lambda call: _product(*call.inputs[1:3])),
+    **dict.fromkeys(
+        ("dot", "vdot"), lambda call: plain_product(1, 1, 1, call.inputs[0].elements, product_dtype(*call.inputs[:2]))
+    ),
+    **dict.fromkeys(("_grouped_mm", "grouped_mm_fallback"), _grouped),  # the second is of transformers
+    "grouped_mm_fallback_backward": _grouped_backward,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
+    "embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),
+    **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _embedding_bag_backward),
+    **dict.fromkeys(("native_dropout", "dropout", "native_dropout_backward", "dropout_backward"), _dropout),
+    "nll_loss_forward": lambda call: (moved("gather", (call.inputs[1], call.inputs[1]), call.outputs[:1]),),
+    "nll_loss_backward": fill,
+}

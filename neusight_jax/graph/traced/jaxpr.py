@@ -1,0 +1,343 @@
+"""Any JAX function as a graph, by its jaxpr. Nothing is computed: arguments may be shapes alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+
+from neusight_jax.errors import InputError
+from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.traced.arguments import UPDATES, Leaf, Path, argument_names, holding_of
+from neusight_jax.graph.traced.assembly import assemble
+from neusight_jax.graph.traced.call import Call
+from neusight_jax.graph.traced.operation import Operation, Value, operators
+from neusight_jax.graph.traced.primitives import REDUCTIONS, kernels_of_primitive, kind_of, reduced_axes
+from neusight_jax.graph.traced.trace_options import TraceOptions
+from neusight_jax.graph.traced.walk import Walk
+from neusight_jax.kernels.table import PHASES
+
+BACKWARD, AFTER = PHASES.index("backward"), PHASES.index("weight_gradient")
+
+_INLINED: tuple[str, ...] = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_CALLS = operators("jax", "calls")
+_VIEWS = operators("jax", "views")
+_GENERATED = operators("jax", "generated")
+_WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
+
+
+def graph_from_function(
+    fn: Callable[..., Any], *args: Any, trace_options: TraceOptions | None = None, **kwargs: Any
+) -> Graph:
+    """Kernels of any function JAX can trace: a forward pass, `jax.grad` of a loss, a whole training step.
+
+    Args:
+      fn: the function. It is traced, never run.
+      args, kwargs: its arguments: arrays, `jax.ShapeDtypeStruct`, or pytrees of them; anything else is passed as it is.
+      trace_options: how to read it (`TraceOptions`); a name of its own, as every other keyword goes to `fn`.
+    Returns: a graph for `predict`. Its phases: what stands in a transposed (backward) computation is `backward`, what
+      is computed from that afterwards, such as an optimizer's update, `weight_gradient`, the rest `forward`.
+    Raises: `InputError` when `fn` is not callable, cannot be traced with these arguments, or holds a while loop whose
+      trip count is not stated.
+    """
+    options = trace_options or TraceOptions()
+    if not callable(fn):
+        raise InputError(f"{fn!r} is a {type(fn).__name__}, expected a function and its arguments")
+    name = options.name or getattr(fn, "__name__", type(fn).__name__)
+    closed, given, returned = _trace(fn, name, args, kwargs)
+    walk = _Walk(options)
+    values = [walk.fresh(var.aval) for var in closed.jaxpr.invars]
+    results = walk.closed(closed, values, _Place())
+    fused = True if options.fused is None else options.fused
+    mode = "training" if any(item.phase for item in walk.operations) else "inference"
+    names = argument_names(fn, len(args))
+    leaves = [Leaf(names.get(at, at), path, value) for (at, path), value in zip(given, values, strict=True)]
+    leaves += [Leaf("", (), value) for value in walk.constants.values()]
+    chosen = None if options.parameters is None else [names.get(name, name) for name in options.parameters]
+    made = list(zip(returned, results, strict=True))
+    holding, notes = holding_of(leaves, walk.operations, made, walk.carried, walk.late, walk.memory, chosen)
+    ids = [value.id for value in results]
+    return replace(assemble(name, walk.operations, ids, fused, mode, holding), notes=notes)
+
+
+def _trace(
+    fn: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, list[tuple[str, Path]], list[Path]]:
+    """The closed jaxpr, where its arguments come from, and where its results go.
+
+    Leaves that are no arrays stay as they are.
+    """
+    found, treedef = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
+    leaves, paths = [leaf for _, leaf in found], [_keys(path) for path, _ in found]
+    returned: list[Path] = []
+    traced = [at for at, leaf in enumerate(leaves) if _is_array(leaf)]
+
+    def call(*arrays: Any) -> Any:
+        filled = list(leaves)
+        for at, array in zip(traced, arrays, strict=True):
+            filled[at] = array
+        positional, named = jax.tree_util.tree_unflatten(treedef, filled)
+        out = fn(*positional, **named)
+        made = [(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(out) if _is_array(leaf)]
+        returned[:] = [_keys(path) for path, _ in made]
+        return [leaf for _, leaf in made]
+
+    try:
+        closed = jax.make_jaxpr(call)(*[_shape(leaves[at]) for at in traced])
+    except InputError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise InputError(
+            f"{name}: cannot be traced ({type(error).__name__}: {reason}); expected a function JAX can trace, "
+            "with the arguments it takes"
+        ) from error
+    # A path begins with 0 or 1, positional or named, then the argument.
+    return closed, [(paths[at][1], paths[at][2:]) for at in traced], returned
+
+
+def _keys(path: Sequence[Any]) -> Path:
+    """Keys of a path in a pytree as text."""
+    return tuple(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _shape(leaf: Any) -> Any:
+    shaped: Any = jax.ShapeDtypeStruct
+    if isinstance(leaf, np.ndarray | np.generic):
+        return shaped(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    weak = bool(getattr(leaf, "weak_type", False))
+    return shaped(leaf.shape, leaf.dtype, weak_type=weak)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where in the program the walk is: names, executions, loop body, phase."""
+
+    scope: tuple[str, ...] = ()
+    repeat: float = 1.0
+    body: int = 0
+    phase: int = 0
+
+
+class _Walk(Walk):
+    """Writes the operations of a jaxpr down."""
+
+    def __init__(self, options: TraceOptions) -> None:
+        super().__init__(options)
+        self.late: set[int] = set()  # arrays computed from gradients
+        self.constants: dict[int, Value] = {}  # arrays the function closes over, by the id of the object
+        self.carried: set[tuple[int, int]] = set()  # (loop body, array) of what comes from the step before
+        self._values = 0
+        self._bodies = 0
+
+    def fresh(self, aval: Any) -> Value:
+        """An array of its own."""
+        self._values += 1
+        shape = tuple(int(size) for size in getattr(aval, "shape", ()))
+        dtype = getattr(aval, "dtype", None)
+        size = float(getattr(dtype, "itemsize", 4)) if dtype is not None else 0.0
+        name = str(dtype) if dtype is not None else "token"
+        if name.startswith(("float4", "int4", "uint4")):
+            size = 0.5
+        return Value(self._values, shape, float(prod(shape)), size, name)
+
+    def closed(self, closed: Any, inputs: Sequence[Value], place: _Place) -> list[Value]:
+        """Walk a closed jaxpr (or an open one, without constants)."""
+        jaxpr = getattr(closed, "jaxpr", closed)
+        env: dict[Any, Value] = {}
+        for var, constant in zip(jaxpr.constvars, getattr(closed, "consts", None) or jaxpr.constvars, strict=True):
+            env[var] = self._constant(constant, var.aval)
+        env.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> Value:
+            return self._constant(atom.val, atom.aval) if hasattr(atom, "val") else env[atom]
+
+        for eqn in jaxpr.eqns:
+            outputs = self._equation(eqn, [read(atom) for atom in eqn.invars], place)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _constant(self, constant: Any, aval: Any) -> Value:
+        """An array the function closes over, the same however often it is met; a number is no array."""
+        value = self.fresh(aval)
+        return value.view(value.shape, 0.0) if value.elements <= 1 else self.constants.setdefault(id(constant), value)
+
+    def _equation(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
+        name = eqn.primitive.name
+        stack = str(eqn.source_info.name_stack)
+        here = _Place(
+            place.scope + _scope(stack),
+            place.repeat,
+            place.body,
+            BACKWARD if place.phase == BACKWARD or "transpose(" in stack else place.phase,
+        )
+        if name in ("scan", "while", "cond"):
+            return {"scan": self._scan, "while": self._while, "cond": self._cond}[name](eqn, inputs, here)
+        if name in _CALLS:
+            for key in _INLINED:
+                if key in eqn.params:
+                    inner = eqn.params[key]
+                    label = eqn.params.get("name")
+                    scope = here.scope + ((str(label),) if name in ("jit", "pjit") and _telling(label) else ())
+                    return self.closed(inner, inputs, _Place(scope, here.repeat, here.body, here.phase))
+        view = self._view(name, eqn, inputs)
+        if view is not None:
+            return view
+        return self._operation(name, eqn, inputs, here)
+
+    def _view(self, name: str, eqn: Any, inputs: list[Value]) -> list[Value] | None:
+        """Outputs of a primitive that moves nothing; None for all others."""
+        shapes = [tuple(var.aval.shape) if hasattr(var.aval, "shape") else () for var in eqn.outvars]
+        if name in _VIEWS and len(inputs) >= len(eqn.outvars):
+            return [value.view(shape) for value, shape in zip(inputs, shapes, strict=False)]
+        if name == "broadcast_in_dim":
+            return [inputs[0].view(shapes[0])]
+        if name in _GENERATED:
+            return [self.fresh(var.aval).view(shape, 0.0) for var, shape in zip(eqn.outvars, shapes, strict=True)]
+        if (
+            name in REDUCTIONS
+            and len(shapes) == 1
+            and not name.startswith("arg")
+            and inputs[0].elements == prod(shapes[0])
+        ):
+            return [inputs[0].view(shape) for shape in shapes]
+        if name in ("slice", "split", "unstack"):
+            return [value_view(inputs[0], shape) for shape in shapes]
+        return None
+
+    def _operation(self, name: str, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
+        outputs = [self.fresh(var.aval) for var in eqn.outvars]
+        late = any(value.id in self.late for value in inputs)
+        phase = place.phase if place.phase or not late else AFTER
+        if phase:
+            self.late.update(value.id for value in outputs)
+        call = Call(name, (), tuple(inputs), tuple(outputs), params=eqn.params, phase=phase)
+        kind = kind_of(call)
+        kernels, known = kernels_of_primitive(call) if kind == "opaque" else ((), True)
+        if name.startswith(UPDATES):
+            self.memory[outputs[0].id] = inputs[0].id  # updates are in place
+        self.operations.append(
+            self.operation(
+                call,
+                kind,
+                kernels,
+                known=known,
+                axes=reduced_axes(call),
+                scope=place.scope,
+                full_name=_full_name(eqn),
+                repeat=place.repeat,
+                body=place.body,
+            )
+        )
+        return outputs
+
+    def _link(self, inputs: Sequence[Value], aval: Any, body: int) -> Value:
+        """An array that comes out of a loop: made by nothing, but what it comes from is needed for it.
+
+        It is the first of its inputs, or many of these stacked.
+        """
+        out = self.fresh(aval)
+        if any(value.id in self.late for value in inputs):
+            self.late.add(out.id)
+        if out.elements == inputs[0].elements and inputs[0].stored:
+            self.memory[out.id] = inputs[0].id
+        link = Operation("loop", "loop", "free", tuple(inputs), (out,), out.shape, repeat=0.0, looped=body)
+        self.operations.append(link)
+        return out
+
+    def _body(self, place: _Place, trips: float) -> _Place:
+        self._bodies += 1
+        return _Place(place.scope, place.repeat * trips, self._bodies, place.phase)
+
+    def _scan(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
+        params = eqn.params
+        length, consts, carried = params["length"], params["num_consts"], params["num_carry"]
+        inner = params["jaxpr"].jaxpr.invars
+        given = [
+            self._entering(value, var.aval, at < consts + carried)
+            for at, (value, var) in enumerate(zip(inputs, inner, strict=True))
+        ]
+        body = self._body(place, float(length))
+        results = self.closed(params["jaxpr"], given, body)
+        carry = results[:carried]
+        self._carries(given[consts : consts + carried], carry, body.body)
+        # What is carried out is carried in again: a result may need every value carried.
+        outs = zip(results, eqn.outvars, strict=True)
+        return [self._link((value, *carry), var.aval, body.body) for value, var in outs]
+
+    def _carries(self, before: Sequence[Value], after: Sequence[Value], body: int) -> None:
+        """Note what a loop body changes of what it carries."""
+        self.carried |= {(body, one.id) for one, other in zip(before, after, strict=True) if one.id != other.id}
+
+    def _entering(self, value: Value, aval: Any, whole: bool) -> Value:
+        """A loop body's view of an array: the array itself, or one slice of it."""
+        shape = tuple(aval.shape) if hasattr(aval, "shape") else ()
+        return value.view(shape) if whole else value_view(value, shape)
+
+    def _while(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
+        trips = self.options.while_trips
+        if trips is None:
+            raise InputError(
+                "the function holds a while loop, whose trip count no shape tells; say how often its body runs with "
+                "--trip-count N, or trace_options=TraceOptions(while_trips=N) in Python"
+            )
+        params = eqn.params
+        tests, consts = params["cond_nconsts"], params["body_nconsts"]
+        carried = inputs[tests + consts :]
+        body = self._body(place, float(trips))
+        test = self.closed(params["cond_jaxpr"], [*inputs[:tests], *carried], body)
+        results = self.closed(params["body_jaxpr"], inputs[tests:], body)
+        self._carries(carried, results, body.body)
+        outs = zip(results, eqn.outvars, strict=True)
+        return [self._link((value, *results, *test), var.aval, body.body) for value, var in outs]
+
+    def _cond(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
+        return self.branch([partial(self._branch, each, inputs, eqn, place) for each in eqn.params["branches"]])
+
+    def _branch(self, branch: Any, inputs: list[Value], eqn: Any, place: _Place) -> list[Value]:
+        results = self.closed(branch, inputs[1:], place)
+        return [self._link((value,), var.aval, 0) for value, var in zip(results, eqn.outvars, strict=True)]
+
+
+def value_view(value: Value, shape: Sequence[int]) -> Value:
+    """A part of an array: only that part is read."""
+    share = prod(shape) / max(value.elements, 1)
+    return value.view(tuple(shape), value.stored * min(share, 1.0))
+
+
+def _telling(label: Any) -> bool:
+    """Whether the name of a jitted function says something."""
+    return isinstance(label, str) and not label.startswith(("_", "<")) and label not in ("wrapped", "fn", "call")
+
+
+def _scope(stack: str) -> tuple[str, ...]:
+    """Names of a name stack, transformations taken off: `transpose(jvp(Model))/layer_0` -> Model, layer_0."""
+    parts = []
+    for part in stack.split("/"):
+        name = part
+        while match := _WRAPPER.match(name):
+            name = match[2]
+        if name and name not in ("jvp", "rematted_computation", "checkpoint", "while", "body", "cond", "closed_call"):
+            parts.append(name)
+    return tuple(parts)
+
+
+def _full_name(eqn: Any) -> str:
+    """A primitive's name with what it calls, where it says."""
+    for key in ("name", "call_target_name", "target_name", "name_and_src_info"):
+        target = eqn.params.get(key)
+        if isinstance(target, str) and target:
+            return f"{eqn.primitive.name}:{target}"
+        if target is not None and isinstance(getattr(target, "name", None), str):
+            return f"{eqn.primitive.name}:{target.name}"
+    return str(eqn.primitive.name)

@@ -1,0 +1,123 @@
+"""JAX primitives as operations: what each moves and multiplies.
+
+One table by name for what streams, one function for each family of kernels with a shape of its own. What is in neither
+is charged as memory traffic, inputs and outputs once, and marked `unmodelled`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from neusight_jax.graph.kernel import streamed
+from neusight_jax.graph.traced.call import (
+    Call,
+    Kernels,
+    Rule,
+    grouped_product,
+    plain_product,
+    pooling,
+    product_dtype,
+    reduction,
+    remaining,
+    streamed_kernels,
+    unmodelled,
+)
+from neusight_jax.graph.traced.operation import Kind, main_dtype, moved, operators
+from neusight_jax.graph.traced.windows import convolution
+
+POINTWISE = operators("jax", "pointwise")
+REDUCTIONS = operators("jax", "reductions")
+
+
+def kind_of(call: Call) -> Kind:
+    """How a primitive runs."""
+    if call.op in POINTWISE:
+        return "pointwise"
+    return reduction(reduced_axes(call), call.inputs[0].shape) if call.op in REDUCTIONS else "opaque"
+
+
+def reduced_axes(call: Call) -> list[int]:
+    """Axes a reduction goes over."""
+    return list(call.params.get("axes", call.params.get("dimensions", ())))
+
+
+def kernels_of_primitive(call: Call) -> tuple[Kernels, bool]:
+    """Kernels of a primitive of kind "opaque", and whether it is modelled."""
+    rule = _RULES.get(call.op, _scatter if call.op.startswith("scatter") else None)
+    kernels = rule(call) if rule is not None else streamed_kernels("jax", call)
+    return (unmodelled(call), False) if kernels is None else (kernels, True)
+
+
+def _dot_general(call: Call) -> Kernels:
+    (left_contract, right_contract), (left_batch, right_batch) = call.params["dimension_numbers"]
+    left, right = call.inputs[:2]
+    batch, k = (prod(left.shape[axis] for axis in axes) for axes in (left_batch, left_contract))
+    m, n = remaining(left, (*left_batch, *left_contract)), remaining(right, (*right_batch, *right_contract))
+    return plain_product(batch, m, n, k, product_dtype(left, right), 4.0 if "complex" in left.dtype else 1.0)
+
+
+def _ragged_dot(call: Call) -> Kernels:
+    """Products of groups of rows (or of columns of the contraction, or of batches) with a matrix each."""
+    left, right, sizes = call.inputs[:3]
+    numbers = call.params["ragged_dot_dimension_numbers"]
+    (left_contract, right_contract), (left_batch, right_batch) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    batch, k = (prod(left.shape[axis] for axis in axes) for axes in (left_batch, left_contract))
+    m = remaining(left, (*left_batch, *left_contract))
+    n = remaining(right, (*numbers.rhs_group_dimensions, *right_batch, *right_contract))
+    dtype = product_dtype(left, right)
+    if ragged in left_batch:
+        return plain_product(batch, m, n, k, dtype)
+    return grouped_product(sizes.shape[-1], m, n, k, dtype, "k" if ragged in left_contract else "m", batch)
+
+
+def _conv(call: Call) -> Kernels:
+    numbers, params = call.params["dimension_numbers"], call.params
+    values, specs = (*call.inputs[:2], call.outputs[0]), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
+    image, window, out = ([value.shape[axis] for axis in spec] for value, spec in zip(values, specs, strict=True))
+    return convolution(
+        batch=image[0],
+        out_batch=out[0],
+        channels=image[1],
+        features=window[0],
+        images=window[1],
+        in_size=image[2:],
+        window=window[2:],
+        out_size=out[2:],
+        stride=params["window_strides"],
+        image_dilation=params["lhs_dilation"],
+        window_dilation=params["rhs_dilation"],
+        groups=max(params["feature_group_count"], params["batch_group_count"]),
+        # Images come first in every layout in use; where channels do, JAX has transposed the operands.
+        weight_gradient=numbers.lhs_spec[0] != 0,
+        backward=call.phase > 0,
+        dtype=product_dtype(*call.inputs[:2]),
+    )
+
+
+def _scatter(call: Call) -> Kernels:
+    """Reads indices, updates and what they change, writes it, in place; an array of one value is made first."""
+    target, indices, updates = call.inputs[:3]
+    scatter = moved("scatter", (updates, updates, indices), (updates,))
+    if target.stored > 1:
+        return (scatter,)
+    size = target.elements * target.element_bytes
+    return streamed("memory", "fill", target.shape, 0.0, size, main_dtype((target,))), scatter
+
+
+_RULES: dict[str, Rule] = {
+    "dot_general": _dot_general,
+    "ragged_dot_general": _ragged_dot,
+    "conv_general_dilated": _conv,
+    "dynamic_slice": lambda call: (moved("copy", call.outputs, call.outputs),),
+    # In place: only the update is read and written.
+    "dynamic_update_slice": lambda call: (moved("copy", call.inputs[1:2], call.inputs[1:2]),),
+    **dict.fromkeys(
+        ("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum"),
+        lambda call: pooling(call.inputs[:1], call.outputs[:1]),
+    ),
+    **dict.fromkeys(
+        ("select_and_gather_add", "select_and_scatter", "select_and_scatter_add"),
+        lambda call: pooling(call.inputs, call.outputs, backward=True),
+    ),
+}

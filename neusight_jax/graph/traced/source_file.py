@@ -1,0 +1,88 @@
+"""Models given as `path/to/file.py:function`: the function returns what to trace and its example arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.traced.trace_options import TraceOptions
+
+WANTED = "expected (callable, arguments) or (callable, arguments, keyword arguments)"
+
+
+def is_source(model: str) -> bool:
+    """Whether a model is given as a function in a Python file."""
+    path, _, function = model.rpartition(":")
+    return path.endswith(".py") and function.isidentifier()
+
+
+def graph_from_source(model: str, mode: str = "inference", options: TraceOptions | None = None) -> Graph:
+    """The graph of what a function in a Python file returns.
+
+    Args:
+      model: `path/to/file.py:function`. The function takes nothing and returns (callable, arguments) or (callable,
+        arguments, keyword arguments): a JAX function, or a torch module. The file is run.
+      mode: of a torch module; a JAX function is traced as it is, and says itself whether it trains.
+      options: how to trace.
+    Raises: `InputError` when the file or function is missing, fails, or returns something else.
+    """
+    path, _, function = model.rpartition(":")
+    made = _call(Path(path), function)
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+        raise InputError(f"{model} returned {_described(made)}, {WANTED}")
+    target, args = made[0], made[1]
+    kwargs = made[2] if len(made) == 3 else {}
+    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
+        raise InputError(f"{model} returned {_described(made)}, {WANTED}")
+    chosen = options or TraceOptions()
+    chosen = replace(chosen, name=chosen.name or function)
+    if _is_torch_module(target):
+        from neusight_jax.graph.traced.torch_export import graph_from_torch
+
+        return graph_from_torch(target, tuple(args), kwargs, mode, chosen)
+    from neusight_jax.graph.traced.jaxpr import graph_from_function
+
+    return graph_from_function(target, *args, trace_options=chosen, **kwargs)
+
+
+def _is_torch_module(target: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(target, torch.nn.Module)
+
+
+def _call(path: Path, function: str) -> Any:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; expected a Python file, given as path/to/file.py:function")
+    spec = importlib.util.spec_from_file_location(f"_neusight_jax_source_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+        maker = getattr(module, function, None)
+        if not callable(maker):
+            names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            raise unknown_name(f"function in {path}", function, names)
+        return maker()
+    except InputError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0][:300]
+        raise InputError(f"{path}:{function} failed ({type(error).__name__}: {reason}); {WANTED}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+        sys.modules.pop(spec.name, None)
+
+
+def _described(made: Any) -> str:
+    if isinstance(made, tuple):
+        return f"({', '.join(type(item).__name__ for item in made)})"
+    return f"a {type(made).__name__}"
