@@ -57,7 +57,7 @@ def said(config: Config, flag: bool | str) -> bool:
     return config.flag(flag, False) if isinstance(flag, str) else flag
 
 
-def sizes(config: Config, kind: str) -> dict[str, int]:
+def sizes(config: Config, kind: str) -> dict[str, Any]:
     """The sizes of a record of `blocks`, under the keys the table has for it."""
     rows = table("configs", "model_types")["sizes"][kind]
     return {name: config.size(config.first(*keys)) for name, keys in rows.items()}
