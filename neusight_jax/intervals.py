@@ -14,7 +14,7 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import in_row_order, kernel_latency, on_device, require_covered
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
-from neusight_jax.trust import has_intervals, kernel_interval, without_promise
+from neusight_jax.trust import has_intervals, kernel_interval
 
 
 def predict_kernel_intervals(
@@ -39,19 +39,14 @@ def predict_kernel_intervals(
                 "tensorcore (`neusight-jax checkpoints`)"
             )
 
-    def rows(machine: GPU) -> Float[np.ndarray, " row"]:
-        found = kernel_latency(predictor, machine, table, isolated=isolated, relaxation=relaxation)
-        return in_row_order(table, {name: np.asarray(values) for name, values in found.items()})
-
-    seconds = rows(gpu)
+    found = kernel_latency(predictor, gpu, table, isolated=isolated, relaxation=relaxation)
+    seconds = in_row_order(table, {name: np.asarray(values) for name, values in found.items()})
     bounds = _bounds(predictor, on_device(gpu), table, isolated)
     log_low, log_high, light_s = (
         in_row_order(table, {name: np.asarray(parts[at]) for name, parts in bounds.items()}) for at in range(3)
     )
     low = np.minimum(np.maximum(seconds * np.exp(log_low), light_s), seconds)
-    high = np.maximum(seconds * np.exp(log_high), seconds)
-    doubtful = without_promise(gpu) if any(FAMILIES[name].keeps_base_clock for name in table.families) else None
-    return low, high if doubtful is None else np.maximum(high, rows(doubtful))
+    return low, np.maximum(seconds * np.exp(log_high), seconds)
 
 
 @jax.jit

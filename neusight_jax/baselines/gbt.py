@@ -77,7 +77,7 @@ class GBTPredictor:
 
 def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
     """Shape features, log physical times, log roofline, which tiles the library launches where the kernels say whose it
-    is, 1 for a kernel that runs alone, and, of families that differ there, 1 for one of a backward pass."""
+    is, 1 for a kernel that runs alone."""
     size = element_bytes(batch.dtype)
     work = family.work(batch.dims, size)
     peak = peak_flop_per_s(gpu, family, batch.dtype)
@@ -87,8 +87,7 @@ def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated)
     roofline_s = light(gpu, work, peak).roofline_s[:, None]
     alone = jnp.broadcast_to(jnp.asarray(isolated, dtype=float), roofline_s.shape[:1])[:, None]
     logs = jnp.log(jnp.maximum(jnp.concatenate([columns, roofline_s], axis=1), 1e-30))
-    later = [jnp.where(batch.phase > 0, 1.0, 0.0)[:, None]] if family.turned else []
-    return jnp.concatenate([family.features(batch.dims, size), logs, alone, *later], axis=1)
+    return jnp.concatenate([family.features(batch.dims, size), logs, alone], axis=1)
 
 
 def walk(forest: Forest, inputs: Float[Array, "kernel feature"]) -> Float[Array, " kernel"]:

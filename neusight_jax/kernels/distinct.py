@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 
 
 def distinct(table: KernelTable) -> KernelTable:
     """The same launches with equal kernels merged into one row, without padding: the sum is the same, the rows fewer.
 
-    Nodes and phases are forgotten (`node`, `phase` and `op` are 0), so only totals make sense; kernels that differ
-    forward and backward (`Family.turned`) keep apart what is forward (0) and what is not (1). Tables no longer share a
+    Nodes and phases are forgotten (`node`, `phase` and `op` are 0), so only totals make sense. Tables no longer share a
     program, which pays from some hundred machines on.
     """
     families, start = {}, 0
@@ -22,9 +20,8 @@ def distinct(table: KernelTable) -> KernelTable:
         real = np.asarray(batch.count) > 0
         if not real.any():
             continue
-        later = (np.asarray(batch.phase)[real] > 0) & FAMILIES[name].turned
         sizes = (np.asarray(size)[real] for size in batch.dims.values())
-        keys = np.stack([*sizes, np.asarray(batch.dtype)[real], later], 1)
+        keys = np.stack([*sizes, np.asarray(batch.dtype)[real]], 1)
         rows, which = np.unique(keys.astype(np.float64), axis=0, return_inverse=True)
         count = np.bincount(which.ravel(), weights=np.asarray(batch.count, np.float64)[real], minlength=len(rows))
         zeros: Any = np.zeros(len(rows), np.int32)
@@ -32,11 +29,11 @@ def distinct(table: KernelTable) -> KernelTable:
         counts: Any = count.astype(np.float32)
         position: Any = np.arange(start, start + len(rows), dtype=np.int32)
         families[name] = KernelBatch(
-            dims=dict(zip(batch.dims, columns[:-2], strict=True)),
+            dims=dict(zip(batch.dims, columns[:-1], strict=True)),
             op=zeros,
-            dtype=columns[-2].astype(np.int32),
+            dtype=columns[-1].astype(np.int32),
             count=counts,
-            phase=columns[-1].astype(np.int32),
+            phase=zeros,
             node=zeros,
             row=position,
         )
