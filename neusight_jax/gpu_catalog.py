@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from neusight_jax.errors import unknown_name
-from neusight_jax.gpu import FIELDS, GPU, with_derived
+from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, with_derived
 from neusight_jax.kernels.family import Family
 
 
@@ -96,7 +96,13 @@ def catalog_gpu(name: str) -> GPU:
     """A GPU of the catalog by name or alias. `InputError` if there is none of that name."""
     entry = _entry(name)[1]
     figures = with_derived({field: float(entry[field]) for field in FIELDS if field in entry})
-    return GPU(**figures, l2_partitions=l2_partitions(gpu_info(name)))
+    info = gpu_info(name)
+    return GPU(
+        **figures,
+        base_clock_share=float(entry.get("base_clock_hz", 0.0)) / figures["clock_hz"],
+        memory_kind=float(memory_kind(info)),
+        l2_partitions=l2_partitions(info),
+    )
 
 
 def gpu_info(name: str) -> GPUInfo:
@@ -133,6 +139,19 @@ def generation_of(device: str, kind: str = "blas") -> str:
         return device
     architecture = gpu_info(device).architecture
     return GENERATIONS[kind].get(architecture, architecture)
+
+
+def memory_kind(info: GPUInfo) -> int:
+    """Position of a GPU's memory in `MEMORY_KINDS`; 0 = none of them.
+
+    HBM of Pascal is apart: Volta's controller delivers up to 95 % of the bandwidth, 1.5 times what P100 delivers with
+    1.23 times its bandwidth (NVIDIA, Tesla V100 whitepaper, 2017).
+    """
+    if (info.architecture, info.memory) == ("pascal", "hbm"):
+        name = "pascal hbm"
+    else:
+        name = info.memory if info.vendor == "NVIDIA" else f"{info.vendor} {info.memory}"
+    return MEMORY_KINDS.index(name) if name in MEMORY_KINDS else 0
 
 
 def l2_partitions(info: GPUInfo) -> float:

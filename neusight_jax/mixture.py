@@ -3,6 +3,7 @@
 For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
 
     log t_j = Σ_i w_ji(shape) · log T_i(GPU, shape) + b_j(shape),   w_j a softmax, b_j bounded
+                                                    # power: no longer than at the board's base clock
 
     body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max
     total = body + overhead + floor, and 2 us for every further kernel of one operator
@@ -25,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neusight_jax.gpu import GPU
+from neusight_jax.gpu import GPU, MEMORY_KINDS
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import (
@@ -51,6 +52,7 @@ from neusight_jax.shifts import (
     device_shift,
     effect_width,
     inside_shift,
+    memory_shift,
     stack_shift,
 )
 from neusight_jax.terms import KernelTerms
@@ -97,6 +99,7 @@ class FamilyMixture:
       raw_norm: p-norm order before softplus, per member.
       in_model: log shift of each head inside a running model, per member.
       stack: log shift of `EFFECTS` on GPUs with an fp32 matrix path of its own, which run another vendor's libraries.
+      memory: log shift of the DRAM head by kind of memory (`gpu.MEMORY_KINDS`), per member.
       effect: what sets one device apart (`effect_width` numbers); zeros unless calibrated. [effect] or, in training,
         [kernel, effect].
       library: number of the library that runs the family on the device (`Family.known_libraries`); None = what the
@@ -109,6 +112,7 @@ class FamilyMixture:
     raw_norm: Float[Array, " member"]
     in_model: Float[Array, "member head"]
     stack: Float[Array, "member effect"]
+    memory: Float[Array, "member kind"]
     effect: Float[Array, "*kernel effect"]
     library: Float[Array, ""] | None = None
 
@@ -143,7 +147,7 @@ class MixturePredictor:
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
         shift = device_shift(parameters.effect, parameters.network, family, features)
         shift += stack_shift(parameters.stack, gpu)
-        shift += inside_shift(parameters.in_model, isolated)
+        shift += inside_shift(parameters.in_model, isolated) + memory_shift(parameters.memory, gpu)
         more_s = work.more_launches * LAUNCH_GAP_S
         outputs = apply_network(parameters.network, features)
         return mix(parameters, outputs, times, bounds, tile, shift, offsets(family), more_s, isolated=isolated)
@@ -181,7 +185,10 @@ def mix(
         middle = (OFFSET_STARTS[head] - low) / (high - low)
         raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
         offset = low + (high - low) * jax.nn.sigmoid(raw)
-        logs.append(jnp.sum(weight * component, axis=-1) + offset + shift[..., head])
+        log_s = jnp.sum(weight * component, axis=-1) + offset
+        if head == POWER and times.base_clock is not None:
+            log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(times.base_clock), axis=-1))
+        logs.append(log_s + shift[..., head])
         start += width + 1
     order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
     body = jax.nn.logsumexp(jnp.stack(logs[:ISSUE]) * order, axis=0) / order
@@ -235,5 +242,6 @@ def init_family(
         raw_norm=jnp.zeros((members,)),
         in_model=jnp.zeros((members, len(HEADS))),
         stack=jnp.zeros((members, len(EFFECTS))),
+        memory=jnp.zeros((members, len(MEMORY_KINDS))),
         effect=jnp.zeros((effect_width(family),)),
     )

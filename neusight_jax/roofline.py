@@ -33,10 +33,10 @@ LEAST_SHARE = 1e-3
 """Arithmetic times are at least this share of the DRAM time."""
 WARM_SHARE = 0.12
 """Share of the traffic that still goes to DRAM when the working set lies in L2."""
-WARM_RAMP = (1.0, 1.9)
-"""Working set over the L2 it finds room in between which that share rises to 1 (P4, T4 and A100, repeated launches)."""
-GRAPHED_RAMP = (0.9, 1.3)
-"""The same of kernels measured inside CUDA graphs."""
+WARM_RAMP = (0.9, 1.3)
+"""Working set over L2 size between which that share rises to 1 (measured on repeated launches)."""
+KEPT_RAMP = (1.0, 1.9)
+"""What a running kernel comes back for over the L2 it finds room in, between which L2 stops keeping it."""
 ROTATED_RAMP = (0.12, 0.25)
 """The same of products on tensor cores: their measurements seem to go round several copies of the operands, so that
 only sets of a sixth of L2 stay. L40S (96 MB) is warm below 16 MB; H200 beats H100 by bandwidth from 6 MB on, in 50."""
@@ -44,10 +44,8 @@ JOULE_PER_FLOP_16NM = 20e-12
 """Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/findings.md)."""
 PROCESS_EXPONENT = 0.75
 """Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
-MATRIX_ENERGY = 0.71
-"""Energy of an fp32 FLOP on a matrix path over one on the vector path of the same silicon: fewer instructions and
-operands fetched. A fit: with it long products measured alone on MI100 and MI210 take what `fp32-heldout`, which saw
-neither, forecasts (docs/findings.md)."""
+UNSAID_CLOCK = 1e-6
+"""Base clock over the boost clock where a board says none: far below any."""
 NARROW_FLOP_PER_CYCLE = 2048.0
 """16-bit FLOP a clock of an SM's matrix units (A100) at which feeding them takes as much energy as their arithmetic:
 the narrower, the fewer FLOP share an operand fetched and an instruction issued. L40S (1024) sustains half to two thirds
@@ -98,6 +96,8 @@ class PhysicalTimes:
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power, with all FLOP, where algorithms differ with the fewest, and of every tile of the
         menu with its padding.
+      base_clock: no more than that takes a board that keeps its base clock within its power: the same FLOP at it, and
+        the energy of the traffic over the power. Products and convolutions in fp32; infinite where none is said.
       issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
     """
@@ -109,6 +109,7 @@ class PhysicalTimes:
     power: Float[Array, "kernel _component"]
     issue: Float[Array, "kernel _component"]
     overhead: Float[Array, "kernel _component"]
+    base_clock: Float[Array, "kernel _component"] | None = None
 
 
 def element_bytes(dtype: Int[Array, " kernel"]) -> Float[Array, " kernel"]:
@@ -163,11 +164,6 @@ def joule_per_flop(process_nm: ArrayLike) -> Float[Array, "*gpu"]:
     return JOULE_PER_FLOP_16NM * (node / 16.0) ** PROCESS_EXPONENT
 
 
-def fp32_energy(gpu: GPU) -> Float[Array, "*gpu"]:
-    """Energy of an fp32 FLOP of a matrix product over one on the vector path: less where the chip has a matrix path."""
-    return jnp.where(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0, MATRIX_ENERGY, 1.0)
-
-
 def _given(value: ArrayLike, usual: ArrayLike) -> Float[Array, "*gpu"]:
     """A figure of a GPU, or the usual one where it is 0, which says nothing."""
     given = jnp.asarray(value)
@@ -180,9 +176,9 @@ def _column(value: ArrayLike, axes: int) -> Array:
     return array.reshape(array.shape + (1,) * axes)
 
 
-def dram_bytes(work: Work, room: ArrayLike, ramp: tuple[float, float] = WARM_RAMP) -> Float[Array, " kernel"]:
-    """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the room in L2."""
-    return work.bytes_moved * (WARM_SHARE + (1.0 - WARM_SHARE) * lost_share(work.bytes_moved, room, ramp))
+def dram_bytes(work: Work, l2_bytes: ArrayLike, ramp: tuple[float, float] = WARM_RAMP) -> Float[Array, " kernel"]:
+    """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the L2 size."""
+    return work.bytes_moved * (WARM_SHARE + (1.0 - WARM_SHARE) * lost_share(work.bytes_moved, l2_bytes, ramp))
 
 
 def lost_share(held: Float[Array, " kernel"], room: ArrayLike, ramp: tuple[float, float]) -> Float[Array, " kernel"]:
@@ -200,23 +196,14 @@ def fetched_again(gpu: GPU, work: Work) -> Float[Array, " kernel"] | float:
     """Traffic of what is fetched again because L2 did not keep it, bytes; falls with the room in L2."""
     if work.fetched_bytes is None or work.window_bytes is None:
         return 0.0
-    return work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), WARM_RAMP)
+    return work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), KEPT_RAMP)
 
 
 def _reread_bytes(gpu: GPU, work: Work, tile_traffic: Float[Array, "kernel tile"]) -> Float[Array, "kernel tile"]:
     """DRAM traffic if L2 keeps nothing for the next block, but for what finds room in it as a whole, bytes."""
-    lost = lost_share(work.bytes_moved, room_bytes(gpu), WARM_RAMP)[:, None]
+    lost = lost_share(work.bytes_moved, room_bytes(gpu), KEPT_RAMP)[:, None]
     once = jnp.minimum(work.bytes_moved[:, None], tile_traffic)
     return once + (tile_traffic - once) * lost
-
-
-def _cold_bytes(gpu: GPU, family: Family, work: Work) -> Float[Array, " kernel"]:
-    """`dram_bytes` as a family's kernels were measured. Inside CUDA graphs partitions of the L2 did not show."""
-    if family.l2_operands:
-        return dram_bytes(work, gpu.l2_bytes, ROTATED_RAMP)
-    if family.tensor_core:
-        return dram_bytes(work, gpu.l2_bytes, GRAPHED_RAMP)
-    return dram_bytes(work, room_bytes(gpu))
 
 
 def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
@@ -264,7 +251,7 @@ def physical_times(
     flop_energy = joule_per_flop(gpu.process_nm)
     flop = work.flop[:, None]
     compute = [work.bound_flop / peak, streamed]
-    dram = [work.bytes_moved, _cold_bytes(gpu, family, work)]
+    dram = [work.bytes_moved, dram_bytes(work, gpu.l2_bytes, ROTATED_RAMP if family.l2_operands else WARM_RAMP)]
     again = fetched_again(gpu, work)
     if work.form_flop is not None and work.form_bytes is not None:
         flop = jnp.stack([work.flop, work.bound_flop], axis=1)
@@ -274,7 +261,7 @@ def physical_times(
     flop_energy = _column(flop_energy, 1) * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype][:, None]
     if family.matrix:
         width = _given(gpu.matrix_flop_per_cycle, NARROW_FLOP_PER_CYCLE)
-        flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, fp32_energy(gpu))[:, None]
+        flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, 1.0)[:, None]
     padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
     traffic_j = work.bytes_moved[:, None] * JOULE_PER_BYTE
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
@@ -286,13 +273,26 @@ def physical_times(
         all_compute.append(tile_traffic / _column(L2_BYTES_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1))
         reread = jnp.broadcast_to(least[:, None], tile_traffic.shape)
     else:
-        reread = _reread_bytes(gpu, work, tile_traffic) / _column(gpu.mem_bytes_per_s, 1)
+        traffic = _reread_bytes(gpu, work, tile_traffic) if family.tensor_core else tile_traffic
+        reread = traffic / _column(gpu.mem_bytes_per_s, 1)
     return PhysicalTimes(
         compute=jnp.maximum(jnp.concatenate(all_compute, axis=1), least[:, None]),
         dram=jnp.stack([(traffic + again) / gpu.mem_bytes_per_s for traffic in dram], axis=1),
         reread=reread,
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
         power=(padded * flop_energy + traffic_j) / _column(gpu.tdp_w, 1),
+        base_clock=_base_clock_s(gpu, family, padded, traffic_j),
         issue=jnp.maximum(issue, least[:, None]),
         overhead=jnp.stack([kilocycle, serial, block_s[:, -1, -1]], axis=1),
     )
+
+
+def _base_clock_s(
+    gpu: GPU, family: Family, padded: Float[Array, "kernel component"], traffic_j: Float[Array, "kernel 1"]
+) -> Float[Array, "kernel component"] | None:
+    """`PhysicalTimes.base_clock`: NVIDIA sizes the clock for the heaviest work. Long products measured alone settle at
+    0.38 of T4's peak and at 0.86 of V100's; their base clocks are 0.37 and 0.89 of their boost clocks."""
+    if family.tensor_core or not family.matrix:
+        return None
+    share = _given(gpu.base_clock_share, UNSAID_CLOCK)
+    return padded / _column(gpu.fp32_flop_per_s * share, 1) + traffic_j / _column(gpu.tdp_w, 1)

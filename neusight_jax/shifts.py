@@ -64,6 +64,12 @@ def stack_shift(stack: Float[Array, "member effect"], gpu: GPU) -> Float[Array, 
     return jnp.where(other, stack[:, None, :], 0.0)
 
 
+def memory_shift(memory: Float[Array, "member kind"], gpu: GPU) -> Float[Array, "member _kernel effect"]:
+    """Log shift of the DRAM head for the kind of the GPU's memory; a switch, without gradient to the GPU."""
+    kind = jnp.atleast_1d(jnp.round(jnp.asarray(gpu.memory_kind))).astype(int)
+    return jnp.where(jnp.arange(len(EFFECTS)) == DRAM, memory[:, kind][..., None], 0.0)
+
+
 def inside_shift(in_model: Float[Array, "member head"], isolated: Isolated) -> Float[Array, "member _kernel effect"]:
     """Log shift of each head inside a running model; none of the floor."""
     every = jnp.pad(in_model, ((0, 0), (0, len(EFFECTS) - len(HEADS))))

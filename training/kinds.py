@@ -31,6 +31,8 @@ to the next more than machines do, so that what belongs to one of them does not 
 EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
+DRAM_COST = 0.25
+"""Cost of the shift of a kind of memory over one of a device: memory systems differ more than boards with the same."""
 
 
 def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> Float[Array, ""]:
@@ -89,11 +91,13 @@ class MixtureKind:
     def loss(self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
         """Log error; device effects and in-model shifts shrunk to zero."""
         log_forecast = jnp.log(forecast(self, parameters, family, sample))
-        shrunk, stack = (jnp.sqrt(each**2 + EFFECT_WIDTH**2) for each in (parameters.effect, parameters.stack))
+        shrunk, stack, memory = (
+            jnp.sqrt(each**2 + EFFECT_WIDTH**2) for each in (parameters.effect, parameters.stack, parameters.memory)
+        )
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
         share = EFFECT_SHARES.get(family.name, 1.0)
         penalty = share * settings.effect_penalty * jnp.sum(costs[:, None] * shrunk)
-        penalty += share * settings.effect_penalty * jnp.sum(stack)
+        penalty += share * settings.effect_penalty * (jnp.sum(stack) + DRAM_COST * jnp.sum(memory))
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
         return log_error_loss(log_forecast, sample, settings) + penalty
 
