@@ -41,8 +41,8 @@ class GPU:
       exp_per_s: exponentials of the special-function units, 1/s; 0 = 16 a clock and SM.
       matrix_flop_per_cycle: 16-bit FLOP a clock of one SM's matrix units: the wider, the less energy a FLOP takes; 0 =
         as an A100 (2048).
-      base_clock_share: the clock that the board keeps within its power, whatever it works on, over `clock_hz`; 0 = not
-        said.
+      fp32_joule_per_flop: the most that an fp32 FLOP of the vector path takes, J; 0 = what `process_nm` says. A board
+        that keeps a base clock within its power says so (`gpu_catalog.base_clock_energy`).
       memory_kind: position in `MEMORY_KINDS`; 0 = another kind. How much of its bandwidth a memory reaches goes by it.
       l2_partitions: parts of the L2 that each keep a copy of what their SMs read; 0 = one.
     """
@@ -65,7 +65,7 @@ class GPU:
     int8_flop_per_s: ArrayLike = 0.0
     exp_per_s: ArrayLike = 0.0
     matrix_flop_per_cycle: ArrayLike = 0.0
-    base_clock_share: ArrayLike = 0.0
+    fp32_joule_per_flop: ArrayLike = 0.0
     memory_kind: ArrayLike = 0.0
     l2_partitions: ArrayLike = 0.0
 
@@ -105,7 +105,7 @@ class GPU:
 MEMORY_KINDS: tuple[str, ...] = ("", "hbm", "gddr_ecc", "gddr", "pascal hbm", "AMD hbm")
 """Memory systems: NVIDIA's HBM since Volta, its GDDR with and without codes kept in it, Pascal's HBM, AMD's."""
 
-SWITCHES: tuple[str, ...] = ("base_clock_share", "memory_kind", "l2_partitions")
+SWITCHES: tuple[str, ...] = ("fp32_joule_per_flop", "memory_kind", "l2_partitions")
 """Figures that say what kind of machine it is, not how much of something it has."""
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
@@ -187,7 +187,7 @@ _RANGES: dict[str, _Range] = {
     "fp4_flop_per_s": _Range(1e10, 1e19, 4e13, 8e16, _PEAK),
     "int8_flop_per_s": _Range(1e10, 1e19, 2e13, 2e16, _PEAK),
     "matrix_flop_per_cycle": _Range(8.0, 1e6, 256.0, 65536.0),
-    "base_clock_share": _Range(1e-3, 1.0, 0.2, 1.0, (("percent", 0.01, "0.01"),)),
+    "fp32_joule_per_flop": _Range(1e-15, 1e-8, 1e-13, 1e-10, (("pJ", 1e-12, "1e-12"), ("nJ", 1e-9, "1e-9"))),
     "memory_kind": _Range(1.0, len(MEMORY_KINDS) - 1.0, 1.0, len(MEMORY_KINDS) - 1.0),
     "l2_partitions": _Range(1.0, 64.0, 1.0, 8.0),
     "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),

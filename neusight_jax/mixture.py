@@ -3,7 +3,7 @@
 For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
 
     log t_j = Σ_i w_ji(shape) · log T_i(GPU, shape) + b_j(shape),   w_j a softmax, b_j bounded
-                                                    # power: no longer than at the board's base clock
+                                                    # power: no more than a board takes that keeps its base clock
 
     body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max
     total = body + overhead + floor, and 2 us for every further kernel of one operator
@@ -186,8 +186,8 @@ def mix(
         raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
         offset = low + (high - low) * jax.nn.sigmoid(raw)
         log_s = jnp.sum(weight * component, axis=-1) + offset
-        if head == POWER and times.base_clock is not None:
-            log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(times.base_clock), axis=-1))
+        if head == POWER and times.most_power is not None:
+            log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(times.most_power), axis=-1))
         logs.append(log_s + shift[..., head])
         start += width + 1
     order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]

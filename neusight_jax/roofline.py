@@ -44,8 +44,8 @@ JOULE_PER_FLOP_16NM = 20e-12
 """Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle; see docs/findings.md)."""
 PROCESS_EXPONENT = 0.75
 """Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
-UNSAID_CLOCK = 1e-6
-"""Base clock over the boost clock where a board says none: far below any."""
+UNSAID_J = 1e-6
+"""Most energy of an fp32 FLOP where a board says none, J: far beyond any."""
 NARROW_FLOP_PER_CYCLE = 2048.0
 """16-bit FLOP a clock of an SM's matrix units (A100) at which feeding them takes as much energy as their arithmetic:
 the narrower, the fewer FLOP share an operand fetched and an instruction issued. L40S (1024) sustains half to two thirds
@@ -96,8 +96,8 @@ class PhysicalTimes:
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power, with all FLOP, where algorithms differ with the fewest, and of every tile of the
         menu with its padding.
-      base_clock: no more than that takes a board that keeps its base clock within its power: the same FLOP at it, and
-        the energy of the traffic over the power. Products and convolutions in fp32; infinite where none is said.
+      most_power: the same with the most that a FLOP takes (`GPU.fp32_joule_per_flop`), for products and convolutions in
+        fp32.
       issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
     """
@@ -109,7 +109,7 @@ class PhysicalTimes:
     power: Float[Array, "kernel _component"]
     issue: Float[Array, "kernel _component"]
     overhead: Float[Array, "kernel _component"]
-    base_clock: Float[Array, "kernel _component"] | None = None
+    most_power: Float[Array, "kernel _component"] | None = None
 
 
 def element_bytes(dtype: Int[Array, " kernel"]) -> Float[Array, " kernel"]:
@@ -264,6 +264,10 @@ def physical_times(
         flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, 1.0)[:, None]
     padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
     traffic_j = work.bytes_moved[:, None] * JOULE_PER_BYTE
+    most_power = None
+    if family.matrix and not family.tensor_core:
+        most_j = _column(_given(gpu.fp32_joule_per_flop, UNSAID_J), 1)
+        most_power = (padded * most_j + traffic_j) / _column(gpu.tdp_w, 1)
     issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
@@ -281,18 +285,7 @@ def physical_times(
         reread=reread,
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
         power=(padded * flop_energy + traffic_j) / _column(gpu.tdp_w, 1),
-        base_clock=_base_clock_s(gpu, family, padded, traffic_j),
+        most_power=most_power,
         issue=jnp.maximum(issue, least[:, None]),
         overhead=jnp.stack([kilocycle, serial, block_s[:, -1, -1]], axis=1),
     )
-
-
-def _base_clock_s(
-    gpu: GPU, family: Family, padded: Float[Array, "kernel component"], traffic_j: Float[Array, "kernel 1"]
-) -> Float[Array, "kernel component"] | None:
-    """`PhysicalTimes.base_clock`: NVIDIA sizes the clock for the heaviest work. Long products measured alone settle at
-    0.38 of T4's peak and at 0.86 of V100's; their base clocks are 0.37 and 0.89 of their boost clocks."""
-    if family.tensor_core or not family.matrix:
-        return None
-    share = _given(gpu.base_clock_share, UNSAID_CLOCK)
-    return padded / _column(gpu.fp32_flop_per_s * share, 1) + traffic_j / _column(gpu.tdp_w, 1)

@@ -1,4 +1,4 @@
-"""Pin what `fp32-heldout` of commit 57867b0 forecast, by that commit's own code: writes `plain_fp32.npz` beside this file.
+"""Pin what `fp32-heldout` of commit 57867b0 forecast, by that commit's own code: writes `plain_fp32.npz` beside this.
 
     git worktree add ../plain 57867b0
     PYTHONPATH=../plain python tests/golden/make_plain.py
@@ -77,7 +77,9 @@ def main() -> None:
             np.float32,
         )
     header = {"commit": COMMIT, "date": datetime.date.today().isoformat(), "gpus": gpus, "figures": figures}
-    np.savez_compressed(FILE, header=np.array(json.dumps(header)), **arrays, **{f"weights/{k}": v for k, v in weights.items()})
+    np.savez_compressed(
+        FILE, header=np.array(json.dumps(header)), **arrays, **{f"weights/{k}": v for k, v in weights.items()}
+    )
 
 
 if __name__ == "__main__":
