@@ -110,7 +110,7 @@ def gpu_info(name: str) -> GPUInfo:
     canonical, entry = _entry(name)
     return GPUInfo(
         name=canonical,
-        vendor=entry["vendor"],
+        vendor=architectures()[entry["architecture"]]["vendor"],
         architecture=entry["architecture"],
         memory=entry["memory"],
         aliases=tuple(str(alias) for alias in entry["aliases"]),
@@ -120,38 +120,30 @@ def gpu_info(name: str) -> GPUInfo:
     )
 
 
-GENERATIONS: dict[str, dict[str, str]] = {
-    "blas": {"turing": "volta", "ada": "ampere", "hopper": "ampere", "cdna2": "cdna", "blackwell_rtx": "blackwell"},
-    "tensor": {},
-    "attention": {"ampere": "flash2", "ada": "flash2", "blackwell_rtx": "flash2"},
-}
-"""By kind, the architectures that count as another one: fp32 products of the vendor's BLAS; products on tensor cores
-(each architecture its own); attention, where serving frameworks run FlashAttention 2 but for Hopper (FlashAttention 3)
-and Blackwell of the data centre (TensorRT-LLM's)."""
+@functools.cache
+def architectures() -> dict[str, dict[str, Any]]:
+    """Facts of every architecture: `datasets/architectures.yaml`."""
+    text = resources.files("neusight_jax.datasets").joinpath("architectures.yaml").read_text(encoding="utf-8")
+    facts: dict[str, dict[str, Any]] = yaml.load(text, Loader=Yaml)
+    return facts
 
 
 def generation_of(device: str, kind: str = "blas") -> str:
-    """Which generation a device is of: its architecture, or the one whose kernels it borrows.
+    """Which generation of kernels a device runs: an architecture's of its vendor's BLAS ("blas") or of attention
+    ("attention"), else its own architecture ("tensor").
 
     A device that the catalog does not have is a generation of its own.
     """
     if canonical_name(device) is None:
         return device
     architecture = gpu_info(device).architecture
-    return GENERATIONS[kind].get(architecture, architecture)
+    generation: str = architectures()[architecture].get(kind, architecture)
+    return generation
 
 
 def memory_kind(info: GPUInfo) -> int:
-    """Position of a GPU's memory in `MEMORY_KINDS`; 0 = none of them.
-
-    HBM of Pascal is apart: Volta's controller delivers up to 95 % of the bandwidth, 1.5 times what P100 delivers with
-    1.23 times its bandwidth (NVIDIA, Tesla V100 whitepaper, 2017).
-    """
-    if (info.architecture, info.memory) == ("pascal", "hbm"):
-        name = "pascal hbm"
-    else:
-        name = info.memory if info.vendor == "NVIDIA" else f"{info.vendor} {info.memory}"
-    return MEMORY_KINDS.index(name) if name in MEMORY_KINDS else 0
+    """Position of a GPU's memory in `MEMORY_KINDS`; 0 = none of them."""
+    return MEMORY_KINDS.index(architectures()[info.architecture].get(info.memory, info.memory))
 
 
 def base_clock_energy(figures: Mapping[str, float], base_clock_hz: float) -> float:
@@ -166,14 +158,8 @@ def base_clock_energy(figures: Mapping[str, float], base_clock_hz: float) -> flo
 
 
 def l2_partitions(info: GPUInfo) -> float:
-    """Parts of a GPU's L2 that each keep what their own SMs read; 0 = one.
-
-    Two on the data-centre dies since A100 ("each L2 partition localizes and caches data for memory accesses from SMs in
-    the GPCs directly connected to the partition": NVIDIA, A100 whitepaper, 2020; H100's is alike), so that what all SMs
-    read finds room in half of it.
-    """
-    split = info.memory == "hbm" and info.architecture in ("ampere", "hopper", "blackwell")
-    return 2.0 if split and info.vendor == "NVIDIA" else 0.0
+    """Parts of a GPU's L2 that each keep what their own SMs read; 0 = one."""
+    return float(architectures()[info.architecture].get(f"{info.memory}_l2_partitions", 0.0))
 
 
 def known_library(device: str, family: Family) -> float:
