@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, with_derived, with_idle_share
+from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, with_derived
 from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
 from neusight_jax.units import GB, GIB, GIGA, MEGA, MIB
 
@@ -74,7 +74,7 @@ def gpu_from_sheet(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
     figures = _figures(sheet, canonical, where)
     _check_peak(sheet, figures, where)
     if canonical is not None:
-        return name, catalog_gpu(canonical).replace(**with_idle_share(figures))
+        return name, catalog_gpu(canonical).replace(**figures)
     missing = [field for field in REQUIRED_FIELDS if field not in figures]
     if missing:
         field = missing[0]

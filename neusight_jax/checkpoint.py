@@ -25,7 +25,6 @@ from neusight_jax import digest
 from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
-from neusight_jax.gpu import MEMORY_KINDS
 from neusight_jax.gpu_catalog import canonical_name, generation_of, known_library
 from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES
 from neusight_jax.kernels.family import Family
@@ -33,7 +32,6 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
 from neusight_jax.programs import use_compile_cache
-from neusight_jax.shifts import DRAM, EFFECTS
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.trust import Trust, empty_trust
@@ -41,9 +39,9 @@ from neusight_jax.utilization import init_network
 
 FORMAT = 2
 """Version of the layout; raised whenever older files could be misread."""
-PARTS: dict[str, str] = {"libraries": "library", "memory": "memory", "usual": "usual"}
-"""What a card says of parts of a predictor that are not among its weights: key of the card, part of `FamilyMixture`."""
-ADDED: tuple[str, str, str] = ("stack_networks", "vendor_intervals", "labelled")
+LIBRARIES = "libraries"
+"""Key of a card that says, by family, which library is known to run it on the device of a calibrated predictor."""
+ADDED: tuple[str, str] = ("vendor_intervals", "labelled")
 """Keys of a card's architecture that `save_checkpoint` adds, lists of families; see `untrained`."""
 WEIGHTS, CARD = "weights.safetensors", "card.json"
 NEUSIGHT_INPUTS = 4
@@ -119,9 +117,8 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     Args:
       device: the GPU to forecast, by name. One the checkpoint was trained on (`load_card(...)["device_effects"]`) gets
         its small measured effect: more accurate for it and what-if variants of it. Any other gets what the GPUs share
-        that run the same generation of library kernels, or have its kind of memory, if any was trained on. None (the
-        default) has the effects of the kind of memory, which every `GPU` says, and of the newest library kernels;
-        compare different GPUs with that one.
+        that run the same generation of library kernels, if any was trained on. None (the default) has no effect at
+        all; compare different GPUs with that one.
     Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
     """
     use_compile_cache()
@@ -141,13 +138,13 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
     predictor: Predictor = tree_from_arrays(template, _by_family(flat, card["architecture"]["families"]), path)
-    predictor = _with_known(predictor, "library", card.get("libraries", {}))
+    predictor = _with_library(predictor, card.get(LIBRARIES, {}))
     effects = card.get("device_effects", {})
     name = device if device is None or device in effects else canonical_name(device)
     if name is None and device is not None:
         raise unknown_name("GPU", device, effects)
     if name is None or not isinstance(predictor, MixturePredictor):
-        return _nameless(predictor, card)
+        return predictor
     named = with_libraries(predictor, name)
     own = effects.get(name, {})
     shared = card.get("generation_effects", {})
@@ -177,36 +174,17 @@ def _by_family(flat: Mapping[str, np.ndarray], families: Sequence[str]) -> dict[
     return out
 
 
-def _nameless(predictor: Predictor, card: Mapping[str, Any]) -> Predictor:
-    """The predictor for a GPU without a name. A calibrated one has its effects among its weights; none is derived."""
-    shared = card if isinstance(predictor, MixturePredictor) else {}
-    for part, derived in (("memory", _shared_memory(shared)), ("usual", _usual_effects(shared))):
-        predictor = _with_known(predictor, part, card.get(part, derived))
-    return predictor
-
-
-def _with_known(predictor: Predictor, part: str, known: Mapping[str, ArrayLike]) -> Any:
-    """The predictor with a part of its families as the card says, None where it says nothing.
-
-    Args:
-      part: "library", what a device's libraries do otherwise than the rest; "memory", the shift of each kind of it; or
-        "usual", the effect of the newest library kernels.
-    """
+def _with_library(predictor: Predictor, known: Mapping[str, ArrayLike]) -> Any:
+    """The predictor with the number of the library that runs each family; None where nothing is known."""
     if isinstance(predictor, CalibratedPredictor):
-        return replace(predictor, base=_with_known(predictor.base, part, known))
+        return replace(predictor, base=_with_library(predictor.base, known))
     if not isinstance(predictor, MixturePredictor):
         return predictor
-    families = dict(predictor.families)
-    for name, each in families.items():
-        change: dict[str, Any] = {part: jnp.asarray(known[name], jnp.float32) if name in known else None}
-        families[name] = replace(each, **change)
+    families = {
+        name: replace(each, library=jnp.asarray(known[name], jnp.float32) if name in known else None)
+        for name, each in predictor.families.items()
+    }
     return replace(predictor, families=families)
-
-
-def _known(predictor: Predictor, part: str) -> dict[str, Any]:
-    """What `_with_known` was given."""
-    values = {name: getattr(each, part) for name, each in _families(predictor).items()}
-    return {name: np.asarray(value).tolist() for name, value in values.items() if value is not None}
 
 
 def _families(predictor: Predictor) -> dict[str, FamilyMixture]:
@@ -215,32 +193,11 @@ def _families(predictor: Predictor) -> dict[str, FamilyMixture]:
     return base.families if isinstance(base, MixturePredictor) else {}
 
 
-def _shared_memory(card: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Shift of each kind of memory by family, from what generations share: for a GPU without a name."""
-    shared = card.get("generation_effects", {})
-    named = {family for kind in MEMORY_KINDS for family in shared.get(kind, {})}
-    return {
-        family: [shared.get(kind, {}).get(family, [0.0] * len(EFFECTS))[DRAM] for kind in MEMORY_KINDS]
-        for family in sorted(named)
-    }
-
-
-def _usual_effects(card: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Effect by family of the generation that `Family.usual_library` is of: for a GPU without a name."""
-    found = {}
-    for generation, effects in card.get("generation_effects", {}).items():
-        for name, effect in effects.items():
-            family = FAMILIES[name]
-            if family.usual_library and dict(family.known_libraries).get(generation) == family.usual_library:
-                found[name] = effect
-    return found
-
-
 def with_libraries(predictor: MixturePredictor, device: str) -> MixturePredictor:
     """The predictor with the libraries that are known to run its families on a device."""
     numbers = {name: known_library(device, FAMILIES[name]) for name in predictor.families}
     known = {name: number for name, number in numbers.items() if number}  # 0 = as the rest
-    named: MixturePredictor = _with_known(predictor, "library", known)
+    named: MixturePredictor = _with_library(predictor, known)
     return named
 
 
@@ -259,16 +216,21 @@ def with_effect(predictor: MixturePredictor, effects: Mapping[str, Sequence[floa
 
 
 def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any]) -> None:
-    """Write a checkpoint, all or nothing. `card` needs `kind` and `architecture`; `format`, `PARTS`, digests and, in
-    the architecture, `ADDED` are added."""
-    own = {key: _known(predictor, part) for key, part in PARTS.items()}
-    flat = tree_to_arrays(functools.reduce(lambda bare, part: _with_known(bare, part, {}), PARTS.values(), predictor))
-    stack = [name for name, each in _families(predictor).items() if each.stack_network is not None]
+    """Write a checkpoint, all or nothing.
+
+    `card` needs `kind` and `architecture`; `format`, `LIBRARIES`, digests and, in the architecture, `ADDED` are added.
+    """
+    libraries = {
+        name: np.asarray(each.library).tolist()
+        for name, each in _families(predictor).items()
+        if each.library is not None
+    }
+    flat = tree_to_arrays(_with_library(predictor, {}))
     trust: Trust | None = getattr(predictor, "trust", None)
-    parts = (stack, list(trust.other_vendor), list(trust.labelled or ())) if trust else (stack, [], [])
+    parts = (list(trust.other_vendor), list(trust.labelled or ())) if trust else ([], [])
     architecture = {key: value for key, value in card["architecture"].items() if key not in ADDED}
     architecture |= {key: names for key, names in zip(ADDED, parts, strict=True) if names}
-    known = {key: value for key, value in own.items() if value}
+    known = {LIBRARIES: libraries} if libraries else {}
     card = json.loads(json.dumps({"format": FORMAT, **card, "architecture": architecture, **known}))
     card = {key: value for key, value in card.items() if key != digest.KEY}  # not that of a card it was copied from
     weights = save(flat)
@@ -283,7 +245,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
     Args:
       kind: "mixture", "neusight", "calibrated" (a mixture calibrated on one GPU) or a baseline.
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size),
-        `stack_networks` (families with one for another vendor's libraries); `trust`: whether it carries intervals, and
+        `trust`: whether it carries intervals, and
         `vendor_intervals`: of what another vendor's GPUs have some of their own, `labelled`: families in the measured
         whole models (all if missing); of a calibrated one also `points` (measured shapes by network).
     """
@@ -294,11 +256,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
         name: init_tile_choice(key, family, features[name]) for name, family in chosen.items()
     }
     if kind == "mixture":
-        stack = {name: features[name] for name in architecture.get("stack_networks", ())}
-        families = {
-            name: init_family(key, family, features[name], hidden, members, stack.get(name))
-            for name, family in chosen.items()
-        }
+        families = {name: init_family(key, family, features[name], hidden, members) for name, family in chosen.items()}
         counts = {name: table.shape[-1] for name, table in features.items()}
         trust = empty_trust(counts, architecture.get("vendor_intervals", ()), architecture.get("labelled"))
         return MixturePredictor(families, tiles, trust if architecture.get("trust") else None)

@@ -30,7 +30,6 @@ from neusight_jax.trust import (
     total_interval,
     trust_warnings,
     unlabelled_note,
-    without_promise,
 )
 from neusight_jax.workloads import workload_dict
 
@@ -225,17 +224,11 @@ def _trusted(
     columns: dict[str, np.ndarray],
     relaxation: Scalar,
 ) -> tuple[tuple[float, float] | None, list[str]]:
-    """80 % interval of the total, seconds, and what a reader should know of it; raises `seconds_high` where it must."""
+    """80 % interval of the total, seconds, and what a reader should know of it."""
     trust: Trust | None = getattr(predictor, "trust", None)
     if trust is None:
         return None, []
     cost = columns["seconds"] * columns["count"]
-    unpromised = 0.0
-    doubtful = without_promise(gpu) if any(FAMILIES[name].keeps_base_clock for name in table.families) else None
-    if doubtful is not None:
-        seconds = seconds_of(predictor, doubtful, table, relaxation)
-        columns["seconds_high"] = np.maximum(columns["seconds_high"], seconds)
-        unpromised = float(np.sum(seconds * columns["count"], dtype=np.float64))
     known = in_labels(trust, columns["network"])
     part = float(np.sum(cost[known], dtype=np.float64))
     wider = float(np.average(columns["widening"][known], weights=cost[known])) if part > 0 else 1.0
@@ -243,8 +236,8 @@ def _trusted(
     low, high = (float(sum(pair)) for pair in zip(total_interval(trust, gpu, part, wider), bounds, strict=True))
     network = columns["network"]
     said = unlabelled_note(trust, network, cost)
-    warnings = trust_warnings(trust, gpu, network, columns["shape_widening"], cost, unpromised)
-    return (low, max(high, unpromised)), [*said, *warnings]
+    warnings = trust_warnings(trust, gpu, network, columns["shape_widening"], cost)
+    return (low, high), [*said, *warnings]
 
 
 def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[str, float]:

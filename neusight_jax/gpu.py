@@ -41,13 +41,10 @@ class GPU:
       exp_per_s: exponentials of the special-function units, 1/s; 0 = 16 a clock and SM.
       matrix_flop_per_cycle: 16-bit FLOP a clock of one SM's matrix units: the wider, the less energy a FLOP takes; 0 =
         as an A100 (2048).
+      fp32_joule_per_flop: the most that an fp32 FLOP of the vector path takes, J; 0 = what `process_nm` says. A board
+        that keeps a base clock within its power says so (`gpu_catalog.base_clock_energy`).
       memory_kind: position in `MEMORY_KINDS`; 0 = another kind. How much of its bandwidth a memory reaches goes by it.
       l2_partitions: parts of the L2 that each keep a copy of what their SMs read; 0 = one.
-      threads_per_sm: threads an SM keeps resident; 0 = 2048.
-      schedulers_per_sm: warp schedulers of an SM, each of which issues to 32 lanes a clock; 0 = 4.
-      idle_share: part of the board power that does no arithmetic; 0 = none.
-      fp32_joule_per_flop: the most that an fp32 FLOP of the vector path takes, J; 0 = what `process_nm` says. A board
-        that keeps a base clock within its power says so (`gpu_catalog.promised_joule_per_flop`).
     """
 
     num_sms: ArrayLike
@@ -68,12 +65,9 @@ class GPU:
     int8_flop_per_s: ArrayLike = 0.0
     exp_per_s: ArrayLike = 0.0
     matrix_flop_per_cycle: ArrayLike = 0.0
+    fp32_joule_per_flop: ArrayLike = 0.0
     memory_kind: ArrayLike = 0.0
     l2_partitions: ArrayLike = 0.0
-    threads_per_sm: ArrayLike = 0.0
-    schedulers_per_sm: ArrayLike = 0.0
-    idle_share: ArrayLike = 0.0
-    fp32_joule_per_flop: ArrayLike = 0.0
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -111,18 +105,7 @@ class GPU:
 MEMORY_KINDS: tuple[str, ...] = ("", "hbm", "gddr_ecc", "gddr", "pascal hbm", "AMD hbm")
 """Memory systems: NVIDIA's HBM since Volta, its GDDR with and without codes kept in it, Pascal's HBM, AMD's."""
 
-IDLE_W = 10.0
-"""Board power that memory, regulators and leakage take however slow the chip runs, W. Nothing to a board of 250 W, much
-to one of 70: T4 and V100, of one process, need the same energy a FLOP once it is taken off."""
-
-SWITCHES: tuple[str, ...] = (
-    "memory_kind",
-    "l2_partitions",
-    "threads_per_sm",
-    "schedulers_per_sm",
-    "idle_share",
-    "fp32_joule_per_flop",
-)
+SWITCHES: tuple[str, ...] = ("fp32_joule_per_flop", "memory_kind", "l2_partitions")
 """Figures that say what kind of machine it is, not how much of something it has."""
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
@@ -135,16 +118,10 @@ REQUIRED_FIELDS: tuple[str, ...] = tuple(
 
 
 def with_derived(figures: Mapping[str, float]) -> dict[str, float]:
-    """All figures of a GPU: those given, the width of its matrix units, and the idle share of its board. Host only."""
+    """All figures of a GPU: those given, and the width of its matrix units where it is not among them. Host only."""
     peak = max(figures.get("bf16_flop_per_s", 0.0), figures.get("fp16_flop_per_s", 0.0))
     derived = {"matrix_flop_per_cycle": peak / (figures["num_sms"] * figures["clock_hz"])} if peak else {}
-    return derived | with_idle_share(figures)
-
-
-def with_idle_share(figures: Mapping[str, float]) -> dict[str, float]:
-    """Some figures of a GPU, the idle share of its board beside its power. Host only."""
-    idle = {"idle_share": min(IDLE_W / figures["tdp_w"], 0.5)} if "tdp_w" in figures else {}
-    return idle | dict(figures)
+    return derived | dict(figures)
 
 
 def peak_field(path: str) -> str:
@@ -210,12 +187,9 @@ _RANGES: dict[str, _Range] = {
     "fp4_flop_per_s": _Range(1e10, 1e19, 4e13, 8e16, _PEAK),
     "int8_flop_per_s": _Range(1e10, 1e19, 2e13, 2e16, _PEAK),
     "matrix_flop_per_cycle": _Range(8.0, 1e6, 256.0, 65536.0),
+    "fp32_joule_per_flop": _Range(1e-15, 1e-8, 1e-13, 1e-10, (("pJ", 1e-12, "1e-12"), ("nJ", 1e-9, "1e-9"))),
     "memory_kind": _Range(1.0, len(MEMORY_KINDS) - 1.0, 1.0, len(MEMORY_KINDS) - 1.0),
     "l2_partitions": _Range(1.0, 64.0, 1.0, 8.0),
-    "threads_per_sm": _Range(32.0, 65536.0, 512.0, 4096.0),
-    "schedulers_per_sm": _Range(1.0, 64.0, 1.0, 8.0),
-    "idle_share": _Range(1e-6, 0.9, 0.01, 0.5, (("percent", 0.01, "0.01"),)),
-    "fp32_joule_per_flop": _Range(1e-15, 1e-8, 1e-13, 1e-10, (("pJ", 1e-12, "1e-12"), ("nJ", 1e-9, "1e-9"))),
     "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),
 }
 

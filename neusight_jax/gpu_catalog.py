@@ -27,7 +27,6 @@ class GPUInfo:
       memory: "hbm", "gddr", or "gddr_ecc" where the board ships with ECC on and keeps the codes in the same GDDR.
       aliases: other names it answers to.
       lanes_per_sm: fp32 lanes of one SM; fp32 peak = SMs × lanes × 2 × clock.
-      base_clock_hz: the clock it keeps within its power, Hz; 0 = not listed.
       sources: figure -> where it can be checked.
       estimates: figures that are not public, or on which sources disagree.
     """
@@ -38,7 +37,6 @@ class GPUInfo:
     memory: str
     aliases: tuple[str, ...]
     lanes_per_sm: float
-    base_clock_hz: float
     sources: Mapping[str, str]
     estimates: tuple[str, ...]
 
@@ -101,11 +99,9 @@ def catalog_gpu(name: str) -> GPU:
     info = gpu_info(name)
     return GPU(
         **figures,
-        fp32_joule_per_flop=promised_joule_per_flop(info, figures),
+        fp32_joule_per_flop=base_clock_energy(figures, float(entry.get("base_clock_hz", 0.0))),
         memory_kind=float(memory_kind(info)),
         l2_partitions=l2_partitions(info),
-        threads_per_sm=threads_per_sm(info),
-        schedulers_per_sm=schedulers_per_sm(info),
     )
 
 
@@ -114,98 +110,56 @@ def gpu_info(name: str) -> GPUInfo:
     canonical, entry = _entry(name)
     return GPUInfo(
         name=canonical,
-        vendor=entry["vendor"],
+        vendor=architectures()[entry["architecture"]]["vendor"],
         architecture=entry["architecture"],
         memory=entry["memory"],
         aliases=tuple(str(alias) for alias in entry["aliases"]),
         lanes_per_sm=float(entry["lanes_per_sm"]),
-        base_clock_hz=float(entry.get("base_clock_hz", 0.0)),
         sources=entry["sources"],
         estimates=tuple(entry["estimates"]),
     )
 
 
-GENERATIONS: dict[str, dict[str, str]] = {
-    "blas": {"turing": "volta", "ada": "ampere", "hopper": "ampere", "cdna2": "cdna", "blackwell_rtx": "blackwell"},
-    "tensor": {},
-    "attention": {"ampere": "flash2", "ada": "flash2", "blackwell_rtx": "flash2"},
-}
-"""By kind, the architectures that count as another one: fp32 products of the vendor's BLAS; products on tensor cores
-(each architecture its own); attention, where serving frameworks run FlashAttention 2 but for Hopper (FlashAttention 3)
-and Blackwell of the data centre (TensorRT-LLM's). "dram" goes by `memory_kind` instead."""
+@functools.cache
+def architectures() -> dict[str, dict[str, Any]]:
+    """Facts of every architecture: `datasets/architectures.yaml`."""
+    text = resources.files("neusight_jax.datasets").joinpath("architectures.yaml").read_text(encoding="utf-8")
+    facts: dict[str, dict[str, Any]] = yaml.load(text, Loader=Yaml)
+    return facts
 
 
 def generation_of(device: str, kind: str = "blas") -> str:
-    """Which generation a device is of: its architecture, or the one whose kernels it borrows; for "dram" its memory.
+    """Which generation of kernels a device runs: an architecture's of its vendor's BLAS ("blas") or of attention
+    ("attention"), else its own architecture ("tensor").
 
     A device that the catalog does not have is a generation of its own.
     """
     if canonical_name(device) is None:
         return device
-    info = gpu_info(device)
-    if kind == "dram":
-        return MEMORY_KINDS[memory_kind(info)] or f"{info.vendor} {info.memory}"
-    return GENERATIONS[kind].get(info.architecture, info.architecture)
-
-
-def _is_gp100(info: GPUInfo) -> bool:
-    """Whether a GPU is the Pascal of the data centre (P100), alone of its architecture with HBM and SMs of 64 lanes."""
-    return (info.architecture, info.memory) == ("pascal", "hbm")
+    architecture = gpu_info(device).architecture
+    generation: str = architectures()[architecture].get(kind, architecture)
+    return generation
 
 
 def memory_kind(info: GPUInfo) -> int:
-    """Position of a GPU's memory in `MEMORY_KINDS`; 0 = none of them.
-
-    HBM of Pascal is apart: Volta's controller delivers up to 95 % of the bandwidth, 1.5 times what P100 delivers with
-    1.23 times its bandwidth (NVIDIA, Tesla V100 whitepaper, 2017).
-    """
-    if _is_gp100(info):
-        name = "pascal hbm"
-    else:
-        name = info.memory if info.vendor == "NVIDIA" else f"{info.vendor} {info.memory}"
-    return MEMORY_KINDS.index(name) if name in MEMORY_KINDS else 0
+    """Position of a GPU's memory in `MEMORY_KINDS`; 0 = none of them."""
+    return MEMORY_KINDS.index(architectures()[info.architecture].get(info.memory, info.memory))
 
 
-def l2_partitions(info: GPUInfo) -> float:
-    """Parts of a GPU's L2 that each keep what their own SMs read; 0 = one.
-
-    Two on the data-centre dies since A100 ("each L2 partition localizes and caches data for memory accesses from SMs in
-    the GPCs directly connected to the partition": NVIDIA, A100 whitepaper, 2020; H100's is alike), so that what all SMs
-    read finds room in half of it.
-    """
-    split = info.memory == "hbm" and info.architecture in ("ampere", "hopper", "blackwell")
-    return 2.0 if split and info.vendor == "NVIDIA" else 0.0
-
-
-def threads_per_sm(info: GPUInfo) -> float:
-    """Threads an SM keeps resident (NVIDIA, CUDA C++ programming guide, compute capabilities); 0 = 2048, as most."""
-    if info.vendor != "NVIDIA":
-        return 0.0
-    if info.architecture == "turing":
-        return 1024.0
-    smaller = info.architecture in ("ada", "blackwell_rtx") or (info.architecture == "ampere" and info.memory != "hbm")
-    return 1536.0 if smaller else 0.0
-
-
-def schedulers_per_sm(info: GPUInfo) -> float:
-    """Warp schedulers of an SM; 0 = 4, as most.
-
-    Two on GP100, whose SM of 64 lanes is two blocks of 32 with a scheduler each (NVIDIA, Tesla P100 whitepaper, 2016).
-    Volta and Turing cut the same 64 lanes into four blocks (NVIDIA, Tesla V100 whitepaper, 2017).
-    """
-    return 2.0 if _is_gp100(info) else 0.0
-
-
-def promised_joule_per_flop(info: GPUInfo, figures: Mapping[str, float]) -> float:
+def base_clock_energy(figures: Mapping[str, float], base_clock_hz: float) -> float:
     """The most that an fp32 FLOP takes on a board that keeps its base clock within its power, J; 0 = not listed.
 
     NVIDIA seems to size it for the heaviest work: long products measured alone settle at 0.38 of T4's peak and at 0.86
-    of V100's, their base clocks are 0.37 and 0.89 of their boost clocks (docs/accuracy.md, section 7).
+    of V100's, their base clocks are 0.37 and 0.89 of their boost clocks.
     """
-    if not info.base_clock_hz:
+    if not base_clock_hz:
         return 0.0
-    base_flop_per_s = figures["fp32_flop_per_s"] * info.base_clock_hz / figures["clock_hz"]
-    return figures["tdp_w"] * (1.0 - figures["idle_share"]) / base_flop_per_s
+    return figures["tdp_w"] / (figures["fp32_flop_per_s"] * base_clock_hz / figures["clock_hz"])
+
+
+def l2_partitions(info: GPUInfo) -> float:
+    """Parts of a GPU's L2 that each keep what their own SMs read; 0 = one."""
+    return float(architectures()[info.architecture].get(f"{info.memory}_l2_partitions", 0.0))
 
 
 def known_library(device: str, family: Family) -> float:

@@ -14,7 +14,7 @@ import yaml
 
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, plain_number, with_derived, with_idle_share
+from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, plain_number, with_derived
 from neusight_jax.gpu_catalog import Yaml, canonical_name, catalog_gpu
 
 _SUFFIXES = (".json", ".yaml", ".yml")
@@ -107,7 +107,7 @@ def gpu_from_fields(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
             start = catalog_gpu(str(base))
         except InputError as error:
             raise InputError(f"{where}: base: {error}") from None
-        gpu = start.replace(**with_idle_share(figures))
+        gpu = start.replace(**figures)
     else:
         missing = [field for field in REQUIRED_FIELDS if field not in figures]
         if missing:

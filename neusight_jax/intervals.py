@@ -14,7 +14,7 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import in_row_order, on_device, predict_kernels, require_covered
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
-from neusight_jax.trust import has_intervals, kernel_interval, without_promise
+from neusight_jax.trust import has_intervals, kernel_interval
 
 
 def predict_kernel_intervals(
@@ -44,11 +44,7 @@ def predict_kernel_intervals(
         in_row_order(table, {name: np.asarray(parts[at]) for name, parts in bounds.items()}) for at in range(3)
     )
     low = np.minimum(np.maximum(seconds * np.exp(log_low), light_s), seconds)
-    high = np.maximum(seconds * np.exp(log_high), seconds)
-    doubtful = without_promise(gpu) if any(FAMILIES[name].keeps_base_clock for name in table.families) else None
-    if doubtful is not None:
-        high = np.maximum(high, predict_kernels(predictor, doubtful, table, isolated=isolated, relaxation=relaxation))
-    return low, high
+    return low, np.maximum(seconds * np.exp(log_high), seconds)
 
 
 @jax.jit

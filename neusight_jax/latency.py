@@ -154,7 +154,7 @@ def _many_sums(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Arra
     blocks = -(-size // MACHINES)
     rows = ROWS * MACHINES // -(-size // blocks)
     batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
-    chunks = KernelTable({name: in_chunks(merged(FAMILIES[name], batch), rows) for name, batch in batches.items()})
+    chunks = KernelTable({name: in_chunks(merged(batch), rows) for name, batch in batches.items()})
 
     def block(gpu: GPU, relaxation: Scalar, isolated: Isolated) -> Array:
         return jax.vmap(_sum_of_chunks, in_axes=(None, axes[1], None, *axes[3:]))(

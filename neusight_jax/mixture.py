@@ -3,12 +3,10 @@
 For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
 
     log t_j = Σ_i w_ji(shape) · log T_i(GPU, shape) + b_j(shape),   w_j a softmax, b_j bounded
-                                                    # power: no more than a board that keeps a base clock takes
+                                                    # power: no more than a board takes that keeps its base clock
 
-    body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max;
-                                                                      # alone, a short kernel meets a share of power
-    run   = body + overhead, and 2 us for every further kernel of one operator
-    total = lead + max(floor − lead, run)                               # alone; floor + run in a model or a CUDA graph
+    body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max
+    total = body + overhead + floor, and 2 us for every further kernel of one operator
 
 Every logarithm is shifted by what a device, a vendor's libraries or a running model does otherwise (`shifts`).
 
@@ -22,14 +20,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neusight_jax.gpu import GPU
-from neusight_jax.kernels.family import LIBRARY, Dims, Family
+from neusight_jax.gpu import GPU, MEMORY_KINDS
+from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import (
     Isolated,
@@ -40,7 +38,6 @@ from neusight_jax.roofline import (
     light,
     peak_flop_per_s,
     physical_times,
-    power_share,
 )
 from neusight_jax.shifts import (
     COMPUTE,
@@ -52,16 +49,11 @@ from neusight_jax.shifts import (
     OVERHEAD,
     POWER,
     REREAD,
-    arithmetic_shift,
-    backward_shift,
     device_shift,
     effect_width,
     inside_shift,
     memory_shift,
-    op_shift,
-    other_vendor,
     stack_shift,
-    usual_effect,
 )
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
@@ -70,10 +62,6 @@ from neusight_jax.utilization import Network, apply_network, init_network
 
 LIMIT_NORM = 12.0
 """Order of the norm that joins the limits to the rest: nearly a maximum, as a card throttles only at its limit."""
-HOST_NORM = 24.0
-"""Order of the norm that joins a kernel to the host's work beside it: a maximum but for a corner of 3 %."""
-TILED: tuple[str, ...] = ("compute", "reread", "onchip", "power")
-"""Heads whose last components are one for each tile of the menu."""
 OFFSETS: tuple[tuple[float, float], ...] = (
     (0.0, 2.5),
     (0.0, 1.5),
@@ -84,12 +72,6 @@ OFFSETS: tuple[tuple[float, float], ...] = (
     (-4.0, 2.0),
 )
 """Bounds of b_j, natural logarithm. Compute and DRAM cannot beat their ideal."""
-STREAMED: tuple[str, ...] = ("elementwise", "softmax")
-"""Networks of kernels that read and write every byte once."""
-STREAMED_MOST = 0.3
-"""Their largest b_j of DRAM and of re-reads: long sums reach 0.74 to 0.93 of the bandwidth on seven GPUs of two
-vendors. What is below 0.74 of it, as wide softmax on most of them, waits for something that does not go with
-bandwidth."""
 TENSOR_OVERHEAD: tuple[float, float] = (-4.0, 3.0)
 """The same of the overhead beside tensor cores: what fused attention does before and after its loop, 8 to 12 us, goes
 with the clock and not with the floor, which all machines share."""
@@ -97,8 +79,6 @@ OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, -2.0, 0.0, 0.2, 0.2, 0.0)
 """b_j before training."""
 MIN_NORM = 3.0
 """Smallest order of the p-norm."""
-STACK_HIDDEN: tuple[int, ...] = (16, 16)
-"""Hidden layers of the network of another vendor's libraries."""
 FLOOR_S = 25e-6
 """Launch floor before training, seconds."""
 TENSOR_FLOOR_S = 3e-6
@@ -117,21 +97,13 @@ class FamilyMixture:
       log_floor_s: launch floor of an isolated measurement, log seconds, per member.
       log_gap_s: what a launch costs inside a running model, log seconds, per member.
       raw_norm: p-norm order before softplus, per member.
-      in_model: log shift of each head inside a running model, per member (`inside_shift`).
+      in_model: log shift of each head inside a running model, per member.
       stack: log shift of `EFFECTS` on GPUs with an fp32 matrix path of its own, which run another vendor's libraries.
+      memory: log shift of the DRAM head by kind of memory (`gpu.MEMORY_KINDS`), per member.
       effect: what sets one device apart (`effect_width` numbers); zeros unless calibrated. [effect] or, in training,
         [kernel, effect].
       library: number of the library that runs the family on the device (`Family.known_libraries`); None = what the
-        kernels say of it, and if they say nothing, `Family.usual_library`.
-      memory: log shift of the DRAM head by kind of memory (`gpu.MEMORY_KINDS`); None = it is in `effect`, or unknown.
-      usual: what GPUs share that run `Family.usual_library`, of the form of `effect`, for a GPU without a name; none on
-        GPUs with an fp32 matrix path of its own. None = it is in `effect`, or unknown.
-      backward: log shift of each head in any phase but forward, where operands are laid out otherwise, per member;
-        None = none.
-      raw_lead: share of the launch floor before the kernel starts, before a sigmoid, per member; None = all of it.
-      op_floor: log of each operator's launch floor over `log_floor_s`, per member; None = all alike.
-      stack_network: shape features -> what another vendor's libraries add to the outputs of `network`, where `stack` is
-        in force; None = nothing.
+        kernels say of it, and if they say nothing, as the rest.
     """
 
     network: Network
@@ -140,14 +112,9 @@ class FamilyMixture:
     raw_norm: Float[Array, " member"]
     in_model: Float[Array, "member head"]
     stack: Float[Array, "member effect"]
+    memory: Float[Array, "member kind"]
     effect: Float[Array, "*kernel effect"]
     library: Float[Array, ""] | None = None
-    memory: Float[Array, " kind"] | None = None
-    usual: Float[Array, " effect"] | None = None
-    backward: Float[Array, "member head"] | None = None
-    raw_lead: Float[Array, " member"] | None = None
-    op_floor: Float[Array, "member op"] | None = None
-    stack_network: Network | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -170,59 +137,25 @@ class MixturePredictor:
         parameters = self.families[family.network]
         size = element_bytes(batch.dtype)
         dims = batch.dims
-        if family.known_libraries:
-            dims = {**dims, LIBRARY: jnp.broadcast_to(library_of(parameters, family, gpu, dims), batch.dtype.shape)}
+        if parameters.library is not None:
+            dims = {**dims, LIBRARY: jnp.full(batch.dtype.shape, parameters.library)}
         work = family.work(dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
         bounds = light(gpu, work, peak)
         times = physical_times(gpu, family, work, peak, batch.dtype, relaxation)
         features = family.features(dims, size)
         tile = choose_tile(self.tiles[family.network], gpu, work, features)
-        if parameters.usual is not None:
-            parameters = replace(parameters, effect=parameters.effect + usual_effect(parameters.usual, gpu))
         shift = device_shift(parameters.effect, parameters.network, family, features)
         shift += stack_shift(parameters.stack, gpu)
-        shift += inside_shift(parameters.in_model, gpu, isolated)
-        if parameters.memory is not None:
-            shift += memory_shift(parameters.memory, gpu)
-        if parameters.backward is not None and family.turned:
-            shift += backward_shift(parameters.backward, batch.phase)
-        if parameters.op_floor is not None and family.name == family.network:
-            shift += op_shift(parameters.op_floor, batch.op, isolated)
-        if family.other_flop:
-            shift += arithmetic_shift(family, gpu, batch.op, isolated)
+        shift += inside_shift(parameters.in_model, isolated) + memory_shift(parameters.memory, gpu)
         more_s = work.more_launches * LAUNCH_GAP_S
-        share = power_share(gpu, family, times)
-        outputs = network_outputs(parameters, gpu, features)
-        return mix(parameters, outputs, times, bounds, tile, shift, offsets(family), more_s, share, isolated=isolated)
-
-
-def library_of(parameters: FamilyMixture, family: Family, gpu: GPU, dims: Dims) -> Float[Array, "*#kernel"]:
-    """Number of the library that runs kernels; GPUs with an fp32 matrix path run another vendor's."""
-    said = parameters.library if parameters.library is not None else dims.get(LIBRARY)
-    number = jnp.asarray(family.usual_library if said is None else said)
-    return jnp.where(other_vendor(gpu), family.other_library, number)
-
-
-def network_outputs(
-    parameters: FamilyMixture, gpu: GPU, features: Float[Array, "kernel feature"]
-) -> Float[Array, "member kernel output"]:
-    """Mixing logits and raw offsets for shapes; a switch by vendor, without gradient to the GPU."""
-    outputs = apply_network(parameters.network, features)
-    if parameters.stack_network is None:
-        return outputs
-    other = jnp.atleast_1d(other_vendor(gpu))[None, :, None]
-    return outputs + jnp.where(other, apply_network(parameters.stack_network, features), 0.0)
+        outputs = apply_network(parameters.network, features)
+        return mix(parameters, outputs, times, bounds, tile, shift, offsets(family), more_s, isolated=isolated)
 
 
 def offsets(family: Family) -> tuple[tuple[float, float], ...]:
     """Bounds of b_j for a family."""
-    bounds = list(OFFSETS)
-    if family.tensor_core:
-        bounds[OVERHEAD] = TENSOR_OVERHEAD
-    if family.network in STREAMED:
-        bounds[DRAM], bounds[REREAD] = ((OFFSETS[head][0], STREAMED_MOST) for head in (DRAM, REREAD))
-    return tuple(bounds)
+    return (*OFFSETS[:OVERHEAD], TENSOR_OVERHEAD) if family.tensor_core else OFFSETS
 
 
 def mix(
@@ -234,13 +167,12 @@ def mix(
     shift: Float[Array, "#member #kernel effect"],
     ranges: Sequence[tuple[float, float]],
     more_s: Float[Array, " kernel"] | float = 0.0,
-    share: Float[Array, " kernel"] | None = None,
     *,
     isolated: Isolated,
 ) -> KernelTerms:
     """Mix physical times into a forecast (module docstring); members are averaged as logarithms.
 
-    `more_s` is for further kernels of one operator, beside the floor; `share` is `roofline.power_share`.
+    `more_s` is for further kernels of one operator, beside the floor.
     """
     alone = jnp.asarray(isolated, dtype=float)
     logs, start = [], 0
@@ -248,34 +180,23 @@ def mix(
         component = jnp.log(jnp.maximum(getattr(times, name), 1e-30))
         width = component.shape[1]
         mixing = outputs[:, :, start : start + width]
-        if times.launched is not None and name in TILED:
-            mixing = among_launched(mixing, times.launched)
         weight = jax.nn.softmax(mixing, axis=-1)
         low, high = ranges[head]
         middle = (OFFSET_STARTS[head] - low) / (high - low)
         raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
         offset = low + (high - low) * jax.nn.sigmoid(raw)
         log_s = jnp.sum(weight * component, axis=-1) + offset
-        if head == POWER and times.promised is not None:
-            log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(times.promised), axis=-1))
+        if head == POWER and times.most_power is not None:
+            log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(times.most_power), axis=-1))
         logs.append(log_s + shift[..., head])
         start += width + 1
     order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
     body = jax.nn.logsumexp(jnp.stack(logs[:ISSUE]) * order, axis=0) / order
-    cool, arithmetic = _limit(body, logs[ISSUE]), jnp.maximum(logs[COMPUTE], logs[ISSUE])
-    body, busy = _limit(cool, logs[POWER]), jnp.maximum(arithmetic, logs[POWER])
-    if share is not None:
-        met = 1.0 - alone * (1.0 - share)
-        body, busy = _partly(cool, body, met), _partly(arithmetic, busy, met)
+    body = _limit(_limit(body, logs[ISSUE]), logs[POWER])
+    busy = jnp.maximum(jnp.maximum(logs[COMPUTE], logs[ISSUE]), logs[POWER])
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
-    floor_s = jnp.exp(floor + shift[..., FLOOR])
-    overhead_s = jnp.exp(logs[OVERHEAD]) + more_s
-    launch_s = overhead_s + floor_s
-    if parameters.raw_lead is not None:
-        after_s = alone * (1.0 - jax.nn.sigmoid(parameters.raw_lead))[:, None] * floor_s
-        run_s = body_s + overhead_s
-        launch_s += jnp.maximum(longer(after_s, run_s) - run_s, 0.0) - after_s
+    launch_s = jnp.exp(logs[OVERHEAD]) + more_s + jnp.exp(floor + shift[..., FLOOR])
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,
@@ -289,29 +210,6 @@ def mix(
 def _limit(log_s: Float[Array, "*row"], limit_log_s: Float[Array, "*row"]) -> Float[Array, "*row"]:
     """Log times under a limit that binds only when it is reached."""
     return jnp.logaddexp(log_s * LIMIT_NORM, limit_log_s * LIMIT_NORM) / LIMIT_NORM
-
-
-def _partly(
-    log_s: Float[Array, "*row"], limited_log_s: Float[Array, "*row"], share: Float[Array, "*#row"]
-) -> Float[Array, "*row"]:
-    """Log of a time that meets a share of what a limit adds to it."""
-    return log_s + jnp.log1p(share * jnp.expm1(limited_log_s - log_s))
-
-
-def longer(a_s: Float[Array, "*#row"], b_s: Float[Array, "*#row"]) -> Float[Array, "*row"]:
-    """Nearly the longer of two times that pass together, never less; b where a is 0."""
-    logs = (jnp.log(jnp.maximum(time, 1e-30)) * HOST_NORM for time in (a_s, b_s))
-    return jnp.exp(jnp.logaddexp(*logs) / HOST_NORM)
-
-
-def among_launched(
-    mixing: Float[Array, "member kernel component"], launched: Float[Array, "kernel tile"]
-) -> Float[Array, "member kernel component"]:
-    """Mixing logits with what the tiles of the menu weigh together given to those that the library launches."""
-    tiles = mixing[:, :, -launched.shape[1] :]
-    known = jnp.where(launched > 0, tiles, -jnp.inf)
-    together, own = (jax.nn.logsumexp(part, axis=-1, keepdims=True) for part in (tiles, known))
-    return jnp.concatenate([mixing[:, :, : -launched.shape[1]], known - own + together], axis=-1)
 
 
 def head_widths(family: Family) -> tuple[int, ...]:
@@ -333,29 +231,17 @@ def init_family(
     features: Float[Array, "row feature"],
     hidden: tuple[int, ...],
     members: int,
-    stack_features: Float[Array, "row feature"] | None = None,
 ) -> FamilyMixture:
-    """Untrained parameters: uniform mixing, offsets at `OFFSET_STARTS`, floor and gap as said above.
-
-    Args:
-      features, stack_features: what the networks are normalised to, the second that of another vendor's libraries;
-        None = there is none.
-    """
-    outputs = sum(head_widths(family)) + len(HEADS)
-    stack_network = None
-    if stack_features is not None:
-        stack_network = init_network(jax.random.fold_in(key, 1), stack_features, STACK_HIDDEN, outputs, members)
+    """Untrained parameters: uniform mixing, offsets at `OFFSET_STARTS`, floor and gap as said above; the network is
+    normalised to the features."""
     floor_s = TENSOR_FLOOR_S if family.tensor_core else FLOOR_S
     return FamilyMixture(
-        network=init_network(key, features, hidden, outputs, members),
+        network=init_network(key, features, hidden, sum(head_widths(family)) + len(HEADS), members),
         log_floor_s=jnp.full((members,), jnp.log(floor_s)),
         log_gap_s=jnp.full((members,), jnp.log(LAUNCH_GAP_S)),
         raw_norm=jnp.zeros((members,)),
         in_model=jnp.zeros((members, len(HEADS))),
         stack=jnp.zeros((members, len(EFFECTS))),
+        memory=jnp.zeros((members, len(MEMORY_KINDS))),
         effect=jnp.zeros((effect_width(family),)),
-        backward=jnp.zeros((members, len(HEADS))) if family.turned else None,
-        raw_lead=None if family.tensor_core else jnp.zeros((members,)),
-        op_floor=None if family.tensor_core else jnp.zeros((members, len(family.ops))),
-        stack_network=stack_network,
     )

@@ -25,20 +25,18 @@ Isolated: TypeAlias = bool | Float[Array, "*kernel"]
 
 L2_BYTES_PER_CYCLE = 64.0
 """Bytes an SM takes from L2 per clock (NVIDIA, Volta to Hopper: 64 B/clk/SM)."""
-ISSUE_FLOP_PER_CYCLE = 64.0
-"""fp32 FLOP a warp scheduler can issue per clock if every slot is a fused multiply-add (32 × 2). An SM of 64 lanes and
-four schedulers (Volta, A100) needs half of its slots for that and keeps the rest for loads and addresses; one of 128
-lanes (GP104, Ada, Hopper), or of 64 and two (GP100), has none to spare, and SGEMM stays below its peak."""
-SCHEDULERS_PER_SM = 4.0
-"""Warp schedulers of an SM where the GPU does not say."""
+ISSUE_FLOP_PER_CYCLE = 256.0
+"""fp32 FLOP an SM's four warp schedulers can issue per clock if every slot is a fused multiply-add (4 × 32 × 2). An SM
+of 64 lanes (Volta, A100) needs half of its slots for that and keeps the rest for loads and addresses; one of 128 lanes
+(GP104, Ada, Hopper) has none to spare, and SGEMM stays below its peak."""
 LEAST_SHARE = 1e-3
 """Arithmetic times are at least this share of the DRAM time."""
 WARM_SHARE = 0.12
 """Share of the traffic that still goes to DRAM when the working set lies in L2."""
-WARM_RAMP = (1.0, 1.9)
-"""Working set over the L2 it finds room in between which that share rises to 1 (P4, T4 and A100, repeated launches)."""
-GRAPHED_RAMP = (0.9, 1.3)
-"""The same of kernels measured inside CUDA graphs."""
+WARM_RAMP = (0.9, 1.3)
+"""Working set over L2 size between which that share rises to 1 (measured on repeated launches)."""
+KEPT_RAMP = (1.0, 1.9)
+"""What a running kernel comes back for over the L2 it finds room in, between which L2 stops keeping it."""
 ROTATED_RAMP = (0.12, 0.25)
 """The same of products on tensor cores: their measurements seem to go round several copies of the operands, so that
 only sets of a sixth of L2 stay. L40S (96 MB) is warm below 16 MB; H200 beats H100 by bandwidth from 6 MB on, in 50."""
@@ -46,34 +44,18 @@ JOULE_PER_FLOP_16NM = 20e-12
 """Energy of one fp32 FLOP on 16 nm silicon, whole board, J (a fit to cards that throttle)."""
 PROCESS_EXPONENT = 0.75
 """Energy per FLOP falls as (node / 16 nm) to this power: 16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ."""
-MATRIX_ENERGY = 0.71
-"""Energy of an fp32 FLOP on a matrix path over one on the vector path of the same silicon: fewer instructions and
-operands fetched. A fit: with it long products measured alone on MI100 and MI210 take what `fp32-heldout`, which saw
-neither, forecasts."""
-BRING_IN = 20.0
-"""Multiply-adds of its vector path that an SM could do while it brings in one element of an operand: small tiles bring
-in more of them for their arithmetic, and a matrix path, which multiplies twice as fast, waits for them in all tiles."""
-LARGEST_BRINGS = 1.0 + BRING_IN * 2.0 / 128.0
-"""What a multiply-add takes in the largest tile, 128 × 128, on a vector path, operands and all: counted as its
-arithmetic alone, for what any tile loses is learned."""
-UNPROMISED_J = 1e-6
-"""Energy of an fp32 FLOP where a board promises nothing, J: far beyond any."""
+UNSAID_J = 1e-6
+"""Most energy of an fp32 FLOP where a board says none, J: far beyond any."""
 NARROW_FLOP_PER_CYCLE = 2048.0
 """16-bit FLOP a clock of an SM's matrix units (A100) at which feeding them takes as much energy as their arithmetic:
 the narrower, the fewer FLOP share an operand fetched and an instruction issued. L40S (1024) sustains half to two thirds
 of its peak in 350 W, Hopper (4096) and Blackwell (8192) three quarters and more."""
-THREADS_PER_SM = 2048.0
-"""Threads an SM keeps resident where the GPU does not say (NVIDIA's of the data centre)."""
 EXPONENTIALS_PER_CYCLE = 16.0
 """Exponentials an SM's special-function units take a clock where the GPU does not say (NVIDIA, Volta to Blackwell)."""
 SOFTMAX_FLOP = 8.0
 """fp32 FLOP of a softmax for every score: scale, maximum, subtraction, sum, correction and conversion."""
 DTYPE_ENERGY: tuple[float, ...] = (1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033)
 """Energy of one FLOP relative to fp32, in the order of `arithmetic.DTYPES` (matrix paths; halves with the width)."""
-BURST_J = 0.05
-"""Energy of a kernel alone that meets half of the board's power limit, J: short ones are over before it has set in.
-Batched products of T4 run at 0.57 of its peak in 0.5 ms, 0.48 in 1.8 ms and 0.36 from 20 ms on.
-An energy and not a time, so that forecasts scale with the rates."""
 JOULE_PER_BYTE = 50e-12
 """Energy of one byte of DRAM traffic, J (HBM2 about 4 pJ/bit, GDDR6 about 7.5, plus the way to the SM)."""
 
@@ -114,10 +96,10 @@ class PhysicalTimes:
       onchip: every tile of the menu in whole waves at the L2-to-SM rate; 1000 cycles.
       power: energy over board power, with all FLOP, where algorithms differ with the fewest, and of every tile of the
         menu with its padding.
-      promised: the same with the most that a FLOP takes on a board that keeps a base clock (`Family.keeps_base_clock`).
+      most_power: the same with the most that a FLOP takes (`GPU.fp32_joule_per_flop`), for products and convolutions in
+        fp32.
       issue: fp32 vector arithmetic at the warp schedulers' rate, likewise; none on matrix paths.
       overhead: 1000 cycles; the serial loop of a block; the compute time of one block.
-      launched: `Work.launched`. Times of tiles are the last of compute, reread, onchip and power.
     """
 
     compute: Float[Array, "kernel _component"]
@@ -127,8 +109,7 @@ class PhysicalTimes:
     power: Float[Array, "kernel _component"]
     issue: Float[Array, "kernel _component"]
     overhead: Float[Array, "kernel _component"]
-    launched: Float[Array, "kernel tile"] | None = None
-    promised: Float[Array, "kernel _component"] | None = None
+    most_power: Float[Array, "kernel _component"] | None = None
 
 
 def element_bytes(dtype: Int[Array, " kernel"]) -> Float[Array, " kernel"]:
@@ -183,17 +164,6 @@ def joule_per_flop(process_nm: ArrayLike) -> Float[Array, "*gpu"]:
     return JOULE_PER_FLOP_16NM * (node / 16.0) ** PROCESS_EXPONENT
 
 
-def fp32_energy(gpu: GPU) -> Float[Array, "*gpu"]:
-    """Energy of an fp32 FLOP of a matrix product over one on the vector path: less where the chip has a matrix path."""
-    return jnp.where(jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0, MATRIX_ENERGY, 1.0)
-
-
-def arithmetic_w(gpu: GPU, family: Family) -> Float[Array, "*gpu"]:
-    """Board power left for arithmetic and traffic, W. Energies beside tensor cores were fitted to all of it."""
-    board_w = jnp.asarray(gpu.tdp_w)
-    return board_w if family.tensor_core else board_w * (1.0 - jnp.asarray(gpu.idle_share))
-
-
 def _given(value: ArrayLike, usual: ArrayLike) -> Float[Array, "*gpu"]:
     """A figure of a GPU, or the usual one where it is 0, which says nothing."""
     given = jnp.asarray(value)
@@ -206,9 +176,9 @@ def _column(value: ArrayLike, axes: int) -> Array:
     return array.reshape(array.shape + (1,) * axes)
 
 
-def dram_bytes(work: Work, room: ArrayLike, ramp: tuple[float, float] = WARM_RAMP) -> Float[Array, " kernel"]:
-    """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the room in L2."""
-    return work.bytes_moved * (WARM_SHARE + (1.0 - WARM_SHARE) * lost_share(work.bytes_moved, room, ramp))
+def dram_bytes(work: Work, l2_bytes: ArrayLike, ramp: tuple[float, float] = WARM_RAMP) -> Float[Array, " kernel"]:
+    """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the L2 size."""
+    return work.bytes_moved * (WARM_SHARE + (1.0 - WARM_SHARE) * lost_share(work.bytes_moved, l2_bytes, ramp))
 
 
 def lost_share(held: Float[Array, " kernel"], room: ArrayLike, ramp: tuple[float, float]) -> Float[Array, " kernel"]:
@@ -226,23 +196,14 @@ def fetched_again(gpu: GPU, work: Work) -> Float[Array, " kernel"] | float:
     """Traffic of what is fetched again because L2 did not keep it, bytes; falls with the room in L2."""
     if work.fetched_bytes is None or work.window_bytes is None:
         return 0.0
-    return work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), WARM_RAMP)
+    return work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), KEPT_RAMP)
 
 
 def _reread_bytes(gpu: GPU, work: Work, tile_traffic: Float[Array, "kernel tile"]) -> Float[Array, "kernel tile"]:
     """DRAM traffic if L2 keeps nothing for the next block, but for what finds room in it as a whole, bytes."""
-    lost = lost_share(work.bytes_moved, room_bytes(gpu), WARM_RAMP)[:, None]
+    lost = lost_share(work.bytes_moved, room_bytes(gpu), KEPT_RAMP)[:, None]
     once = jnp.minimum(work.bytes_moved[:, None], tile_traffic)
     return once + (tile_traffic - once) * lost
-
-
-def _cold_bytes(gpu: GPU, family: Family, work: Work) -> Float[Array, " kernel"]:
-    """`dram_bytes` as a family's kernels were measured. Inside CUDA graphs partitions of the L2 did not show."""
-    if family.l2_operands:
-        return dram_bytes(work, gpu.l2_bytes, ROTATED_RAMP)
-    if family.tensor_core:
-        return dram_bytes(work, gpu.l2_bytes, GRAPHED_RAMP)
-    return dram_bytes(work, room_bytes(gpu))
 
 
 def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
@@ -276,21 +237,13 @@ def physical_times(
     num_sms, clock = _column(gpu.num_sms, 2), _column(gpu.clock_hz, 2)
     sm_peak = peak[:, None, None] / num_sms
     waves = whole_waves(work.blocks, num_sms, relaxation)
-    block_s = work.block_flop / sm_peak
-    if work.block_operands is not None:
-        brought_s = 2.0 * BRING_IN * work.block_operands * num_sms / _column(gpu.fp32_flop_per_s, 2)
-        block_s = jnp.maximum(block_s, (block_s + brought_s) / LARGEST_BRINGS)
-    block_s += work.block_cycles / clock
-    if work.waiting_cycles is not None:
-        resident = _given(gpu.threads_per_sm, THREADS_PER_SM)
-        block_s += work.waiting_cycles * THREADS_PER_SM / _column(resident, 2) / clock
+    block_s = work.block_flop / sm_peak + work.block_cycles / clock
     if work.block_exponentials is not None:
         vector = SOFTMAX_FLOP * num_sms / _column(gpu.fp32_flop_per_s, 2)
         block_s += work.block_exponentials * (num_sms / _column(exponentials_per_s(gpu), 2) + vector)
     wave_compute = fastest(waves * block_s)
     wave_onchip = fastest(waves * work.block_bytes / (L2_BYTES_PER_CYCLE * clock))
-    largest_s = work.largest(block_s)
-    streamed = jnp.maximum(work.largest(work.blocks)[:, 0] / gpu.num_sms, 1.0) * largest_s[:, 0]
+    streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * block_s[:, -1, 0]
     kilocycle = jnp.broadcast_to(1e3 / gpu.clock_hz, work.flop.shape)
     serial = fastest(work.block_steps[:, 0, :]) / gpu.clock_hz
     # A kernel without FLOP still issues an instruction for every few bytes: its logarithms stay finite and scale.
@@ -298,7 +251,7 @@ def physical_times(
     flop_energy = joule_per_flop(gpu.process_nm)
     flop = work.flop[:, None]
     compute = [work.bound_flop / peak, streamed]
-    dram = [work.bytes_moved, _cold_bytes(gpu, family, work)]
+    dram = [work.bytes_moved, dram_bytes(work, gpu.l2_bytes, ROTATED_RAMP if family.l2_operands else WARM_RAMP)]
     again = fetched_again(gpu, work)
     if work.form_flop is not None and work.form_bytes is not None:
         flop = jnp.stack([work.flop, work.bound_flop], axis=1)
@@ -308,15 +261,14 @@ def physical_times(
     flop_energy = _column(flop_energy, 1) * jnp.array(DTYPE_ENERGY, jnp.float32)[dtype][:, None]
     if family.matrix:
         width = _given(gpu.matrix_flop_per_cycle, NARROW_FLOP_PER_CYCLE)
-        flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, fp32_energy(gpu))[:, None]
+        flop_energy *= jnp.where(dtype > 0, 1.0 + NARROW_FLOP_PER_CYCLE / width, 1.0)[:, None]
     padded = jnp.concatenate([flop, fastest(work.blocks * work.block_flop)], axis=1)
     traffic_j = work.bytes_moved[:, None] * JOULE_PER_BYTE
-    power_w = _column(arithmetic_w(gpu, family), 1)
-    promised = None
-    if family.keeps_base_clock:
-        promised_j = _column(_given(gpu.fp32_joule_per_flop, UNPROMISED_J), 1)
-        promised = (padded * promised_j + traffic_j) / power_w
-    issue = flop / _column(ISSUE_FLOP_PER_CYCLE * _schedulers(gpu, family) * gpu.num_sms * gpu.clock_hz, 1)
+    most_power = None
+    if family.matrix and not family.tensor_core:
+        most_j = _column(_given(gpu.fp32_joule_per_flop, UNSAID_J), 1)
+        most_power = (padded * most_j + traffic_j) / _column(gpu.tdp_w, 1)
+    issue = flop / _column(ISSUE_FLOP_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1)
     off_vector_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (dtype > 0) if family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_vector_path, work.flop.shape)[:, None], 0.0, issue)
     tile_traffic = fastest(work.blocks * work.block_bytes)
@@ -325,36 +277,15 @@ def physical_times(
         all_compute.append(tile_traffic / _column(L2_BYTES_PER_CYCLE * gpu.num_sms * gpu.clock_hz, 1))
         reread = jnp.broadcast_to(least[:, None], tile_traffic.shape)
     else:
-        reread = _reread_bytes(gpu, work, tile_traffic) / _column(gpu.mem_bytes_per_s, 1)
+        traffic = _reread_bytes(gpu, work, tile_traffic) if family.tensor_core else tile_traffic
+        reread = traffic / _column(gpu.mem_bytes_per_s, 1)
     return PhysicalTimes(
         compute=jnp.maximum(jnp.concatenate(all_compute, axis=1), least[:, None]),
         dram=jnp.stack([(traffic + again) / gpu.mem_bytes_per_s for traffic in dram], axis=1),
         reread=reread,
         onchip=jnp.concatenate([kilocycle[:, None], wave_onchip], axis=1),
-        power=(padded * flop_energy + traffic_j) / power_w,
-        promised=promised,
+        power=(padded * flop_energy + traffic_j) / _column(gpu.tdp_w, 1),
+        most_power=most_power,
         issue=jnp.maximum(issue, least[:, None]),
-        launched=work.launched,
-        overhead=jnp.stack([kilocycle, serial, largest_s[:, -1]], axis=1),
+        overhead=jnp.stack([kilocycle, serial, block_s[:, -1, -1]], axis=1),
     )
-
-
-def _schedulers(gpu: GPU, family: Family) -> Float[Array, "*gpu"]:
-    """Warp schedulers an SM counts with.
-
-    Convolutions count with four everywhere: their FLOP do not say how many instructions an algorithm takes, and P100's
-    two would make its large ones, left out of a fit, 12 % too slow.
-    """
-    return _given(0.0 if family.alternatives else gpu.schedulers_per_sm, SCHEDULERS_PER_SM)
-
-
-def power_share(gpu: GPU, family: Family, times: PhysicalTimes) -> Float[Array, " kernel"] | None:
-    """How much of the power limit kernels meet that are measured alone, 0 to 1; no rate enters it.
-
-    None = all of it, as beside tensor cores, whose kernels were measured one on the heels of the other.
-    """
-    if family.tensor_core:
-        return None
-    fewest = 1 if family.alternatives else 0  # before padding
-    spent_j = times.power[:, fewest] * arithmetic_w(gpu, family)
-    return spent_j / (spent_j + BURST_J)

@@ -7,7 +7,7 @@ scaling and bounds stay as the physical times give them.
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
@@ -64,54 +64,13 @@ def stack_shift(stack: Float[Array, "member effect"], gpu: GPU) -> Float[Array, 
     return jnp.where(other, stack[:, None, :], 0.0)
 
 
-def inside_shift(
-    in_model: Float[Array, "member head"], gpu: GPU, isolated: Isolated
-) -> Float[Array, "member _kernel effect"]:
-    """Log shift of each head inside a running model; none of the floor, and none of power on another vendor's GPUs.
-
-    What power gains inside models is learned on boards of 70 and 75 W, whose sweeps run hot.
-    """
-    every = _of_heads(in_model)[:, None, :]
-    none = jnp.atleast_1d(other_vendor(gpu))[:, None] & (jnp.arange(len(EFFECTS)) == POWER)
-    return jnp.where(none, 0.0, every) * jnp.atleast_1d(1.0 - jnp.asarray(isolated, dtype=float))[:, None]
-
-
-def usual_effect(usual: Float[Array, " effect"], gpu: GPU) -> Float[Array, "*#kernel effect"]:
-    """What GPUs of the usual library share; a switch by vendor, without gradient to the GPU."""
-    return jnp.where(other_vendor(gpu)[..., None], 0.0, usual)
-
-
-def memory_shift(memory: Float[Array, " kind"], gpu: GPU) -> Float[Array, "1 #kernel effect"]:
+def memory_shift(memory: Float[Array, "member kind"], gpu: GPU) -> Float[Array, "member _kernel effect"]:
     """Log shift of the DRAM head for the kind of the GPU's memory; a switch, without gradient to the GPU."""
     kind = jnp.atleast_1d(jnp.round(jnp.asarray(gpu.memory_kind))).astype(int)
-    return jnp.where(jnp.arange(len(EFFECTS)) == DRAM, memory[kind][None, :, None], 0.0)
+    return jnp.where(jnp.arange(len(EFFECTS)) == DRAM, memory[:, kind][..., None], 0.0)
 
 
-def backward_shift(
-    backward: Float[Array, "member head"], phase: Int[Array, " kernel"]
-) -> Float[Array, "member kernel effect"]:
-    """Log shift of each head for the layouts of a backward pass; none forward, none of the floor."""
-    return jnp.where((phase > 0)[None, :, None], _of_heads(backward)[:, None, :], 0.0)
-
-
-def _of_heads(shift: Float[Array, "member head"]) -> Float[Array, "member effect"]:
-    """Shifts of the heads alone as shifts of `EFFECTS`: none of the floor."""
-    return jnp.pad(shift, ((0, 0), (0, len(EFFECTS) - len(HEADS))))
-
-
-def op_shift(
-    op_floor: Float[Array, "member op"], op: Int[Array, " kernel"], isolated: Isolated
-) -> Float[Array, "member kernel effect"]:
-    """Log shift of the floor for the operator, alone: its way through the host's framework over the usual one."""
-    dearer = jnp.asarray(isolated, dtype=float) * op_floor[:, op]
-    return jnp.where(jnp.arange(len(EFFECTS)) == FLOOR, dearer[..., None], 0.0)
-
-
-def arithmetic_shift(
-    family: Family, gpu: GPU, op: Int[Array, " kernel"], isolated: Isolated
-) -> Float[Array, "1 kernel effect"]:
-    """Log shift of the compute head for operators that another vendor's library works out longer, alone."""
-    dear = dict(family.other_flop)
-    logs = jnp.log(jnp.array([dear.get(name, 1.0) for name in family.ops]))[op]
-    own = jnp.where(other_vendor(gpu), jnp.asarray(isolated, dtype=float) * logs, 0.0)
-    return jnp.where(jnp.arange(len(EFFECTS)) == COMPUTE, own[None, :, None], 0.0)
+def inside_shift(in_model: Float[Array, "member head"], isolated: Isolated) -> Float[Array, "member _kernel effect"]:
+    """Log shift of each head inside a running model; none of the floor."""
+    every = jnp.pad(in_model, ((0, 0), (0, len(EFFECTS) - len(HEADS))))
+    return every[:, None, :] * jnp.atleast_1d(1.0 - jnp.asarray(isolated, dtype=float))[:, None]

@@ -17,9 +17,6 @@ from neusight_jax.kernels.family import Family, Work
 from neusight_jax.roofline import Scalar, whole_waves
 from neusight_jax.utilization import Network, apply_network, init_network
 
-NEVER = -1e4
-"""Score of a tile that the library does not launch."""
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -62,8 +59,7 @@ def tile_scores(
     num_sms = jnp.asarray(gpu.num_sms)[..., None]
     waves = jnp.ceil(work.blocks[:, :, 0] / num_sms)
     cost = jnp.log(waves * jnp.maximum(work.block_flop[:, :, 0], work.block_bytes[:, :, 0]))
-    scores = apply_network(choice.network, features)[0] - choice.sharpness * cost
-    return scores if work.launched is None else jnp.where(work.launched > 0, scores, NEVER)
+    return apply_network(choice.network, features)[0] - choice.sharpness * cost
 
 
 def choose_tile(

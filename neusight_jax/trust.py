@@ -11,8 +11,7 @@ range, in quarters of that range (of 1 where it is narrower: a feature that neve
 The errors of a GPU left out are divided by its own widening before quantiles are taken, so what is covered on left-out
 GPUs is the interval as it is shown. A total takes the widening of its kernels, weighted by their time; kernels of a
 kind that no measured whole model had add their own bounds instead (`in_labels`). No bound is further than `WIDEST` from
-the forecast. On a board that promises a base clock the upper bound is at least the forecast without that promise
-(`without_promise`): an assumption has no left-out error to learn from.
+the forecast.
 """
 
 from __future__ import annotations
@@ -209,11 +208,6 @@ def unlabelled_note(trust: Trust, network: np.ndarray, cost: Float[np.ndarray, "
     return [f"no whole model with {missing} was measured ({share:.0%} of the time): the interval adds their own bounds"]
 
 
-def without_promise(gpu: GPU) -> GPU | None:
-    """The GPU without the energy that its base clock promises; None where nothing is promised. Host only."""
-    return gpu.replace(fp32_joule_per_flop=0.0) if float(np.asarray(gpu.fp32_joule_per_flop)) > 0 else None
-
-
 def far_note(
     trust: Trust,
     gpu: GPU,
@@ -250,20 +244,10 @@ def trust_warnings(
     network: np.ndarray,
     shape_widening: Float[np.ndarray, " kernel"],
     cost: Float[np.ndarray, " kernel"],
-    unpromised: float = 0.0,
 ) -> list[str]:
-    """Sentences for a GPU (`far_note`) or shapes outside what was trained on, none inside. Host only.
-
-    And for a forecast that leans on a base clock: `unpromised` are the seconds `without_promise`.
-    """
+    """Sentences for a GPU (`far_note`) or shapes outside what was trained on, none inside. Host only."""
     said = far_note(trust, gpu, network, cost)
     share = float(cost[shape_widening > 1.0 + WORTH_SAYING].sum() / max(float(cost.sum()), 1e-30))
     if share >= WORTH_SAYING:
         said.append(f"{share:.0%} of the time is in kernels of shapes outside those trained on: extrapolated")
-    slower = unpromised / max(float(cost.sum()), 1e-30) - 1.0
-    if slower >= WORTH_SAYING:
-        said.append(
-            "products wait for power here, at the energy that the board's base clock promises and nobody has measured: "
-            f"the upper bound allows for the promise not to hold ({slower:.0%} slower)"
-        )
     return said

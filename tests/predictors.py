@@ -17,7 +17,7 @@ from neusight_jax.hypothetical import PEAKS
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import CONV, conv_dims
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import LIBRARY, Family
+from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
 from neusight_jax.kernels.rowwise import STRIDED
 from neusight_jax.kernels.table import KernelBatch, KernelTable
@@ -26,8 +26,6 @@ from neusight_jax.shifts import EFFECTS, effect_width
 from neusight_jax.terms import KernelTerms, Predictor
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
-STACK_NETWORKS: tuple[str, ...] = ("linear", "bmm", "elementwise", "softmax", "norm")
-"""Those with one for another vendor's libraries here."""
 KINDS: tuple[str, ...] = ("mixture", "neusight")
 RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
 """Figures per second: scaling all of them scales a machine's time."""
@@ -36,20 +34,17 @@ RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
 @cache
 def _template(kind: str, members: int, hidden: tuple[int, ...]) -> Predictor:
     """Made once a process: its many small programs take seconds to compile."""
-    sizes = {"families": NETWORKS, "stack_networks": STACK_NETWORKS, "hidden": hidden, "members": members}
+    sizes = {"families": NETWORKS, "hidden": hidden, "members": members}
     return jax.tree.map(np.asarray, untrained(kind, sizes))
 
 
 def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, ...] = (8,)) -> Predictor:
-    """A predictor with every leaf moved away from its start: last layers, floors, norms, shifts and effects too.
-
-    Networks of another vendor are drawn apart, so that the rest does not depend on which families have one.
-    """
-    random, guests = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+    """A predictor with every leaf moved away from its start: last layers, floors, norms, shifts and effects too."""
+    random = np.random.default_rng(seed)
 
     def moved(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path)
-        noise = (guests if "stack_network" in name else random).normal(size=leaf.shape)
+        noise = random.normal(size=leaf.shape)
         if name.endswith("center"):
             value = 6.0 + 3.0 * noise
         elif name.endswith("scale"):
@@ -95,11 +90,8 @@ def random_gpus(seed: int, count: int, absent: float = 0.0) -> GPU:
         figures[name] = np.where(random.random(count) < 0.5, 0.0, values).astype(np.float32)
     figures["memory_kind"] = random.integers(0, len(MEMORY_KINDS), count).astype(np.float32)
     figures["l2_partitions"] = random.integers(0, 4, count).astype(np.float32)
-    figures["threads_per_sm"] = random.choice(np.array([0.0, 1024.0, 1536.0, 2048.0, 2560.0]), count).astype(np.float32)
-    schedulers = np.random.default_rng([seed, 6]).choice(np.array([0.0, 1.0, 2.0, 4.0, 8.0], np.float32), count)
-    idle = np.random.default_rng([seed, 5]).choice(np.array([0.0, 0.04, 0.14, 0.5], np.float32), count)
-    promised = np.random.default_rng([seed, 7]).choice(np.array([0.0, 2e-12, 6e-12, 2e-11], np.float32), count)
-    return GPU(**figures, idle_share=idle, schedulers_per_sm=schedulers, fp32_joule_per_flop=promised)
+    most = np.random.default_rng([seed, 7]).choice(np.array([0.0, 2e-12, 6e-12, 2e-11], np.float32), count)
+    return GPU(**figures, fp32_joule_per_flop=most)
 
 
 def random_convolutions(random: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
@@ -129,17 +121,6 @@ def random_convolutions(random: np.random.Generator, rows: int) -> dict[str, np.
         name: np.choose(chosen, [np.broadcast_to(dims[name], rows) for dims in passes]).astype(np.float32)
         for name in CONV.dims
     }
-
-
-def random_libraries(table: KernelTable, seed: int) -> KernelTable:
-    """The table with a library for every fp32 product, as measured rows say it: 0 = not known."""
-    random = np.random.default_rng([seed, 3])
-    families = dict(table.families)
-    for name in ("linear", "bmm"):
-        batch = families[name]
-        library = random.integers(4, size=len(batch.row)).astype(np.float32)
-        families[name] = replace(batch, dims={**batch.dims, LIBRARY: library})
-    return KernelTable(families)
 
 
 def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTable:

@@ -11,17 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from predictors import KINDS, NETWORKS, STACK_NETWORKS, level_effect, random_kernels, random_predictor
+from predictors import KINDS, NETWORKS, level_effect, random_kernels, random_predictor
 from safetensors.numpy import load_file, save_file
 
 import neusight_jax as nj
 from neusight_jax import digest
-from neusight_jax.calibrated import CalibratedPredictor
 from neusight_jax.checkpoint import CARD, WEIGHTS, card_notes, save_checkpoint, tree_to_arrays, untrained
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.shifts import EFFECTS, effect_width
+from neusight_jax.shifts import effect_width
 from neusight_jax.trust import MODELS, empty_trust
 
 SHIPPED = nj.list_checkpoints()
@@ -70,7 +68,7 @@ def test_what_a_trust_record_lists_is_kept(tmp_path: Path) -> None:
     np.testing.assert_allclose(own.trust.total, [-0.05, 0.05])
     assert own.trust.other_vendor == {}
     save_checkpoint(tmp_path / "bare", replace(predictor, trust=None), card)
-    assert set(nj.load_card(tmp_path / "bare")["architecture"]) == {*_architecture(), "trust", "stack_networks"}
+    assert set(nj.load_card(tmp_path / "bare")["architecture"]) == {*_architecture(), "trust"}
 
 
 def test_one_range_of_gpus_as_it_used_to_be_is_that_of_every_family(tmp_path: Path) -> None:
@@ -88,21 +86,6 @@ def test_one_range_of_gpus_as_it_used_to_be_is_that_of_every_family(tmp_path: Pa
     read: Any = nj.load_predictor(tmp_path / "now")
     for name in predictor.families:
         np.testing.assert_array_equal(read.trust.gpu_range[name], one)
-
-
-def test_the_card_says_which_families_have_a_network_of_another_vendor(tmp_path: Path) -> None:
-    """Whatever a card said before; a calibrated checkpoint keeps its base's."""
-    predictor = random_predictor("mixture", 0, members=2)
-    assert isinstance(predictor, MixturePredictor)
-    card = {"kind": "mixture", "architecture": {**_architecture(), "stack_networks": ["conv"]}}
-    save_checkpoint(tmp_path / "kept", predictor, card)
-    assert set(nj.load_card(tmp_path / "kept")["architecture"]["stack_networks"]) == set(STACK_NETWORKS)
-    families = {name: replace(each, stack_network=None) for name, each in predictor.families.items()}
-    save_checkpoint(tmp_path / "without", replace(predictor, families=families), card)
-    assert "stack_networks" not in nj.load_card(tmp_path / "without")["architecture"]
-    again = nj.load_predictor(tmp_path / "without")
-    assert isinstance(again, MixturePredictor)
-    assert again.families["bmm"].stack_network is None
 
 
 def test_saving_again_writes_the_same_bytes(tmp_path: Path) -> None:
@@ -186,8 +169,7 @@ def _poison(flat: dict[str, np.ndarray], name: str) -> None:
         (_edit_card(kind="mixtur"), ["mixtur", "mixture"]),
         (_edit_card(architecture={}), [CARD, "architecture"]),
         (_edit_card(architecture={**_architecture(), "families": ["linear", "pool"]}), [CARD]),
-        (_edit_card(architecture={**_architecture(3), "stack_networks": STACK_NETWORKS}), [WEIGHTS, "leaf ", "shape"]),
-        (_edit_card(architecture=_architecture()), [WEIGHTS, "unexpected leaf", "stack_network"]),
+        (_edit_card(architecture=_architecture(3)), [WEIGHTS, "leaf ", "shape"]),
         (_edit_weights(_drop), [WEIGHTS, "weights/0", "missing"]),
         (_edit_weights(_add), [WEIGHTS, "unexpected leaf stranger"]),
         (_edit_weights(_reshape), [WEIGHTS, "weights/0", "has shape"]),
@@ -240,61 +222,6 @@ def test_an_unmeasured_device_gets_what_its_generation_shares(tmp_path: Path) ->
         for name, values in volta.items():
             expected = values if shared else plain.families[name].effect  # type: ignore[attr-defined]
             np.testing.assert_allclose(tuned.families[name].effect, expected, rtol=1e-6)  # type: ignore[attr-defined]
-
-
-def test_a_gpu_by_its_figures_alone_brings_its_memory(tmp_path: Path) -> None:
-    """HBM reaches e^0.5 times what the rest does: an H100 gains it with a name or without, another kind does not."""
-    faster = [-0.5 if name == "dram" else 0.0 for name in EFFECTS]
-    of_dram = {name: faster for name in NETWORKS if FAMILIES[name].generations == "dram"}
-    random: Any = random_predictor("mixture", 0, members=2)
-    zeros = {name: replace(each, effect=0.0 * each.effect) for name, each in random.families.items()}
-    plain = replace(random, families=zeros)
-    card = {"kind": "mixture", "architecture": _architecture()}
-    save_checkpoint(tmp_path / "kept", plain, {**card, "generation_effects": {"hbm": of_dram}})
-    nameless, named = nj.load_predictor(tmp_path / "kept"), nj.load_predictor(tmp_path / "kept", device="H100")
-    add = {"rows": 1 << 14, "cols": 1 << 14, "reads": 2, "writes": 1}
-    kernels = table_from_kernels([Kernel("elementwise", "add", add)])
-
-    def seconds(predictor: Any, gpu: str) -> float:
-        return float(nj.predict_kernels(predictor, nj.load_gpu(gpu), kernels)[0])
-
-    assert seconds(nameless, "H100") == pytest.approx(seconds(named, "H100"), rel=1e-6)
-    assert seconds(nameless, "H100") < 0.9 * seconds(plain, "H100")
-    for other in ("T4", "P100", "MI210"):
-        assert seconds(nameless, other) == seconds(plain, other)
-    save_checkpoint(tmp_path / "again", nameless, card)
-    calibrated = {"kind": "calibrated", "architecture": {**_architecture(), "points": {}}}
-    save_checkpoint(tmp_path / "calibrated", CalibratedPredictor(nameless), calibrated)
-    for name in ("again", "calibrated"):
-        assert seconds(nj.load_predictor(tmp_path / name), "H100") == seconds(nameless, "H100")
-
-
-def test_a_gpu_by_its_figures_alone_runs_the_newest_kernels(tmp_path: Path) -> None:
-    """What GPUs with ampere's cuBLAS share holds for any GPU without a name, but not for another vendor's."""
-    slower = {name: level_effect(name, 0.3) for name in NETWORKS if FAMILIES[name].generations == "blas"}
-    random: Any = random_predictor("mixture", 0, members=2)
-    zeros = {name: replace(each, effect=0.0 * each.effect) for name, each in random.families.items()}
-    plain = replace(random, families=zeros)
-    card = {"kind": "mixture", "architecture": _architecture(), "generation_effects": {"ampere": slower}}
-    save_checkpoint(tmp_path / "kept", plain, card)
-    nameless, named = nj.load_predictor(tmp_path / "kept"), nj.load_predictor(tmp_path / "kept", device="H100")
-    kernels = table_from_kernels(
-        [
-            Kernel("linear", "linear", {"batch": 1, "m": 4096, "n": 4096, "k": 4096}),
-            Kernel("bmm", "bmm", {"batch": 64, "m": 512, "n": 512, "k": 64}),
-        ]
-    )
-
-    def seconds(predictor: Any, gpu: str) -> np.ndarray:
-        return np.asarray(nj.predict_kernels(predictor, nj.load_gpu(gpu), kernels))
-
-    np.testing.assert_allclose(seconds(nameless, "H100"), seconds(named, "H100"), rtol=1e-6)
-    assert np.all(seconds(nameless, "H100") > 1.05 * seconds(plain, "H100"))
-    np.testing.assert_array_equal(seconds(nameless, "MI210"), seconds(plain, "MI210"))
-    calibrated = {**card, "kind": "calibrated", "architecture": {**_architecture(), "points": {}}}
-    save_checkpoint(tmp_path / "calibrated", CalibratedPredictor(named), calibrated)
-    for predictor in (nj.load_predictor(tmp_path / "calibrated"), nj.load_predictor(tmp_path / "calibrated", "H100")):
-        np.testing.assert_allclose(seconds(predictor, "H100"), seconds(named, "H100"), rtol=1e-6)  # not twice
 
 
 @pytest.mark.parametrize("checkpoint", ["fp32", "fp32-heldout"])

@@ -12,7 +12,6 @@ import pytest
 from predictors import NETWORKS, random_predictor
 
 import neusight_jax as nj
-from neusight_jax import forecast as forecasting
 from neusight_jax.checkpoint import untrained
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
@@ -233,40 +232,6 @@ def test_a_kind_of_shape_never_seen_is_wide_and_finite() -> None:
     assert float(found.shape_widening[0]) == pytest.approx(1.0 + np.log(64) / 0.25 / 2.0, rel=1e-5)
     low, high = total_interval(trust, nj.load_gpu("V100-PCIE-32GB"), 1.0, 2.0**40)
     assert (low, high) == (pytest.approx(1e-3), pytest.approx(1e3))
-
-
-def test_the_upper_bound_allows_for_a_base_clock_that_does_not_hold() -> None:
-    """Where power decides, a promised energy is an assumption; where it does not, it makes no difference."""
-    predictor, l4 = nj.load_predictor("fp32-heldout"), nj.load_gpu("L4")
-    graph = nj.graph_from_config("gpt2-large", batch_size=4, sequence_length=1024)
-    forecast = nj.predict(predictor, l4, graph)
-    without = nj.predict(predictor, l4.replace(fp32_joule_per_flop=0.0), graph)
-    roomy = nj.predict(predictor, l4.replace(tdp_w=720.0), graph)
-    assert forecast.interval_s
-    assert forecast.interval_s[1] == pytest.approx(without.total_s)
-    assert without.total_s > 1.1 * forecast.total_s
-    assert np.all(forecast.columns["seconds_high"] >= (1.0 - 1e-6) * without.columns["seconds"])
-    assert ["promise not to hold" in " ".join(each.notes) for each in (forecast, without, roomy)] == [
-        True,
-        False,
-        False,
-    ]
-
-
-def test_a_workload_without_products_leans_on_no_base_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So its forecast is made once; one with products twice."""
-    explained: list[float] = []
-    inside = forecasting._explained
-
-    def counted(predictor: Any, gpu: nj.GPU, *rest: Any) -> Any:
-        explained.append(float(gpu.fp32_joule_per_flop))
-        return inside(predictor, gpu, *rest)
-
-    monkeypatch.setattr(forecasting, "_explained", counted)
-    for function, forecasts in ((jnp.exp, 1), (lambda x: x @ x, 2)):
-        explained.clear()
-        nj.predict(_trusting(), nj.load_gpu("L4"), nj.graph_from_function(function, jnp.ones((1024, 1024))))
-        assert len(explained) == forecasts
 
 
 def test_a_step_that_nearly_fills_the_memory_is_said_and_bounds_nothing(graph: Any) -> None:

@@ -88,8 +88,6 @@ def test_winograd_saves_a_quarter_where_it_applies(changes: dict[str, Any], gain
     for op in OPS:
         work = work_of(dims_of(op, **changes))
         assert float(work.flop[0] / work.bound_flop[0]) == pytest.approx(gain)
-        launched = [name for name, yes in zip(CONV.tiles, np.asarray(work.launched[0]), strict=True) if yes]
-        assert launched == (list(CONV.tiles) if gain > 1.0 else ["128x32", "128x64", "128x128"])
     half = work_of(dims_of("conv", **changes), 2.0)
     assert float(half.bound_flop[0]) == float(half.flop[0])  # not in 16 bits
 

@@ -16,7 +16,6 @@ import pytest
 
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError
-from neusight_jax.mixture import head_widths
 from neusight_jax.scaling.per_op import event_overhead_s
 from neusight_jax.tiles import init_tile_choice
 from neusight_jax.training.data import join_rows, model_rows, sweep_rows, thin
@@ -82,27 +81,6 @@ def test_a_job_never_draws_a_row_of_a_gpu_it_leaves_out(softmax: Rows, left: str
 def test_a_job_that_leaves_out_everything_is_refused(softmax: Rows) -> None:
     with pytest.raises(InputError, match=f"nothing is left to fit to without {V100}, {T4}"):
         fit(_kind(softmax), softmax, [Job(0), Job(0, (V100, T4))], Settings(steps=1, batch_size=8))
-
-
-def test_what_the_network_says_of_a_head_costs(softmax: Rows) -> None:
-    """A head that limits no machine of the training stays where it starts: one says nothing about it for free."""
-    rows, kind = softmax, _kind(softmax)
-    parameters = kind.init(jax.random.key(0), rows.family, row_features(rows), rows)
-    last = np.cumsum([width + 1 for width in head_widths(rows.family)]) - 1
-    dear, free = Settings(offset_penalty=0.5), Settings(offset_penalty=0.0)
-
-    def cost(biases: np.ndarray) -> float:
-        network = parameters.network
-        moved = replace(network, biases=(*network.biases[:-1], jnp.asarray(biases, jnp.float32)[None]))
-        at = replace(parameters, network=moved)
-        both = [float(kind.loss(at, rows.family, sample_of(rows), settings)) for settings in (dear, free)]
-        return both[0] - both[1]
-
-    biases = np.zeros(parameters.network.biases[-1].shape[-1])
-    biases[np.setdiff1d(np.arange(len(biases)), last)] = 3.0  # what the components weigh costs nothing
-    assert cost(biases) == pytest.approx(0.0, abs=1e-5)
-    biases[last] = 2.0
-    assert cost(biases) == pytest.approx(0.5 * len(last) * 2.0**2, rel=1e-4)
 
 
 def test_memory_of_a_kind_reaches_the_same_share(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from golden import plain
 from golden.make import (
     DTYPES,
     FILE,
@@ -17,6 +18,7 @@ from golden.make import (
     model_differences,
     moved,
     read,
+    relative_change,
 )
 
 import neusight_jax as nj
@@ -71,3 +73,16 @@ def test_a_moved_forecast_is_named() -> None:
     assert list(moved(old, new))[-1][1].startswith("0.00100000005 -> 0.00100010005 s (+0.0001")
     with pytest.raises(AssertionError, match=r"case 0\n    case 1\n(.*\n)+    and more"):
         _unmoved(f"case {number}" for number in range(9))
+
+
+def test_the_plain_form_is_what_it_was() -> None:
+    """`fp32-heldout` of commit 57867b0, forecast by its own code and by today's with its weights and figures."""
+    header, arrays = plain.read()
+    predictor, gpus = plain.predictor(arrays), plain.gpus(header)
+    for name in plain.ARCHITECTURE["families"]:
+        table, pinned = plain.kernels(arrays, name), arrays[f"seconds/{name}"]
+        for place, gpu in gpus.items():
+            for condition, alone in enumerate((True, False)):
+                seconds = nj.predict_kernels(predictor, gpu, table, isolated=alone)
+                worst = float(np.max(relative_change(pinned[place, condition], seconds)))
+                assert worst < TOLERANCE, f"{name} on {header['gpus'][place]}, alone {alone}: {worst:.2g}"

@@ -36,14 +36,14 @@ def test_user_file(tmp_path, suffix):
     path = write(tmp_path / f"mine{suffix}", {"name": "Mine", **H100_FIELDS, "fp8_flop_per_s": 0})
     name, gpu = load_named_gpu(str(path))
     assert name == "Mine"
-    assert gpu == GPU(**{field: float(value) for field, value in H100_FIELDS.items()}, idle_share=10 / 700)
+    assert gpu == GPU(**{field: float(value) for field, value in H100_FIELDS.items()})
     assert load_gpu(path) == gpu
 
 
 def test_yaml_reads_a_plain_exponent_as_a_number(tmp_path):
     path = write(tmp_path / "next.yaml", "base: h100_sxm\nmem_bytes_per_s: 8e12\nclock_hz: 2.1e9\ntdp_w: 1e+3\n")
     name, gpu = load_named_gpu(path)
-    expected = load_gpu("H100").replace(mem_bytes_per_s=8e12, clock_hz=2.1e9, tdp_w=1000.0, idle_share=0.01)
+    expected = load_gpu("H100").replace(mem_bytes_per_s=8e12, clock_hz=2.1e9, tdp_w=1000.0)
     assert (name, gpu) == ("next", expected)
 
 

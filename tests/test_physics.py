@@ -24,7 +24,6 @@ from predictors import (
     as_float64,
     random_gpus,
     random_kernels,
-    random_libraries,
     random_predictor,
     scaled,
 )
@@ -33,9 +32,8 @@ import neusight_jax as nj
 from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
 from neusight_jax.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
+from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.latency import kernel_latency, kernel_terms
-from neusight_jax.mixture import longer
 from neusight_jax.roofline import whole_waves
 from neusight_jax.terms import Predictor
 
@@ -144,7 +142,7 @@ def test_mixture_never_beats_light(members: int, isolated: bool, relaxation: flo
     for seed in SEEDS:
         predictor = random_predictor("mixture", seed, members)
         gpus = random_gpus(seed, ROWS, absent=0.5)
-        found += beyond_light(predictor, random_libraries(random_kernels(seed, ROWS), seed), gpus, isolated, relaxation)
+        found += beyond_light(predictor, random_kernels(seed, ROWS), gpus, isolated, relaxation)
     assert none(found), dict(found)
 
 
@@ -154,7 +152,7 @@ def test_mixture_is_never_slower_on_a_better_machine(isolated: bool, relaxation:
     for seed in SEEDS:
         predictor = random_predictor("mixture", seed, members=1 + 2 * (seed == 0))
         gpus = random_gpus(seed, ROWS, absent=0.5)
-        kernels = random_libraries(random_kernels(seed, ROWS), seed)
+        kernels = random_kernels(seed, ROWS)
         found += slower_when_better(predictor, kernels, gpus, isolated, relaxation, seed)
     assert none(found), dict(found)
 
@@ -260,44 +258,12 @@ def test_a_host_as_fast_as_its_machine(members: int) -> None:
                     assert np.all(rates[name] <= now[name] * (1 + 1e-12))
 
 
-def test_a_kernel_runs_beside_its_hosts_work() -> None:
-    """Alone: the longer of what the host has left to do and the kernel, after what it does before; inside: in a row."""
-    floor_s, run_s, share = 30e-6, np.geomspace(1e-9, 1e-2, 200), 0.5
-    together = share * floor_s + np.asarray(longer(jnp.float32((1 - share) * floor_s), jnp.asarray(run_s, jnp.float32)))
-    expected = np.maximum(floor_s, share * floor_s + run_s)
-    assert np.all(together >= expected * (1 - 1e-5))
-    assert np.max(together / expected) < 1.02
-    np.testing.assert_allclose(longer(jnp.zeros(()), jnp.float32(3e-6)), 3e-6, rtol=1e-6)
-
-
-def test_only_products_of_a_backward_pass_have_its_layouts() -> None:
-    """Shifts of every head by log 1.5 make a product slower by that less its floor, forward and the rest not at all."""
-    predictor: Any = random_predictor("mixture", 3)
-    assert {name for name, each in predictor.families.items() if each.backward is not None} == {"linear"}
-
-    def turned(factor: float) -> Any:
-        linear = predictor.families["linear"]
-        moved = replace(linear, backward=jnp.full_like(linear.backward, np.log(factor)))
-        return replace(predictor, families={**predictor.families, "linear": moved})
-
-    sizes = {"batch": 1.0, "m": 4096.0, "n": 4096.0, "k": 4096.0}
-    kernels = [Kernel("linear", "linear", sizes)] * 3 + [Kernel("bmm", "bmm", {**sizes, "batch": 8.0})] * 3
-    table = table_from_kernels(kernels, phase=[0, 1, 2, 0, 1, 2])
-    gpu = nj.load_gpu("V100-PCIE-32GB")
-    before, after = (
-        np.asarray(nj.predict_kernels(turned(factor), gpu, table, isolated=False)) for factor in (1.0, 1.5)
-    )
-    np.testing.assert_allclose(after[[0, 3, 4, 5]], before[[0, 3, 4, 5]], rtol=1e-6)
-    assert (after[1:3] > 1.3 * before[1:3]).all()
-    assert (after[1:3] <= 1.5 * before[1:3] * (1 + 1e-5)).all()
-
-
 def _member(predictor: Any, member: int, members: int) -> Any:
-    """One member of an ensemble; effects of devices and memories, tile choices and intervals have no member axis."""
+    """One member of an ensemble; effects of devices, tile choices and intervals have no member axis."""
 
     def pick(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path)
-        alone = ".tiles" in name or ".trust" in name or name.endswith(("effect", "memory", "usual", "library"))
+        alone = ".tiles" in name or ".trust" in name or name.endswith(("effect", "library"))
         if not alone:
             assert leaf.shape[0] == members
         return leaf if alone else leaf[member : member + 1]

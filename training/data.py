@@ -17,7 +17,7 @@ from neusight_jax.gpu import GPU, stack_gpus
 from neusight_jax.gpu_catalog import known_library
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Family
-from neusight_jax.kernels.table import PHASES, Kernel, KernelBatch
+from neusight_jax.kernels.table import Kernel, KernelBatch
 from neusight_jax.scaling.per_op import event_overhead_s, node_kernels
 from neusight_jax.training.rows import Rows
 
@@ -52,9 +52,6 @@ def sweep_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
 def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) -> Rows:
     """Nodes of measured models that are one kernel of the family forward, event overhead taken off.
 
-    A linear layer's backward pass is two products of the same FLOP, half of its time each (the sum over rows for a
-    bias, a percent, is left in); that of other nodes is not used.
-
     The overhead of a device is the median time of its views, which launch nothing. Nodes shorter than `MIN_NODE_S` and
     contaminated runs are left out.
     """
@@ -63,7 +60,7 @@ def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
     if nodes is not None and "fw_ops" in nodes:
         for device in devices:
             records += _model_records(nodes[nodes["device"] == device], device, name)
-    columns = ["device", "op", "dtype", "phase", "latency_s", "tile", *FAMILIES[name].dims]
+    columns = ["device", "op", "dtype", "latency_s", "tile", *FAMILIES[name].dims]
     frame = pd.DataFrame(records, columns=columns)
     return _rows(frame, FAMILIES[name], devices, isolated=0.0, gpu_of=measurements.gpu)
 
@@ -117,7 +114,7 @@ def _rows(
         "op": frame["op"].map(ops).to_numpy(np.int32),
         "dtype": frame["dtype"].map(dtypes).to_numpy(np.int32),
         "count": np.ones(count, np.float32),
-        "phase": frame["phase"].to_numpy(np.int32) if "phase" in frame else np.zeros(count, np.int32),
+        "phase": np.zeros(count, np.int32),
         "node": np.arange(count, dtype=np.int32),
         "row": np.arange(count, dtype=np.int32),
     }
@@ -159,18 +156,10 @@ def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str
         kernel = _only_kernel(node)
         if kernel is None or kernel.family != name:
             continue
-        timed = [("forward", kernel.dims, node["forward_s"] - overhead_s)]
-        if FAMILIES[name].turned:
-            half = (node.get("backward_s", math.nan) - overhead_s) / 2.0
-            m, n, k = (kernel.dims[dim] for dim in ("m", "n", "k"))
-            timed += [("backward", {**kernel.dims, "n": k, "k": n}, half)]
-            timed += [("weight_gradient", {**kernel.dims, "m": n, "n": k, "k": m}, half)]
-        common = {"device": device, "op": kernel.op, "dtype": "fp32", "tile": None}
-        records += [
-            {**common, "phase": PHASES.index(phase), "latency_s": seconds, **sizes}
-            for phase, sizes, seconds in timed
-            if seconds >= MIN_NODE_S
-        ]
+        seconds = node["forward_s"] - overhead_s
+        if seconds >= MIN_NODE_S:
+            common = {"device": device, "op": kernel.op, "dtype": "fp32", "tile": None}
+            records.append({**common, "latency_s": seconds, **kernel.dims})
     return records
 
 

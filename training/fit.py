@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
@@ -41,9 +41,6 @@ class Settings:
       learning_rate, weight_decay: AdamW, cosine schedule to zero.
       effect_penalty: weight of the effects of devices, generations and another vendor's libraries: they shrink to zero.
       shift_penalty: weight of the squared in-model shifts.
-      offset_penalty: weight of the squared offsets of the heads, away from where they start: a head that no GPU of the
-        training is limited by says nothing, and would say anything on one that is.
-      op_penalty: weight of the squared log floors of operators over the family's.
       in_model_share: share of a minibatch drawn from in-model rows, where there are any.
       softening: s in the loss mean √(r² + s²), r the log error.
     """
@@ -54,13 +51,11 @@ class Settings:
     weight_decay: float = 1e-2
     effect_penalty: float = 0.02
     shift_penalty: float = 0.02
-    offset_penalty: float = 1e-3
-    op_penalty: float = 1e-3
     in_model_share: float = 0.25
     softening: float = 0.03
 
 
-TENSOR_SETTINGS = Settings(steps=400, batch_size=768, offset_penalty=0.0)
+TENSOR_SETTINGS = Settings(steps=400, batch_size=768)
 """For kernels of tensor cores: after more steps errors go on falling on the GPUs seen and rise on other architectures
 (docs/serving.md)."""
 MORE_STEPS: dict[str, float] = {"gemm": 2.5}
@@ -106,15 +101,6 @@ class Kind(Protocol):
         ...
 
 
-@runtime_checkable
-class HostKind(Kind, Protocol):
-    """A kind that fits guests (`Rows.guests`) apart: what they must not move is left to the other devices."""
-
-    def guest_loss(self, parameters: Any, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Loss of a minibatch of guests, without penalties."""
-        ...
-
-
 @dataclass(frozen=True)
 class FitState:
     """Where a fit stands. Everything but `done` has a leading axis [job].
@@ -148,8 +134,7 @@ def fit(
     """Fit every job, to the end or until `progress` says stop.
 
     Rows are drawn device by device with equal weight, so that a GPU with more rows counts no more. Each job sees only
-    the devices it does not hold out. Minibatches depend on (seed, step) alone, so a resumed fit repeats nothing. Guests
-    have a minibatch of their own beside that of the other devices, where the kind fits them apart.
+    the devices it does not hold out. Minibatches depend on (seed, step) alone, so a resumed fit repeats nothing.
 
     Args:
       kind: what to fit; rows: measured rows; jobs: fits to run together; settings: of the optimizer.
@@ -158,31 +143,25 @@ def fit(
     Raises: `InputError` for a job that leaves out every device with rows.
     """
     groups = _Groups.of(rows)
-    guests = rows.guests if isinstance(kind, HostKind) else np.zeros(len(rows.devices), bool)
-    draws = _choices(groups, rows, jobs, guests)
+    draws = _choices(groups, rows, jobs)
     optimizer = make_optimizer(settings)
     in_model_rows = round(settings.batch_size * settings.in_model_share) if groups.counts[1].sum() else 0
     sizes = (settings.batch_size - in_model_rows, in_model_rows)
-    beside = min(guests.sum() / (~guests).sum(), 1.0)
-    guest_sizes = (round(sizes[0] * beside), round(sizes[1] * beside))
-    draw = _drawer(rows, groups)
+    source = _Source.of(rows, groups)
 
-    def total(parameters: Any, key: Array, chosen: _Choices) -> Float[Array, ""]:
-        value = kind.loss(parameters, rows.family, draw(key, sizes, *chosen.hosts), settings)
-        if isinstance(kind, HostKind) and guests.any():
-            sample = draw(jax.random.fold_in(key, 1), guest_sizes, *chosen.guests)
-            value += chosen.hosting * kind.guest_loss(parameters, rows.family, sample, settings)
-        return value
+    def total(parameters: Any, key: Array, chosen: _Choices, source: _Source) -> Float[Array, ""]:
+        return kind.loss(parameters, rows.family, source.draw(key, sizes, chosen), settings)
 
-    def step(carry: tuple[Any, Any], key: Array, chosen: _Choices) -> tuple[tuple[Any, Any], Array]:
+    def step(carry: tuple[Any, Any], key: Array, chosen: _Choices, source: _Source) -> tuple[tuple[Any, Any], Array]:
         parameters, moments = carry
-        value, gradient = jax.value_and_grad(total)(parameters, key, chosen)
+        value, gradient = jax.value_and_grad(total)(parameters, key, chosen, source)
         updates, moments = optimizer.update(gradient, moments, parameters)
         return (optax.apply_updates(parameters, updates), moments), value
 
     @jax.jit
-    def run_chunk(carry: Any, keys: Array) -> tuple[Any, Array]:
-        return jax.lax.scan(lambda carry, key_row: jax.vmap(step)(carry, key_row, draws), carry, keys)
+    def run_chunk(carry: Any, keys: Array, draws: _Choices, source: _Source) -> tuple[Any, Array]:
+        steps = jax.vmap(step, in_axes=(0, 0, 0, None))
+        return jax.lax.scan(lambda carry, key_row: steps(carry, key_row, draws, source), carry, keys)
 
     if state is None:
         state = init_state(kind, rows, jobs, optimizer.init)
@@ -190,7 +169,7 @@ def fit(
     while state.done < settings.steps:
         size = min(chunk, settings.steps - state.done)
         keys = jnp.stack([jax.random.split(jax.random.fold_in(s, state.done), size) for s in streams], axis=1)
-        (parameters, moments), losses = run_chunk((state.parameters, state.optimizer), keys)
+        (parameters, moments), losses = run_chunk((state.parameters, state.optimizer), keys, draws, source)
         loss = np.asarray(losses).mean(axis=0)
         better = jnp.asarray(loss < state.best_loss)
         best = jax.tree.map(
@@ -218,7 +197,10 @@ def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], init_optimizer: Call
         seen = np.array([name not in job.held_out for name in rows.devices])[rows.device]
         parameters.append(kind.init(jax.random.key(job.seed), rows.family, features[seen], rows.take(seen)))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parameters)
-    return FitState(stacked, jax.vmap(init_optimizer)(stacked), 0, stacked, np.full(len(jobs), np.inf, np.float32))
+    # Without weak types, which would compile the loop again after its first chunk.
+    both = (stacked, jax.vmap(init_optimizer)(stacked))
+    stacked, moments = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), both)
+    return FitState(stacked, moments, 0, stacked, np.full(len(jobs), np.inf, np.float32))
 
 
 def row_features(rows: Rows) -> Float[Array, "row feature"]:
@@ -252,62 +234,58 @@ def sample_of(rows: Rows, *, seen: bool = True, trained: Sequence[str] | None = 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Choices:
-    """What each job draws its minibatches from.
+    """Where each job draws its minibatches from, the parts being sweeps and in-model rows.
 
     Attributes:
-      hosts: log weight of every device [job, part, device], the parts being sweeps and in-model rows, and the source of
-        each part [job, part]: the part's own, or the other one where no device the job may see has rows of it.
-      guests: the same of the guests; hosting: 1 where a job sees both [job]. Guests alone are hosts.
+      log_weight: of every device [job, part, device].
+      source: source of each part [job, part]: its own, or the other one where no device the job may see has rows of it.
     """
 
-    hosts: tuple[Array, Array]
-    guests: tuple[Array, Array]
-    hosting: Float[Array, " job"]
+    log_weight: Float[Array, "job part device"]
+    source: Int[Array, "job part"]
 
 
-def _choices(groups: _Groups, rows: Rows, jobs: Sequence[Job], guests: Bool[np.ndarray, " device"]) -> _Choices:
+def _choices(groups: _Groups, rows: Rows, jobs: Sequence[Job]) -> _Choices:
     seen = np.array([[name not in job.held_out for name in rows.devices] for job in jobs])
-    seen &= groups.counts.any(axis=0)
-    for job, found in zip(jobs, seen, strict=True):
+    for job, found in zip(jobs, seen & groups.counts.any(axis=0), strict=True):
         if not found.any():
             raise InputError(
                 f"{rows.family.name}: nothing is left to fit to without {', '.join(job.held_out)}; give measurements "
                 "of further GPUs (of another architecture, where whole architectures are left out)"
             )
-    alone = ~(seen & ~guests).any(axis=1, keepdims=True)
-    hosting = ~alone[:, 0] & (seen & guests).any(axis=1)
-    return _Choices(
-        hosts=_among(groups, seen & (alone | ~guests)),
-        guests=_among(groups, seen & guests),
-        hosting=jnp.asarray(hosting, float),
-    )
-
-
-def _among(groups: _Groups, devices: Bool[np.ndarray, "job device"]) -> tuple[Array, Array]:
-    """Log weights [job, part, device] and sources [job, part] of a draw among devices."""
-    having = devices[:, None, :] & (groups.counts > 0)  # [job, source, device]
+    having = seen[:, None, :] & (groups.counts > 0)  # [job, source, device]
     sources = np.where(having.any(axis=2), np.arange(2), 1 - np.arange(2))
     weights = np.take_along_axis(having, sources[:, :, None], axis=1)
-    return jnp.asarray(np.log(weights + 1e-30)), jnp.asarray(sources)
+    return _Choices(jnp.asarray(np.log(weights + 1e-30)), jnp.asarray(sources))
 
 
-def _drawer(rows: Rows, groups: _Groups) -> Callable[[Array, tuple[int, int], Array, Array], Sample]:
-    everything = sample_of(rows)
-    order, starts, counts = (jnp.asarray(item) for item in (groups.order, groups.starts, groups.counts))
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Source:
+    """All rows, and their order by `_Groups`: arguments of the compiled loop, which would take minutes to fold them."""
 
-    def draw(key: Array, sizes: tuple[int, int], choice: Array, source: Array) -> Sample:
+    everything: Sample
+    order: Int[Array, " row"]
+    starts: Int[Array, "source device"]
+    counts: Int[Array, "source device"]
+
+    @classmethod
+    def of(cls, rows: Rows, groups: _Groups) -> _Source:
+        return cls(sample_of(rows), *(jnp.asarray(item) for item in (groups.order, groups.starts, groups.counts)))
+
+    def draw(self, key: Array, sizes: tuple[int, int], chosen: _Choices) -> Sample:
+        """A minibatch of one job, its parts of these sizes."""
         parts = []
         for part, size in enumerate(sizes):
             key, device_key, row_key = jax.random.split(key, 3)
-            device = jax.random.categorical(device_key, choice[part], shape=(size,))
-            start, count = starts[source[part], device], counts[source[part], device]
-            place = jnp.floor(jax.random.uniform(row_key, (size,)) * count.astype(float)).astype(int)
-            parts.append(order[start + place])
+            device = jax.random.categorical(device_key, chosen.log_weight[part], shape=(size,))
+            place = (chosen.source[part], device)
+            start, count = self.starts[place], self.counts[place]
+            offset = jnp.floor(jax.random.uniform(row_key, (size,)) * count.astype(float)).astype(int)
+            parts.append(self.order[start + offset])
         where = jnp.concatenate(parts)
-        drawn: Sample = jax.tree.map(lambda column: column[where], everything)
+        drawn: Sample = jax.tree.map(lambda column: column[where], self.everything)
         return drawn
-
-    return draw
 
 
 def _weights_only(parameters: Any) -> Any:

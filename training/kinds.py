@@ -13,40 +13,26 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
 from neusight_jax.kernels.family import Family
-from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family, offset_outputs
+from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.roofline import element_bytes, peak_flop_per_s
-from neusight_jax.shifts import EFFECTS, FLOOR, effect_width
+from neusight_jax.shifts import EFFECTS, effect_width
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, choose_tile, init_tile_choice, tile_scores
 from neusight_jax.training.fit import Sample, Settings, sample_of
 from neusight_jax.training.rows import Rows
-from neusight_jax.utilization import Network, apply_network, init_network
+from neusight_jax.utilization import Network, init_network
 
 EFFECT_SHARES: dict[str, float] = {
     **{"gemm": 0.5, "gemm_fp8": 0.25, "gemm_fp4": 0.25, "prefill": 0.25, "decode": 0.25},
 }
 """Weight of the effects of a family over `Settings.effect_penalty`: less where libraries differ from one architecture
 to the next more than machines do, so that what belongs to one of them does not bend what is said of all."""
-DRAM_COST = 0.25
-"""Cost of the effect of a memory system over one of a device."""
 EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
-FLOOR_COST = 0.1
-"""Cost of the effect on the launch floor of an fp32 product or convolution over that on a head. A floor moves the few
-rows of these families that are as short, and at the full cost P100's host, which takes 1.6 times as long as the others,
-raised the floor of all instead of its own. Most rows of the streaming families are short and say what it is. It is also
-the cost of another vendor's floor over that of its libraries' other shifts, in every fp32 family: a vendor's hosts are
-more alike than two vendors', so what one GPU of it says of the floor is first believed of all."""
-STACK_NETWORKS: tuple[str, ...] = ("bmm", "elementwise", "softmax", "norm")
-"""Families in which another vendor's libraries have a network of their own. Not linear: what rocBLAS does with a shape
-on one GPU of AMD does not carry to the next."""
-STACK_COST = 3.0
-"""Price of what that network adds to an output over that of an offset of the others (`Settings.offset_penalty`)."""
-SLOW_HOST = 0.3
-"""What the price of an effect on the launch floor falls by for every unit above zero, and rises below. A host can be
-slower than usual in many ways and faster in few: the usual floor is that of the quicker third, not the median's."""
+DRAM_COST = 0.25
+"""Cost of the shift of a kind of memory over one of a device: memory systems differ more than boards with the same."""
 
 
 def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> Float[Array, ""]:
@@ -55,10 +41,8 @@ def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> F
 
 
 def generation_mask(family: Family) -> Bool[np.ndarray, " effect"]:
-    """Which effects a generation shares: the heads of matrix products, or DRAM alone. Floors and launches are the
-    host's, save inside CUDA graphs."""
-    if family.generations == "dram":
-        return np.array([name == "dram" for name in EFFECTS])
+    """Which effects a generation shares: the heads of matrix products. Floors and launches are the host's, save inside
+    CUDA graphs."""
     own = np.array([family.tensor_core or name not in ("overhead", "floor") for name in EFFECTS])
     width = effect_width(family) // len(EFFECTS)
     return np.concatenate([own, np.repeat(own, width - 1)]) & family.matrix
@@ -68,10 +52,7 @@ def effect_penalties(rows: Rows) -> tuple[float, ...]:
     """What each effect of the rows costs: 1 for a device; less for an older generation of kernels than for the newest.
 
     Whoever asks for a GPU nobody has measured asks for a newer one, so the oldest kernels should set the middle least.
-    Memory systems differ more than boards with the same one do: `DRAM_COST`.
     """
-    if rows.family.generations == "dram":
-        return (*[1.0] * len(rows.devices), *[DRAM_COST] * (max(rows.generation) + 1))
     process_nm, guest = np.asarray(rows.gpus.process_nm), rows.guests
     order = np.asarray(rows.generation)
     newest = [float(process_nm[order == index].min()) for index in range(max(order) + 1)]
@@ -95,10 +76,7 @@ class MixtureKind:
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
         """Parameters with `effect` [device and then generation, effect]."""
-        other = rows.guests[rows.device]
-        hosts, guests = (features[chosen if chosen.any() else slice(None)] for chosen in (~other, other))
-        own = guests if family.name in STACK_NETWORKS and rows.guests.any() else None
-        parameters = init_family(key, family, hosts, self.hidden, members=1, stack_features=own)
+        parameters = init_family(key, family, features, self.hidden, members=1)
         groups = len(rows.devices) + len(set(rows.generation))
         return replace(parameters, effect=jnp.zeros((groups, effect_width(family))))
 
@@ -111,47 +89,17 @@ class MixtureKind:
         return MixturePredictor({family.network: replace(parameters, effect=effect)}, {family.network: self.tile})
 
     def loss(self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Log error; device effects and in-model shifts shrunk to zero, offsets of heads to where they start."""
+        """Log error; device effects and in-model shifts shrunk to zero."""
         log_forecast = jnp.log(forecast(self, parameters, family, sample))
-        shrunk, stack = (jnp.sqrt(each**2 + EFFECT_WIDTH**2) for each in (parameters.effect, parameters.stack))
-        if not family.tensor_core:
-            floor = shrunk[:, FLOOR] - SLOW_HOST * parameters.effect[:, FLOOR]
-            shrunk = shrunk.at[:, FLOOR].set(floor * (FLOOR_COST if family.matrix else 1.0))
-            stack = stack.at[:, FLOOR].mul(FLOOR_COST)
+        shrunk, stack, memory = (
+            jnp.sqrt(each**2 + EFFECT_WIDTH**2) for each in (parameters.effect, parameters.stack, parameters.memory)
+        )
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
         share = EFFECT_SHARES.get(family.name, 1.0)
         penalty = share * settings.effect_penalty * jnp.sum(costs[:, None] * shrunk)
-        penalty += share * settings.effect_penalty * jnp.sum(stack)
+        penalty += share * settings.effect_penalty * (jnp.sum(stack) + DRAM_COST * jnp.sum(memory))
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
-        if parameters.backward is not None:
-            penalty += settings.shift_penalty * jnp.sum(parameters.backward**2)
-        if parameters.op_floor is not None:
-            penalty += settings.op_penalty * jnp.sum(parameters.op_floor**2)
-        if settings.offset_penalty:
-            penalty += settings.offset_penalty * _offset_spread(parameters, family, sample)
         return log_error_loss(log_forecast, sample, settings) + penalty
-
-    def guest_loss(
-        self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings
-    ) -> Float[Array, ""]:
-        """Log error of guests (`Rows.guests`), for what is theirs alone: the shifts and the network of their vendor's
-        libraries, shrunk to nothing, and the effects of their devices. What all GPUs share is not theirs to move."""
-        still = jax.tree.map(jax.lax.stop_gradient, parameters)
-        effect = still.effect.at[sample.device].set(parameters.effect[sample.device])
-        own = replace(still, stack=parameters.stack, stack_network=parameters.stack_network, effect=effect)
-        loss = log_error_loss(jnp.log(forecast(self, own, family, sample)), sample, settings)
-        if own.stack_network is not None:
-            features = family.features(sample.batch.dims, element_bytes(sample.batch.dtype))
-            added = apply_network(own.stack_network, features)
-            loss += STACK_COST * settings.offset_penalty * jnp.mean(jnp.sum(added**2, axis=-1))
-        return loss
-
-
-def _offset_spread(parameters: FamilyMixture, family: Family, sample: Sample) -> Float[Array, ""]:
-    """Mean square of how far the network moves the offsets of the heads from where they start, heads summed."""
-    features = family.features(sample.batch.dims, element_bytes(sample.batch.dtype))
-    raw = apply_network(parameters.network, features)[..., jnp.array(offset_outputs(family))]
-    return jnp.mean(jnp.sum(raw**2, axis=-1))
 
 
 @dataclass(frozen=True)
@@ -198,7 +146,7 @@ class Roofline3Kind:
 
 @dataclass(frozen=True)
 class TileKind:
-    """The tile choice, supervised by measured tiles; rows without one, or with one off the menu, do not count."""
+    """The tile choice, supervised by measured tiles; rows without one do not count."""
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
         """An untrained choice."""
@@ -211,8 +159,6 @@ class TileKind:
         scores = tile_scores(parameters, sample.gpu, work, family.features(sample.batch.dims, size))
         entropy = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.maximum(sample.tile, 0))
         known = jnp.where(sample.tile >= 0, 1.0, 0.0)
-        if work.launched is not None:  # a few kernels run a tile that their library launches hardly ever
-            known *= work.launched[jnp.arange(len(known)), jnp.maximum(sample.tile, 0)]
         return jnp.sum(entropy * known) / jnp.maximum(jnp.sum(known), 1.0)
 
     def choose(self, parameters: TileChoice, family: Family, sample: Sample) -> Int[Array, " kernel"]:

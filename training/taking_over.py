@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from neusight_jax.checkpoint import PARTS, load_card, load_predictor, save_checkpoint
+from neusight_jax.checkpoint import LIBRARIES, load_card, load_predictor, save_checkpoint
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.files import refuse_existing
 from neusight_jax.mixture import MixturePredictor
@@ -92,7 +92,7 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
             shape_range=own(trust.shape_range),
         )
     alone = MixturePredictor(own(predictor.families), own(predictor.tiles), trust)
-    kept = {key: part for key, part in card.items() if key not in ("taken_over", "format", *PARTS)}
+    kept = {key: part for key, part in card.items() if key not in ("taken_over", "format", LIBRARIES)}
     kept["architecture"] = {**card["architecture"], "families": list(alone.families)}
     kept["errors_percent"] = own(card["errors_percent"])
     for key in BY_DEVICE:
@@ -104,10 +104,8 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
 
 def _members(parameters: Any, members: int) -> Any:
     """The first members of an ensemble; the device effect has no member axis, nor has what is known of a device."""
-    whole = replace(parameters, effect=None, library=None, memory=None, usual=None)
-    first = jax.tree.map(lambda leaf: leaf[:members], whole)
-    kept = {name: getattr(parameters, name) for name in ("effect", "library", "memory", "usual")}
-    return replace(first, **kept)
+    first = jax.tree.map(lambda leaf: leaf[:members], replace(parameters, effect=None, library=None))
+    return replace(first, effect=parameters.effect, library=parameters.library)
 
 
 def _joined(base: Trust, own: Trust) -> Trust:

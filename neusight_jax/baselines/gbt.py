@@ -68,7 +68,7 @@ class GBTPredictor:
 
 def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
     """Shape features, log physical times, log roofline, which tiles the library launches where the kernels say whose it
-    is, 1 for a kernel that runs alone, and, of families that differ there, 1 for one of a backward pass."""
+    is, 1 for a kernel that runs alone."""
     found = bounded(family, gpu, batch)
     times = physical_times(gpu, family, found.work, found.peak, batch.dtype)
     parts = [getattr(times, item.name) for item in fields(PhysicalTimes)]
@@ -76,8 +76,7 @@ def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated)
     roofline_s = found.light.roofline_s[:, None]
     alone = jnp.broadcast_to(jnp.asarray(isolated, dtype=float), roofline_s.shape[:1])[:, None]
     logs = jnp.log(jnp.maximum(jnp.concatenate([columns, roofline_s], axis=1), 1e-30))
-    later = [jnp.where(batch.phase > 0, 1.0, 0.0)[:, None]] if family.turned else []
-    return jnp.concatenate([family.features(batch.dims, element_bytes(batch.dtype)), logs, alone, *later], axis=1)
+    return jnp.concatenate([family.features(batch.dims, element_bytes(batch.dtype)), logs, alone], axis=1)
 
 
 def walk(forest: Forest, inputs: Float[Array, "kernel feature"]) -> Float[Array, " kernel"]:

@@ -133,8 +133,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     forms = [tile[0] for tile in TILES]
     tile_m = jnp.array([tile[1] for tile in TILES], jnp.float32)[None, :]
     tile_n = jnp.array([tile[2] for tile in TILES], jnp.float32)[None, :]
-    of_winograd = jnp.array([form > 0 for form in forms])[None, :]
-    transformed = (winograd[:, None] > 0) & of_winograd
+    transformed = (winograd[:, None] > 0) & jnp.array([form > 0 for form in forms])[None, :]
     m, k = (
         jnp.where(transformed, jnp.stack([dims[name + FORMS[form]] for form in forms], axis=1), dims[name][:, None])
         for name in ("m", "k")
@@ -155,7 +154,6 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         block_steps=steps,
         form_flop=total[:, None] / jnp.where(winograd[:, None] > 0, jnp.array(SAVINGS, jnp.float32)[None, :], 1.0),
         form_bytes=jnp.stack([moved, moved, jnp.where(winograd > 0, _staged(dims) * element_bytes, moved)], axis=1),
-        launched=jnp.where(of_winograd & ~transformed, 0.0, 1.0),
     )
 
 

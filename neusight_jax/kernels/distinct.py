@@ -11,16 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 
 
 def distinct(table: KernelTable) -> KernelTable:
     """The same launches with equal kernels merged into one row, without padding: the sum is the same, the rows fewer.
 
-    Nodes and phases are forgotten (`node`, `phase` and `op` are 0), so only totals make sense; kernels that differ
-    forward and backward (`Family.turned`) keep apart what is forward (0) and what is not (1). Tables no longer share a
+    Nodes and phases are forgotten (`node`, `phase` and `op` are 0), so only totals make sense. Tables no longer share a
     program, which pays from some hundred machines on.
     """
     families, start = {}, 0
@@ -28,9 +25,8 @@ def distinct(table: KernelTable) -> KernelTable:
         real = np.asarray(batch.count) > 0
         if not real.any():
             continue
-        later = (np.asarray(batch.phase)[real] > 0) & FAMILIES[name].turned
         sizes = (np.asarray(size)[real] for size in batch.dims.values())
-        keys = np.stack([*sizes, np.asarray(batch.dtype)[real], later], 1)
+        keys = np.stack([*sizes, np.asarray(batch.dtype)[real]], 1)
         rows, which = np.unique(keys.astype(np.float64), axis=0, return_inverse=True)
         count = np.bincount(which.ravel(), weights=np.asarray(batch.count, np.float64)[real], minlength=len(rows))
         zeros: Any = np.zeros(len(rows), np.int32)
@@ -38,11 +34,11 @@ def distinct(table: KernelTable) -> KernelTable:
         counts: Any = count.astype(np.float32)
         position: Any = np.arange(start, start + len(rows), dtype=np.int32)
         families[name] = KernelBatch(
-            dims=dict(zip(batch.dims, columns[:-2], strict=True)),
+            dims=dict(zip(batch.dims, columns[:-1], strict=True)),
             op=zeros,
-            dtype=columns[-2].astype(np.int32),
+            dtype=columns[-1].astype(np.int32),
             count=counts,
-            phase=columns[-1].astype(np.int32),
+            phase=zeros,
             node=zeros,
             row=position,
         )
@@ -50,13 +46,12 @@ def distinct(table: KernelTable) -> KernelTable:
     return KernelTable(families)
 
 
-def merged(family: Family, batch: KernelBatch) -> KernelBatch:
+def merged(batch: KernelBatch) -> KernelBatch:
     """The same launches with equal kernels merged into the first rows; the others follow with count 0. Traced.
 
-    Nodes and rows are forgotten (both 0).
+    Nodes, phases and rows are forgotten (0).
     """
-    later = ((batch.phase > 0) & family.turned).astype(int)
-    keys = (batch.count <= 0, *batch.dims.values(), batch.op, batch.dtype, later)
+    keys = (batch.count <= 0, *batch.dims.values(), batch.op, batch.dtype)
     *keys, count = jax.lax.sort((*(jnp.asarray(key) for key in keys), jnp.asarray(batch.count)), num_keys=len(keys))
     differs = functools.reduce(jnp.logical_or, (key[1:] != key[:-1] for key in keys))
     place = jnp.cumsum(jnp.pad(differs, (1, 0)))
@@ -64,14 +59,14 @@ def merged(family: Family, batch: KernelBatch) -> KernelBatch:
     def placed(key: Array) -> Array:
         return jnp.ones_like(key).at[place].set(key)
 
-    _, *sizes, op, dtype, phase = (placed(key) for key in keys)
+    _, *sizes, op, dtype = (placed(key) for key in keys)
     none = jnp.zeros_like(op)
     return KernelBatch(
         dims=dict(zip(batch.dims, sizes, strict=True)),
         op=op,
         dtype=dtype,
         count=jnp.zeros_like(count).at[place].add(count),
-        phase=phase,
+        phase=none,
         node=none,
         row=none,
     )

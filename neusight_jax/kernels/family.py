@@ -42,14 +42,10 @@ class Work:
       form_bytes: memory traffic of each, what it writes out in another form included, bytes.
       block_exponentials: exponentials of a softmax between the products of one block; None = there is none.
       block_cycles: clocks a block spends however little it has to do.
-      waiting_cycles: clocks of an SM that a block costs by waiting, where 2048 threads are resident to hide the rest;
-        None = it does not wait.
       fetched_bytes: traffic beside `bytes_moved` where operands lie in another order than the loop runs and the rest of
         a fetch is gone from L2 when the loop comes back for it, bytes; None = there are none.
       window_bytes: traffic until it comes back, bytes.
       more_launches: kernels beside the first in one operator.
-      launched: 1 for the tiles of the menu that the library launches, where that is known; None = any of them.
-      block_operands: elements of operands that one block brings to its SM, where that takes time of its own; else None.
     """
 
     flop: Float[Array, " kernel"]
@@ -62,24 +58,14 @@ class Work:
     form_bytes: Float[Array, "kernel form"] | None = None
     block_exponentials: Float[Array, "kernel tile split"] | None = None
     block_cycles: float = 0.0
-    waiting_cycles: Float[Array, "kernel tile split"] | None = None
     fetched_bytes: Float[Array, " kernel"] | None = None
     window_bytes: Float[Array, " kernel"] | None = None
     more_launches: Float[Array, " kernel"] | float = 0.0
-    launched: Float[Array, "kernel tile"] | None = None
-    block_operands: Float[Array, "kernel tile split"] | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:
         """Arithmetic that no algorithm avoids, FLOP."""
         return self.flop if self.form_flop is None else jnp.min(self.form_flop, axis=1)
-
-    def largest(self, quantity: Float[Array, "kernel tile split"]) -> Float[Array, "kernel split"]:
-        """A quantity of the last tile of the menu that the library launches."""
-        if self.launched is None:
-            return quantity[:, -1]
-        last = self.launched.shape[1] - 1 - jnp.argmax(self.launched[:, ::-1], axis=1)
-        return jnp.take_along_axis(quantity, last[:, None, None], axis=1)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -99,15 +85,11 @@ class Family:
       features: (dims, element_bytes [kernel]) -> shape-only network inputs [kernel, feature].
       tensor_core: whether its kernels are those of tensor cores, or run between them: measured inside CUDA graphs, so
         that a launch costs no more alone than in a model.
-      generations: what devices share beside their figures, library kernels (a key of
-        `gpu_catalog.GENERATIONS`) or "dram".
+      generations: what devices share beside their figures, library kernels: a kind of
+        `gpu_catalog.generation_of`.
       known_libraries: (generation, number of the library that does something otherwise than the rest): `work` and
         `features` find it in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
-      usual_library: the number taken for a GPU without a name, or of an architecture that is not among them.
-      other_library: the number taken for GPUs that run another vendor's libraries, whatever their name.
-      other_flop: (operator, FLOP an element that it takes in those, measured alone, where others take one).
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
-      turned: whether a backward pass runs its kernels with operands laid out otherwise than forward.
       directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
     """
 
@@ -125,14 +107,4 @@ class Family:
     tensor_core: bool = False
     generations: str = "blas"
     known_libraries: tuple[tuple[str, float], ...] = ()
-    usual_library: float = 0.0
-    other_library: float = 0.0
-    other_flop: tuple[tuple[str, float], ...] = ()
     l2_operands: bool = False
-    turned: bool = False
-
-    @property
-    def keeps_base_clock(self) -> bool:
-        """Whether a board's base clock bounds what its arithmetic takes (`GPU.fp32_joule_per_flop`): products and
-        convolutions in fp32; the energies beside tensor cores were fitted without it."""
-        return self.matrix and not self.tensor_core

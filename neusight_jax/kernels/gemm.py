@@ -7,12 +7,12 @@ product as if nothing were narrow, so that narrower weights never take longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import LIBRARY, WEIGHT_SHARE, Dims, Family, Work
+from neusight_jax.kernels.family import WEIGHT_SHARE, Dims, Family, Work
 
 TILES: tuple[tuple[int, int], ...] = (
     (32, 32),
@@ -31,33 +31,6 @@ SPLITS: tuple[int, ...] = (1, 2, 4, 8, 16)
 
 MIN_SPLIT_STEPS = 128.0
 """Shortest contraction a split-K block is given; a shape-only rule, so that choosing a split keeps slopes monotone."""
-
-
-AMPERE = 3.0
-"""Number of the newest of cuBLAS."""
-ROCBLAS = 4.0
-"""Number of AMD's."""
-LIBRARIES: tuple[tuple[str, float], ...] = (
-    *(("pascal", 1.0), ("volta", 2.0), ("ampere", AMPERE)),
-    *(("cdna1", ROCBLAS), ("cdna", ROCBLAS)),
-)
-"""Generations of library kernels whose tiles are known, by number: cuBLAS's maxwell_sgemm, volta_sgemm and
-ampere_sgemm; rocBLAS."""
-LINEAR_TILES: dict[float, tuple[tuple[int, int], ...]] = {
-    1.0: ((64, 64), (32, 128), (128, 32)),
-    2.0: ((32, 32), (32, 64), (64, 64), (32, 128), (128, 32), (64, 128), (128, 128)),
-    AMPERE: ((32, 32), (32, 64), (32, 128), (128, 32), (64, 128), (128, 128)),
-    ROCBLAS: ((32, 64), (64, 64), (64, 128), (128, 64), (128, 128)),
-}
-"""Tiles that cuBLAS 12.1 launches for one fp32 product: names of 99.9 % of the kernels measured on P4, P100, V100, T4
-and A100 (a profiler shows them without a time). Of rocBLAS (MI100, MI210) those nearest to what it launches, 64x32 to
-128x160."""
-BMM_TILES: dict[float, tuple[tuple[int, int], ...]] = {
-    1.0: ((64, 128),),
-    2.0: ((64, 64), (32, 128), (128, 32), (64, 128)),
-    AMPERE: ((128, 128),),
-}
-"""The same of batched products: Maxwell's and Ampere's kernels have one tile whatever the shape, rocBLAS has any."""
 
 
 DIRECTIONS: tuple[int, ...] = (2, 4, 6)
@@ -90,13 +63,8 @@ def split_work(
     tiles: tuple[tuple[int, int], ...],
     splits: tuple[int, ...],
     min_split_steps: float,
-    launched: Mapping[float, tuple[tuple[int, int], ...]] | None = None,
 ) -> Work:
-    """Work of a product under a menu of output tiles and of ways to cut the contraction.
-
-    `launched` has the tiles of libraries that launch some of the menu only, by their number; with it bringing in the
-    operands counts (`Work.block_operands`).
-    """
+    """Work of a product under a menu of output tiles and of ways to cut the contraction."""
     m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
     batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
     tile_m = jnp.array([tile[0] for tile in tiles], jnp.float32)[None, :, None]
@@ -111,30 +79,15 @@ def split_work(
         block_flop=2.0 * tile_m * tile_n * steps,
         block_bytes=size * ((tile_m + tile_n * share[:, None, None]) * steps + tile_m * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
-        launched=_launched(dims[LIBRARY], tiles, launched) if launched and LIBRARY in dims else None,
-        block_operands=(tile_m + tile_n) * steps if launched else None,
     )
 
 
-def _launched(
-    library: Float[Array, "#kernel"],
-    tiles: tuple[tuple[int, int], ...],
-    known: Mapping[float, tuple[tuple[int, int], ...]],
-) -> Float[Array, "kernel tile"]:
-    """1 for the tiles of the menu that the library of each kernel launches; all where it is not known."""
-    out = jnp.ones((*library.shape, len(tiles)))
-    for number, own in known.items():
-        mask = jnp.array([float(tile in own) for tile in tiles])
-        out = jnp.where((library == number)[:, None], mask, out)
-    return out
-
-
 def _linear_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    return split_work(dims, element_bytes, TILES, SPLITS, MIN_SPLIT_STEPS, LINEAR_TILES)
+    return split_work(dims, element_bytes, TILES, SPLITS, MIN_SPLIT_STEPS)
 
 
 def _bmm_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    return split_work(dims, element_bytes, TILES, (1,), MIN_SPLIT_STEPS, BMM_TILES)
+    return split_work(dims, element_bytes, TILES, (1,), MIN_SPLIT_STEPS)
 
 
 def aligned(size: Float[Array, " kernel"], to: float) -> Float[Array, " kernel"]:
@@ -174,10 +127,6 @@ def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work]) ->
         work=work,
         features=_features,
         directions=DIRECTIONS,
-        known_libraries=LIBRARIES,
-        usual_library=AMPERE,
-        other_library=ROCBLAS,
-        turned=name == "linear",
     )
 
 

@@ -6,15 +6,13 @@ broadcast operand counts its share). Their FLOP count matters little, their byte
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import LIBRARY, Dims, Family, Work
+from neusight_jax.kernels.family import Dims, Family, Work
 
 DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
 TRAFFIC_DIMS: tuple[str, ...] = ("reads", "writes", "scattered", "window")
@@ -32,31 +30,8 @@ ELEMENT_BLOCKS: tuple[int, ...] = (256, 512, 1024, 2048)
 """Elements one block of an elementwise kernel handles: the tile menu."""
 ROW_BLOCKS: tuple[int, ...] = (1, 2, 4, 8)
 """Rows one block of a row reduction handles: the tile menu."""
-SATURATED_ROWS = 2.0**16
-"""Rows from which on a reduction's rate no longer depends on their number: each is a block's work of its own, and SMs
-have hundreds of them in a row. Sweeps end at 16,385."""
-ROW_CYCLES = 128.0
-"""Least clocks a row of a softmax keeps an SM busy: its reductions wait for each other."""
-ROW_BYTES_PER_CYCLE = 16.0
-"""Most bytes of a row an SM takes and gives back a clock: it is read three times, from L1 or L2 after the first."""
 WIDE_COLS = 1024.0
 """Columns beyond which a softmax takes a block of threads for a row instead of a warp."""
-LARGE_BLOCKS = 1.0
-"""Number of the library that takes large blocks."""
-LIBRARIES: tuple[tuple[str, float], ...] = (("cdna1", LARGE_BLOCKS), ("cdna", LARGE_BLOCKS))
-"""Generations whose framework (PyTorch 2.4 for ROCm) takes blocks of 1,024 threads for a wide row, and keeps aligned
-rows in shared memory, where the others take 256 or 512 (names and launches of kernels, which a profiler shows without a
-time)."""
-LARGE_BLOCK_CYCLES = 1800.0
-"""The same as `ROW_CYCLES` for them: two rows at a time find room on an SM instead of four to eight (MI100, MI210)."""
-KEPT_ROW = 2.0 / 3.0
-"""Bytes an SM takes and gives back for a row in shared memory over those for one that it reads three times."""
-
-POW_FLOP = 250.0
-"""What AMD's math library takes to raise to a power that has no shortcut, FLOP an element at the rate that arithmetic
-usually reaches: `pow` and `powu` take 350 to 410 at peak on MI100 and on MI210, whose bandwidths are a third apart, and
-stream as every other operator does on NVIDIA's GPUs. Models square and cube, which is a product."""
-
 FLOP_PER_ELEMENT: dict[str, float] = {
     **{"elementwise": 1.0, "strided": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0},
     **{"stream": 1.0, "reduction": 6.0},
@@ -80,7 +55,6 @@ def _streamed(
     flop_per_element: float,
     blocks: Float[Array, "kernel tile"],
     block_elements: Float[Array, "kernel tile"],
-    waiting_cycles: Float[Array, "kernel tile split"] | None = None,
 ) -> Work:
     passes = (dims["reads"] + dims["writes"]) * element_bytes
     scattered = dims.get("scattered")
@@ -92,7 +66,6 @@ def _streamed(
         block_flop=(max(flop_per_element, 1.0) * block_elements)[:, :, None],  # moving one takes an instruction
         block_bytes=(passes[:, None] * block_elements)[:, :, None],
         block_steps=jnp.ones_like(blocks)[:, :, None],
-        waiting_cycles=waiting_cycles,
         fetched_bytes=None if fetched is None else fetched * elements(dims),
         window_bytes=None if fetched is None else (passes + fetched) * dims["window"],
     )
@@ -107,35 +80,17 @@ def _by_elements(
         return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
 
     tiles = tuple(str(tile) for tile in ELEMENT_BLOCKS)
-    return _rowwise(name, ops, tiles, network, work, _stream_features, graphed, "dram")
+    return _rowwise(name, ops, tiles, network, work, _stream_features, graphed)
 
 
-def _by_rows(
-    name: str, flop_per_element: float, ops: tuple[str, ...], graphed: bool = False, waits: bool = False
-) -> Family:
+def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...], graphed: bool = False) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ROW_BLOCKS, jnp.float32)[None, :]
         blocks = jnp.ceil(dims["rows"][:, None] / tile)
-        cycles = None
-        if waits:
-            row_bytes = (dims["reads"] + dims["writes"]) * dims["cols"] * element_bytes
-            cycles = (tile * _row_cycles(dims, element_bytes, row_bytes)[:, None])[:, :, None]
-        return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None], cycles)
+        return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
 
     tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
-    features = functools.partial(_reduction_features, most_rows=math.inf if graphed else SATURATED_ROWS)
-    family = _rowwise(name, ops, tiles, name, work, features, graphed, "blas")
-    return replace(family, known_libraries=LIBRARIES, other_library=LARGE_BLOCKS) if waits else family
-
-
-def _row_cycles(
-    dims: Dims, element_bytes: Float[Array, " kernel"], row_bytes: Float[Array, " kernel"]
-) -> Float[Array, " kernel"]:
-    """Clocks of an SM that a row of a softmax costs by waiting, by the blocks that its library takes."""
-    usual = ROW_CYCLES + row_bytes / ROW_BYTES_PER_CYCLE
-    passes = jnp.where(_aligned_row(dims, element_bytes) > 0, KEPT_ROW, 1.0)
-    large = LARGE_BLOCK_CYCLES + passes * row_bytes / ROW_BYTES_PER_CYCLE
-    return jnp.where((dims.get(LIBRARY, 0.0) == LARGE_BLOCKS) & (dims["cols"] > WIDE_COLS), large, usual)
+    return _rowwise(name, ops, tiles, name, work, _reduction_features, graphed)
 
 
 def _rowwise(
@@ -146,7 +101,6 @@ def _rowwise(
     work: Callable[[Dims, Float[Array, " kernel"]], Work],
     features: Callable[[Dims, Float[Array, " kernel"]], Float[Array, "kernel _feature"]],
     graphed: bool,
-    generations: str,
 ) -> Family:
     return Family(
         name=name,
@@ -158,7 +112,7 @@ def _rowwise(
         work=work,
         features=features,
         tensor_core=graphed,
-        generations="tensor" if graphed else generations,
+        generations="tensor" if graphed else "blas",
     )
 
 
@@ -171,11 +125,9 @@ def _stream_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Floa
     )
 
 
-def _reduction_features(
-    dims: Dims, element_bytes: Float[Array, " kernel"], most_rows: float
-) -> Float[Array, "kernel _feature"]:
-    """The shape only, more rows than `most_rows` as that many; the passes of every measured reduction are the same."""
-    rows, cols = jnp.minimum(dims["rows"], most_rows), dims["cols"]
+def _reduction_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel _feature"]:
+    """The shape only; the passes of every measured reduction are the same."""
+    rows, cols = dims["rows"], dims["cols"]
     wide = jnp.where(cols > WIDE_COLS, 1.0, 0.0)
     return jnp.stack(
         [jnp.log(rows), jnp.log(cols), jnp.log(rows * cols), _aligned_row(dims, element_bytes), wide], axis=-1
@@ -188,14 +140,11 @@ def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Ar
 
 
 ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")
-ELEMENTWISE = replace(
-    _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEMENTWISE_OPS, "elementwise"),
-    other_flop=(("pow", POW_FLOP), ("powu", POW_FLOP)),
-)
+ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEMENTWISE_OPS, "elementwise")
 STRIDED_OPS: tuple[str, ...] = ("add_permuted", "pointwise_permuted", "copy_permuted")
 STRIDED = replace(_by_elements("strided", FLOP_PER_ELEMENT["strided"], STRIDED_OPS, "elementwise"), dims=STRIDED_DIMS)
 """Elementwise kernels with an operand in another order than the rest, as a permuted view leaves it."""
-SOFTMAX = _by_rows("softmax", FLOP_PER_ELEMENT["softmax"], ("softmax", "softmax_backward"), waits=True)
+SOFTMAX = _by_rows("softmax", FLOP_PER_ELEMENT["softmax"], ("softmax", "softmax_backward"))
 NORM = _by_rows("norm", FLOP_PER_ELEMENT["norm"], ("layernorm", "layernorm_backward", "layernorm_weight_gradient"))
 MEMORY = _by_elements(
     "memory",
