@@ -20,7 +20,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
-from neusight_jax.roofline import DTYPE_ENERGY, JOULE_PER_BYTE, fp32_energy, joule_per_flop
+from neusight_jax.roofline import DTYPE_ENERGY, JOULE_PER_BYTE, joule_per_flop
 from neusight_jax.units import GB, MIB, TERA
 
 LANES = 128.0
@@ -120,7 +120,7 @@ class SiliconCosts:
     def power_w(self, gpu: GPU, area_mm2: ArrayLike) -> Float[Array, ""]:
         """Power with the busiest path at its peak and memory at full rate, W."""
         joule = joule_per_flop(gpu.process_nm)
-        rates = gpu.matrix_paths() * jnp.array(DTYPE_ENERGY, joule.dtype).at[0].set(fp32_energy(gpu))
+        rates = gpu.matrix_paths() * jnp.array(DTYPE_ENERGY, joule.dtype)
         # Pairwise, for the reason `roofline.fastest` gives.
         busiest: Array = functools.reduce(jnp.maximum, [*rates, jnp.asarray(gpu.fp32_flop_per_s)])
         voltage = gpu.clock_hz / self.nominal_clock_hz
