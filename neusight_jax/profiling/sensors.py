@@ -56,7 +56,8 @@ class Sensors:
     """
 
     def __init__(self, wanted: bool) -> None:
-        self._nvml, self._handle = _open_nvml() if wanted else (None, None)
+        opened: tuple[Any, Any] = _open_nvml() if wanted else (None, None)
+        self._nvml, self._handle = opened
         self._smi = shutil.which("nvidia-smi") if wanted and self._nvml is None else None
         self.source = "NVML" if self._nvml else "nvidia-smi" if self._smi else "none"
 
