@@ -92,7 +92,7 @@ def test_memory_of_a_kind_reaches_the_same_share(tmp_path: Path) -> None:
     rows = sweep_rows(data, "elementwise", sorted(shares))
     moved = np.asarray(4.0 * 3.0 * rows.batch.dims["rows"] * rows.batch.dims["cols"])
     reached = np.array([shares[name] for name in rows.devices]) * np.asarray(rows.gpus.mem_bytes_per_s)
-    alone_s = np.maximum(20e-6, 10e-6 + moved / reached[rows.device])  # beside half of the host's 20 us
+    alone_s = 10e-6 + moved / reached[rows.device]
     rows = replace(rows, seconds=alone_s.astype(np.float32))
     kind = replace(_kind(rows), penalties=effect_penalties(rows))
     jobs = tuple(Job(0, (device,)) for device in rows.devices)
@@ -153,20 +153,6 @@ def test_rows_are_thinned_joined_and_chosen_by_device(softmax: Rows) -> None:
     assert len(both.seconds) == len(both.batch.dims["rows"]) == 116
 
 
-def test_the_backward_pass_of_a_linear_layer_is_two_products_of_half_its_time_each() -> None:
-    """64 rows, 256 in, 128 out: the input's gradient is 64×128 · 128×256, the weight's 128×64 · 64×256."""
-    node = {"name": "linear", "fw_ops": json.dumps([["Linear", [64, 256, 128]]]), "output_shape": "[64, 128]"}
-    view = {"name": "view", "fw_ops": "[]", "forward_s": 1e-5, "output_shape": "[8]", "input_shapes": "[]"}
-    timed = {**node, "input_shapes": "[[64, 256]]", "forward_s": 2e-3, "backward_s": 3e-3}
-    short = {**timed, "backward_s": 1.05e-4}
-    nodes = [{"device": T4, "model": "m", "batch_size": 1, "backward_s": 0.0, **each} for each in (view, timed, short)]
-    rows = model_rows(Measurements(pd.DataFrame(), pd.DataFrame(), per_op=pd.DataFrame(nodes)), "linear", [T4])
-    assert np.asarray(rows.batch.phase).tolist() == [0, 1, 2, 0]
-    np.testing.assert_allclose(rows.seconds, [1.99e-3, 1.495e-3, 1.495e-3, 1.99e-3], rtol=1e-5)
-    sizes = np.stack([rows.batch.dims[name] for name in ("m", "n", "k")], 1)
-    assert sizes.tolist() == [[64, 128, 256], [64, 256, 128], [128, 256, 64], [64, 128, 256]]
-
-
 def test_nodes_of_models_become_rows_inside_a_model() -> None:
     """What a view takes is taken off, not what a call without a tensor does; its letters are turned to ours."""
     nodes = [
@@ -203,7 +189,6 @@ def test_nodes_of_models_become_rows_inside_a_model() -> None:
         "m": 64.0,
         "n": 128.0,
         "k": 256.0,
-        "library": 2.0,  # volta's kernels
     }
     assert linear.isolated.tolist() == [0.0]
     assert linear.device.tolist() == [1]

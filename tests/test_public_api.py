@@ -94,7 +94,7 @@ def test_training_and_scores(checkpoint: Path, tmp_path: Path) -> None:
     synthetic_rows("linear", "Tesla T4", 8).to_parquet(tmp_path / "linear.parquet", index=False)
     with pytest.raises(nj.InputError, match="unknown recipe 'best'"):
         nj.train([tmp_path], "best", tmp_path / "out")
-    scores = nj.evaluate([tmp_path], str(checkpoint)).kernels
+    scores = nj.evaluate([tmp_path], str(checkpoint)).frames["kernels"]
     assert list(scores["family"]) == ["linear"]
     assert scores["rows"].sum() == 8
 
