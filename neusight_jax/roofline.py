@@ -212,7 +212,7 @@ def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
     compute_s = work.bound_flop / peak
     return Light(
         compute_s=compute_s,
-        memory_s=jnp.maximum(dram_bytes(work, gpu.l2_bytes) / gpu.mem_bytes_per_s, onchip_s),
+        memory_s=jnp.maximum(dram_bytes(work, gpu.l2_bytes, KEPT_RAMP) / gpu.mem_bytes_per_s, onchip_s),
         roofline_s=jnp.maximum(work.flop / peak, work.bytes_moved / gpu.mem_bytes_per_s),
     )
 

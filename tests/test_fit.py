@@ -73,7 +73,7 @@ def test_a_job_never_draws_a_row_of_a_gpu_it_leaves_out(softmax: Rows, left: str
         every = fit(_kind(softmax), rows, [Job(0, (left,)), Job(0)], settings).best.network.biases[-1]
         return np.asarray(every)
 
-    plain, twisted = fitted(inside), fitted(replace(inside, seconds=10.0 * inside.seconds))
+    plain, twisted = fitted(inside), fitted(replace(inside, seconds=0.01 * inside.seconds))
     np.testing.assert_array_equal(plain[0], twisted[0])
     assert not np.allclose(plain[1], twisted[1], rtol=1e-3)
 
@@ -102,7 +102,7 @@ def test_memory_of_a_kind_reaches_the_same_share(tmp_path: Path) -> None:
         alone = jax.tree.map(lambda leaf: leaf[0], found.members(device))
         ratio = np.asarray(seconds(alone, every)) / rows.seconds
         long = (rows.device == position) & (rows.seconds > 100e-6)
-        assert np.median(ratio[long]) == pytest.approx(1.0, abs=0.08), device
+        assert np.median(ratio[long]) == pytest.approx(1.0, abs=0.1), device
 
 
 def test_a_family_not_measured_on_the_gpu_left_out_is_left_out(tmp_path: Path) -> None:
