@@ -57,7 +57,8 @@ def times(name: str, gpu: nj.GPU = MACHINE, dtype: str = "fp32", **dims: Any) ->
 
 def test_traffic_of_a_working_set_in_l2() -> None:
     """A copy of 5 MB in 10 MB of L2 sends 12 % to DRAM; of 10 and 12 MB a quarter and three quarters of the rest, as
-    the ramp goes from 0.9 to 1.3 of L2; the bound's, on the safe side, from 1.0 to 1.9. It takes no less than 64 B a clock and SM from L2: 6.4 TB/s here."""
+    the ramp goes from 0.9 to 1.3 of L2; the bound's, on the safe side, from 1.0 to 1.9. It takes no less than 64 B a
+    clock and SM from L2: 6.4 TB/s here."""
     cols = np.array([5e6, 10e6, 12e6, 30e6]) / 8
     _, found, bounds = times("memory", rows=1.0, cols=cols, reads=1.0, writes=1.0)
     dram_s = np.array([0.12, 0.34, 0.78, 1.0]) * cols * 8 / 1e12
