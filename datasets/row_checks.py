@@ -58,7 +58,7 @@ class Problems:
     def add(self, where: Mask, problem: str, detail: Callable[[Any], str]) -> None:
         """Note a problem of the rows in a mask; `detail` gets the positions and is called for each."""
         for at in np.flatnonzero(where):
-            row = {"file": self.file, "row": self.raw.index[at], "problem": problem, "detail": detail(at)}
+            row = {"file": self.file, "row": self.raw.index[int(at)], "problem": problem, "detail": detail(at)}
             self.records.append(row)
         self.bad |= where
 

@@ -184,7 +184,7 @@ def _candidate(
     forecast = predict(predictor, gpu, graph, gpu_name=name, notes=notes)
     seconds, tokens = forecast.total_s, graph.step_tokens
     low, high = forecast.interval_s or (None, None)
-    costs = {}
+    costs: dict[str, Any] = {}
     if price is not None:
         run = num_gpus(graph) * price * seconds / SECONDS_PER_HOUR
         costs = {

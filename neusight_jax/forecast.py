@@ -318,12 +318,17 @@ def _columns(table: KernelTable, explained: dict[str, dict[str, Any]]) -> dict[s
         return in_row_order(table, {name: np.asarray(of(name)) for name in batches})
 
     def words(listed: Sequence[str], places: Any) -> np.ndarray:
-        return np.array(listed, object)[np.asarray(places)]
+        chosen: np.ndarray = np.array(listed, object)[np.asarray(places)]
+        return chosen
 
-    found = {key: rows(lambda name, key=key: explained[name][key]) for key in next(iter(explained.values()))}
-    given = {
-        key: rows(lambda name, key=key: getattr(batches[name], key)) for key in ("count", "node", "phase", "dtype")
-    }
+    def explained_by(key: str) -> np.ndarray:
+        return rows(lambda name: explained[name][key])
+
+    def of_batches(key: str) -> np.ndarray:
+        return rows(lambda name: getattr(batches[name], key))
+
+    found = {key: explained_by(key) for key in next(iter(explained.values()))}
+    given = {key: of_batches(key) for key in ("count", "node", "phase", "dtype")}
     return {
         **found,
         **given,

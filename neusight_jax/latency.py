@@ -181,7 +181,8 @@ def _slope(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, 
 
 @jax.jit
 def _latency(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated) -> Array:
-    return _differentiable_sum(predictor, gpu, kernels, relaxation, isolated)
+    total: Array = _differentiable_sum(predictor, gpu, kernels, relaxation, isolated)
+    return total
 
 
 def on_device(gpu: GPU) -> GPU:

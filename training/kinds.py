@@ -53,10 +53,10 @@ def effect_penalties(rows: Rows) -> tuple[float, ...]:
 
     Whoever asks for a GPU nobody has measured asks for a newer one, so the oldest kernels should set the middle least.
     """
-    process_nm, guest = np.asarray(rows.gpus.process_nm), rows.guests
+    process_nm, minority = np.asarray(rows.gpus.process_nm), rows.of_minority_vendor
     order = np.asarray(rows.generation)
     newest = [float(process_nm[order == index].min()) for index in range(max(order) + 1)]
-    best = float(process_nm[~guest].min())
+    best = float(process_nm[~minority].min())
     return (*[1.0] * len(rows.devices), *[min(best / size, 1.0) for size in newest])
 
 

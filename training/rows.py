@@ -52,7 +52,7 @@ class Rows:
         return tuple(order.index(generation_of(name, own)) for name in self.devices)
 
     @property
-    def guests(self) -> Bool[np.ndarray, " device"]:
+    def of_minority_vendor(self) -> Bool[np.ndarray, " device"]:
         """Devices that run another vendor's libraries, where there are any that run the usual ones [device]."""
         other = np.asarray(other_vendor(self.gpus))
         return other & ~other.all()

@@ -115,14 +115,16 @@ def make_trust(
         for device in left_out.get(MODELS, {})
     }
     inside = {name: narrowed(residuals, widening[name]) for name, residuals in left_out.items()}
-    guests = {
-        device for part in evidence.left_out.values() for device in np.asarray(part.rows.devices)[part.rows.guests]
+    minority = {
+        device
+        for part in evidence.left_out.values()
+        for device in np.asarray(part.rows.devices)[part.rows.of_minority_vendor]
     }
-    usual = {name: conformal_interval(_of_hosts(residuals, guests)) for name, residuals in inside.items()}
+    usual = {name: conformal_interval(_of_main_vendor(residuals, minority)) for name, residuals in inside.items()}
     others = {
-        name: conformal_interval(_of_guests(residuals, guests))
+        name: conformal_interval(_of_minority_vendor(residuals, minority))
         for name, residuals in inside.items()
-        if guests & set(residuals)
+        if minority & set(residuals)
     }
     measured = {name: conformal_interval(residuals) for name, residuals in seen.items()}
     none, nobody_knows = Interval(0.0, float("nan"), {}), Interval(WIDEST, 1.0, {})
@@ -160,14 +162,14 @@ def _own_coverage(models: Residuals) -> dict[str, float]:
     return {device: round(own_coverage(models, device), 3) for device in models} if len(models) > 1 else {}
 
 
-def _of_hosts(residuals: Residuals, guests: Container[str]) -> Residuals:
-    """Residuals of the devices that are no guests; of all where there are no others."""
-    return {device: each for device, each in residuals.items() if device not in guests} or residuals
+def _of_main_vendor(residuals: Residuals, minority: Container[str]) -> Residuals:
+    """Residuals of the devices of the main vendor; of all where there are no others."""
+    return {device: each for device, each in residuals.items() if device not in minority} or residuals
 
 
-def _of_guests(residuals: Residuals, guests: Container[str]) -> Residuals:
-    """Residuals of the guests; of all where a single guest cannot say how the next one differs from it."""
-    own = {device: each for device, each in residuals.items() if device in guests}
+def _of_minority_vendor(residuals: Residuals, minority: Container[str]) -> Residuals:
+    """Residuals of the minority vendor; of all where a single device cannot say how the next one differs from it."""
+    own = {device: each for device, each in residuals.items() if device in minority}
     return own if len(own) > 1 else residuals
 
 

@@ -51,8 +51,8 @@ def merged(batch: KernelBatch) -> KernelBatch:
 
     Nodes, phases and rows are forgotten (0).
     """
-    keys = (batch.count <= 0, *batch.dims.values(), batch.op, batch.dtype)
-    *keys, count = jax.lax.sort((*(jnp.asarray(key) for key in keys), jnp.asarray(batch.count)), num_keys=len(keys))
+    columns = (batch.count <= 0, *batch.dims.values(), batch.op, batch.dtype)
+    *keys, count = jax.lax.sort((*map(jnp.asarray, columns), jnp.asarray(batch.count)), num_keys=len(columns))
     differs = functools.reduce(jnp.logical_or, (key[1:] != key[:-1] for key in keys))
     place = jnp.cumsum(jnp.pad(differs, (1, 0)))
 

@@ -159,6 +159,9 @@ def torch_operator(case: Case) -> Callable[..., Any]:
     if case.op == "conv":
         return lambda image, window: F.conv2d(image, window, stride=sizes["stride"], padding=sizes["padding"])
     if case.op in ("prefill", "decode"):
-        options = {"is_causal": bool(sizes["causal"]), "enable_gqa": sizes["heads"] != sizes["kv_heads"]}
+        options: dict[str, Any] = {
+            "is_causal": bool(sizes["causal"]),
+            "enable_gqa": sizes["heads"] != sizes["kv_heads"],
+        }
         return lambda *inputs: F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in inputs), **options)
     return _OPERATORS[case.op]

@@ -294,7 +294,8 @@ def _own_seconds(events: pd.DataFrame) -> np.ndarray:
         if stack:
             own[stack[-1]] -= seconds[at]
         stack.append(int(at))
-    return np.maximum(own, 0.0)
+    positive: np.ndarray = np.maximum(own, 0.0)
+    return positive
 
 
 def _gpu_names(args: Any) -> list[str]:

@@ -77,8 +77,8 @@ def read_kernel_csv(path: Path) -> Trace:
         busy_s, span_s = busy_seconds(rows["start_s"].to_numpy(), rows["seconds"].to_numpy())
     sums = rows.groupby(["name", "launch"], sort=False, dropna=False)[["seconds", "count"]].sum()
     items = [
-        kernel_of_name(name, *map(float, row), launch if isinstance(launch, Launch) else None)
-        for (name, launch), row in zip(sums.index, sums.to_numpy(), strict=True)
+        kernel_of_name(name, float(seconds), float(count), launch if isinstance(launch, Launch) else None)
+        for (name, launch), (seconds, count) in zip(sums.index, sums.to_numpy(), strict=True)
     ]
     gpus = dict.fromkeys(gpu for _, table in chosen for gpu in _gpus(table))
     return Trace(path.name, tuple(items), busy_s, span_s, (*account.notes(), *notes), tuple(gpus))
@@ -169,7 +169,8 @@ def _rows(report: str, table: Table, account: Account) -> pd.DataFrame:
         {"name": table.text(table.find(*_NAME)), "seconds": _seconds(report, table), "start_s": start_s}
     )
     count = table.number(table.find("instances", "calls", "count"))
-    rows["count"], rows["launch"] = (count if is_sum else 1.0), _launches(table)
+    rows["count"] = count if is_sum else 1.0
+    rows["launch"] = pd.Series(_launches(table), rows.index, dtype=object)
 
     timed = rows["seconds"].between(0.0, LONGEST_S) & (rows["name"] != "")
     account.add("rows without a name or duration left out", count=int((~timed).sum()))
@@ -216,14 +217,15 @@ def _launches(table: Table) -> list[Launch | None]:
         table.number(name).fillna(0.0) * _BYTES.get(table.units.get(name, ""), 1.0) for name in ("stcsmem", "dymsmem")
     )
     registers = table.number(table.find("regtrd", "registers"))
-    return [launch_of(*each) for each in zip(grid, block, registers, shared, strict=True)]
+    return [launch_of(*each) for each in zip(grid, block, registers, pd.Series(shared), strict=True)]
 
 
 def _sizes(table: Table, axis: str, together: str = "") -> list[list[float]]:
     """Sizes of every row's grid or block: of a column for each axis, or of one with all three."""
     if together in table.columns:
         return [[float(size[:15]) for size in re.findall(r"\d+", text)] for text in table.text(together)]
-    return np.stack([table.number(f"{axis}{letter}") for letter in "xyz"], axis=1).tolist()
+    sizes: list[list[float]] = np.stack([table.number(f"{axis}{letter}") for letter in "xyz"], axis=1).tolist()
+    return sizes
 
 
 def _gpus(table: Table) -> list[str]:

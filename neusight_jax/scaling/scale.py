@@ -80,7 +80,8 @@ class ScaledRun(Result):
 
     def most_expensive(self, count: int = 10) -> list[dict[str, Any]]:
         """The kinds of launches with the most measured time, as plain values."""
-        return [dict(row) for row in self.to_frame().nlargest(count, "measured_s").to_dict("records")]
+        rows: list[Any] = self.to_frame().nlargest(count, "measured_s").to_dict("records")
+        return rows
 
     def values(self) -> dict[str, Any]:
         """Totals, coverage by rule, the ten kinds of launches with the most measured time, all notes."""

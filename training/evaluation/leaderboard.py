@@ -67,7 +67,7 @@ def _table(part: pd.DataFrame) -> list[str]:
 
     order = means.mean(axis=1).sort_values().index
     return markdown_table(
-        ["system", *means.columns], [[str(system), *(cell(system, name) for name in means)] for system in order]
+        ["system", *means.columns], [[str(system), *(cell(system, str(name)) for name in means)] for system in order]
     )
 
 

@@ -87,7 +87,7 @@ def decoder(
     blocks: Iterable[FeedForward | None],
     *,
     tied: bool = False,
-    layer: dict[str, bool] | None = None,
+    layer: dict[str, Any] | None = None,
     **options: Any,
 ) -> Decoder:
     """A decoder with a mixer and a feed-forward block in each layer.

@@ -32,7 +32,7 @@ def conv_kernel(op: str, dtype: str, sizes: Mapping[str, Any]) -> tuple[Kernel, 
             "conv_weight_gradient": (outputs, inputs, rows),
         }[op]
         return (matrix_product(1, m, n, k, dtype),)
-    listed = {
+    listed: dict[str, Any] = {
         name: [float(each) for each in size] if isinstance(size, Sequence) else float(size)
         for name, size in sizes.items()
     }
