@@ -28,7 +28,7 @@ TESTS = ("test_constants.py", "test_kernels.py", "test_golden.py", "test_physica
 FACTOR = 1.2
 NAMES = frozenset(
     {
-        *("DIRECTIONS", "FLASH2", "FLASH3", "AMPERE", "ROCBLAS", "LARGE_BLOCKS", "LIBRARIES", "STACK_HIDDEN"),
+        *("DIRECTIONS", "FLASH2", "FLASH3"),
         *("LEVEL", "_RANGES", "_BANDWIDTH", "_PEAK", "MIN_BATCH", "FINE_BATCH", "WORTH_SAYING"),
         *("FLOOR_S", "TENSOR_FLOOR_S"),
     }
