@@ -31,9 +31,8 @@ to the next more than machines do, so that what belongs to one of them does not 
 EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
-SHARED_COST = 0.25
-"""Cost of the shift of a vendor or of a kind of memory over one of a device: they differ more than boards do that share
-them."""
+DRAM_COST = 0.25
+"""Cost of the shift of a kind of memory over one of a device: memory systems differ more than boards with the same."""
 
 
 def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> Float[Array, ""]:
@@ -98,7 +97,7 @@ class MixtureKind:
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
         share = EFFECT_SHARES.get(family.name, 1.0)
         penalty = share * settings.effect_penalty * jnp.sum(costs[:, None] * shrunk)
-        penalty += share * settings.effect_penalty * SHARED_COST * (jnp.sum(stack) + jnp.sum(memory))
+        penalty += share * settings.effect_penalty * (jnp.sum(stack) + DRAM_COST * jnp.sum(memory))
         penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
         return log_error_loss(log_forecast, sample, settings) + penalty
 
