@@ -156,7 +156,7 @@ def _many_sums(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Arra
     batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
     chunks = KernelTable({name: in_chunks(merged(batch), rows) for name, batch in batches.items()})
 
-    def block(gpu: GPU, relaxation: Scalar, isolated: Isolated) -> Array:
+    def block(gpu: GPU, relaxation: Any, isolated: Any) -> Array:
         return jax.vmap(_sum_of_chunks, in_axes=(None, axes[1], None, *axes[3:]))(
             predictor, gpu, chunks, relaxation, isolated
         )
