@@ -14,11 +14,12 @@ import yaml
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import predict
 from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import Yaml, canonical_name
+from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.gpu_file import load_named_gpus
 from neusight_jax.graph.graph import Graph
 from neusight_jax.memory import memory_bytes
 from neusight_jax.results import Result
+from neusight_jax.tables import Yaml
 from neusight_jax.terms import Predictor
 from neusight_jax.workloads import num_gpus, workload_dict
 

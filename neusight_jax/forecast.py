@@ -197,7 +197,7 @@ def predict(
     columns["node"] = np.array([node.name for node in graph.nodes], object)[columns["node"]]
     memory = footprint(graph) if graph.nodes else None
     mem_bytes = float(np.asarray(gpu.mem_bytes))
-    interval, warnings = _trusted(predictor, gpu, table, columns, relaxation)
+    interval, warnings = _trusted(predictor, gpu, columns)
     crowded = crowded_notes(memory.total, mem_bytes) if memory and graph.mode == "training" else ()
     return Forecast(
         model=graph.name,
@@ -218,11 +218,7 @@ def predict(
 
 
 def _trusted(
-    predictor: Predictor,
-    gpu: GPU,
-    table: KernelTable,
-    columns: dict[str, np.ndarray],
-    relaxation: Scalar,
+    predictor: Predictor, gpu: GPU, columns: dict[str, np.ndarray]
 ) -> tuple[tuple[float, float] | None, list[str]]:
     """80 % interval of the total, seconds, and what a reader should know of it."""
     trust: Trust | None = getattr(predictor, "trust", None)

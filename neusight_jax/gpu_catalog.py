@@ -6,14 +6,12 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
-
-import yaml
 
 from neusight_jax.errors import unknown_name
 from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, with_derived
 from neusight_jax.kernels.family import Family
+from neusight_jax.tables import table
 
 
 @dataclass(frozen=True)
@@ -41,29 +39,15 @@ class GPUInfo:
     estimates: tuple[str, ...]
 
 
-class Yaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML that also reads `3.35e12` as a number, which YAML 1.1 takes for text."""
-
-
-Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9_]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
-
-
 def fold_name(name: str) -> str:
     """A GPU name without case, spaces, dashes, underscores and leading vendor: what names are compared by."""
     folded = re.sub(r"[\s_\-()]+", "", name.lower())
     return re.sub(r"^(nvidia|amd|intel)(?=.)", "", folded)
 
 
-@functools.cache
 def _entries() -> dict[str, dict[str, Any]]:
     """The catalog file, canonical name -> entry."""
-    text = resources.files("neusight_jax.datasets").joinpath("gpus.yaml").read_text(encoding="utf-8")
-    entries: dict[str, dict[str, Any]] = yaml.load(text, Loader=Yaml)
-    return entries
+    return table("datasets", "gpus")
 
 
 @functools.cache
@@ -120,12 +104,9 @@ def gpu_info(name: str) -> GPUInfo:
     )
 
 
-@functools.cache
 def architectures() -> dict[str, dict[str, Any]]:
     """Facts of every architecture: `datasets/architectures.yaml`."""
-    text = resources.files("neusight_jax.datasets").joinpath("architectures.yaml").read_text(encoding="utf-8")
-    facts: dict[str, dict[str, Any]] = yaml.load(text, Loader=Yaml)
-    return facts
+    return table("datasets", "architectures")
 
 
 def generation_of(device: str, kind: str = "blas") -> str:

@@ -15,7 +15,8 @@ import yaml
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, plain_number, with_derived
-from neusight_jax.gpu_catalog import Yaml, canonical_name, catalog_gpu
+from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
+from neusight_jax.tables import Yaml
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _NOTES = ("name", "base", "vendor", "architecture", "aliases", "lanes_per_sm", "sources", "estimates", "note", "notes")

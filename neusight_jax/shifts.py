@@ -1,4 +1,4 @@
-"""Shifts of the mixture's logarithms: what a device, a vendor, a memory, a running model or an operator does otherwise.
+"""Shifts of the mixture's logarithms: what a device, a vendor, a memory or a running model does otherwise.
 
 Every one is a switch or a function of the shape only, so that no gradient reaches the GPU through it and slopes,
 scaling and bounds stay as the physical times give them.

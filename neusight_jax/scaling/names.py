@@ -11,14 +11,11 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from types import MappingProxyType
 from typing import NamedTuple
 
-import yaml
-
-from neusight_jax.gpu_catalog import Yaml
 from neusight_jax.scaling.demangle import name_parts, words
+from neusight_jax.tables import table
 
 KINDS: tuple[str, ...] = (
     *("gemm", "conv", "attention", "moe", "elementwise", "softmax", "norm", "memory", "reduce", "sort", "optimizer"),
@@ -65,9 +62,8 @@ class Rule(NamedTuple):
 @functools.cache
 def rules() -> dict[str, list[Rule]]:
     """The rows of `names.yaml` by section; `dtypes` has a rule for each dtype."""
-    text = resources.files("neusight_jax.scaling").joinpath("names.yaml").read_text(encoding="utf-8")
-    table = yaml.load(text, Loader=Yaml)
-    parts, words_of = table.pop("parts"), table.pop("dtypes")
+    sections = dict(table("scaling", "names"))
+    parts, words_of = sections.pop("parts"), sections.pop("dtypes")
 
     def compiled(section: str, pattern: str) -> re.Pattern[str]:
         for name, part in parts.items():
@@ -76,7 +72,7 @@ def rules() -> dict[str, list[Rule]]:
 
     found = {
         section: [Rule(kind, compiled(section, pattern), *more) for kind, pattern, *more in rows]
-        for section, rows in table.items()
+        for section, rows in sections.items()
     }
     return found | {"dtypes": [Rule(dtype, compiled("dtypes", text)) for dtype, text in words_of.items()]}
 

@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any
 
 from neusight_jax.errors import unknown_name
-from neusight_jax.graph.tables import table
+from neusight_jax.tables import table
 
 
 @cache
 def _catalog() -> dict[str, dict[str, Any]]:
-    shared = table("configs", "models")
+    shared = table("graph.configs", "models")
     return {name: {**shared["defaults"][entry["model_type"]], **entry} for name, entry in shared["models"].items()}
 
 

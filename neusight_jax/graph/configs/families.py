@@ -12,7 +12,7 @@ from typing import Any
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import Attention, Decoder, Dense, Experts, FeedForward, Layer, Mixer, by_kind
 from neusight_jax.graph.configs.config import Config
-from neusight_jax.graph.tables import table
+from neusight_jax.tables import table
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 """Words of `layer_types` for softmax attention."""
@@ -48,7 +48,9 @@ class Traits:
     sinks: bool = False
 
 
-TRAITS: dict[str, Traits] = {kind: Traits(**row) for kind, row in table("configs", "model_types")["traits"].items()}
+TRAITS: dict[str, Traits] = {
+    kind: Traits(**row) for kind, row in table("graph.configs", "model_types")["traits"].items()
+}
 """Types that are a row of the table."""
 
 
@@ -59,7 +61,7 @@ def said(config: Config, flag: bool | str) -> bool:
 
 def sizes(config: Config, kind: str) -> dict[str, Any]:
     """The sizes of a record of `blocks`, under the keys the table has for it."""
-    rows = table("configs", "model_types")["sizes"][kind]
+    rows = table("graph.configs", "model_types")["sizes"][kind]
     return {name: config.size(config.first(*keys)) for name, keys in rows.items()}
 
 
@@ -198,7 +200,7 @@ def feed_forward(
 
 def read_experts(config: Config, kind: str) -> Experts:
     """Experts as a row of the table spells them; a token takes at most as many as there are."""
-    row = dict(table("configs", "model_types")["experts"][kind])
+    row = dict(table("graph.configs", "model_types")["experts"][kind])
     row.pop("sparse", None)
     count = config.size(config.first(*row.pop("count")))
     key = config.first(*row.pop("top_k", ("num_experts_per_tok",)))
@@ -246,5 +248,5 @@ SPARSE: dict[str, Callable[[Config, int], list[bool]]] = {
 
 
 def _sparse(config: Config, layers: int, kind: str) -> list[bool]:
-    rule = table("configs", "model_types")["experts"][kind].get("sparse")
+    rule = table("graph.configs", "model_types")["experts"][kind].get("sparse")
     return SPARSE[rule](config, layers) if rule else [True] * layers

@@ -10,7 +10,7 @@ from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import Config, shown
-from neusight_jax.graph.tables import table
+from neusight_jax.tables import table
 
 NESTED: tuple[str, ...] = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys under which multimodal configs keep their language part."""
@@ -37,12 +37,12 @@ def language_config(config: Config) -> Config:
             part = part["text_config"]
         values = _joined(values, part)
         notes.append(f"the language part of {kind}; its other towers are left out, time and parameters")
-    elif isinstance(kind, str) and kind in table("configs", "model_types")["wrappers"]:
+    elif isinstance(kind, str) and kind in table("graph.configs", "model_types")["wrappers"]:
         notes.append(f"the language part of {kind}; its other towers are left out, time and parameters")
     if isinstance(kind, str):
         values = {**values, "model_type": _text_type(kind, values, inside)}
     name = values.get("model_type")
-    defaults = dict(table("configs", "model_types")["defaults"].get(name, {})) if isinstance(name, str) else {}
+    defaults = dict(table("graph.configs", "model_types")["defaults"].get(name, {})) if isinstance(name, str) else {}
     if not inside:
         defaults = {key: value for key, value in defaults.items() if key not in OWN_SIZES}
     return Config(config.name, values, defaults, notes)
@@ -59,7 +59,7 @@ def _joined(outer: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]
 
 def _text_type(outer: str, values: Mapping[str, Any], inside: bool) -> Any:
     """The type of the language part: its own, else the usual one of a multimodal type, by the name of its class."""
-    tables = table("configs", "model_types")
+    tables = table("graph.configs", "model_types")
     kind = values.get("model_type") if inside else outer
     if kind is None:
         kind = outer
@@ -72,5 +72,5 @@ def _text_type(outer: str, values: Mapping[str, Any], inside: bool) -> Any:
 
 def missing_layer(kind: str) -> str | None:
     """The layer that keeps a known `model_type` from being written; None for one that is not known."""
-    layer = table("configs", "model_types")["missing"].get(kind)
+    layer = table("graph.configs", "model_types")["missing"].get(kind)
     return None if layer is None else str(layer)

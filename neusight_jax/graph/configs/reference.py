@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from neusight_jax.graph.configs.build import trace
 from neusight_jax.graph.graph import Node, Shape, Traced
-from neusight_jax.graph.tables import table
+from neusight_jax.tables import table
 
 Op: TypeAlias = tuple[str, tuple[Any, ...]]
 
@@ -37,7 +37,7 @@ class Difference:
 
 DIFFERENCES: dict[str, Difference] = {
     name: Difference(tuple(row["ops"]), row["phase"], row["reason"])
-    for name, row in table("configs", "differences").items()
+    for name, row in table("graph.configs", "differences").items()
 }
 """Deliberate differences by name, from differences.yaml."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from neusight_jax.errors import InputError
 from neusight_jax.graph.quantization.modules import Names, names
 from neusight_jax.graph.quantization.scheme import MXFP4, NVFP4, Scheme
-from neusight_jax.graph.tables import table
+from neusight_jax.tables import table
 
 _EXCLUDED: tuple[str, ...] = (
     *("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"),
@@ -136,7 +136,7 @@ def _grouped(name: str, bits: int, group: int, extra: float, arithmetic: str = "
 
 def _named(kind: str) -> dict[str, Scheme]:
     """The schemes of a method that gives them names."""
-    rows = table("quantization", "schemes")[kind].items()
+    rows = table("graph.quantization", "schemes")[kind].items()
     return {name: Scheme(row[0], float(row[1]), tuple(row[2]), float(row[3]), *row[4:]) for name, row in rows}
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.tables import table
+from neusight_jax.tables import table
 
 Aliases = tuple[str, ...]
 """One module under the names it may have: that of its own, and those of modules fused with others."""
 
-_TABLE = table("quantization", "modules")
+_TABLE = table("graph.quantization", "modules")
 
 
 def known_node(node: str) -> bool:

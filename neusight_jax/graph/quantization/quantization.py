@@ -16,7 +16,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.quantization.methods import METHODS, Read, Section, read_method
 from neusight_jax.graph.quantization.modules import known_node, modules_of
 from neusight_jax.graph.quantization.scheme import Scheme
-from neusight_jax.graph.tables import table
+from neusight_jax.tables import table
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _method(values: Mapping[str, Any], where: str) -> str:
         return folded[name]
     if name.startswith("modelopt"):
         return "modelopt"
-    needs = table("quantization", "schemes")["refused"].get(name.replace("-", "_"))
+    needs = table("graph.quantization", "schemes")["refused"].get(name.replace("-", "_"))
     why = f" ({needs})" if needs else ""
     raise InputError(
         f"{where}: quant_method {given!r} is not read{why}; expected one of {', '.join(METHODS)}, "

@@ -10,7 +10,6 @@ from math import prod
 from typing import Any
 
 from neusight_jax.graph.kernel import attention_kernels, streamed
-from neusight_jax.graph.tables import table
 from neusight_jax.graph.traced.call import (
     Call,
     Kernels,
@@ -27,6 +26,7 @@ from neusight_jax.graph.traced.call import (
 from neusight_jax.graph.traced.operation import Kind, Value, arithmetic_dtype, main_dtype, moved, operators
 from neusight_jax.graph.traced.scattering import scatter_kernels
 from neusight_jax.graph.traced.windows import conv_kernel
+from neusight_jax.tables import table
 
 POINTWISE = operators("aten", "pointwise")
 REDUCTIONS = operators("aten", "reductions")
@@ -244,7 +244,7 @@ def _attention(call: Call) -> Kernels:
 
 
 _RULES: dict[str, Rule] = {
-    **{name: _passes(*row) for name, row in table("traced", "operators")["aten"]["passes"].items()},
+    **{name: _passes(*row) for name, row in table("graph.traced", "operators")["aten"]["passes"].items()},
     **dict.fromkeys(("mm", "bmm", "matmul", "mv", "_scaled_mm", "_int_mm"), lambda call: _product(*call.inputs[:2])),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), lambda call: _product(*call.inputs[1:3])),
     **dict.fromkeys(

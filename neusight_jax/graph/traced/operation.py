@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 
 from neusight_jax.graph.graph import Shape
 from neusight_jax.graph.kernel import streamed
-from neusight_jax.graph.tables import table
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.tables import table
 
 Kind: TypeAlias = Literal["pointwise", "row", "column", "opaque", "free"]
 """How an operation runs: element by element; reducing innermost axes; reducing others; as kernels of its own; not at
@@ -135,4 +135,4 @@ def readers(operations: Sequence[Operation]) -> dict[int, set[int]]:
 @cache
 def operators(section: str, kind: str) -> frozenset[str]:
     """Names of the operators of a section of operators.yaml ("jax", "aten" or "fusion") that are of a kind."""
-    return frozenset(table("traced", "operators")[section].get(kind, ()))
+    return frozenset(table("graph.traced", "operators")[section].get(kind, ()))
