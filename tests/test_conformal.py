@@ -150,13 +150,14 @@ def test_a_gpu_outside_the_trained_range_is_wider_and_said(graph: Any) -> None:
     assert "SMs 640 against 80 to 108" in far.notes[0]
 
 
-def test_a_gpu_is_as_far_as_it_is_from_those_that_measured_the_family(graph: Any) -> None:
+def test_a_gpu_is_as_far_as_it_is_from_those_that_measured_the_family() -> None:
     """Products measured on another GPU than the rest: theirs alone are wider, and the note says so."""
     v100, trusting = nj.load_gpu("V100-PCIE-32GB"), _trusting()
     assert trusting.trust is not None
     elsewhere = jnp.asarray(range_of(np.asarray(gpu_ratios(v100.replace(num_sms=20)))[None]), jnp.float32)
     apart = replace(trusting.trust, gpu_range={**trusting.trust.gpu_range, "linear": elsewhere})
-    forecast = nj.predict(replace(trusting, trust=apart), v100, graph)
+    step = nj.graph_from_function(lambda x, w: (jnp.exp(x), w @ w), jnp.ones((8192, 8192)), jnp.ones((1024, 1024)))
+    forecast = nj.predict(replace(trusting, trust=apart), v100, step)
     frame = forecast.to_frame()
     above = np.log(frame["seconds_high"] / frame["seconds"])
     products = frame["op"] == "linear"
