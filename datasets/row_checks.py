@@ -18,7 +18,8 @@ from neusight_jax.datasets.devices import NONE_OWN, find_device
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES, family_of
-from neusight_jax.roofline import WARM_RAMP, peak_flop_per_s
+from neusight_jax.physics import STANDARD
+from neusight_jax.roofline import peak_flop_per_s, warm_ramp
 
 LIGHT_TOLERANCE = 0.98
 """A row is faster than light below this share of the bound: clocks boost a little above the specification."""
@@ -257,7 +258,7 @@ def _check_light(frame: pd.DataFrame, gpus: dict[str, GPU], problems: Problems) 
                 continue
             peak = np.asarray(peak_flop_per_s(gpu, family, jnp.arange(len(DTYPES))), np.float64)[dtype[here]]
             compute_s = np.divide(flop[here], peak, out=np.zeros_like(peak), where=peak > 0.0)
-            beyond_l2 = bytes_moved[here] > WARM_RAMP[1] * float(np.asarray(gpu.l2_bytes))
+            beyond_l2 = bytes_moved[here] > sum(warm_ramp(STANDARD)) * float(np.asarray(gpu.l2_bytes))
             memory_s = np.where(beyond_l2, bytes_moved[here] / float(np.asarray(gpu.mem_bytes_per_s)), 0.0)
             bound_s[rows.index[here]] = np.maximum(compute_s, memory_s)
     latency_s, devices = frame["latency_s"].to_numpy(), frame["device"].to_numpy()

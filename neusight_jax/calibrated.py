@@ -20,8 +20,8 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.rowwise import TRAFFIC_DIMS
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.mixture import MixturePredictor
+from neusight_jax.residuals import EFFECTS, add_to_effect
 from neusight_jax.roofline import Isolated, Scalar, element_bytes
-from neusight_jax.shifts import EFFECTS, add_shift
 from neusight_jax.terms import KernelTerms
 from neusight_jax.trust import Trust
 
@@ -112,7 +112,7 @@ class CalibratedPredictor:
         if family.network in self.shapes:
             parameters = base.families[family.network]
             shift = self.shapes[family.network].at(shape_points(family, batch, self.length))
-            base = shifted(base, family.network, add_shift(parameters.effect, shift))
+            base = shifted(base, family.network, add_to_effect(parameters.effect, shift))
         return base.terms(family, gpu, batch, isolated=isolated, relaxation=relaxation)
 
 

@@ -37,7 +37,7 @@ from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.trust import Trust, empty_trust
 from neusight_jax.utilization import init_network
 
-FORMAT = 3
+FORMAT = 4
 """Version of the layout; raised whenever older files could be misread."""
 LIBRARIES = "libraries"
 """Key of a card that says, by family, which library is known to run it on the device of a calibrated predictor."""
@@ -137,7 +137,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         template = _template(card["kind"], json.dumps(card["architecture"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
-    predictor: Predictor = tree_from_arrays(template, _by_family(flat, card["architecture"]["families"]), path)
+    predictor: Predictor = tree_from_arrays(template, flat, path)
     predictor = _with_library(predictor, card.get(LIBRARIES, {}))
     effects = card.get("device_effects", {})
     name = device if device is None or device in effects else canonical_name(device)
@@ -163,15 +163,6 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
 def _template(kind: str, architecture: str) -> Any:
     """Shapes of `untrained`, kept: to trace them takes most of the time that one more GPU's predictor takes to load."""
     return jax.eval_shape(lambda: untrained(kind, json.loads(architecture)))
-
-
-def _by_family(flat: Mapping[str, np.ndarray], families: Sequence[str]) -> dict[str, np.ndarray]:
-    """Leaves of a file as they are now: GPUs trained on used to be one range for all families."""
-    out = dict(flat)
-    for name in [name for name in out if name.endswith("trust/gpu_range")]:
-        one = out.pop(name)
-        out |= {f"{name}/{family}": one for family in families}
-    return out
 
 
 def _with_library(predictor: Predictor, known: Mapping[str, ArrayLike]) -> Any:

@@ -8,7 +8,7 @@ For each head j (compute, DRAM, re-read, on-chip, issue, power, overhead):
     body  = max(p-norm of compute, DRAM, re-read and on-chip, issue, power, speed of light)   # limits: nearly a max
     total = body + overhead + floor, and 2 us for every further kernel of one operator
 
-Every logarithm is shifted by what a device, a vendor's libraries or a running model does otherwise (`shifts`).
+Every logarithm is moved by what a device, a vendor's libraries or a running model does otherwise (`residuals`).
 
 The T_i are monotone in every GPU field and homogeneous of degree −1 in its rates (`roofline`), the weights are
 non-negative, sum to one and see the shape only. So the forecast has the right slope in every field by construction,
@@ -19,72 +19,36 @@ light.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from neusight_jax.gpu import GPU, MEMORY_KINDS
+from neusight_jax.gpu import GPU
+from neusight_jax.heads import HEADS, Launch, launched, most_times, physical_times
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import (
-    Isolated,
-    Light,
-    PhysicalTimes,
-    Scalar,
-    element_bytes,
-    light,
-    peak_flop_per_s,
-    physical_times,
-)
-from neusight_jax.shifts import (
-    COMPUTE,
-    DRAM,
+from neusight_jax.physics import FITTED, STANDARD, fitted_physics
+from neusight_jax.residuals import (
     EFFECTS,
     FLOOR,
-    HEADS,
-    ISSUE,
-    OVERHEAD,
-    POWER,
-    REREAD,
-    device_shift,
+    IN_MODEL,
+    ROWS,
+    device_residual,
     effect_width,
-    inside_shift,
-    memory_shift,
-    stack_shift,
+    table_residual,
 )
+from neusight_jax.roofline import Isolated, Light, Scalar, element_bytes, light, peak_flop_per_s
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
 from neusight_jax.trust import Trust
 from neusight_jax.utilization import Network, apply_network, init_network
 
-LIMIT_NORM = 12.0
-"""Order of the norm that joins the limits to the rest: nearly a maximum, as a card throttles only at its limit."""
-OFFSETS: tuple[tuple[float, float], ...] = (
-    (0.0, 2.5),
-    (0.0, 1.5),
-    (-3.0, 1.6),
-    (-2.0, 2.5),
-    (0.1, 0.4),
-    (0.0, 0.45),
-    (-4.0, 2.0),
-)
-"""Bounds of b_j, natural logarithm. Compute and DRAM cannot beat their ideal."""
-TENSOR_OVERHEAD: tuple[float, float] = (-4.0, 3.0)
-"""The same of the overhead beside tensor cores: what fused attention does before and after its loop, 8 to 12 us, goes
-with the clock and not with the floor, which all machines share."""
-OFFSET_STARTS: tuple[float, ...] = (0.3, 0.25, -2.0, 0.0, 0.2, 0.2, 0.0)
-"""b_j before training."""
-MIN_NORM = 3.0
-"""Smallest order of the p-norm."""
 FLOOR_S = 25e-6
 """Launch floor before training, seconds."""
 TENSOR_FLOOR_S = 3e-6
 """The same for kernels of tensor cores, measured inside CUDA graphs."""
-LAUNCH_GAP_S = 2e-6
-"""What a launch costs inside a running model, seconds: kernels queue up behind each other, so nearly nothing."""
 
 
 @jax.tree_util.register_dataclass
@@ -95,11 +59,9 @@ class FamilyMixture:
     Attributes:
       network: shape features -> mixing logits and offsets of every head.
       log_floor_s: launch floor of an isolated measurement, log seconds, per member.
-      log_gap_s: what a launch costs inside a running model, log seconds, per member.
       raw_norm: p-norm order before softplus, per member.
-      in_model: log shift of each head inside a running model, per member.
-      stack: log shift of `EFFECTS` on GPUs with an fp32 matrix path of its own, which run another vendor's libraries.
-      memory: log shift of the DRAM head by kind of memory (`gpu.MEMORY_KINDS`), per member.
+      residual: what running models, vendors and memories do otherwise (`residuals.ROWS`), per member.
+      physics: how far the fitted constants are from their defaults (`physics.fitted_physics`).
       effect: what sets one device apart (`effect_width` numbers); zeros unless calibrated. [effect] or, in training,
         [kernel, effect].
       library: number of the library that runs the family on the device (`Family.known_libraries`); None = what the
@@ -108,11 +70,9 @@ class FamilyMixture:
 
     network: Network
     log_floor_s: Float[Array, " member"]
-    log_gap_s: Float[Array, " member"]
     raw_norm: Float[Array, " member"]
-    in_model: Float[Array, "member head"]
-    stack: Float[Array, "member effect"]
-    memory: Float[Array, "member kind"]
+    residual: Float[Array, "member row effect"]
+    physics: Float[Array, " constant"]
     effect: Float[Array, "*kernel effect"]
     library: Float[Array, ""] | None = None
 
@@ -141,83 +101,82 @@ class MixturePredictor:
             dims = {**dims, LIBRARY: jnp.full(batch.dtype.shape, parameters.library)}
         work = family.work(dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
-        bounds = light(gpu, work, peak)
-        times = physical_times(gpu, family, work, peak, batch.dtype, relaxation)
+        physics = fitted_physics(parameters.physics)
+        at = launched(gpu, family, work, peak, batch.dtype, relaxation, physics)
         features = family.features(dims, size)
-        tile = choose_tile(self.tiles[family.network], gpu, work, features)
-        shift = device_shift(parameters.effect, parameters.network, family, features)
-        shift += stack_shift(parameters.stack, gpu)
-        shift += inside_shift(parameters.in_model, isolated) + memory_shift(parameters.memory, gpu)
-        more_s = work.more_launches * LAUNCH_GAP_S
-        outputs = apply_network(parameters.network, features)
-        return mix(parameters, outputs, times, bounds, tile, shift, offsets(family), more_s, isolated=isolated)
-
-
-def offsets(family: Family) -> tuple[tuple[float, float], ...]:
-    """Bounds of b_j for a family."""
-    return (*OFFSETS[:OVERHEAD], TENSOR_OVERHEAD) if family.tensor_core else OFFSETS
+        residual = device_residual(parameters.effect, parameters.network, family, features)
+        residual += table_residual(parameters.residual, gpu, isolated)
+        return mix(
+            parameters,
+            apply_network(parameters.network, features),
+            at,
+            light(gpu, work, peak),
+            choose_tile(self.tiles[family.network], gpu, work, features),
+            residual,
+        )
 
 
 def mix(
     parameters: FamilyMixture,
     outputs: Float[Array, "member kernel output"],
-    times: PhysicalTimes,
+    at: Launch,
     bounds: Light,
     tile: ChosenTile,
-    shift: Float[Array, "#member #kernel effect"],
-    ranges: Sequence[tuple[float, float]],
-    more_s: Float[Array, " kernel"] | float = 0.0,
-    *,
-    isolated: Isolated,
+    residual: Float[Array, "#member #kernel effect"],
 ) -> KernelTerms:
-    """Mix physical times into a forecast (module docstring); members are averaged as logarithms.
-
-    `more_s` is for further kernels of one operator, beside the floor.
-    """
-    alone = jnp.asarray(isolated, dtype=float)
-    logs, start = [], 0
-    for head, name in enumerate(HEADS):
-        component = jnp.log(jnp.maximum(getattr(times, name), 1e-30))
-        width = component.shape[1]
-        mixing = outputs[:, :, start : start + width]
-        weight = jax.nn.softmax(mixing, axis=-1)
-        low, high = ranges[head]
-        middle = (OFFSET_STARTS[head] - low) / (high - low)
-        raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
-        offset = low + (high - low) * jax.nn.sigmoid(raw)
-        log_s = jnp.sum(weight * component, axis=-1) + offset
-        if head == POWER and times.most_power is not None:
-            log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(times.most_power), axis=-1))
-        logs.append(log_s + shift[..., head])
-        start += width + 1
-    order = (MIN_NORM + jax.nn.softplus(parameters.raw_norm))[:, None]
-    body = jax.nn.logsumexp(jnp.stack(logs[:ISSUE]) * order, axis=0) / order
-    body = _limit(_limit(body, logs[ISSUE]), logs[POWER])
-    busy = jnp.maximum(jnp.maximum(logs[COMPUTE], logs[ISSUE]), logs[POWER])
+    """Mix physical times into a forecast (module docstring); members are averaged as logarithms."""
+    logs = _head_logs(outputs, at, residual)
+    order = (at.physics.least_norm + jax.nn.softplus(parameters.raw_norm))[:, None]
+    overlapping = jnp.stack([logs[name] for name, head in HEADS.items() if head.joined == "overlaps"])
+    body = jax.nn.logsumexp(overlapping * order, axis=0) / order
+    for name, head in HEADS.items():
+        if head.joined == "limits":
+            body = _limit(body, logs[name], at.physics.limit_norm)
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
-    floor = alone * parameters.log_floor_s[:, None] + (1.0 - alone) * parameters.log_gap_s[:, None]
-    launch_s = jnp.exp(logs[OVERHEAD]) + more_s + jnp.exp(floor + shift[..., FLOOR])
+    launch_s = jnp.exp(parameters.log_floor_s[:, None] + residual[..., FLOOR])
+    launch_s += at.work.more_launches * at.physics.further_launch_s
+    for name, head in HEADS.items():
+        if head.joined == "adds":
+            launch_s += jnp.exp(logs[name])
+    busy = jnp.maximum(jnp.maximum(logs["compute"], logs["issue"]), logs["power"])
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,
         compute_s=jnp.exp(jnp.mean(busy, axis=0)),
-        memory_s=jnp.exp(jnp.mean(jnp.maximum(logs[DRAM], logs[REREAD]), axis=0)),
+        memory_s=jnp.exp(jnp.mean(jnp.maximum(logs["dram"], logs["reread"]), axis=0)),
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
         tile=tile,
     )
 
 
-def _limit(log_s: Float[Array, "*row"], limit_log_s: Float[Array, "*row"]) -> Float[Array, "*row"]:
+def _head_logs(
+    outputs: Float[Array, "member kernel output"], at: Launch, residual: Float[Array, "#member #kernel effect"]
+) -> dict[str, Float[Array, "member kernel"]]:
+    """log t_j of every head."""
+    most, logs, start = most_times(at), {}, 0
+    for place, (name, times) in enumerate(physical_times(at).items()):
+        head, width = HEADS[name], times.shape[1]
+        weight = jax.nn.softmax(outputs[:, :, start : start + width], axis=-1)
+        low, high = head.bounds(at.family)
+        middle = (head.start - low) / (high - low)
+        raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
+        log_s = jnp.sum(weight * jnp.log(jnp.maximum(times, 1e-30)), axis=-1)
+        log_s = log_s + low + (high - low) * jax.nn.sigmoid(raw)
+        if name in most:
+            log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(most[name]), axis=-1))
+        logs[name] = log_s + residual[..., place]
+        start += width + 1
+    return logs
+
+
+def _limit(log_s: Float[Array, "*row"], limit_log_s: Float[Array, "*row"], norm: ArrayLike) -> Float[Array, "*row"]:
     """Log times under a limit that binds only when it is reached."""
-    return jnp.logaddexp(log_s * LIMIT_NORM, limit_log_s * LIMIT_NORM) / LIMIT_NORM
+    return jnp.logaddexp(log_s * norm, limit_log_s * norm) / norm
 
 
 def head_widths(family: Family) -> tuple[int, ...]:
     """Components of each head for a family, in the order of `HEADS`."""
-    tiles = len(family.tiles)
-    ways = 2 if family.alternatives else 1
-    arithmetic = 2 * tiles if family.l2_operands else tiles
-    return (arithmetic + 1 + ways, 1 + ways, tiles, tiles + 1, ways, tiles + ways, 3)
+    return tuple(head.components(family) for head in HEADS.values())
 
 
 def offset_outputs(family: Family) -> tuple[int, ...]:
@@ -232,16 +191,15 @@ def init_family(
     hidden: tuple[int, ...],
     members: int,
 ) -> FamilyMixture:
-    """Untrained parameters: uniform mixing, offsets at `OFFSET_STARTS`, floor and gap as said above; the network is
-    normalised to the features."""
+    """Untrained parameters: uniform mixing, offsets at their starts, floor as said above and in a model what a further
+    launch takes; the network is normalised to the features."""
     floor_s = TENSOR_FLOOR_S if family.tensor_core else FLOOR_S
+    residual = jnp.zeros((members, len(ROWS), len(EFFECTS)))
     return FamilyMixture(
         network=init_network(key, features, hidden, sum(head_widths(family)) + len(HEADS), members),
         log_floor_s=jnp.full((members,), jnp.log(floor_s)),
-        log_gap_s=jnp.full((members,), jnp.log(LAUNCH_GAP_S)),
         raw_norm=jnp.zeros((members,)),
-        in_model=jnp.zeros((members, len(HEADS))),
-        stack=jnp.zeros((members, len(EFFECTS))),
-        memory=jnp.zeros((members, len(MEMORY_KINDS))),
+        residual=residual.at[:, IN_MODEL, FLOOR].set(jnp.log(STANDARD.further_launch_s / floor_s)),
+        physics=jnp.zeros((len(FITTED),)),
         effect=jnp.zeros((effect_width(family),)),
     )

@@ -29,8 +29,8 @@ from jaxtyping import Array, Bool, Float
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.residuals import other_vendor
 from neusight_jax.roofline import element_bytes
-from neusight_jax.shifts import other_vendor
 
 if TYPE_CHECKING:
     from neusight_jax.terms import Predictor

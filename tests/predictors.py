@@ -21,8 +21,8 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
 from neusight_jax.kernels.rowwise import STRIDED
 from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.residuals import EFFECTS, effect_width
 from neusight_jax.roofline import Isolated, Scalar
-from neusight_jax.shifts import EFFECTS, effect_width
 from neusight_jax.terms import KernelTerms, Predictor
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)

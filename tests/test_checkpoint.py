@@ -19,7 +19,7 @@ from neusight_jax import digest
 from neusight_jax.checkpoint import CARD, WEIGHTS, card_notes, save_checkpoint, tree_to_arrays, untrained
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.shifts import effect_width
+from neusight_jax.residuals import effect_width
 from neusight_jax.trust import MODELS, empty_trust
 
 SHIPPED = nj.list_checkpoints()
@@ -69,23 +69,6 @@ def test_what_a_trust_record_lists_is_kept(tmp_path: Path) -> None:
     assert own.trust.other_vendor == {}
     save_checkpoint(tmp_path / "bare", replace(predictor, trust=None), card)
     assert set(nj.load_card(tmp_path / "bare")["architecture"]) == {*_architecture(), "trust"}
-
-
-def test_one_range_of_gpus_as_it_used_to_be_is_that_of_every_family(tmp_path: Path) -> None:
-    predictor = random_predictor("mixture", 0, members=2)
-    assert isinstance(predictor, MixturePredictor)
-    trust = empty_trust({name: each.network.center.shape[-1] for name, each in predictor.families.items()})
-    one = np.arange(8.0, dtype=np.float32).reshape(2, 4)
-    whole = replace(trust, gpu_range=dict.fromkeys(trust.gpu_range, one))
-    card = {"kind": "mixture", "architecture": {**_architecture(), "trust": True}}
-    save_checkpoint(tmp_path / "now", replace(predictor, trust=whole), card)
-    weights = tmp_path / "now" / WEIGHTS
-    flat = {name: leaf for name, leaf in load_file(weights).items() if "trust/gpu_range/" not in name}
-    save_file({**flat, "trust/gpu_range": one}, weights)
-    _edit_card()(tmp_path / "now")
-    read: Any = nj.load_predictor(tmp_path / "now")
-    for name in predictor.families:
-        np.testing.assert_array_equal(read.trust.gpu_range[name], one)
 
 
 def test_saving_again_writes_the_same_bytes(tmp_path: Path) -> None:

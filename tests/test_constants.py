@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 
 import neusight_jax as nj
+from neusight_jax import mixture
 from neusight_jax.arithmetic import DTYPES
+from neusight_jax.heads import HEADS, launched, most_times, physical_times
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Work
-from neusight_jax.mixture import init_family, mix, offsets
-from neusight_jax.roofline import Light, PhysicalTimes, light, peak_flop_per_s, physical_times
-from neusight_jax.shifts import HEADS
+from neusight_jax.mixture import init_family, mix
+from neusight_jax.residuals import table_residual
+from neusight_jax.roofline import Light, light, peak_flop_per_s
 
 MACHINE = nj.GPU(
     num_sms=100.0,
@@ -46,12 +48,17 @@ def works(name: str, dtype: str = "fp32", **dims: Any) -> Work:
     return FAMILIES[name].work(columns, size)
 
 
-def times(name: str, gpu: nj.GPU = MACHINE, dtype: str = "fp32", **dims: Any) -> tuple[Work, PhysicalTimes, Light]:
+def times(name: str, gpu: nj.GPU = MACHINE, dtype: str = "fp32", **dims: Any) -> tuple[Work, dict[str, Any], Light]:
     """Work, physical times and bounds of kernels on a machine."""
     work = works(name, dtype, **dims)
     index = jnp.full(work.flop.shape, DTYPES.index(dtype))
     peak = peak_flop_per_s(gpu, FAMILIES[name], index)
-    found = jax.jit(lambda machine: physical_times(machine, FAMILIES[name], work, peak, index))(gpu)
+
+    def all_times(machine: nj.GPU) -> dict[str, Any]:
+        at = launched(machine, FAMILIES[name], work, peak, index)
+        return {**physical_times(at), **{f"most {head}": most for head, most in most_times(at).items()}}
+
+    found = jax.jit(all_times)(gpu)
     return work, found, light(gpu, work, peak)
 
 
@@ -62,7 +69,7 @@ def test_traffic_of_a_working_set_in_l2() -> None:
     cols = np.array([5e6, 10e6, 12e6, 30e6]) / 8
     _, found, bounds = times("memory", rows=1.0, cols=cols, reads=1.0, writes=1.0)
     dram_s = np.array([0.12, 0.34, 0.78, 1.0]) * cols * 8 / 1e12
-    np.testing.assert_allclose(found.dram[:, 1], dram_s, rtol=1e-5)
+    np.testing.assert_allclose(found["dram"][:, 1], dram_s, rtol=1e-5)
     fast = MACHINE.replace(mem_bytes_per_s=1e14)
     least = np.array([0.12, 0.12, 0.12 + 0.88 * (1.2 - 1.0) / (1.9 - 1.0), 1.0]) * cols * 8 / 1e12
     np.testing.assert_allclose(bounds.memory_s, np.maximum(least, cols * 8 / 6.4e12), rtol=1e-5)
@@ -74,13 +81,13 @@ def test_traffic_of_a_working_set_in_l2() -> None:
 def test_arithmetic_takes_at_least_a_thousandth_of_the_traffic() -> None:
     """A fill of 80 MB does no FLOP: 80 ns for 80 us of DRAM."""
     _, found, _ = times("memory", rows=1e3, cols=2e4, reads=0.0, writes=1.0)
-    np.testing.assert_allclose(found.compute[:, 0], 80e-9, rtol=1e-5)
+    np.testing.assert_allclose(found["compute"][:, 0], 80e-9, rtol=1e-5)
 
 
 def test_a_fused_multiply_add_for_32_lanes_of_four_schedulers() -> None:
     """64 FLOP a clock each: 25.6 TFLOP/s of issue slots here."""
     work, found, _ = times("linear", batch=1.0, m=1024.0, n=1024.0, k=1024.0)
-    np.testing.assert_allclose(found.issue[:, 0], work.flop / 25.6e12, rtol=1e-5)
+    np.testing.assert_allclose(found["issue"][:, 0], work.flop / 25.6e12, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -95,15 +102,16 @@ def test_energy_of_narrow_dtypes(dtype: str, share: float) -> None:
     for width, feeding in ((0.0, 2.0), (2048.0, 2.0), (4096.0, 1.5)):
         work, found, _ = times(family, MACHINE.replace(matrix_flop_per_cycle=width), dtype, **sizes)
         joules = 20e-12 * share * feeding * work.flop + 50e-12 * work.bytes_moved
-        np.testing.assert_allclose(found.power[:, 0], joules / 200.0, rtol=1e-5)
+        np.testing.assert_allclose(found["power"][:, 0], joules / 200.0, rtol=1e-5)
 
 
 def test_energy_of_fp32() -> None:
     """20 pJ at 16 nm and 50 pJ a byte of 200 W; a board that says nothing is taken to need 1 uJ a FLOP at most."""
     work, found, _ = times("linear", batch=1.0, m=4096.0, n=4096.0, k=4096.0)
-    np.testing.assert_allclose(found.power[:, 0], (20e-12 * work.flop + 50e-12 * work.bytes_moved) / 200.0, rtol=1e-5)
-    assert found.most_power is not None
-    np.testing.assert_allclose(found.most_power[:, 0], 1e-6 * work.flop / 200.0, rtol=1e-3)
+    np.testing.assert_allclose(
+        found["power"][:, 0], (20e-12 * work.flop + 50e-12 * work.bytes_moved) / 200.0, rtol=1e-5
+    )
+    np.testing.assert_allclose(found["most power"][:, 0], 1e-6 * work.flop / 200.0, rtol=1e-3)
 
 
 def test_flop_an_element() -> None:
@@ -126,29 +134,26 @@ def test_how_far_a_network_may_move_each_time() -> None:
         "power": (0.0, 0.45),
         "overhead": (-4.0, 2.0),
     }
-    assert dict(zip(HEADS, offsets(FAMILIES["linear"]), strict=True)) == bounds
-    assert dict(zip(HEADS, offsets(FAMILIES["gemm"]), strict=True)) == {**bounds, "overhead": (-4.0, 3.0)}
+    assert {name: head.bounds(FAMILIES["linear"]) for name, head in HEADS.items()} == bounds
+    beside = {name: head.bounds(FAMILIES["gemm"]) for name, head in HEADS.items()}
+    assert beside == {**bounds, "overhead": (-4.0, 3.0)}
 
 
-def test_where_training_starts() -> None:
+def test_where_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that says nothing: e^0.3 of the ideal of arithmetic, e^0.25 of DRAM's ... whichever binds, and 2 us for
     a launch inside a model."""
     starts = {"compute": 0.3, "dram": 0.25, "reread": -2.0, "onchip": 0.0, "issue": 0.2, "power": 0.2, "overhead": 0.0}
     parameters: Any = init_family(jax.random.key(0), FAMILIES["linear"], jnp.ones((2, 14)), (4,), 1)
+    work = works("linear", batch=1.0, m=64.0, n=64.0, k=64.0)
+    at = launched(MACHINE, FAMILIES["linear"], work, jnp.full(1, 1e13), jnp.zeros(1, int))
     outputs = jnp.zeros((1, 1, 2 * len(HEADS)))  # one component a head, and its offset
     bounds = Light(*(jnp.zeros(1),) * 3)
     for binding, start in starts.items():
         bound: Any = {head: jnp.full((1, 1), 1.0 if head == binding else 1e-9) for head in HEADS}
-        args: Any = (
-            parameters,
-            outputs,
-            PhysicalTimes(**bound),
-            bounds,
-            None,
-            jnp.zeros(8),
-            offsets(FAMILIES["linear"]),
-        )
-        seconds = float(mix(*args, isolated=False).seconds[0])
+        monkeypatch.setattr(mixture, "physical_times", lambda at, bound=bound: bound)
+        monkeypatch.setattr(mixture, "most_times", lambda at: {})
+        inside: Any = table_residual(parameters.residual, MACHINE, False)
+        seconds = float(mix(parameters, outputs, at, bounds, None, inside).seconds[0])  # type: ignore[arg-type]
         assert seconds == pytest.approx(math.exp(start) + 2e-6, rel=1e-6), binding
 
 

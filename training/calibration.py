@@ -31,7 +31,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.latency import on_device, require_covered
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.shifts import EFFECTS, add_shift
+from neusight_jax.residuals import EFFECTS, add_to_effect
 from neusight_jax.terms import Predictor
 from neusight_jax.training.conformal import calibrated_width, mean_error_percent
 from neusight_jax.trust import Trust, gpu_ratios, gpu_widening, kernel_bounds
@@ -348,7 +348,7 @@ def linearised(
     effect = predictor.families[family.network].effect
 
     def logs(shift: Array) -> Array:
-        moved = shifted(predictor, family.network, add_shift(effect, shift))
+        moved = shifted(predictor, family.network, add_to_effect(effect, shift))
         return jnp.log(moved.terms(family, gpu, batch, isolated=True).seconds)
 
     value, pull = jax.vjp(logs, shift)

@@ -40,7 +40,8 @@ class Settings:
       steps, batch_size: minibatch steps and rows a step.
       learning_rate, weight_decay: AdamW, cosine schedule to zero.
       effect_penalty: weight of the effects of devices, generations and another vendor's libraries: they shrink to zero.
-      shift_penalty: weight of the squared in-model shifts.
+      in_model_penalty: weight of the squared residuals inside a running model.
+      physics_penalty: weight of the squared distances of the physics from its priors, in widths of each.
       in_model_share: share of a minibatch drawn from in-model rows, where there are any.
       softening: s in the loss mean √(r² + s²), r the log error.
     """
@@ -50,7 +51,8 @@ class Settings:
     learning_rate: float = 4e-3
     weight_decay: float = 1e-2
     effect_penalty: float = 0.02
-    shift_penalty: float = 0.02
+    in_model_penalty: float = 0.02
+    physics_penalty: float = 0.02
     in_model_share: float = 0.25
     softening: float = 0.03
 

@@ -15,8 +15,8 @@ from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
 from neusight_jax.kernels.family import Family
 from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
+from neusight_jax.residuals import EFFECTS, HEADS, IN_MODEL, MEMORY, OTHER_VENDOR, effect_width
 from neusight_jax.roofline import element_bytes, peak_flop_per_s
-from neusight_jax.shifts import EFFECTS, effect_width
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, choose_tile, init_tile_choice, tile_scores
 from neusight_jax.training.fit import Sample, Settings, sample_of
@@ -32,7 +32,7 @@ EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
 DRAM_COST = 0.25
-"""Cost of the shift of a kind of memory over one of a device: memory systems differ more than boards with the same."""
+"""Cost of the residual of a kind of memory over one of a device: memory systems differ more than boards do."""
 
 
 def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> Float[Array, ""]:
@@ -89,16 +89,16 @@ class MixtureKind:
         return MixturePredictor({family.network: replace(parameters, effect=effect)}, {family.network: self.tile})
 
     def loss(self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Log error; device effects and in-model shifts shrunk to zero."""
+        """Log error; residuals shrunk to zero, constants of the physics towards their priors."""
         log_forecast = jnp.log(forecast(self, parameters, family, sample))
-        shrunk, stack, memory = (
-            jnp.sqrt(each**2 + EFFECT_WIDTH**2) for each in (parameters.effect, parameters.stack, parameters.memory)
-        )
+        shrunk, table = (jnp.sqrt(each**2 + EFFECT_WIDTH**2) for each in (parameters.effect, parameters.residual[0]))
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
         share = EFFECT_SHARES.get(family.name, 1.0)
         penalty = share * settings.effect_penalty * jnp.sum(costs[:, None] * shrunk)
-        penalty += share * settings.effect_penalty * (jnp.sum(stack) + DRAM_COST * jnp.sum(memory))
-        penalty += settings.shift_penalty * jnp.sum(parameters.in_model**2)
+        vendor, memory = jnp.sum(table[OTHER_VENDOR]), jnp.sum(table[MEMORY:, EFFECTS.index("dram")])
+        penalty += share * settings.effect_penalty * (vendor + DRAM_COST * memory)
+        penalty += settings.in_model_penalty * jnp.sum(parameters.residual[0, IN_MODEL, : len(HEADS)] ** 2)
+        penalty += settings.physics_penalty * jnp.sum(parameters.physics**2)
         return log_error_loss(log_forecast, sample, settings) + penalty
 
 

@@ -12,7 +12,9 @@ import numpy as np
 
 from neusight_jax.checkpoint import with_libraries
 from neusight_jax.gpu_catalog import gpu_info
-from neusight_jax.mixture import LAUNCH_GAP_S, FamilyMixture, MixturePredictor
+from neusight_jax.mixture import FamilyMixture, MixturePredictor
+from neusight_jax.physics import STANDARD
+from neusight_jax.residuals import FLOOR, IN_MODEL
 from neusight_jax.tiles import TileChoice
 from neusight_jax.training.fit import Job, Settings, fit, sample_of
 from neusight_jax.training.kinds import MixtureKind, forecast, generation_mask, stack_members
@@ -98,13 +100,13 @@ def merged(best: Any, rows: Rows, generation_of: str | None = None) -> FamilyMix
     """Fits as one ensemble, device effects taken out, that of one generation kept if asked for.
 
     The launch gap fitted to model nodes timed one by one is what they take beyond their kernel and a view
-    (`scaling.per_op.event_overhead_s`); a model that runs queues its kernels, so the gap becomes `LAUNCH_GAP_S`. What
-    was measured inside CUDA graphs pays the same floor in a model.
+    (`scaling.per_op.event_overhead_s`); a model that runs queues its kernels, so the gap becomes
+    `Physics.further_launch_s`. What was measured inside CUDA graphs pays the same floor in a model.
     """
     mean = np.asarray(jnp.mean(best.effect, axis=0))
     effect = np.zeros(mean.shape[-1]) if generation_of is None else shared_effect(mean, rows, generation_of)
-    stacked: FamilyMixture = stack_members(replace(best, effect=best.effect[:, None]))
-    gap = jnp.full_like(stacked.log_gap_s, jnp.log(LAUNCH_GAP_S))
-    if rows.family.tensor_core:
-        gap = stacked.log_floor_s
-    return replace(stacked, effect=jnp.asarray(effect, jnp.float32), log_gap_s=gap)
+    stacked: FamilyMixture = stack_members(replace(best, effect=best.effect[:, None], physics=best.physics[:, None]))
+    gap = 0.0 if rows.family.tensor_core else jnp.log(STANDARD.further_launch_s) - stacked.log_floor_s
+    residual = stacked.residual.at[:, IN_MODEL, FLOOR].set(gap)
+    physics = jnp.mean(stacked.physics, axis=0)
+    return replace(stacked, effect=jnp.asarray(effect, jnp.float32), residual=residual, physics=physics)

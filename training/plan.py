@@ -31,7 +31,7 @@ from neusight_jax.kernels.rowwise import BINARY_OPS
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
 from neusight_jax.latency import on_device
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.shifts import EFFECTS
+from neusight_jax.residuals import EFFECTS
 from neusight_jax.training.calibration import linearised, prior_of
 from neusight_jax.training.design import most_telling
 from neusight_jax.units import GIB

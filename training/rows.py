@@ -13,7 +13,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import generation_of
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.shifts import other_vendor
+from neusight_jax.residuals import other_vendor
 
 
 def generations(family: Family, devices: Sequence[str]) -> list[str]:

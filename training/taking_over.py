@@ -103,9 +103,9 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
 
 
 def _members(parameters: Any, members: int) -> Any:
-    """The first members of an ensemble; the device effect has no member axis, nor has what is known of a device."""
-    first = jax.tree.map(lambda leaf: leaf[:members], replace(parameters, effect=None, library=None))
-    return replace(first, effect=parameters.effect, library=parameters.library)
+    """The first members of an ensemble; device effect, physics and library have no such axis."""
+    first = jax.tree.map(lambda leaf: leaf[:members], replace(parameters, effect=None, physics=None, library=None))
+    return replace(first, effect=parameters.effect, physics=parameters.physics, library=parameters.library)
 
 
 def _joined(base: Trust, own: Trust) -> Trust:

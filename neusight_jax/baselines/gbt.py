@@ -10,7 +10,7 @@ Source: Friedman, Annals of Statistics 2001; Ke et al., "LightGBM", NeurIPS 2017
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,10 @@ from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import bounded
 from neusight_jax.gpu import GPU
+from neusight_jax.heads import launched, most_times, physical_times
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, PhysicalTimes, Scalar, element_bytes, physical_times
+from neusight_jax.roofline import Isolated, Scalar, element_bytes
 from neusight_jax.terms import KernelTerms
 
 TREES, LEAVES = 300, 31
@@ -70,9 +71,8 @@ def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated)
     """Shape features, log physical times, log roofline, which tiles the library launches where the kernels say whose it
     is, 1 for a kernel that runs alone."""
     found = bounded(family, gpu, batch)
-    times = physical_times(gpu, family, found.work, found.peak, batch.dtype)
-    parts = [getattr(times, item.name) for item in fields(PhysicalTimes)]
-    columns = jnp.concatenate([part for part in parts if part is not None], axis=1)
+    at = launched(gpu, family, found.work, found.peak, batch.dtype)
+    columns = jnp.concatenate([*physical_times(at).values(), *most_times(at).values()], axis=1)
     roofline_s = found.light.roofline_s[:, None]
     alone = jnp.broadcast_to(jnp.asarray(isolated, dtype=float), roofline_s.shape[:1])[:, None]
     logs = jnp.log(jnp.maximum(jnp.concatenate([columns, roofline_s], axis=1), 1e-30))

@@ -20,7 +20,8 @@ from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
-from neusight_jax.roofline import DTYPE_ENERGY, JOULE_PER_BYTE, joule_per_flop
+from neusight_jax.physics import STANDARD
+from neusight_jax.roofline import joule_per_flop
 from neusight_jax.units import GB, MIB, TERA
 
 LANES = 128.0
@@ -120,11 +121,15 @@ class SiliconCosts:
     def power_w(self, gpu: GPU, area_mm2: ArrayLike) -> Float[Array, ""]:
         """Power with the busiest path at its peak and memory at full rate, W."""
         joule = joule_per_flop(gpu.process_nm)
-        rates = gpu.matrix_paths() * jnp.array(DTYPE_ENERGY, joule.dtype)
+        rates = gpu.matrix_paths() * jnp.array(STANDARD.dtype_energy, joule.dtype)
         # Pairwise, for the reason `roofline.fastest` gives.
         busiest: Array = functools.reduce(jnp.maximum, [*rates, jnp.asarray(gpu.fp32_flop_per_s)])
         voltage = gpu.clock_hz / self.nominal_clock_hz
-        return busiest * joule * voltage**2 + JOULE_PER_BYTE * gpu.mem_bytes_per_s + self.leakage_w_per_mm2 * area_mm2
+        return (
+            busiest * joule * voltage**2
+            + STANDARD.joule_per_byte * gpu.mem_bytes_per_s
+            + self.leakage_w_per_mm2 * area_mm2
+        )
 
     def dollars(self, gpu: GPU, area_mm2: ArrayLike, power_w: ArrayLike) -> Float[Array, ""]:
         """Dollars of die, memory and board; not a price: no margin, no design cost."""

@@ -42,9 +42,6 @@ KEY_STEP, FLASH3_KEY_STEP = 64.0, 128.0
 """Keys a block takes at a time, and in FlashAttention 3; the last step is padded."""
 MIN_SPLIT_KEYS = 128.0
 """Fewest keys a block of a split decode is given."""
-BLOCK_CYCLES = 1500.0
-"""Clocks a block spends before and after its loop: decodes of short sequences take 2,400 (TensorRT-LLM) to 10,000
-(FlashAttention 2) a block, whatever their length."""
 
 FLASH2, FLASH3 = 1.0, 2.0
 """Libraries by number (`LIBRARY`): FlashAttention 2 and 3."""
@@ -148,7 +145,6 @@ def _prefill_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         block_bytes=_block_bytes(dims, element_bytes, rows, keys),
         block_steps=keys,
         block_exponentials=rows * keys,
-        block_cycles=BLOCK_CYCLES,
         more_launches=_run_by(dims, FLASH3),
     )
 
@@ -173,7 +169,6 @@ def _decode_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         block_bytes=_block_bytes(dims, element_bytes, rows, keys),
         block_steps=keys * jnp.ones_like(rows),
         block_exponentials=rows * keys,
-        block_cycles=BLOCK_CYCLES,
         more_launches=_run_by(dims, FLASH3) * (1.0 + dims["windowed"]),
     )
 

@@ -10,9 +10,10 @@ import numpy as np
 
 import neusight_jax as nj
 from neusight_jax.checkpoint import tree_from_arrays, untrained
-from neusight_jax.gpu import MEMORY_KINDS
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.physics import FITTED
+from neusight_jax.residuals import EFFECTS, FLOOR, IN_MODEL, OTHER_VENDOR, ROWS
 
 FILE = Path(__file__).with_name("plain_fp32.npz")
 ARCHITECTURE = {
@@ -33,7 +34,12 @@ def predictor(arrays: dict[str, np.ndarray]) -> Any:
     flat = {name.removeprefix("weights/"): values for name, values in arrays.items() if name.startswith("weights/")}
     flat = {name: values for name, values in flat.items() if not name.startswith("trust/")}
     for name in ARCHITECTURE["families"]:
-        flat[f"families/{name}/memory"] = np.zeros((4, len(MEMORY_KINDS)), np.float32)
+        inside, gap, vendor = (flat.pop(f"families/{name}/{leaf}") for leaf in ("in_model", "log_gap_s", "stack"))
+        table = np.zeros((4, len(ROWS), len(EFFECTS)), np.float32)
+        table[:, IN_MODEL, :FLOOR], table[:, OTHER_VENDOR] = inside, vendor
+        table[:, IN_MODEL, FLOOR] = gap - flat[f"families/{name}/log_floor_s"]
+        flat[f"families/{name}/residual"] = table
+        flat[f"families/{name}/physics"] = np.zeros(len(FITTED), np.float32)
     return tree_from_arrays(untrained("mixture", ARCHITECTURE), flat, FILE)
 
 

@@ -26,7 +26,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import on_device, predict_kernels
 from neusight_jax.mixture import MixturePredictor
-from neusight_jax.shifts import EFFECTS
+from neusight_jax.residuals import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, linearised, prior_of
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
 from neusight_jax.training.design import most_telling

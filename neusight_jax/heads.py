@@ -1,0 +1,244 @@
+"""Heads: the physical times a kernel could be bound by, each a row of one table.
+
+Every time here is homogeneous of degree −1 in the machine's rates (scale all rates by c and it is divided by c) and
+never rises when a rate or the L2 size does, or the SM count at a fixed rate per SM. The predictors only mix these
+times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.family import Family, Work
+from neusight_jax.physics import STANDARD, Physics
+from neusight_jax.roofline import (
+    LEAST_SHARE,
+    UNSAID_J,
+    Scalar,
+    column,
+    dram_bytes,
+    exponentials_per_s,
+    fastest,
+    fetched_again,
+    given,
+    joule_per_flop,
+    kept_ramp,
+    reread_bytes,
+    rotated_ramp,
+    warm_ramp,
+    whole_waves,
+)
+
+Times: TypeAlias = Float[Array, "kernel _component"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Kernels of one family on a machine, and what several heads need of them.
+
+    Attributes:
+      gpu: scalars, or arrays [kernel]; family, work, peak, dtype: of the kernels; physics: constants.
+      waves: of the blocks of every tile and split over the SMs.
+      block_s: seconds of one block's arithmetic.
+      least_s: what a kernel without FLOP takes to issue its instructions, so that its logarithms are finite and scale.
+    """
+
+    gpu: GPU
+    family: Family
+    work: Work
+    peak: Float[Array, " kernel"]
+    dtype: Int[Array, " kernel"]
+    physics: Physics
+    waves: Float[Array, "kernel tile split"]
+    block_s: Float[Array, "kernel tile split"]
+    least_s: Float[Array, "kernel 1"]
+
+    @property
+    def kilocycle_s(self) -> Float[Array, " kernel"]:
+        """1000 clocks."""
+        return jnp.broadcast_to(1e3 / self.gpu.clock_hz, self.work.flop.shape)
+
+    @property
+    def tile_bytes(self) -> Float[Array, "kernel tile"]:
+        """Traffic of every tile of the menu, between L2 and the SMs."""
+        return fastest(self.work.blocks * self.work.block_bytes)
+
+    @property
+    def flop(self) -> Float[Array, "kernel _form"]:
+        """All FLOP and, where algorithms differ, the fewest."""
+        if self.work.form_flop is None:
+            return self.work.flop[:, None]
+        return jnp.stack([self.work.flop, self.work.bound_flop], axis=1)
+
+
+def launched(
+    gpu: GPU,
+    family: Family,
+    work: Work,
+    peak: Float[Array, " kernel"],
+    dtype: Int[Array, " kernel"],
+    relaxation: Scalar = 0.0,
+    physics: Physics = STANDARD,
+) -> Launch:
+    """Kernels on a machine; `relaxation` as for `roofline.whole_waves`."""
+    num_sms = column(gpu.num_sms, 2)
+    block_s = work.block_flop / (peak[:, None, None] / num_sms)
+    if work.block_exponentials is not None:
+        vector = physics.softmax_flop * num_sms / column(gpu.fp32_flop_per_s, 2)
+        block_s += physics.block_cycles / column(gpu.clock_hz, 2)
+        block_s += work.block_exponentials * (num_sms / column(exponentials_per_s(gpu, physics), 2) + vector)
+    least_s = (LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s)[:, None]
+    waves = whole_waves(work.blocks, num_sms, relaxation)
+    return Launch(gpu, family, work, peak, dtype, physics, waves, block_s, least_s)
+
+
+def _compute(at: Launch) -> Times:
+    """Ideal; blocks streamed without whole waves; where algorithms differ, the roofline of the fastest; every tile of
+    the menu in whole waves; on tensor cores also the traffic of every tile at the L2-to-SM rate."""
+    work, gpu = at.work, at.gpu
+    streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * at.block_s[:, -1, 0]
+    times = [work.bound_flop / at.peak, streamed]
+    if work.form_flop is not None and work.form_bytes is not None:
+        forms = jnp.maximum(work.form_flop / at.peak[:, None], work.form_bytes / column(gpu.mem_bytes_per_s, 1))
+        times.append(fastest(forms))
+    parts = [jnp.stack(times, axis=1), fastest(at.waves * at.block_s)]
+    if at.family.l2_operands:
+        parts.append(at.tile_bytes / column(at.physics.l2_bytes_per_cycle * gpu.num_sms * gpu.clock_hz, 1))
+    return jnp.maximum(jnp.concatenate(parts, axis=1), at.least_s)
+
+
+def _dram(at: Launch) -> Times:
+    """All traffic, the traffic that cannot stay in L2 and, where algorithms differ, the most any of them moves, at DRAM
+    bandwidth; what is fetched again on top of each."""
+    work, gpu = at.work, at.gpu
+    ramp = rotated_ramp(at.physics) if at.family.l2_operands else warm_ramp(at.physics)
+    traffic = [work.bytes_moved, dram_bytes(work, gpu.l2_bytes, ramp, at.physics.warm_share)]
+    if work.form_bytes is not None:
+        traffic.append(jnp.max(work.form_bytes, axis=1))
+    again = fetched_again(gpu, work, kept_ramp(at.physics))
+    return jnp.stack([(each + again) / gpu.mem_bytes_per_s for each in traffic], axis=1)
+
+
+def _reread(at: Launch) -> Times:
+    """The traffic of every tile of the menu at DRAM bandwidth, as if L2 kept nothing for the next block, where the
+    operands do not fit in L2; none where L2 serves all operands."""
+    if at.family.l2_operands:
+        return jnp.broadcast_to(at.least_s, at.tile_bytes.shape)
+    traffic = at.tile_bytes
+    if at.family.tensor_core:
+        traffic = reread_bytes(at.gpu, at.work, traffic, kept_ramp(at.physics))
+    return traffic / column(at.gpu.mem_bytes_per_s, 1)
+
+
+def _onchip(at: Launch) -> Times:
+    """1000 cycles; every tile of the menu in whole waves at the L2-to-SM rate."""
+    rate = at.physics.l2_bytes_per_cycle * column(at.gpu.clock_hz, 2)
+    return jnp.concatenate([at.kilocycle_s[:, None], fastest(at.waves * at.work.block_bytes / rate)], axis=1)
+
+
+def _issue(at: Launch) -> Times:
+    """fp32 vector arithmetic at the warp schedulers' rate, with all FLOP and with the fewest; none on matrix paths."""
+    gpu = at.gpu
+    issue = at.flop / column(at.physics.issue_flop_per_cycle * gpu.num_sms * gpu.clock_hz, 1)
+    off_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (at.dtype > 0) if at.family.matrix else False
+    issue = jnp.where(jnp.broadcast_to(off_path, at.work.flop.shape)[:, None], 0.0, issue)
+    return jnp.maximum(issue, at.least_s)
+
+
+def _power(at: Launch) -> Times:
+    """Energy over board power, with all FLOP, where algorithms differ with the fewest, and of every tile of the menu
+    with its padding."""
+    physics, gpu = at.physics, at.gpu
+    energy = column(joule_per_flop(gpu.process_nm, physics), 1)
+    energy = energy * jnp.array(physics.dtype_energy, jnp.float32)[at.dtype][:, None]
+    if at.family.matrix:
+        width = given(gpu.matrix_flop_per_cycle, physics.narrow_flop_per_cycle)
+        energy *= jnp.where(at.dtype > 0, 1.0 + physics.narrow_flop_per_cycle / width, 1.0)[:, None]
+    return _energy_s(at, energy)
+
+
+def _most_power(at: Launch) -> Times | None:
+    """The same with the most that a FLOP takes on a board that keeps its base clock within its power
+    (`GPU.fp32_joule_per_flop`), for products and convolutions in fp32; None elsewhere."""
+    if not at.family.matrix or at.family.tensor_core:
+        return None
+    return _energy_s(at, column(given(at.gpu.fp32_joule_per_flop, UNSAID_J), 1))
+
+
+def _energy_s(at: Launch, joule: Array) -> Times:
+    padded = jnp.concatenate([at.flop, fastest(at.work.blocks * at.work.block_flop)], axis=1)
+    traffic = at.work.bytes_moved[:, None] * at.physics.joule_per_byte
+    return (padded * joule + traffic) / column(at.gpu.tdp_w, 1)
+
+
+def _overhead(at: Launch) -> Times:
+    """1000 cycles; the serial loop of a block; the compute time of one block."""
+    serial = fastest(at.work.block_steps[:, 0, :]) / at.gpu.clock_hz
+    return jnp.stack([at.kilocycle_s, serial, at.block_s[:, -1, -1]], axis=1)
+
+
+def _ways(family: Family) -> int:
+    return 2 if family.alternatives else 1
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of the mixture.
+
+    Attributes:
+      time: seconds [kernel, component] a kernel could be bound by; components: how many, for a family.
+      joined: "overlaps" (joined by a norm), "limits" (binds only when it is reached) or "adds" (before and after).
+      low, high, start: bounds of its offset b_j, natural logarithm, and where training starts.
+      tensor_bounds: the bounds beside tensor cores, where they differ.
+      most: the longest it may be, in the same components; None = no such bound.
+    """
+
+    time: Callable[[Launch], Times]
+    components: Callable[[Family], int]
+    joined: str
+    low: float
+    high: float
+    start: float
+    tensor_bounds: tuple[float, float] | None = None
+    most: Callable[[Launch], Times | None] | None = None
+
+    def bounds(self, family: Family) -> tuple[float, float]:
+        """Of the offset for a family."""
+        return self.tensor_bounds if family.tensor_core and self.tensor_bounds else (self.low, self.high)
+
+
+# Compute and DRAM cannot beat their ideal. What fused attention does before and after its loop, 8 to 12 us, goes with
+# the clock and not with the floor, which all machines share: hence the wider bounds of the overhead there.
+HEADS: dict[str, Head] = {
+    "compute": Head(
+        _compute, lambda f: (2 if f.l2_operands else 1) * len(f.tiles) + 1 + _ways(f), "overlaps", 0.0, 2.5, 0.3
+    ),
+    "dram": Head(_dram, lambda f: 1 + _ways(f), "overlaps", 0.0, 1.5, 0.25),
+    "reread": Head(_reread, lambda f: len(f.tiles), "overlaps", -3.0, 1.6, -2.0),
+    "onchip": Head(_onchip, lambda f: len(f.tiles) + 1, "overlaps", -2.0, 2.5, 0.0),
+    "issue": Head(_issue, _ways, "limits", 0.1, 0.4, 0.2),
+    "power": Head(_power, lambda f: len(f.tiles) + _ways(f), "limits", 0.0, 0.45, 0.2, most=_most_power),
+    "overhead": Head(_overhead, lambda f: 3, "adds", -4.0, 2.0, 0.0, tensor_bounds=(-4.0, 3.0)),
+}
+"""Heads by name; their order is that of the weights."""
+
+
+def physical_times(at: Launch) -> dict[str, Times]:
+    """Times of kernels on a machine by head, seconds.
+
+    Gradients: reach every GPU field and the physics; through `ceil` only when relaxation > 0. Splits of the contraction
+    are the fastest one (a minimum: gradient of the chosen one).
+    """
+    return {name: head.time(at) for name, head in HEADS.items()}
+
+
+def most_times(at: Launch) -> dict[str, Times]:
+    """The longest that some heads may be."""
+    found = {name: head.most(at) for name, head in HEADS.items() if head.most is not None}
+    return {name: times for name, times in found.items() if times is not None}

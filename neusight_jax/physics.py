@@ -1,0 +1,119 @@
+"""Constants of the physics: value, how far it may be off, and source, in one table.
+
+A constant with a source of its own is fixed. One that is an estimate of ours has a `width`: it is a leaf of the
+weights, fitted together with them under that prior, inside every fold, and saved with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+
+def _cited(source: str) -> dict[str, Any]:
+    return {"width": 0.0, "source": source}
+
+
+def _fitted(width: float, source: str) -> dict[str, Any]:
+    return {"width": width, "source": source}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Physics:
+    """Constants of `roofline` and `mixture`; the defaults are the values before any fit.
+
+    Attributes:
+      l2_bytes_per_cycle: bytes an SM takes from L2 per clock.
+      issue_flop_per_cycle: fp32 FLOP an SM's four warp schedulers can issue per clock if every slot is a fused
+        multiply-add. An SM of 64 lanes needs half of its slots for that, one of 128 lanes has none to spare.
+      exponentials_per_cycle: of an SM's special-function units per clock, where the GPU does not say.
+      softmax_flop: fp32 FLOP of a softmax for every score.
+      block_cycles: clocks a block of fused attention spends however little it has to do.
+      warm_share: share of the traffic that still goes to DRAM when the working set lies in L2.
+      warm_start, warm_width: working set over L2 size from which that share rises to 1, and over what width.
+      kept_start, kept_width: likewise of what a running kernel comes back for, over the L2 it finds room in.
+      rotated_start, rotated_width: likewise of products on tensor cores, whose measurements go round several copies of
+        the operands.
+      joule_per_flop_16nm: energy of one fp32 FLOP on 16 nm silicon, whole board, J.
+      process_exponent: energy per FLOP falls as (node / 16 nm) to this power.
+      dtype_energy: energy of one FLOP relative to fp32, in the order of `arithmetic.DTYPES`.
+      narrow_flop_per_cycle: 16-bit FLOP a clock of an SM's matrix units at which feeding them takes as much energy as
+        their arithmetic: the narrower, the fewer FLOP share an operand fetched and an instruction issued.
+      joule_per_byte: energy of one byte of DRAM traffic, J.
+      further_launch_s: what a launch costs inside a running model, seconds: kernels queue up, so nearly nothing.
+      limit_norm: order of the norm that joins a limit (issue rate, power) to the rest: nearly a maximum.
+      least_norm: smallest order of the norm that joins heads which overlap.
+    """
+
+    l2_bytes_per_cycle: ArrayLike = field(default=64.0, metadata=_cited("NVIDIA, Volta to Hopper: 64 B a clock and SM"))
+    issue_flop_per_cycle: ArrayLike = field(
+        default=256.0, metadata=_cited("four schedulers, 32 lanes, two FLOP: NVIDIA architecture papers")
+    )
+    exponentials_per_cycle: ArrayLike = field(
+        default=16.0, metadata=_cited("CUDA programming guide, arithmetic throughput, 7.0 to 10.0")
+    )
+    softmax_flop: ArrayLike = field(
+        default=8.0, metadata=_cited("counted: scale, maximum, subtraction, sum, correction, conversion")
+    )
+    block_cycles: ArrayLike = field(
+        default=1500.0, metadata=_fitted(0.3, "prologue and epilogue of FlashAttention on A100 and H100")
+    )
+    warm_share: ArrayLike = field(
+        default=0.12, metadata=_fitted(0.5, "copies of small arrays launched again and again")
+    )
+    warm_start: ArrayLike = field(default=0.9, metadata=_fitted(0.2, "the same, on five GPUs"))
+    warm_width: ArrayLike = field(default=0.4, metadata=_fitted(0.3, "the same"))
+    kept_start: ArrayLike = field(default=1.0, metadata=_fitted(0.2, "operands of products fetched again"))
+    kept_width: ArrayLike = field(default=0.9, metadata=_fitted(0.3, "the same"))
+    rotated_start: ArrayLike = field(
+        default=0.12, metadata=_fitted(0.2, "L40S (96 MB) is warm below 16 MB; H200 beats H100 (50 MB) from 6 MB")
+    )
+    rotated_width: ArrayLike = field(default=0.13, metadata=_fitted(0.3, "the same"))
+    joule_per_flop_16nm: ArrayLike = field(default=20e-12, metadata=_fitted(0.3, "cards that throttle: P4, T4"))
+    process_exponent: ArrayLike = field(
+        default=0.75, metadata=_fitted(0.2, "16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ")
+    )
+    dtype_energy: ArrayLike = field(
+        default=(1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033),
+        metadata=_cited("boards at full matrix rate within their power; halves by width"),
+    )
+    narrow_flop_per_cycle: ArrayLike = field(
+        default=2048.0,
+        metadata=_fitted(
+            0.3, "L40S (1024) sustains half to two thirds of its peak in 350 W, Hopper (4096) three quarters"
+        ),
+    )
+    joule_per_byte: ArrayLike = field(
+        default=50e-12, metadata=_cited("HBM2 4 pJ/bit (O'Connor et al., MICRO 2017), GDDR6 7.5, and the way")
+    )
+    further_launch_s: ArrayLike = field(default=2e-6, metadata=_fitted(0.3, "kernels of running models, back to back"))
+    limit_norm: ArrayLike = field(default=12.0, metadata=_cited("nearly a maximum: a card throttles only at its limit"))
+    least_norm: ArrayLike = field(default=3.0, metadata=_cited("heads that overlap at best in part"))
+
+
+CONSTANTS: dict[str, dataclasses.Field[Any]] = {item.name: item for item in dataclasses.fields(Physics)}
+"""Constants by name: default value, `metadata["width"]` (of its logarithm; 0 = not fitted) and `metadata["source"]`."""
+FITTED: tuple[str, ...] = tuple(name for name, item in CONSTANTS.items() if item.metadata["width"] > 0.0)
+"""Constants that are leaves of the weights, in the order of a family's `physics`."""
+STANDARD = Physics()
+"""The constants before any fit: what bounds and baselines take."""
+
+
+def fitted_physics(moved: Float[Array, " constant"]) -> Physics:
+    """The constants of a family.
+
+    Args:
+      moved: how far each of `FITTED` is from its default, in widths of its prior; zeros = as `STANDARD`.
+    Gradients: reach `moved`; every constant stays positive.
+    """
+    values = {
+        name: CONSTANTS[name].default * jnp.exp(CONSTANTS[name].metadata["width"] * moved[place])
+        for place, name in enumerate(FITTED)
+    }
+    return dataclasses.replace(STANDARD, **values)
