@@ -12,6 +12,7 @@ others, which is what a loop that does not return to the host is.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -27,6 +28,9 @@ from neusight_jax.datasets.measurements import read_measurements, table_from_fra
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCTS = ("linear", "bmm")
 GROUPS = dict.fromkeys((*schema.BINARY_OPS, *schema.UNARY_OPS), "elementwise")
+VECTOR = ("elementwise", "softmax", "layernorm", "copy")
+LENGTHS = (0, 5, 10, 20, 50, 10_000)
+"""Where lengths of vector kernels are cut, microseconds."""
 NEAR = 0.2
 """Shapes are near when the natural logarithms of no dim lie further apart."""
 
@@ -92,39 +96,37 @@ def between(first: pd.DataFrame, second: pd.DataFrame, longer_than_s: float) -> 
     ]
 
 
-def errors(frame: pd.DataFrame, longer_than_s: float) -> pd.DataFrame:
-    """The rows that are long enough, with `alone` and `in a model`: forecast over measured, less 1."""
+def errors(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows with `alone` and `in a model`: forecast over measured, less 1."""
     parts = []
-    for (device, single), rows in frame[frame["latency_s"] > longer_than_s].groupby(
-        ["device", frame["dtype"] == "fp32"]
-    ):
+    for (device, single), rows in frame.groupby(["device", frame["dtype"] == "fp32"]):
         predictor = nj.load_predictor("fp32" if single else "tensorcore", str(device))
         kernels, gpu = table_from_frame(rows.reset_index(drop=True)), nj.load_gpu(str(device))
-        parts.append(
-            rows.assign(
-                **{
-                    name: np.asarray(nj.predict_kernels(predictor, gpu, kernels, isolated=isolated)) / rows["latency_s"]
-                    - 1
-                    for name, isolated in (("alone", True), ("in a model", False))
-                }
-            )
-        )
+        found = {
+            name: np.asarray(nj.predict_kernels(predictor, gpu, kernels, isolated=isolated)) / rows["latency_s"] - 1
+            for name, isolated in (("alone", True), ("in a model", False))
+        }
+        parts.append(rows.assign(**found))
     return pd.concat(parts)
 
 
-def error_rows(frame: pd.DataFrame) -> list[list[object]]:
-    """Mean absolute and median signed errors of `errors`, %, by operator, dtype and shape."""
-    return [
-        [
-            *(group, dtype, shape, len(rows)),
-            *(
-                float(100 * value)
-                for name in ("alone", "in a model")
-                for value in (rows[name].abs().mean(), rows[name].median())
-            ),
-        ]
-        for (group, dtype, shape), rows in frame.groupby(["group", "dtype", "shape"])
-    ]
+def error_rows(frame: pd.DataFrame, key: Sequence[str], names: Sequence[str], fewest: int = 1) -> list[list[object]]:
+    """Mean absolute and median signed errors of `errors`, %, by the columns of `key`, the devices side by side.
+
+    Groups with fewer rows a device than `fewest` are left out.
+    """
+    devices = list(frame["device"].unique())
+    found = []
+    for values, rows in frame.groupby(list(key), observed=True):
+        if len(rows) < fewest * len(devices):
+            continue
+        line: list[object] = [*values]
+        for device in devices:
+            here = rows[rows["device"] == device]
+            line.append(len(here))
+            line += [float(100 * value) for name in names for value in (here[name].abs().mean(), here[name].median())]
+        found.append(line)
+    return found
 
 
 def near_products(frame: pd.DataFrame, published: Path) -> list[list[object]]:
@@ -182,6 +184,7 @@ def main() -> None:
         "folders", nargs="*", type=Path, default=[ROOT / "measurements/h100", ROOT / "measurements/h200"]
     )
     parser.add_argument("--published", type=Path, help="folder with kernels_models/ and models/end_to_end.csv")
+    parser.add_argument("--fewest", type=int, default=8, help="kernels of a line, smaller groups are left out")
     parser.add_argument("--longer-than", type=float, default=20.0, help="microseconds")
     chosen = parser.parse_args()
     longer_than_s = 1e-6 * chosen.longer_than
@@ -208,19 +211,19 @@ def main() -> None:
                 print("\nWhole fp32 models, ms\n")
                 header = ["model", "mode", "batch", "sequence", "here", "published", "apart"]
                 print(table(same_models(steps, chosen.published / "models/end_to_end.csv"), header))
-    for frame in frames:
-        print(f"\nErrors on {frame['device'].iloc[0]}, kernels over {chosen.longer_than:g} us, loop timing, %\n")
-        header = [
-            "operator",
-            "dtype",
-            "multiples of 8",
-            "kernels",
-            "alone: mean",
-            "median",
-            "in a model: mean",
-            "median",
-        ]
-        print(table(error_rows(errors(frame, longer_than_s)), header))
+    both = pd.concat([errors(frame) for frame in frames], ignore_index=True)
+    vector = both[both["group"].isin(VECTOR)]
+    spans = [f"{low} to {high}" for low, high in itertools.pairwise(LENGTHS)]
+    vector = vector.assign(length=pd.cut(1e6 * vector["latency_s"], LENGTHS, labels=spans))
+    shown = ", then ".join(frame["device"].iloc[0] for frame in frames)
+    print(f"\nErrors of kernels over {chosen.longer_than:g} us, loop timing, %: {shown}\n")
+    header = ["operator", "dtype", "multiples of 8"]
+    header += ["kernels", "alone: mean", "median", "in a model: mean", "median"] * len(frames)
+    long = both[both["latency_s"] > longer_than_s]
+    print(table(error_rows(long, ("group", "dtype", "shape"), ("alone", "in a model"), chosen.fewest), header))
+    print(f"\nErrors of vector kernels by length, us, in a model, %: {shown}\n")
+    header = ["operator", "us", *["kernels", "mean", "median"] * len(frames)]
+    print(table(error_rows(vector, ("group", "length"), ("in a model",)), header))
 
 
 if __name__ == "__main__":

@@ -165,7 +165,8 @@ def test_errors_of_forecasts_are_tabled() -> None:
         *("", "all are", "m alone is not", "n, k or channels are not")
     }
     some = frame.iloc[:10].assign(**{"alone": 0.5, "in a model": -0.25, "group": "add", "dtype": "fp32", "shape": ""})
-    assert script.error_rows(some) == [["add", "fp32", "", 10, 50.0, 50.0, 25.0, -25.0]]
+    key, names = ("group", "dtype", "shape"), ("alone", "in a model")
+    assert script.error_rows(some, key, names) == [["add", "fp32", "", 10, 50.0, 50.0, 25.0, -25.0]]
 
 
 def test_measurements_are_not_in_the_package() -> None:
