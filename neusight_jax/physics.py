@@ -1,7 +1,7 @@
 """Constants of the physics: value, how far it may be off, and source, in one table.
 
-A constant with a source of its own is fixed. One that is an estimate of ours has a `width`: it is a leaf of the
-weights, fitted together with them under that prior, inside every fold, and saved with them.
+A constant that is published, or a choice of form, is fixed. One that is an estimate of ours has a `width`: it is a leaf
+of the weights, fitted together with them under that prior, inside every fold, and saved with them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 
-def _cited(source: str) -> dict[str, Any]:
+def _fixed(source: str) -> dict[str, Any]:
     return {"width": 0.0, "source": source}
 
 
@@ -51,15 +51,15 @@ class Physics:
       least_norm: smallest order of the norm that joins heads which overlap.
     """
 
-    l2_bytes_per_cycle: ArrayLike = field(default=64.0, metadata=_cited("NVIDIA, Volta to Hopper: 64 B a clock and SM"))
+    l2_bytes_per_cycle: ArrayLike = field(default=64.0, metadata=_fixed("NVIDIA, Volta to Hopper: 64 B a clock and SM"))
     issue_flop_per_cycle: ArrayLike = field(
-        default=256.0, metadata=_cited("four schedulers, 32 lanes, two FLOP: NVIDIA architecture papers")
+        default=256.0, metadata=_fixed("four schedulers, 32 lanes, two FLOP: NVIDIA architecture papers")
     )
     exponentials_per_cycle: ArrayLike = field(
-        default=16.0, metadata=_cited("CUDA programming guide, arithmetic throughput, 7.0 to 10.0")
+        default=16.0, metadata=_fixed("CUDA programming guide, arithmetic throughput, 7.0 to 10.0")
     )
     softmax_flop: ArrayLike = field(
-        default=8.0, metadata=_cited("counted: scale, maximum, subtraction, sum, correction, conversion")
+        default=8.0, metadata=_fixed("counted: scale, maximum, subtraction, sum, correction, conversion")
     )
     block_cycles: ArrayLike = field(
         default=1500.0, metadata=_fitted(0.3, "prologue and epilogue of FlashAttention on A100 and H100")
@@ -79,9 +79,9 @@ class Physics:
     process_exponent: ArrayLike = field(
         default=0.75, metadata=_fitted(0.2, "16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ")
     )
-    dtype_energy: ArrayLike = field(
+    dtype_energy: tuple[float, ...] = field(
         default=(1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033),
-        metadata=_cited("boards at full matrix rate within their power; halves by width"),
+        metadata=_fixed("boards at full matrix rate within their power; halves by width"),
     )
     narrow_flop_per_cycle: ArrayLike = field(
         default=2048.0,
@@ -90,11 +90,11 @@ class Physics:
         ),
     )
     joule_per_byte: ArrayLike = field(
-        default=50e-12, metadata=_cited("HBM2 4 pJ/bit (O'Connor et al., MICRO 2017), GDDR6 7.5, and the way")
+        default=50e-12, metadata=_fixed("HBM2 4 pJ/bit (O'Connor et al., MICRO 2017), GDDR6 7.5, and the way")
     )
     further_launch_s: ArrayLike = field(default=2e-6, metadata=_fitted(0.3, "kernels of running models, back to back"))
-    limit_norm: ArrayLike = field(default=12.0, metadata=_cited("nearly a maximum: a card throttles only at its limit"))
-    least_norm: ArrayLike = field(default=3.0, metadata=_cited("heads that overlap at best in part"))
+    limit_norm: ArrayLike = field(default=12.0, metadata=_fixed("nearly a maximum: a card throttles only at its limit"))
+    least_norm: ArrayLike = field(default=3.0, metadata=_fixed("heads that overlap at best in part"))
 
 
 CONSTANTS: dict[str, dataclasses.Field[Any]] = {item.name: item for item in dataclasses.fields(Physics)}
@@ -113,7 +113,7 @@ def fitted_physics(moved: Float[Array, " constant"]) -> Physics:
     Gradients: reach `moved`; every constant stays positive.
     """
     values = {
-        name: CONSTANTS[name].default * jnp.exp(CONSTANTS[name].metadata["width"] * moved[place])
+        name: getattr(STANDARD, name) * jnp.exp(CONSTANTS[name].metadata["width"] * moved[place])
         for place, name in enumerate(FITTED)
     }
     return dataclasses.replace(STANDARD, **values)

@@ -95,7 +95,8 @@ def joule_per_flop(process_nm: ArrayLike, physics: Physics = STANDARD) -> Float[
     """
     node = jnp.asarray(process_nm)
     node = jnp.where((node > 6.0) & (node < 7.0), 7.0, jnp.where((node > 5.0) & (node <= 6.0), 2.0 * node - 5.0, node))
-    return physics.joule_per_flop_16nm * (node / 16.0) ** physics.process_exponent
+    scaled: Array = physics.joule_per_flop_16nm * (node / 16.0) ** physics.process_exponent
+    return scaled
 
 
 def given(value: ArrayLike, usual: ArrayLike) -> Float[Array, "*gpu"]:

@@ -12,10 +12,11 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
+from neusight_jax.heads import HEADS
 from neusight_jax.kernels.family import Family
 from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
-from neusight_jax.residuals import EFFECTS, HEADS, IN_MODEL, MEMORY, OTHER_VENDOR, effect_width
+from neusight_jax.residuals import EFFECTS, IN_MODEL, MEMORY, OTHER_VENDOR, effect_width
 from neusight_jax.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, choose_tile, init_tile_choice, tile_scores
