@@ -23,7 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = ("roofline.py", "mixture.py", "shifts.py", "gpu.py", "utilization.py", "trust.py", "kernels/*.py")
+MODULES = (
+    "physics.py",
+    "heads.py",
+    "roofline.py",
+    "mixture.py",
+    "gpu.py",
+    "utilization.py",
+    "trust.py",
+    "kernels/*.py",
+)
 TESTS = ("test_constants.py", "test_kernels.py", "test_golden.py", "test_physical_times.py")
 FACTOR = 1.2
 NAMES = frozenset(
@@ -34,6 +43,9 @@ NAMES = frozenset(
     }
 )
 """Constants that are no physics: positions, numbers of libraries, sizes of arrays, and where a training starts."""
+
+TABLES: dict[str, tuple[str, ...]] = {"Head": ("tensor_bounds",), "field": ("default",), "len": (), "_ways": ()}
+"""Rows of tables of constants, and which of their named arguments hold some."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +71,30 @@ def mutants() -> Iterator[Mutant]:
     """Every number of every constant."""
     for pattern in MODULES:
         for path in sorted((ROOT / "neusight_jax").glob(pattern)):
-            for statement in ast.parse(path.read_text()).body:
+            body = ast.parse(path.read_text()).body
+            table = [
+                item
+                for record in body
+                if isinstance(record, ast.ClassDef) and record.name == "Physics"
+                for item in record.body
+            ]
+            for statement in (*body, *table):
                 if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
                     target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
                     names = {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
-                    if all(map(str.isupper, names)) and not names & NAMES and not _calls(statement.value):
+                    constant = statement in table or (all(map(str.isupper, names)) and not names & NAMES)
+                    if constant and (statement in table or not _calls(statement.value)):
                         yield from (Mutant(path, ", ".join(sorted(names)), node) for node in _numbers(statement.value))
 
 
 def _calls(value: ast.expr) -> bool:
     """Whether a value is a record or a function's, and no plain number or menu of numbers."""
-    return any(isinstance(node, ast.Call | ast.Lambda | ast.comprehension) for node in ast.walk(value))
+    return any(isinstance(node, ast.Call | ast.comprehension) and _name(node) not in TABLES for node in ast.walk(value))
+
+
+def _name(node: ast.AST) -> str:
+    """Of the function that is called; none of anything else."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
 def _numbers(value: ast.expr) -> Iterator[ast.Constant]:
@@ -77,6 +102,9 @@ def _numbers(value: ast.expr) -> Iterator[ast.Constant]:
     if isinstance(value, ast.Constant):
         if isinstance(value.value, int | float) and not isinstance(value.value, bool) and value.value:
             yield value
+    elif isinstance(value, ast.Call) and _name(value) in TABLES:
+        for each in (*value.args, *(item.value for item in value.keywords if item.arg in TABLES[_name(value)])):
+            yield from _numbers(each)
     elif isinstance(value, ast.Dict):
         for item in value.values:
             yield from _numbers(item)
