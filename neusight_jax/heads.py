@@ -146,7 +146,7 @@ def _issue(at: Launch) -> Times:
     """fp32 vector arithmetic at the warp schedulers' rate, with all FLOP and with the fewest; none on matrix paths."""
     gpu = at.gpu
     issue = at.flop / column(at.physics.issue_flop_per_cycle * gpu.num_sms * gpu.clock_hz, 1)
-    off_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (at.dtype > 0) if at.family.matrix else False
+    off_path = gpu.has_fp32_matrix_path | (at.dtype > 0) if at.family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_path, at.work.flop.shape)[:, None], 0.0, issue)
     return jnp.maximum(issue, at.least_s)
 

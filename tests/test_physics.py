@@ -82,7 +82,7 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
     size = np.array(ELEMENT_BYTES)[batch.dtype]
     machine = {path: np.asarray(getattr(gpu, peak_field(path)), np.float64) for path in (*DTYPES, "fp32_matrix")}
     vector = machine["fp32"]
-    matrix32 = np.where(machine["fp32_matrix"] > 0, machine["fp32_matrix"], vector)
+    matrix32 = np.where(machine["fp32_matrix"] >= vector, machine["fp32_matrix"], vector)
     by_dtype = np.stack([matrix32 if dtype == "fp32" else machine[dtype] for dtype in DTYPES])
     peak = by_dtype[batch.dtype, np.arange(len(size))]
     if name in ("linear", "bmm", "gemm", "gemm_fp8", "gemm_fp4"):
