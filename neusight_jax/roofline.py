@@ -95,8 +95,7 @@ def joule_per_flop(process_nm: ArrayLike, physics: Physics = STANDARD) -> Float[
     """
     node = jnp.asarray(process_nm)
     node = jnp.where((node > 6.0) & (node < 7.0), 7.0, jnp.where((node > 5.0) & (node <= 6.0), 2.0 * node - 5.0, node))
-    scaled: Array = physics.joule_per_flop_16nm * (node / 16.0) ** physics.process_exponent
-    return scaled
+    return jnp.asarray(physics.joule_per_flop_16nm * (node / 16.0) ** physics.process_exponent)
 
 
 def given(value: ArrayLike, usual: ArrayLike) -> Float[Array, "*gpu"]:
