@@ -93,6 +93,8 @@ def launched(
         vector = physics.softmax_flop * num_sms / column(gpu.fp32_flop_per_s, 2)
         block_s += physics.block_cycles / column(gpu.clock_hz, 2)
         block_s += work.block_exponentials * (num_sms / column(exponentials_per_s(gpu, physics), 2) + vector)
+    if work.block_cycles is not None:
+        block_s += work.block_cycles / column(gpu.clock_hz, 2)
     least_s = (LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s)[:, None]
     waves = whole_waves(work.blocks, num_sms, relaxation)
     return Launch(gpu, family, work, peak, dtype, physics, waves, block_s, least_s)

@@ -33,6 +33,9 @@ _WINOGRAD: tuple[str, ...] = ("m_2x2", "k_2x2", "m_4x4", "k_4x4")
 DIMS: tuple[str, ...] = (*_PRODUCT, *_ELEMENTS, *_WINOGRAD)
 """The implicit product; outputs of one image, elements of all images, filter and result; M and K of Winograd's products
 for tiles of 2×2 and 4×4 outputs (0 where the window is not 3×3 of stride 1)."""
+CHANNELS = "channels"
+"""What K holds of one place in the window: channels, or all of it for the gradient of the weights; 0 = unknown. Not
+seen by the fp32 family."""
 OPS: tuple[str, ...] = ("conv", "conv_data_gradient", "conv_weight_gradient")
 
 FORMS: tuple[str, ...] = ("", "_2x2", "_4x4")
@@ -91,15 +94,15 @@ def conv_dims(
     tensors = (in_channels * pixels_in, groups * inner * outer * taps, out_channels * pixels_out)
     sizes: tuple[Sizes, Sizes, Sizes]
     if op == "conv_weight_gradient":
-        sizes = (inner * taps, outer, pixels_out)
+        sizes, channels = (inner * taps, outer, pixels_out), pixels_out
         forms = [size for count in tiles for size in (inner * (count > 0), count)]
     elif op == "conv_data_gradient":
-        sizes = (pixels_in, inner, outer * taps * pixels_out / pixels_in)
+        sizes, channels = (pixels_in, inner, outer * taps * pixels_out / pixels_in), outer
         forms = [size for count in tiles for size in (count, outer * (count > 0))]
     else:
-        sizes = (pixels_out, outer, inner * taps)
+        sizes, channels = (pixels_out, outer, inner * taps), inner
         forms = [size for count in tiles for size in (count, inner * (count > 0))]
-    return dict(zip(DIMS, (groups, *sizes, _product(out_size), *tensors, *forms), strict=True))
+    return dict(zip((*DIMS, CHANNELS), (groups, *sizes, _product(out_size), *tensors, *forms, channels), strict=True))
 
 
 def _product(sizes: Sequence[Sizes]) -> Any:

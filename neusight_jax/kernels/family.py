@@ -41,6 +41,7 @@ class Work:
       form_flop: where libraries choose among algorithms: arithmetic of each, FLOP; else None.
       form_bytes: memory traffic of each, what it writes out in another form included, bytes.
       block_exponentials: exponentials of a softmax between the products of one block; None = there is none.
+      block_cycles: clocks of a block beside its arithmetic, such as those of narrow loads; None = there are none.
       fetched_bytes: traffic beside `bytes_moved` where operands lie in another order than the loop runs and the rest of
         a fetch is gone from L2 when the loop comes back for it, bytes; None = there are none.
       window_bytes: traffic until it comes back, bytes.
@@ -56,6 +57,7 @@ class Work:
     form_flop: Float[Array, "kernel form"] | None = None
     form_bytes: Float[Array, "kernel form"] | None = None
     block_exponentials: Float[Array, "kernel tile split"] | None = None
+    block_cycles: Float[Array, "kernel tile split"] | None = None
     fetched_bytes: Float[Array, " kernel"] | None = None
     window_bytes: Float[Array, " kernel"] | None = None
     more_launches: Float[Array, " kernel"] | float = 0.0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.kernels.family import Dims, Family, Work
@@ -16,16 +20,46 @@ SPLITS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 MIN_SPLIT_STEPS = 256.0
 """Shortest contraction a split-K block is given; a shape-only rule, so that choosing a split keeps slopes monotone."""
 
+LOAD_BYTES = 16.0
+"""The widest load of a thread, and what rows must start on for libraries to take it. cuBLAS has kernels for rows
+aligned to 16 bytes, to 4 (`align2` of 16 bits, `align1` of tf32) and to one element, none between (names of kernels
+launched on H100). NVIDIA's Matrix Multiplication Background asks for multiples of 16 bytes."""
+LOADS_PER_CYCLE = 4.0
+"""Loads an SM makes a clock, of whatever width: the 64 B/clk from L2 (`Physics.l2_bytes_per_cycle`) in loads of 16
+bytes; narrower ones keep their slots. Not fitted; H100 and H200 were measured at 3.2, the same for all widths."""
+
 
 def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     return split_work(dims, element_bytes, TILES, SPLITS, MIN_SPLIT_STEPS)
+
+
+def loaded_bytes(
+    sizes: tuple[Float[Array, " kernel"], ...], element_bytes: Float[Array, " kernel"]
+) -> Float[Array, " kernel"]:
+    """Bytes of a load where rows of these sizes lie one after the other: 16, or 4 where that divides them, or one
+    element."""
+    load = jnp.full_like(element_bytes, LOAD_BYTES)
+    for size in sizes:
+        row = size * element_bytes
+        narrow = jnp.where(row % 4.0 == 0, 4.0, element_bytes)
+        load = jnp.minimum(load, jnp.where(row % LOAD_BYTES == 0, LOAD_BYTES, jnp.maximum(narrow, element_bytes)))
+    return load
+
+
+def _aligned_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    """Work where rows of both operands and the result (contraction innermost, or N) may not start on 16 bytes: blocks
+    then also spend the clocks of their narrow loads and stores."""
+    work = _work(dims, element_bytes)
+    load = loaded_bytes((dims["k"], dims["n"]), element_bytes)[:, None, None]
+    clocks = work.block_bytes / load / LOADS_PER_CYCLE
+    return replace(work, block_cycles=jnp.where(load < LOAD_BYTES, clocks, 0.0))
 
 
 def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
     return product_features(dims, element_bytes, (16.0, 128.0), (64.0, 256.0), 8.0)
 
 
-def _family(name: str) -> Family:
+def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work] = _work) -> Family:
     return Family(
         name=name,
         ops=("linear", "bmm"),
@@ -34,7 +68,7 @@ def _family(name: str) -> Family:
         tiles=tuple(f"{rows}x{cols}" for rows, cols in TILES),
         matrix=True,
         network=name,
-        work=_work,
+        work=work,
         features=_features,
         tensor_core=True,
         generations="tensor",
@@ -42,7 +76,7 @@ def _family(name: str) -> Family:
     )
 
 
-GEMM = _family("gemm")
+GEMM = _family("gemm", _aligned_work)
 """Sixteen-bit operands, and tf32."""
 GEMM_FP8 = _family("gemm_fp8")
 """Eight-bit operands, quantization of the activations included: what frameworks launch for them differs more."""
