@@ -193,7 +193,7 @@ def table_from_frame(frame: pd.DataFrame) -> KernelTable:
         batches[name] = batch_from_columns(
             family,
             ops[where],
-            {dim: frame[dim].to_numpy(np.float64)[where] for dim in family.dims},
+            {dim: frame[dim].to_numpy(np.float64)[where] for dim in family.columns if dim in frame},
             dtype=dtype_index[where],
             count=np.ones(len(where)),
             phase=np.zeros(len(where), np.int32),

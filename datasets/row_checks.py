@@ -238,7 +238,7 @@ def _kernels(raw: pd.DataFrame, dtypes: Objects, problems: Problems) -> tuple[Ob
         _, ops[where] = schema.family_op(op)
         for name, values in own.items():
             dims[name][where] = values
-    for product in schema.GEMM_OPS:
+    for product in (*schema.GEMM_OPS, *schema.CONV_OPS):
         for other in set(dtypes[families == product]) - {"fp32"}:
             families[(families == product) & (dtypes == other)] = family_of(product, other)
     return families, ops, dims
@@ -251,7 +251,8 @@ def _check_light(frame: pd.DataFrame, gpus: dict[str, GPU], problems: Problems) 
     for name, rows in fine.groupby("family", sort=False):
         family = FAMILIES[str(name)]
         dtype = np.array([DTYPES.index(value) for value in rows["dtype"]], np.int32)
-        flop, bytes_moved = flop_and_bytes(str(name), {dim: rows[dim].to_numpy() for dim in family.dims}, dtype)
+        dims = {dim: rows[dim].to_numpy() for dim in family.columns if dim in rows}
+        flop, bytes_moved = flop_and_bytes(str(name), dims, dtype)
         for device, gpu in gpus.items():
             here = (rows["device"] == device).to_numpy()
             if not here.any():

@@ -16,8 +16,8 @@ import numpy as np
 from neusight_jax.errors import unknown_name
 from neusight_jax.kernels.attention import DIMS as ATTENTION_DIMS
 from neusight_jax.kernels.attention import attention_dims
+from neusight_jax.kernels.conv import CHANNELS, conv_dims
 from neusight_jax.kernels.conv import DIMS as CONV_DIMS
-from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.grouped_gemm import DIMS as EXPERT_DIMS
 from neusight_jax.kernels.grouped_gemm import expert_dims
@@ -66,7 +66,10 @@ DIM_COLUMNS: tuple[str, ...] = tuple(
 
 FRAME_DIMS: tuple[str, ...] = tuple(
     dict.fromkeys(
-        ("batch", "m", "n", "k", "rows", "cols", "reads", "writes", *CONV_DIMS, *ATTENTION_DIMS, *EXPERT_DIMS)
+        (
+            *("batch", "m", "n", "k", "rows", "cols", "reads", "writes"),
+            *(*CONV_DIMS, CHANNELS, *ATTENTION_DIMS, *EXPERT_DIMS),
+        )
     )
 )
 """Dims of the normalised frame, in our letters; NaN where an operator has no such dim."""

@@ -26,7 +26,7 @@ from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shap
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
 from neusight_jax.gpu_catalog import canonical_name, generation_of, known_library
-from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
@@ -62,7 +62,7 @@ def list_checkpoints() -> list[str]:
 
 def default_checkpoint(kernels: KernelTable) -> str:
     """The shipped checkpoint for a workload: `tensorcore` when any kernel runs on tensor cores, else `fp32`."""
-    return "tensorcore" if TENSOR_FAMILIES & set(kernels.families) else "fp32"
+    return "tensorcore" if any(FAMILIES[name].tensor_core for name in kernels.families) else "fp32"
 
 
 def checkpoint_folder(name_or_path: str | os.PathLike[str]) -> Path:

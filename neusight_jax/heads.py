@@ -43,7 +43,8 @@ class Launch:
     """Kernels of one family on a machine, and what several heads need of them.
 
     Attributes:
-      gpu: scalars, or arrays [kernel]; family, work, peak, dtype: of the kernels; physics: constants.
+      gpu: scalars, or arrays [kernel]; family, work, peak, dtype: of the kernels; physics: constants;
+        relaxation: of whole waves.
       waves: of the blocks of every tile and split over the SMs.
       block_s: seconds of one block's arithmetic.
       least_s: what a kernel without FLOP takes to issue its instructions, so that its logarithms are finite and scale.
@@ -55,6 +56,7 @@ class Launch:
     peak: Float[Array, " kernel"]
     dtype: Int[Array, " kernel"]
     physics: Physics
+    relaxation: Scalar
     waves: Float[Array, "kernel tile split"]
     block_s: Float[Array, "kernel tile split"]
     least_s: Float[Array, "kernel 1"]
@@ -93,11 +95,9 @@ def launched(
         vector = physics.softmax_flop * num_sms / column(gpu.fp32_flop_per_s, 2)
         block_s += physics.block_cycles / column(gpu.clock_hz, 2)
         block_s += work.block_exponentials * (num_sms / column(exponentials_per_s(gpu, physics), 2) + vector)
-    if work.block_cycles is not None:
-        block_s += work.block_cycles / column(gpu.clock_hz, 2)
     least_s = (LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s)[:, None]
     waves = whole_waves(work.blocks, num_sms, relaxation)
-    return Launch(gpu, family, work, peak, dtype, physics, waves, block_s, least_s)
+    return Launch(gpu, family, work, peak, dtype, physics, relaxation, waves, block_s, least_s)
 
 
 def _compute(at: Launch) -> Times:
@@ -145,11 +145,16 @@ def _onchip(at: Launch) -> Times:
 
 
 def _issue(at: Launch) -> Times:
-    """fp32 vector arithmetic at the warp schedulers' rate, with all FLOP and with the fewest; none on matrix paths."""
+    """fp32 vector arithmetic at the warp schedulers' rate, with all FLOP and with the fewest; none on matrix paths,
+    where loads narrower than 16 bytes take as many clocks as wide ones."""
     gpu = at.gpu
     issue = at.flop / column(at.physics.issue_flop_per_cycle * gpu.num_sms * gpu.clock_hz, 1)
     off_path = gpu.has_fp32_matrix_path | (at.dtype > 0) if at.family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_path, at.work.flop.shape)[:, None], 0.0, issue)
+    if at.work.load_blocks is not None and at.work.load_cycles is not None:
+        waves = whole_waves(at.work.load_blocks, column(gpu.num_sms, 2), at.relaxation)
+        loads = waves * at.work.load_cycles / column(gpu.clock_hz, 2)
+        issue = jnp.maximum(issue, fastest(fastest(loads))[:, None])
     return jnp.maximum(issue, at.least_s)
 
 

@@ -41,6 +41,8 @@ MODELS = "models"
 """What whole models are called among families."""
 GPU_RATIOS: tuple[str, ...] = ("SMs", "FLOP per byte of bandwidth", "FLOP per joule of TDP", "L2 bytes per SM")
 """What is compared between a GPU and those trained on."""
+BORROWED = 2.0
+"""Widening of products that are forecast by the network of other products, such as convolutions on tensor cores."""
 PER_DISTANCE = 0.5
 """What a GPU at distance 1 outside those trained on adds to the widening (docs/accuracy.md, intervals)."""
 WORTH_SAYING = 0.05
@@ -165,6 +167,8 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
     features = family.features(batch.dims, element_bytes(batch.dtype))
     low, high = trust.shape_range[family.network]
     shape = 1.0 + jnp.max(outside(features, low, high) / (0.25 * jnp.maximum(high - low, 1.0)), axis=-1) / 2.0
+    if family.matrix and family.network != family.name:
+        shape = BORROWED * shape
     machine = gpu_widening(gpu_ratios(gpu), trust.gpu_range[family.network])
     pair = kernel_bounds(trust, family.network, gpu)
     below, above = (jnp.clip(bound * machine * shape, -WIDEST, WIDEST) for bound in pair)

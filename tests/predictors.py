@@ -15,12 +15,13 @@ from neusight_jax.checkpoint import untrained
 from neusight_jax.gpu import GPU, MEMORY_KINDS
 from neusight_jax.hypothetical import PEAKS
 from neusight_jax.kernels.attention import attention_dims
-from neusight_jax.kernels.conv import CONV, conv_dims
+from neusight_jax.kernels.conv import CHANNELS, CONV, conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
 from neusight_jax.kernels.rowwise import STRIDED
 from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.kernels.tensor_conv import TENSOR_CONV
 from neusight_jax.residuals import EFFECTS, effect_width
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
@@ -119,7 +120,7 @@ def random_convolutions(random: np.random.Generator, rows: int) -> dict[str, np.
     chosen = random.integers(len(passes), size=rows)
     return {
         name: np.choose(chosen, [np.broadcast_to(dims[name], rows) for dims in passes]).astype(np.float32)
-        for name in CONV.dims
+        for name in (*CONV.dims, CHANNELS)
     }
 
 
@@ -135,7 +136,9 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
         return np.floor(np.exp(random.uniform(0.0, np.log(high), rows))).astype(np.float32)
 
     def batch(family: Family) -> KernelBatch:
-        if family is CONV:
+        if family is TENSOR_CONV:  # drawn apart, as below
+            dims = random_convolutions(np.random.default_rng([seed, 5]), rows)
+        elif family is CONV:
             dims = random_convolutions(random, rows)
         elif family.generations == "attention":
             heads = random.choice(np.array([1.0, 4.0, 8.0]), rows)

@@ -17,7 +17,7 @@ from neusight_jax.baselines import load_baseline
 from neusight_jax.checkpoint import untrained
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.measurements import read_kernels, read_measurements
-from neusight_jax.kernels.conv import CONV, OPS, TILES, conv_dims
+from neusight_jax.kernels.conv import CHANNELS, CONV, OPS, TILES, conv_dims
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from synthetic import synthetic_rows
 
@@ -47,7 +47,7 @@ def test_passes_by_hand() -> None:
     tiles = {2: 32 * 14 * 14, 4: 32 * 7 * 7}
     forward = {"groups": 1, "m": rows, "n": 256, "k": 128 * 9, **elements}
     winograd = {"m_2x2": tiles[2], "k_2x2": 128, "m_4x4": tiles[4], "k_4x4": 128}
-    assert dims_of("conv") == {**forward, **winograd}
+    assert dims_of("conv") == {**forward, **winograd, CHANNELS: 128}
     data = dims_of("conv_data_gradient")
     assert (data["m"], data["n"], data["k"], data["m_4x4"], data["k_4x4"]) == (rows, 128, 256 * 9, tiles[4], 256)
     weight = dims_of("conv_weight_gradient")

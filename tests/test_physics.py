@@ -95,9 +95,9 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
     elif name == "grouped_gemm":
         flop = 6 * dims["rows"] * dims["hidden"] * dims["inner"]
         moved = 3 * size * dims["active"] * dims["hidden"] * dims["inner"]  # weights alone
-    elif name == "conv":
+    elif name in ("conv", "tensor_conv"):
         moved = size * (dims["image"] + dims["filter"] + dims["result"])
-        winograd = (dims["m_4x4"] > 0) & (size >= 4)  # F(4×4, 3×3) multiplies four times less
+        winograd = (name == "conv") & (dims["m_4x4"] > 0) & (size >= 4)  # F(4×4, 3×3) multiplies four times less
         flop = 2 * dims["groups"] * dims["m"] * dims["n"] * dims["k"] / np.where(winograd, 4, 1)
     else:
         per_element = PER_ELEMENT[name]

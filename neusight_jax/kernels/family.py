@@ -41,11 +41,12 @@ class Work:
       form_flop: where libraries choose among algorithms: arithmetic of each, FLOP; else None.
       form_bytes: memory traffic of each, what it writes out in another form included, bytes.
       block_exponentials: exponentials of a softmax between the products of one block; None = there is none.
-      block_cycles: clocks of a block beside its arithmetic, such as those of narrow loads; None = there are none.
       fetched_bytes: traffic beside `bytes_moved` where operands lie in another order than the loop runs and the rest of
         a fetch is gone from L2 when the loop comes back for it, bytes; None = there are none.
       window_bytes: traffic until it comes back, bytes.
       more_launches: kernels beside the first in one operator.
+      load_blocks: thread blocks where loads are narrow; None = loads never are.
+      load_cycles: clocks one of those blocks takes to issue its loads and stores; 0 = they are as wide as can be.
     """
 
     flop: Float[Array, " kernel"]
@@ -57,10 +58,11 @@ class Work:
     form_flop: Float[Array, "kernel form"] | None = None
     form_bytes: Float[Array, "kernel form"] | None = None
     block_exponentials: Float[Array, "kernel tile split"] | None = None
-    block_cycles: Float[Array, "kernel tile split"] | None = None
     fetched_bytes: Float[Array, " kernel"] | None = None
     window_bytes: Float[Array, " kernel"] | None = None
     more_launches: Float[Array, " kernel"] | float = 0.0
+    load_blocks: Float[Array, "kernel tile load_split"] | None = None
+    load_cycles: Float[Array, "kernel tile load_split"] | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:
@@ -108,3 +110,8 @@ class Family:
     generations: str = "blas"
     known_libraries: tuple[tuple[str, float], ...] = ()
     l2_operands: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of its dims and of those a kernel may leave out."""
+        return (*self.dims, *(name for name, _ in self.options))

@@ -28,13 +28,17 @@ PADDING_PASSES = 8.0
 PADDING_LAUNCHES = 2.0
 """Launches that padding a tensor adds (fitted, H100: 4 us)."""
 
+WINDOW_BYTES = 1e20
+"""Traffic before the padded copy is read: more than any L2 keeps."""
+
 
 def _up(size: Float[Array, " kernel"], to: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
     return jnp.ceil(size / to) * to
 
 
 def _channels(dims: Dims) -> Float[Array, " kernel"]:
-    return jnp.where(dims[conv.CHANNELS] > 0, dims[conv.CHANNELS], dims["k"])
+    channels = dims.get(conv.CHANNELS, jnp.zeros_like(dims["k"]))
+    return jnp.where(channels > 0, channels, dims["k"])
 
 
 def _product(dims: Dims, element_bytes: Float[Array, " kernel"]) -> dict[str, Float[Array, " kernel"]]:
@@ -63,7 +67,9 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     return replace(
         product,
         flop=conv.flop(dims),
-        bytes_moved=(conv.elements_moved(dims) + again) * element_bytes,
+        bytes_moved=conv.elements_moved(dims) * element_bytes,
+        fetched_bytes=again * element_bytes,
+        window_bytes=jnp.full_like(again, WINDOW_BYTES),
         more_launches=PADDING_LAUNCHES * (read + written),
     )
 

@@ -24,6 +24,9 @@ LOAD_BYTES = 16.0
 """The widest load of a thread, and what rows must start on for libraries to take it. cuBLAS has kernels for rows
 aligned to 16 bytes, to 4 (`align2` of 16 bits, `align1` of tf32) and to one element, none between (names of kernels
 launched on H100). NVIDIA's Matrix Multiplication Background asks for multiples of 16 bytes."""
+NARROW_SPLITS: tuple[int, ...] = (1, 2, 4)
+NARROW_SPLIT_STEPS = 1024.0
+"""Ways the contraction is cut, and the shortest a block is given, in kernels of narrow loads (fitted, H100)."""
 LOADS_PER_CYCLE = 4.0
 """Loads an SM makes a clock, of whatever width: the 64 B/clk from L2 (`Physics.l2_bytes_per_cycle`) in loads of 16
 bytes; narrower ones keep their slots. Not fitted; H100 and H200 were measured at 3.2, the same for all widths."""
@@ -47,12 +50,15 @@ def loaded_bytes(
 
 
 def _aligned_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    """Work where rows of both operands and the result (contraction innermost, or N) may not start on 16 bytes: blocks
-    then also spend the clocks of their narrow loads and stores."""
-    work = _work(dims, element_bytes)
+    """Work where rows of both operands and the result (contraction innermost, or N) may not start on 16 bytes."""
     load = loaded_bytes((dims["k"], dims["n"]), element_bytes)[:, None, None]
-    clocks = work.block_bytes / load / LOADS_PER_CYCLE
-    return replace(work, block_cycles=jnp.where(load < LOAD_BYTES, clocks, 0.0))
+    narrow = split_work(dims, element_bytes, TILES, NARROW_SPLITS, NARROW_SPLIT_STEPS)
+    clocks = narrow.block_bytes / load / LOADS_PER_CYCLE
+    return replace(
+        _work(dims, element_bytes),
+        load_blocks=narrow.blocks,
+        load_cycles=jnp.where(load < LOAD_BYTES, clocks, 0.0),
+    )
 
 
 def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
