@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.rowwise import TRAFFIC_DIMS
 from neusight_jax.kernels.table import KernelBatch
@@ -132,5 +133,5 @@ def shape_coordinates(family: Family) -> int:
 
 
 def _sizes(family: Family) -> list[str]:
-    """Dims that are extents of tensors."""
-    return [name for name in family.dims if name not in TRAFFIC_DIMS]
+    """Dims that are extents of tensors, of the family whose network it is."""
+    return [name for name in FAMILIES[family.network].dims if name not in TRAFFIC_DIMS]

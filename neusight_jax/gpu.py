@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.arithmetic import DTYPES, PATHS
 from neusight_jax.errors import InputError
@@ -70,11 +70,6 @@ class GPU:
     l2_partitions: ArrayLike = 0.0
 
     @property
-    def has_fp32_matrix_path(self) -> Bool[Array, "*gpu"]:
-        """Whether fp32 products run on a matrix path of their own: one that is no slower than the vector path."""
-        return jnp.asarray(self.fp32_matrix_flop_per_s) >= jnp.asarray(self.fp32_flop_per_s)
-
-    @property
     def paths(self) -> tuple[str, ...]:
         """Names of the arithmetic paths this chip has, in the order of `arithmetic.PATHS`. Host only."""
         return tuple(path for path in PATHS if np.all(np.asarray(getattr(self, peak_field(path))) > 0))
@@ -92,7 +87,8 @@ class GPU:
         fp32 runs on the faster of the fp32 matrix path and the vector path. Works under `jit`, `grad` and
         `vmap`; the gradient goes to the path that is used.
         """
-        fp32 = jnp.where(self.has_fp32_matrix_path, self.fp32_matrix_flop_per_s, self.fp32_flop_per_s)
+        matrix, vector = jnp.asarray(self.fp32_matrix_flop_per_s), jnp.asarray(self.fp32_flop_per_s)
+        fp32 = jnp.where(matrix >= vector, matrix, vector)
         named = [jnp.asarray(getattr(self, peak_field(dtype))) for dtype in DTYPES if dtype != "fp32"]
         return jnp.stack([fp32, *named], axis=-1)
 

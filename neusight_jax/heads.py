@@ -149,7 +149,7 @@ def _issue(at: Launch) -> Times:
     where loads narrower than 16 bytes take as many clocks as wide ones."""
     gpu = at.gpu
     issue = at.flop / column(at.physics.issue_flop_per_cycle * gpu.num_sms * gpu.clock_hz, 1)
-    off_path = gpu.has_fp32_matrix_path | (at.dtype > 0) if at.family.matrix else False
+    off_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (at.dtype > 0) if at.family.matrix else False
     issue = jnp.where(jnp.broadcast_to(off_path, at.work.flop.shape)[:, None], 0.0, issue)
     if at.work.load_blocks is not None and at.work.load_cycles is not None:
         waves = whole_waves(at.work.load_blocks, column(gpu.num_sms, 2), at.relaxation)

@@ -171,7 +171,7 @@ def test_a_family_that_shares_a_network_shares_its_calibration() -> None:
     tuned = calibrate(base, GPU, table, 1.5 * nj.predict_kernels(base, GPU, table))
     copies = kernels(7, 24, "memory")
     ratio = nj.predict_kernels(tuned, GPU, copies) / nj.predict_kernels(base, GPU, copies)
-    assert np.mean(ratio > 1.2) > 0.8
+    assert np.median(ratio) > 1.2
     assert np.all(ratio >= 1.0)
 
 

@@ -45,7 +45,7 @@ def test_passes_by_hand() -> None:
     rows = 32 * 28 * 28
     elements = {"pixels": 784, "image": rows * 128, "filter": 9 * 128 * 256, "result": rows * 256}
     tiles = {2: 32 * 14 * 14, 4: 32 * 7 * 7}
-    forward = {"groups": 1, "m": rows, "n": 256, "k": 128 * 9, **elements}
+    forward = {"batch": 1, "m": rows, "n": 256, "k": 128 * 9, **elements}
     winograd = {"m_2x2": tiles[2], "k_2x2": 128, "m_4x4": tiles[4], "k_4x4": 128}
     assert dims_of("conv") == {**forward, **winograd, CHANNELS: 128}
     data = dims_of("conv_data_gradient")

@@ -98,7 +98,7 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
     elif name in ("conv", "tensor_conv"):
         moved = size * (dims["image"] + dims["filter"] + dims["result"])
         winograd = (name == "conv") & (dims["m_4x4"] > 0) & (size >= 4)  # F(4×4, 3×3) multiplies four times less
-        flop = 2 * dims["groups"] * dims["m"] * dims["n"] * dims["k"] / np.where(winograd, 4, 1)
+        flop = 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"] / np.where(winograd, 4, 1)
     else:
         per_element = PER_ELEMENT[name]
         elements = dims["rows"] * dims["cols"]

@@ -27,12 +27,12 @@ from jaxtyping import Array, Float
 from neusight_jax.kernels.family import Dims, Family, Work
 from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS
 
-_PRODUCT: tuple[str, ...] = ("groups", "m", "n", "k")
+_PRODUCT: tuple[str, ...] = ("batch", "m", "n", "k")
 _ELEMENTS: tuple[str, ...] = ("pixels", "image", "filter", "result")
 _WINOGRAD: tuple[str, ...] = ("m_2x2", "k_2x2", "m_4x4", "k_4x4")
 DIMS: tuple[str, ...] = (*_PRODUCT, *_ELEMENTS, *_WINOGRAD)
-"""The implicit product; outputs of one image, elements of all images, filter and result; M and K of Winograd's products
-for tiles of 2×2 and 4×4 outputs (0 where the window is not 3×3 of stride 1)."""
+"""The implicit product, groups as its batch; outputs of one image, elements of all images, filter and result; M and K of
+Winograd's products for tiles of 2×2 and 4×4 outputs (0 where the window is not 3×3 of stride 1)."""
 CHANNELS = "channels"
 """What K holds of one place in the window: channels, or all of it for the gradient of the weights; 0 = unknown. Not
 seen by the fp32 family."""
@@ -111,7 +111,7 @@ def _product(sizes: Sequence[Sizes]) -> Any:
 
 def flop(dims: Dims) -> Float[Array, " kernel"]:
     """Arithmetic of the direct form, 2·groups·M·N·K FLOP."""
-    return 2.0 * dims["groups"] * dims["m"] * dims["n"] * dims["k"]
+    return 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
 
 
 def elements_moved(dims: Dims) -> Float[Array, " kernel"]:
@@ -142,7 +142,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         for name in ("m", "k")
     )
     products = jnp.where(transformed, jnp.array([PRODUCTS[form] for form in forms], jnp.float32)[None, :], 1.0)
-    blocks = dims["groups"][:, None] * products * jnp.ceil(m / tile_m) * jnp.ceil(dims["n"][:, None] / tile_n)
+    blocks = dims["batch"][:, None] * products * jnp.ceil(m / tile_m) * jnp.ceil(dims["n"][:, None] / tile_n)
     split = jnp.clip(jnp.floor(k[:, :, None] / MIN_SPLIT_STEPS), 1.0, jnp.array(SPLITS, jnp.float32)[None, None, :])
     split = jnp.where(transformed[:, :, None], 1.0, split)
     steps = k[:, :, None] / split
@@ -161,7 +161,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
 
 
 def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
-    groups, m, n, k = dims["groups"], dims["m"], dims["n"], dims["k"]
+    groups, m, n, k = dims["batch"], dims["m"], dims["n"], dims["k"]
     total, moved = flop(dims), elements_moved(dims) * element_bytes
     fills = [m / (jnp.ceil(m / tile) * tile) for tile in (32.0, 128.0)]
     fills += [n / (jnp.ceil(n / tile) * tile) for tile in (32.0, 128.0)]

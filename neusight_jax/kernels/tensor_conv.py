@@ -49,7 +49,7 @@ def _product(dims: Dims, element_bytes: Float[Array, " kernel"]) -> dict[str, Fl
     chunk = jnp.where(whole, CHUNK_BYTES, LOAD_BYTES) / element_bytes
     padded_k = positions * _up(channels, chunk)
     return {
-        "batch": dims["groups"],
+        "batch": dims["batch"],
         "m": dims["m"],
         "n": _up(dims["n"], LOAD_BYTES / element_bytes),
         "k": padded_k,

@@ -205,18 +205,23 @@ def _inferred(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[
     if item.inferred == "product":
         flop = USUAL_SHARE * peaks[dtype] * seconds
         if item.tile is None or item.launch is None:
-            side = k = max(round((flop / 2.0) ** (1 / 3)), 16)
+            side = k = _usual_size((flop / 2.0) ** (1 / 3))
         else:
             area = item.launch.blocks * item.tile[0] * item.tile[1]
-            side, k = max(round(math.sqrt(area)), 16), max(round(flop / (2.0 * area)), 16)
+            side, k = _usual_size(math.sqrt(area)), _usual_size(flop / (2.0 * area))
         return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": k}),)
     elements = USUAL_SHARE * figure(origin.mem_bytes_per_s) * seconds / dtype_bytes(dtype)
     if item.inferred == "vector":  # the matrix is read once
-        side = max(round(math.sqrt(elements)), 16)
+        side = _usual_size(math.sqrt(elements))
         return (Kernel("linear", "linear", {"batch": 1, "m": 1, "n": side, "k": side}),)
     dims = {"rows": max(round(elements / 2.0 / USUAL_COLS), 1), "cols": USUAL_COLS, "reads": 1.0, "writes": 1.0}
     ops = {"softmax": "softmax", "norm": "layernorm", "elementwise": "gelu", "memory": "copy"}
     return (Kernel(item.inferred, ops[item.inferred], dims),)
+
+
+def _usual_size(size: float) -> int:
+    """A multiple of 16 elements, as sizes of models are: rows of products then begin where libraries want them."""
+    return 16 * max(round(size / 16.0), 1)
 
 
 def _plain_rule(item: Measured, origin: Machine, target: Machine) -> tuple[str, float]:

@@ -172,7 +172,7 @@ def _elements(kernel: Kernel) -> float:
     dims = kernel.dims
     if kernel.family not in PRODUCT_FAMILIES:
         return dims["rows"] * dims["cols"]
-    return dims.get("batch", dims.get("groups", 1.0)) * dims["m"] * dims["n"] * dims["k"]
+    return dims.get("batch", 1.0) * dims["m"] * dims["n"] * dims["k"]
 
 
 def loop_cost(operations: Iterable[Operation]) -> float:
