@@ -31,8 +31,8 @@ _PRODUCT: tuple[str, ...] = ("batch", "m", "n", "k")
 _ELEMENTS: tuple[str, ...] = ("pixels", "image", "filter", "result")
 _WINOGRAD: tuple[str, ...] = ("m_2x2", "k_2x2", "m_4x4", "k_4x4")
 DIMS: tuple[str, ...] = (*_PRODUCT, *_ELEMENTS, *_WINOGRAD)
-"""The implicit product, groups as its batch; outputs of one image, elements of all images, filter and result; M and K of
-Winograd's products for tiles of 2×2 and 4×4 outputs (0 where the window is not 3×3 of stride 1)."""
+"""The implicit product, groups as its batch; outputs of one image, elements of all images, filter and result; M and K
+of Winograd's products for tiles of 2×2 and 4×4 outputs (0 where the window is not 3×3 of stride 1)."""
 CHANNELS = "channels"
 """What K holds of one place in the window: channels, or all of it for the gradient of the weights; 0 = unknown. Not
 seen by the fp32 family."""
