@@ -18,6 +18,7 @@ from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+from neusight_jax.latency import kernel_terms, on_device
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, calibration, prior_of
@@ -144,7 +145,7 @@ def test_rows_in_a_slow_clock_are_not_believed_but_a_slow_gpu_is(family: str) ->
     np.testing.assert_allclose(*np.transpose(all_slow), rtol=0.06)
 
 
-@pytest.mark.parametrize(("family", "seed"), [("linear", 5), ("conv", 5)])
+@pytest.mark.parametrize(("family", "seed"), [("linear", 6), ("conv", 5)])
 def test_more_steps_change_nothing(monkeypatch: pytest.MonkeyPatch, family: str, seed: int) -> None:
     base, table = mixture(), kernels(seed, 100, family)
     scatter = np.random.default_rng(seed).normal(0.0, 0.5, 100)
@@ -152,7 +153,7 @@ def test_more_steps_change_nothing(monkeypatch: pytest.MonkeyPatch, family: str,
     forecasts = [nj.predict_kernels(calibrate(base, GPU, table, seconds), GPU, table)]
     monkeypatch.setattr("neusight_jax.training.calibration.STEPS", 60)
     forecasts.append(nj.predict_kernels(calibrate(base, GPU, table, seconds), GPU, table))
-    assert np.mean(np.abs(np.log(forecasts[0] / forecasts[1]))) < 0.025  # whole steps alone are off by 0.06 and 0.2
+    assert np.mean(np.abs(np.log(forecasts[0] / forecasts[1]))) < 0.02  # whole steps alone are off by 0.06 and 0.2
 
 
 def test_families_without_rows_are_as_before() -> None:
@@ -167,11 +168,16 @@ def test_families_without_rows_are_as_before() -> None:
 
 def test_a_family_that_shares_a_network_shares_its_calibration() -> None:
     base = mixture()
-    table = kernels(7, 24, "elementwise")
+    table = kernels(7, 12, "elementwise")
     tuned = calibrate(base, GPU, table, 1.5 * nj.predict_kernels(base, GPU, table))
-    copies = kernels(7, 24, "memory")
-    ratio = nj.predict_kernels(tuned, GPU, copies) / nj.predict_kernels(base, GPU, copies)
-    assert np.median(ratio) > 1.2
+    copies = kernels(7, 12, "memory")
+    before = nj.predict_kernels(base, GPU, copies)
+    ratio = nj.predict_kernels(tuned, GPU, copies) / before
+    terms = kernel_terms(base, on_device(GPU), jax.tree.map(jnp.asarray, copies), isolated=True)["memory"]
+    # A forecast that lies on the speed of light stays there until its heads are above it.
+    above_light = before > 1.1 * np.asarray(terms.light.speed_of_light_s)[: len(before)]
+    assert above_light.sum() >= 11
+    assert np.all(ratio[above_light] > 1.2)
     assert np.all(ratio >= 1.0)
 
 
