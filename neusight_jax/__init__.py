@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
+    from neusight_jax.cluster import Cluster, stack_clusters
+    from neusight_jax.cluster_file import list_nodes, load_cluster
     from neusight_jax.comparison import Comparison, Prices, compare, read_prices
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
     from neusight_jax.designs.answers import Design, design
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from neusight_jax.sensitivities import Sensitivity, sensitivity
     from neusight_jax.sweeps.run import Sweep, sweep
     from neusight_jax.sweeps.space import Grid, Range, Samples
+    from neusight_jax.topology import Topology
     from neusight_jax.training.calibration import calibrate
     from neusight_jax.training.evaluation.scores import evaluate
     from neusight_jax.training.recipes import train
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GPU",
+    "Cluster",
     "Comparison",
     "Design",
     "Forecast",
@@ -60,6 +64,7 @@ __all__ = [
     "ScaledRun",
     "Sensitivity",
     "Sweep",
+    "Topology",
     "TraceOptions",
     "__version__",
     "calibrate",
@@ -74,7 +79,9 @@ __all__ = [
     "list_checkpoints",
     "list_gpus",
     "list_models",
+    "list_nodes",
     "load_card",
+    "load_cluster",
     "load_gpu",
     "load_predictor",
     "predict",
@@ -86,6 +93,7 @@ __all__ = [
     "save_predictor",
     "scale_trace",
     "sensitivity",
+    "stack_clusters",
     "stack_gpus",
     "sweep",
     "train",
@@ -95,6 +103,8 @@ __all__ = [
 
 _HOMES = {
     "checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
+    "cluster": ("Cluster", "stack_clusters"),
+    "cluster_file": ("list_nodes", "load_cluster"),
     "comparison": ("Comparison", "Prices", "compare", "read_prices"),
     "datasets.measurements": ("read_kernels", "read_measurements"),
     "designs.answers": ("Design", "design"),
@@ -118,6 +128,7 @@ _HOMES = {
     "sensitivities": ("Sensitivity", "sensitivity"),
     "sweeps.run": ("Sweep", "sweep"),
     "sweeps.space": ("Grid", "Range", "Samples"),
+    "topology": ("Topology",),
     "training.calibration": ("calibrate",),
     "training.evaluation.scores": ("evaluate",),
     "training.recipes": ("train",),

@@ -12,6 +12,7 @@ import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.checkpoint import untrained
+from neusight_jax.cluster import Machine, gpu_of
 from neusight_jax.gpu import GPU, MEMORY_KINDS
 from neusight_jax.hypothetical import PEAKS
 from neusight_jax.kernels.attention import attention_dims
@@ -235,8 +236,9 @@ class Backwards:
         return self.inner.covers(family)
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
+        gpu = gpu_of(machine)
         mirrored = replace(gpu, mem_bytes_per_s=1.5e24 / jnp.asarray(gpu.mem_bytes_per_s))
         return self.inner.terms(family, mirrored, batch, isolated=isolated, relaxation=relaxation)
 
@@ -252,7 +254,7 @@ class TooFast:
         return self.inner.covers(family)
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
-        terms = self.inner.terms(family, gpu, batch, isolated=isolated, relaxation=relaxation)
+        terms = self.inner.terms(family, machine, batch, isolated=isolated, relaxation=relaxation)
         return replace(terms, seconds=0.1 * terms.light.speed_of_light_s)

@@ -107,7 +107,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         nic_steps=jnp.stack([jnp.where(message, far, passes * (domains - 1.0)), passes * jnp.log2(domains)], axis=1),
         ranks=here,
     )
-    moved = payload * jnp.where(message, 2.0, jnp.where(exchange, 2.0, 1.0 + passes * others))
+    moved = payload * jnp.where(reduce | exchange | message, 2.0, 1.0)
     one = jnp.ones((payload.shape[0], len(ALGORITHMS), 1))
     return Work(
         flop=jnp.where(reduce | _at(dims, "reduce_scatter"), payload * others / element_bytes, 0.0),

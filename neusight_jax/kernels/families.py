@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from neusight_jax.kernels.attention import DECODE, PREFILL
+from neusight_jax.kernels.collective import COLLECTIVE
 from neusight_jax.kernels.conv import CONV
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.gemm import BMM, LINEAR
@@ -17,17 +18,17 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY, STRIDED),
-        *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE, STREAM, REDUCTION, TENSOR_CONV),
+        *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE, STREAM, REDUCTION, TENSOR_CONV, COLLECTIVE),
     )
 }
 """Every kernel family, in the order tables and forecasts hold them."""
 
 TENSOR_FAMILIES: frozenset[str] = frozenset(
-    name for name, family in FAMILIES.items() if family.tensor_core and name != TENSOR_CONV.name
+    name for name, family in FAMILIES.items() if family.tensor_core and family not in (TENSOR_CONV, COLLECTIVE)
 )
 """Families of tensor cores and what runs between them: in a table all or none, so that others stay small."""
 
-RARE_FAMILIES: frozenset[str] = frozenset({STRIDED.name, TENSOR_CONV.name})
+RARE_FAMILIES: frozenset[str] = frozenset({STRIDED.name, TENSOR_CONV.name, COLLECTIVE.name})
 """Families that few tables have kernels of: in a table only where it has."""
 
 

@@ -26,6 +26,24 @@ the dtype of the product: below 1 where a kernel reads narrow weights and multip
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Wire:
+    """What kernels send between GPUs, in and out of one GPU, by algorithm (`collective.ALGORITHMS`).
+
+    Attributes:
+      link_bytes, link_steps: inside a domain of fast links; messages one after another.
+      nic_bytes, nic_steps: between domains, around a ring and each byte once.
+      ranks: of the group inside one domain.
+    """
+
+    link_bytes: Float[Array, "kernel algorithm"]
+    link_steps: Float[Array, "kernel algorithm"]
+    nic_bytes: Float[Array, "kernel way"]
+    nic_steps: Float[Array, "kernel way"]
+    ranks: Float[Array, " kernel"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Work:
     """What kernels ask of a machine, whatever the machine.
 
@@ -47,6 +65,7 @@ class Work:
       more_launches: kernels beside the first in one operator.
       load_blocks: thread blocks where loads are narrow; None = loads never are.
       load_cycles: clocks one of those blocks takes to issue its loads and stores; 0 = they are as wide as can be.
+      wire: what goes to other GPUs; None = nothing does.
     """
 
     flop: Float[Array, " kernel"]
@@ -63,6 +82,7 @@ class Work:
     more_launches: Float[Array, " kernel"] | float = 0.0
     load_blocks: Float[Array, "kernel tile load_split"] | None = None
     load_cycles: Float[Array, "kernel tile load_split"] | None = None
+    wire: Wire | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:
@@ -93,6 +113,7 @@ class Family:
         `features` find it in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
       directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
+      linked: whether its kernels send to other GPUs, so that a forecast needs the topology.
     """
 
     name: str
@@ -110,6 +131,7 @@ class Family:
     generations: str = "blas"
     known_libraries: tuple[tuple[str, float], ...] = ()
     l2_operands: bool = False
+    linked: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
