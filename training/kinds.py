@@ -176,7 +176,7 @@ LatencyKind: TypeAlias = MixtureKind | NeuSightKind | Roofline3Kind
 def forecast(kind: LatencyKind, parameters: Any, family: Family, sample: Sample) -> Float[Array, " kernel"]:
     """Seconds of a sample, each row on its own GPU."""
     predictor = kind.predictor(parameters, family, sample)
-    return predictor.terms(family, sample.gpu, sample.batch, isolated=sample.isolated).seconds
+    return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
 
 
 def stack_members(jobs: Any) -> Any:

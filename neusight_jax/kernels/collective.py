@@ -128,7 +128,8 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
     kinds = [jnp.where(_at(dims, op), 1.0, 0.0) for op in OPS]
     software = jnp.round(jnp.broadcast_to(jnp.asarray(_option(dims, "software"), jnp.float32), here.shape))
     who = [jnp.where(software == number, 1.0, 0.0) for number in range(1, len(SOFTWARE))]
-    return jnp.stack([*sizes, *kinds, *who], axis=-1)
+    narrow = jnp.where(_at(dims, "all_to_all"), jnp.log(element_bytes / 2.0), 0.0)  # dispatched narrow, combined wide
+    return jnp.stack([*sizes, *kinds, *who, narrow], axis=-1)
 
 
 COLLECTIVE = Family(
