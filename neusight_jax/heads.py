@@ -37,6 +37,9 @@ from neusight_jax.roofline import (
 from neusight_jax.topology import Topology
 
 Times: TypeAlias = Float[Array, "kernel _component"]
+PROTOCOLS: tuple[tuple[float, float], ...] = ((1.0, 2.0), (1.9 / 0.6, 128.0 / 120.0), (3.4 / 0.6, 1.0))
+"""Of NCCL's protocols LL, LL128 and Simple: latency of a step over that of LL, and bytes sent over those of the payload
+(LL sends 4 bytes of flags with every 4 of data, LL128 8 with every 120). NCCL 2.18, src/graph/tuning.cc."""
 
 
 @dataclass(frozen=True)
@@ -234,9 +237,10 @@ def _far_hops(at: Launch) -> Times:
     return jnp.maximum(wire.nic_steps * column(joined.nic_latency_s, 1), at.least_s)
 
 
-def _ramp(at: Launch) -> Times:
-    """The geometric mean of a step's latency and the bytes sent: pieces too short to fill a link."""
-    return jnp.sqrt(_link(at) * _hops(at)[:, :4])
+def _protocol(at: Launch) -> Times:
+    """Every algorithm by the fastest protocol: steps, each a latency, and then the bytes with what it adds to them."""
+    sent, hops = _link(at), _hops(at)[:, :4]
+    return fastest(jnp.stack([sent * added + hops * slower for slower, added in PROTOCOLS], axis=2))
 
 
 def _startup(at: Launch) -> Times:
@@ -304,7 +308,7 @@ LINKED_HEADS: dict[str, Head] = {
     "link": Head(_link, lambda f: 4, "overlaps", 0.0, 2.5, 0.25, side="memory"),
     "dram": Head(_copies, lambda f: 1, "overlaps", -1.5, 2.0, 0.0, side="memory"),
     "nic": Head(_nic, lambda f: 2, "overlaps", 0.0, 1.5, 0.25, side="memory"),
-    "ramp": Head(_ramp, lambda f: 4, "overlaps", -3.0, 3.0, 0.0),
+    "protocol": Head(_protocol, lambda f: 4, "overlaps", -1.0, 1.5, 0.0),
     "hops": Head(_hops, lambda f: 8, "adds", -2.5, 2.5, 0.0),
     "far hops": Head(_far_hops, lambda f: 2, "adds", -1.5, 2.5, 0.5),
     "startup": Head(_startup, lambda f: 2, "adds", -1.0, 4.0, 2.0),

@@ -126,7 +126,7 @@ def random_convolutions(random: np.random.Generator, rows: int) -> dict[str, np.
 
 
 def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTable:
-    """As many kernels of every family, shapes log-uniform; not padded, so that rows pair with GPUs.
+    """As many kernels of every family on one GPU, shapes log-uniform; not padded, so that rows pair with GPUs.
 
     Args:
       dtypes: of the first so many of `DTYPES`.
@@ -188,7 +188,7 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
             row=position,
         )
 
-    return KernelTable({name: batch(family) for name, family in FAMILIES.items()})
+    return KernelTable({name: batch(family) for name, family in FAMILIES.items() if not family.linked})
 
 
 def repadded(table: KernelTable, length: int) -> KernelTable:
