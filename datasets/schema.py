@@ -146,7 +146,11 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
         return family, expert_dims(**{name: sizes[name] for name in _COLUMNS[op]}, distribution="balanced")
     if op in COLLECTIVE_OPS:
         same = {name: sizes[name] for name in ("bytes", "ranks", *dict(COLLECTIVE_OPTIONS))}
-        return family, {**same, "domains": sizes["nodes"], "operation": np.full_like(first, COLLECTIVE_OPS.index(op))}
+        return family, {
+            **same,
+            "domains": sizes["nodes"],
+            "operation": np.full_like(first, 1 + COLLECTIVE_OPS.index(op)),
+        }
     reads = 2.0 if op in BINARY_OPS else 1.0
     writes = 0.5 if op in QUANTIZE_OPS else 1.0  # sixteen bits in, eight out
     passes = {"reads": np.full(len(first), reads), "writes": np.full(len(first), writes)}

@@ -41,7 +41,7 @@ def random_collectives(seed: int, rows: int) -> KernelTable:
     domains = 2.0 ** random.integers(0, 8, rows)
     ranks = domains * 2.0 ** random.integers(0, 7, rows)
     ranks = np.where(ranks == 1, 2.0, ranks)
-    operation = random.integers(len(OPS), size=rows).astype(np.float32)
+    operation = 1.0 + random.integers(len(OPS), size=rows).astype(np.float32)
     dims = {"bytes": np.exp(random.uniform(np.log(64), np.log(1e11), rows)), "ranks": ranks, "domains": domains}
     dims |= {
         "operation": operation,
@@ -52,7 +52,7 @@ def random_collectives(seed: int, rows: int) -> KernelTable:
     none: Any = np.zeros(rows, np.int32)
     batch = KernelBatch(
         dims={name: np.asarray(values, np.float32) for name, values in dims.items()},
-        op=operation.astype(np.int32),
+        op=operation.astype(np.int32) - 1,
         dtype=random.choice(np.array([0, 2, 4], np.int32), rows),
         count=np.ones(rows, np.float32),
         phase=none,
@@ -117,10 +117,10 @@ def test_no_cluster_is_slower_with_a_faster_link_or_beats_its_bytes() -> None:
     dims, joined = kernels.families["collective"].dims, clusters.topology
     here = dims["ranks"] / dims["domains"]
     least = (
-        np.where(dims["operation"] == 0, 1.0, (here - 1) / dims["ranks"])
+        np.where(dims["operation"] == 1, 1.0, (here - 1) / dims["ranks"])
         * dims["bytes"]
         * (here > 1)
-        * (dims["operation"] < 4)
+        * (dims["operation"] < 5)
     )
     assert np.sum(~(base >= (1 - SLACK) * least / np.asarray(joined.link_bytes_per_s))) == 0
 
@@ -280,7 +280,7 @@ def test_rows_of_the_schema_become_kernels() -> None:
     assert not checked.bad.any()
     batch = table_from_frame(checked.frame).families["collective"]
     assert batch.dims["domains"][:2].tolist() == [1.0, 2.0]
-    assert batch.dims["operation"][:2].tolist() == [0.0, 3.0]
+    assert batch.dims["operation"][:2].tolist() == [1.0, 4.0]
     assert batch.dims["crossing_share"][:2].tolist() == [1.0, 1.0]
     assert check_rows(raw.assign(ranks=0), "rows").bad.all()
     assert FAMILIES["collective"] is COLLECTIVE

@@ -26,7 +26,7 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.kernels.family import Dims, Family, Wire, Work
 
 OPS: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-"""Operators; the dim `operation` is a position here."""
+"""Operators; the dim `operation` is a position here, from 1."""
 SOFTWARE: tuple[str, ...] = ("library", "engine", "low_latency")
 """Who runs it, the dim `software` is a position here: NCCL or its like; a serving engine's own kernels (one-shot
 all_reduce, exchange of experts at full throughput); exchange of experts in few steps."""
@@ -52,7 +52,7 @@ def collective_dims(
         raise unknown_name("collective", op, OPS)
     if software not in SOFTWARE:
         raise unknown_name("software of a collective", software, SOFTWARE)
-    sizes = {"bytes": payload_bytes, "ranks": ranks, "domains": domains, "operation": float(OPS.index(op))}
+    sizes = {"bytes": payload_bytes, "ranks": ranks, "domains": domains, "operation": 1.0 + OPS.index(op)}
     return {**sizes, "software": float(SOFTWARE.index(software)), "crossing_share": crossing_share}
 
 
@@ -76,7 +76,7 @@ def expert_bytes(
 
 
 def _at(dims: Dims, op: str) -> Array:
-    return jnp.round(dims["operation"]) == OPS.index(op)
+    return jnp.round(dims["operation"]) == 1 + OPS.index(op)
 
 
 def _option(dims: Mapping[str, Array], name: str) -> Array | float:
@@ -144,6 +144,5 @@ COLLECTIVE = Family(
     features=_features,
     tensor_core=True,
     generations="tensor",
-    directions=(0, 2),
     linked=True,
 )
