@@ -259,11 +259,11 @@ def test_a_host_as_fast_as_its_machine(members: int) -> None:
 
 
 def _member(predictor: Any, member: int, members: int) -> Any:
-    """One member of an ensemble; effects of devices, tile choices and intervals have no member axis."""
+    """One member of an ensemble; physics, effects of devices, tile choices and intervals have no member axis."""
 
     def pick(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path)
-        alone = ".tiles" in name or ".trust" in name or name.endswith(("effect", "library"))
+        alone = ".tiles" in name or ".trust" in name or name.endswith(("physics", "effect", "library"))
         if not alone:
             assert leaf.shape[0] == members
         return leaf if alone else leaf[member : member + 1]
