@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -154,7 +155,9 @@ def _collective_columns(op: str, sent: str, ranks: str = "num_gpus", software: i
 
 def _exchange_columns(element_bytes: float, *, dense: bool) -> dict[str, str]:
     """Dims of an exchange of experts: a token goes to each of its experts, or once to every rank that has some."""
-    reached, across = (f"({count} * (1 - (1 - 1 / {count}) ** num_topk))" for count in (_RANKS, "node_num"))
+    # DeepEP's test sends a token to at most four nodes (tests/test_internode.py, `num_topk_groups`).
+    nodes = "node_num.clip(upper=4)"
+    reached, across = (f"({c} * (1 - (1 - 1 / {c}) ** num_topk))" for c in (f"({nodes} * gpus_per_node)", nodes))
     sent = f"(num_token * hidden_size * {element_bytes} * {'num_topk' if dense else reached}).round()"
     share = "1.0" if dense else f"{across} / {reached}"
     more = {"nodes": "node_num", "crossing_share": share, "dtype": "'bf16'" if element_bytes >= 2.0 else "'fp8'"}
@@ -319,7 +322,7 @@ def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
     for folder, device in DEVICES.items():
         for file in sorted((root / DATA / folder).glob(rule.table)):
             # What says where rows come from is missing in the oldest tables.
-            known = {"framework": file.parts[-3], "version": file.parent.name, "kernel_source": ""}
+            known: dict[str, Any] = {"framework": file.parts[-3], "version": file.parent.name, "kernel_source": ""}
             known |= {"folder": folder, "gpus_per_node": 4 if folder in ("gb200", "gb300") else 8}
             raw = _table(file)
             raw = raw.assign(**{name: value for name, value in known.items() if name not in raw})
@@ -370,7 +373,7 @@ def _taken(raw: pd.DataFrame, rule: Rule, counts: dict[str, int]) -> pd.DataFram
         raw = kept
     columns = {name: raw.eval(expression, engine="python") for name, expression in rule.columns.items()}
     return pd.DataFrame(columns, index=raw.index).assign(
-        latency_s=raw.eval(rule.latency, engine="python") * 1e-3,
+        latency_s=pd.to_numeric(raw.eval(rule.latency, engine="python")) * 1e-3,
         framework=raw["framework"].str.lower(),
         version=raw["version"].astype(str),
         kernel_source=raw["kernel_source"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,7 @@ class Cluster:
 
 Machine: TypeAlias = GPU | Cluster
 """What a forecast is for."""
+_Machine = TypeVar("_Machine", bound=GPU | Cluster)
 
 
 def gpu_of(machine: Machine) -> GPU:
@@ -84,11 +85,11 @@ def stack_clusters(clusters: Sequence[Cluster]) -> Cluster:
     return Cluster(stack_gpus([each.gpu for each in clusters]), topology, counts.pop() if len(counts) == 1 else 0)
 
 
-def on_device(machine: Machine) -> Any:
+def on_device(machine: _Machine) -> _Machine:
     """Every figure as an inexact array of JAX's default width, and no counts, so that all GPUs share one program, and
     so do all clusters."""
     if isinstance(machine, Cluster):
         joined = machine.topology
         figures = {name: jnp.asarray(getattr(joined, name), dtype=float) for name in TRACED_FIELDS}
-        return Cluster(on_device(machine.gpu), Topology(0, **figures), 0)
-    return GPU(**{name: jnp.asarray(getattr(machine, name), dtype=float) for name in FIELDS})
+        return cast(_Machine, Cluster(on_device(machine.gpu), Topology(0, **figures), 0))
+    return cast(_Machine, GPU(**{name: jnp.asarray(getattr(machine, name), dtype=float) for name in FIELDS}))

@@ -11,12 +11,13 @@ import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.arithmetic import DTYPES
+from neusight_jax.cluster import on_device
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import UNMODELLED, Footprint, Graph
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.table import PHASES, KernelTable
-from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
+from neusight_jax.latency import in_row_order, kernel_terms, require_covered
 from neusight_jax.memory import crowded_notes, footprint
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result, plain

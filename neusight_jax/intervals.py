@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Machine, gpu_of
+from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import in_row_order, on_device, predict_kernels, require_covered
+from neusight_jax.latency import in_row_order, predict_kernels, require_covered
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
 from neusight_jax.trust import has_intervals, kernel_interval

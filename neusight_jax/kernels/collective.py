@@ -89,22 +89,24 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     here = jnp.maximum(ranks / domains, 1.0)
     others, inside, crossing = (ranks - 1.0) / ranks, (here - 1.0) / here, (domains - 1.0) / domains
     passes = jnp.where(reduce, 2.0, 1.0)
-    inside_bytes = jnp.where(exchange, (here - 1.0) / ranks, passes * inside) * payload
+    share, far = _option(dims, "crossing_share"), jnp.where(domains > 1.0, 1.0, 0.0)
+    exchanged = ((here - 1.0) + (1.0 - share) * (ranks - here) * inside) / ranks  # copies are made where they arrive
+    inside_bytes = jnp.where(exchange, exchanged, passes * inside) * payload
     inside_bytes = jnp.where(message, jnp.where(domains > 1.0, 0.0, payload), inside_bytes)
     one_shot = jnp.where(reduce, (here - 1.0) * payload, inside_bytes)
     switch = jnp.where(reduce, payload * jnp.where(here > 1.0, 1.0, 0.0), inside_bytes)
-    shared = jnp.where(exchange, (ranks - here) / ranks * _option(dims, "crossing_share"), passes * crossing / here)
+    shared = jnp.where(exchange, (ranks - here) / ranks * share, passes * crossing / here)
     shared = jnp.where(message, jnp.where(domains > 1.0, 1.0, 0.0), shared)
     ringed = jnp.where(exchange | message, shared, passes * jnp.where(domains > 1.0, others, 0.0) / here)
     once = jnp.where(here > 1.0, 1.0, 0.0)
     rings = jnp.where(message, once, passes * (here - 1.0))
     trees = jnp.where(message, once, passes * jnp.log2(here))
-    far = jnp.where(domains > 1.0, 1.0, 0.0)
+    around, rounds = passes * (domains - 1.0), passes * jnp.log2(domains)
     wire = Wire(
         link_bytes=jnp.stack([inside_bytes, inside_bytes, switch, one_shot], axis=1),
         link_steps=jnp.stack([rings, trees, passes * once, once], axis=1),
         nic_bytes=jnp.stack([ringed, shared], axis=1) * payload[:, None],
-        nic_steps=jnp.stack([jnp.where(message, far, passes * (domains - 1.0)), passes * jnp.log2(domains)], axis=1),
+        nic_steps=jnp.stack([jnp.where(exchange | message, far, each) for each in (around, rounds)], axis=1),
         ranks=here,
     )
     moved = payload * jnp.where(reduce | exchange | message, 2.0, 1.0)
@@ -121,11 +123,12 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
 
 
 def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
-    """Sizes within a domain, the operator and who runs it. How many domains a group spans is left to the physical
-    times: few rows cross any, so a network that saw it could only guess."""
+    """Sizes within a domain, the operator and who runs it; a message is as its half of an exchange between two. How
+    many domains a group spans is left to the physical times: few rows cross any, and a network could only guess."""
     here = jnp.maximum(dims["ranks"] / jnp.maximum(dims["domains"], 1.0), 1.0)
-    sizes = [jnp.log(dims["bytes"]), jnp.log(dims["bytes"] / dims["ranks"]), jnp.log(here)]
-    kinds = [jnp.where(_at(dims, op), 1.0, 0.0) for op in OPS]
+    message = _at(dims, "send_recv")
+    sizes = [jnp.log(dims["bytes"] * jnp.where(message, 2.0, 1.0)), jnp.log(jnp.where(message, 2.0, here))]
+    kinds = [jnp.where(_at(dims, op), 1.0, 0.0) for op in OPS[:3]]
     software = jnp.round(jnp.broadcast_to(jnp.asarray(_option(dims, "software"), jnp.float32), here.shape))
     who = [jnp.where(software == number, 1.0, 0.0) for number in range(1, len(SOFTWARE))]
     narrow = jnp.where(_at(dims, "all_to_all"), jnp.log(element_bytes / 2.0), 0.0)  # dispatched narrow, combined wide

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from neusight_jax.cluster import Cluster
+from neusight_jax.calibrated import shape_kernel, shape_points
+from neusight_jax.cluster import Cluster, on_device
 from neusight_jax.cluster_file import usual_topology
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import run_script
@@ -31,11 +32,13 @@ from neusight_jax.kernels.collective import COLLECTIVE, SOFTWARE
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latency import predict_kernels
 from neusight_jax.mixture import MixturePredictor
+from neusight_jax.residuals import EFFECTS
 from neusight_jax.roofline import element_bytes
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import init_tile_choice
-from neusight_jax.training.calibration import calibrate
+from neusight_jax.training.calibration import calibrate, linearised, prior_of
 from neusight_jax.training.data import devices_with, measured_devices, sweep_rows
+from neusight_jax.training.design import most_telling
 from neusight_jax.training.fit import Job, fit, row_features, sample_of
 from neusight_jax.training.kinds import MixtureKind, effect_penalties, forecast
 from neusight_jax.training.left_out import LeftOut, left_out_jobs, left_out_predictor
@@ -43,7 +46,7 @@ from neusight_jax.training.recipe import RECIPES
 from neusight_jax.training.rows import Rows
 
 RECIPE = RECIPES["collectives"]
-POINTS, DRAWS = 10, 5
+POINTS = 10
 LARGE_BYTES = 4e6
 FEW_NODES = 2
 
@@ -71,7 +74,7 @@ def seen_logs(rows: Rows, protocol: Protocol, seeds: int) -> np.ndarray:
     sample = sample_of(rows.take(protocol.scored))
     run = jax.jit(lambda member: jnp.log(forecast(kind, member, COLLECTIVE, sample)))
     logs = [run(jax.tree.map(lambda leaf, at=at: leaf[at], best)) for at in range(seeds)]
-    return np.mean(np.asarray(logs), axis=0)
+    return np.asarray(np.mean(np.asarray(logs), axis=0))
 
 
 def machine_of(device: str) -> Cluster:
@@ -82,7 +85,7 @@ def machine_of(device: str) -> Cluster:
 
 def log_s(predictor: Predictor, rows: Rows, device: str) -> np.ndarray:
     """log seconds of rows of one device."""
-    return np.log(predict_kernels(predictor, machine_of(device), table_of(rows)))
+    return np.asarray(np.log(predict_kernels(predictor, machine_of(device), table_of(rows))))
 
 
 def table_of(rows: Rows) -> KernelTable:
@@ -96,6 +99,18 @@ def calibrated_logs(predictor: MixturePredictor, rows: Rows, known: np.ndarray, 
     """log seconds of all rows of a device after calibration with some of them."""
     given = rows.take(known)
     return log_s(calibrate(predictor, machine_of(device), table_of(given), given.seconds), rows, device)
+
+
+def telling(predictor: MixturePredictor, rows: Rows, device: str) -> list[int]:
+    """Positions of the rows to measure first, chosen from what is forecast of them alone."""
+    prior, batch = prior_of(COLLECTIVE.network), jax.tree.map(jnp.asarray, rows.batch)
+    points = shape_points(COLLECTIVE, batch, prior.length)
+    zeros = jnp.zeros((len(rows.seconds), len(EFFECTS)))
+    shares = np.asarray(
+        linearised(COLLECTIVE.name, predictor, on_device(machine_of(device)), batch, zeros)[1], np.float64
+    )
+    kernel = np.asarray(shape_kernel(points, points), np.float64)
+    return most_telling([prior.covariance(shares, shares, kernel)], POINTS, prior.noise)
 
 
 def ring_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -125,12 +140,12 @@ def alpha_beta(rows: Rows, fitted: np.ndarray, scored: np.ndarray, by_device: bo
         sides = np.stack([share, moved[near] * share], axis=1)
         found = np.linalg.lstsq(sides, np.ones(near.sum()), rcond=None)[0]
         out[own] = np.maximum(found[0] + found[1] * moved[own], 1e-7)
-    return out[scored]
+    return np.asarray(out[scored])
 
 
 def percent(measured: np.ndarray, forecast_s: np.ndarray) -> np.ndarray:
     """Absolute errors, percent of the measured."""
-    return 100.0 * np.abs(forecast_s / measured - 1.0)
+    return np.asarray(100.0 * np.abs(forecast_s / measured - 1.0))
 
 
 def scored_frame(
@@ -167,7 +182,6 @@ def evaluate_collectives(rows: Rows, seeds: int) -> pd.DataFrame:
     jobs = left_out_jobs(seeds, rows.devices, "architecture")
     kind = fitted_kind(rows)
     out = LeftOut(kind, rows, jobs, fit(kind, rows, jobs, RECIPE.settings).best)
-    random = np.random.default_rng(0)
     for place, device in enumerate(rows.devices):
         own = rows.device == place
         apart = ~np.isin(np.asarray(rows.devices)[rows.device], out.held_out_with(device))
@@ -176,12 +190,11 @@ def evaluate_collectives(rows: Rows, seeds: int) -> pd.DataFrame:
             scored_frame(rows, own, apart, "architecture left out", False, log_s(predictor, rows.take(own), device))
         )
         library = own & (np.asarray(dims["software"]) == 0)
-        for _ in range(DRAWS):
-            known = np.isin(np.arange(len(own)), random.permutation(np.flatnonzero(library))[:POINTS])
-            rest = library & ~known
-            logs = calibrated_logs(predictor, rows.take(library), known[library], device)[~known[library]]
-            name = f"{POINTS} points of the machine"
-            parts.append(scored_frame(rows, rest, known, name, True, logs))
+        known = library.copy()
+        known[np.flatnonzero(library)[telling(predictor, rows.take(library), device)]] = False
+        known = library & ~known
+        logs = calibrated_logs(predictor, rows.take(library), known[library], device)[~known[library]]
+        parts.append(scored_frame(rows, library & ~known, known, f"{POINTS} points of the machine", True, logs))
         given = library & ~new
         logs = calibrated_logs(predictor, rows.take(library), given[library], device)[new[library]]
         parts.append(scored_frame(rows, library & new, given, "new size, machine calibrated", True, logs))
