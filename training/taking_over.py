@@ -3,7 +3,7 @@
     python -m neusight_jax.training.taking_over CHECKPOINT --base BASE --output DIR
 
 writes a checkpoint again with the families it took over as they are in BASE now; its own stay as they are. With `--join
-OTHER` in place of the base it gets the families of OTHER that it has not, such as those of `collectives`.
+OTHER` in place of the base it gets the families of OTHER that it has not, such as what recipe `collectives` trains.
 """
 
 from __future__ import annotations
