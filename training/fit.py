@@ -105,7 +105,7 @@ class Kind(Protocol):
         ...
 
 
-class FitState(TrainState):
+class FitState(TrainState):  # type: ignore[no-untyped-call]
     """Where a fit stands: flax's state (`params`, `opt_state`, `step`). Every leaf has a leading axis [job].
 
     Attributes:
@@ -125,7 +125,7 @@ class FitState(TrainState):
     @property
     def done(self) -> int:
         """Steps behind it."""
-        return int(self.step[0])
+        return int(np.asarray(self.step)[0])
 
 
 Progress = Callable[[FitState, np.ndarray], bool]
@@ -163,7 +163,8 @@ def fit(
         value, gradient = jax.value_and_grad(lambda own: state.apply_fn(own["fitted"], rows.family, sample, settings))(
             state.params
         )
-        return state.apply_gradients(grads=gradient), value
+        moved: FitState = state.apply_gradients(grads=gradient)  # type: ignore[no-untyped-call]
+        return moved, value
 
     @jax.jit
     def run_chunk(state: FitState, keys: Array, draws: _Choices, source: _Source) -> tuple[FitState, Array]:
@@ -202,8 +203,9 @@ def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) 
         seen = np.array([name not in job.held_out for name in rows.devices])[rows.device]
         parameters.append(kind.init(jax.random.key(job.seed), rows.family, features[seen], rows.take(seen)))
     stacked = as_modules(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parameters))
-    fixed = {"apply_fn": kind.loss, "tx": make_optimizer(settings), "best_loss": jnp.finfo(jnp.float32).max}
-    state = jax.vmap(lambda own: FitState.create(params={"fitted": own}, best=own, **fixed))(stacked)
+    fixed = {"apply_fn": kind.loss, "tx": make_optimizer(settings), "best_loss": np.finfo(np.float32).max}
+    create: Callable[..., FitState] = FitState.create
+    state = jax.vmap(lambda own: create(params={"fitted": own}, best=own, **fixed))(stacked)
     # Without weak types, which would compile the loop again after its first chunk.
     started: FitState = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
     return started

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import neusight_jax
-from neusight_jax.checkpoint import save_checkpoint, with_effect, with_libraries
+from neusight_jax.checkpoint import save_checkpoint, untrained, with_effect, with_libraries
 from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
@@ -95,17 +95,15 @@ def train(
     if not devices:
         raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
     run = _Run(chosen, data, tuple(devices), held_out, seed, saved, console)
+    sizes = {"families": run.families, "hidden": list(chosen.hidden), "members": chosen.members}
+    if own:
+        sizes["network"] = own
+        jax.eval_shape(lambda: untrained(chosen.kind, sizes))  # refuses one that does not fit before anything is fitted
     begin = time.monotonic()
     predictor, effects = run.all_families()
     card = {
         "kind": chosen.kind,
-        "architecture": {
-            "families": list(run.families),
-            "hidden": list(chosen.hidden),
-            "members": chosen.members,
-            "trust": bool(run.trust_card),
-            **({"network": own} if own else {}),
-        },
+        "architecture": {**sizes, "trust": bool(run.trust_card)},
         "trained_on": {"devices": devices, "rows": run.row_counts},
         "trained_dtypes": sorted(data.frame["dtype"].unique()),
         "held_out": list(held_out),
