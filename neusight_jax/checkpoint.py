@@ -31,6 +31,7 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
+from neusight_jax.own_network import load_network
 from neusight_jax.programs import use_compile_cache
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
@@ -236,24 +237,28 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
     Args:
       kind: "mixture", "neusight", "calibrated" (a mixture calibrated on one GPU) or a baseline.
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size),
+        `network`: a user's own module in place of the layers (`own_network.network_card`),
         `trust`: whether it carries intervals, and
         `vendor_intervals`: of what another vendor's GPUs have some of their own, `labelled`: families in the measured
         whole models (all if missing); of a calibrated one also `points` (measured shapes by network).
     """
     key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
+    module = load_network(architecture["network"]) if "network" in architecture else None
     chosen = {name: FAMILIES[name] for name in architecture["families"]}
     features = {name: jnp.zeros((2, _feature_count(family))) for name, family in chosen.items()}
     tiles: dict[str, TileChoice] = {
         name: init_tile_choice(key, family, features[name]) for name, family in chosen.items()
     }
     if kind == "mixture":
-        families = {name: init_family(key, family, features[name], hidden, members) for name, family in chosen.items()}
+        families = {
+            name: init_family(key, family, features[name], hidden, members, module) for name, family in chosen.items()
+        }
         counts = {name: table.shape[-1] for name, table in features.items()}
         trust = empty_trust(counts, architecture.get("vendor_intervals", ()), architecture.get("labelled"))
         return MixturePredictor(families, tiles, trust if architecture.get("trust") else None)
     if kind == "neusight":
         inputs = jnp.zeros((2, NEUSIGHT_INPUTS))
-        networks = {name: init_network(key, inputs, hidden, OUTPUTS, members) for name in chosen}
+        networks = {name: init_network(key, inputs, hidden, OUTPUTS, members, module) for name in chosen}
         return NeuSightPredictor(networks, tiles)
     if kind == "calibrated":
         base = untrained("mixture", architecture)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import neusight_jax
-from neusight_jax.checkpoint import save_checkpoint, with_effect, with_libraries
+from neusight_jax.checkpoint import save_checkpoint, untrained, with_effect, with_libraries
 from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.gpu_catalog import generation_of
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
+from neusight_jax.own_network import load_network, network_card
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.training.conformal import Residuals, mean_error_percent
@@ -61,6 +62,7 @@ def train(
     resume: bool = False,
     drop_invalid: bool = False,
     console: Console | None = None,
+    network: Any = None,
 ) -> dict[str, Any]:
     """Train a checkpoint and write it to a folder.
 
@@ -72,13 +74,15 @@ def train(
       measurements: files or folders of the schema; recipe: key of `RECIPES`; output: folder to write, new or empty.
       hold_out: GPUs whose rows are not trained on; seed: of the first member, the others follow.
       drop_invalid: leave bad rows out instead of refusing; console: for progress (none = quiet).
+      network: a flax module of one's own in place of the recipe's (`neusight_jax.own_network`).
     Returns: the card.
-    Raises: `InputError` for bad measurements, unknown names, GPUs to hold out that were not measured, an output that
-      cannot be written.
+    Raises: `InputError` for bad measurements, unknown names, GPUs to hold out that were not measured, a network that
+      does not fit or cannot be imported again, an output that cannot be written.
     """
     if recipe not in RECIPES:
         raise unknown_name("recipe", recipe, RECIPES)
-    chosen, target = RECIPES[recipe], Path(output)
+    own = None if network is None else network_card(network)
+    chosen, target = replace(RECIPES[recipe], network=own), Path(output)
     refuse_existing(target)
     held_out = tuple(find_measured(hold_out, measurements))
     saved = Saved(target, {"recipe": recipe, "hold_out": sorted(held_out), "seed": seed, **asdict(chosen)})
@@ -91,16 +95,15 @@ def train(
     if not devices:
         raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
     run = _Run(chosen, data, tuple(devices), held_out, seed, saved, console)
+    sizes = {"families": run.families, "hidden": list(chosen.hidden), "members": chosen.members}
+    if own:
+        sizes["network"] = own
+        jax.eval_shape(lambda: untrained(chosen.kind, sizes))  # refuses one that does not fit before anything is fitted
     begin = time.monotonic()
     predictor, effects = run.all_families()
     card = {
         "kind": chosen.kind,
-        "architecture": {
-            "families": list(run.families),
-            "hidden": list(chosen.hidden),
-            "members": chosen.members,
-            "trust": bool(run.trust_card),
-        },
+        "architecture": {**sizes, "trust": bool(run.trust_card)},
         "trained_on": {"devices": devices, "rows": run.row_counts},
         "trained_dtypes": sorted(data.frame["dtype"].unique()),
         "held_out": list(held_out),
@@ -109,7 +112,7 @@ def train(
         "seed": seed,
         "seconds": round(time.monotonic() - begin, 1),
         "version": neusight_jax.__version__,
-        "made_by": _command(recipe, held_out, seed),
+        "made_by": _command(recipe, held_out, seed, own),
         "errors_percent": run.errors,
         "tile_accuracy": run.tile_accuracy,
         **run.trust_card,
@@ -124,8 +127,9 @@ def train(
     return card
 
 
-def _command(recipe: str, hold_out: Sequence[str], seed: int) -> str:
+def _command(recipe: str, hold_out: Sequence[str], seed: int, network: Mapping[str, Any] | None) -> str:
     held = "".join(f' --hold-out "{name}"' for name in hold_out)
+    held += f" --network {network['module']}" if network else ""
     return f"neusight-jax train --measurements DIR --recipe {recipe}{held} --seed {seed} --output DIR"
 
 
@@ -196,9 +200,10 @@ class _Run:
         return predictor, effects
 
     def _kind(self, tile: TileChoice, rows: Rows) -> MixtureKind | NeuSightKind:
+        network = load_network(self.recipe.network) if self.recipe.network else None
         if self.recipe.kind == "neusight":
-            return NeuSightKind(tile, self.recipe.hidden)
-        return MixtureKind(tile, self.recipe.hidden, effect_penalties(rows))
+            return NeuSightKind(tile, self.recipe.hidden, network)
+        return MixtureKind(tile, self.recipe.hidden, effect_penalties(rows), network)
 
     def _rows(self, name: str, devices: Sequence[str]) -> Rows:
         rows = sweep_rows(self.data, name, devices)
