@@ -95,29 +95,18 @@ def train(
     if not devices:
         raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
     run = _Run(chosen, data, tuple(devices), held_out, seed, saved, console)
-    sizes = {"families": run.families, "hidden": list(chosen.hidden), "members": chosen.members}
-    if own:
-        sizes["network"] = own
-        jax.eval_shape(lambda: untrained(chosen.kind, sizes))  # refuses one that does not fit before anything is fitted
+    sizes = run.sizes()
     begin = time.monotonic()
     predictor, effects = run.all_families()
     card = {
         "kind": chosen.kind,
         "architecture": {**sizes, "trust": bool(run.trust_card)},
-        "trained_on": {"devices": devices, "rows": run.row_counts},
-        "trained_dtypes": sorted(data.frame["dtype"].unique()),
-        "held_out": list(held_out),
         "recipe": recipe,
         "settings": asdict(chosen.settings),
-        "seed": seed,
         "seconds": round(time.monotonic() - begin, 1),
         "version": neusight_jax.__version__,
         "made_by": _command(recipe, held_out, seed, own),
-        "errors_percent": run.errors,
-        "tile_accuracy": run.tile_accuracy,
-        **run.trust_card,
-        "notes": list(data.notes),
-        "generation_effects": run.generation_effects,
+        **run.card(),
         "device_effects": effects,
     }
     if chosen.base:
@@ -147,6 +136,7 @@ class _Run:
         console: Console | None,
     ) -> None:
         self.recipe, self.data, self.devices = recipe, data, devices
+        self.held_out, self.seed = held_out, seed
         measured = measured_devices(data)
         self.scored_apart = [device for device in held_out if device in measured]
         self.jobs = [Job(seed * 1000 + member) for member in range(recipe.members)]
@@ -161,6 +151,28 @@ class _Run:
         self.tile_accuracy: dict[str, float] = {}
         self.generation_effects: dict[str, dict[str, list[float]]] = {}
         self.trust_card: dict[str, Any] = {}
+
+    def sizes(self) -> dict[str, Any]:
+        """The architecture as cards have it. `InputError` for a network of one's own that does not fit."""
+        sizes = {"families": self.families, "hidden": list(self.recipe.hidden), "members": self.recipe.members}
+        if self.recipe.network:
+            sizes["network"] = self.recipe.network
+            jax.eval_shape(lambda: untrained(self.recipe.kind, sizes))
+        return sizes
+
+    def card(self) -> dict[str, Any]:
+        """What was trained on, and how well it fits."""
+        return {
+            "trained_on": {"devices": list(self.devices), "rows": self.row_counts},
+            "trained_dtypes": sorted(self.data.frame["dtype"].unique()),
+            "held_out": list(self.held_out),
+            "seed": self.seed,
+            "errors_percent": self.errors,
+            "tile_accuracy": self.tile_accuracy,
+            **self.trust_card,
+            "notes": list(self.data.notes),
+            "generation_effects": self.generation_effects,
+        }
 
     def all_families(self) -> tuple[Predictor, dict[str, dict[str, list[float]]]]:
         """The predictor, and the effect of each training device by family."""
