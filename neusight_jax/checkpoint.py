@@ -26,7 +26,7 @@ from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shap
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
 from neusight_jax.gpu_catalog import canonical_name, generation_of, known_library
-from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.families import FAMILIES, GROUP
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
@@ -133,6 +133,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: not a whole safetensors file ({error}); copy the checkpoint again") from None
     digest.check_weights(card, content, path)
+    _check_families(card, folder)
     try:
         template = _template(card["kind"], json.dumps(card["architecture"]))
     except (KeyError, TypeError, AttributeError) as error:
@@ -157,6 +158,18 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     if not own or known.trust is None:
         return known
     return replace(known, trust=known.trust.measured(own, card.get("device_intervals", {}).get(name, {})))
+
+
+def _check_families(card: Mapping[str, Any], folder: Path) -> None:
+    """`InputError` where a card's predictor is of families that no installed package registers."""
+    architecture = card.get("architecture")
+    names = architecture.get("families", ()) if isinstance(architecture, dict) else ()
+    unknown = [str(name) for name in names if str(name) not in FAMILIES] if isinstance(names, list) else []
+    if unknown:
+        raise InputError(
+            f"{folder / CARD}: has the family {unknown[0]!r}, which is not of this package; install the one that "
+            f"registers it (entry points of {GROUP!r})"
+        )
 
 
 @functools.cache
