@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, with_derived
+from neusight_jax.gpu import (
+    FIELDS,
+    GPU,
+    NAMED,
+    REQUIRED_FIELDS,
+    check_figure,
+    named_figure,
+    vendor_of_name,
+    with_derived,
+)
 from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
 from neusight_jax.units import GB, GIB, GIGA, MEGA, MIB
 
@@ -59,7 +68,7 @@ def gpu_from_sheet(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
     """Name and GPU from the mapping in a device file, e.g. Device, Num_Sm, SingleFLOPs (GFLOP/s), Mem_Bw (GB/s).
 
     Figures it does not have (board power, link, process, matrix paths) are those of the catalog GPU of the same name;
-    known slips are corrected where listed as such.
+    known slips are corrected where listed as such. The vendor is the one it names, or its name begins with.
 
     Args:
       content: the mapping; path: of the file, for messages, and the name if it gives none.
@@ -81,7 +90,7 @@ def gpu_from_sheet(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
         spellings, unit, _ = _COLUMNS.get(field, ("", "", 0.0))
         add = f"{spellings.split()[0]} ({unit or 'a count'})" if spellings else field
         raise InputError(f"{where}: {name!r} is not in the GPU catalog and the file has no {field}; add {add}")
-    return name, GPU(**with_derived(figures))
+    return name, GPU(**with_derived(vendor_of_name(name) | figures))
 
 
 def _figures(sheet: Mapping[str, Any], canonical: str | None, where: str) -> dict[str, float]:
@@ -91,7 +100,11 @@ def _figures(sheet: Mapping[str, Any], canonical: str | None, where: str) -> dic
         # Last spelling first: where a sheet has both, the vector peak says more than the plain one.
         for spelling in reversed(spellings.split()):
             if _fold(spelling) in sheet:
-                value = _number(sheet[_fold(spelling)], spelling, unit, where)
+                said = sheet[_fold(spelling)]
+                if field in NAMED and isinstance(said, str):
+                    value = named_figure(field, said, where)
+                else:
+                    value = _number(said, spelling, unit, where)
                 if field == "clock_hz" and value < 100.0:
                     value *= 1e3  # GHz in a column of MHz
                 figures[field] = value * factor

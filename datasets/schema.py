@@ -21,7 +21,7 @@ from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
 from neusight_jax.kernels.collective import OPTIONS as COLLECTIVE_OPTIONS
 from neusight_jax.kernels.conv import CHANNELS, conv_dims
 from neusight_jax.kernels.conv import DIMS as CONV_DIMS
-from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.families import FAMILIES, OPERATORS
 from neusight_jax.kernels.grouped_gemm import DIMS as EXPERT_DIMS
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
@@ -44,6 +44,7 @@ spread evenly."""
 OPS: tuple[str, ...] = (
     *(*GEMM_OPS, *VECTOR_OPS, *CONV_OPS, *COPY_OPS, *ATTENTION_OPS, *EXPERT_OPS, *QUANTIZE_OPS),
     *COLLECTIVE_OPS,
+    *OPERATORS,
 )
 """Every operator of the schema: file names in `kernels/` and values of the column `op`."""
 
@@ -57,6 +58,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "experts": ("tokens", "experts", "local_experts", "top_k", "hidden", "inner"),
     **dict.fromkeys(COLLECTIVE_OPS, ("bytes", "ranks", "nodes")),
+    **{op: tuple(name for name, _ in operator.columns) for op, (_, operator) in OPERATORS.items()},
 }
 """Dim columns that rows of an operator must have."""
 OPTIONAL_COLUMNS: dict[str, dict[str, float]] = {
@@ -78,6 +80,7 @@ FRAME_DIMS: tuple[str, ...] = tuple(
             *("batch", "m", "n", "k", "rows", "cols", "reads", "writes"),
             *(*CONV_DIMS, CHANNELS, *ATTENTION_DIMS, *EXPERT_DIMS),
             *(*COLLECTIVE_DIMS, *dict(COLLECTIVE_OPTIONS)),
+            *(name for family, _ in OPERATORS.values() for name in family.columns),
         )
     )
 )
@@ -95,6 +98,7 @@ _FAMILY_OPS: dict[str, tuple[str, str]] = {
     "quantize_rows": ("reduction", "quantize_rows"),
     "copy": ("memory", "copy"),
     **{op: ("collective", op) for op in COLLECTIVE_OPS},
+    **{op: (family.name, op) for op, (family, _) in OPERATORS.items()},
 }
 _TILES: tuple[re.Pattern[str], ...] = (
     re.compile(r"sgemm_(\d+)x(\d+)"),
@@ -136,6 +140,8 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
     family, _ = family_op(op)
     first = columns[_COLUMNS[op][0]]
     sizes = {name: np.full_like(first, value) for name, value in OPTIONAL_COLUMNS.get(op, {}).items()} | {**columns}
+    if op in OPERATORS:
+        return family, OPERATORS[op][1].dims(sizes)
     if op in GEMM_OPS:
         return family, {"batch": sizes["b"], "m": sizes["m"], "n": sizes["k"], "k": sizes["n"]}
     if op in CONV_OPS:

@@ -23,14 +23,16 @@ from safetensors.numpy import load, save
 
 from neusight_jax import digest
 from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
+from neusight_jax.card import Card, typed_card
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
 from neusight_jax.gpu_catalog import canonical_name, generation_of, known_library
-from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.families import FAMILIES, GROUP
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
+from neusight_jax.own_network import load_network
 from neusight_jax.programs import use_compile_cache
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
@@ -82,6 +84,11 @@ def checkpoint_folder(name_or_path: str | os.PathLike[str]) -> Path:
 
 def load_card(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
     """The card of a checkpoint; `InputError` if it is missing, damaged, not JSON, or of another format version."""
+    return _read_card(name_or_path)[0]
+
+
+def _read_card(name_or_path: str | os.PathLike[str]) -> tuple[dict[str, Any], Card]:
+    """The card of a checkpoint as it is written, and as a checked record."""
     path = checkpoint_folder(name_or_path) / CARD
     try:
         card = json.loads(path.read_text())
@@ -97,7 +104,7 @@ def load_card(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
             "train it again or install the version that wrote it"
         )
     digest.check_card(card, path)
-    return card
+    return card, typed_card(card, path)
 
 
 def card_notes(card: Mapping[str, Any], checkpoint: str) -> list[str]:
@@ -123,7 +130,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     """
     use_compile_cache()
     folder = checkpoint_folder(name_or_path)
-    card = load_card(folder)
+    card, typed = _read_card(folder)
     path = folder / WEIGHTS
     try:
         content = path.read_bytes()
@@ -133,13 +140,14 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: not a whole safetensors file ({error}); copy the checkpoint again") from None
     digest.check_weights(card, content, path)
+    _check_families(typed, folder)
     try:
         template = _template(card["kind"], json.dumps(card["architecture"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
     predictor: Predictor = tree_from_arrays(template, flat, path)
-    predictor = _with_library(predictor, card.get(LIBRARIES, {}))
-    effects = card.get("device_effects", {})
+    predictor = _with_library(predictor, {name: np.asarray(number) for name, number in typed.libraries.items()})
+    effects = typed.device_effects
     name = device if device is None or device in effects else canonical_name(device)
     if name is None and device is not None:
         raise unknown_name("GPU", device, effects)
@@ -147,7 +155,7 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         return predictor
     named = with_libraries(predictor, name)
     own = effects.get(name, {})
-    shared = card.get("generation_effects", {})
+    shared = typed.generation_effects
     fitting: dict[str, Sequence[float]] = {}
     for family in named.families:
         found = own.get(family) or shared.get(generation_of(name, FAMILIES[family].generations), {}).get(family)
@@ -156,7 +164,17 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
     known = with_effect(named, fitting)
     if not own or known.trust is None:
         return known
-    return replace(known, trust=known.trust.measured(own, card.get("device_intervals", {}).get(name, {})))
+    return replace(known, trust=known.trust.measured(own, typed.device_intervals.get(name, {})))
+
+
+def _check_families(card: Card, folder: Path) -> None:
+    """`InputError` where a card's predictor is of families that no installed package registers."""
+    unknown = [name for name in card.architecture.families if name not in FAMILIES]
+    if unknown:
+        raise InputError(
+            f"{folder / CARD}: has the family {unknown[0]!r}, which is not of this package; install the one that "
+            f"registers it (entry points of {GROUP!r})"
+        )
 
 
 @functools.cache
@@ -236,24 +254,28 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
     Args:
       kind: "mixture", "neusight", "calibrated" (a mixture calibrated on one GPU) or a baseline.
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size),
+        `network`: a user's own module in place of the layers (`own_network.network_card`),
         `trust`: whether it carries intervals, and
         `vendor_intervals`: of what another vendor's GPUs have some of their own, `labelled`: families in the measured
         whole models (all if missing); of a calibrated one also `points` (measured shapes by network).
     """
     key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
+    module = load_network(architecture["network"]) if "network" in architecture else None
     chosen = {name: FAMILIES[name] for name in architecture["families"]}
     features = {name: jnp.zeros((2, _feature_count(family))) for name, family in chosen.items()}
     tiles: dict[str, TileChoice] = {
         name: init_tile_choice(key, family, features[name]) for name, family in chosen.items()
     }
     if kind == "mixture":
-        families = {name: init_family(key, family, features[name], hidden, members) for name, family in chosen.items()}
+        families = {
+            name: init_family(key, family, features[name], hidden, members, module) for name, family in chosen.items()
+        }
         counts = {name: table.shape[-1] for name, table in features.items()}
         trust = empty_trust(counts, architecture.get("vendor_intervals", ()), architecture.get("labelled"))
         return MixturePredictor(families, tiles, trust if architecture.get("trust") else None)
     if kind == "neusight":
         inputs = jnp.zeros((2, NEUSIGHT_INPUTS))
-        networks = {name: init_network(key, inputs, hidden, OUTPUTS, members) for name in chosen}
+        networks = {name: init_network(key, inputs, hidden, OUTPUTS, members, module) for name in chosen}
         return NeuSightPredictor(networks, tiles)
     if kind == "calibrated":
         base = untrained("mixture", architecture)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +41,12 @@ class GPU:
       int8_flop_per_s: peak of int8 matrix products, operations/s.
       exp_per_s: exponentials of the special-function units, 1/s; 0 = 16 a clock and SM.
       matrix_flop_per_cycle: 16-bit FLOP a clock of one SM's matrix units: the wider, the less energy a FLOP takes; 0 =
-        as an A100 (2048).
+        as an A100 (2048). `replace` and `vary` let it follow the 16-bit peaks; in the record it is a figure of its own.
       fp32_joule_per_flop: the most that an fp32 FLOP of the vector path takes, J; 0 = what `process_nm` says. A board
         that keeps a base clock within its power says so (`gpu_catalog.base_clock_energy`).
       memory_kind: position in `MEMORY_KINDS`; 0 = another kind. How much of its bandwidth a memory reaches goes by it.
       l2_partitions: parts of the L2 that each keep a copy of what their SMs read; 0 = one.
+      vendor: position in `VENDORS`: whose libraries it runs.
     """
 
     num_sms: ArrayLike
@@ -68,6 +70,7 @@ class GPU:
     fp32_joule_per_flop: ArrayLike = 0.0
     memory_kind: ArrayLike = 0.0
     l2_partitions: ArrayLike = 0.0
+    vendor: ArrayLike = 0.0
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -93,19 +96,32 @@ class GPU:
         return jnp.stack([fp32, *named], axis=-1)
 
     def replace(self, **changes: ArrayLike) -> GPU:
-        """This GPU with fields replaced: a hypothetical machine. `InputError` for a field there is not."""
+        """This GPU with fields replaced: a hypothetical machine. `InputError` for a field there is not.
+
+        A new 16-bit peak brings the width of the matrix units along (`widened`). Gradients: reach all changes.
+        """
         for name in changes:
             if name not in FIELDS:
                 raise InputError(f"a GPU has no field {name!r}; expected one of {', '.join(FIELDS)}")
         floats = {name: float(value) if type(value) is int else value for name, value in changes.items()}
-        return dataclasses.replace(self, **floats)
+        return widened(self, dataclasses.replace(self, **floats), changes)
 
 
 MEMORY_KINDS: tuple[str, ...] = ("", "hbm", "gddr_ecc", "gddr", "pascal hbm", "AMD hbm")
 """Memory systems: NVIDIA's HBM since Volta, its GDDR with and without codes kept in it, Pascal's HBM, AMD's."""
 
-SWITCHES: tuple[str, ...] = ("fp32_joule_per_flop", "memory_kind", "l2_partitions")
+VENDORS: tuple[str, ...] = ("NVIDIA", "AMD", "Intel", "other")
+"""Whose libraries a GPU runs; the first are the default libraries, which most measurements are of."""
+
+NAMED: dict[str, tuple[str, ...]] = {"memory_kind": MEMORY_KINDS, "vendor": VENDORS}
+"""Figures that are positions in a list of names; GPU files may give the name."""
+
+SWITCHES: tuple[str, ...] = ("fp32_joule_per_flop", "l2_partitions", *NAMED)
 """Figures that say what kind of machine it is, not how much of something it has."""
+
+WIDTH = "matrix_flop_per_cycle"
+WIDTH_PEAKS: tuple[str, ...] = ("bf16_flop_per_s", "fp16_flop_per_s")
+"""What the width of the matrix units is told by."""
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
 """Names of the GPU figures."""
@@ -118,9 +134,31 @@ REQUIRED_FIELDS: tuple[str, ...] = tuple(
 
 def with_derived(figures: Mapping[str, float]) -> dict[str, float]:
     """All figures of a GPU: those given, and the width of its matrix units where it is not among them. Host only."""
-    peak = max(figures.get("bf16_flop_per_s", 0.0), figures.get("fp16_flop_per_s", 0.0))
-    derived = {"matrix_flop_per_cycle": peak / (figures["num_sms"] * figures["clock_hz"])} if peak else {}
+    peak = max(figures.get(name, 0.0) for name in WIDTH_PEAKS)
+    derived = {WIDTH: peak / (figures["num_sms"] * figures["clock_hz"])} if peak else {}
     return derived | dict(figures)
+
+
+def widened(base: GPU, gpu: GPU, changed: Iterable[str]) -> GPU:
+    """A variant of a GPU whose matrix units are as much wider as its 16-bit FLOP a clock and SM are more.
+
+    Only where a 16-bit peak is `changed` and the width is not: more SMs or another clock at the same peaks keep it, so
+    that more of a rate never takes more energy.
+    """
+    if WIDTH in changed or not set(WIDTH_PEAKS) & set(changed):
+        return gpu
+
+    plain = all(isinstance(getattr(one, name), int | float) for one in (base, gpu) for name in FIELDS)
+    xp: Any = np if plain else jnp
+    before, after = (
+        xp.maximum(*(xp.asarray(getattr(one, name), float) for name in WIDTH_PEAKS))
+        / (xp.asarray(one.num_sms) * xp.asarray(one.clock_hz))
+        for one in (base, gpu)
+    )
+    old = xp.asarray(base.matrix_flop_per_cycle, float)
+    known = (old > 0) & (before > 0)
+    width = xp.where(after > 0, xp.where(known, old * after / xp.where(known, before, 1.0), after), old)
+    return dataclasses.replace(gpu, matrix_flop_per_cycle=float(width) if plain else width)
 
 
 def peak_field(path: str) -> str:
@@ -189,6 +227,7 @@ _RANGES: dict[str, _Range] = {
     "fp32_joule_per_flop": _Range(1e-15, 1e-8, 1e-13, 1e-10, (("pJ", 1e-12, "1e-12"), ("nJ", 1e-9, "1e-9"))),
     "memory_kind": _Range(1.0, len(MEMORY_KINDS) - 1.0, 1.0, len(MEMORY_KINDS) - 1.0),
     "l2_partitions": _Range(1.0, 64.0, 1.0, 8.0),
+    "vendor": _Range(1.0, len(VENDORS) - 1.0, 1.0, len(VENDORS) - 1.0),
     "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),
 }
 
@@ -198,6 +237,21 @@ def plain_number(value: float) -> str:
     short = f"{value:.0e}"
     text = short if value >= 1e5 and float(short) == value else f"{value:g}"
     return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+
+
+def named_figure(field: str, name: str, where: str) -> float:
+    """The figure that a name stands for, whatever its case (`NAMED`). `InputError` listing the names if it is none."""
+    names = NAMED[field]
+    folded = [each.lower() for each in names]
+    if name.strip().lower() not in folded:
+        raise InputError(f"{where}: {field} is {name!r}, expected one of {', '.join(each for each in names if each)}")
+    return float(folded.index(name.strip().lower()))
+
+
+def vendor_of_name(name: str) -> dict[str, float]:
+    """The figure `vendor` where a GPU's full name begins with one, such as "AMD Instinct MI100"; else none."""
+    first = name.split()[:1]
+    return {"vendor": float(VENDORS.index(first[0]))} if set(first) & set(VENDORS) else {}
 
 
 def check_figure(field: str, value: float, where: str) -> None:

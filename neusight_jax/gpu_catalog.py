@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neusight_jax.errors import unknown_name
-from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, with_derived
+from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, VENDORS, with_derived
 from neusight_jax.kernels.family import Family
 from neusight_jax.tables import table
 
@@ -86,6 +86,7 @@ def catalog_gpu(name: str) -> GPU:
         fp32_joule_per_flop=base_clock_energy(figures, float(entry.get("base_clock_hz", 0.0))),
         memory_kind=float(memory_kind(info)),
         l2_partitions=l2_partitions(info),
+        vendor=float(VENDORS.index(info.vendor)),
     )
 
 

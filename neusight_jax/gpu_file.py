@@ -14,20 +14,31 @@ import yaml
 
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, plain_number, with_derived
-from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
+from neusight_jax.gpu import (
+    FIELDS,
+    GPU,
+    NAMED,
+    REQUIRED_FIELDS,
+    check_figure,
+    named_figure,
+    plain_number,
+    vendor_of_name,
+    with_derived,
+)
+from neusight_jax.gpu_catalog import architectures, canonical_name, catalog_gpu
 from neusight_jax.tables import Yaml
 
 _SUFFIXES = (".json", ".yaml", ".yml")
-_NOTES = ("name", "base", "vendor", "architecture", "aliases", "lanes_per_sm", "sources", "estimates", "note", "notes")
-"""Keys of a GPU file that are not figures; all but `name` and `base` are for the reader only."""
+_NOTES = ("name", "base", "architecture", "aliases", "lanes_per_sm", "sources", "estimates", "note", "notes")
+"""Keys of a GPU file that are not figures; all but `name`, `base` and `architecture` are for the reader only."""
 
 
 def load_gpu(name_or_path: str | os.PathLike[str]) -> GPU:
     """A GPU by catalog name or alias, or from a JSON or YAML file.
 
-    A file holds the fields of `GPU` in base units, with `base: <catalog GPU>` if it lists only what differs; a device
-    file of the NeuSight repository is read as well.
+    A file holds the fields of `GPU` in base units, with `base: <catalog GPU>` if it lists only what differs. Its
+    `vendor` is a name of `VENDORS`; one that gives none is of the vendor of its `architecture`, of its `base`, of the
+    one that its `name` begins with, or of the first vendor. A device file of the NeuSight repository is read as well.
 
     Raises: `InputError` naming the nearest GPUs, or what in the file is wrong.
     """
@@ -102,7 +113,10 @@ def gpu_from_fields(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
             hint = f"nearest: {near[0]}" if near else f"expected one of {', '.join(FIELDS)}"
             raise InputError(f"{where}: unknown field {key!r}; {hint}")
     figures = {key: _number(key, value, where) for key, value in content.items() if key in FIELDS}
-    base = content.get("base")
+    architecture = architectures().get(str(content.get("architecture", "")).lower())
+    if architecture is not None:
+        figures.setdefault("vendor", named_figure("vendor", architecture["vendor"], where))
+    base, name = content.get("base"), str(content.get("name") or path.stem)
     if base is not None:
         try:
             start = catalog_gpu(str(base))
@@ -114,12 +128,14 @@ def gpu_from_fields(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
         if missing:
             hint = "add the figures, or `base` with the name of a GPU to take them from"
             raise InputError(f"{where}: missing {', '.join(missing)}; {hint}")
-        gpu = GPU(**with_derived(figures))
-    return str(content.get("name") or path.stem), gpu
+        gpu = GPU(**with_derived(vendor_of_name(name) | figures))
+    return name, gpu
 
 
 def _number(field: str, value: object, where: str) -> float:
-    """A checked figure; `InputError` if it is not a believable number."""
+    """A checked figure; `InputError` if it is not a believable number, or a name of one (`NAMED`)."""
+    if field in NAMED and isinstance(value, str):
+        return named_figure(field, value, where)
     if isinstance(value, bool) or not isinstance(value, int | float):
         shown = "empty" if value is None else f"{value!r}"
         raise InputError(f"{where}: {field} is {shown}, expected a number in base units, e.g. {_example(field)}")

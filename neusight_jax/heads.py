@@ -152,12 +152,17 @@ def _onchip(at: Launch) -> Times:
 
 
 def _issue(at: Launch) -> Times:
-    """fp32 vector arithmetic at the warp schedulers' rate, with all FLOP and with the fewest; none on matrix paths,
-    where loads narrower than 16 bytes take as many clocks as wide ones."""
+    """fp32 vector arithmetic at the warp schedulers' rate, with all FLOP and with the fewest; less on an fp32 matrix
+    path that is fast enough, none on other matrix paths; where loads narrower than 16 bytes take as many clocks as wide
+    ones, theirs."""
     gpu = at.gpu
     issue = at.flop / column(at.physics.issue_flop_per_cycle * gpu.num_sms * gpu.clock_hz, 1)
-    off_path = (jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0) | (at.dtype > 0) if at.family.matrix else False
-    issue = jnp.where(jnp.broadcast_to(off_path, at.work.flop.shape)[:, None], 0.0, issue)
+    if at.family.matrix:
+        matrix = column(gpu.fp32_matrix_flop_per_s, 1)
+        there = matrix > 0
+        on_matrix = at.flop / (at.physics.matrix_issue * jnp.where(there, matrix, 1.0))
+        issue = jnp.where(there, jnp.minimum(issue, on_matrix), issue)
+        issue = jnp.where((at.dtype > 0)[:, None], 0.0, issue)
     if at.work.load_blocks is not None and at.work.load_cycles is not None:
         waves = whole_waves(at.work.load_blocks, column(gpu.num_sms, 2), at.relaxation)
         loads = waves * at.work.load_cycles / column(gpu.clock_hz, 2)

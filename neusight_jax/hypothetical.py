@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike
 
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, peak_field
+from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, peak_field, widened
 
 PEAKS: tuple[str, ...] = (
     peak_field("fp32"),
@@ -46,7 +46,7 @@ def vary(base: GPU, figures: Mapping[str, ArrayLike], *, peaks_follow: bool = Tr
     for name in ("num_sms", "clock_hz"):
         if peaks_follow and name in given:
             grown = grown * given[name] / jnp.asarray(getattr(base, name), float)
-    return GPU(
+    machine = GPU(
         **{
             name: jnp.broadcast_to(given[name], shape)
             if name in given
@@ -54,6 +54,7 @@ def vary(base: GPU, figures: Mapping[str, ArrayLike], *, peaks_follow: bool = Tr
             for name in FIELDS
         }
     )
+    return widened(base, machine, given)
 
 
 def vary_plainly(base: GPU, figures: Mapping[str, float]) -> GPU:

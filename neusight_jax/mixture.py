@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -193,13 +194,14 @@ def init_family(
     features: Float[Array, "row feature"],
     hidden: tuple[int, ...],
     members: int,
+    module: Any = None,
 ) -> FamilyMixture:
     """Untrained parameters: uniform mixing, offsets at their starts, floor as said above and in a model what a further
-    launch takes; the network is normalised to the features."""
+    launch takes; the network (of `hidden` layers, or `module`) is normalised to the features."""
     floor_s = TENSOR_FLOOR_S if family.tensor_core else FLOOR_S
     residual = jnp.zeros((members, len(ROWS), len(EFFECTS)))
     return FamilyMixture(
-        network=init_network(key, features, hidden, sum(head_widths(family)) + len(HEADS), members),
+        network=init_network(key, features, hidden, sum(head_widths(family)) + len(HEADS), members, module),
         log_floor_s=jnp.full((members,), jnp.log(floor_s)),
         raw_norm=jnp.zeros((members,)),
         residual=residual.at[:, IN_MODEL, FLOOR].set(jnp.log(STANDARD.further_launch_s / floor_s)),

@@ -32,6 +32,7 @@ class Physics:
       l2_bytes_per_cycle: bytes an SM takes from L2 per clock.
       issue_flop_per_cycle: fp32 FLOP an SM's four warp schedulers can issue per clock if every slot is a fused
         multiply-add. An SM of 64 lanes needs half of its slots for that, one of 128 lanes has none to spare.
+      matrix_issue: clocks an fp32 matrix instruction takes to run for each it takes to issue.
       exponentials_per_cycle: of an SM's special-function units per clock, where the GPU does not say.
       softmax_flop: fp32 FLOP of a softmax for every score.
       block_cycles: clocks a block of fused attention spends however little it has to do.
@@ -54,6 +55,9 @@ class Physics:
     l2_bytes_per_cycle: ArrayLike = field(default=64.0, metadata=_fixed("NVIDIA, Volta to Hopper: 64 B a clock and SM"))
     issue_flop_per_cycle: ArrayLike = field(
         default=256.0, metadata=_fixed("four schedulers, 32 lanes, two FLOP: NVIDIA architecture papers")
+    )
+    matrix_issue: ArrayLike = field(
+        default=16.0, metadata=_fixed("AMD CDNA ISA guide, V_MFMA_F32_32X32X2F32: 16 passes of 4 clocks, issued in 4")
     )
     exponentials_per_cycle: ArrayLike = field(
         default=16.0, metadata=_fixed("CUDA programming guide, arithmetic throughput, 7.0 to 10.0")

@@ -120,9 +120,11 @@ def _source() -> str:
 
 @functools.cache
 def _of_this_package(tree: Any) -> bool:
-    """Whether all records in a tree are the package's own: another's code may change without `_source` knowing."""
+    """Whether all records and networks in a tree are the package's own: others may change without `_source` knowing."""
     data = tree.node_data()
-    own = data is None or data[0].__module__.partition(".")[0] in ("builtins", __package__.partition(".")[0], "optax")
+    records = () if data is None else (data[0], *map(type, data[1] if isinstance(data[1], tuple) else ()))
+    known = ("builtins", __package__.partition(".")[0], "optax")
+    own = all(record.__module__.partition(".")[0] in known for record in records)
     return own and all(_of_this_package(child) for child in tree.children())
 
 

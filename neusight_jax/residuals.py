@@ -57,8 +57,8 @@ def device_residual(
 
 
 def other_vendor(gpu: GPU) -> Bool[Array, "*gpu"]:
-    """Whether a GPU runs another vendor's libraries: those with an fp32 matrix path of its own do."""
-    return jnp.asarray(gpu.fp32_matrix_flop_per_s) > 0
+    """Whether a GPU runs another vendor's libraries than the first of `gpu.VENDORS`."""
+    return jnp.round(jnp.asarray(gpu.vendor, dtype=float)) > 0
 
 
 def switches(gpu: GPU, isolated: Isolated) -> Float[Array, "row _kernel"]:

@@ -17,6 +17,7 @@ from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.errors import InputError
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
+from neusight_jax.own_network import network_card
 from neusight_jax.terms import Predictor
 from neusight_jax.utilization import Network
 
@@ -53,14 +54,18 @@ def _kind_and_sizes(predictor: Any) -> dict[str, Any]:
             f"a {type(predictor).__name__} cannot be saved, expected one of kind {', '.join(KINDS.values())}"
         )
     base = getattr(predictor, "base", predictor)
-    leaves = jax.tree.leaves(base, is_leaf=lambda node: isinstance(node, Network))
-    layers = next((node.weights for node in leaves if isinstance(node, Network)), ())
+    parts = getattr(base, "families", None) or getattr(base, "networks", {})
+    leaves = jax.tree.leaves(parts, is_leaf=lambda node: isinstance(node, Network))
+    network = next((node for node in leaves if isinstance(node, Network)), None)
+    layers = network.parameters.get("weights", ()) if network else ()
     sizes: dict[str, Any] = {
-        "families": list(base.families if hasattr(base, "families") else base.networks),
+        "families": list(parts),
         "hidden": [layer.shape[-1] for layer in layers[:-1]],
-        "members": layers[0].shape[0] if layers else 1,
+        "members": network.members if network else 1,
         "trust": getattr(predictor, "trust", None) is not None,
     }
+    if network and network.module is not None:
+        sizes["network"] = network_card(network.module)
     if kind == "calibrated":
         sizes["points"] = {name: len(shape.points) for name, shape in predictor.shapes.items()}
     return {"kind": kind, "architecture": sizes}

@@ -57,6 +57,7 @@ def test_card_of_another_format(predict_fails: Fails, own: Path) -> None:
         ({"kind": "oracle"}, "unknown predictor kind 'oracle'"),
         ({"architecture": {}}, "kind or architecture unreadable"),
         ({"architecture": None}, "kind or architecture unreadable"),
+        ({"device_effects": {"Tesla T4": 3}}, "device_effects unreadable (device_effects.Tesla T4: Input should be"),
     ],
 )
 def test_card_that_says_nothing(predict_fails: Fails, own: Path, changes: dict[str, Any], message: str) -> None:

@@ -13,6 +13,7 @@ from predictors import NETWORKS, random_predictor
 
 import neusight_jax as nj
 from neusight_jax.checkpoint import untrained
+from neusight_jax.gpu import VENDORS
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
@@ -279,7 +280,7 @@ def test_another_vendor_has_intervals_of_its_own(graph: Any) -> None:
     assert trusting.trust is not None
     apart = replace(trusting.trust, other_vendor={"linear": jnp.array([-0.5, 0.5]), MODELS: jnp.array([-0.6, 0.6])})
     v100 = nj.load_gpu("V100-PCIE-32GB")
-    amd = v100.replace(fp32_matrix_flop_per_s=v100.fp32_flop_per_s)
+    amd = v100.replace(vendor=VENDORS.index("AMD"))
 
     def spread(trust: Trust, gpu: nj.GPU) -> dict[str, float]:
         forecast = nj.predict(replace(trusting, trust=trust), gpu, graph)

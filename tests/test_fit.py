@@ -70,7 +70,7 @@ def test_a_job_never_draws_a_row_of_a_gpu_it_leaves_out(softmax: Rows, left: str
 
     def fitted(inside: Rows) -> np.ndarray:
         rows = join_rows([softmax, inside])
-        every = fit(_kind(softmax), rows, [Job(0, (left,)), Job(0)], settings).best.network.biases[-1]
+        every = fit(_kind(softmax), rows, [Job(0, (left,)), Job(0)], settings).best.network.parameters["biases"][-1]
         return np.asarray(every)
 
     plain, twisted = fitted(inside), fitted(replace(inside, seconds=0.01 * inside.seconds))

@@ -5,6 +5,7 @@ import math
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,12 @@ import neusight_jax as nj
 from neusight_jax import gpu_catalog
 from neusight_jax.arithmetic import DTYPES, PATHS
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, peak_field, stack_gpus, validate_gpu
+from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, VENDORS, peak_field, stack_gpus, validate_gpu
 from neusight_jax.gpu_catalog import canonical_name, catalog_gpu, fold_name, gpu_info, list_gpus
 from neusight_jax.gpu_file import load_gpu, load_named_gpu
+from neusight_jax.hypothetical import vary_plainly
+from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.residuals import other_vendor
 
 SHORT_NAMES = [
     "P4",
@@ -72,7 +76,7 @@ MEASUREMENTS = Path(os.environ.get("NEUSIGHT_MEASUREMENTS", Path(__file__).paren
 
 def test_every_field_is_a_traced_float():
     leaves = jax.tree.leaves(load_gpu("H100"))
-    assert len(leaves) == len(FIELDS) == 21
+    assert len(leaves) == len(FIELDS) == 22
     assert all(type(leaf) is float for leaf in leaves)
     assert [field for field in FIELDS if field.endswith("flop_per_s")] == [peak_field(path) for path in PATHS]
 
@@ -251,6 +255,7 @@ def test_catalog_entry(name):
     gpu, info = catalog_gpu(name), gpu_info(name)
     validate_gpu(gpu, name)
     assert info.vendor in ("NVIDIA", "AMD", "Intel")
+    assert VENDORS[int(gpu.vendor)] == info.vendor
     assert info.architecture
     entry = gpu_catalog._entries()[name]
     assert set(entry) - set(FIELDS) - {"base_clock_hz"} == {
@@ -336,9 +341,60 @@ def test_catalog_agrees_with_the_measured_devices():
         assert gpu.fp32_flop_per_s == pytest.approx(peak * 1e9, rel=0.04)
 
 
-def test_a_slow_matrix_path_costs_nothing() -> None:
-    """fp32 products take the faster path: one of 10 GFLOP/s beside 14 TFLOP/s does not hold them up."""
-    graph, v100 = nj.graph_from_config("bert-tiny", batch_size=1, sequence_length=16), nj.load_gpu("V100-PCIE-32GB")
-    slow = v100.replace(fp32_matrix_flop_per_s=1e10)
-    predictor = nj.load_predictor("fp32-heldout")
-    assert nj.predict(predictor, slow, graph).total_s < 1.5 * nj.predict(predictor, v100, graph).total_s
+@pytest.mark.parametrize("peak", [1e10, 1e12])
+def test_a_slow_matrix_path_changes_nothing(peak: float) -> None:
+    """fp32 products take the faster path: 10 GFLOP/s beside 14 TFLOP/s neither hold them up nor make another vendor's
+    GPU of it."""
+    graph, v100 = nj.graph_from_config("gpt2", batch_size=1, sequence_length=64), nj.load_gpu("V100-PCIE-32GB")
+    predictor = nj.load_predictor("fp32")
+    now, then = (nj.predict(predictor, gpu, graph) for gpu in (v100, v100.replace(fp32_matrix_flop_per_s=peak)))
+    assert then.total_s == pytest.approx(now.total_s, rel=1e-6)
+    assert then.interval_s == pytest.approx(now.interval_s, rel=1e-6)
+
+
+def test_the_vendor_is_said_and_not_inferred() -> None:
+    """Intel's GPUs run neither the default libraries nor have an fp32 matrix path to be known by."""
+    said = {name: bool(other_vendor(load_gpu(name))) for name in ("H100", "P4", "MI250", "MI300X", "Arc Pro B60")}
+    assert said == {"H100": False, "P4": False, "MI250": True, "MI300X": True, "Arc Pro B60": True}
+    assert not other_vendor(load_gpu("H100").replace(fp32_matrix_flop_per_s=1e14))
+    assert other_vendor(load_gpu("MI250").replace(fp32_matrix_flop_per_s=0.0))
+    stacked = stack_gpus([load_gpu("T4"), load_gpu("MI250")])
+    assert other_vendor(stacked).tolist() == [False, True]
+
+
+def test_the_width_of_matrix_units_follows_the_peaks() -> None:
+    """A new 16-bit peak makes them wider, so that energy is that of a GPU given with all its figures; SMs and clocks at
+    fixed peaks do not, and a width that is said stays."""
+    h100 = load_gpu("H100")
+    width, peak = h100.matrix_flop_per_cycle, h100.bf16_flop_per_s
+    twice = {"bf16_flop_per_s": 2 * peak, "fp16_flop_per_s": 2 * peak}
+    assert h100.replace(**twice).matrix_flop_per_cycle == pytest.approx(2 * width)
+    assert h100.replace(**twice, num_sms=264).matrix_flop_per_cycle == pytest.approx(width)
+    assert vary_plainly(h100, twice).matrix_flop_per_cycle == pytest.approx(2 * width, rel=1e-6)
+    assert h100.replace(**twice, matrix_flop_per_cycle=512.0).matrix_flop_per_cycle == 512.0
+    for same in ({"num_sms": 264}, {"clock_hz": 1e9}, {"fp8_flop_per_s": 1e15}):
+        assert h100.replace(**same).matrix_flop_per_cycle == width
+    assert vary_plainly(h100, {"num_sms": 264.0}).matrix_flop_per_cycle == pytest.approx(width)
+    p4 = load_gpu("P4").replace(bf16_flop_per_s=1e14)
+    assert p4.matrix_flop_per_cycle == pytest.approx(1e14 / (p4.num_sms * p4.clock_hz))
+
+
+def test_slopes_of_a_peak_have_its_energy() -> None:
+    """L4 is bound by its power: slopes through `replace` are those of finite differences, energy of a FLOP included."""
+    gpu, predictor = load_gpu("L4"), nj.load_predictor("tensorcore")
+    sizes = {"batch": 1.0, "m": 8192.0, "n": 8192.0, "k": 8192.0}
+    kernels = table_from_kernels([Kernel("gemm", "linear", sizes, dtype="bf16")])
+
+    def log_seconds(log_more: Any) -> Any:
+        more = {name: getattr(gpu, name) * jnp.exp(log_more) for name in ("bf16_flop_per_s", "fp16_flop_per_s")}
+        return jnp.log(nj.latency(predictor, gpu.replace(**more), kernels))
+
+    slope = float(jax.grad(log_seconds)(0.0))
+    step = 0.02
+    assert slope == pytest.approx(float(log_seconds(step) - log_seconds(-step)) / (2 * step), rel=0.02)
+    alone = jax.grad(nj.latency, argnums=1)(predictor, gpu, kernels)
+    seconds = float(nj.latency(predictor, gpu, kernels))
+    held = sum(getattr(alone, name) * getattr(gpu, name) for name in ("bf16_flop_per_s", "fp16_flop_per_s")) / seconds
+    fed = float(alone.matrix_flop_per_cycle) * gpu.matrix_flop_per_cycle / seconds
+    assert fed < -0.1
+    assert slope == pytest.approx(float(held) + fed, rel=1e-3)

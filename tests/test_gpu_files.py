@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from refusals import message
 
-from neusight_jax.gpu import GPU, REQUIRED_FIELDS
+from neusight_jax.gpu import GPU, MEMORY_KINDS, REQUIRED_FIELDS, VENDORS
 from neusight_jax.gpu_file import load_gpu, load_named_gpu
 
 H100_FIELDS = {
@@ -38,6 +38,34 @@ def test_user_file(tmp_path, suffix):
     assert name == "Mine"
     assert gpu == GPU(**{field: float(value) for field, value in H100_FIELDS.items()})
     assert load_gpu(path) == gpu
+
+
+@pytest.mark.parametrize(
+    ("said", "vendor"),
+    [
+        ({}, "NVIDIA"),
+        ({"fp32_matrix_flop_per_s": 1e14}, "NVIDIA"),
+        ({"vendor": "amd"}, "AMD"),
+        ({"vendor": "Intel", "architecture": "cdna3"}, "Intel"),
+        ({"architecture": "cdna3"}, "AMD"),
+        ({"architecture": "hopper2", "name": "AMD Instinct MI999"}, "AMD"),
+        ({"base": "MI250"}, "AMD"),
+        ({"base": "MI250", "vendor": "NVIDIA"}, "NVIDIA"),
+    ],
+)
+def test_vendor_of_a_file(tmp_path: Path, said: dict[str, object], vendor: str) -> None:
+    """Its own word, or that of its architecture, base or name; never guessed from a peak."""
+    gpu = load_gpu(write(tmp_path / "mine.json", {**H100_FIELDS, **said}))
+    assert VENDORS[int(gpu.vendor)] == vendor
+
+
+def test_names_of_figures(tmp_path: Path) -> None:
+    gpu = load_gpu(write(tmp_path / "mine.json", {**H100_FIELDS, "memory_kind": "gddr_ecc"}))
+    assert MEMORY_KINDS[int(gpu.memory_kind)] == "gddr_ecc"
+    sheet = {"Device": "X", "Num_Sm": 80, "Clock": 1500, "Vendor": "Nvida"}
+    for content in ({**H100_FIELDS, "vendor": "Nvida"}, sheet):
+        text = message(load_gpu, write(tmp_path / "mine.json", content))
+        assert text == "mine.json: vendor is 'Nvida', expected one of NVIDIA, AMD, Intel, other"
 
 
 def test_yaml_reads_a_plain_exponent_as_a_number(tmp_path):

@@ -61,8 +61,8 @@ def test_no_preference_means_the_fastest_tile() -> None:
 def test_a_strong_preference_wins() -> None:
     work, features = _case("linear")
     plain = init_tile_choice(jax.random.key(0), FAMILIES["linear"], features)
-    biases = (*plain.network.biases[:-1], plain.network.biases[-1].at[:, 2].set(1e3))
-    fond = replace(plain, network=replace(plain.network, biases=biases))
+    biases = (*plain.network.parameters["biases"][:-1], plain.network.parameters["biases"][-1].at[:, 2].set(1e3))
+    fond = replace(plain, network=replace(plain.network, parameters={**plain.network.parameters, "biases": biases}))
     assert np.all(np.asarray(choose_tile(fond, GPU, work, features).index) == 2)
 
 
@@ -80,7 +80,7 @@ def test_a_relaxed_choice_lies_inside_the_menu_and_has_gradients(name: str) -> N
     assert np.all(np.asarray(tile.block_flop) >= menu.min(axis=1) * 0.9999)
     slopes = jax.grad(total)(_choice(name))
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(slopes))
-    assert np.any(np.asarray(slopes.network.biases[-1]) != 0.0)
+    assert np.any(np.asarray(slopes.network.parameters["biases"][-1]) != 0.0)
 
 
 def test_each_kernel_may_have_its_own_machine() -> None:

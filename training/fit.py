@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.training.train_state import TrainState
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neusight_jax.cluster import Cluster, Machine
@@ -23,6 +24,7 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import element_bytes
 from neusight_jax.topology import Topology
+from neusight_jax.training.networks import as_modules
 from neusight_jax.training.rows import Rows, generations
 
 
@@ -111,21 +113,27 @@ class Kind(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class FitState:
-    """Where a fit stands. Everything but `done` has a leading axis [job].
+class FitState(TrainState):  # type: ignore[no-untyped-call]
+    """Where a fit stands: flax's state (`params`, `opt_state`, `step`). Every leaf has a leading axis [job].
 
     Attributes:
-      parameters, optimizer: after `done` steps.
+      params: a dict, as flax wants it, whose one entry `fitted` is what the kind fits (`parameters`).
       best, best_loss: parameters at the end of the chunk with the lowest mean training loss, and that loss. Selected on
         training rows only: choosing by a held-out GPU would leak it.
     """
 
-    parameters: Any
-    optimizer: Any
-    done: int
     best: Any
-    best_loss: Float[np.ndarray, " job"]
+    best_loss: Float[Array, " job"]
+
+    @property
+    def parameters(self) -> Any:
+        """What the kind fits."""
+        return self.params["fitted"]
+
+    @property
+    def done(self) -> int:
+        """Steps behind it."""
+        return int(np.asarray(self.step)[0])
 
 
 Progress = Callable[[FitState, np.ndarray], bool]
@@ -154,43 +162,39 @@ def fit(
     """
     groups = _Groups.of(rows)
     draws = _choices(groups, rows, jobs)
-    optimizer = make_optimizer(settings)
     in_model_rows = round(settings.batch_size * settings.in_model_share) if groups.counts[1].sum() else 0
     sizes = (settings.batch_size - in_model_rows, in_model_rows)
     source = _Source.of(rows, groups)
 
-    def total(parameters: Any, key: Array, chosen: _Choices, source: _Source) -> Float[Array, ""]:
-        return kind.loss(parameters, rows.family, source.draw(key, sizes, chosen), settings)
-
-    def step(carry: tuple[Any, Any], key: Array, chosen: _Choices, source: _Source) -> tuple[tuple[Any, Any], Array]:
-        parameters, moments = carry
-        value, gradient = jax.value_and_grad(total)(parameters, key, chosen, source)
-        updates, moments = optimizer.update(gradient, moments, parameters)
-        return (optax.apply_updates(parameters, updates), moments), value
+    def step(state: FitState, key: Array, chosen: _Choices, source: _Source) -> tuple[FitState, Array]:
+        sample = source.draw(key, sizes, chosen)
+        value, gradient = jax.value_and_grad(lambda own: state.apply_fn(own["fitted"], rows.family, sample, settings))(
+            state.params
+        )
+        moved: FitState = state.apply_gradients(grads=gradient)  # type: ignore[no-untyped-call]
+        return moved, value
 
     @jax.jit
-    def run_chunk(carry: Any, keys: Array, draws: _Choices, source: _Source) -> tuple[Any, Array]:
+    def run_chunk(state: FitState, keys: Array, draws: _Choices, source: _Source) -> tuple[FitState, Array]:
         steps = jax.vmap(step, in_axes=(0, 0, 0, None))
-        return jax.lax.scan(lambda carry, key_row: steps(carry, key_row, draws, source), carry, keys)
+        state, losses = jax.lax.scan(lambda state, key_row: steps(state, key_row, draws, source), state, keys)
+        return jax.vmap(_with_best)(state, losses.mean(axis=0)), losses.mean(axis=0)
 
-    if state is None:
-        state = init_state(kind, rows, jobs, optimizer.init)
+    state = init_state(kind, rows, jobs, settings) if state is None else state
     streams = [jax.random.fold_in(jax.random.key(job.seed), 1) for job in jobs]
     while state.done < settings.steps:
         size = min(chunk, settings.steps - state.done)
         keys = jnp.stack([jax.random.split(jax.random.fold_in(s, state.done), size) for s in streams], axis=1)
-        (parameters, moments), losses = run_chunk((state.parameters, state.optimizer), keys, draws, source)
-        loss = np.asarray(losses).mean(axis=0)
-        better = jnp.asarray(loss < state.best_loss)
-        best = jax.tree.map(
-            lambda new, old, better=better: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old),
-            parameters,
-            state.best,
-        )
-        state = FitState(parameters, moments, state.done + size, best, np.minimum(loss, state.best_loss))
-        if progress is not None and not progress(state, loss):
+        state, loss = run_chunk(state, keys, draws, source)
+        if progress is not None and not progress(state, np.asarray(loss)):
             break
     return state
+
+
+def _with_best(state: FitState, loss: Float[Array, ""]) -> FitState:
+    """The state of one job with its parameters kept where a chunk's loss is the lowest so far."""
+    best = jax.tree.map(lambda new, old: jnp.where(loss < state.best_loss, new, old), state.parameters, state.best)
+    return state.replace(best=best, best_loss=jnp.minimum(loss, state.best_loss))
 
 
 def make_optimizer(settings: Settings) -> optax.GradientTransformation:
@@ -199,18 +203,20 @@ def make_optimizer(settings: Settings) -> optax.GradientTransformation:
     return optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_weights_only)
 
 
-def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], init_optimizer: Callable[[Any], Any]) -> FitState:
+def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> FitState:
     """The state before the first step."""
     features = row_features(rows)
     parameters = []
     for job in jobs:
         seen = np.array([name not in job.held_out for name in rows.devices])[rows.device]
         parameters.append(kind.init(jax.random.key(job.seed), rows.family, features[seen], rows.take(seen)))
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parameters)
+    stacked = as_modules(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parameters))
+    fixed = {"apply_fn": kind.loss, "tx": make_optimizer(settings), "best_loss": np.finfo(np.float32).max}
+    create: Callable[..., FitState] = FitState.create
+    state = jax.vmap(lambda own: create(params={"fitted": own}, best=own, **fixed))(stacked)
     # Without weak types, which would compile the loop again after its first chunk.
-    both = (stacked, jax.vmap(init_optimizer)(stacked))
-    stacked, moments = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), both)
-    return FitState(stacked, moments, 0, stacked, np.full(len(jobs), np.inf, np.float32))
+    started: FitState = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
+    return started
 
 
 def row_features(rows: Rows) -> Float[Array, "row feature"]:
@@ -300,8 +306,11 @@ class _Source:
 
 
 def _weights_only(parameters: Any) -> Any:
-    """Which leaves weight decay applies to: the networks' weight matrices."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: "weights" in jax.tree_util.keystr(path), parameters)
+    """Which leaves weight decay applies to: the networks' weight matrices, `kernel` in layers of flax."""
+    names = jax.tree_util.keystr
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: any(name in names(path) for name in ("weights", "kernel")), parameters
+    )
 
 
 @dataclass(frozen=True)

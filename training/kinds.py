@@ -69,15 +69,17 @@ class MixtureKind:
       tile: the family's tile choice (fitted before).
       hidden: hidden layers of the network.
       penalties: what each effect costs, devices and then generations (`effect_penalties`); empty = 1 for all.
+      network: a user's own flax module in place of the hidden layers.
     """
 
     tile: TileChoice
     hidden: tuple[int, ...] = (32, 32)
     penalties: tuple[float, ...] = ()
+    network: Any = None
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
         """Parameters with `effect` [device and then generation, effect]."""
-        parameters = init_family(key, family, features, self.hidden, members=1)
+        parameters = init_family(key, family, features, self.hidden, 1, self.network)
         groups = len(rows.devices) + len(set(rows.generation))
         return replace(parameters, effect=jnp.zeros((groups, effect_width(family))))
 
@@ -109,6 +111,7 @@ class NeuSightKind:
 
     tile: TileChoice
     hidden: tuple[int, ...] = (64, 64, 64)
+    network: Any = None
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
         """A network normalised to the paper's inputs on the rows."""
@@ -117,7 +120,7 @@ class NeuSightKind:
         work = family.work(sample.batch.dims, size)
         peak = peak_flop_per_s(sample.gpu, family, sample.batch.dtype)
         tile = choose_tile(self.tile, sample.gpu, work, features)
-        return init_network(key, neusight_inputs(sample.gpu, tile, peak), self.hidden, OUTPUTS, members=1)
+        return init_network(key, neusight_inputs(sample.gpu, tile, peak), self.hidden, OUTPUTS, 1, self.network)
 
     def predictor(self, parameters: Network, family: Family, sample: Sample) -> Predictor:
         """The predictor of one family."""

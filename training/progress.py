@@ -9,14 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from neusight_jax.checkpoint import CARD, tree_from_arrays, tree_to_arrays
 from neusight_jax.errors import InputError
 from neusight_jax.files import remove_folder, write_atomically, write_text_atomically
-from neusight_jax.training.fit import FitState, Job, Kind, Settings, init_state, make_optimizer
+from neusight_jax.training.fit import FitState, Job, Kind, Settings, init_state
 from neusight_jax.training.rows import Rows
 
 _ASKED = "run.json"
@@ -56,12 +55,12 @@ class Saved:
         """Keep the state of one fit, whole or not at all."""
         if not (self.folder / _ASKED).exists():
             write_text_atomically(self.folder / _ASKED, json.dumps(self.asked))
-        flat = tree_to_arrays(_tree(state))
+        flat = tree_to_arrays(state)
         write_atomically(self._file(name), lambda path: save_file(flat, path))
 
     def load(self, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> FitState:
         """The kept state of one fit, or a fresh one."""
-        fresh = init_state(kind, rows, jobs, make_optimizer(settings).init)
+        fresh = init_state(kind, rows, jobs, settings)
         path = self._file(name)
         if not path.is_file():
             return fresh
@@ -69,29 +68,9 @@ class Saved:
             flat = load_file(path)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path}: not readable ({error}); remove it to train this family again") from None
-        kept = tree_from_arrays(_tree(fresh), flat, path)
-        return FitState(
-            kept["parameters"],
-            _like(fresh.optimizer, kept["optimizer"]),
-            int(kept["done"]),
-            kept["best"],
-            np.asarray(kept["best_loss"]),
-        )
+        kept = tree_from_arrays(fresh, flat, path)
+        state: FitState = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), fresh, kept)  # counters are whole
+        return state
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name.replace(' ', '-')}.safetensors"
-
-
-def _tree(state: FitState) -> dict[str, Any]:
-    return {
-        "parameters": state.parameters,
-        "optimizer": state.optimizer,
-        "done": np.float32(state.done),
-        "best": state.best,
-        "best_loss": np.where(np.isfinite(state.best_loss), state.best_loss, np.finfo(np.float32).max),
-    }
-
-
-def _like(template: Any, tree: Any) -> Any:
-    """Leaves of `tree` with the dtypes of `template` (step counters are integers)."""
-    return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), template, tree)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from neusight_jax.kernels.families import TENSOR_FAMILIES
 from neusight_jax.training.fit import MORE_STEPS, TENSOR_SETTINGS, Settings
@@ -24,6 +25,7 @@ class Recipe:
       base: a checkpoint whose families are taken over where none is trained here; "" = none.
       more_steps: family -> times the steps of both settings.
       left_out_by: what is left out together, a "device" or all devices of an "architecture".
+      network: a user's own module in place of the hidden layers, as `own_network.network_card` says it.
       smallest: least (rows, cols) of row-wise kernels trained on, by family; the published NeuSight's own filter.
     """
 
@@ -41,6 +43,7 @@ class Recipe:
     base: str = ""
     left_out_by: str = "device"
     more_steps: dict[str, float] = field(default_factory=dict)
+    network: dict[str, Any] | None = None
 
 
 RECIPES: dict[str, Recipe] = {

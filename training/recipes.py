@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import neusight_jax
-from neusight_jax.checkpoint import save_checkpoint, with_effect, with_libraries
+from neusight_jax.checkpoint import save_checkpoint, untrained, with_effect, with_libraries
 from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.gpu_catalog import generation_of
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.neusight import NeuSightPredictor
+from neusight_jax.own_network import load_network, network_card
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.training.conformal import Residuals, mean_error_percent
@@ -61,6 +62,7 @@ def train(
     resume: bool = False,
     drop_invalid: bool = False,
     console: Console | None = None,
+    network: Any = None,
 ) -> dict[str, Any]:
     """Train a checkpoint and write it to a folder.
 
@@ -72,13 +74,15 @@ def train(
       measurements: files or folders of the schema; recipe: key of `RECIPES`; output: folder to write, new or empty.
       hold_out: GPUs whose rows are not trained on; seed: of the first member, the others follow.
       drop_invalid: leave bad rows out instead of refusing; console: for progress (none = quiet).
+      network: a flax module of one's own in place of the recipe's (`neusight_jax.own_network`).
     Returns: the card.
-    Raises: `InputError` for bad measurements, unknown names, GPUs to hold out that were not measured, an output that
-      cannot be written.
+    Raises: `InputError` for bad measurements, unknown names, GPUs to hold out that were not measured, a network that
+      does not fit or cannot be imported again, an output that cannot be written.
     """
     if recipe not in RECIPES:
         raise unknown_name("recipe", recipe, RECIPES)
-    chosen, target = RECIPES[recipe], Path(output)
+    own = None if network is None else network_card(network)
+    chosen, target = replace(RECIPES[recipe], network=own), Path(output)
     refuse_existing(target)
     held_out = tuple(find_measured(hold_out, measurements))
     saved = Saved(target, {"recipe": recipe, "hold_out": sorted(held_out), "seed": seed, **asdict(chosen)})
@@ -91,30 +95,18 @@ def train(
     if not devices:
         raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
     run = _Run(chosen, data, tuple(devices), held_out, seed, saved, console)
+    sizes = run.sizes()
     begin = time.monotonic()
     predictor, effects = run.all_families()
     card = {
         "kind": chosen.kind,
-        "architecture": {
-            "families": list(run.families),
-            "hidden": list(chosen.hidden),
-            "members": chosen.members,
-            "trust": bool(run.trust_card),
-        },
-        "trained_on": {"devices": devices, "rows": run.row_counts},
-        "trained_dtypes": sorted(data.frame["dtype"].unique()),
-        "held_out": list(held_out),
+        "architecture": {**sizes, "trust": bool(run.trust_card)},
         "recipe": recipe,
         "settings": asdict(chosen.settings),
-        "seed": seed,
         "seconds": round(time.monotonic() - begin, 1),
         "version": neusight_jax.__version__,
-        "made_by": _command(recipe, held_out, seed),
-        "errors_percent": run.errors,
-        "tile_accuracy": run.tile_accuracy,
-        **run.trust_card,
-        "notes": list(data.notes),
-        "generation_effects": run.generation_effects,
+        "made_by": _command(recipe, held_out, seed, own),
+        **run.card(),
         "device_effects": effects,
     }
     if chosen.base:
@@ -124,8 +116,9 @@ def train(
     return card
 
 
-def _command(recipe: str, hold_out: Sequence[str], seed: int) -> str:
+def _command(recipe: str, hold_out: Sequence[str], seed: int, network: Mapping[str, Any] | None) -> str:
     held = "".join(f' --hold-out "{name}"' for name in hold_out)
+    held += f" --network {network['module']}" if network else ""
     return f"neusight-jax train --measurements DIR --recipe {recipe}{held} --seed {seed} --output DIR"
 
 
@@ -143,6 +136,7 @@ class _Run:
         console: Console | None,
     ) -> None:
         self.recipe, self.data, self.devices = recipe, data, devices
+        self.held_out, self.seed = held_out, seed
         measured = measured_devices(data)
         self.scored_apart = [device for device in held_out if device in measured]
         self.jobs = [Job(seed * 1000 + member) for member in range(recipe.members)]
@@ -157,6 +151,28 @@ class _Run:
         self.tile_accuracy: dict[str, float] = {}
         self.generation_effects: dict[str, dict[str, list[float]]] = {}
         self.trust_card: dict[str, Any] = {}
+
+    def sizes(self) -> dict[str, Any]:
+        """The architecture as cards have it. `InputError` for a network of one's own that does not fit."""
+        sizes = {"families": self.families, "hidden": list(self.recipe.hidden), "members": self.recipe.members}
+        if self.recipe.network:
+            sizes["network"] = self.recipe.network
+            jax.eval_shape(lambda: untrained(self.recipe.kind, sizes))
+        return sizes
+
+    def card(self) -> dict[str, Any]:
+        """What was trained on, and how well it fits."""
+        return {
+            "trained_on": {"devices": list(self.devices), "rows": self.row_counts},
+            "trained_dtypes": sorted(self.data.frame["dtype"].unique()),
+            "held_out": list(self.held_out),
+            "seed": self.seed,
+            "errors_percent": self.errors,
+            "tile_accuracy": self.tile_accuracy,
+            **self.trust_card,
+            "notes": list(self.data.notes),
+            "generation_effects": self.generation_effects,
+        }
 
     def all_families(self) -> tuple[Predictor, dict[str, dict[str, list[float]]]]:
         """The predictor, and the effect of each training device by family."""
@@ -196,9 +212,10 @@ class _Run:
         return predictor, effects
 
     def _kind(self, tile: TileChoice, rows: Rows) -> MixtureKind | NeuSightKind:
+        network = load_network(self.recipe.network) if self.recipe.network else None
         if self.recipe.kind == "neusight":
-            return NeuSightKind(tile, self.recipe.hidden)
-        return MixtureKind(tile, self.recipe.hidden, effect_penalties(rows))
+            return NeuSightKind(tile, self.recipe.hidden, network)
+        return MixtureKind(tile, self.recipe.hidden, effect_penalties(rows), network)
 
     def _rows(self, name: str, devices: Sequence[str]) -> Rows:
         rows = sweep_rows(self.data, name, devices)

@@ -40,6 +40,8 @@ def taken_over(predictor: Predictor, card: Mapping[str, Any], base: str) -> tupl
     if not isinstance(other, MixturePredictor) or not isinstance(predictor, MixturePredictor):
         raise InputError(f"base checkpoint {base} is of another kind than mixture; expected a mixture")
     members, hidden = card["architecture"]["members"], card["architecture"]["hidden"]
+    if card["architecture"].get("network") != other_card["architecture"].get("network"):
+        raise InputError(f"base checkpoint {base} has another network; expected the one trained here")
     if other_card["architecture"]["hidden"] != hidden or other_card["architecture"]["members"] < members:
         raise InputError(f"base checkpoint {base} has other sizes; expected hidden {hidden}, {members} members or more")
     extra = [name for name in other.families if name not in predictor.families]

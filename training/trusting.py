@@ -115,17 +115,7 @@ def make_trust(
         for device in left_out.get(MODELS, {})
     }
     inside = {name: narrowed(residuals, widening[name]) for name, residuals in left_out.items()}
-    minority = {
-        device
-        for part in evidence.left_out.values()
-        for device in np.asarray(part.rows.devices)[part.rows.of_minority_vendor]
-    }
-    usual = {name: conformal_interval(_of_main_vendor(residuals, minority)) for name, residuals in inside.items()}
-    others = {
-        name: conformal_interval(_of_minority_vendor(residuals, minority))
-        for name, residuals in inside.items()
-        if minority & set(residuals)
-    }
+    usual, others = _by_vendor(evidence, inside)
     measured = {name: conformal_interval(residuals) for name, residuals in seen.items()}
     none, nobody_knows = Interval(0.0, float("nan"), {}), Interval(WIDEST, 1.0, {})
     trust = Trust(
@@ -138,7 +128,37 @@ def make_trust(
         gpu_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.gpus.items()},
         shape_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.shapes.items()},
     )
-    card = {
+    return trust, _card(devices, left_out, seen, usual, others, measured)
+
+
+def _by_vendor(
+    evidence: Evidence, inside: Mapping[str, dict[str, np.ndarray]]
+) -> tuple[dict[str, Interval], dict[str, Interval]]:
+    """Intervals of GPUs left out, by family: of the vendor of most of them, and of the others where there are any."""
+    minority = {
+        device
+        for part in evidence.left_out.values()
+        for device in np.asarray(part.rows.devices)[part.rows.of_minority_vendor]
+    }
+    usual = {name: conformal_interval(_of_main_vendor(residuals, minority)) for name, residuals in inside.items()}
+    others = {
+        name: conformal_interval(_of_minority_vendor(residuals, minority))
+        for name, residuals in inside.items()
+        if minority & set(residuals)
+    }
+    return usual, others
+
+
+def _card(
+    devices: tuple[str, ...],
+    left_out: Mapping[str, Residuals],
+    seen: Mapping[str, Residuals],
+    usual: Mapping[str, Interval],
+    others: Mapping[str, Interval],
+    measured: Mapping[str, Interval],
+) -> dict[str, Any]:
+    """What the card says of the evidence: intervals, how wide each device's own are, errors of GPUs left out."""
+    return {
         "intervals": {
             "left out": {name: _said(item) for name, item in usual.items()},
             **({"left out, another vendor": {name: _said(item) for name, item in others.items()}} if others else {}),
@@ -154,7 +174,6 @@ def make_trust(
             for name, residuals in left_out.items()
         },
     }
-    return trust, card
 
 
 def _own_coverage(models: Residuals) -> dict[str, float]:

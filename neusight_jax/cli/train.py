@@ -22,9 +22,11 @@ def train(
     seed: Annotated[int, option("Of the random numbers.")] = 0,
     resume: Resume = False,
     drop_invalid: DropInvalid = False,
+    network: Annotated[str | None, option("A flax module of your own.", metavar="PACKAGE.MODULE:CLASS")] = None,
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
     held_out = measured_devices(hold_out or (), measurements)
+    from neusight_jax.own_network import load_network
     from neusight_jax.training.evaluation.systems import BASELINES, train_baseline
     from neusight_jax.training.progress import kept_steps
     from neusight_jax.training.recipe import RECIPES
@@ -43,9 +45,12 @@ def train(
                 resume=resume,
                 drop_invalid=drop_invalid,
                 console=progress_console(),
+                network=load_network({"module": network, "arguments": {}}) if network else None,
             )
     elif recipe not in BASELINES:
         raise unknown_name("recipe", recipe, (*RECIPES, *BASELINES))
+    elif network:
+        raise InputError(f"--network is not for {recipe}, a baseline; leave it out")
     elif resume:
         raise InputError(f"--resume is not for {recipe}: a baseline is fitted in one go; leave it out")
     else:

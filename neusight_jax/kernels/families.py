@@ -1,18 +1,27 @@
-"""The families this package models, by name. A new family is one new file and one line here."""
+"""The families there are, by name: those of this package, and those that installed packages register.
+
+A new family is one new file, and one line here or, from outside, one entry point of the group `GROUP`
+(docs/extending.md).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
 
+from neusight_jax.errors import InputError
 from neusight_jax.kernels.attention import DECODE, PREFILL
 from neusight_jax.kernels.collective import COLLECTIVE
 from neusight_jax.kernels.conv import CONV
-from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.family import Family, Operator
 from neusight_jax.kernels.gemm import BMM, LINEAR
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
 from neusight_jax.kernels.rowwise import ELEMENTWISE, MEMORY, NORM, REDUCTION, SOFTMAX, STREAM, STRIDED
 from neusight_jax.kernels.tensor_conv import TENSOR_CONV
 from neusight_jax.kernels.tensor_gemm import FAMILY_BY_DTYPE, GEMM, GEMM_FP4, GEMM_FP8
+
+GROUP = "neusight_jax.families"
+"""Entry points of this group are families (`Family`), each `name = "module:FAMILY"`."""
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -23,12 +32,45 @@ FAMILIES: dict[str, Family] = {
 }
 """Every kernel family, in the order tables and forecasts hold them."""
 
+
+def _registered(point: EntryPoint, known: Iterable[Family]) -> Family:
+    """The family of an entry point. `InputError` unless it is one, with names that no other family has."""
+    where = f"family {point.value} of the package {point.dist.name if point.dist else 'that registers it'}"
+    try:
+        family = point.load()
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise InputError(f"{where} cannot be loaded ({type(error).__name__}: {reason}); mend or uninstall it") from None
+    if not isinstance(family, Family):
+        raise InputError(f"{where} is a {type(family).__name__}, expected a neusight_jax.kernels.family.Family")
+    taken = {name for each in known for name in (each.name, *each.ops)} & {family.name, *family.ops}
+    if taken:
+        raise InputError(f"{where}: there is a family or operator {min(taken)!r} already; give it another name")
+    foreign = {op for op, _ in family.operators} - set(family.ops)
+    if foreign or family.network not in (family.name, *(each.name for each in known)):
+        wrong = f"operators has {min(foreign)!r}, which is not in ops" if foreign else f"no network {family.network!r}"
+        raise InputError(f"{where}: {wrong}; mend the family")
+    return family
+
+
+BUILT_IN: frozenset[str] = frozenset(FAMILIES)
+for _point in entry_points(group=GROUP):
+    _family = _registered(_point, FAMILIES.values())
+    FAMILIES[_family.name] = _family
+
+OPERATORS: dict[str, tuple[Family, Operator]] = {
+    op: (family, operator) for family in FAMILIES.values() for op, operator in family.operators
+}
+"""Operators that say themselves what measurements, plans and traces need to know of them."""
+
 TENSOR_FAMILIES: frozenset[str] = frozenset(
-    name for name, family in FAMILIES.items() if family.tensor_core and family not in (TENSOR_CONV, COLLECTIVE)
+    name for name in BUILT_IN if FAMILIES[name].tensor_core and name not in (TENSOR_CONV.name, COLLECTIVE.name)
 )
 """Families of tensor cores and what runs between them: in a table all or none, so that others stay small."""
 
-RARE_FAMILIES: frozenset[str] = frozenset({STRIDED.name, TENSOR_CONV.name, COLLECTIVE.name})
+RARE_FAMILIES: frozenset[str] = (
+    frozenset({STRIDED.name, TENSOR_CONV.name, COLLECTIVE.name}) | FAMILIES.keys() - BUILT_IN
+)
 """Families that few tables have kernels of: in a table only where it has."""
 
 

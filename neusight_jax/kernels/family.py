@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +90,32 @@ class Work:
         return self.flop if self.form_flop is None else jnp.min(self.form_flop, axis=1)
 
 
+Sizes: TypeAlias = tuple[int, ...]
+"""What a plan draws a dim from: low, high and step (log-uniform; two thirds are multiples of the step)."""
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator as measurements, plans and traces know it: what a family from outside brings of its own.
+
+    Attributes:
+      columns: (dim column of a measured row, what plans draw it from).
+      dims: columns [row] -> dims of the family [row].
+      tensors: sizes by column -> shapes of the inputs, shape of the output, FLOP.
+      run: ("jax" or "torch", sizes by column) -> function of the inputs, which `profile` measures; None = it is not.
+      words: pattern of whole words in the names of its kernels, as the section `words` of `scaling/names.yaml`.
+      sized: elements moved -> dims of a kernel that moves them, by which a trace's kernel without shapes is scaled.
+    """
+
+    columns: tuple[tuple[str, Sizes], ...]
+    dims: Callable[[Mapping[str, Any]], dict[str, Any]]
+    tensors: Callable[[Mapping[str, int]], tuple[tuple[Shape, ...], Shape, float]]
+    run: Callable[[str, Mapping[str, int]], Callable[..., Any]] | None = None
+    words: str = ""
+    sized: Callable[[float], dict[str, float]] | None = None
+
+
 @dataclass(frozen=True)
 class Family:
     """One kernel family.
@@ -112,7 +138,9 @@ class Family:
       known_libraries: (generation, number of the library that does something otherwise than the rest): `work` and
         `features` find it in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.
-      directions: positions of the features along which a device effect may tilt (`mixture.effect_width`).
+      directions: positions of the features along which a device effect may tilt (`residuals.effect_width`).
+      operators: (op, what else is known of it) of a family from outside; those of the built-in ones are in the tables
+        of `datasets.schema`, `profiling` and `scaling/names.yaml`.
       linked: whether its kernels send to other GPUs, so that a forecast needs the topology.
     """
 
@@ -131,6 +159,7 @@ class Family:
     generations: str = "blas"
     known_libraries: tuple[tuple[str, float], ...] = ()
     l2_operands: bool = False
+    operators: tuple[tuple[str, Operator], ...] = ()
     linked: bool = False
 
     @property

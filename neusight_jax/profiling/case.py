@@ -11,9 +11,14 @@ from typing import Any
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.kernels.families import OPERATORS
 from neusight_jax.kernels.rowwise import BINARY_OPS
 
-MEASURED_OPS: tuple[str, ...] = tuple(op for op in schema.OPS if op not in (*schema.EXPERT_OPS, *schema.QUANTIZE_OPS))
+MEASURED_OPS: tuple[str, ...] = tuple(
+    op
+    for op in schema.OPS
+    if op not in (*schema.EXPERT_OPS, *schema.QUANTIZE_OPS) and (op not in OPERATORS or OPERATORS[op][1].run)
+)
 """Every operator that can be measured."""
 FLOP_PER_ELEMENT: dict[str, float] = {"softmax": 5.0, "ln": 6.0, "copy": 0.0}
 """Arithmetic per element of row-wise operators, for planning; 1 for the others."""
@@ -88,6 +93,12 @@ def _size(op: str, name: str, value: Any) -> int:
     raise InputError(f"{name} of {op} is {value}, expected a whole number of at least {least}")
 
 
+def own_operator(case: Case, backend: str) -> Callable[..., Any] | None:
+    """A function of the case's inputs as its family gives it for "jax" or "torch"; None for built-in operators."""
+    run = OPERATORS[case.op][1].run if case.op in OPERATORS else None
+    return run(backend, case.sizes) if run else None
+
+
 @dataclass(frozen=True)
 class Operands:
     """What a kernel reads and writes.
@@ -109,6 +120,8 @@ class Operands:
 def operands(case: Case) -> Operands:
     """Shapes and arithmetic of a case. Channels are innermost; attention is (batch, tokens, heads, head_dim)."""
     d = case.sizes
+    if case.op in OPERATORS:
+        return Operands(*OPERATORS[case.op][1].tensors(d))
     if case.op in ("linear", "bmm"):
         b, m, n, k = d["b"], d["m"], d["n"], d["k"]
         flop = 2.0 * b * m * n * k

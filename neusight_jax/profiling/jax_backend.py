@@ -23,7 +23,15 @@ import numpy as np
 from jax import lax
 
 from neusight_jax.errors import InputError
-from neusight_jax.profiling.case import MATRIX_DTYPES, POINTWISE, POSITIVE, UNMEASURED_DTYPES, Case, operands
+from neusight_jax.profiling.case import (
+    MATRIX_DTYPES,
+    POINTWISE,
+    POSITIVE,
+    UNMEASURED_DTYPES,
+    Case,
+    operands,
+    own_operator,
+)
 from neusight_jax.profiling.processor import free_bytes, processor_name
 
 _finished: Callable[[Any], Any] = jax.block_until_ready
@@ -166,6 +174,8 @@ def _draw(seed: tuple[int, int, int], shape: tuple[int, ...], dtype: Any, op: st
 
 def jax_operator(case: Case) -> Callable[..., Any]:
     """A function of the case's inputs. fp32 products run in fp32; tf32 ones on tensor cores where there are any."""
+    if own := own_operator(case, "jax"):
+        return own
     # fp8 has no precision to choose; fp32 must not become tf32.
     precision = lax.Precision.HIGHEST if case.dtype == "fp32" else lax.Precision.DEFAULT
     wide = jnp.bfloat16 if case.dtype == "fp8" else None

@@ -12,8 +12,9 @@ import pandas as pd
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
+from neusight_jax.kernels.families import OPERATORS
 from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
-from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
+from neusight_jax.profiling.case import MEASURED_OPS, Case, case_bytes, make_case, operands
 
 QUICK: dict[str, int] = {
     **{"linear": 14, "bmm": 12, **dict.fromkeys(("add", "mul", "gelu", "tanh"), 4), "softmax": 10, "ln": 10},
@@ -23,13 +24,15 @@ FULL: dict[str, int] = {
     **{"linear": 250, "bmm": 200, **dict.fromkeys((*BINARY_OPS, *UNARY_OPS), 20), "softmax": 120, "ln": 120},
     **{"conv": 120, "prefill": 60, "decode": 60, "copy": 40},
 }
+QUICK |= dict.fromkeys((op for op in OPERATORS if op in MEASURED_OPS), 4)
+FULL |= dict.fromkeys((op for op in OPERATORS if op in MEASURED_OPS), 40)
 PLANS: dict[str, tuple[dict[str, int], float]] = {"quick": (QUICK, 2e-3), "full": (FULL, 50e-3)}
 """Kernels of each operator, and the longest of them in seconds at the speed of light."""
 LARGEST_BYTES = 2.0**32
 TRIES = 200
 """Draws before an operator is said not to fit."""
 
-DIMS: dict[str, dict[str, tuple[int, int, int] | list[int]]] = {
+DIMS: dict[str, dict[str, tuple[int, ...] | list[int]]] = {
     "linear": {"m": (16, 16384, 64), "n": (64, 16384, 64), "k": (64, 16384, 64)},
     "bmm": {"b": (1, 256, 4), "m": (16, 2048, 16), "n": (16, 2048, 16), "k": (16, 2048, 16)},
     "conv": {
@@ -38,10 +41,11 @@ DIMS: dict[str, dict[str, tuple[int, int, int] | list[int]]] = {
     },
     "prefill": {"query_length": (64, 4096, 64), "batch_size": (1, 16, 1)},
     "decode": {"batch_size": (1, 128, 4), "kv_length": (128, 16384, 64)},
+    **{op: dict(operator.columns) for op, (_, operator) in OPERATORS.items()},
 }
 """Dims of drawn kernels: one of a list, or log-uniform between two sizes; of those two thirds are multiples of the
 third number, as in models, the others any whole number. What else an operator needs follows (`_draw`)."""
-ROWS: dict[str, tuple[int, int, int] | list[int]] = {"b": (32, 65536, 32), "h": (64, 16384, 64)}
+ROWS: dict[str, tuple[int, ...] | list[int]] = {"b": (32, 65536, 32), "h": (64, 16384, 64)}
 """Dims of row-wise operators."""
 
 

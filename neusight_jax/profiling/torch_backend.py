@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from neusight_jax.profiling.case import POINTWISE, POSITIVE, Case, operands
+from neusight_jax.profiling.case import POINTWISE, POSITIVE, Case, operands, own_operator
 from neusight_jax.profiling.processor import free_bytes, processor_name
 
 TORCH_DTYPES: dict[str, Any] = {
@@ -155,6 +155,8 @@ def _draw(generator: Any, shape: tuple[int, ...], dtype: Any, op: str, device: s
 
 def torch_operator(case: Case) -> Callable[..., Any]:
     """A function of the case's inputs, in the layouts of `case.operands`."""
+    if own := own_operator(case, "torch"):
+        return own
     sizes = case.sizes
     if case.op == "conv":
         return lambda image, window: F.conv2d(image, window, stride=sizes["stride"], padding=sizes["padding"])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from neusight_jax.kernels.families import OPERATORS
 from neusight_jax.scaling.demangle import name_parts, words
 from neusight_jax.tables import table
 
@@ -37,7 +38,7 @@ class KernelName:
     """What a name says.
 
     Attributes:
-      kind: one of `KINDS`.
+      kind: one of `KINDS`, or the name of a family from outside.
       dtype: of the arithmetic, one of `arithmetic.DTYPES` or a path this package does not have (fp64, int4); None if
         the name does not say.
       tile: output tile of a matrix product, if named.
@@ -61,7 +62,8 @@ class Rule(NamedTuple):
 
 @functools.cache
 def rules() -> dict[str, list[Rule]]:
-    """The rows of `names.yaml` by section; `dtypes` has a rule for each dtype."""
+    """The rows of `names.yaml` by section, words of families from outside before the others; `dtypes` has a rule for
+    each dtype."""
     sections = dict(table("scaling", "names"))
     parts, words_of = sections.pop("parts"), sections.pop("dtypes")
 
@@ -74,7 +76,16 @@ def rules() -> dict[str, list[Rule]]:
         section: [Rule(kind, compiled(section, pattern), *more) for kind, pattern, *more in rows]
         for section, rows in sections.items()
     }
-    return found | {"dtypes": [Rule(dtype, compiled("dtypes", text)) for dtype, text in words_of.items()]}
+    own = [
+        Rule(family.name, compiled("words", operator.words), family.name if operator.sized else "")
+        for family, operator in OPERATORS.values()
+        if operator.words
+    ]
+    return (
+        found
+        | {"words": own + found["words"]}
+        | {"dtypes": [Rule(dtype, compiled("dtypes", text)) for dtype, text in words_of.items()]}
+    )
 
 
 _WRAPPER = re.compile(r"^(?:[kK]ernel\d?|device_kernel|kentry|globalKernel|_kernel_agent|kernel_entry|launch\w*|run)$")

@@ -25,7 +25,7 @@ from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.baselines.habitat_wave import memory_boundedness, wave_ratio
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
-from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.families import FAMILIES, OPERATORS
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.latency import predict_kernels
 from neusight_jax.roofline import element_bytes
@@ -214,6 +214,9 @@ def _inferred(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[
     if item.inferred == "vector":  # the matrix is read once
         side = _usual_size(math.sqrt(elements))
         return (Kernel("linear", "linear", {"batch": 1, "m": 1, "n": side, "k": side}),)
+    for op, (family, operator) in OPERATORS.items():
+        if family.name == item.inferred and operator.sized:
+            return (Kernel(family.name, op, operator.sized(elements)),)
     dims = {"rows": max(round(elements / 2.0 / USUAL_COLS), 1), "cols": USUAL_COLS, "reads": 1.0, "writes": 1.0}
     ops = {"softmax": "softmax", "norm": "layernorm", "elementwise": "gelu", "memory": "copy"}
     return (Kernel(item.inferred, ops[item.inferred], dims),)

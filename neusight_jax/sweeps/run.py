@@ -136,29 +136,32 @@ def sweep(
     ]
     said = tuple(dict.fromkeys((*notes, *(note for task in tasks for note in task.load.graph.notes))))
     _check(predictor, tasks, chunk)
-    asked = {
-        "label": label,
-        "gpus": {
-            name: {item.name: float(np.asarray(getattr(gpu, item.name))) for item in fields(gpu)}
-            for name, gpu in gpus.items()
-        },
-        "workloads": [{**workload_dict(graph), "launches": graph.launches()} for graph in graphs],
-        "space": space.describe(),
-        "relaxation": relaxation,
-        "chunk": chunk,
-    }
-    rows, parts = space.rows * len(tasks), Parts(output, asked)
+    asked = {"label": label, **_asked(gpus, graphs, space), "relaxation": relaxation, "chunk": chunk}
+    parts = Parts(output, asked)
+    rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, said, console)
+    return Sweep(output, rows, done, parts.asked, said)
+
+
+def _run(
+    predictor: Predictor,
+    tasks: Sequence[_Task],
+    space: Space,
+    parts: Parts,
+    chunk: int,
+    relaxation: float,
+    resume: bool,
+    notes: Sequence[str],
+    console: Console | None,
+) -> tuple[int, int]:
+    """Compute what is missing of a sweep and merge its parts; how many rows it has, and how many were there before."""
+    rows = space.rows * len(tasks)
     first = jax.process_index() == 0
     if first:
-        if output.exists():
-            raise InputError(f"output {output} exists; remove it or give another --output")
+        if parts.output.exists():
+            raise InputError(f"output {parts.output} exists; remove it or give another --output")
         parts.open(resume)
     barrier("opened")
-    chunks = [
-        _Chunk(task, place * space.rows + low, place * space.rows + min(low + chunk, space.rows), low)
-        for place, task in enumerate(tasks)
-        for low in range(0, space.rows, chunk)
-    ]
+    chunks = _chunks(tasks, space.rows, chunk)
     missing = parts.missing([(each.start, each.stop) for each in chunks])
     todo = [each for each, lacks in zip(chunks, missing, strict=True) if lacks]
     barrier("looked")
@@ -170,10 +173,31 @@ def sweep(
         _compute(on_host(predictor), todo, space, spread_rows(min(chunk, space.rows)), parts, relaxation, advance)
     barrier("computed")
     if first:
-        kept = {"schema": schema("sweep"), **parts.asked, "notes": list(said)}
+        kept = {"schema": schema("sweep"), **parts.asked, "notes": list(notes)}
         parts.merge(rows, {"neusight_jax.sweep": json_text(kept)})
     barrier("merged")
-    return Sweep(output, rows, done, parts.asked, said)
+    return rows, done
+
+
+def _asked(gpus: Mapping[str, GPU], graphs: Sequence[Graph], space: Space) -> dict[str, Any]:
+    """What a sweep is of, for the metadata of its file."""
+    return {
+        "gpus": {
+            name: {item.name: float(np.asarray(getattr(gpu, item.name))) for item in fields(gpu)}
+            for name, gpu in gpus.items()
+        },
+        "workloads": [{**workload_dict(graph), "launches": graph.launches()} for graph in graphs],
+        "space": space.describe(),
+    }
+
+
+def _chunks(tasks: Sequence[_Task], rows: int, chunk: int) -> list[_Chunk]:
+    """Runs of at most `chunk` of the `rows` samples of every task, in the order of the file."""
+    return [
+        _Chunk(task, place * rows + low, place * rows + min(low + chunk, rows), low)
+        for place, task in enumerate(tasks)
+        for low in range(0, rows, chunk)
+    ]
 
 
 def _check(predictor: Predictor, tasks: Sequence[_Task], chunk: int) -> None:

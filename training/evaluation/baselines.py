@@ -108,8 +108,9 @@ class HabitatMLPKind:
         sample = sample_of(rows, seen=False)
         inputs = habitat_inputs(family, sample.gpu, sample.batch, sample.isolated)
         network = init_network(key, inputs, self.hidden, 1, members=1)
-        start = network.biases[-1] + jnp.mean(sample.log_seconds)
-        return replace(network, biases=(*network.biases[:-1], start))
+        *biases, last = network.parameters["biases"]
+        start = (*biases, last + jnp.mean(sample.log_seconds))
+        return replace(network, parameters={**network.parameters, "biases": start})
 
     def predictor(self, parameters: Network, family: Family, sample: Sample) -> Predictor:
         """The predictor of one family."""

@@ -70,11 +70,9 @@ def run_protocol(
       them); rows: one per scored kernel: family, device, dims, measured_s, the forecast of seed 0 of every system.
     Raises: `InputError` for unknown names or fewer than two GPUs.
     """
-    if protocol not in PROTOCOLS:
-        raise unknown_name("protocol", protocol, PROTOCOLS)
-    for name in systems:
-        if name not in SYSTEMS:
-            raise unknown_name("system", name, SYSTEMS)
+    for what, name, known in (("protocol", protocol, PROTOCOLS), *(("system", name, SYSTEMS) for name in systems)):
+        if name not in known:
+            raise unknown_name(what, name, known)
     data, names = read_for(protocol, measurements, seeds, devices, drop_invalid)
     console = console or Console(quiet=True)
     by = "architecture" if protocol == "architecture" else "device"
@@ -88,9 +86,8 @@ def run_protocol(
             continue
         every = sweep_rows(data, family, present)
         training, scored = _split(protocol, thin(every, ROWS_PER_DEVICE))
-        jobs = left_out_jobs(seeds, present, by)
-        if protocol == "seen":
-            jobs = tuple(Job(seed) for seed in range(seeds))
+        seen = protocol == "seen"
+        jobs = tuple(map(Job, range(seeds))) if seen else left_out_jobs(seeds, present, by)
         if not jobs:
             passed_over.append(f"{family}: passed over, its GPUs are of one {by}")
             console.print(passed_over[-1])
@@ -102,14 +99,21 @@ def run_protocol(
         raise InputError(
             f"{protocol} leaves out one {by} after the other; no family was measured on two: give more GPUs"
         )
-    scores = averaged(pd.DataFrame(runs), ("system", "family", "device"), ("rows", *PERCENTILES)).astype({"rows": int})
+    return _evaluation(protocol, seeds, pd.DataFrame(runs), pd.concat(frames, ignore_index=True), passed_over)
+
+
+def _evaluation(
+    protocol: str, seeds: int, runs: pd.DataFrame, rows: pd.DataFrame, passed_over: Sequence[str]
+) -> Evaluation:
+    """The result of a protocol from the errors of every fit and the scored kernels."""
+    scores = averaged(runs, ("system", "family", "device"), ("rows", *PERCENTILES)).astype({"rows": int})
     means = by_family(scores).reset_index()
     columns = {"system": "{system}", **{name: f"{{{name}:.1f}}" for name in means.columns[1:]}}
     title = f"{protocol}, {seeds} seeds: mean absolute percentage error on the GPU left out"
     return Evaluation(
         {"scores": scores},
         (View(means, columns, title), View(scores, _DETAIL)),
-        pd.concat(frames, ignore_index=True),
+        rows,
         {"protocol": protocol, "seeds": seeds},
         f"Protocol `{protocol}`, {seeds} seeds, mean absolute percentage error.",
         tuple(passed_over),
