@@ -55,7 +55,7 @@ class Parallelism:
             raise InputError(f"order is {self.order!r}, expected a permutation of {', '.join(AXES)}")
         if self.replica_ranks % self.expert:
             raise InputError(
-                f"expert={self.expert} does not divide tensor · context · data = {self.replica_ranks}; expected a divisor"
+                f"expert={self.expert} does not divide tensor · context · data = {self.replica_ranks}; give a divisor"
             )
         if self.chunks > 1 and (self.pipeline == 1 or self.schedule not in ("1f1b", "interleaved")):
             raise InputError(f"chunks={self.chunks} needs pipeline > 1 and schedule interleaved; leave chunks at 1")
