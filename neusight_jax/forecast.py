@@ -117,6 +117,11 @@ class Forecast(Result):
         return self._phase_s("weight_gradient")
 
     @property
+    def optimizer_s(self) -> float:
+        """Seconds of the optimizer's step; 0 where the workload has none."""
+        return self._phase_s("optimizer")
+
+    @property
     def _cost(self) -> np.ndarray:
         return np.asarray(self.columns["seconds"] * self.columns["count"], np.float64)
 
@@ -160,6 +165,7 @@ class Forecast(Result):
             "time_per_output_token_s": self.total_s if self.mode == "decode" else None,
             "memory": memory,
             **self._fields("forward_s", "backward_s", "weight_gradient_s"),
+            **(self._fields("optimizer_s") if self.optimizer_s else {}),
             "family_s": self.seconds_by("family"),
             "bound_s": self.seconds_by("bound"),
             "launches": float(self.columns["count"].sum()),
