@@ -59,6 +59,7 @@ ORDERS = {
 """Order of work on a rank: (ranks, rank, micro-batches, chunks) -> works."""
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """A schedule as rows of work that may run at once, one column a rank; every row needs earlier rows only.
@@ -72,7 +73,6 @@ class Schedule:
     duration: Int[np.ndarray, "row rank"]
     needs: Int[np.ndarray, "row rank"]
     messages: Float[np.ndarray, "row rank"]
-    stages: int
 
 
 @functools.lru_cache(maxsize=64)
@@ -101,8 +101,10 @@ def schedule_table(name: str, ranks: int, batches: int, chunks: int = 1) -> Sche
         rows.append(row)
         if not ended:
             raise AssertionError(f"schedule {name} waits for itself at {ranks} ranks, {batches} micro-batches")
-    table = np.array(rows, np.float64)
-    return Schedule(table[..., 0].astype(np.int32), table[..., 1].astype(np.int32), table[..., 2], stages)
+    step = max(32, 1 << (len(rows).bit_length() - 4))  # idle rows, so that jobs share programs
+    idle = [[(stages * 3, 0, 0.0)] * ranks] * (-len(rows) % step)
+    table = np.array(rows + idle, np.float64)
+    return Schedule(table[..., 0].astype(np.int32), table[..., 1].astype(np.int32), table[..., 2].astype(np.float32))
 
 
 def _ends(own: Array, needs: Array, message: Array) -> tuple[Array, Array]:

@@ -74,7 +74,7 @@ class Step(Writer):
       requests, precision, mode, quantization: the workload.
       training: whether backward kernels are written.
       serving: whether the KV cache is kept after the step, and of the logits those of each request's last token only.
-      parameters, parameter_bytes: of the weights; cache_bytes: of the KV cache.
+      parameters, parameter_bytes: of the weights; expert_parameters: of routed experts; cache_bytes: of the KV cache.
       ledger: how weights are stored, for the notes.
       shard: of a job, what one rank has of the step, and with it what else a training framework runs: the loss, tokens
         sorted by expert, casts to eight and four bits. None = the plain step.
@@ -93,7 +93,7 @@ class Step(Writer):
         self.requests, self.precision, self.mode = requests, precision, mode
         self.serving = mode in ("prefill", "decode")
         self.quantization = quantization
-        self.parameters = self.parameter_bytes = self.cache_bytes = 0.0
+        self.parameters = self.parameter_bytes = self.cache_bytes = self.expert_parameters = 0.0
         self.ledger = Ledger()
         if self.training and (quantization is not None or self._narrow):
             stored = f"{precision.weights} weights" if quantization is None else f"weights in {quantization.method}"
@@ -353,6 +353,7 @@ class Step(Writer):
                 part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
             )
             self._count(elements * part.share, stored * part.share)
+            self.expert_parameters += elements * part.share * self.repeat
             self.ledger.add(name, part, elements * self.repeat)
             kernels.append(_expert_kernel(dims, part, stored / elements))
         # Two gradients, each with the arithmetic of the forward pass.

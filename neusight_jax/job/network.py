@@ -1,0 +1,45 @@
+"""Network: seconds of collectives from the figures of a cluster alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.cluster import Cluster
+from neusight_jax.job.messages import Message
+from neusight_jax.job.placement import Group
+
+OPS: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+
+
+def collective_seconds(
+    cluster: Cluster, messages: Sequence[Message], groups: dict[str, Group]
+) -> Float[Array, " message"]:
+    """Seconds of one of each message: a ring inside domains and over them, wire bytes over rates plus steps."""
+    topology = cluster.topology
+    rows = [
+        (each.payload_bytes, groups[each.group].ranks, groups[each.group].domains, OPS.index(each.op))
+        for each in messages
+    ]
+    size, ranks, domains, op = np.array(rows or np.zeros((0, 4)), np.float64).reshape(-1, 4).T
+    passes = np.where(op == 0, 2.0, 1.0)
+    here = np.maximum(ranks / domains, 1.0)
+    single = op == 4
+    inside = np.where(single, domains == 1, passes * (here - 1) / here) * size
+    across = np.where(single, domains > 1, passes * (domains - 1) / domains / here) * size
+    exchange = op == 3
+    inside = np.where(exchange, (here - 1) / np.maximum(ranks, 1) * size, inside)
+    across = np.where(exchange, (ranks - here) / np.maximum(ranks, 1) * size, across)
+    steps = np.where(single | exchange, 1.0, passes * np.minimum(here - 1, 2 * np.log2(np.maximum(here, 2))))
+    far = np.where(domains > 1, np.where(single | exchange, 1.0, passes * np.log2(np.maximum(domains, 2))), 0.0)
+    nic = jnp.asarray(topology.nic_bytes_per_s) / jnp.asarray(topology.oversubscription)
+    link = topology.group_bytes_per_s(jnp.asarray(here, jnp.float32))
+    wire = jnp.maximum(jnp.asarray(inside, jnp.float32) / link, jnp.asarray(across, jnp.float32) / nic) / REACHED
+    return jnp.where(ranks > 1, wire + steps * jnp.asarray(topology.link_latency_s) + far * topology.nic_latency_s, 0.0)
+
+
+REACHED = 0.8
+"""Share of a link's rate that a large message reaches."""

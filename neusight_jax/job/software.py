@@ -1,0 +1,59 @@
+"""Software: what a framework decides beside the kernels, as numbers with priors, one value for all jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jaxtyping import Array, ArrayLike
+
+OVERLAPS: tuple[str, ...] = ("tensor", "context", "expert", "shards", "gradients")
+"""Classes of communication a recipe may run beside compute."""
+USUAL_OVERLAPS: tuple[str, ...] = ("context", "shards", "gradients")
+"""Those it does unless it says otherwise."""
+
+
+def _fitted(width: float, source: str) -> dict[str, Any]:
+    return {"width": width, "source": source}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Software:
+    """Numbers of the software, traced; each with the width of its prior, in logarithms.
+
+    Attributes:
+      tensor, context, expert, shards, gradients: what communication that runs beside compute still adds, over the
+        shorter of the two: it takes SMs and memory bandwidth away.
+      launch_s: host time of one kernel launch, seconds: an eager step takes no less.
+      kernels: seconds of a kernel in a long step over those of one by itself, power and clocks included.
+      experts: likewise of layers with experts, their uneven loads included.
+      wait: what a rank waits for the slowest of n others, over a stage's seconds and ln n.
+      step_s: what a step takes beside its work: data, logs, checks of gradients, seconds.
+    """
+
+    tensor: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    context: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    expert: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    shards: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    gradients: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    launch_s: ArrayLike = field(
+        default=5e-6, metadata=_fitted(0.7, "eager PyTorch launches about 2e5 kernels a second")
+    )
+    kernels: ArrayLike = field(default=1.05, metadata=_fitted(0.1, "estimate"))
+    experts: ArrayLike = field(default=1.2, metadata=_fitted(0.3, "estimate"))
+    wait: ArrayLike = field(default=0.003, metadata=_fitted(1.0, "estimate"))
+    step_s: ArrayLike = field(default=0.01, metadata=_fitted(1.0, "estimate"))
+
+    def overlap(self, name: str) -> Array:
+        """What a class of `OVERLAPS` still adds when it overlaps."""
+        value: Array = getattr(self, name)
+        return value
+
+
+FITTED: tuple[str, ...] = tuple(each.name for each in dataclasses.fields(Software))
+"""Names of the numbers."""
+WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Software)}
+"""Width of each prior, in its logarithm."""

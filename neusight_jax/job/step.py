@@ -1,0 +1,183 @@
+"""Step: from seconds of kernels and messages to seconds of a training step; pure, differentiable in the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.cluster import Cluster, as_cluster
+from neusight_jax.errors import InputError
+from neusight_jax.job.job import KINDS, Job, Plan
+from neusight_jax.job.messages import SLOTS, Message
+from neusight_jax.job.network import collective_seconds
+from neusight_jax.job.placement import groups
+from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, schedule_table
+from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
+from neusight_jax.job.software import OVERLAPS, Software
+from neusight_jax.job.stages import stage_kinds
+from neusight_jax.latency import kernel_latency, require_covered
+from neusight_jax.terms import Predictor
+
+MESSAGE = "message"
+"""Slot of what neighbouring stages send each other."""
+MOE_FAMILY = "grouped_gemm"
+"""Family whose kernels the `experts` of `Software` hold for."""
+pipeline_seconds = jax.jit(_pipeline_seconds, static_argnames=("relaxation",))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Seconds:
+    """What a job is made of on a machine, seconds of each kind of stage.
+
+    Attributes:
+      work: of kernels, by `job.WORK`; experts: the part of experts; launches: how many.
+      messages: by `messages.SLOTS`; between: one message between stages.
+    """
+
+    work: Float[Array, "kind work"]
+    experts: Float[Array, "kind work"]
+    launches: Float[Array, "kind work"]
+    messages: Float[Array, "kind slot"]
+    between: Float[Array, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Facts:
+    """What of a plan the composition reads, as arrays, so that jobs of all layouts share one form.
+
+    Attributes:
+      layers: of each kind of stage; overlaps: 1 where a class of `OVERLAPS` runs beside compute.
+      chunks: stages of each kind that a first, inner and last rank has; log_gpus: ln of the ranks.
+    """
+
+    layers: Float[Array, " kind"]
+    overlaps: Float[Array, " class"]
+    chunks: Float[Array, "rank kind"]
+    log_gpus: Float[Array, ""]
+
+
+def facts(plan: Plan) -> Facts:
+    """`Facts` of a plan."""
+    order, ranks = stage_kinds(plan.layout), plan.layout.pipeline
+    chunks = [np.bincount(order[rank::ranks], minlength=KINDS) for rank in (0, ranks // 2, ranks - 1)]
+    overlaps = [float(name in plan.overlaps) for name in OVERLAPS]
+    return Facts(
+        np.maximum(np.array(plan.layers, np.float32), 1.0),
+        np.array(overlaps, np.float32),
+        np.array(chunks, np.float32),
+        np.array(np.log(plan.layout.gpus), np.float32),
+    )
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The table of a plan's schedule."""
+    return schedule_table(plan.layout.schedule, plan.layout.pipeline, plan.micro_batches, plan.layout.chunks)
+
+
+def seconds_of_job(predictor: Predictor, machine: Cluster, job: Job) -> Seconds:
+    """Seconds of all kernels and messages of a job on a cluster."""
+    require_covered(predictor, job.kernels)
+    cluster, plan = as_cluster(machine), job.plan
+    seconds = kernel_latency(predictor, cluster.gpu, job.kernels)
+    sums = {
+        name: jnp.sum(jnp.where(job.counts[name] > 0, each, 0.0) * job.counts[name], axis=-1)
+        for name, each in seconds.items()
+    }
+    work = sum(sums.values(), jnp.zeros((KINDS, 5)))
+    launches = sum((jnp.sum(each, axis=-1) for each in job.counts.values()), jnp.zeros((KINDS, 5)))
+    placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
+    own = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
+    listed = [message for _, message in plan.messages]
+    each = collective_seconds(cluster, [*listed, own], placed)
+    share = np.zeros((KINDS, len(SLOTS), len(listed)), np.float32)
+    for at, (kind, message) in enumerate(plan.messages):
+        share[kind, SLOTS.index(message.slot), at] = message.count
+    return Seconds(work, sums.get(MOE_FAMILY, jnp.zeros_like(work)), launches, share @ each[:-1], each[-1])
+
+
+def stage_durations(
+    own: Seconds, software: Software, facts: Facts
+) -> tuple[Float[Array, "kind kind_of_work"], Float[Array, ""]]:
+    """Durations of one micro-batch on each kind of stage, and what follows once a step on the slowest rank, seconds."""
+    slots = dict(zip(SLOTS, jnp.moveaxis(own.messages, -1, 0), strict=True))
+    overlaps = dict(zip(OVERLAPS, jnp.moveaxis(facts.overlaps, -1, 0), strict=True))
+
+    def exposed(compute: Array, message: Array, name: str) -> Array:
+        """What communication adds to compute."""
+        beside = jnp.maximum(compute, message) + software.overlap(name) * jnp.minimum(compute, message) - compute
+        return jnp.where(overlaps[name][..., None] > 0, beside, message)
+
+    kernels = software.kernels * (own.work + (software.experts - 1.0) * own.experts)
+    forward, backward, weight, again, optimizer = jnp.moveaxis(
+        jnp.maximum(kernels, own.launches * software.launch_s), -1, 0
+    )
+
+    def with_layers(compute: Array, back: str) -> Array:
+        total = compute
+        for name in ("tensor", "context", "expert"):
+            total = total + exposed(compute, slots[f"{name}_{back}"], name)
+        return total
+
+    # Shards are gathered one layer ahead: nothing hides the first, nor the last that is reduced.
+    gather, reduce = slots["gather"], slots["reduce"]
+    forward = with_layers(forward, "forward")
+    forward = forward + exposed(forward, gather, "shards") + _unhidden(gather, overlaps["shards"], facts)
+    backward = with_layers(backward + again, "backward")
+    both = backward + weight
+    backward = backward + exposed(both, gather + reduce, "shards") + _unhidden(reduce, overlaps["shards"], facts)
+    durations = jnp.stack([forward, backward, weight], axis=-1) * (
+        1.0 + software.wait * facts.log_gpus[..., None, None]
+    )
+
+    def on_rank(of_kind: Array) -> Array:
+        return jnp.einsum("...rk,...k->...r", facts.chunks, of_kind)
+
+    tail = on_rank(optimizer)
+    for slot, window in (("gradients", durations[..., BACKWARD] + durations[..., WEIGHT]), ("parameters", forward)):
+        sent = slots[slot]
+        tail = tail + exposed(on_rank(window), on_rank(sent), "gradients")
+        tail = tail + on_rank(_unhidden(sent, overlaps["gradients"], facts))
+    return durations, jnp.max(tail, axis=-1) + software.step_s
+
+
+def _unhidden(message: Array, overlaps: Array, facts: Facts) -> Array:
+    """The part of one layer, which no compute hides; all is exposed already where nothing overlaps."""
+    return jnp.where(overlaps[..., None] > 0, message / facts.layers, 0.0)
+
+
+def compose(
+    own: Seconds, software: Software, plan: Plan, relaxation: float = 0.0
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """Seconds of the pipeline, of what follows it, and of the busiest rank's own work of all micro-batches."""
+    durations, tail = stage_durations(own, software, facts(plan))
+    ranks = plan.layout.pipeline
+    of_stage = durations[np.array(stage_kinds(plan.layout))]
+    busy = jnp.max(jnp.sum(of_stage.reshape(-1, ranks, 3), axis=(0, 2))) * plan.micro_batches
+    if ranks == 1:
+        return busy, tail, busy
+    if plan.layout.schedule != "zero-bubble":
+        whole = of_stage[:, BACKWARD] + of_stage[:, WEIGHT]
+        of_stage = jnp.stack([of_stage[:, FORWARD], whole, jnp.zeros_like(whole)], axis=-1)
+    return pipeline_seconds(schedule_of(plan), of_stage, own.between, relaxation=relaxation), tail, busy
+
+
+def check_cluster(cluster: Cluster, job: Job) -> None:
+    """`InputError` where a job is laid out over another number of GPUs than a cluster has."""
+    if cluster.count not in (0, job.plan.layout.gpus):
+        raise InputError(
+            f"the layout takes {job.plan.layout.gpus} GPUs (tensor · context · data · pipeline), but the cluster has "
+            f"{cluster.count}; expected the same"
+        )
+
+
+def job_latency(predictor: Predictor, machine: Cluster, job: Job, relaxation: float = 0.0) -> Float[Array, ""]:
+    """Seconds of one step of a job; `jax.grad` with respect to `machine` is a Cluster of slopes."""
+    own = seconds_of_job(predictor, machine, job)
+    pipeline, tail, _ = compose(own, job.software, job.plan, relaxation)
+    return pipeline + tail
