@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Cluster, as_cluster
+from neusight_jax.cluster import Cluster, Machine, as_cluster
 from neusight_jax.errors import InputError
 from neusight_jax.job.job import KINDS, Job, Plan
 from neusight_jax.job.messages import SLOTS, Message
@@ -19,7 +21,8 @@ from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, sched
 from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
 from neusight_jax.job.software import OVERLAPS, Software
 from neusight_jax.job.stages import stage_kinds
-from neusight_jax.latency import kernel_latency, require_covered
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.latency import kernel_latency, predict_kernels, require_covered
 from neusight_jax.terms import Predictor
 
 MESSAGE = "message"
@@ -80,11 +83,20 @@ def schedule_of(plan: Plan) -> Schedule:
     return schedule_table(plan.layout.schedule, plan.layout.pipeline, plan.micro_batches, plan.layout.chunks)
 
 
-def seconds_of_job(predictor: Predictor, machine: Cluster, job: Job) -> Seconds:
-    """Seconds of all kernels and messages of a job on a cluster."""
+def once(predictor: Predictor, machine: Machine, kernels: KernelTable) -> dict[str, np.ndarray]:
+    """`kernel_latency` by the program that is compiled fast and run once; not differentiable."""
+    rows = predict_kernels(predictor, machine, kernels, isolated=False)
+    batches = {name: np.asarray(batch.row) for name, batch in kernels.families.items()}
+    return {name: np.where(row >= 0, rows[np.maximum(row, 0)], 0.0) for name, row in batches.items()}
+
+
+def seconds_of_job(
+    predictor: Predictor, machine: Machine, job: Job, run: Callable[..., Mapping[str, Any]] = kernel_latency
+) -> Seconds:
+    """Seconds of all kernels and messages of a job on a cluster; `run`: what forecasts kernels, by family."""
     require_covered(predictor, job.kernels)
     cluster, plan = as_cluster(machine), job.plan
-    seconds = kernel_latency(predictor, cluster.gpu, job.kernels)
+    seconds = run(predictor, cluster.gpu, job.kernels)
     sums = {
         name: jnp.sum(jnp.where(job.counts[name] > 0, each, 0.0) * job.counts[name], axis=-1)
         for name, each in seconds.items()
@@ -167,17 +179,19 @@ def compose(
     return pipeline_seconds(schedule_of(plan), of_stage, own.between, relaxation=relaxation), tail, busy
 
 
-def check_cluster(cluster: Cluster, job: Job) -> None:
-    """`InputError` where a job is laid out over another number of GPUs than a cluster has."""
-    if cluster.count not in (0, job.plan.layout.gpus):
+def check_cluster(machine: Machine, job: Job) -> None:
+    """`InputError` where a job is laid out over another number of GPUs than a cluster has, as far as it says."""
+    cluster = as_cluster(machine)
+    if isinstance(machine, Cluster) and cluster.count not in (0, job.plan.layout.gpus):
         raise InputError(
             f"the layout takes {job.plan.layout.gpus} GPUs (tensor · context · data · pipeline), but the cluster has "
             f"{cluster.count}; expected the same"
         )
 
 
-def job_latency(predictor: Predictor, machine: Cluster, job: Job, relaxation: float = 0.0) -> Float[Array, ""]:
+def job_latency(predictor: Predictor, machine: Machine, job: Job, relaxation: float = 0.0) -> Float[Array, ""]:
     """Seconds of one step of a job; `jax.grad` with respect to `machine` is a Cluster of slopes."""
+    check_cluster(machine, job)
     own = seconds_of_job(predictor, machine, job)
     pipeline, tail, _ = compose(own, job.software, job.plan, relaxation)
     return pipeline + tail
