@@ -7,10 +7,12 @@ Prints mean and median error by source and kind, leaving one source out for the 
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -27,7 +29,9 @@ from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import critical_counts
 from neusight_jax.job.software import FITTED, WIDTHS, Software
 from neusight_jax.job.stages import stage_kinds
-from neusight_jax.job.step import facts, once, schedule_of, seconds_of_job, stage_durations
+from neusight_jax.job.step import facts, schedule_of, seconds_of_job, stage_durations
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.latency import kernel_latency
 from neusight_jax.topology import Topology
 
 GPUS = {
@@ -54,20 +58,25 @@ CHUNKS = (1, 2, 3, 4, 6)
 """Tried where the source does not say how many chunks a rank has: the fastest by forecast."""
 
 
-def truth(row: pd.Series) -> float:
+def records(frame: pd.DataFrame) -> list[SimpleNamespace]:
+    """Rows with their columns as attributes."""
+    return [SimpleNamespace(**values) for values in frame.to_dict("records")]
+
+
+def truth(row: Any) -> float:
     """Measured seconds of a step."""
     if np.isfinite(row.step_s):
         return float(row.step_s)
     return float(row.gbs * row.seq / (row.tokens_per_s_gpu * row.gpus))
 
 
-def dtype_of(row: pd.Series) -> str:
+def dtype_of(row: Any) -> str:
     """Dtype of the products."""
     word = row.dtype
     return DTYPES.get(word) or ("fp8" if "fp8" in word else "bf16")
 
 
-def config_of(row: pd.Series) -> str | dict[str, Any]:
+def config_of(row: Any) -> str | dict[str, Any]:
     """Config of the model of a row."""
     if row.model in CATALOG:
         return CATALOG[row.model]
@@ -94,7 +103,7 @@ def config_of(row: pd.Series) -> str | dict[str, Any]:
     }
 
 
-def cluster_of(row: pd.Series) -> Cluster:
+def cluster_of(row: Any) -> Cluster:
     """The cluster of a row: the network of a node is shared by its GPUs."""
     gpu = nj.load_gpu(GPUS[row.gpu])
     domain = 72 if "NVL72" in row.gpu else int(row.gpus_per_node)
@@ -105,15 +114,15 @@ def cluster_of(row: pd.Series) -> Cluster:
     return Cluster(gpu, topology, int(row.gpus))
 
 
-def jobs_of(row: pd.Series) -> list[Job]:
+def jobs_of(row: Any) -> list[Job]:
     """The job of a row; several where the source leaves something open."""
     said = str(row.recompute)
     recompute = "full" if said == "full" else "selective" if said == "selective" else "none"
     whole = lambda value, usual: int(value) if np.isfinite(value) else usual  # noqa: E731
-    chunks = CHUNKS if row.vp == "?" else (int(row.vp) if str(row.vp).isdigit() else 1,)
+    chunks = CHUNKS if row.vp == "?" else (int(row.vp) if str(row.vp).isdigit() and row.pp > 1 else 1,)
     found = []
     for each in chunks:
-        if each > 1 and (row.pp == 1 or each * row.pp > row.layers):
+        if each > 1 and each * row.pp > row.layers:
             continue
         layout = Parallelism(
             tensor=int(row.tp),
@@ -147,7 +156,7 @@ def jobs_of(row: pd.Series) -> list[Job]:
     return found
 
 
-def kinds_of(row: pd.Series) -> list[str]:
+def kinds_of(row: Any) -> list[str]:
     """Kinds a row counts for."""
     ways = {
         "FSDP": row.zero == 3,
@@ -164,28 +173,23 @@ class Rows:
     """Forecastable rows: what each is made of, so that numbers of the software can be fitted on all at once."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
-        kept, self.jobs, self.seconds, self.skipped = [], [], [], {}
-        predictors: dict[str, Any] = {}
-        for at, row in frame.iterrows():
-            name = GPUS[row.gpu]
-            predictors.setdefault(name, nj.load_predictor("tensorcore", canonical_name(name)))
+        self.skipped: dict[str, str] = {}
+        found: list[tuple[int, Any, Job]] = []
+        for at, row in enumerate(records(frame)):
             try:
-                choices = [
-                    (job, seconds_of_job(predictors[name], cluster_of(row), job, run=once)) for job in jobs_of(row)
-                ]
+                found += [(at, row, job) for job in jobs_of(row)]
             except InputError as error:
                 self.skipped[row.id] = str(error)
-                continue
-            job, own = min(choices, key=lambda pair: forecast_s(pair[1], Software(), pair[0]))
-            kept.append(at)
-            self.jobs.append(job)
-            self.seconds.append(own)
-        self.frame = frame.loc[kept].reset_index(drop=True)
-        self.truth = np.array([truth(row) for _, row in self.frame.iterrows()])
-        self.own = jax.tree.map(lambda *each: jnp.stack([jnp.asarray(one) for one in each]), *self.seconds)
-        self.facts = jax.tree.map(
-            lambda *each: jnp.stack([jnp.asarray(one) for one in each]), *map(plan_facts, self.jobs)
-        )
+        best: dict[int, tuple[float, Job, Any]] = {}
+        for (at, _, job), own in zip(found, every_seconds(found), strict=True):
+            total = forecast_s(own, Software(), job)
+            if at not in best or total < best[at][0]:
+                best[at] = (total, job, own)
+        self.frame = frame.iloc[list(best)].reset_index(drop=True)
+        self.jobs, self.seconds = [job for _, job, _ in best.values()], [own for _, _, own in best.values()]
+        self.truth = np.array([truth(row) for row in records(self.frame)])
+        self.own = stacked(self.seconds)
+        self.facts = stacked([facts(job.plan) for job in self.jobs])
 
     def counts(self, software: Software) -> tuple[np.ndarray, np.ndarray]:
         """How often each duration of a kind of stage, and a message, is on the critical path of every row."""
@@ -201,9 +205,39 @@ class Rows:
         return jnp.sum(durations * counts[0], axis=(-2, -1)) + counts[1] * self.own.between + tail
 
 
-def plan_facts(job: Job) -> Any:
-    """`step.facts` of a job."""
-    return facts(job.plan)
+def stacked(records: list[Any]) -> Any:
+    """Records with one more axis in front."""
+    return jax.tree.map(lambda *each: jnp.stack([jnp.asarray(one) for one in each]), *records)
+
+
+def every_seconds(found: list[tuple[int, Any, Job]]) -> list[Any]:
+    """`step.seconds_of_job` of all jobs, the kernels of all of them in one program on one GPU after another."""
+    names = dict.fromkeys(name for _, _, job in found for name in job.kernels.families)
+    parts = {name: [job.kernels.families.get(name) for _, _, job in found] for name in names}
+    table = KernelTable(
+        {
+            name: jax.tree.map(lambda *each: np.concatenate(each), *[part for part in listed if part is not None])
+            for name, listed in parts.items()
+        }
+    )
+    ends = {
+        name: np.cumsum([0 if part is None else len(part.row) for part in listed]) for name, listed in parts.items()
+    }
+    predictors = {
+        name: nj.load_predictor("tensorcore", canonical_name(name)) for name in {GPUS[r.gpu] for _, r, _ in found}
+    }
+    seconds = {
+        name: {key: np.asarray(each) for key, each in kernel_latency(own, nj.load_gpu(name), table).items()}
+        for name, own in predictors.items()
+    }
+    out = []
+    for at, (_, row, job) in enumerate(found):
+        own = {
+            name: seconds[GPUS[row.gpu]][name][ends[name][at] - len(batch.row) : ends[name][at]]
+            for name, batch in job.kernels.families.items()
+        }
+        out.append(seconds_of_job(predictors[GPUS[row.gpu]], cluster_of(row), job, run=lambda *_, own=own: own))
+    return out
 
 
 _critical = jax.jit(critical_counts)
@@ -232,10 +266,15 @@ def forecast_s(own: Any, software: Software, job: Job) -> float:
     return float(jnp.sum(durations * counts) + messages * own.between + tail)
 
 
-def fit(rows: Rows, chosen: np.ndarray, rounds: int = 3) -> Software:
-    """Numbers of the software on some rows, under their priors; every source counts as the root of its rows."""
+def _descended(slope: Any, at: np.ndarray) -> np.ndarray:
     from scipy.optimize import minimize
 
+    found: np.ndarray = minimize(lambda x: [np.asarray(y, float) for y in slope(x)], at, jac=True, method="L-BFGS-B").x
+    return found
+
+
+def fit(rows: Rows, chosen: np.ndarray, rounds: int = 3) -> Software:
+    """Numbers of the software on some rows, under their priors; every source counts as the root of its rows."""
     start = Software()
     first = np.log([float(getattr(start, name)) for name in FITTED])
     widths = np.array([WIDTHS[name] for name in FITTED])
@@ -254,8 +293,7 @@ def fit(rows: Rows, chosen: np.ndarray, rounds: int = 3) -> Software:
 
     slope = jax.jit(jax.value_and_grad(loss))
     for _ in range(rounds):
-        counts = rows.counts(of(at))
-        at = minimize(lambda x: [np.asarray(y, float) for y in slope(x, counts)], at, jac=True, method="L-BFGS-B").x
+        at = _descended(functools.partial(slope, counts=rows.counts(of(at))), at)
     return of(at)
 
 
@@ -278,7 +316,7 @@ def tables(rows: Rows, forecasts: dict[str, np.ndarray]) -> str:
         "MoE": frame.moe.notna().to_numpy(),
     }
     groups |= {f"source {source}": (frame.source == source).to_numpy() for source in frame.source.unique()}
-    kinds = [kinds_of(row) for _, row in frame.iterrows()]
+    kinds = [kinds_of(row) for row in records(frame)]
     groups |= {
         f"kind {name}": np.array([name in each for each in kinds])
         for name in ("FSDP", "TP", "PP", "CP", "EP", "multi-node")
