@@ -29,9 +29,9 @@ from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import critical_counts
 from neusight_jax.job.software import FITTED, WIDTHS, Software
 from neusight_jax.job.stages import stage_kinds
-from neusight_jax.job.step import facts, schedule_of, seconds_of_job, stage_durations
-from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import kernel_latency
+from neusight_jax.job.step import facts, once, schedule_of, seconds_of_job, stage_durations
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.topology import Topology
 
 GPUS = {
@@ -211,33 +211,48 @@ def stacked(records: list[Any]) -> Any:
 
 
 def every_seconds(found: list[tuple[int, Any, Job]]) -> list[Any]:
-    """`step.seconds_of_job` of all jobs, the kernels of all of them in one program on one GPU after another."""
-    names = dict.fromkeys(name for _, _, job in found for name in job.kernels.families)
-    parts = {name: [job.kernels.families.get(name) for _, _, job in found] for name in names}
-    table = KernelTable(
-        {
-            name: jax.tree.map(lambda *each: np.concatenate(each), *[part for part in listed if part is not None])
-            for name, listed in parts.items()
-        }
-    )
-    ends = {
-        name: np.cumsum([0 if part is None else len(part.row) for part in listed]) for name, listed in parts.items()
-    }
-    predictors = {
-        name: nj.load_predictor("tensorcore", canonical_name(name)) for name in {GPUS[r.gpu] for _, r, _ in found}
-    }
-    seconds = {
-        name: {key: np.asarray(each) for key, each in kernel_latency(own, nj.load_gpu(name), table).items()}
-        for name, own in predictors.items()
-    }
-    out = []
-    for at, (_, row, job) in enumerate(found):
-        own = {
-            name: seconds[GPUS[row.gpu]][name][ends[name][at] - len(batch.row) : ends[name][at]]
-            for name, batch in job.kernels.families.items()
-        }
-        out.append(seconds_of_job(predictors[GPUS[row.gpu]], cluster_of(row), job, run=lambda *_, own=own: own))
+    """`step.seconds_of_job` of all jobs: all distinct kernels by one program, on one GPU after another."""
+    table, places = distinct([job.kernels for _, _, job in found])
+    seconds, out = {}, []
+    for (_, row, job), place in zip(found, places, strict=True):
+        name = GPUS[row.gpu]
+        if name not in seconds:
+            predictor = nj.load_predictor("tensorcore", canonical_name(name))
+            seconds[name] = predictor, once(predictor, nj.load_gpu(name), table)
+        predictor, each = seconds[name]
+        own = {family: each[family][at] for family, at in place.items()}
+        out.append(seconds_of_job(predictor, cluster_of(row), job, run=lambda *_, own=own: own))
     return out
+
+
+def distinct(tables: list[KernelTable]) -> tuple[KernelTable, list[dict[str, np.ndarray]]]:
+    """One table of the distinct kernels of several, and where each of them has its own."""
+    families, places, rows = {}, [{} for _ in tables], 0
+    for name in dict.fromkeys(name for table in tables for name in table.families):
+        batches = [table.families[name] for table in tables if name in table.families]
+        names = list(batches[0].dims)
+        columns = [
+            np.stack([*(each.dims[dim] for dim in names), each.op, each.dtype], axis=1).astype(np.float64)
+            for each in batches
+        ]
+        unique, place = np.unique(np.concatenate(columns), axis=0, return_inverse=True)
+        parts = iter(np.split(place.reshape(-1), np.cumsum([len(each) for each in columns])[:-1]))
+        for own, table in zip(places, tables, strict=True):
+            if name in table.families:
+                own[name] = next(parts)
+        family, zero = FAMILIES[name], np.zeros(len(unique))
+        families[name] = batch_from_columns(
+            family,
+            [family.ops[int(op)] for op in unique[:, -2]],
+            {dim: unique[:, at] for at, dim in enumerate(names)},
+            dtype=unique[:, -1],
+            count=zero + 1.0,
+            phase=zero,
+            node=zero,
+            row=rows + np.arange(len(unique)),
+        )
+        rows += len(unique)
+    return KernelTable(families), places
 
 
 _critical = jax.jit(critical_counts)

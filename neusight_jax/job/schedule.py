@@ -101,7 +101,7 @@ def schedule_table(name: str, ranks: int, batches: int, chunks: int = 1) -> Sche
         rows.append(row)
         if not ended:
             raise AssertionError(f"schedule {name} waits for itself at {ranks} ranks, {batches} micro-batches")
-    step = max(32, 1 << (len(rows).bit_length() - 4))  # idle rows, so that jobs share programs
+    step = max(32, 1 << max(len(rows).bit_length() - 4, 0))  # idle rows, so that jobs share programs
     idle = [[(stages * 3, 0, 0.0)] * ranks] * (-len(rows) % step)
     table = np.array(rows + idle, np.float64)
     return Schedule(table[..., 0].astype(np.int32), table[..., 1].astype(np.int32), table[..., 2].astype(np.float32))
