@@ -83,7 +83,8 @@ def config_of(row: Any) -> str | dict[str, Any]:
     if not np.isfinite(row.hidden):
         raise InputError(f"{row.model}: sizes are not given")
     hidden, heads = int(row.hidden), re.sub(r"\D", "", str(row.heads))
-    count = int(heads) if heads else hidden // 128
+    usual = [each for each in range(int(row.tp), hidden, int(row.tp)) if hidden % each == 0]
+    count = int(heads) if heads else min(usual, key=lambda each: abs(hidden / each - 128))
     kv_heads = re.sub(r"\D", "", str(row.kv_heads)) or count
     gated = "llama" in row.model.lower()
     return {

@@ -40,7 +40,7 @@ def fullest(
       gradient_bytes: of an element of accumulated gradients; boundary_bytes: what a layer reads, of a micro-batch.
     """
     order = stage_kinds(layout)
-    ranks = {0, layout.pipeline - 1}
+    ranks = {0, min(1, layout.pipeline - 1), layout.pipeline - 1}  # ends may have fewer layers than inner stages
     found = [
         _of_rank(
             [kinds[kind] for kind in order[rank :: layout.pipeline]],
