@@ -76,6 +76,13 @@ def dtype_of(row: Any) -> str:
     return DTYPES.get(word) or ("fp8" if "fp8" in word else "bf16")
 
 
+def attention_of(row: Any) -> str:
+    """How the source computes attention; nanotron's models call FlashAttention-2."""
+    if "unfused" in str(row.attention):
+        return "unfused"
+    return "flash2" if "flash2" in str(row.attention) else "flash"
+
+
 def config_of(row: Any) -> str | dict[str, Any]:
     """Config of the model of a row."""
     if row.model in CATALOG:
@@ -146,7 +153,7 @@ def jobs_of(row: Any) -> list[Job]:
             "sequence_length": int(row.seq),
             "dtype": dtype_of(row),
             "gradient_dtype": "fp32" if "fp32" in row.dtype else "bf16",
-            "flash": "unfused" not in str(row.attention),
+            "attention": attention_of(row),
             "overlaps": overlaps,
         }
         job = job_from_config(config_of(row), layout, **given)

@@ -27,6 +27,8 @@ from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 
 WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "again", "optimizer")
 """Work of a stage: phases of a micro-batch, what of the forward pass is run again, and once a step the optimizer."""
+ATTENTION: tuple[str, ...] = ("flash", "flash2", "unfused")
+"""Ways attention is computed."""
 KINDS = 3
 """Kinds of stages (`stages.stage_kinds`)."""
 
@@ -56,6 +58,7 @@ class Plan:
     mode: str = "training"
     optimizer: str | None = None
     overlaps: tuple[str, ...] = USUAL_OVERLAPS
+    attention: str = "flash"
     notes: tuple[str, ...] = ()
 
     @property
@@ -96,7 +99,7 @@ def job_from_config(
     dtype: str = "bf16",
     optimizer: str | None = "adamw",
     gradient_dtype: str = "fp32",
-    flash: bool = True,
+    attention: str = "flash",
     overlaps: Sequence[str] = USUAL_OVERLAPS,
     software: Software | None = None,
 ) -> Job:
@@ -107,13 +110,16 @@ def job_from_config(
       layout: how it is split; global_batch_size: sequences of a step; sequence_length: tokens of each.
       dtype: of matrix products; optimizer: of `graph.optimizers.OPTIMIZERS`, None = no step of it.
       gradient_dtype: in which gradients are accumulated and sent.
-      flash: attention as one kernel; False = as products and a softmax.
+      attention: "flash" = one kernel, "flash2" = one by the instructions of Ampere whatever the GPU (FlashAttention-2),
+        "unfused" = products, softmax and dropout.
       overlaps: classes of `software.OVERLAPS` that the recipe runs beside compute.
       software: numbers of the framework; None = the usual.
     Raises: `InputError` for a layout, batch or model that cannot be used.
     """
     if mode != "training":
         raise InputError(f"mode is {mode!r}; jobs are training steps, expected 'training'")
+    if attention not in ATTENTION:
+        raise InputError(f"attention is {attention!r}, expected one of {', '.join(ATTENTION)}")
     unknown = [name for name in overlaps if name not in OVERLAPS]
     if unknown:
         raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
@@ -121,7 +127,7 @@ def job_from_config(
     batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
     if optimizer is not None:
         optimizer_of(optimizer)
-    model, kinds = stages(parsed, layout, sequence, dtype, flash=flash)
+    model, kinds = stages(parsed, layout, sequence, dtype, flash=attention != "unfused")
     tokens, size = float(layout.micro_batch_size * sequence // layout.context), dtype_bytes(gradient_dtype)
     own = "bf16" if dtype_bytes(dtype) < 2.0 else dtype
     messages = tuple(
@@ -150,6 +156,7 @@ def job_from_config(
         message_bytes=hidden_bytes(model, layout, tokens, own),
         memory=fullest(kinds, layout, batches, optimizer, size, hidden_bytes(model, layout, tokens, own)),
         overlaps=tuple(overlaps),
+        attention=attention,
         notes=tuple(dict.fromkeys(parsed.notes)),
     )
     return Job(kernels, counts, software or Software(), plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.blocks import Attention, Decoder, Experts, Latent, Layer
@@ -23,6 +23,7 @@ class Message:
     Attributes:
       op: of `kernels.collective`; payload_bytes: as that family counts them.
       group: a group of `placement.groups`; slot: one of `SLOTS`; count: how many, on one pass of the stage.
+      top_k: of an exchange with experts, how many each token goes to; `payload_bytes` are then those of one copy.
     """
 
     op: str
@@ -30,6 +31,7 @@ class Message:
     group: str
     slot: str
     count: float = 1.0
+    top_k: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,9 @@ def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
         block = layer.feed_forward
         if isinstance(block, Experts):
             tokens = own.tokens / (layout.tensor if layout.sequence_parallel else 1)
-            size = tokens * block.top_k * (block.latent or model.hidden) * dtype_bytes(own.dtype)
-            found.append(Message("all_to_all", size, "expert", "expert_forward", 2.0))
-            found.append(Message("all_to_all", size, "expert", "expert_backward", 2.0 * again))
+            size = tokens * (block.latent or model.hidden) * dtype_bytes(own.dtype)
+            found.append(Message("all_to_all", size, "expert", "expert_forward", 2.0, block.top_k))
+            found.append(Message("all_to_all", size, "expert", "expert_backward", 2.0 * again, block.top_k))
     return _summed(found)
 
 
@@ -158,8 +160,8 @@ def _routed(layer: Layer) -> bool:
 
 def _summed(messages: list[Message]) -> list[Message]:
     """Equal messages as one."""
-    counts: dict[tuple[str, float, str, str], float] = {}
+    counts: dict[Message, float] = {}
     for each in messages:
-        key = (each.op, each.payload_bytes, each.group, each.slot)
+        key = replace(each, count=1.0)
         counts[key] = counts.get(key, 0.0) + each.count
-    return [Message(*key, count) for key, count in counts.items()]
+    return [replace(key, count=count) for key, count in counts.items()]

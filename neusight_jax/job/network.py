@@ -11,8 +11,7 @@ from jaxtyping import Array, Float
 from neusight_jax.cluster import Cluster
 from neusight_jax.job.messages import Message
 from neusight_jax.job.placement import Group
-
-OPS: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+from neusight_jax.kernels.collective import OPS, expert_bytes
 
 
 def collective_seconds(
@@ -20,11 +19,13 @@ def collective_seconds(
 ) -> Float[Array, " message"]:
     """Seconds of one of each message: a ring inside domains and over them, wire bytes over rates plus steps."""
     topology = cluster.topology
-    rows = [
-        (each.payload_bytes, groups[each.group].ranks, groups[each.group].domains, OPS.index(each.op))
-        for each in messages
-    ]
-    size, ranks, domains, op = np.array(rows or np.zeros((0, 4)), np.float64).reshape(-1, 4).T
+    rows = []
+    for each in messages:
+        group, payload, share = groups[each.group], each.payload_bytes, 1.0
+        if each.top_k:
+            payload, share = expert_bytes(payload, 1.0, each.top_k, group.ranks, group.domains, element_bytes=1.0)
+        rows.append((payload, group.ranks, group.domains, OPS.index(each.op), share))
+    size, ranks, domains, op, crossing = np.array(rows, np.float64).reshape(-1, 5).T
     passes = np.where(op == 0, 2.0, 1.0)
     here = np.maximum(ranks / domains, 1.0)
     single = op == 4
@@ -32,7 +33,7 @@ def collective_seconds(
     across = np.where(single, domains > 1, passes * (domains - 1) / domains / here) * size
     exchange = op == 3
     inside = np.where(exchange, (here - 1) / np.maximum(ranks, 1) * size, inside)
-    across = np.where(exchange, (ranks - here) / np.maximum(ranks, 1) * size, across)
+    across = np.where(exchange, (ranks - here) / np.maximum(ranks, 1) * size * crossing, across)
     steps = np.where(single | exchange, 1.0, passes * np.minimum(here - 1, 2 * np.log2(np.maximum(here, 2))))
     far = np.where(domains > 1, np.where(single | exchange, 1.0, passes * np.log2(np.maximum(domains, 2))), 0.0)
     nic = jnp.asarray(topology.nic_bytes_per_s) / jnp.asarray(topology.oversubscription)

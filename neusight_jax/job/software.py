@@ -27,7 +27,8 @@ class Software:
     Attributes:
       tensor, context, expert, shards, gradients: what communication that runs beside compute still adds, over the
         shorter of the two: it takes SMs and memory bandwidth away.
-      launch_s: host time of one kernel launch, seconds: an eager step takes no less.
+      launch_s: host time of one kernel of a graph, seconds: an eager step takes no less.
+      expert_launch_s: likewise of one layer's experts, tokens counted and sorted for them.
       kernels: seconds of a kernel in a long step over those of one by itself, power and clocks included.
       experts: likewise of layers with experts, their uneven loads included.
       wait: what a rank waits for the slowest of n others, over a stage's seconds and ln n.
@@ -40,8 +41,9 @@ class Software:
     shards: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
     gradients: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
     launch_s: ArrayLike = field(
-        default=5e-6, metadata=_fitted(0.7, "eager PyTorch launches about 2e5 kernels a second")
+        default=15e-6, metadata=_fitted(0.7, "eager PyTorch launches 2e5 kernels a second, about three for one here")
     )
+    expert_launch_s: ArrayLike = field(default=3e-4, metadata=_fitted(1.0, "estimate"))
     kernels: ArrayLike = field(default=1.05, metadata=_fitted(0.1, "estimate"))
     experts: ArrayLike = field(default=1.2, metadata=_fitted(0.3, "estimate"))
     wait: ArrayLike = field(default=0.003, metadata=_fitted(1.0, "estimate"))

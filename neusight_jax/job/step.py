@@ -27,6 +27,11 @@ from neusight_jax.terms import Predictor
 
 MESSAGE = "message"
 """Slot of what neighbouring stages send each other."""
+FLASH2 = 1.75
+"""Time of FlashAttention-2 over what kernels with Hopper's instructions take: 1.5 to 2.0 forward, 1.5 to 1.75 backward
+(Shah et al., FlashAttention-3, 2024)."""
+FLASH2_FLOP_PER_CYCLE = 2048.0
+"""16-bit FLOP a clock and SM of an A100: only wider matrix units need those instructions."""
 MOE_FAMILY = "grouped_gemm"
 """Family whose kernels the `experts` of `Software` hold for."""
 pipeline_seconds = jax.jit(_pipeline_seconds, static_argnames=("relaxation",))
@@ -38,13 +43,14 @@ class Seconds:
     """What a job is made of on a machine, seconds of each kind of stage.
 
     Attributes:
-      work: of kernels, by `job.WORK`; experts: the part of experts; launches: how many.
+      work: of kernels, by `job.WORK`; experts: the part of experts; launches, expert_launches: how many.
       messages: by `messages.SLOTS`; between: one message between stages.
     """
 
     work: Float[Array, "kind work"]
     experts: Float[Array, "kind work"]
     launches: Float[Array, "kind work"]
+    expert_launches: Float[Array, "kind work"]
     messages: Float[Array, "kind slot"]
     between: Float[Array, ""]
 
@@ -97,12 +103,15 @@ def seconds_of_job(
     require_covered(predictor, job.kernels)
     cluster, plan = as_cluster(machine), job.plan
     seconds = run(predictor, cluster.gpu, job.kernels)
+    if plan.attention == "flash2" and "prefill" in seconds:
+        wide = jnp.asarray(cluster.gpu.matrix_flop_per_cycle) > FLASH2_FLOP_PER_CYCLE
+        seconds = {**seconds, "prefill": seconds["prefill"] * jnp.where(wide, FLASH2, 1.0)}
     sums = {
         name: jnp.sum(jnp.where(job.counts[name] > 0, each, 0.0) * job.counts[name], axis=-1)
         for name, each in seconds.items()
     }
     work = sum(sums.values(), jnp.zeros((KINDS, 5)))
-    launches = sum((jnp.sum(each, axis=-1) for each in job.counts.values()), jnp.zeros((KINDS, 5)))
+    launches = {name: jnp.sum(jnp.asarray(each), axis=-1) for name, each in job.counts.items()}
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     own = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
     listed = [message for _, message in plan.messages]
@@ -110,7 +119,8 @@ def seconds_of_job(
     share = np.zeros((KINDS, len(SLOTS), len(listed)), np.float32)
     for at, (kind, message) in enumerate(plan.messages):
         share[kind, SLOTS.index(message.slot), at] = message.count
-    return Seconds(work, sums.get(MOE_FAMILY, jnp.zeros_like(work)), launches, share @ each[:-1], each[-1])
+    experts, of_experts = (own.get(MOE_FAMILY, jnp.zeros_like(work)) for own in (sums, launches))
+    return Seconds(work, experts, sum(launches.values(), 0.0 * work), of_experts, share @ each[:-1], each[-1])
 
 
 def stage_durations(
@@ -126,9 +136,8 @@ def stage_durations(
         return jnp.where(overlaps[name][..., None] > 0, beside, message)
 
     kernels = software.kernels * (own.work + (software.experts - 1.0) * own.experts)
-    forward, backward, weight, again, optimizer = jnp.moveaxis(
-        jnp.maximum(kernels, own.launches * software.launch_s), -1, 0
-    )
+    host = own.launches * software.launch_s + own.expert_launches * software.expert_launch_s
+    forward, backward, weight, again, optimizer = jnp.moveaxis(jnp.maximum(kernels, host), -1, 0)
 
     def with_layers(compute: Array, back: str) -> Array:
         total = compute

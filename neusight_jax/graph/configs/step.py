@@ -326,6 +326,11 @@ class Step(Writer):
             sizes = (heads * pairs.count((new, length)), new, length, head_size, head_size)
             forward += attention_kernels(*sizes, self.precision.activations)
             backward += attention_kernels(*sizes, self.precision.activations, backward=True)
+            if self.shard is not None and self.precision.activations in FLASH:  # dropout, its mask a byte an element
+                dims = {"rows": float(sizes[0]) * new, "cols": float(length), "reads": 1.0, "writes": 1.5}
+                kernel = Kernel("stream", "pointwise", dims, 1.0, self.precision.activations)
+                forward.append(kernel)
+                backward.append(kernel)
         return forward, backward
 
     def experts(self, name: str, block: Experts, hidden: int, expert_parallel: int) -> None:
