@@ -31,6 +31,7 @@ class Software:
       expert_launch_s: likewise of one layer's experts, tokens counted and sorted for them.
       kernels: seconds of a kernel in a long step over those of one by itself, power and clocks included.
       experts: likewise of layers with experts, their uneven loads included.
+      flash2: time of FlashAttention-2 over what kernels with the instructions of Hopper take.
       wait: what a rank waits for the slowest of n others, over a stage's seconds and ln n.
       step_s: what a step takes beside its work: data, logs, checks of gradients, seconds.
     """
@@ -46,6 +47,10 @@ class Software:
     expert_launch_s: ArrayLike = field(default=3e-4, metadata=_fitted(1.0, "estimate"))
     kernels: ArrayLike = field(default=1.05, metadata=_fitted(0.1, "estimate"))
     experts: ArrayLike = field(default=1.2, metadata=_fitted(0.3, "estimate"))
+    flash2: ArrayLike = field(
+        default=1.75,
+        metadata=_fitted(0.3, "1.5 to 2.0 forward, 1.5 to 1.75 backward: Shah et al., FlashAttention-3, 2024"),
+    )
     wait: ArrayLike = field(default=0.003, metadata=_fitted(1.0, "estimate"))
     step_s: ArrayLike = field(default=0.01, metadata=_fitted(1.0, "estimate"))
 

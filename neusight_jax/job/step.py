@@ -15,7 +15,7 @@ from neusight_jax.cluster import Cluster, Machine, as_cluster
 from neusight_jax.errors import InputError
 from neusight_jax.job.job import KINDS, Job, Plan
 from neusight_jax.job.messages import SLOTS, Message
-from neusight_jax.job.network import collective_seconds
+from neusight_jax.job.network import message_seconds
 from neusight_jax.job.placement import groups
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, schedule_table
 from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
@@ -27,9 +27,6 @@ from neusight_jax.terms import Predictor
 
 MESSAGE = "message"
 """Slot of what neighbouring stages send each other."""
-FLASH2 = 1.75
-"""Time of FlashAttention-2 over what kernels with Hopper's instructions take: 1.5 to 2.0 forward, 1.5 to 1.75 backward
-(Shah et al., FlashAttention-3, 2024)."""
 FLASH2_FLOP_PER_CYCLE = 2048.0
 """16-bit FLOP a clock and SM of an A100: only wider matrix units need those instructions."""
 MOE_FAMILY = "grouped_gemm"
@@ -43,12 +40,14 @@ class Seconds:
     """What a job is made of on a machine, seconds of each kind of stage.
 
     Attributes:
-      work: of kernels, by `job.WORK`; experts: the part of experts; launches, expert_launches: how many.
+      work: of kernels, by `job.WORK`; experts, flash2: the parts of experts and of FlashAttention-2.
+      launches, expert_launches: how many kernels, and how many of experts.
       messages: by `messages.SLOTS`; between: one message between stages.
     """
 
     work: Float[Array, "kind work"]
     experts: Float[Array, "kind work"]
+    flash2: Float[Array, "kind work"]
     launches: Float[Array, "kind work"]
     expert_launches: Float[Array, "kind work"]
     messages: Float[Array, "kind slot"]
@@ -103,9 +102,6 @@ def seconds_of_job(
     require_covered(predictor, job.kernels)
     cluster, plan = as_cluster(machine), job.plan
     seconds = run(predictor, cluster.gpu, job.kernels)
-    if plan.attention == "flash2" and "prefill" in seconds:
-        wide = jnp.asarray(cluster.gpu.matrix_flop_per_cycle) > FLASH2_FLOP_PER_CYCLE
-        seconds = {**seconds, "prefill": seconds["prefill"] * jnp.where(wide, FLASH2, 1.0)}
     sums = {
         name: jnp.sum(jnp.where(job.counts[name] > 0, each, 0.0) * job.counts[name], axis=-1)
         for name, each in seconds.items()
@@ -115,12 +111,16 @@ def seconds_of_job(
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     own = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
     listed = [message for _, message in plan.messages]
-    each = collective_seconds(cluster, [*listed, own], placed)
+    each = message_seconds(predictor, cluster, [*listed, own], placed, run)
     share = np.zeros((KINDS, len(SLOTS), len(listed)), np.float32)
     for at, (kind, message) in enumerate(plan.messages):
         share[kind, SLOTS.index(message.slot), at] = message.count
+    # FlashAttention-2 where other kernels would use wider matrix units.
+    wide = jnp.asarray(cluster.gpu.matrix_flop_per_cycle) > FLASH2_FLOP_PER_CYCLE
+    old = plan.attention == "flash2" and "prefill" in sums
+    flash2 = jnp.where(wide, sums["prefill"], 0.0) if old else jnp.zeros_like(work)
     experts, of_experts = (own.get(MOE_FAMILY, jnp.zeros_like(work)) for own in (sums, launches))
-    return Seconds(work, experts, sum(launches.values(), 0.0 * work), of_experts, share @ each[:-1], each[-1])
+    return Seconds(work, experts, flash2, sum(launches.values(), 0.0 * work), of_experts, share @ each[:-1], each[-1])
 
 
 def stage_durations(
@@ -135,7 +135,8 @@ def stage_durations(
         beside = jnp.maximum(compute, message) + software.overlap(name) * jnp.minimum(compute, message) - compute
         return jnp.where(overlaps[name][..., None] > 0, beside, message)
 
-    kernels = software.kernels * (own.work + (software.experts - 1.0) * own.experts)
+    slower = (software.experts - 1.0) * own.experts + (software.flash2 - 1.0) * own.flash2
+    kernels = software.kernels * (own.work + slower)
     host = own.launches * software.launch_s + own.expert_launches * software.expert_launch_s
     forward, backward, weight, again, optimizer = jnp.moveaxis(jnp.maximum(kernels, host), -1, 0)
 
