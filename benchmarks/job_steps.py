@@ -51,6 +51,8 @@ CATALOG = {
 """Models whose sizes the table gives in part: their published configs."""
 PLAIN_GRADIENTS = ("megatron-2020", "megatron-sc21", "megatron-recompute", "bigscience-176B", "nanotron-tp")
 """Sources whose framework sends gradients after the last backward pass (their public code of that time)."""
+ADDED_GRADIENTS = ("megatron-2020", "megatron-sc21", "bigscience-176B", "llm-foundry", "jax-toolbox")
+"""Sources whose framework adds gradients of micro-batches by kernels of their own."""
 TENSOR_OVERLAP = ("mlperf-gpt3", "megatron-bridge")
 """Sources whose public recipes run tensor-parallel communication beside products."""
 DTYPES = {"fp16": "fp16", "mxfp8": "fp8", "nvfp4": "fp4"}
@@ -154,6 +156,7 @@ def jobs_of(row: Any) -> list[Job]:
             "dtype": dtype_of(row),
             "gradient_dtype": "fp32" if "fp32" in row.dtype else "bf16",
             "attention": attention_of(row),
+            "fused_accumulation": row.source not in ADDED_GRADIENTS,
             "overlaps": overlaps,
         }
         job = job_from_config(config_of(row), layout, **given)

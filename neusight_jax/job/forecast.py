@@ -118,7 +118,7 @@ def predict_job(
     silent = dataclasses.replace(own, messages=jnp.zeros_like(own.messages), between=jnp.zeros_like(own.between))
     pipeline, tail, _ = (float(each) for each in compose(own, job.software, plan, relaxation))
     alone, rest, busy = (float(each) for each in compose(silent, job.software, plan, relaxation))
-    fixed = float(job.software.step_s)
+    fixed = float(np.asarray(job.software.step_s))
     mem_bytes = float(np.asarray(cluster.gpu.mem_bytes))
     crowded = crowded_notes(plan.memory.total, mem_bytes)
     return StepForecast(

@@ -100,6 +100,7 @@ def job_from_config(
     optimizer: str | None = "adamw",
     gradient_dtype: str = "fp32",
     attention: str = "flash",
+    fused_accumulation: bool = True,
     overlaps: Sequence[str] = USUAL_OVERLAPS,
     software: Software | None = None,
 ) -> Job:
@@ -112,6 +113,7 @@ def job_from_config(
       gradient_dtype: in which gradients are accumulated and sent.
       attention: "flash" = one kernel, "flash2" = one by the instructions of Ampere whatever the GPU (FlashAttention-2),
         "unfused" = products, softmax and dropout.
+      fused_accumulation: the products of gradients add to their sum; False = further kernels do.
       overlaps: classes of `software.OVERLAPS` that the recipe runs beside compute.
       software: numbers of the framework; None = the usual.
     Raises: `InputError` for a layout, batch or model that cannot be used.
@@ -141,7 +143,8 @@ def job_from_config(
             ),
         )
     )
-    kernels, counts = _table(kinds, layout, optimizer, batches > 1, dtype)
+    added = 0.0 if batches == 1 or fused_accumulation else size
+    kernels, counts = _table(kinds, layout, optimizer, added, dtype)
     plan = Plan(
         model=parsed.name,
         layout=layout,
@@ -168,9 +171,9 @@ def _again(node: Node, recompute: str) -> bool:
 
 
 def _works(
-    stage: Stage, layout: Parallelism, optimizer: str | None, accumulates: bool
+    stage: Stage, layout: Parallelism, optimizer: str | None, added_bytes: float
 ) -> Iterable[tuple[int, float, Kernel]]:
-    """Kernels of one stage with their work and repeats."""
+    """Kernels of one stage with their work and repeats; added_bytes: of a gradient that is added to a sum, 0 = none."""
     graph = stage.graph
     for node in graph.nodes:
         for work, kernels in enumerate((node.forward, node.backward, node.weight_gradient)):
@@ -178,8 +181,10 @@ def _works(
         if _again(node, layout.recompute):
             yield from ((WORK.index("again"), node.repeat, kernel) for kernel in node.forward)
     tensor_cores = any(FAMILIES[name].tensor_core for name in graph.kernels.families)
-    if accumulates:  # read the sum, add, write it; the products write what is added in any case
-        yield WORK.index("weight_gradient"), 1.0, flat_stream(stage.parameters, 8.0, tensor_cores)
+    if added_bytes:  # read the gradient and the sum, write the sum; of FSDP after shards were summed
+        shards = layout.data * layout.context if layout.zero == 3 else 1
+        moved = 2.0 + 2.0 * added_bytes
+        yield WORK.index("weight_gradient"), 1.0, flat_stream(stage.parameters / shards, moved, tensor_cores)
     if optimizer is not None:
         experts = stage.expert_parameters if layout.expert > 1 else 0.0
         ranks = layout.data * layout.context if layout.zero else 1
@@ -191,14 +196,14 @@ def _works(
 
 
 def _table(
-    kinds: Mapping[int, Stage], layout: Parallelism, optimizer: str | None, accumulates: bool, dtype: str
-) -> tuple[KernelTable, dict[str, np.ndarray]]:
+    kinds: Mapping[int, Stage], layout: Parallelism, optimizer: str | None, added_bytes: float, dtype: str
+) -> tuple[KernelTable, dict[str, Any]]:
     """Distinct kernels, and how often each kind of stage launches them for each work."""
     places: dict[tuple[Any, ...], int] = {}
     kernels: list[Kernel] = []
     entries: list[tuple[int, int, int, float]] = []
     for kind, stage in kinds.items():
-        for work, repeat, kernel in _works(stage, layout, optimizer, accumulates):
+        for work, repeat, kernel in _works(stage, layout, optimizer, added_bytes):
             key = (kernel.family, kernel.op, kernel.dtype, tuple(kernel.dims.items()))
             if key not in places:
                 places[key] = len(kernels)
@@ -208,7 +213,7 @@ def _table(
     for kind, work, place, count in entries:
         dense[kind, work, place] += count
     table = table_from_kernels(kernels, dtype=dtype)
-    counts = {}
+    counts: dict[str, Any] = {}
     for name, batch in table.families.items():
         row = np.asarray(batch.row)
         counts[name] = np.where(row >= 0, dense[..., np.maximum(row, 0)], 0.0).astype(np.float32)

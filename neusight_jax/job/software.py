@@ -31,7 +31,8 @@ class Software:
       expert_launch_s: likewise of one layer's experts, tokens counted and sorted for them.
       kernels: seconds of a kernel in a long step over those of one by itself, power and clocks included.
       experts: likewise of layers with experts, their uneven loads included.
-      flash2: time of FlashAttention-2 over what kernels with the instructions of Hopper take.
+      flash2: time of FlashAttention-2 over what kernels of inference engines take.
+      flash2_wide: and where those use wider matrix units than Ampere's, with instructions that it lacks.
       wait: what a rank waits for the slowest of n others, over a stage's seconds and ln n.
       step_s: what a step takes beside its work: data, logs, checks of gradients, seconds.
     """
@@ -47,9 +48,10 @@ class Software:
     expert_launch_s: ArrayLike = field(default=3e-4, metadata=_fitted(1.0, "estimate"))
     kernels: ArrayLike = field(default=1.05, metadata=_fitted(0.1, "estimate"))
     experts: ArrayLike = field(default=1.2, metadata=_fitted(0.3, "estimate"))
-    flash2: ArrayLike = field(
+    flash2: ArrayLike = field(default=1.3, metadata=_fitted(0.3, "estimate"))
+    flash2_wide: ArrayLike = field(
         default=1.75,
-        metadata=_fitted(0.3, "1.5 to 2.0 forward, 1.5 to 1.75 backward: Shah et al., FlashAttention-3, 2024"),
+        metadata=_fitted(0.2, "1.5 to 2.0 forward, 1.5 to 1.75 backward: Shah et al., FlashAttention-3, 2024"),
     )
     wait: ArrayLike = field(default=0.003, metadata=_fitted(1.0, "estimate"))
     step_s: ArrayLike = field(default=0.01, metadata=_fitted(1.0, "estimate"))

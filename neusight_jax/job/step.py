@@ -27,8 +27,9 @@ from neusight_jax.terms import Predictor
 
 MESSAGE = "message"
 """Slot of what neighbouring stages send each other."""
-FLASH2_FLOP_PER_CYCLE = 2048.0
-"""16-bit FLOP a clock and SM of an A100: only wider matrix units need those instructions."""
+WIDE_FLOP_PER_CYCLE = 3000.0
+"""16-bit FLOP a clock and SM above which matrix units need instructions that FlashAttention-2 lacks: an A100 has 2048,
+an H100 4096."""
 MOE_FAMILY = "grouped_gemm"
 """Family whose kernels the `experts` of `Software` hold for."""
 pipeline_seconds = jax.jit(_pipeline_seconds, static_argnames=("relaxation",))
@@ -40,7 +41,8 @@ class Seconds:
     """What a job is made of on a machine, seconds of each kind of stage.
 
     Attributes:
-      work: of kernels, by `job.WORK`; experts, flash2: the parts of experts and of FlashAttention-2.
+      work: of kernels, by `job.WORK`; experts, flash2, flash2_wide: the parts of experts, of
+        FlashAttention-2, and of it on wide matrix units.
       launches, expert_launches: how many kernels, and how many of experts.
       messages: by `messages.SLOTS`; between: one message between stages.
     """
@@ -48,6 +50,7 @@ class Seconds:
     work: Float[Array, "kind work"]
     experts: Float[Array, "kind work"]
     flash2: Float[Array, "kind work"]
+    flash2_wide: Float[Array, "kind work"]
     launches: Float[Array, "kind work"]
     expert_launches: Float[Array, "kind work"]
     messages: Float[Array, "kind slot"]
@@ -76,10 +79,10 @@ def facts(plan: Plan) -> Facts:
     chunks = [np.bincount(order[rank::ranks], minlength=KINDS) for rank in (0, ranks // 2, ranks - 1)]
     overlaps = [float(name in plan.overlaps) for name in OVERLAPS]
     return Facts(
-        np.maximum(np.array(plan.layers, np.float32), 1.0),
-        np.array(overlaps, np.float32),
-        np.array(chunks, np.float32),
-        np.array(np.log(plan.layout.gpus), np.float32),
+        jnp.maximum(jnp.asarray(plan.layers, jnp.float32), 1.0),
+        jnp.asarray(overlaps, jnp.float32),
+        jnp.asarray(np.array(chunks), jnp.float32),
+        jnp.log(jnp.asarray(plan.layout.gpus, jnp.float32)),
     )
 
 
@@ -115,12 +118,20 @@ def seconds_of_job(
     share = np.zeros((KINDS, len(SLOTS), len(listed)), np.float32)
     for at, (kind, message) in enumerate(plan.messages):
         share[kind, SLOTS.index(message.slot), at] = message.count
-    # FlashAttention-2 where other kernels would use wider matrix units.
-    wide = jnp.asarray(cluster.gpu.matrix_flop_per_cycle) > FLASH2_FLOP_PER_CYCLE
+    wide = jnp.asarray(cluster.gpu.matrix_flop_per_cycle) > WIDE_FLOP_PER_CYCLE
     old = plan.attention == "flash2" and "prefill" in sums
-    flash2 = jnp.where(wide, sums["prefill"], 0.0) if old else jnp.zeros_like(work)
+    flash2 = sums["prefill"] if old else jnp.zeros_like(work)
     experts, of_experts = (own.get(MOE_FAMILY, jnp.zeros_like(work)) for own in (sums, launches))
-    return Seconds(work, experts, flash2, sum(launches.values(), 0.0 * work), of_experts, share @ each[:-1], each[-1])
+    return Seconds(
+        work,
+        experts,
+        flash2,
+        jnp.where(wide, flash2, 0.0),
+        sum(launches.values(), 0.0 * work),
+        of_experts,
+        jnp.asarray(share) @ each[:-1],
+        each[-1],
+    )
 
 
 def stage_durations(
@@ -136,6 +147,7 @@ def stage_durations(
         return jnp.where(overlaps[name][..., None] > 0, beside, message)
 
     slower = (software.experts - 1.0) * own.experts + (software.flash2 - 1.0) * own.flash2
+    slower = slower + software.flash2 * (software.flash2_wide - 1.0) * own.flash2_wide
     kernels = software.kernels * (own.work + slower)
     host = own.launches * software.launch_s + own.expert_launches * software.expert_launch_s
     forward, backward, weight, again, optimizer = jnp.moveaxis(jnp.maximum(kernels, host), -1, 0)
@@ -199,7 +211,7 @@ def check_cluster(machine: Machine, job: Job) -> None:
         )
 
 
-def job_latency(predictor: Predictor, machine: Machine, job: Job, relaxation: float = 0.0) -> Float[Array, ""]:
+def job_latency(predictor: Predictor, machine: Machine, job: Job, relaxation: Any = 0.0) -> Float[Array, ""]:
     """Seconds of one step of a job; `jax.grad` with respect to `machine` is a Cluster of slopes."""
     check_cluster(machine, job)
     own = seconds_of_job(predictor, machine, job)

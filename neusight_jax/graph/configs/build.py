@@ -120,7 +120,18 @@ def _graph(
     parsed.notes = [*notes, *more, *parsed.notes]
     if kind in STEP_ARCHITECTURES:
         tensor, expert = (whole(name, split[name]) for name in ("tensor_parallel", "expert_parallel"))
-        return _step_graph(parsed, kind, batch_size, sequence_length, mode, dtype, *given.values(), (tensor, expert))
+        return _step_graph(
+            parsed,
+            kind,
+            batch_size,
+            sequence_length,
+            mode,
+            dtype,
+            given["kv_length"],
+            given["weight_dtype"],
+            given["kv_dtype"],
+            (tensor, expert),
+        )
     _refuse_for_eager(parsed, kind, mode, given, **split)
     tape = _tape(parsed, batch_size, sequence_length, mode, dtype)
     nodes = fuse(tape.nodes) if fused else tape.nodes

@@ -288,7 +288,7 @@ class Step(Writer):
         kept = np.minimum(tokens, most) if most else tokens
         of_token = cache_per_token if kept_per_token is None else kept_per_token
         self.cache_bytes += self.repeat * float(kept.sum()) * of_token * dtype_bytes(precision.kv_cache)
-        shape = (batch.tokens, heads, round(head_size))
+        shape = (batch.tokens, round(heads), round(head_size))
         if self.shard is not None and self.shard.context > 1:
             # Causal attention is balanced over the ranks: each does its part of the pairs of every sequence.
             queries, context = queries * self.shard.context, context * self.shard.context
