@@ -20,7 +20,7 @@ from neusight_jax.graph.optimizers import flat_stream, optimizer_kernels, optimi
 from neusight_jax.job.footprint import fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.job.software import OVERLAPS, USUAL_OVERLAPS, Software
+from neusight_jax.job.software import LEARNED, OVERLAPS, USUAL_OVERLAPS, Software
 from neusight_jax.job.stages import Stage, job_config, stages
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
@@ -115,7 +115,7 @@ def job_from_config(
         "unfused" = products, softmax and dropout.
       fused_accumulation: the products of gradients add to their sum; False = further kernels do.
       overlaps: classes of `software.OVERLAPS` that the recipe runs beside compute.
-      software: numbers of the framework; None = the usual.
+      software: numbers of the framework; None = those learned from measured steps.
     Raises: `InputError` for a layout, batch or model that cannot be used.
     """
     if mode != "training":
@@ -162,7 +162,7 @@ def job_from_config(
         attention=attention,
         notes=tuple(dict.fromkeys(parsed.notes)),
     )
-    return Job(kernels, counts, software or Software(), plan)
+    return Job(kernels, counts, software or LEARNED, plan)
 
 
 def _again(node: Node, recompute: str) -> bool:
