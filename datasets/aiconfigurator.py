@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -373,7 +374,7 @@ def _taken(raw: pd.DataFrame, rule: Rule, counts: dict[str, int]) -> pd.DataFram
         raw = kept
     columns = {name: raw.eval(expression, engine="python") for name, expression in rule.columns.items()}
     return pd.DataFrame(columns, index=raw.index).assign(
-        latency_s=pd.to_numeric(raw.eval(rule.latency, engine="python")) * 1e-3,
+        latency_s=np.asarray(raw.eval(rule.latency, engine="python"), np.float64) * 1e-3,
         framework=raw["framework"].str.lower(),
         version=raw["version"].astype(str),
         kernel_source=raw["kernel_source"],

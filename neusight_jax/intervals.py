@@ -11,7 +11,7 @@ from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import in_row_order, predict_kernels, require_covered
+from neusight_jax.latency import in_row_order, kernel_terms, predict_kernels, require_covered
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
 from neusight_jax.trust import has_intervals, kernel_interval
@@ -55,8 +55,8 @@ def _bounds(
     out = {}
     for name, batch in table.families.items():
         family = FAMILIES[name]
-        own = machine if family.linked else gpu_of(machine)
         interval = kernel_interval(predictor, family, gpu_of(machine), batch)
-        light = predictor.terms(family, own, batch, isolated=jnp.asarray(isolated, float)).light
+        own = KernelTable({name: batch})
+        light = kernel_terms(predictor, machine, own, isolated=jnp.asarray(isolated, float))[name].light
         out[name] = (interval.log_low, interval.log_high, light.speed_of_light_s)
     return out

@@ -20,7 +20,7 @@ from neusight_jax.datasets.measurements import table_from_frame
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.gpu_catalog import list_gpus
 from neusight_jax.graph.kernel import collective_kernel
-from neusight_jax.heads import launched, physical_times
+from neusight_jax.heads import LINKED_HEADS, launched, physical_times
 from neusight_jax.kernels.collective import COLLECTIVE, OPS, collective_dims, expert_bytes
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable, table_from_kernels
@@ -284,3 +284,18 @@ def test_rows_of_the_schema_become_kernels() -> None:
     assert batch.dims["crossing_share"][:2].tolist() == [1.0, 1.0]
     assert check_rows(raw.assign(ranks=0), "rows").bad.all()
     assert FAMILIES["collective"] is COLLECTIVE
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "clusters.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert blocks
+    exec(compile(blocks[0], "clusters.md", "exec"), {})
+    assert "-" in capsys.readouterr().out  # more of the network is less time
+
+
+def test_the_page_has_the_heads_of_the_code() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "clusters.md").read_text()
+    rows = re.findall(r"^\| ([\w ]+) \| [^|]* \| (overlaps|limits|adds) \| (\S+) \| (\S+) \| (\S+) \|$", page, re.M)
+    said = {name: (joined, float(low), float(high), float(start)) for name, joined, low, high, start in rows}
+    assert said == {name: (head.joined, head.low, head.high, head.start) for name, head in LINKED_HEADS.items()}

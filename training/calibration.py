@@ -205,7 +205,7 @@ def _credited(trust: Trust, gpu: Machine, left_out: Mapping[str, np.ndarray]) ->
     widths, pairs = {}, {}
     for network, errors in left_out.items():
         wider = float(gpu_widening(ratios, trust.gpu_range[network]))
-        before = float(jnp.max(jnp.abs(kernel_bounds(trust, network, gpu)))) * wider
+        before = float(jnp.max(jnp.abs(kernel_bounds(trust, network, gpu_of(gpu))))) * wider
         widths[network] = calibrated_width(errors, before)
         pairs[network] = jnp.array([-1.0, 1.0], jnp.float32) * widths[network] / wider
     return trust.with_kernels(pairs), {network: round(width, 4) for network, width in widths.items()}

@@ -87,4 +87,5 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 """Recipes by name: `fp32` the default, `fp32-neusight` the paper's form, `tensorcore` for every other dtype with
-attention and experts, `collectives` for messages between GPUs, `tiny` a quick trial of the whole path."""
+attention and experts, `collectives` for messages between GPUs (to be joined to it), `tiny` a quick
+trial of the whole path."""
