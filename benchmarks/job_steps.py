@@ -232,7 +232,11 @@ def every_seconds(found: list[tuple[int, Any, Job]]) -> list[Any]:
             seconds[name] = predictor, once(predictor, nj.load_gpu(name), table)
         predictor, each = seconds[name]
         own = {family: each[family][at] for family, at in place.items()}
-        out.append(seconds_of_job(predictor, cluster_of(row), job, run=lambda *_, own=own: own))
+
+        def run(using: Any, machine: Any, kernels: KernelTable, job: Job = job, own: dict[str, Any] = own) -> Any:
+            return own if kernels is job.kernels else once(using, machine, kernels)
+
+        out.append(seconds_of_job(predictor, cluster_of(row), job, run=run))
     return out
 
 
