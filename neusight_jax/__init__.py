@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from neusight_jax.graph.traced.torch_export import graph_from_torch
     from neusight_jax.graph.traced.trace_options import TraceOptions
     from neusight_jax.intervals import predict_kernel_intervals
+    from neusight_jax.job.forecast import StepForecast
+    from neusight_jax.job.job import Job, job_from_config
+    from neusight_jax.job.parallelism import Parallelism
+    from neusight_jax.job.software import Software
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
     from neusight_jax.programs import use_compile_cache
@@ -57,12 +61,16 @@ __all__ = [
     "Graph",
     "Grid",
     "InputError",
+    "Job",
     "KernelTable",
+    "Parallelism",
     "Prices",
     "Range",
     "Samples",
     "ScaledRun",
     "Sensitivity",
+    "Software",
+    "StepForecast",
     "Sweep",
     "Topology",
     "TraceOptions",
@@ -74,6 +82,7 @@ __all__ = [
     "graph_from_config",
     "graph_from_function",
     "graph_from_torch",
+    "job_from_config",
     "kernel_latency",
     "latency",
     "list_checkpoints",
@@ -119,6 +128,10 @@ _HOMES = {
     "graph.traced.jaxpr": ("graph_from_function",),
     "graph.traced.torch_export": ("graph_from_torch",),
     "graph.traced.trace_options": ("TraceOptions",),
+    "job.forecast": ("StepForecast",),
+    "job.job": ("Job", "job_from_config"),
+    "job.parallelism": ("Parallelism",),
+    "job.software": ("Software",),
     "intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
