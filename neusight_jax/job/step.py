@@ -150,7 +150,7 @@ def stage_durations(
     slower = slower + software.flash2 * (software.flash2_wide - 1.0) * own.flash2_wide
     kernels = software.kernels * (own.work + slower)
     host = own.launches * software.launch_s + own.expert_launches * software.expert_launch_s
-    forward, backward, weight, again, optimizer = jnp.moveaxis(_longer(kernels, host), -1, 0)
+    forward, backward, weight, again, optimizer = jnp.moveaxis(_longer(jnp.asarray(kernels), jnp.asarray(host)), -1, 0)
 
     def with_layers(compute: Array, back: str) -> Array:
         total = compute
