@@ -18,7 +18,7 @@ from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.latency import kernel_terms, on_device
+from neusight_jax.latencies import kernel_terms, on_device
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, calibration, prior_of

@@ -33,7 +33,7 @@ from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
 from neusight_jax.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.latency import kernel_latency, kernel_terms
+from neusight_jax.latencies import kernel_latency, kernel_terms
 from neusight_jax.roofline import whole_waves
 from neusight_jax.terms import Predictor
 

@@ -17,7 +17,7 @@ from neusight_jax.gpu import FIELDS, SWITCHES
 from neusight_jax.hypothetical import PEAKS, RATES
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.latency import kernel_latency
+from neusight_jax.latencies import kernel_latency
 from neusight_jax.sensitivities import ALL_RATES, ROWS, Sensitivity, elasticities, knob
 from neusight_jax.terms import Predictor
 

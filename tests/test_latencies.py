@@ -18,7 +18,7 @@ from neusight_jax.baselines import load_baseline
 from neusight_jax.checkpoint import untrained
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.latency import BLOCK
+from neusight_jax.latencies import BLOCK
 
 COMPILED: list[str] = []
 
