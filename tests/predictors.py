@@ -27,6 +27,8 @@ from neusight_jax.residuals import EFFECTS, effect_width
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
 
+ON_ONE_GPU: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if not family.linked)
+"""Families of kernels that stay on one GPU: those `random_kernels` draws."""
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
 KINDS: tuple[str, ...] = ("mixture", "neusight")
 RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
@@ -189,7 +191,7 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
             row=position,
         )
 
-    return KernelTable({name: batch(family) for name, family in FAMILIES.items() if not family.linked})
+    return KernelTable({name: batch(FAMILIES[name]) for name in ON_ONE_GPU})
 
 
 def repadded(table: KernelTable, length: int) -> KernelTable:
