@@ -44,10 +44,11 @@ def _template(kind: str, members: int, hidden: tuple[int, ...]) -> Predictor:
 
 def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, ...] = (8,)) -> Predictor:
     """A predictor with every leaf moved away from its start: last layers, floors, norms, shifts and effects too."""
-    random = np.random.default_rng(seed)
+    local, linked = np.random.default_rng(seed), np.random.default_rng([seed, 5])
 
     def moved(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path)
+        random = linked if any(f"'{family}'" in name for family in FAMILIES if FAMILIES[family].linked) else local
         noise = random.normal(size=leaf.shape)
         if name.endswith("center"):
             value = 6.0 + 3.0 * noise
