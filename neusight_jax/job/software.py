@@ -63,18 +63,18 @@ class Software:
 
 
 LEARNED = Software(
-    tensor=0.169,
+    tensor=0.168,
     context=0.2,
     expert=0.2,
-    shards=0.561,
+    shards=0.595,
     gradients=0.196,
     launch_s=1.6e-5,
-    expert_launch_s=1.13e-3,
-    kernels=1.11,
-    experts=1.47,
-    flash2=1.46,
-    flash2_wide=2.08,
-    wait=0.005,
+    expert_launch_s=1.03e-3,
+    kernels=1.092,
+    experts=1.40,
+    flash2=1.495,
+    flash2_wide=2.053,
+    wait=0.0047,
     step_s=0.0274,
 )
 """Fitted on 342 measured steps of public sources under those priors (`benchmarks.job_steps`)."""
