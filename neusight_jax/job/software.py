@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 from jaxtyping import Array, ArrayLike
+
+from neusight_jax.physics import fitted
 
 OVERLAPS: tuple[str, ...] = ("tensor", "context", "expert", "shards", "gradients")
 """Classes of communication a recipe may run beside compute."""
 USUAL_OVERLAPS: tuple[str, ...] = ("context", "shards", "gradients")
 """Those it does unless it says otherwise."""
-
-
-def _fitted(width: float, source: str) -> dict[str, Any]:
-    return {"width": width, "source": source}
 
 
 @jax.tree_util.register_dataclass
@@ -37,24 +34,24 @@ class Software:
       step_s: what a step takes beside its work: data, logs, checks of gradients, seconds.
     """
 
-    tensor: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
-    context: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
-    expert: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
-    shards: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
-    gradients: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    tensor: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
+    context: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
+    expert: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
+    shards: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
+    gradients: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
     launch_s: ArrayLike = field(
-        default=15e-6, metadata=_fitted(0.7, "eager PyTorch launches 2e5 kernels a second, about three for one here")
+        default=15e-6, metadata=fitted(0.7, "eager PyTorch launches 2e5 kernels a second, about three for one here")
     )
-    expert_launch_s: ArrayLike = field(default=3e-4, metadata=_fitted(1.0, "estimate"))
-    kernels: ArrayLike = field(default=1.05, metadata=_fitted(0.1, "estimate"))
-    experts: ArrayLike = field(default=1.2, metadata=_fitted(0.3, "estimate"))
-    flash2: ArrayLike = field(default=1.3, metadata=_fitted(0.3, "estimate"))
+    expert_launch_s: ArrayLike = field(default=3e-4, metadata=fitted(1.0, "estimate"))
+    kernels: ArrayLike = field(default=1.05, metadata=fitted(0.1, "estimate"))
+    experts: ArrayLike = field(default=1.2, metadata=fitted(0.3, "estimate"))
+    flash2: ArrayLike = field(default=1.3, metadata=fitted(0.3, "estimate"))
     flash2_wide: ArrayLike = field(
         default=1.75,
-        metadata=_fitted(0.2, "1.5 to 2.0 forward, 1.5 to 1.75 backward: Shah et al., FlashAttention-3, 2024"),
+        metadata=fitted(0.2, "1.5 to 2.0 forward, 1.5 to 1.75 backward: Shah et al., FlashAttention-3, 2024"),
     )
-    wait: ArrayLike = field(default=0.003, metadata=_fitted(1.0, "estimate"))
-    step_s: ArrayLike = field(default=0.01, metadata=_fitted(1.0, "estimate"))
+    wait: ArrayLike = field(default=0.003, metadata=fitted(1.0, "estimate"))
+    step_s: ArrayLike = field(default=0.01, metadata=fitted(1.0, "estimate"))
 
     def overlap(self, name: str) -> Array:
         """What a class of `OVERLAPS` still adds when it overlaps."""
