@@ -1,4 +1,4 @@
-"""The pages: their tables are those of the scores, they are short, their links and commands exist, their Python runs."""
+"""The pages: their tables are those of the scores, they are short, links and commands exist, Python runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "docs" / "tools"
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 TABLED = [page for page in PAGES if "<!-- table " in page.read_text(encoding="utf-8")]
-SHORT_EXAMPLES = ("quickstart.md", "renting.md")
+SHORT_EXAMPLES = ("renting.md",)
 """Pages whose Python runs as it stands; others have tests of their own."""
 TO_SHORTEN = ("docs/serving.md",)
 """Pages that are too long still."""

@@ -30,6 +30,10 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     assert "1,000 GPUs:" in capsys.readouterr().out
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")  # the same workload, compiled by now
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "quickstart.md", "exec"), {"__name__": "quickstart"})
+    assert "memory bandwidth" in capsys.readouterr().out
 
 
 @needs_weights

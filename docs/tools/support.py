@@ -1,4 +1,4 @@
-"""The support matrix: model × GPU × dtype, from the cards' lists of measured GPUs and the kernels that models launch."""
+"""The support matrix: model × GPU × dtype, from the measured GPUs of the cards and the kernels models launch."""
 
 from __future__ import annotations
 
