@@ -121,15 +121,9 @@ def job_from_config(
     """
     if mode != "training":
         raise InputError(f"mode is {mode!r}; jobs are training steps, expected 'training'")
-    if attention not in ATTENTION:
-        raise InputError(f"attention is {attention!r}, expected one of {', '.join(ATTENTION)}")
-    unknown = [name for name in overlaps if name not in OVERLAPS]
-    if unknown:
-        raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
+    check_options(attention, overlaps, optimizer)
     parsed, sequence = job_config(config), whole("sequence_length", sequence_length)
     batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
-    if optimizer is not None:
-        optimizer_of(optimizer)
     model, kinds = stages(parsed, layout, sequence, dtype, flash=attention != "unfused")
     size, own = dtype_bytes(gradient_dtype), activation_dtype(dtype)
     messages = tuple(
@@ -159,6 +153,17 @@ def job_from_config(
         notes=tuple(dict.fromkeys(parsed.notes)),
     )
     return Job(kernels, counts, software or LEARNED, plan)
+
+
+def check_options(attention: str, overlaps: Sequence[str], optimizer: str | None) -> None:
+    """`InputError` for options of a job there are not."""
+    if attention not in ATTENTION:
+        raise InputError(f"attention is {attention!r}, expected one of {', '.join(ATTENTION)}")
+    unknown = [name for name in overlaps if name not in OVERLAPS]
+    if unknown:
+        raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
+    if optimizer is not None:
+        optimizer_of(optimizer)
 
 
 def activation_dtype(dtype: str) -> str:

@@ -162,9 +162,8 @@ def pipeline_end(
     schedule: Schedule,
     durations: Float[np.ndarray, "... stage kind"],
     message_s: Float[np.ndarray, "..."] | float = 0.0,
-    relaxation: float = 0.0,
 ) -> Float[np.ndarray, "..."]:
-    """`pipeline_seconds` of many jobs with one schedule, at relaxation 0. Host only: it compiles nothing."""
+    """`pipeline_seconds` of many jobs with one schedule. Host only: it compiles nothing."""
     times, late = np.asarray(durations, np.float64), np.asarray(message_s, np.float64)[..., None]
     rows, ranks = schedule.needs.shape
     flat = np.append(times.reshape(*times.shape[:-2], -1), np.zeros((*times.shape[:-2], 1)), axis=-1)

@@ -75,6 +75,8 @@ LEARNED = Software(
     step_s=0.0274,
 )
 """Fitted on 342 measured steps of public sources under those priors (`benchmarks.job_steps`)."""
+LAYOUT_SPREAD = 0.05
+"""TODO"""
 FITTED: tuple[str, ...] = tuple(each.name for each in dataclasses.fields(Software))
 """Names of the numbers."""
 WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Software)}

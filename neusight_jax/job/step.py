@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,6 +149,11 @@ def seconds_of_job(
     )
 
 
+def silent(own: Seconds) -> Seconds:
+    """The same with messages that take no time."""
+    return dataclasses.replace(own, messages=jnp.zeros_like(own.messages), between=jnp.zeros_like(own.between))
+
+
 def stage_durations(
     own: Seconds, software: Software, facts: Facts
 ) -> tuple[Float[Array, "kind kind_of_work"], Float[Array, ""]]:
@@ -206,16 +212,9 @@ def _unhidden(message: Array, overlaps: Array, facts: Facts) -> Array:
 
 
 def compose(
-    own: Seconds,
-    software: Software,
-    plan: Plan,
-    relaxation: Scalar = 0.0,
-    pipeline: Callable[..., Any] = pipeline_seconds,
+    own: Seconds, software: Software, plan: Plan, relaxation: Scalar = 0.0
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """Seconds of the pipeline, of what follows it, and of the busiest rank's own work of all micro-batches.
-
-    `pipeline`: `schedule.pipeline_seconds` or `schedule.pipeline_end`.
-    """
+    """Seconds of the pipeline, of what follows it, and of the busiest rank's own work of all micro-batches."""
     durations, tail = stage_durations(own, software, facts(plan))
     ranks = plan.layout.pipeline
     of_stage = durations[np.array(stage_kinds(plan.layout))]
@@ -225,7 +224,7 @@ def compose(
     if plan.layout.schedule != "zero-bubble":
         whole = of_stage[:, BACKWARD] + of_stage[:, WEIGHT]
         of_stage = jnp.stack([of_stage[:, FORWARD], whole, jnp.zeros_like(whole)], axis=-1)
-    return pipeline(schedule_of(plan), of_stage, own.between, relaxation=relaxation), tail, busy
+    return pipeline_seconds(schedule_of(plan), of_stage, own.between, relaxation=relaxation), tail, busy
 
 
 def check_cluster(machine: Machine, job: Job) -> None:

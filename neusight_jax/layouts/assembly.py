@@ -16,6 +16,7 @@ from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.network import row_seconds
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
 from neusight_jax.job.software import Software
 from neusight_jax.job.stages import stage_kinds
 from neusight_jax.job.step import MOE_FAMILY, WIDE_FLOP_PER_CYCLE, Facts, Seconds, facts_of, once, stage_durations
@@ -212,6 +213,55 @@ def least_seconds(assembly: Assembly, durations: np.ndarray, between: np.ndarray
     return found
 
 
-def kinds_of(layout: Parallelism) -> np.ndarray:
-    """Kind of each stage, [stage]."""
-    return np.array(stage_kinds(layout))
+@dataclass(frozen=True)
+class Timed:
+    """Durations of many layouts: [layout, kind of stage, kind of work], after the pipeline [layout], and of the message
+    between stages [layout], seconds."""
+
+    durations: np.ndarray
+    tail: np.ndarray
+    between: np.ndarray
+
+
+def timed(assembly: Assembly, own: Seconds, software: Software) -> Timed:
+    """Durations of the layouts from what they are made of."""
+    durations, tail = (np.asarray(each, np.float64) for each in durations_of(own, software, assembly.facts))
+    return Timed(durations, tail, np.asarray(own.between, np.float64))
+
+
+def best_of(assembly: Assembly, times: Timed, top: int) -> list[int]:
+    """The fastest layouts, in order.
+
+    The schedule is run for as many, by `least_seconds`, as could be among them.
+    """
+    least = least_seconds(assembly, times.durations, times.between) + times.tail
+    order, step = np.argsort(least), max(2 * top, 16)
+    found: list[tuple[float, int]] = []
+    for start in range(0, len(order), step):
+        if len(found) == top and found[-1][0] <= least[order[start]]:
+            break
+        chosen = order[start : start + step]
+        whole = pipelines(assembly, times, chosen)[0] + times.tail[chosen]
+        found = sorted([*found, *zip(whole.tolist(), chosen.tolist(), strict=True)])[:top]
+    return [at for _, at in found]
+
+
+def pipelines(assembly: Assembly, times: Timed, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of the pipelines of some layouts, those of one schedule together, and of their busiest ranks alone."""
+    same: dict[tuple[int, int, int], list[int]] = {}
+    for place, at in enumerate(chosen):
+        layout = assembly.layouts[at]
+        batches = layout.micro_batches(assembly.ask.global_batch_size)
+        same.setdefault((layout.pipeline, batches, layout.chunks), []).append(place)
+    whole, busy = np.zeros(len(chosen)), np.zeros(len(chosen))
+    for (ranks, batches, chunks), places in same.items():
+        own = chosen[places]
+        of_stage = times.durations[own][:, np.array(stage_kinds(assembly.layouts[own[0]]))]
+        busy[places] = of_stage.reshape(len(own), -1, ranks, 3).sum(axis=(1, 3)).max(axis=-1) * batches
+        backward = of_stage[..., BACKWARD] + of_stage[..., WEIGHT]
+        of_stage = np.stack([of_stage[..., FORWARD], backward, 0.0 * backward], axis=-1)
+        if ranks > 1:
+            whole[places] = pipeline_end(schedule_table("1f1b", ranks, batches, chunks), of_stage, times.between[own])
+        else:
+            whole[places] = busy[places]
+    return whole, busy

@@ -14,7 +14,6 @@ from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.job.footprint import fullest
 from neusight_jax.job.job import (
-    KINDS,
     WORK,
     activation_dtype,
     added_bytes,
@@ -210,7 +209,6 @@ class Messages:
 
     def of(self, layout: Parallelism) -> tuple[list[np.ndarray], int]:
         """Entries (kind and slot, message, count) of a layout, and the message between its stages."""
-        ask = self.pieces.ask
         key = (layout.tensor, layout.context, layout.data, layout.pipeline, layout.expert)
         if key not in self._groups:
             self._groups[key] = groups(layout, self.gpus_per_domain or layout.gpus)
