@@ -158,7 +158,7 @@ def stage_durations(
     own: Seconds, software: Software, facts: Facts
 ) -> tuple[Float[Array, "kind kind_of_work"], Float[Array, ""]]:
     """Durations of one micro-batch on each kind of stage, and what follows once a step on the slowest rank, seconds."""
-    slots = dict(zip(SLOTS, jnp.moveaxis(own.messages, -1, 0), strict=True))
+    slots = dict(zip(SLOTS, jnp.moveaxis(software.messages * own.messages, -1, 0), strict=True))
     overlaps = dict(zip(OVERLAPS, jnp.moveaxis(facts.overlaps, -1, 0), strict=True))
 
     def exposed(compute: Array, message: Array, name: str) -> Array:
@@ -224,7 +224,8 @@ def compose(
     if plan.layout.schedule != "zero-bubble":
         whole = of_stage[:, BACKWARD] + of_stage[:, WEIGHT]
         of_stage = jnp.stack([of_stage[:, FORWARD], whole, jnp.zeros_like(whole)], axis=-1)
-    return pipeline_seconds(schedule_of(plan), of_stage, own.between, relaxation=relaxation), tail, busy
+    between = software.messages * own.between
+    return pipeline_seconds(schedule_of(plan), of_stage, between, relaxation=relaxation), tail, busy
 
 
 def check_cluster(machine: Machine, job: Job) -> None:

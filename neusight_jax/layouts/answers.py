@@ -17,6 +17,7 @@ from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.job.forecast import StepForecast, step_forecast
+from neusight_jax.job.interval import carries_intervals, expert_share, once_at, step_interval
 from neusight_jax.job.job import check_options
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import LAYOUT_SPREAD, LEARNED, USUAL_OVERLAPS, Software
@@ -67,7 +68,7 @@ class Machine:
       name, gpus: of the cluster; choices: the best layouts, fastest first.
       tried: layouts that divide; too_large: those of them that do not fit.
       short_bytes: by how much the smallest of them exceeds the memory, 0 where one fits.
-      price_per_hour: of one GPU.
+      price_per_hour: of one GPU; tie: whether the interval of its best layout, in time or cost, reaches the first's.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Machine:
     too_large: int
     short_bytes: float = 0.0
     price_per_hour: float | None = None
+    tie: bool = False
 
     @property
     def verdict(self) -> str:
@@ -131,7 +133,7 @@ class Layouts(Result):
         machines = [
             {
                 **{name: getattr(each, name) for name in ("name", "gpus", "tried", "too_large", "short_bytes")},
-                **{"price_per_hour": each.price_per_hour, "verdict": each.verdict},
+                **{"tie": each.tie, "price_per_hour": each.price_per_hour, "verdict": each.verdict},
                 "layouts": [
                     {
                         **{"rank": item.rank, "tie": item.tie, "why": item.why},
@@ -197,7 +199,7 @@ def parallelize(
             f"no layout divides {config.name} (batch {batch}, sequence {sequence}) over {_numbers(machines)} GPUs; "
             "give a global batch size that is a multiple of more of their divisors"
         )
-    order = sorted(machines, key=_order)
+    order = _tied(sorted(machines, key=_order))
     asked = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
     asked |= {"dtype": dtype, "optimizer": optimizer, "attention": attention, "overlaps": tuple(overlaps)}
     return Layouts(asked, tuple(order), prices.currency if prices else "", (*notes, *dict.fromkeys(config.notes)))
@@ -214,6 +216,21 @@ def _order(machine: Machine) -> tuple[bool, bool, float]:
     best = machine.choices[0]
     cost = best.cost_per_million_tokens
     return False, cost is None, best.step.total_s if cost is None else cost
+
+
+def _tied(order: Sequence[Machine]) -> list[Machine]:
+    """Machines in order, with their ties to the first."""
+
+    def ends(machine: Machine) -> tuple[float, float] | None:
+        best = machine.choices[0].step if machine.choices else None
+        if best is None or best.interval_s is None or _order(machine)[1] != _order(order[0])[1]:
+            return None
+        low, high = (end / best.total_s * _order(machine)[2] for end in best.interval_s)
+        return low, high
+
+    first = ends(order[0])
+    reached = [own is not None and first is not None and own[0] <= first[1] for own in map(ends, order)]
+    return [replace(each, tie=tie and sum(reached) > 1) for each, tie in zip(order, reached, strict=True)]
 
 
 def _price(prices: Prices | None, name: str) -> float | None:
@@ -261,15 +278,23 @@ class _Search:
         own = assembly.seconds(predictor, cluster)
         times, alone = (timed(assembly, each, self.software) for each in (own, silent(own)))
         best = np.array(best_of(assembly, times, self.top + 1))
-        whole = pipelines(assembly, times, best)[0] + times.tail[best]
+        total = pipelines(assembly, times, best)[0] + times.tail[best]
         quiet, busy = pipelines(assembly, alone, best)
-        busy_s = busy + alone.tail[best]
-        shares = zip(busy_s, quiet - busy, whole - quiet - alone.tail[best], strict=True)
-        model = assembly.ask.config.name
-        return [
-            step_forecast((float(a), float(b), float(c)), self.software, assembly.plan(at, model), cluster, name=name)
-            for at, (a, b, c) in zip(best, shares, strict=True)
-        ]
+        rest = alone.tail[best]
+        ends = self._ends(assembly, predictor, cluster, best) if carries_intervals(predictor) else None
+        experts, found = expert_share(own), []
+        for place, at in enumerate(best):
+            shares = (busy[place] + rest[place], quiet[place] - busy[place], total[place] - quiet[place] - rest[place])
+            interval = None if ends is None else step_interval(total[place], tuple(ends[:, place]), experts[at])
+            plan = assembly.plan(at, assembly.ask.config.name)
+            found.append(step_forecast(shares, self.software, plan, cluster, name=name, interval_s=interval))
+        return found
+
+    def _ends(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, chosen: np.ndarray) -> np.ndarray:
+        """Seconds of some layouts with all kernels at the low and the high ends of their intervals, [end, layout]."""
+        sides = (assembly.seconds(predictor, cluster, once_at(side)) for side in (0, 1))
+        times = (timed(assembly, each, self.software) for each in sides)
+        return np.stack([pipelines(assembly, each, chosen)[0] + each.tail[chosen] for each in times])
 
 
 def _choices(steps: Sequence[StepForecast], top: int, price: float | None) -> tuple[Choice, ...]:

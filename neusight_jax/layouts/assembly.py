@@ -226,7 +226,7 @@ class Timed:
 def timed(assembly: Assembly, own: Seconds, software: Software) -> Timed:
     """Durations of the layouts from what they are made of."""
     durations, tail = (np.asarray(each, np.float64) for each in durations_of(own, software, assembly.facts))
-    return Timed(durations, tail, np.asarray(own.between, np.float64))
+    return Timed(durations, tail, np.asarray(software.messages * own.between, np.float64))
 
 
 def best_of(assembly: Assembly, times: Timed, top: int) -> list[int]:

@@ -7,9 +7,11 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from neusight_jax.job.forecast import StepForecast
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.memory import CROWDED_SHARE
 from neusight_jax.reports.text import headed, table
+from neusight_jax.trust import LEVEL
 from neusight_jax.units import GIB, duration
 
 WAYS = {"tensor": "TP", "pipeline": "PP", "data": "DP", "context": "CP", "expert": "EP"}
@@ -37,6 +39,8 @@ def tables(found: Layouts) -> RenderableType:
         parts.append(
             f"! above {CROWDED_SHARE:.0%} of the memory by estimate, which is right to a fifth: it may not fit"
         )
+    if any(each.tie for each in found.machines):
+        parts.append("= before a machine: its interval reaches that of the first")
     if any(item.tie for each in found.machines for item in each.choices):
         parts.append("= cannot be told from the first of its rank: they differ by less than such forecasts err")
     head = (
@@ -60,10 +64,18 @@ def _crowded(item: Choice) -> bool:
     return item.step.memory.total > CROWDED_SHARE * item.step.mem_bytes
 
 
+def _interval_cell(step: StepForecast) -> dict[str, str]:
+    if step.interval_s is None:
+        return {}
+    low, high = step.interval_s
+    return {f"{LEVEL:.0%} interval": f"{duration(low)} - {duration(high)}"}
+
+
 def _cells(item: Choice) -> dict[str, str]:
     step = item.step
     cells = {"rank": f"{item.rank}{'=' if item.tie else ''}", "layout": layout_text(step.workload["layout"])}
     cells |= {"step": duration(step.total_s)}
+    cells |= _interval_cell(step)
     cells |= {"tokens/s": f"{step.tokens_per_s:,.0f}", "a GPU": f"{step.tokens_per_s / step.gpus:,.0f}"}
     shares = {"compute": step.compute_s, "bubble": step.bubble_s, "exposed": step.exposed_communication_s}
     cells |= {name: f"{seconds / step.total_s:.1%}" for name, seconds in shares.items()}
@@ -80,6 +92,7 @@ def _machine_cells(each: Machine) -> dict[str, str]:
         "layout": layout_text(best.step.workload["layout"]),
         "step": duration(best.step.total_s),
     }
+    cells |= _interval_cell(best.step)
     cells |= {"tokens/s": f"{best.step.tokens_per_s:,.0f}", "a GPU": f"{best.step.tokens_per_s / each.gpus:,.0f}"}
     if best.cost_per_million_tokens is not None:
         cells |= {
