@@ -104,7 +104,7 @@ def on_config(config: Any) -> Any:
         for entry in [section, *next(iter(section.values()))]:
             if isinstance(entry, dict):
                 title, target = next(iter(entry.items()))
-                if target in PAGES:
+                if isinstance(target, str) and target in PAGES:
                     entry[title] = [{name: path} for path, (name, _) in PAGES[target].items()]
     return config
 

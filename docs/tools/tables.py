@@ -142,12 +142,8 @@ def models_short() -> str:
 
 def models_left_out() -> str:
     """Whole models of a GPU left out of everything, from the cards."""
-    rows = []
-    for name in ("fp32-heldout", "fp32"):
-        errors = card(name)["left_out_errors_percent"]["models"]
-        devices = sorted(errors, key=_order)
-        rows += [[f"`{name}`", short(device), number(errors[device])] for device in devices]
-    return table(["checkpoint", "GPU left out", "mean error, %"], rows)
+    errors = {f"`{name}`": card(name)["left_out_errors_percent"]["models"] for name in ("fp32-heldout", "fp32")}
+    return _by_gpu(errors, tuple(errors)).replace("family", "checkpoint", 1)
 
 
 def intervals() -> str:
