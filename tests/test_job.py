@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neusight_jax import InputError, latency, load_gpu, predict
+from neusight_jax import InputError, latency, load_gpu, predict, sensitivity
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import Cluster
 from neusight_jax.job.job import WORK, Job, job_from_config
@@ -180,3 +180,17 @@ def test_bad_jobs() -> None:
         job(Parallelism(tensor=3), batch=1)
     with pytest.raises(InputError, match="unknown optimizer 'x'"):
         job(Parallelism(), optimizer="x")
+
+
+def test_elasticities_of_all_rates_leave_the_host() -> None:
+    own = job(Parallelism(tensor=2, pipeline=2, data=4, zero=1, sequence_parallel=True))
+    found = sensitivity(PREDICTOR, cluster(16, 4), own)
+    assert found.total["all rates"] == pytest.approx(-1.0 + found.total["host"], abs=1e-3)
+    assert found.total["link_bytes_per_s"] < 0.0
+    assert found.total["nic_bytes_per_s"] < 0.0
+    assert found.total["clock_hz with peaks"] < 0.0
+    machine = cluster(16, 4)
+    slope = jax.grad(latency, argnums=1)(PREDICTOR, machine, own).topology.nic_bytes_per_s
+    assert found.total["nic_bytes_per_s"] == pytest.approx(float(slope) * 5e10 / found.step.total_s, rel=1e-3)
+    assert json.loads(found.to_json())["schema"].startswith("neusight_jax.step_sensitivity/")
+    assert "nic_bytes_per_s" in str(found)
