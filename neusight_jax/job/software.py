@@ -83,7 +83,12 @@ EXPERT_SPREAD = 1.0
 """TODO."""
 LAYOUT_SPREAD = 0.05
 """TODO"""
-FITTED: tuple[str, ...] = tuple(each.name for each in dataclasses.fields(Software))
+NAMES: tuple[str, ...] = tuple(each.name for each in dataclasses.fields(Software))
 """Names of the numbers."""
+FITTED: tuple[str, ...] = tuple(name for name in NAMES if name != "messages")
+"""Those that are fitted to all sources. Messages are as they were measured: fitted they come to 1.08, and steps of
+sources left out are forecast no better."""
+STEP_NOISE = 0.1
+"""Spread of measured steps of one source around forecasts with its own software, in logarithms."""
 WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Software)}
 """Width of each prior, in its logarithm."""
