@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os as _os
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False  # not of `typing`, whose import takes as long as all of this file
 if TYPE_CHECKING:
