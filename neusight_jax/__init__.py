@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
     from neusight_jax.cluster import Cluster, stack_clusters
     from neusight_jax.cluster_file import list_nodes, load_cluster
-    from neusight_jax.comparison import Comparison, Prices, compare, read_prices
+    from neusight_jax.comparison import Comparison, compare
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
     from neusight_jax.designs.answers import Design, design
     from neusight_jax.errors import InputError
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from neusight_jax.job.step import latency
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latencies import kernel_latency, predict_kernels
+    from neusight_jax.prices import Prices, read_prices
     from neusight_jax.programs import use_compile_cache
     from neusight_jax.saving import save_predictor
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
@@ -113,7 +114,7 @@ _HOMES = {
     "checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
     "cluster": ("Cluster", "stack_clusters"),
     "cluster_file": ("list_nodes", "load_cluster"),
-    "comparison": ("Comparison", "Prices", "compare", "read_prices"),
+    "comparison": ("Comparison", "compare"),
     "datasets.measurements": ("read_kernels", "read_measurements"),
     "designs.answers": ("Design", "design"),
     "errors": ("InputError",),
@@ -135,6 +136,7 @@ _HOMES = {
     "intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
     "latencies": ("kernel_latency", "predict_kernels"),
+    "prices": ("Prices", "read_prices"),
     "programs": ("use_compile_cache",),
     "saving": ("save_predictor",),
     "scaling.scale": ("ScaledRun", "scale_trace"),
