@@ -81,15 +81,23 @@ def read_decoder(config: Config, context: int) -> Decoder:
     return model
 
 
-def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
+def record(
+    step: Step,
+    config: Config,
+    tensor_parallel: int = 1,
+    expert_parallel: int = 1,
+    *,
+    whole_experts: bool = False,
+) -> None:
     """Write one step of a decoder.
 
     `tensor_parallel`, `expert_parallel`: devices the layers, or the experts, are split over; what one of them does.
+    `whole_experts`: no expert is split over the tensor-parallel devices as the layers are.
     """
     model = read_decoder(config, max(step.requests.context))
     check_split(config.name, model, expert_parallel)
     shard = step.shard or Shard()
-    whole_experts = shard.expert_ranks > 1
+    whole_experts = whole_experts or shard.expert_ranks > 1
     parts = {layer: part_of(config.name, layer, tensor_parallel, whole_experts) for layer in model.layers}
     tokens = step.requests.tokens
     vocabulary = -(-model.vocabulary // tensor_parallel)
