@@ -3,8 +3,8 @@
     python -m benchmarks.serving_sample [--fit] [--rows FILE.csv]
 
 Aggregated rows: time to the first token and time of a further one at a load generator's concurrency. H100 and H200 are
-development, which the numbers of `Engine` are fitted on (`--fit`); all other GPUs are test. Rows left out are counted by
-reason. Nothing of the file is copied; it is read from the installed package.
+development, which the numbers of `Engine` are fitted on (`--fit`); all other GPUs are test. Rows left out are counted
+by reason. Nothing of the file is copied; it is read from the installed package.
 """
 
 from __future__ import annotations

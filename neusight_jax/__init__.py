@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from neusight_jax.saving import save_predictor
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
     from neusight_jax.sensitivities import Sensitivity, sensitivity
+    from neusight_jax.serving.answers import Serving, serve
+    from neusight_jax.serving.engine import Engine
     from neusight_jax.sweeps.run import Sweep, sweep
     from neusight_jax.sweeps.space import Grid, Range, Samples
     from neusight_jax.topology import Topology
@@ -57,6 +59,7 @@ __all__ = [
     "Cluster",
     "Comparison",
     "Design",
+    "Engine",
     "Forecast",
     "Graph",
     "Grid",
@@ -69,6 +72,7 @@ __all__ = [
     "Samples",
     "ScaledRun",
     "Sensitivity",
+    "Serving",
     "Software",
     "StepForecast",
     "Sweep",
@@ -102,6 +106,7 @@ __all__ = [
     "save_predictor",
     "scale_trace",
     "sensitivity",
+    "serve",
     "stack_clusters",
     "stack_gpus",
     "sweep",
@@ -141,6 +146,8 @@ _HOMES = {
     "saving": ("save_predictor",),
     "scaling.scale": ("ScaledRun", "scale_trace"),
     "sensitivities": ("Sensitivity", "sensitivity"),
+    "serving.answers": ("Serving", "serve"),
+    "serving.engine": ("Engine",),
     "sweeps.run": ("Sweep", "sweep"),
     "sweeps.space": ("Grid", "Range", "Samples"),
     "topology": ("Topology",),

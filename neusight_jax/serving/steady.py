@@ -1,4 +1,4 @@
-"""Steady state: what requests wait for under a constant load, in closed form. An estimate; the engine itself is not run.
+"""Steady state: what requests wait for under a constant load, in closed form: an estimate, no engine is run.
 
 A replica holds n requests. Those that decode share its steps; a prompt is prefilled in chunks, each in a step together
 with the decodes, which it delays. With f the share of its life that a request decodes, D a decode step, P the steps of
@@ -97,31 +97,31 @@ def steady(
         drafted = 1.0 + options.draft_share * guesses
         return drafted * times.step_s(batch, context, guesses=guesses)
 
-    def at(share: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Of a share: decode step, prompt, what it adds, wait, batch."""
+    def at(share: Array) -> tuple[Array, Array, Array, Array]:
+        """Of a share: decode step, prompt, what it adds, decode step of the others."""
         beside = others * share
         step = decode_s(1.0 + beside)
         prompt = jnp.sum(jax.vmap(lambda start: times.step_s(beside, context, chunk, start, guesses))(starts))
         added = jnp.maximum(prompt - chunks * decode_s(beside), 0.0)
-        return step, prompt, added, beside, decode_s(beside)
+        return step, prompt, added, decode_s(beside)
 
     def parts(share: Array) -> tuple[Array, ...]:
-        step, prompt, added, beside, running_s = at(share)
+        step, prompt, added, running_s = at(share)
         decoding = outputs * step / per_step + others * share * added
         first = jnp.asarray(times.engine.request_s) + 0.5 * running_s + prompt
         busy = jnp.clip(others * prompt / (decoding + first), 0.0, 0.999)
         random = busy / (2.0 * (1.0 - busy))
         wave_wait = jnp.maximum(others - 1.0 + together, 0.0) / 2.0 * jnp.where(others > 0, 1.0, 0.0)
         queued = random * wave_wait / jnp.maximum(random + wave_wait, 1e-9)
-        return step, prompt, added, decoding, first, busy, prompt * queued, prompt * wave_wait
+        return added, decoding, first, busy, prompt * queued, prompt * wave_wait
 
     def iterate(share: Array, _: None) -> tuple[Array, None]:
-        *_, decoding, first, _busy, random, waved = parts(share)
+        _, decoding, first, _, random, waved = parts(share)
         wait = (1.0 - wave) * random + wave * waved
         return 0.5 * (share + decoding / (decoding + first + wait)), None
 
     share, _ = jax.lax.scan(iterate, jnp.ones_like(running), None, length=ITERATIONS)
-    _, prompt, added, decoding, first, busy, random, waved = parts(share)
+    added, decoding, first, busy, random, waved = parts(share)
     wait = (1.0 - wave) * random + wave * waved
     life = first + wait + decoding
     rate = running / life

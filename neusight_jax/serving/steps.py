@@ -152,7 +152,7 @@ def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str]
 
     Args:
       layout: tensor ranks, and `expert` equal to them where experts stay whole.
-      domain: GPUs of a domain of fast links; paths: arithmetic of the GPU, for what quantized weights are multiplied in.
+      domain: GPUs of a domain of fast links; paths: arithmetic of the GPU, that quantized weights are multiplied in.
     Raises: `InputError` for a layout that does not divide the model.
     """
     _check(layout)
@@ -197,8 +197,9 @@ def _check(layout: Parallelism) -> None:
 
 
 def _differ(one: Sequence[Node], other: Sequence[Node]) -> set[str]:
-    """Names of nodes whose kernels differ."""
-    return {a.name for a, b in zip(one, other, strict=True) if a.forward != b.forward}
+    """Names of nodes whose kernels differ, or that one of the steps lacks."""
+    left, right = ({node.name: node.forward for node in nodes} for nodes in (one, other))
+    return {name for name in {**left, **right} if left.get(name) != right.get(name)}
 
 
 def _run(kernel: Kernel, paths: Collection[str]) -> Kernel:
