@@ -66,8 +66,8 @@ FOUR_BIT = {
 """Config files of models in nvfp4, which say layer by layer what is narrow."""
 NATIVE = ("openai/gpt-oss-120b",)
 """Models whose config has their quantization, whatever a row says of it."""
-CHUNK, MOST = 8192, 1024
-"""Tokens of a step and running requests of all engines; larger loads are left out."""
+CHUNK, MOST, LENGTH = 8192, 1024, 16384
+"""Tokens of a step and running requests of all engines, larger loads are left out; longest sequence of a table."""
 TARGETS = ("tpot", "ttft")
 
 
@@ -80,7 +80,6 @@ class Setup:
     system: str
     tensor: int
     expert: int
-    length: int
 
 
 def folder() -> Path:
@@ -125,7 +124,7 @@ def row(values: Mapping[str, str]) -> dict[str, Any] | str:
         return f"more than {MOST:,} requests at once"
     lengths = int(values["isl"]), int(values["osl"])
     quantization = values["gemm_quant_mode"].replace("_block", "") or "bf16"
-    setup = Setup(values["model_path"], quantization, values["system"], tensor, max(expert, 1), 2 * sum(lengths))
+    setup = Setup(values["model_path"], quantization, values["system"], tensor, max(expert, 1))
     return {
         **vars(setup),
         "setup": setup,
@@ -162,18 +161,14 @@ def _steps(name: str, quantization: str, tensor: int, expert: int, paths: tuple[
 
 
 def table(setup: Setup, predictor: Any) -> tuple[Times, float, float]:
-    """Step times of a set-up, its KV cache in bytes, and that of a request of half the length."""
+    """Step times of a set-up, its KV cache in bytes, and that of a request of `LENGTH` tokens."""
     cluster = load_cluster(f"{setup.tensor}x {SYSTEMS[setup.system]}")
     model = model_of(setup.model, setup.quantization)
-    grid = axes(_rounded(setup.length), CHUNK, MOST)
+    grid = axes(LENGTH, CHUNK, MOST)
     own = _steps(setup.model, setup.quantization, setup.tensor, setup.expert, tuple(sorted(cluster.gpu.paths)), grid)
     layout = Parallelism(tensor=setup.tensor, expert=setup.expert)
-    found = capacity(model, layout, float(np.asarray(cluster.gpu.mem_bytes)), Options(CHUNK, MOST), setup.length // 2)
+    found = capacity(model, layout, float(np.asarray(cluster.gpu.mem_bytes)), Options(CHUNK, MOST), LENGTH)
     return bounded_times(predictor, cluster, own, Engine())[0], found.cache_bytes, found.request_bytes
-
-
-def _rounded(length: int) -> int:
-    return 1 << (length - 1).bit_length()
 
 
 def tables(setups: Iterable[Setup]) -> dict[Setup, tuple[Times, float, float] | str]:
@@ -210,7 +205,9 @@ def batches(frame: pd.DataFrame, found: Mapping[Setup, Any]) -> list[Batch]:
             by_axes.setdefault(times.axes, []).append(at)
         for grid, places in by_axes.items():
             stacked = {name: jnp.stack([own[at][0].tables[name] for at in places]) for name in own[places[0]][0].tables}
-            most = np.array([min(MOST, max(own[at][1] / own[at][2], 1.0)) for at in places])
+            most = np.array(
+                [min(MOST, max(own[at][1] / own[at][2] * LENGTH / (inputs + outputs / 2), 1.0)) for at in places]
+            )
             index = part.index.to_numpy()[places]
             load = part["load"].to_numpy(float)[places]
             lengths = Lengths(int(inputs), int(outputs))

@@ -94,7 +94,7 @@ def layouts(
         out += [Parallelism(tensor=each, expert=own) for own in dict.fromkeys(choices) if own in (1, each)]
     if not out:
         raise InputError(
-            f"expert_parallel {list(expert or ())} goes with none of the tensor ranks {list(ranks)}; expected 1 or as many"
+            f"expert_parallel {list(expert or ())} goes with no tensor ranks of {list(ranks)}; expected 1 or as many"
         )
     return out
 
