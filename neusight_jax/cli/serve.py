@@ -18,10 +18,11 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 def serve(
     model: Annotated[str, argument("A name of `neusight-jax models`, or a config.json, of a decoder.", "MODEL")],
     gpu: Annotated[list[str], option("GPUs to choose from: names, or JSON or YAML files.", metavar="GPU")],
-    input_tokens: Annotated[int, option("Of a prompt.")],
-    output_tokens: Annotated[int, option("Of an answer.")],
+    input_tokens: Annotated[int | None, option("Of a prompt.")] = None,
+    output_tokens: Annotated[int | None, option("Of an answer.")] = None,
     users: Annotated[float | None, option(_USERS)] = None,
     request_rate: Annotated[float | None, option("Requests a second, arriving at random; instead of --users.")] = None,
+    trace: Annotated[Path | None, option("Requests in Mooncake's JSONL, instead of tokens and users.")] = None,
     ttft: Annotated[str | None, option("Most time to the first token: 1s, 800ms.")] = None,
     tpot: Annotated[str | None, option("Most time of a further token: 50ms.")] = None,
     percentile: Annotated[int, option("Of requests that have to meet the targets: 50 or 95.")] = 95,
@@ -43,13 +44,14 @@ def serve(
     draft_tokens: Annotated[int, option("Tokens guessed ahead of each step (speculative decoding).")] = 0,
     draft_acceptance: Annotated[float, option("Chance that a guess is right.")] = 0.7,
     draft_share: Annotated[float, option("Time of a guess over that of a decode step.")] = 0.05,
+    method: Annotated[str, option("estimate; engine, which needs '.[serving]'; auto.")] = "auto",
     checkpoint: WorkloadCheckpoint = None,
     as_json: AsJson = False,
 ) -> None:
     """How many of which GPU serve a model to so many users in time, and what a million tokens cost.
 
-    An estimate in closed form: continuous batching with chunked prefill in steady state. Every GPU is forecast from its
-    figures alone, so that all are treated alike.
+    By an engine's scheduler where the extra `serving` is installed, else an estimate in closed form: continuous
+    batching with chunked prefill in steady state. Every GPU is forecast from its figures alone, so that all are treated alike.
     """
     from neusight_jax.checkpoint import load_predictor
     from neusight_jax.prices import read_prices
@@ -73,6 +75,8 @@ def serve(
         output_tokens=output_tokens,
         users=users,
         request_rate=request_rate,
+        trace=trace,
+        method=method,
         ttft_s=_seconds("--ttft", ttft),
         tpot_s=_seconds("--tpot", tpot),
         percentile=percentile,

@@ -140,10 +140,12 @@ def serve(
     machines: str | Machine | Sequence[str | os.PathLike[str]] | Mapping[str, Machine],
     config: str | Path | Mapping[str, Any],
     *,
-    input_tokens: int,
-    output_tokens: int,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
     users: float | None = None,
     request_rate: float | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    method: str = "auto",
     ttft_s: float | None = None,
     tpot_s: float | None = None,
     percentile: float = 95.0,
@@ -158,13 +160,16 @@ def serve(
 ) -> Serving:
     """How many of which GPU serve a load within targets, ranked by cost, or without prices by GPUs.
 
-    An estimate in closed form (`steady`): continuous batching with chunked prefill, in steady state, no failures.
+    An estimate in closed form (`steady`): continuous batching with chunked prefill, in steady state, no failures. Where
+    the extra `serving` is installed, the best layouts are then run by an engine's scheduler (`dynamo`), which decides.
 
     Args:
       predictor: of a checkpoint; machines: names, files, or machines by name.
       config: a catalog name, the path of a config.json, or a mapping with Hugging Face keys.
       input_tokens, output_tokens: of a request.
-      users: requests at once, each following an answer; request_rate: requests a second, at random; one of them.
+      users: requests at once, each following an answer; request_rate: requests a second, at random; one of them, or
+        trace: a file of requests in Mooncake's JSONL, which says lengths and times itself and needs the engine.
+      method: "estimate", "engine", or "auto": the engine where it is installed.
       ttft_s, tpot_s: targets for the first token and for each further one, seconds; percentile: 50 or 95 of requests.
       prices: of an hour of one GPU; max_gpus: most of one type.
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
@@ -173,10 +178,21 @@ def serve(
       engine: numbers of the engine's own time; notes: what else to say.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
+    engine_runs, requests = _method(method, trace is not None), None
+    if trace is not None:
+        from neusight_jax.serving.dynamo import read_trace
+
+        if any(each is not None for each in (input_tokens, output_tokens, users, request_rate)):
+            raise InputError("a trace says lengths and times itself; leave tokens, users and request_rate out")
+        requests = read_trace(trace)
+    elif input_tokens is None or output_tokens is None:
+        raise InputError("input_tokens and output_tokens are missing; give both, or a trace")
     load = Load(
-        Lengths(whole("input_tokens", input_tokens), whole("output_tokens", output_tokens)),
+        requests.lengths
+        if requests is not None
+        else Lengths(whole("input_tokens", input_tokens), whole("output_tokens", output_tokens)),
         users,
-        request_rate,
+        request_rate if requests is None else requests.rate,
         math.inf if ttft_s is None else ttft_s,
         math.inf if tpot_s is None else tpot_s,
         float(percentile),
@@ -188,17 +204,31 @@ def serve(
         for name, each in clusters.items()
     }
     model = load_model(config, **(dtypes or {}))
-    tried = replicas(predictor, clusters, model, load.lengths, own, engine, tensor_parallel, expert_parallel)
-    choices = [answer(each, load, prices) for each in tried]
+    longest = sum(asdict(load.lengths).values()) if requests is None else requests.longest
+    tried = {
+        (each.gpu, each.layout.tensor, each.layout.expert): each
+        for each in replicas(
+            predictor, clusters, model, load.lengths, longest, own, engine, tensor_parallel, expert_parallel
+        )
+    }
+    choices = [answer(each, load, prices) for each in tried.values()]
     if prices is not None and all(prices.of(name) is None for name in clusters):
         raise InputError(f"no price for any of {', '.join(clusters)}; add them to the price file")
     _require_answer(choices, load)
+    by = "cost" if prices is not None else "gpus"
+    choices = ranked(choices, by)
+    if engine_runs:
+        from neusight_jax.serving.under_load import METHOD, under_load
+
+        choices = ranked(under_load(choices, tried, load, requests), by)
+        _require_answer(choices, load)
     workload = {
         "model": model.config.name,
         **asdict(model.dtypes),
         **asdict(load.lengths),
         "users": users,
-        "request_rate": request_rate,
+        "request_rate": load.rate,
+        "trace": None if trace is None else os.fspath(trace),
         "ttft_s": ttft_s,
         "tpot_s": tpot_s,
         "percentile": load.percentile,
@@ -206,9 +236,25 @@ def serve(
         "options": {name: asdict(each) for name, each in own.items()},
         "engine": {name: float(np.asarray(value)) for name, value in vars(engine).items()},
     }
-    by = "cost" if prices is not None else "gpus"
-    said = (CLOSED_FORM, *([EXPERTS] if any(each.expert > 1 for each in choices) else []), *model.notes, *notes)
-    return Serving(workload, by, tuple(ranked(choices, by)), prices.currency if prices else "", notes=said)
+    said = (
+        *([] if engine_runs else [CLOSED_FORM]),
+        *([EXPERTS] if any(each.expert > 1 for each in choices) else []),
+        *model.notes,
+        *notes,
+    )
+    how = METHOD if engine_runs else CLOSED_FORM
+    return Serving(workload, by, tuple(choices), prices.currency if prices else "", how, said)
+
+
+def _method(method: str, needed: bool) -> bool:
+    """Whether an engine runs the load."""
+    from neusight_jax.serving.dynamo import installed
+
+    if method not in ("auto", "estimate", "engine"):
+        raise InputError(f"method is {method!r}, expected auto, estimate or engine")
+    if method == "estimate" and needed:
+        raise InputError("a trace is run by an engine: leave --method estimate out, and pip install '.[serving]'")
+    return method == "engine" or needed or (method == "auto" and installed())
 
 
 @functools.cache

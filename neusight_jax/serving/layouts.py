@@ -104,15 +104,17 @@ def replicas(
     machines: Mapping[str, Cluster],
     model: Model,
     lengths: Lengths,
+    longest: int,
     options: Mapping[str, Options],
     engine: Engine,
     tensor: Sequence[int] | None = None,
     expert: Sequence[int] | None = None,
 ) -> Iterator[Replica]:
-    """Every replica that can be tried, one after another, the steps of each layout written down once."""
+    """Every replica that can be tried, one after another, the steps of each layout written down once, for sequences of
+    up to `longest` tokens."""
     most = max(each.max_batch * (each.draft_tokens + 1) for each in options.values())
     chunk = max(each.chunk_tokens for each in options.values())
-    grid = axes(lengths.input_tokens + lengths.output_tokens, chunk, most)
+    grid = axes(longest, chunk, most)
 
     @functools.cache
     def steps_of(layout: Parallelism, domain: int, paths: tuple[str, ...]) -> Steps:
