@@ -31,7 +31,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.engine import LEARNED, WIDTHS, Engine, Options
-from neusight_jax.serving.steady import Lengths, steady
+from neusight_jax.serving.steady import Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import Axes, Model, axes, load_model, steps
 from neusight_jax.serving.times import Times, bounded_times
 
@@ -185,61 +185,45 @@ def tables(setups: Iterable[Setup]) -> dict[Setup, tuple[Times, float, float] | 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of equal lengths and axes, stacked."""
+    """Rows stacked for one program: step times of each, what is asked, requests held, and how many run at most."""
 
-    rows: np.ndarray
-    lengths: Lengths
     times: Times
+    asked: Demand
     load: np.ndarray
     most: np.ndarray
 
 
-def batches(frame: pd.DataFrame, found: Mapping[Setup, Any]) -> list[Batch]:
-    """Rows grouped so that each group is one program."""
-    out = []
-    frame = frame.reset_index(drop=True)
-    for (inputs, outputs), part in frame.groupby(["input", "output"]):
-        own = [found[setup] for setup in part["setup"]]
-        by_axes: dict[Axes, list[int]] = {}
-        for at, (times, _, _) in enumerate(own):
-            by_axes.setdefault(times.axes, []).append(at)
-        for grid, places in by_axes.items():
-            stacked = {name: jnp.stack([own[at][0].tables[name] for at in places]) for name in own[places[0]][0].tables}
-            most = np.array(
-                [min(MOST, max(own[at][1] / own[at][2] * LENGTH / (inputs + outputs / 2), 1.0)) for at in places]
-            )
-            index = part.index.to_numpy()[places]
-            load = part["load"].to_numpy(float)[places]
-            lengths = Lengths(int(inputs), int(outputs))
-            out.append(Batch(index, lengths, Times(stacked, Engine(), grid), load, most))
-    return out
-
-
-@functools.cache
-def _program(lengths: Lengths, grid: Axes) -> Any:
+def stacked(frame: pd.DataFrame, found: Mapping[Setup, Any]) -> Batch:
+    """All rows for one program."""
+    own = [found[setup] for setup in frame["setup"]]
+    tables = {name: np.stack([each[0].tables[name] for each in own]) for name in own[0][0].tables}
     options = Options(CHUNK, MOST)
+    lengths = [Lengths(*each) for each in zip(frame["input"], frame["output"], strict=True)]
+    chunks = int(-(-frame["input"].max() // CHUNK))
+    asked = [demand(each, options, most_chunks=chunks) for each in lengths]
+    most = [
+        min(MOST, max(room / one * LENGTH / each.mean_context, 1.0))
+        for (_, room, one), each in zip(own, lengths, strict=True)
+    ]
+    rows = jax.tree.map(lambda *each: np.stack([np.asarray(one, np.float32) for one in each]), *asked)
+    return Batch(Times(tables, Engine(), own[0][0].axes), rows, frame["load"].to_numpy(np.float32), np.array(most))
 
-    @jax.jit
-    def run(engine: Engine, stacked: Any, load: Any, most: Any) -> Any:
-        def one(tables: Any, load: Any, most: Any) -> Any:
-            state = steady(Times(tables, engine, grid), lengths, options, load, most)
-            return jnp.stack([state.tpot_s, state.ttft_s])
 
-        return jax.vmap(one)(stacked, load, most)
+@jax.jit
+def _forecast(engine: Engine, batch_times: Times, asked: Demand, load: Any, most: Any) -> Any:
+    def one(tables: Any, asked: Demand, load: Any, most: Any) -> Any:
+        state = steady(Times(tables, engine, batch_times.axes), asked, load, most)
+        return jnp.stack([state.tpot_s, state.ttft_s])
 
-    return run
+    return jax.vmap(one)(batch_times.tables, asked, load, most)
 
 
-def forecast(groups: Iterable[Batch], engine: Engine, count: int) -> np.ndarray:
+def forecast(rows: Batch, engine: Engine) -> np.ndarray:
     """TPOT and TTFT of every row, seconds [row, 2]."""
-    out = np.full((count, 2), np.nan)
-    for group in groups:
-        run = _program(group.lengths, group.times.axes)
-        out[group.rows] = np.asarray(run(engine, group.times.tables, group.load, group.most))
-    return out
+    return np.asarray(_forecast(engine, rows.times, rows.asked, rows.load, rows.most))
 
 
-def fit(groups: list[Batch], frame: pd.DataFrame, weights: np.ndarray) -> Engine:
+def fit(rows: Batch, frame: pd.DataFrame, weights: np.ndarray) -> Engine:
     """Numbers of an engine on rows of some weight, by absolute errors in logarithms under their priors."""
     from scipy.optimize import minimize
 
@@ -251,7 +235,7 @@ def fit(groups: list[Batch], frame: pd.DataFrame, weights: np.ndarray) -> Engine
 
     def loss(raw: np.ndarray) -> float:
         engine = Engine(**{name: float(np.exp(each)) for name, each in zip(names, raw, strict=True)})
-        found = forecast(groups, engine, len(frame))
+        found = forecast(rows, engine)
         error = np.abs(np.log(found / measured)) * weights[:, None]
         return float(np.nansum(error) / weights.sum() + 0.01 * np.sum(((raw - prior) / widths) ** 2))
 
@@ -276,7 +260,7 @@ def scores(frame: pd.DataFrame, found: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def prepared() -> tuple[pd.DataFrame, list[Batch], Counter[str], dict[Setup, Any]]:
+def prepared() -> tuple[pd.DataFrame, Batch, Counter[str], dict[Setup, Any]]:
     """Rows that can be forecast, grouped, and why others cannot."""
     frame, reasons = read()
     found = tables(dict.fromkeys(frame["setup"]))
@@ -284,7 +268,7 @@ def prepared() -> tuple[pd.DataFrame, list[Batch], Counter[str], dict[Setup, Any
         if isinstance(found[setup], str):
             reasons[found[setup]] += 1
     frame = frame[[not isinstance(found[setup], str) for setup in frame["setup"]]].reset_index(drop=True)
-    return frame, batches(frame, found), reasons, found
+    return frame, stacked(frame, found), reasons, found
 
 
 def main() -> None:
@@ -293,12 +277,12 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="fit the numbers of Engine on development rows")
     parser.add_argument("--rows", type=Path, help="write every row with its forecast")
     asked = parser.parse_args()
-    frame, groups, reasons, _ = prepared()
+    frame, rows, reasons, _ = prepared()
     engine = LEARNED
     if asked.fit:
-        engine = fit(groups, frame, frame["system"].isin(DEVELOPMENT).to_numpy(float))
+        engine = fit(rows, frame, frame["system"].isin(DEVELOPMENT).to_numpy(float))
         print(engine)
-    found = forecast(groups, engine, len(frame))
+    found = forecast(rows, engine)
     print(scores(frame, found).to_string(index=False))
     for reason, count in reasons.most_common():
         print(f"left out {count}: {reason}")

@@ -51,7 +51,7 @@ def serve(
     """How many of which GPU serve a model to so many users in time, and what a million tokens cost.
 
     By an engine's scheduler where the extra `serving` is installed, else an estimate in closed form: continuous
-    batching with chunked prefill in steady state. Every GPU is forecast from its figures alone, so that all are treated alike.
+    batching with chunked prefill in steady state. Every GPU is forecast from its figures alone, all alike.
     """
     from neusight_jax.checkpoint import load_predictor
     from neusight_jax.prices import read_prices

@@ -18,10 +18,11 @@ from neusight_jax.cluster import Machine
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.prices import SECONDS_PER_HOUR, Prices
+from neusight_jax.programs import one_shot
 from neusight_jax.results import Result
-from neusight_jax.serving.engine import LEARNED, Engine, Options, usual_options
+from neusight_jax.serving.engine import LEARNED, Engine, usual_options
 from neusight_jax.serving.layouts import Replica, named_machines, replicas
-from neusight_jax.serving.steady import PERCENTILES, Lengths, Steady, steady
+from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import load_model
 from neusight_jax.serving.times import Times
 from neusight_jax.terms import Predictor
@@ -267,14 +268,14 @@ def _loads(most: float) -> np.ndarray:
     return np.array([*listed, max(most, 1.0)])
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 5))
-def _states(times: Times, lengths: Lengths, options: Options, requests: Any, most: Any, poisson: bool) -> Steady:
-    """Steady states [bound, load] of stacked times."""
+@one_shot
+def _states(times: Times, asked: Demand, requests: Any, most: Any) -> list[Any]:
+    """Fields of the steady states [bound, load] of stacked times."""
 
     def one(times: Times) -> Steady:
-        return jax.vmap(lambda held: steady(times, lengths, options, held, most, poisson=poisson))(requests)
+        return jax.vmap(lambda held: steady(times, asked, held, most))(requests)
 
-    return jax.vmap(one)(times)
+    return jax.tree.leaves(jax.vmap(one)(times))
 
 
 def curve(replica: Replica, load: Load) -> tuple[np.ndarray, Steady]:
@@ -283,8 +284,9 @@ def curve(replica: Replica, load: Load) -> tuple[np.ndarray, Steady]:
     requests = _loads(replica.most)
     padded = np.pad(requests, (0, -len(requests) % 64), mode="edge")
     stacked = jax.tree.map(lambda *each: jnp.stack(list(each)), *replica.times)
-    found = _states(stacked, load.lengths, replica.options, padded, replica.most, load.rate is not None)
-    return requests, jax.tree.map(lambda each: np.asarray(each)[:, : len(requests)], found)
+    asked = demand(load.lengths, replica.options, poisson=load.rate is not None)
+    found = _states(stacked, asked, padded, replica.most)
+    return requests, Steady(*(np.asarray(each)[:, : len(requests)] for each in found))
 
 
 def answer(replica: Replica, load: Load, prices: Prices | None) -> ServingChoice:

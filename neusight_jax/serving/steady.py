@@ -16,10 +16,13 @@ exponential beyond zero.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from neusight_jax.serving.engine import Options
@@ -32,15 +35,57 @@ PERCENTILES: tuple[float, ...] = (50.0, 95.0)
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a request: of its prompt and of its answer; static."""
+    """Tokens of a request: of its prompt and of its answer."""
 
-    input_tokens: int
-    output_tokens: int
+    input_tokens: float
+    output_tokens: float
 
     @property
     def mean_context(self) -> float:
         """Mean length of a sequence while it decodes."""
         return self.input_tokens + self.output_tokens / 2.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Demand:
+    """What requests ask of a replica, traced, so that all loads share a program.
+
+    Attributes:
+      inputs, outputs: tokens; fresh: of the input, those the prefix cache has not.
+      chunk_tokens: most of a step; places: 0, 1, ... of as many chunks as a prompt may have.
+      per_step: tokens a request gets from a step; guesses: tokens guessed for it; drafting: what guessing makes of a step.
+      poisson: 1 = arrivals are random, 0 = each follows an answer.
+    """
+
+    inputs: Any
+    outputs: Any
+    fresh: Any
+    chunk_tokens: Any
+    per_step: Any
+    guesses: Any
+    drafting: Any
+    poisson: Any
+    places: Any
+
+
+def demand(lengths: Lengths, options: Options, *, poisson: bool = False, most_chunks: int = 0) -> Demand:
+    """A demand from lengths and options; `most_chunks`: room for chunks of other demands of one program."""
+    fresh = max(lengths.input_tokens * (1.0 - options.prefix_share), 1.0)
+    chunks = max(math.ceil(fresh / options.chunk_tokens), most_chunks)
+    guesses = float(options.draft_tokens)
+    drafting = 1.0 + options.draft_share * guesses
+    return Demand(
+        float(lengths.input_tokens),
+        float(lengths.output_tokens),
+        fresh,
+        float(options.chunk_tokens),
+        options.tokens_per_step,
+        guesses,
+        drafting,
+        float(poisson),
+        np.arange(chunks, dtype=np.float32),
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -72,38 +117,30 @@ class Steady:
         return self.tpot_s if percentile == 50.0 else self.tpot_p95_s
 
 
-def steady(
-    times: Times, lengths: Lengths, options: Options, requests: ArrayLike, most: ArrayLike, *, poisson: bool = False
-) -> Steady:
+def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) -> Steady:
     """The steady state of a replica that holds `requests` requests, of which at most `most` run and the others wait.
 
     Differentiable in the times, and `jax.vmap` takes many loads.
-
-    Args:
-      poisson: arrivals are random; else each request follows an answer.
     """
     held, wave = jnp.asarray(requests, float), jnp.asarray(times.engine.wave)
     running = jnp.minimum(held, most)
-    others = running if poisson else running - 1.0
-    outputs, per_step = max(lengths.output_tokens - 1.0, 1.0), options.tokens_per_step
-    context, guesses = lengths.mean_context, float(options.draft_tokens)
-    fresh = max(lengths.input_tokens * (1.0 - options.prefix_share), 1.0)
-    chunks = max(1, -(-int(fresh) // options.chunk_tokens))
-    chunk = fresh / chunks
-    starts = (lengths.input_tokens - fresh) + chunk * jnp.arange(chunks)
-    together = jnp.minimum(max(options.chunk_tokens / fresh, 1.0), jnp.maximum(others + 1.0, 1.0))
+    others = running - 1.0 + jnp.asarray(asked.poisson)
+    outputs, per_step, guesses = jnp.maximum(jnp.asarray(asked.outputs) - 1.0, 1.0), asked.per_step, asked.guesses
+    context, fresh = asked.inputs + asked.outputs / 2.0, jnp.asarray(asked.fresh)
+    chunks = jnp.ceil(fresh / asked.chunk_tokens)
+    chunk, there = fresh / chunks, jnp.asarray(asked.places) < chunks
+    starts = asked.inputs - fresh + chunk * asked.places
+    together = jnp.clip(asked.chunk_tokens / fresh, 1.0, jnp.maximum(others + 1.0, 1.0))
 
     def decode_s(batch: Array) -> Array:
-        drafted = 1.0 + options.draft_share * guesses
-        return drafted * times.step_s(batch, context, guesses=guesses)
+        return asked.drafting * times.step_s(batch, context, guesses=guesses)
 
     def at(share: Array) -> tuple[Array, Array, Array, Array]:
         """Of a share: decode step, prompt, what it adds, decode step of the others."""
         beside = others * share
-        step = decode_s(1.0 + beside)
-        prompt = jnp.sum(jax.vmap(lambda start: times.step_s(beside, context, chunk, start, guesses))(starts))
-        added = jnp.maximum(prompt - chunks * decode_s(beside), 0.0)
-        return step, prompt, added, decode_s(beside)
+        step, alone = decode_s(jnp.stack([1.0 + beside, beside]))
+        prompt = jnp.sum(jnp.where(there, times.step_s(beside, context, chunk, starts, guesses), 0.0))
+        return step, prompt, jnp.maximum(prompt - chunks * alone, 0.0), alone
 
     def parts(share: Array) -> tuple[Array, ...]:
         step, prompt, added, running_s = at(share)
@@ -132,8 +169,8 @@ def steady(
         tail = random / jnp.maximum(busy, 1e-9) * jnp.maximum(jnp.log(jnp.maximum(busy, 1e-9) / (1.0 - level)), 0.0)
         return (1.0 - wave) * tail + wave * 2.0 * level * waved
 
-    met = jnp.maximum(others * share, 0.0)
-    tpot = decoding / outputs
+    met, batch, tpot = jnp.maximum(others * share, 0.0), running * share, decoding / outputs
+    own = outputs / per_step * decode_s(jnp.maximum(batch, 1.0)) / jnp.maximum(batch, 1.0)
     return Steady(
         ttft_s=first + wait + queue,
         ttft_p50_s=first + quantile(0.5) + queue,
@@ -141,13 +178,8 @@ def steady(
         tpot_s=tpot,
         tpot_p95_s=tpot + Z95 * jnp.sqrt(met + 1e-12) * added / outputs,
         rate=rate,
-        batch=running * share,
-        prefill_share=added
-        / jnp.maximum(
-            added
-            + outputs * decode_s(jnp.maximum(running * share, 1.0)) / per_step / jnp.maximum(running * share, 1.0),
-            1e-12,
-        ),
+        batch=batch,
+        prefill_share=added / jnp.maximum(added + own, 1e-12),
     )
 
 

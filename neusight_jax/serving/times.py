@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -64,17 +66,21 @@ class Times:
 def _between(table: Array, *places: tuple[tuple[int, ...], ArrayLike]) -> Array:
     """A table between its points: linear in the logarithms of value and sizes (of 1 + the size, from 0 on)."""
     log = jnp.log(jnp.maximum(table, 1e-12))
+    sides = []
     for points, at in places:
-        offset = 1.0 if points[0] == 0 else 0.0
+        offset, last = 1.0 if points[0] == 0 else 0.0, max(len(points) - 2, 0)
         scale = np.log(np.asarray(points, np.float32) + offset)
-        position = jnp.interp(
-            jnp.log(jnp.maximum(jnp.asarray(at, float) + offset, 1e-3)), scale, jnp.arange(len(points), dtype=float)
-        )
-        low = jnp.clip(jnp.floor(jax.lax.stop_gradient(position)).astype(int), 0, max(len(points) - 2, 0))
-        share = position - low
+        size = jnp.log(jnp.maximum(jnp.asarray(at, float) + offset, 1e-3))
+        position = jnp.interp(size, scale, jnp.arange(len(points), dtype=float))
+        low = jnp.clip(jnp.floor(jax.lax.stop_gradient(position)).astype(int), 0, last)
         high = jnp.minimum(low + 1, len(points) - 1)
-        log = (1.0 - share) * log[low] + share * log[high]
-    return jnp.exp(log)
+        sides.append(((low, 1.0 - (position - low)), (high, position - low)))
+    total = jnp.zeros(())
+    for corner in product(*sides):
+        total = (
+            total + math.prod((share for _, share in corner), start=jnp.ones(())) * log[tuple(at for at, _ in corner)]
+        )
+    return jnp.exp(total)
 
 
 def tabulated(steps: Steps, seconds: Mapping[str, Array], engine: Engine) -> Times:
