@@ -54,7 +54,7 @@ class Demand:
     Attributes:
       inputs, outputs: tokens; fresh: of the input, those the prefix cache has not.
       chunk_tokens: most of a step; places: 0, 1, ... of as many chunks as a prompt may have.
-      per_step: tokens a request gets from a step; guesses: tokens guessed for it; drafting: what guessing makes of a step.
+      per_step: tokens a request gets from a step; guesses: tokens guessed for it; drafting: its factor on a step.
       poisson: 1 = arrivals are random, 0 = each follows an answer.
     """
 
