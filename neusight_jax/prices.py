@@ -34,7 +34,7 @@ class Prices:
 def read_prices(path: str | os.PathLike[str]) -> Prices:
     """Prices from a JSON, YAML or CSV file: GPU name -> price of an hour, and `currency` if wanted.
 
-    A CSV file has two columns, GPU and price, under a header or not.
+    A CSV file has a name and a price in each row, below a heading or not.
 
     Raises: `InputError` when the file is not there, is no such mapping, or a price is no positive number.
     """
@@ -42,12 +42,11 @@ def read_prices(path: str | os.PathLike[str]) -> Prices:
     table = file.suffix.lower() == ".csv"
     try:
         text = file.read_text(encoding="utf-8")
-        content = _rows(text) if table else yaml.load(text, Loader=Yaml)  # JSON is YAML
+        content = _csv_prices(text) if table else yaml.load(text, Loader=Yaml)  # JSON is YAML
     except FileNotFoundError:
         raise InputError(f"{file}: no such price file; expected JSON, YAML or CSV, GPU: price of an hour") from None
-    except (OSError, UnicodeDecodeError, ValueError, csv.Error, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())[:80]
-        form = "CSV" if table else "JSON or YAML"
+    except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
+        reason, form = " ".join(str(error).split())[:80], "CSV" if table else "JSON or YAML"
         raise InputError(f"{file}: not readable as {form} ({reason}); mend the syntax") from None
     if not isinstance(content, dict) or not content:
         raise InputError(f"{file}: expected a mapping of GPU: price of an hour, e.g. H100: 2.49")
@@ -60,20 +59,20 @@ def read_prices(path: str | os.PathLike[str]) -> Prices:
     return Prices(per_hour, currency)
 
 
-def _rows(text: str) -> dict[str, Any]:
-    """Names and values of a CSV of two columns; a first row without a number is its header."""
-    found: dict[str, Any] = {}
-    header = True
-    for number, row in enumerate(csv.reader(text.splitlines()), start=1):
-        cells = [cell.strip() for cell in row]
-        if not any(cells) or cells[0].startswith("#"):
-            continue
-        if len(cells) != 2:
-            raise ValueError(f"line {number} has {len(cells)} columns, expected two: GPU,price")
-        try:
-            found[cells[0]] = float(cells[1])
-        except ValueError:
-            if not header or cells[0] == "currency":
-                found[cells[0]] = cells[1]  # the currency, or a price that the check names
-        header = False
-    return found
+def _csv_prices(text: str) -> dict[str, Any]:
+    """Rows of name and price; a heading is left out."""
+    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(row)]
+    if rows and len(rows[0]) > 1 and not _is_number(rows[0][1]) and rows[0][0].lower() in ("gpu", "name", "machine"):
+        rows = rows[1:]
+    short = [row for row in rows if len(row) != 2]
+    if short:
+        raise ValueError(f"row {','.join(short[0])!r} is no GPU,price")
+    return {name: float(value) if _is_number(value) else value for name, value in rows}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -86,7 +86,7 @@ def layouts(
 ) -> list[Parallelism]:
     """Layouts to try: tensor ranks as asked for, or powers of two up to 8 within a server; experts whole or not."""
     domain = cluster.topology.gpus_per_domain or TENSOR[-1]
-    routed = any(isinstance(layer.feed_forward, Experts) for layer in read_decoder(model.config, 1).layers)
+    routed = any(isinstance(layer.feed_forward, Experts) for layer in model.decoder.layers)
     ranks = tensor or [each for each in TENSOR if each <= domain]
     out = []
     for each in ranks:
@@ -112,6 +112,7 @@ def replicas(
 ) -> Iterator[Replica]:
     """Every replica that can be tried, one after another, the steps of each layout written down once, for sequences of
     up to `longest` tokens."""
+    read_decoder(model.config, longest)  # refuses what the model has no positions for
     most = max(each.max_batch * (each.draft_tokens + 1) for each in options.values())
     chunk = max(each.chunk_tokens for each in options.values())
     grid = axes(longest, chunk, most)

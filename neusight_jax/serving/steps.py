@@ -48,9 +48,10 @@ _Counted: TypeAlias = list[tuple[Kernel, float]]
 
 @dataclass(frozen=True)
 class Model:
-    """A model as an engine loads it: its config, dtypes and quantization, and what was assumed."""
+    """A model as an engine loads it: its config and layers, dtypes and quantization, and what was assumed."""
 
     config: Config
+    decoder: Decoder
     dtypes: Precision
     quantization: Quantization | None
     notes: tuple[str, ...]
@@ -72,7 +73,7 @@ def load_model(
         raise InputError(f"{parsed.name}: engines serve decoders such as llama or qwen3; {kind!r} is none")
     dtype, notes = assumed_dtype(parsed, dtype)
     said = read_quantization(parsed.name, parsed.values) if weight_dtype is None else None
-    model = Model(parsed, precision(dtype, weight_dtype, kv_dtype, said), said, ())
+    model = Model(parsed, read_decoder(parsed, 1), precision(dtype, weight_dtype, kv_dtype, said), said, ())
     step = _step(model, Requests((1,), (2,)), Parallelism())
     weights = step.weight_notes(weight_dtype, has_quantization(parsed.values))
     every = dict.fromkeys((*notes, *parsed.notes, *class_notes(parsed), *weights))
@@ -85,7 +86,7 @@ def _step(model: Model, batch: Requests, layout: Parallelism) -> Step:
     mode = "decode" if max(batch.queries) == 1 else "prefill"
     step = Step(batch, model.dtypes, mode, model.quantization)
     whole = layout.expert > 1
-    record(step, model.config, layout.tensor, layout.expert, whole_experts=whole)
+    record(step, model.config, layout.tensor, layout.expert, model.decoder, whole_experts=whole)
     return step
 
 
@@ -164,7 +165,6 @@ def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str]
     long, short = grid.contexts[-1], grid.contexts[0]
     moving = _differ(nodes((1, long)), nodes((1, max(long // 2, 1))))
     moving |= _differ(nodes((2, max(long, 2))), nodes((2, max(long // 2, 3))))
-    model_of = read_decoder(model.config, long)
 
     def of(found: Iterable[Node], wanted: Callable[[Node], bool]) -> _Counted:
         return [
@@ -176,7 +176,7 @@ def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str]
 
     def body(found: list[Node], tokens: int) -> _Counted:
         own = of(found, lambda node: node.name not in moving and node.name not in HEAD)
-        return own + _collectives(model_of, layout, domain, tokens, model.dtypes)
+        return own + _collectives(model.decoder, layout, domain, tokens, model.dtypes)
 
     points = [body(nodes((1, short), repeat=each), each) for each in grid.batches]
     points += [body(nodes((each, each)), each) for each in grid.tokens]

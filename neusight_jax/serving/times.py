@@ -14,11 +14,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.baselines.roofline import RooflinePredictor
-from neusight_jax.cluster import Cluster, Machine, as_cluster, gpu_of, on_device
-from neusight_jax.job.network import ring_seconds
+from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.kernels.collective import COLLECTIVE
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import kernel_latency, kernel_terms, require_covered
 from neusight_jax.programs import one_shot
 from neusight_jax.serving.engine import Engine
@@ -102,24 +101,21 @@ def tabulated(steps: Steps, seconds: Mapping[str, Array], engine: Engine) -> Tim
 
 def times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> Times:
     """Times of steps on a machine; pure, so that gradients reach the machine and `jax.vmap` many of them."""
-    require_covered(predictor, _without_collectives(predictor, steps.kernels))
-    own, linked = _split(predictor, steps.kernels)
-    seconds = kernel_latency(predictor, machine, own)
-    if linked is not None:
-        seconds = {**seconds, COLLECTIVE.name: _rings(machine, linked)}
+    seconds: dict[str, Array] = {}
+    for using, kernels in _split(predictor, steps.kernels):
+        require_covered(using, kernels)
+        seconds |= kernel_latency(using, machine, kernels)
     return tabulated(steps, seconds, engine)
 
 
 def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> tuple[Times, Times, Times]:
     """Times, and those of all kernels at the low and the high end of their 80 % intervals, which is wider than a sum
     whose errors cancel; without intervals all three are equal. By a program that is compiled fast; no gradients."""
-    require_covered(predictor, _without_collectives(predictor, steps.kernels))
-    own, linked = _split(predictor, steps.kernels)
-    each_own = {name: KernelTable({name: batch}) for name, batch in own.families.items()}  # models share programs
-    found = {name: np.asarray(_bounded(predictor, on_device(machine), each)) for name, each in each_own.items()}
-    if linked is not None:
-        rings = np.asarray(_rings(machine, linked))
-        found[COLLECTIVE.name] = np.stack([rings, rings, rings])
+    found = {}
+    for using, kernels in _split(predictor, steps.kernels):
+        require_covered(using, kernels)
+        for name, batch in kernels.families.items():  # one at a time, so that models share programs
+            found[name] = np.asarray(_bounded(using, on_device(machine), KernelTable({name: batch})))
     middle, low, high = (
         tabulated(steps, {name: jnp.asarray(each[at]) for name, each in found.items()}, engine) for at in range(3)
     )
@@ -138,22 +134,10 @@ def _bounded(predictor: Predictor, machine: Machine, kernels: KernelTable) -> Ar
     return jnp.stack([term.seconds, low, high])
 
 
-def _without_collectives(predictor: Predictor, kernels: KernelTable) -> KernelTable:
-    return _split(predictor, kernels)[0]
-
-
-def _split(predictor: Predictor, kernels: KernelTable) -> tuple[KernelTable, KernelBatch | None]:
-    """Kernels the predictor forecasts, and the collectives where it does not."""
+def _split(predictor: Predictor, kernels: KernelTable) -> list[tuple[Predictor, KernelTable]]:
+    """Kernels by what forecasts them: collectives a predictor does not cover go by the rates of the sheet."""
     name = COLLECTIVE.name
-    if name not in kernels.families or (predictor.covers(COLLECTIVE) and not isinstance(predictor, RooflinePredictor)):
-        return kernels, None
+    if name not in kernels.families or predictor.covers(COLLECTIVE):
+        return [(predictor, kernels)]
     rest = {each: batch for each, batch in kernels.families.items() if each != name}
-    return KernelTable(rest), kernels.families[name]
-
-
-def _rings(machine: Machine, batch: KernelBatch) -> Array:
-    """Seconds of collectives as rings."""
-    dims = batch.dims
-    columns = [dims["bytes"], dims["ranks"], dims["domains"], dims["operation"] - 1.0, np.ones_like(dims["bytes"])]
-    cluster: Cluster = as_cluster(machine)
-    return ring_seconds(cluster, np.stack([np.asarray(each, np.float64) for each in columns], axis=1))
+    return [(predictor, KernelTable(rest)), (RooflinePredictor(), KernelTable({name: kernels.families[name]}))]

@@ -86,15 +86,17 @@ def record(
     config: Config,
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
+    model: Decoder | None = None,
     *,
     whole_experts: bool = False,
 ) -> None:
     """Write one step of a decoder.
 
     `tensor_parallel`, `expert_parallel`: devices the layers, or the experts, are split over; what one of them does.
-    `whole_experts`: no expert is split over the tensor-parallel devices as the layers are.
+    `model`: what `read_decoder` made of the config, if it is known. `whole_experts`: no expert is split over the
+    tensor-parallel devices as the layers are.
     """
-    model = read_decoder(config, max(step.requests.context))
+    model = model or read_decoder(config, max(step.requests.context))
     check_split(config.name, model, expert_parallel)
     shard = step.shard or Shard()
     whole_experts = whole_experts or shard.expert_ranks > 1
