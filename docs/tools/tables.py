@@ -184,6 +184,15 @@ def scaled() -> str:
     return table([f"error, %, of {frame['rows'].iloc[0]} pairs", "mean", "median", "90 % below"], rows)
 
 
+def jobs() -> str:
+    """Training steps on many GPUs, each source of measurements left out, from the page of clusters."""
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    row = re.compile(r"^\| (dense|MoE) \| (\d+) \|.*\| ([\d.]+) / ([\d.]+) \|$", re.MULTILINE)
+    kinds = {"dense": "dense models", "MoE": "mixtures of experts"}
+    rows = [[kinds[kind], *numbers] for kind, *numbers in row.findall(page)]
+    return table(["training steps on many GPUs", "steps", "mean error, %", "median"], rows)
+
+
 def tiles() -> str:
     """How often the reported tile is the one that ran."""
     share = card("fp32-heldout")["tile_accuracy"]
