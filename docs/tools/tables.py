@@ -199,22 +199,9 @@ def tiles() -> str:
     return table([*share], [[f"{value:.2f}" for value in share.values()]])
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    each.__name__: each
-    for each in (
-        unseen,
-        unseen_gpus,
-        unseen_tensor,
-        seen,
-        models,
-        models_short,
-        models_left_out,
-        intervals,
-        tiles,
-        fused,
-        scaled,
-    )
-} | {"support": support, "support_models": support_models}
+_KERNELS = (unseen, unseen_gpus, unseen_tensor, seen, intervals, tiles)
+_WHOLE = (models, models_short, models_left_out, fused, scaled, jobs)
+TABLES: dict[str, Callable[[], str]] = {each.__name__: each for each in (*_KERNELS, *_WHOLE, support, support_models)}
 
 
 def pages() -> list[Path]:
