@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from typer.core import TyperGroup
 from neusight_jax import __version__
 from neusight_jax.cli import interrupts
 from neusight_jax.cli.compare import compare
+from neusight_jax.cli.console import COMMAND
 from neusight_jax.cli.design import design
 from neusight_jax.cli.evaluate import evaluate, leaderboard
 from neusight_jax.cli.importing import import_aiconfigurator, import_neusight
@@ -142,6 +144,7 @@ def run(arguments: Sequence[str], *, announce: bool = False) -> int:
     `announce`: say on stderr when compiling takes long.
     """
     forget_written()
+    COMMAND.set(shlex.join(["neusight-jax", *arguments]))
     try:
         code = _program().main(_spread(arguments), prog_name="neusight-jax", standalone_mode=False, obj=announce)
         sys.stdout.flush()

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 from neusight_jax.cli.console import answer, remark
-from neusight_jax.cli.options import AsJson, Model, WorkloadCheckpoint, WorkloadOptions, option, takes_workload
+from neusight_jax.cli.options import (
+    AsJson,
+    Model,
+    ReportFile,
+    WorkloadCheckpoint,
+    WorkloadOptions,
+    option,
+    takes_workload,
+)
 
 
 @takes_workload
@@ -18,6 +26,7 @@ def compare(
     by: Annotated[str, option("latency; throughput, the same order for one batch; or cost.")] = "latency",
     plot: Annotated[Path | None, option("Draw it: .png, .svg or .pdf.", metavar="FILE")] = None,
     checkpoint: WorkloadCheckpoint = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank GPUs for a model by latency, throughput or cost.
@@ -50,4 +59,4 @@ def compare(
 
         save(figures.comparison(found), plot)
         remark(f"wrote {plot}")
-    answer(found, as_json, checkpoint=checkpoint)
+    answer(found, as_json, report, checkpoint=checkpoint)

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neusight_jax.cli.console import remark, show, show_json
-from neusight_jax.cli.options import AsJson, Models, WorkloadCheckpoint, WorkloadOptions, option, takes_workload
+from neusight_jax.cli.console import COMMAND, remark, report_to, show, show_json
+from neusight_jax.cli.options import (
+    AsJson,
+    Models,
+    ReportFile,
+    WorkloadCheckpoint,
+    WorkloadOptions,
+    option,
+    takes_workload,
+)
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,6 +55,7 @@ def design(
     rounds: Annotated[int, option("Of exact refinement, 64 machines each.")] = 16,
     seed: Annotated[int, option("Equal seeds give equal answers.")] = 0,
     output: Annotated[Path | None, option("A folder for design.json and report.html; new or empty.")] = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Search the machine that does best for models under budgets; peaks follow SM count and clock.
@@ -79,8 +88,10 @@ def design(
     if metric and not front:
         found = replace(found, notes=(*found.notes, infeasible_note(metric, limits)))
     content = {**found.to_dict(), "objective": objective, **_pareto_content(found, front, metric)}
+    about = {**named, "front": front, "metric": metric}
+    report_to(report, found, **about)
     if output is not None:
-        _write(output, {"schema": content["schema"], **named, **content}, found, front, metric)
+        _write(output, {"schema": content["schema"], **named, **content}, found, about)
         remark(f"wrote {output}/design.json and {output}/report.html")
     if as_json:
         show_json(content, **named)
@@ -155,20 +166,20 @@ def _show_target(content: dict[str, Any], named: dict[str, Any], as_json: bool) 
 
 def _require_writable(output: Path) -> None:
     from neusight_jax.files import refuse_existing
-    from neusight_jax.reports.files import require_plot
+    from neusight_jax.reports.page import require_report
 
     refuse_existing(output)
-    require_plot()
+    require_report(output / "report.html")
 
 
-def _write(output: Path, content: dict[str, Any], found: Design, front: list[Design], metric: str) -> None:
+def _write(output: Path, content: dict[str, Any], found: Design, about: dict[str, Any]) -> None:
     from neusight_jax.files import atomic_folder
-    from neusight_jax.reports.html import design_page
+    from neusight_jax.reports.page import write_report
     from neusight_jax.results import json_text
 
     with atomic_folder(output) as place:
         (place / "design.json").write_text(json_text(content), encoding="utf-8")
-        (place / "report.html").write_text(design_page(found, front, metric), encoding="utf-8")
+        write_report(place / "report.html", found, command=COMMAND.get(), **about)
 
 
 def _free(text: str) -> Range:

@@ -38,6 +38,26 @@ WorkloadCheckpoint = Annotated[
     str | None, option(_CHECKPOINT, default="fp32; tensorcore when the model computes in another dtype")
 ]
 Relaxation = Annotated[float, option("0 = whole waves, 1 = none: smooths what has no slope.")]
+
+
+def _report(path: Path | None) -> Path | None:
+    """The path of a page, checked before the work begins."""
+    if path is not None:
+        from neusight_jax.reports.page import require_report
+
+        require_report(path)
+    return path
+
+
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        callback=_report,
+        help="Also write it as a page for a browser, all in one file.",
+    ),
+]
 AsJson = Annotated[bool, option("Print JSON alone.", "--json")]
 MeasurementFolders = Annotated[list[Path], option("Folders or Parquet files of the measurement schema.")]
 DropInvalid = Annotated[bool, option("Leave bad rows out instead of refusing them.", "--drop-invalid")]

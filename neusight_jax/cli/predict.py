@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from neusight_jax.cli.console import answer
-from neusight_jax.cli.options import AsJson, Gpu, Model, WorkloadCheckpoint, WorkloadOptions, option, takes_workload
+from neusight_jax.cli.options import (
+    AsJson,
+    Gpu,
+    Model,
+    ReportFile,
+    WorkloadCheckpoint,
+    WorkloadOptions,
+    option,
+    takes_workload,
+)
 
 if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
@@ -28,6 +37,7 @@ def predict(
     recompute: Annotated[str, option("Jobs: none, selective (attention) or full.")] = "none",
     sequence_parallel: Annotated[bool, option("Jobs: norms split over --tensor-parallel.")] = False,
     checkpoint: WorkloadCheckpoint = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a model on a GPU, kernel by kernel; or with --gpus a training job on many.
@@ -52,7 +62,7 @@ def predict(
             **{"micro_batch_size": micro_batch_size, "recompute": recompute, "sequence_parallel": sequence_parallel},
         }
         step, checkpoint = forecast_job(model, gpu, gpus, load, layout, global_batch_size, checkpoint)
-        answer(step, as_json, checkpoint=checkpoint)
+        answer(step, as_json, report, checkpoint=checkpoint)
         return
     gpu_name, machine = load_named_gpu(gpu)
     graph = graph_of(model, load).on(machine.paths)
@@ -72,7 +82,7 @@ def predict(
             f"with the effect {checkpoint} measured on this GPU{but}; other GPUs are forecast from figures alone"
         )
     forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
-    answer(forecast, as_json, checkpoint=checkpoint)
+    answer(forecast, as_json, report, {"machine": machine}, checkpoint=checkpoint)
 
 
 def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph) -> list[str]:

@@ -11,6 +11,7 @@ from neusight_jax.cli.options import (
     Gpu,
     Model,
     Relaxation,
+    ReportFile,
     WorkloadCheckpoint,
     WorkloadOptions,
     option,
@@ -25,7 +26,8 @@ def sensitivity(
     load: WorkloadOptions,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
-    plot: Annotated[Path | None, option("Also draw it: a .png, .svg or .html file.")] = None,
+    plot: Annotated[Path | None, option("Also draw it: a .png, .svg or .pdf file.")] = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """What one percent more of every figure of a GPU does to a model's latency, in percent (elasticities).
@@ -42,7 +44,7 @@ def sensitivity(
     if plot is not None:
         from neusight_jax.reports.files import require_format
 
-        require_format(plot, html=True)
+        require_format(plot)
     gpu_name, machine = load_named_gpu(gpu)
     graph = graph_of(model, load)
     check_dtype(machine, gpu_name, graph.dtype)
@@ -51,9 +53,9 @@ def sensitivity(
     predictor = load_predictor(checkpoint)
     result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)
     if plot is not None:
-        from neusight_jax.reports import figures, html
+        from neusight_jax.reports import figures
         from neusight_jax.reports.files import save
 
-        save(html.sensitivity_page(result, machine) if plot.suffix == ".html" else figures.bars(result), plot)
+        save(figures.bars(result), plot)
         remark(f"wrote {plot}")
-    answer(result, as_json, checkpoint=checkpoint)
+    answer(result, as_json, report, {"machine": machine}, checkpoint=checkpoint)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
+from dataclasses import replace
 
+from rich.console import Group, RenderableType
+
+from neusight_jax.gpu import GPU
+from neusight_jax.reports import forecast as forecasts
+from neusight_jax.reports import plots
+from neusight_jax.reports.page import Report
 from neusight_jax.reports.text import headed, table
 from neusight_jax.sensitivities import SECANT, Sensitivity
 from neusight_jax.units import duration
@@ -28,3 +34,21 @@ def tables(result: Sensitivity) -> RenderableType:
     rows = [[name, *(f"{part[name]:+.3f}" for part in parts.values())] for name in names]
     head = workload_text(forecast.workload, forecast.gpu or "the given GPU")
     return headed(head, summary, "", table("", ["d log time / d log", *parts], rows), notes=result.notes)
+
+
+def report(result: Sensitivity, machine: GPU | None = None) -> Report:
+    """The page of elasticities, with the forecast that they belong to."""
+    forecast = result.forecast
+    below = forecasts.report(forecast, machine)
+    best = min(result.total, key=lambda name: result.total[name])
+    single = {name: value for name, value in result.total.items() if " " not in name}
+    name = min(single, key=lambda each: single[each])
+    cards = [*below.cards[:1], ("Limits most", name, f"one percent more: {single[name]:+.2f} % of the time")]
+    cards.append(("Moves most", best, f"one percent more: {result.total[best]:+.2f} % of the time"))
+    return Report(
+        title=f"{below.title}: sensitivity",
+        facts=below.facts,
+        cards=cards,
+        plots=[plots.elasticities(result.total, result.secants), *below.plots],
+        tables=Group(tables(result), "", forecasts.tables(replace(forecast, notes=()))),
+    )
