@@ -64,7 +64,7 @@ class Sensitivity(Result):
       elasticities: name of `ROWS` -> [kernel], in the forecast's row order.
       relaxed_seconds: seconds of one launch at `relaxation`, [kernel].
       relaxation: smoothing of whole waves the derivatives were taken at, 0 = exact.
-      secants: name of `ROWS` -> elasticity of the exact total over ±`SECANT`.
+      secants: name of `ROWS` -> elasticity of the exact total over ±`SECANT`; empty where not asked for.
     """
 
     kind: ClassVar[str] = "sensitivity"
@@ -177,6 +177,7 @@ def sensitivity(
     relaxation: float = 0.0,
     gpu_name: str = "",
     notes: tuple[str, ...] | list[str] = (),
+    secants: bool = True,
 ) -> Sensitivity:
     """Elasticities of a model's latency with respect to every figure of a GPU.
 
@@ -184,6 +185,7 @@ def sensitivity(
       predictor, gpu, graph: as `nj.predict`.
       relaxation: 0 = exact; 1 = no whole waves (module docstring).
       gpu_name, notes: for the report only.
+      secants: whether to take them too, which is most of the work.
     Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
     """
     graph = graph.on(gpu.paths)
@@ -195,7 +197,7 @@ def sensitivity(
         elasticities={name: _rows(table, values) for name, values in slopes.items()},
         relaxed_seconds=_rows(table, seconds),
         relaxation=float(relaxation),
-        secants=_secants(predictor, gpu, table, forecast.columns["count"]),
+        secants=_secants(predictor, gpu, table, forecast.columns["count"]) if secants else {},
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next((found for name in NAMES if (found := shutil.which(name))), "")
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 class Page:

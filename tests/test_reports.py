@@ -192,8 +192,8 @@ def test_what_a_command_refuses(
     assert "expected a name that ends in .html" in capsys.readouterr().err
     monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
     assert run([*command, str(tmp_path / "x.html")]) == 2
-    assert "reports need jinja2 and plotly; install them with `pip install '.[report]'`" in capsys.readouterr().err
-    with pytest.raises(InputError, match="reports need"):
+    assert "pages need jinja2 and plotly; install them with `pip install '.[report]'`" in capsys.readouterr().err
+    with pytest.raises(InputError, match="pages need"):
         page.require_report("x.html")
 
 

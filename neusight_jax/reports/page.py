@@ -85,9 +85,14 @@ def require_report(path: Path | str | None) -> None:
         return
     if not str(path).lower().endswith((".html", ".htm")):
         raise InputError(f"--report {path}: a report is a page, expected a name that ends in .html")
+    require_pages("report")
+
+
+def require_pages(extra: str) -> None:
+    """`InputError` unless what pages are made with is there; the message names the extra that brings it."""
     missing = [name for name in ("jinja2", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
-        raise InputError(f"reports need {' and '.join(missing)}; install them with `pip install '.[report]'`")
+        raise InputError(f"pages need {' and '.join(missing)}; install them with `pip install '.[{extra}]'`")
 
 
 def report_of(result: Result, **about: Any) -> Report:
@@ -128,7 +133,7 @@ def render(report: Report) -> str:
         plots=script_json(plots),
         plotly=packed_plotly() if plots else "",
         style=text_of("page.css"),
-        script=text_of("page.js"),
+        script=text_of("plots.js") + text_of("page.js"),
     )
 
 

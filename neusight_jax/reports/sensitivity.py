@@ -23,7 +23,8 @@ def tables(result: Sensitivity) -> RenderableType:
     """Elasticities in total, by family and by phase; rows that are zero everywhere are left out."""
     forecast, total, phases = result.forecast, result.total, result.by("phase")
     families = dict(list(result.by("family").items())[:FAMILIES_SHOWN])
-    parts = {"total": total, f"exact ±{SECANT:.0%}": result.secants, **families, **(phases if len(phases) > 1 else {})}
+    exact = {f"exact ±{SECANT:.0%}": result.secants} if result.secants else {}
+    parts = {"total": total, **exact, **families, **(phases if len(phases) > 1 else {})}
     names = [name for name in total if any(abs(part[name]) > 5e-4 for part in parts.values())]
     names.sort(key=lambda name: total[name])
     waves = "whole waves" if result.relaxation == 0 else f"waves relaxed by {result.relaxation:g}"
