@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neusight_jax.cli.console import remark
 from neusight_jax.cli.options import WorkloadOptions
 from neusight_jax.cli.workloads import lengths
 from neusight_jax.errors import InputError
@@ -21,11 +23,12 @@ def forecast_job(
     split: Mapping[str, Any],
     global_batch_size: int | None,
     checkpoint: str | None,
+    timeline: Path | None = None,
 ) -> tuple[StepForecast, str]:
     """A step of a model on many GPUs in their usual servers, and the checkpoint that forecast it.
 
     Args:
-      split: fields of `Parallelism`; `data` None = what is left of the GPUs.
+      split: fields of `Parallelism`; `data` None = what is left of the GPUs; timeline: where a trace of it is written.
     Raises: `InputError` for a layout or workload that cannot be used.
     """
     from neusight_jax.checkpoint import default_checkpoint, load_predictor
@@ -52,4 +55,11 @@ def forecast_job(
         optimizer=load.optimizer or "adamw",
     )
     used = checkpoint or default_checkpoint(job.kernels)
-    return predict_job(load_predictor(used, canonical_name(gpu)), cluster, job, name=name), used
+    predictor = load_predictor(used, canonical_name(gpu))
+    step = predict_job(predictor, cluster, job, name=name)
+    if timeline is not None:
+        from neusight_jax.reports.timeline import step_timeline, write_timeline
+
+        write_timeline(timeline, step_timeline(predictor, cluster, job, step))
+        remark(f"wrote {timeline}")
+    return step, used

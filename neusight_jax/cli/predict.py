@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from neusight_jax.cli.console import answer
+from neusight_jax.cli.console import answer, remark
 from neusight_jax.cli.options import (
     AsJson,
     Gpu,
@@ -19,6 +20,8 @@ from neusight_jax.cli.options import (
 
 if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
+
+_TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfetto and `scale-trace`."
 
 
 @takes_workload
@@ -37,6 +40,7 @@ def predict(
     recompute: Annotated[str, option("Jobs: none, selective (attention) or full.")] = "none",
     sequence_parallel: Annotated[bool, option("Jobs: norms split over --tensor-parallel.")] = False,
     checkpoint: WorkloadCheckpoint = None,
+    timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +65,7 @@ def predict(
             **{"data": data_parallel, "expert": load.expert_parallel, "chunks": chunks, "zero": zero},
             **{"micro_batch_size": micro_batch_size, "recompute": recompute, "sequence_parallel": sequence_parallel},
         }
-        step, checkpoint = forecast_job(model, gpu, gpus, load, layout, global_batch_size, checkpoint)
+        step, checkpoint = forecast_job(model, gpu, gpus, load, layout, global_batch_size, checkpoint, timeline)
         answer(step, as_json, report, checkpoint=checkpoint)
         return
     gpu_name, machine = load_named_gpu(gpu)
@@ -82,6 +86,11 @@ def predict(
             f"with the effect {checkpoint} measured on this GPU{but}; other GPUs are forecast from figures alone"
         )
     forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
+    if timeline is not None:
+        from neusight_jax.reports.timeline import forecast_timeline, write_timeline
+
+        write_timeline(timeline, forecast_timeline(forecast, graph))
+        remark(f"wrote {timeline}")
     answer(forecast, as_json, report, {"machine": machine}, checkpoint=checkpoint)
 
 

@@ -125,8 +125,10 @@ def render(report: Report) -> str:
     tables = markup(report.tables)
     said = " ".join([tables, *(f"{plot.title} {plot.caption}" for plot in report.plots), str(report.cards)]).lower()
     glossary = {term: text for term, text in sorted(GLOSSARY.items()) if term.lower() in said}
-    plots = [{"data": plot.traces, "layout": {**plot.layout, "height": plot.height}} for plot in report.plots]
-    return template("page.html.jinja").render(
+    plots: list[dict[str, Any]] = [
+        {"data": plot.traces, "layout": {**plot.layout, "height": plot.height}} for plot in report.plots
+    ]
+    page: str = template("page.html.jinja").render(
         report=report,
         tables=tables,
         glossary=glossary,
@@ -135,6 +137,7 @@ def render(report: Report) -> str:
         style=text_of("page.css"),
         script=text_of("plots.js") + text_of("page.js"),
     )
+    return page
 
 
 def script_json(value: Any) -> str:

@@ -98,8 +98,8 @@ def _map(frame: pd.DataFrame, fields: list[str]) -> Plot:
 
 def _lines(frame: pd.DataFrame, fields: list[str]) -> Plot:
     chosen = frame.iloc[np.unique(np.linspace(0, len(frame) - 1, MOST_LINES).round().astype(int))]
-    dimensions = [{"label": name, "values": chosen[name].to_numpy() / scaled(name)[0]} for name in fields] + [
-        {"label": "ms", "values": chosen["seconds"].to_numpy() / MS}
+    dimensions = [{"label": name, "values": chosen[name].to_numpy(float) / scaled(name)[0]} for name in fields] + [
+        {"label": "ms", "values": chosen["seconds"].to_numpy(float) / MS}
     ]
     line = {"color": np.log10(chosen["seconds"].to_numpy()), "colorscale": "Viridis", "reversescale": True}
     layout = {"margin": {"l": 80, "r": 60, "t": 60, "b": 30}}
