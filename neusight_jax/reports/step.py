@@ -11,6 +11,7 @@ from neusight_jax.reports.forecast import memory_line
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import stacked
 from neusight_jax.reports.text import headed, table
+from neusight_jax.trust import LEVEL
 from neusight_jax.units import GIB, MS, duration
 
 WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")
@@ -24,6 +25,14 @@ NAMES = {
 """Parts of a step, as tables call them."""
 
 
+def interval_text(step: StepForecast) -> str:
+    """The interval of a step in a few words, nothing where there is none."""
+    if step.interval_s is None:
+        return ""
+    low, high = step.interval_s
+    return f", {LEVEL:.0%} within {duration(low)} - {duration(high)}"
+
+
 def tables(step: StepForecast) -> RenderableType:
     """Layout, total, parts, memory of the fullest rank."""
     load, layout, rate = step.workload, step.workload["layout"], step.tokens_per_s
@@ -34,7 +43,7 @@ def tables(step: StepForecast) -> RenderableType:
         f"{load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}",
         f"layout {split or 'one GPU'}; {load['micro_batches']} micro-batches of {layout['micro_batch_size']}, "
         f"recompute {layout['recompute']}",
-        f"step {duration(step.total_s)} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",
+        f"step {duration(step.total_s)}{interval_text(step)} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",
         f"fullest rank: {memory_line(step.memory, step.mem_bytes)}",
         "",
         table("Step", ["part", "time", "share"], rows),
@@ -54,8 +63,8 @@ def report(step: StepForecast) -> Report:
         title=f"{step.model} on {step.gpus} GPUs",
         facts={"Workload": f"{step.model}: {work}", "Machine": step.cluster, "Layout": split},
         cards=[
-            ("Step", duration(step.total_s), f"{step.tokens:,} tokens"),
-            ("Throughput", f"{step.tokens_per_s:,.0f} tokens/s", f"{step.tokens_per_s / step.gpus:,.0f} a GPU"),
+            ("Step", duration(step.total_s), interval_text(step).removeprefix(", ")),
+            ("Throughput", f"{step.tokens_per_s:,.0f} tokens/s", f"{step.tokens:,} tokens a step"),
             ("Memory", f"{step.memory.total / GIB:.1f} GiB", verdict),
         ],
         plots=[

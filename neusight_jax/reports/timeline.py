@@ -14,7 +14,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax import __version__
@@ -28,7 +27,7 @@ from neusight_jax.job.job import Job
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.schedule import BACKWARD, WEIGHT
 from neusight_jax.job.stages import stage_kinds
-from neusight_jax.job.step import Seconds, compose, facts, once, schedule_of, seconds_of_job, stage_durations
+from neusight_jax.job.step import Seconds, compose, facts, once, schedule_of, seconds_of_job, silent, stage_durations
 from neusight_jax.kernels.table import PHASES, Kernel
 from neusight_jax.results import json_text, plain, schema
 from neusight_jax.terms import Predictor
@@ -186,30 +185,25 @@ def step_timeline(predictor: Predictor, machine: Machine, job: Job, step: StepFo
     """
     cluster, plan = as_cluster(machine), job.plan
     own = seconds_of_job(predictor, cluster, job, run=once)
-    silent = _silent(own)
+    quiet_own = silent(own)
     ranks, kinds = plan.layout.pipeline, stage_kinds(plan.layout)
     whole, quiet = (
-        np.asarray(stage_durations(each, job.software, facts(plan))[0])[list(kinds)] for each in (own, silent)
+        np.asarray(stage_durations(each, job.software, facts(plan))[0])[list(kinds)] for each in (own, quiet_own)
     )
-    sent = _sent(own)[list(kinds)]
+    slower = float(np.asarray(job.software.messages))
+    sent = slower * _sent(own)[list(kinds)]
     if ranks == 1 or plan.layout.schedule != "zero-bubble":  # gradients of weights are part of the backward pass
         for each in (whole, quiet, sent):
             each[:, BACKWARD] += each[:, WEIGHT]
             each[:, WEIGHT] = 0.0
     tracks = [_Events(rank) for rank in range(ranks)]
-    end = _pipeline(tracks, job, whole, quiet, sent, float(own.between))
-    _tail(tracks, end, job, own, silent)
+    end = _pipeline(tracks, job, whole, quiet, sent, slower * float(own.between))
+    _tail(tracks, end, job, own, quiet_own)
     names = [
         f"{cluster_name}, pipeline rank {rank}" for rank in range(ranks) for cluster_name in (step.cluster or "GPU",)
     ]
     gpu = step.cluster.partition("x ")[2]
     return _trace(tracks, names, gpu, step.gpus, step.values())
-
-
-def _silent(own: Seconds) -> Seconds:
-    import dataclasses
-
-    return dataclasses.replace(own, messages=jnp.zeros_like(own.messages), between=jnp.zeros_like(own.between))
 
 
 def _sent(own: Seconds) -> np.ndarray:
@@ -255,11 +249,11 @@ def _piece(track: _Events, name: str, start_s: float, compute_s: float, whole_s:
         track.kernel("ncclDevKernel_messages", start_s + whole_s - length, length, MESSAGES)
 
 
-def _tail(tracks: Sequence[_Events], end_s: float, job: Job, own: Seconds, silent: Seconds) -> None:
+def _tail(tracks: Sequence[_Events], end_s: float, job: Job, own: Seconds, quiet: Seconds) -> None:
     """What follows the pipeline once a step: gradients, optimizer, parameters."""
-    (_, tail, _), (_, rest, _) = (compose(each, job.software, job.plan) for each in (own, silent))
+    (_, tail, _), (_, rest, _) = (compose(each, job.software, job.plan) for each in (own, quiet))
     fixed_s = float(np.asarray(job.software.step_s))
-    slots = np.asarray(own.messages)
+    slots = np.asarray(job.software.messages * own.messages)
     sent = float(sum(slots[:, SLOTS.index(name)].max() for name in ("gradients", "parameters")))
     for track in tracks:
         _piece(track, "optimizer of the step", end_s, float(rest) - fixed_s, float(tail) - fixed_s, sent)
