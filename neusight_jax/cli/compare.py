@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from neusight_jax.cli.console import answer, remark
+from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
     Model,
@@ -52,7 +52,8 @@ def compare(
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     card = load_card(checkpoint)
     notes = {name: plain_notes(card, checkpoint, name, graph) for name in names}
-    found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by, notes=notes)
+    with busy("comparing"):
+        found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by, notes=notes)
     if plot is not None:
         from neusight_jax.reports import figures
         from neusight_jax.reports.files import save

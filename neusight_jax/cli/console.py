@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,17 @@ def show_json(result: Mapping[str, Any], **asked: Any) -> None:
 def remark(line: str) -> None:
     """A line for people, on stderr."""
     typer.echo(line, err=True)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """While the block runs, what it does, on stderr, and on a terminal only."""
+    console = progress_console()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(f"{what} ..."):
+        yield
 
 
 def progress_console() -> Console:

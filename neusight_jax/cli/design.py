@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neusight_jax.cli.console import COMMAND, remark, report_to, show, show_json
+from neusight_jax.cli.console import COMMAND, busy, remark, report_to, show, show_json
 from neusight_jax.cli.options import (
     AsJson,
     Models,
@@ -46,7 +46,7 @@ def design(
     fixed: Annotated[list[str] | None, option(_FIXED, "--set", metavar="FIELD=X")] = None,
     costs: Annotated[Path | None, option("Coefficients of the cost model, a JSON or YAML file.")] = None,
     pareto: Annotated[str | None, option("Also a front: N limits on this metric.", metavar="METRIC=LO:HI:N")] = None,
-    target_s: Annotated[float | None, option(_TARGET, "--target", metavar="SECONDS")] = None,
+    target: Annotated[str | None, option(_TARGET, metavar="TIME")] = None,
     *,
     load: WorkloadOptions,
     checkpoint: WorkloadCheckpoint = None,
@@ -65,6 +65,7 @@ def design(
     """
     if output is not None:
         _require_writable(output)
+    from neusight_jax.cli.workloads import numbers
     from neusight_jax.designs.answers import answer, read_costs
     from neusight_jax.designs.answers import pareto as front_of
     from neusight_jax.designs.notes import infeasible_note
@@ -74,17 +75,19 @@ def design(
     ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
     machine = _base(base, fixed or ())
     ask, named = _asking(machine, base, ranges, [_load(text, load) for text in models], checkpoint)
-    if target_s is not None:
+    if target is not None:
         if len(ranges) != 1 or len(models) != 1 or budgets:
             raise InputError("--target answers for one model, one --free field and no --budget")
+        target_s = numbers("--target", target, [target], "latency_s")[0]
         _show_target(_target(ask(), target_s), named, as_json)
         return
     metric, limits = _front(pareto, budgets)
     model = read_costs(costs, machine) if costs is not None else None
     settings = Settings(starts=starts, steps=steps, rounds=rounds)
     search = Search(ask(objective=objective, budgets=budgets, costs=model), settings)
-    found = answer(search, search.run(seed), seed)
-    front = front_of(search, metric, limits, seed) if metric else []
+    with busy("searching"):
+        found = answer(search, search.run(seed), seed)
+        front = front_of(search, metric, limits, seed) if metric else []
     if metric and not front:
         found = replace(found, notes=(*found.notes, infeasible_note(metric, limits)))
     content = {**found.to_dict(), "objective": objective, **_pareto_content(found, front, metric)}
@@ -190,7 +193,7 @@ def _free(text: str) -> Range:
     parts = value.split(":")
     if len(parts) not in (2, 3):
         raise InputError(f"--free {text!r}: expected FIELD=LO:HI or FIELD=LO:HI:STEP")
-    low, high, *step = numbers("--free", text, parts)
+    low, high, *step = numbers("--free", text, parts, field)
     return Range(field, low, high, step=step[0] if step else 0.0)
 
 
@@ -200,7 +203,7 @@ def _budget(text: str) -> tuple[str, float]:
     metric, sign, value = text.partition("<=")
     if not sign or not metric.strip():
         raise InputError(f"--budget {text!r}: expected METRIC<=X, e.g. --budget 'area_mm2<=800'")
-    return metric.strip(), numbers("--budget", text, [value])[0]
+    return metric.strip(), numbers("--budget", text, [value], metric.strip())[0]
 
 
 def _base(name: str, changes: Sequence[str]) -> GPU:
@@ -212,7 +215,7 @@ def _base(name: str, changes: Sequence[str]) -> GPU:
     figures = {}
     for text in changes:
         field, value = split_assignment("--set", text)
-        figures[field] = numbers("--set", text, [value])[0]
+        figures[field] = numbers("--set", text, [value], field)[0]
         check_figure(require_field(field), figures[field], "--set")
     return vary_plainly(load_gpu(name), figures) if figures else load_gpu(name)
 
@@ -269,7 +272,7 @@ def _front(text: str | None, budgets: dict[str, float]) -> tuple[str, list[float
     from neusight_jax.cli.workloads import numbers, split_assignment
 
     metric, value = split_assignment("--pareto", text)
-    parts = numbers("--pareto", text, value.split(":"))
+    parts = numbers("--pareto", text, value.split(":"), metric)
     if len(parts) != 3 or not 0 < parts[0] < parts[1] or parts[2] != int(parts[2]) or parts[2] < 2:
         raise InputError(f"--pareto {text!r}: expected METRIC=LO:HI:N with 0 < LO < HI and N of at least 2")
     budgets.setdefault(metric, parts[1])

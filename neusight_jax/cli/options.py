@@ -11,27 +11,41 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from neusight_jax.cli.help import gpu_names, model_names
 
-def option(text: str, *names: str, default: str | None = None, metavar: str | None = None) -> Any:
+
+def option(
+    text: str,
+    *names: str,
+    default: str | None = None,
+    metavar: str | None = None,
+    group: str | None = None,
+    complete: Callable[[str], list[str]] | None = None,
+) -> Any:
     """An option with its help.
 
     Args:
       names: as it is written; none = as the parameter is called. default: what the help says of a default of None.
+      group: the head it stands under in the help; complete: what a shell offers for the beginning of a value.
     """
-    return typer.Option(*names, help=text, show_default=default or True, metavar=metavar)
+    shown: dict[str, Any] = {"show_default": default or True, "metavar": metavar, "rich_help_panel": group}
+    return typer.Option(*names, help=text, autocompletion=complete, **shown)
 
 
-def argument(text: str, metavar: str) -> Any:
-    """An argument with its help."""
-    return typer.Argument(help=text, metavar=metavar)
+def argument(text: str, metavar: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    """An argument with its help; complete: as of `option`."""
+    return typer.Argument(help=text, metavar=metavar, autocompletion=complete)
 
 
 _CHECKPOINT = "A name of `neusight-jax checkpoints`, or a folder written by `train`."
-Model = Annotated[str, argument("A name of `neusight-jax models`, a config.json, or PATH.py:FUNCTION.", "MODEL")]
-Models = Annotated[
-    list[str], argument("Names of `neusight-jax models`, config.json files, or PATH.py:FUNCTION.", "MODEL...")
+Model = Annotated[
+    str, argument("A name of `neusight-jax models`, a config.json, or PATH.py:FUNCTION.", "MODEL", model_names)
 ]
-Gpu = Annotated[str, option("A name of `neusight-jax gpus`, or a JSON or YAML file.")]
+Models = Annotated[
+    list[str],
+    argument("Names of `neusight-jax models`, config.json files, or PATH.py:FUNCTION.", "MODEL...", model_names),
+]
+Gpu = Annotated[str, option("A name of `neusight-jax gpus`, or a JSON or YAML file.", complete=gpu_names)]
 OwnGpu = Annotated[str | None, option("File of the device's figures, if the catalog lacks it; for a list: any GPU.")]
 Checkpoint = Annotated[str, option(_CHECKPOINT)]
 WorkloadCheckpoint = Annotated[
@@ -137,6 +151,9 @@ def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
     own = inspect.signature(command).parameters
     added = {each.name: each.default for each in fields(WorkloadOptions) if each.name not in own}
     hints = get_type_hints(WorkloadOptions, include_extras=True) | get_type_hints(command, include_extras=True)
+    for name in added:
+        of_functions = name in ("trip_count", "branch", "fp32_products", "parameters")
+        hints[name].__metadata__[0].rich_help_panel = "Workload: functions" if of_functions else "Workload"
     defaults: dict[str, Any] = {}
     for name, parameter in own.items():
         defaults |= added if name == "load" else {name: parameter.default}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from neusight_jax.cli.console import answer, remark
+from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
     Gpu,
@@ -29,16 +29,27 @@ def predict(
     model: Model,
     gpu: Gpu,
     load: WorkloadOptions,
-    gpus: Annotated[int, option("GPUs of a training job; above 1 the step of the whole job is forecast.")] = 1,
-    pipeline_parallel: Annotated[int, option("Jobs: stages the layers are cut into.")] = 1,
-    data_parallel: Annotated[int | None, option("Jobs: replicas.", default="what is left of --gpus")] = None,
-    context_parallel: Annotated[int, option("Jobs: GPUs a sequence is split over.")] = 1,
-    chunks: Annotated[int, option("Jobs: stages of one pipeline rank (interleaving).")] = 1,
-    zero: Annotated[int, option("Jobs: what replicas shard: 0 nothing to 3 parameters too (FSDP).")] = 0,
-    micro_batch_size: Annotated[int, option("Jobs: sequences of one forward pass.")] = 1,
-    global_batch_size: Annotated[int | None, option("Jobs: sequences of a step.", default="one pass of each")] = None,
-    recompute: Annotated[str, option("Jobs: none, selective (attention) or full.")] = "none",
-    sequence_parallel: Annotated[bool, option("Jobs: norms split over --tensor-parallel.")] = False,
+    gpus: Annotated[
+        int,
+        option("GPUs of a training job; above 1 the step of the whole job is forecast.", group="Jobs (--gpus above 1)"),
+    ] = 1,
+    pipeline_parallel: Annotated[int, option("Stages the layers are cut into.", group="Jobs (--gpus above 1)")] = 1,
+    data_parallel: Annotated[
+        int | None, option("Replicas.", default="what is left of --gpus", group="Jobs (--gpus above 1)")
+    ] = None,
+    context_parallel: Annotated[int, option("GPUs a sequence is split over.", group="Jobs (--gpus above 1)")] = 1,
+    chunks: Annotated[int, option("Stages of one pipeline rank (interleaving).", group="Jobs (--gpus above 1)")] = 1,
+    zero: Annotated[
+        int, option("What replicas shard: 0 nothing to 3 parameters too (FSDP).", group="Jobs (--gpus above 1)")
+    ] = 0,
+    micro_batch_size: Annotated[int, option("Sequences of one forward pass.", group="Jobs (--gpus above 1)")] = 1,
+    global_batch_size: Annotated[
+        int | None, option("Sequences of a step.", default="one pass of each", group="Jobs (--gpus above 1)")
+    ] = None,
+    recompute: Annotated[str, option("none, selective (attention) or full.", group="Jobs (--gpus above 1)")] = "none",
+    sequence_parallel: Annotated[
+        bool, option("Norms split over --tensor-parallel.", group="Jobs (--gpus above 1)")
+    ] = False,
     checkpoint: WorkloadCheckpoint = None,
     timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
     report: ReportFile = None,
@@ -65,7 +76,8 @@ def predict(
             **{"data": data_parallel, "expert": load.expert_parallel, "chunks": chunks, "zero": zero},
             **{"micro_batch_size": micro_batch_size, "recompute": recompute, "sequence_parallel": sequence_parallel},
         }
-        step, checkpoint = forecast_job(model, gpu, gpus, load, layout, global_batch_size, checkpoint, timeline)
+        with busy("forecasting"):
+            step, checkpoint = forecast_job(model, gpu, gpus, load, layout, global_batch_size, checkpoint, timeline)
         answer(step, as_json, report, checkpoint=checkpoint)
         return
     gpu_name, machine = load_named_gpu(gpu)
@@ -85,7 +97,8 @@ def predict(
         notes.append(
             f"with the effect {checkpoint} measured on this GPU{but}; other GPUs are forecast from figures alone"
         )
-    forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
+    with busy("forecasting"):
+        forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
     if timeline is not None:
         from neusight_jax.reports.timeline import forecast_timeline, write_timeline
 

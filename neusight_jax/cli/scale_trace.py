@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from neusight_jax.cli.console import report_to, show, show_json
+from neusight_jax.cli.console import busy, report_to, show, show_json
 from neusight_jax.cli.options import AsJson, ReportFile, WorkloadCheckpoint, argument, option
 from neusight_jax.errors import InputError
 
@@ -40,8 +40,9 @@ def scale_trace(
             raise InputError(f"--select is {pair!r}, expected COLUMN=VALUE, e.g. --select batch_size=4")
     for name in to:
         load_named_gpu(name)  # a wrong name is said before a long file is read
-    read = read_trace(trace, "" if origin is None else load_named_gpu(origin)[0], chosen)
-    runs = [scale(read, origin, name, predictor=checkpoint, plain=plain) for name in to]
+    with busy("reading and scaling"):
+        read = read_trace(trace, "" if origin is None else load_named_gpu(origin)[0], chosen)
+        runs = [scale(read, origin, name, predictor=checkpoint, plain=plain) for name in to]
     report_to(report, runs[0], checkpoint=runs[0].checkpoint, others=runs[1:])
     if as_json:
         content = {"schema": schema("scaled_runs"), "checkpoint": runs[0].checkpoint}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from neusight_jax.cli.console import answer, remark
+from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
     Gpu,
@@ -51,7 +51,8 @@ def sensitivity(
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     notes = plain_notes(load_card(checkpoint), checkpoint, gpu_name, graph)
     predictor = load_predictor(checkpoint)
-    result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)
+    with busy("differentiating"):
+        result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)
     if plot is not None:
         from neusight_jax.reports import figures
         from neusight_jax.reports.files import save

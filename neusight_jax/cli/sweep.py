@@ -143,7 +143,7 @@ def _range(option: str, text: str) -> Range:
         raise InputError(f"{option} {text!r}: expected {form}, or {form}:linear for values even in the field itself")
     if not log and last != "linear":
         raise InputError(f"{option} {text!r}: {last!r} is no spacing, expected {form}:linear or {form}")
-    low, high, *points = numbers(option, text, [*parts, last][:wanted])
+    low, high, *points = numbers(option, text, [*parts, last][:wanted], field)
     if points and (not points[0] >= 1 or points[0] % 1):
         raise InputError(f"{option} {text!r}: {points[0]:g} points, expected a whole number of at least 1")
     return Range(field, low, high, count=int(points[0]) if points else 0, log=log)
