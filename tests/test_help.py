@@ -50,7 +50,7 @@ def test_every_command_has_an_example_that_parses(name: str, capsys: Capture) ->
 def test_options_stand_in_groups(capsys: Capture) -> None:
     assert run(["predict", "--help"]) == 0
     text = capsys.readouterr().out
-    places = [text.index(f"\n{head}:") for head in ("Options", "Workload", "Workload", "Jobs (--gpus above 1)")]
+    places = [text.index(f"\n{head}:") for head in ("Options", "Workload", "Functions", "Jobs")]
     assert places == sorted(places)
     assert text.index("--batch-size") > places[1]
 

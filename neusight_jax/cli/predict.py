@@ -10,6 +10,7 @@ from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
     Gpu,
+    JobOptions,
     Model,
     ReportFile,
     WorkloadCheckpoint,
@@ -29,27 +30,7 @@ def predict(
     model: Model,
     gpu: Gpu,
     load: WorkloadOptions,
-    gpus: Annotated[
-        int,
-        option("GPUs of a training job; above 1 the step of the whole job is forecast.", group="Jobs (--gpus above 1)"),
-    ] = 1,
-    pipeline_parallel: Annotated[int, option("Stages the layers are cut into.", group="Jobs (--gpus above 1)")] = 1,
-    data_parallel: Annotated[
-        int | None, option("Replicas.", default="what is left of --gpus", group="Jobs (--gpus above 1)")
-    ] = None,
-    context_parallel: Annotated[int, option("GPUs a sequence is split over.", group="Jobs (--gpus above 1)")] = 1,
-    chunks: Annotated[int, option("Stages of one pipeline rank (interleaving).", group="Jobs (--gpus above 1)")] = 1,
-    zero: Annotated[
-        int, option("What replicas shard: 0 nothing to 3 parameters too (FSDP).", group="Jobs (--gpus above 1)")
-    ] = 0,
-    micro_batch_size: Annotated[int, option("Sequences of one forward pass.", group="Jobs (--gpus above 1)")] = 1,
-    global_batch_size: Annotated[
-        int | None, option("Sequences of a step.", default="one pass of each", group="Jobs (--gpus above 1)")
-    ] = None,
-    recompute: Annotated[str, option("none, selective (attention) or full.", group="Jobs (--gpus above 1)")] = "none",
-    sequence_parallel: Annotated[
-        bool, option("Norms split over --tensor-parallel.", group="Jobs (--gpus above 1)")
-    ] = False,
+    job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
     timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
     report: ReportFile = None,
@@ -68,17 +49,19 @@ def predict(
     from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.gpu_file import load_named_gpu
 
-    if gpus > 1:
-        from neusight_jax.cli.jobs import forecast_job
+    if job.gpus > 1:
+        from neusight_jax.cli.jobs import asked_job
+        from neusight_jax.job.forecast import predict_job
 
-        layout = {
-            **{"tensor": load.tensor_parallel, "pipeline": pipeline_parallel, "context": context_parallel},
-            **{"data": data_parallel, "expert": load.expert_parallel, "chunks": chunks, "zero": zero},
-            **{"micro_batch_size": micro_batch_size, "recompute": recompute, "sequence_parallel": sequence_parallel},
-        }
         with busy("forecasting"):
-            step, checkpoint = forecast_job(model, gpu, gpus, load, layout, global_batch_size, checkpoint, timeline)
-        answer(step, as_json, report, checkpoint=checkpoint)
+            asked = asked_job(model, gpu, load, job, checkpoint)
+            step = predict_job(asked.predictor, asked.cluster, asked.job, name=asked.name)
+        if timeline is not None:
+            from neusight_jax.reports.timeline import step_timeline, write_timeline
+
+            write_timeline(timeline, step_timeline(asked.predictor, asked.cluster, asked.job, step))
+            remark(f"wrote {timeline}")
+        answer(step, as_json, report, checkpoint=asked.checkpoint)
         return
     gpu_name, machine = load_named_gpu(gpu)
     graph = graph_of(model, load).on(machine.paths)
