@@ -19,6 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 EXAMPLES: dict[str, str] = {
     "predict": "predict gpt2-large --gpu H100 --batch-size 4 --mode training --report step.html",
     "parallelize": "parallelize llama-3.1-70b --gpu H100 --gpus 64 --global-batch-size 64 --sequence-length 4096",
+    "serve": "serve qwen3-32b --gpu H100 L40S --input-tokens 2000 --output-tokens 500 --users 50 --ttft 1s --tpot 50ms",
     "explore": "explore --model gpt2-large --gpu H100",
     "compare": "compare llama-3.1-8b --gpu H100 A100 L4 --mode decode --batch-size 8",
     "sensitivity": "sensitivity gpt2-large --gpu H100 --mode training",

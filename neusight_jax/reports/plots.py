@@ -177,11 +177,14 @@ def bars_with_interval(
     """Horizontal bars with an interval around each, best on top."""
     bars = _bars(names, values, hover=f"%{{y}}: %{{x:.4g}} {unit}")
     if bounds:
-        pairs = [
-            (high - value, value - low) if low is not None else (0, 0)
-            for value, (low, high) in zip(values, bounds, strict=True)
-        ]
-        up, down = zip(*pairs, strict=True)
+        up, down = (
+            [_whisker(value, ends[side]) for value, ends in zip(values, bounds, strict=True)] for side in (1, 0)
+        )
         bars["error_x"] = {"type": "data", "array": up, "arrayminus": down, "color": "#5a6475"}
     layout = {"xaxis": {"title": {"text": unit}}, "yaxis": {"autorange": "reversed"}}
     return Plot(title, [bars], layout, "Lines are the 80% interval." if bounds else "", 110 + 30 * len(names))
+
+
+def _whisker(value: float, end: float | None) -> float | None:
+    """Length of one side of an interval; None where it has no finite end."""
+    return abs(end - value) if end is not None and np.isfinite(end) else None
