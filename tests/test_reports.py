@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,12 +21,26 @@ from browser import PROGRAM, browser
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
-from neusight_jax.cli import compare, console, design, predict, run, scale_trace, sensitivity, sweep
+from neusight_jax.cli import (
+    compare,
+    console,
+    design,
+    parallelize,
+    predict,
+    run,
+    scale_trace,
+    sensitivity,
+    serve,
+    sweep,
+)
 from neusight_jax.designs.multipliers import Multipliers
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Footprint
+from neusight_jax.job.elasticities import StepSensitivity
+from neusight_jax.layouts.answers import Choice, Machine
 from neusight_jax.reports import page, plots
 from neusight_jax.results import Result
+from neusight_jax.serving.answers import Serving, ServingChoice
 from neusight_jax.units import base_unit, quantity
 
 H100 = nj.load_gpu("H100")
@@ -58,6 +74,26 @@ def stepped() -> nj.StepForecast:
     return nj.StepForecast("a model", "4x H100", load, 0.3, 0.1, 0.05, 0.01, memory, 80 * 2.0**30, 1024, 4)
 
 
+def served() -> Serving:
+    memory = {"weights": 1e10, "activations": 1e9, "runtime": 1e9, "mem_bytes": 8e10}
+    times = {"ttft_s": {"p50": 0.4, "p95": 0.5}, "tpot_s": {"p50": 0.02, "p95": 0.03}, "memory": memory}
+    intervals = {"ttft_s": (0.4, 0.7), "tpot_s": (0.02, float("inf")), "gpus": (2.0, 4.0), "cost": (0.1, 0.3)}
+    costs = {"per_hour": 4.0, "input": 0.1, "output": 0.4, "tokens": 0.2}
+    best = ServingChoice("H100", 2, 1, rank=1, replicas=1, gpus=2, intervals=intervals, costs=costs, **times)
+    load: dict[str, Any] = {"model": "a model", "products": "bf16", "users": 50, "request_rate": None, "ttft_s": 1.0}
+    load |= {"tpot_s": 0.05, "percentile": 95, "input_tokens": 2000, "output_tokens": 500}
+    return Serving(load, "cost", (best, ServingChoice("T4", 1, 1, notes=("has no bf16 path",))), "USD")
+
+
+def laid_out() -> nj.Layouts:
+    step = stepped()
+    load = {**step.workload["layout"], "sequence_parallel": False}
+    step = replace(step, workload={**step.workload, "layout": load})
+    choices = tuple(Choice(rank, False, step, "faster") for rank in (1, 2))
+    asked = {"model": "a model", "global_batch_size": 4, "sequence_length": 256, "dtype": "bf16", "optimizer": "adamw"}
+    return nj.Layouts(asked, (Machine("4x H100", 4, choices, 10, 2),))
+
+
 def scaled() -> nj.ScaledRun:
     words = {name: np.array(["a", "b"], object) for name in ("name", "operator", "kind", "dtype")}
     words["rule"] = np.array(["forecast", "none"], object)
@@ -82,6 +118,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         designed(),
         scaled(),
         stepped(),
+        StepSensitivity(stepped(), {"link_bytes_per_s": -0.2, "clock_hz": -0.5, "host": 0.1}),
+        laid_out(),
+        served(),
     ]
     return {each.kind: each for each in found}
 
@@ -210,7 +249,7 @@ def test_a_command_writes_its_page(
     text = Parsed(out.read_text(encoding="utf-8")).text
     assert "neusight-jax gpus --json" in text
     assert "tensorcore" in text
-    for command in (predict, compare, sensitivity, design, sweep, scale_trace):
+    for command in (predict, compare, sensitivity, design, sweep, scale_trace, parallelize, serve):
         function = getattr(command, command.__name__.rsplit(".", 1)[-1])
         assert "report" in inspect.signature(function).parameters
 
