@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from neusight_jax.cli.console import answer
-from neusight_jax.cli.options import AsJson, Gpu, JobOptions, Model, WorkloadCheckpoint, WorkloadOptions, takes_workload
+from neusight_jax.cli.console import answer, busy, remark
+from neusight_jax.cli.options import (
+    AsJson,
+    Gpu,
+    JobOptions,
+    Model,
+    ReportFile,
+    WorkloadCheckpoint,
+    WorkloadOptions,
+    option,
+    takes_workload,
+)
 
 if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
+
+_TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfetto and `scale-trace`."
 
 
 @takes_workload
@@ -19,6 +32,8 @@ def predict(
     load: WorkloadOptions,
     job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
+    timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a model on a GPU, kernel by kernel; or with --gpus a training job on many.
@@ -38,9 +53,15 @@ def predict(
         from neusight_jax.cli.jobs import asked_job
         from neusight_jax.job.forecast import predict_job
 
-        asked = asked_job(model, gpu, load, job, checkpoint)
-        step = predict_job(asked.predictor, asked.cluster, asked.job, name=asked.name)
-        answer(step, as_json, checkpoint=asked.checkpoint)
+        with busy("forecasting"):
+            asked = asked_job(model, gpu, load, job, checkpoint)
+            step = predict_job(asked.predictor, asked.cluster, asked.job, name=asked.name)
+        if timeline is not None:
+            from neusight_jax.reports.timeline import step_timeline, write_timeline
+
+            write_timeline(timeline, step_timeline(asked.predictor, asked.cluster, asked.job, step))
+            remark(f"wrote {timeline}")
+        answer(step, as_json, report, checkpoint=asked.checkpoint)
         return
     gpu_name, machine = load_named_gpu(gpu)
     graph = graph_of(model, load).on(machine.paths)
@@ -59,8 +80,14 @@ def predict(
         notes.append(
             f"with the effect {checkpoint} measured on this GPU{but}; other GPUs are forecast from figures alone"
         )
-    forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
-    answer(forecast, as_json, checkpoint=checkpoint)
+    with busy("forecasting"):
+        forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
+    if timeline is not None:
+        from neusight_jax.reports.timeline import forecast_timeline, write_timeline
+
+        write_timeline(timeline, forecast_timeline(forecast, graph))
+        remark(f"wrote {timeline}")
+    answer(forecast, as_json, report, {"machine": machine}, checkpoint=checkpoint)
 
 
 def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph) -> list[str]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
+from dataclasses import replace
+
+from rich.console import Group, RenderableType
 
 from neusight_jax.job.elasticities import HOST, StepSensitivity
+from neusight_jax.reports import step as steps
+from neusight_jax.reports.page import Report
+from neusight_jax.reports.plots import elasticities
 from neusight_jax.reports.step import head
 from neusight_jax.reports.text import headed, table
 from neusight_jax.units import duration
@@ -21,3 +26,15 @@ def tables(found: StepSensitivity) -> RenderableType:
         table("", ["d log time / d log", "total"], cells),
         notes=found.notes,
     )
+
+
+def report(found: StepSensitivity) -> Report:
+    """The page of a job's elasticities, with the step that they belong to."""
+    below = steps.report(found.step)
+    machine = {name: value for name, value in found.total.items() if name != HOST}
+    best = min(machine, key=lambda name: machine[name])
+    host = ("Host", f"{found.total[HOST]:.1%}", "of the step, which no machine buys")
+    cards = [*below.cards[:1], ("Moves most", best, f"one percent more: {machine[best]:+.2f} % of the time"), host]
+    listed = Group(tables(found), "", steps.tables(replace(found.step, notes=())))
+    pictures = [elasticities(machine), *below.plots]
+    return Report(f"{below.title}: sensitivity", below.facts, cards, pictures, listed)
