@@ -115,7 +115,7 @@ def step_sensitivity(predictor: Predictor, machine: Machine, job: Job, name: str
     def total(scales: list[dict[str, Array]], software: Software) -> Array:
         left = iter(zip(calls, scales, strict=True))
 
-        def scaled(*_: Any) -> dict[str, Array]:
+        def scaled(*asked: Any) -> dict[str, Array]:
             (seconds, _), scale = next(left)
             return {family: jnp.asarray(each) * scale[family] for family, each in seconds.items()}
 

@@ -123,7 +123,8 @@ class Assembly:
         pieces = self.sums["pieces"].of(values)
         passes: np.ndarray = self.sums["passes"].of(pieces).reshape(-1, KINDS, len(WORK))
         updates: np.ndarray = self.sums["updates"].of(values).reshape(-1, KINDS, len(WORK))
-        return passes + updates
+        total: np.ndarray = passes + updates
+        return total
 
     def plan(self, at: int, name: str) -> Plan:
         """The plan of one layout, its messages left out."""
