@@ -25,7 +25,7 @@ from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.forecast import Forecast, occupied, predict, seconds_of
 from neusight_jax.gpu import FIELDS, GPU, SWITCHES
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hypothetical import KNOBS, RATES
+from neusight_jax.hypothetical import ALL_RATES, KNOBS, RATES, knob
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import in_row_order, kernel_latency
 from neusight_jax.programs import one_shot
@@ -41,14 +41,6 @@ if TYPE_CHECKING:
 
 SECANT = 0.05
 """Half width, in log, of the differences the derivatives are shown beside."""
-ALL_RATES = "all rates"
-"""Row of the sum over `RATES`: −1 less the share of the launch, which no rate buys."""
-
-
-def knob(name: str) -> str:
-    """Name of the row in which a figure's followers move along."""
-    return f"{name} with peaks"
-
 
 ROWS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in FIELDS if name not in SWITCHES},

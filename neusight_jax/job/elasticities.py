@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from neusight_jax.cluster import Cluster, Machine, as_cluster, on_device
 from neusight_jax.gpu import FIELDS, SWITCHES
-from neusight_jax.hypothetical import KNOBS, RATES
+from neusight_jax.hypothetical import ALL_RATES, KNOBS, RATES, knob
 from neusight_jax.job.forecast import StepForecast, predict_job
 from neusight_jax.job.job import Job
 from neusight_jax.job.software import Software
@@ -22,7 +22,6 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import kernel_terms
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result
-from neusight_jax.sensitivities import ALL_RATES, knob
 from neusight_jax.terms import Predictor
 from neusight_jax.topology import Topology
 
