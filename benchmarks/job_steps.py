@@ -157,6 +157,7 @@ def jobs_of(row: Any) -> list[Job]:
             "gradient_dtype": "fp32" if "fp32" in row.dtype else "bf16",
             "attention": attention_of(row),
             "fused_accumulation": row.source not in ADDED_GRADIENTS,
+            "bucket_elements": 5e8 if row.framework == "Megatron-DeepSpeed" else 0.0,
             "overlaps": overlaps,
         }
         job = job_from_config(config_of(row), layout, **given)

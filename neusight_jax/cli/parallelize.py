@@ -67,7 +67,7 @@ def _clusters(gpus: list[str], counts: list[int]) -> dict[str, Cluster]:
     """The clusters of a command line by name."""
     from neusight_jax.cluster_file import load_named_cluster
 
-    found = {}
+    found: dict[str, Cluster] = {}
     for given in gpus:
         if given.lower().endswith((".json", ".yaml", ".yml")):
             name, cluster = load_named_cluster(given)

@@ -114,7 +114,7 @@ def step_sensitivity(predictor: Predictor, machine: Machine, job: Job, name: str
     def total(scales: list[dict[str, Array]], software: Software) -> Array:
         left = iter(zip(calls, scales, strict=True))
 
-        def scaled(*_: Any) -> dict[str, Array]:
+        def scaled(*asked: Any) -> dict[str, Array]:
             (seconds, _), scale = next(left)
             return {family: jnp.asarray(each) * scale[family] for family, each in seconds.items()}
 
@@ -129,7 +129,7 @@ def step_sensitivity(predictor: Predictor, machine: Machine, job: Job, name: str
     for (_, slopes), weights in zip(calls, kernels, strict=True):
         for family, weight in weights.items():
             figures += np.where(np.asarray(weight) != 0.0, np.asarray(slopes[family]), 0.0) @ np.asarray(weight)
-    own = dict(zip(_OWN, (figures / float(value)).tolist(), strict=True))
-    rows = {row: sum(power * own[each] for each, power in parts.items()) for row, parts in ROWS.items()}
+    by_figure = dict(zip(_OWN, (figures / float(value)).tolist(), strict=True))
+    rows = {row: sum(power * by_figure[each] for each, power in parts.items()) for row, parts in ROWS.items()}
     host = sum(float(getattr(numbers, each)) * float(np.asarray(getattr(job.software, each))) for each in _HOST)
     return StepSensitivity(predict_job(predictor, machine, job, name=name), {**rows, HOST: host / float(value)})

@@ -23,7 +23,8 @@ WAYS = {"tensor": "TP", "pipeline": "PP", "data": "DP", "context": "CP", "expert
 
 def tables(found: Layouts) -> RenderableType:
     """One row per machine where there are several, then the layouts of each; `=` marks a tie."""
-    load, parts = found.workload, []
+    load = found.workload
+    parts: list[RenderableType] = []
     if len(found.machines) > 1:
         rows = [_machine_cells(each) for each in found.machines if each.choices]
         if rows:
