@@ -228,8 +228,7 @@ def fit(rows: Batch, frame: pd.DataFrame, weights: np.ndarray) -> Engine:
     from scipy.optimize import minimize
 
     names = list(WIDTHS)
-    start = {name: max(float(np.asarray(getattr(LEARNED, name))), 0.05) for name in ("wave",)}
-    prior = np.log([start.get(name, float(np.asarray(getattr(Engine(), name)))) for name in names])
+    prior = np.log([float(np.asarray(getattr(Engine(), name))) for name in names])
     widths = np.array([WIDTHS[name] for name in names])
     measured = frame[list(TARGETS)].to_numpy()
 

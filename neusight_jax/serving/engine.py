@@ -31,7 +31,7 @@ class Engine:
     sequence_s: ArrayLike = field(default=1e-5, metadata=fitted(1.0, "estimate"))
     request_s: ArrayLike = field(default=1e-2, metadata=fitted(1.0, "estimate"))
     kernels: ArrayLike = field(default=1.05, metadata=fitted(0.1, "estimate"))
-    wave: ArrayLike = field(default=0.0, metadata=fitted(1.0, "estimate"))
+    wave: ArrayLike = field(default=0.05, metadata=fitted(1.0, "estimate"))
 
     def replace(self, **changes: Any) -> Engine:
         """These numbers with some replaced."""
