@@ -30,7 +30,7 @@ from neusight_jax.cluster_file import load_cluster
 from neusight_jax.errors import InputError
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.capacity import capacity
-from neusight_jax.serving.engine import LEARNED, WIDTHS, Engine, Options
+from neusight_jax.serving.engine import ENGINES, WIDTHS, Engine, Options
 from neusight_jax.serving.steady import Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import Axes, Model, axes, load_model, steps
 from neusight_jax.serving.times import Times, bounded_times
@@ -277,11 +277,13 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="write every row with its forecast")
     asked = parser.parse_args()
     frame, rows, reasons, _ = prepared()
-    engine = LEARNED
-    if asked.fit:
-        engine = fit(rows, frame, frame["system"].isin(DEVELOPMENT).to_numpy(float))
-        print(engine)
-    found = forecast(rows, engine)
+    found = np.full((len(frame), 2), np.nan)
+    for name, engine in ENGINES.items():
+        own = (frame["backend"] == name).to_numpy()
+        if asked.fit:
+            engine = fit(rows, frame, (own & frame["system"].isin(DEVELOPMENT).to_numpy()).astype(float))
+            print(name, engine)
+        found[own] = forecast(rows, engine)[own]
     print(scores(frame, found).to_string(index=False))
     for reason, count in reasons.most_common():
         print(f"left out {count}: {reason}")

@@ -38,8 +38,14 @@ class Engine:
         return dataclasses.replace(self, **changes)
 
 
-LEARNED = Engine()
-"""Fitted on public measurements of whole servers (`benchmarks.serving_sample`)."""
+ENGINES: dict[str, Engine] = {
+    "vllm": Engine(step_s=6.41e-4, sequence_s=9.70e-6, request_s=0.0242, kernels=1.084, wave=0.119),
+    "trtllm": Engine(step_s=6.49e-4, sequence_s=8.71e-6, request_s=0.0947, kernels=1.072, wave=0.103),
+    "sglang": Engine(step_s=9.45e-4, sequence_s=1.32e-5, request_s=0.0950, kernels=1.081, wave=0.343),
+}
+"""Fitted under those priors on public measurements of whole servers on H100 and H200 (`benchmarks.serving_sample`)."""
+LEARNED = ENGINES["vllm"].replace(wave=0.0)
+"""vLLM's, for users who do not know of each other."""
 WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Engine)}
 """Width of each prior, in its logarithm."""
 
