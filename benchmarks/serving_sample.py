@@ -30,7 +30,7 @@ from neusight_jax.cluster_file import load_cluster
 from neusight_jax.errors import InputError
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.capacity import capacity
-from neusight_jax.serving.engine import LEARNED, WIDTHS, Engine, Options
+from neusight_jax.serving.engine import ENGINES, WIDTHS, Engine, Options
 from neusight_jax.serving.steady import Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import Axes, Model, axes, load_model, steps
 from neusight_jax.serving.times import Times, bounded_times
@@ -228,8 +228,7 @@ def fit(rows: Batch, frame: pd.DataFrame, weights: np.ndarray) -> Engine:
     from scipy.optimize import minimize
 
     names = list(WIDTHS)
-    start = {name: max(float(np.asarray(getattr(LEARNED, name))), 0.05) for name in ("wave",)}
-    prior = np.log([start.get(name, float(np.asarray(getattr(Engine(), name)))) for name in names])
+    prior = np.log([float(np.asarray(getattr(Engine(), name))) for name in names])
     widths = np.array([WIDTHS[name] for name in names])
     measured = frame[list(TARGETS)].to_numpy()
 
@@ -278,11 +277,13 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="write every row with its forecast")
     asked = parser.parse_args()
     frame, rows, reasons, _ = prepared()
-    engine = LEARNED
-    if asked.fit:
-        engine = fit(rows, frame, frame["system"].isin(DEVELOPMENT).to_numpy(float))
-        print(engine)
-    found = forecast(rows, engine)
+    found = np.full((len(frame), 2), np.nan)
+    for name, engine in ENGINES.items():
+        own = (frame["backend"] == name).to_numpy()
+        if asked.fit:
+            engine = fit(rows, frame, (own & frame["system"].isin(DEVELOPMENT).to_numpy()).astype(float))
+            print(name, engine)
+        found[own] = forecast(rows, engine)[own]
     print(scores(frame, found).to_string(index=False))
     for reason, count in reasons.most_common():
         print(f"left out {count}: {reason}")

@@ -53,8 +53,11 @@ def own(written: Steps) -> Times:
     return times(PREDICTOR, nj.load_cluster("1x H100"), written, FREE)
 
 
+RUN = jax.jit(steady)
+
+
 def at(own: Times, load: float, **changes: Any) -> Steady:
-    return steady(own, demand(LENGTHS, OPTIONS, **changes), load, 32.0)
+    return RUN(own, demand(LENGTHS, dataclasses.replace(OPTIONS, **changes)), load, 32.0)
 
 
 @pytest.mark.parametrize(("batch", "context"), [(1, 128), (8, 512), (32, 256)])
@@ -87,7 +90,8 @@ def test_one_request_alone_waits_for_nobody(own: Times) -> None:
 
 def test_littles_law_and_order(own: Times) -> None:
     loads = np.arange(1.0, 33.0)
-    found = jax.vmap(lambda load: at(own, load))(loads)
+    each = [at(own, load) for load in loads]
+    found = jax.tree.map(lambda *values: np.stack(values), *each)
     life = found.ttft_s + 127.0 * found.tpot_s
     np.testing.assert_allclose(found.rate * life, loads, rtol=1e-3)
     for name in ("ttft_s", "tpot_s", "tpot_p95_s", "rate", "batch"):
@@ -110,7 +114,7 @@ def test_waves_wait_longer(own: Times) -> None:
 
 def test_prefix_cache_and_guesses_help(own: Times) -> None:
     def of(**changes: Any) -> Steady:
-        return steady(own, demand(LENGTHS, dataclasses.replace(OPTIONS, **changes)), 8.0, 32.0)
+        return at(own, 8.0, **changes)
 
     plain = of()
     assert float(of(prefix_share=0.8).ttft_s) < float(plain.ttft_s)
@@ -122,14 +126,16 @@ def test_prefix_cache_and_guesses_help(own: Times) -> None:
 def test_slopes_reach_the_machine(written: Steps) -> None:
     cluster = nj.load_cluster("1x H100")
 
+    @jax.jit
+    @jax.value_and_grad
     def tpot(log_bandwidth: Any) -> Any:
         gpu = cluster.gpu.replace(mem_bytes_per_s=jnp.exp(log_bandwidth))
-        return jnp.log(at(times(PREDICTOR, cluster.replace(gpu=gpu), written, FREE), 8.0).tpot_s)
+        return jnp.log(times(PREDICTOR, cluster.replace(gpu=gpu), written, FREE).step_s(8.0, 576.0))
 
     start = math.log(float(np.asarray(cluster.gpu.mem_bytes_per_s)))
-    value, slope = jax.value_and_grad(tpot)(start)
+    value, slope = tpot(start)
     assert -1.0 <= float(slope) < -0.3
-    assert float(tpot(start + 0.02) - value) / 0.02 == pytest.approx(float(slope), abs=0.05)
+    assert float(tpot(start + 0.02)[0] - value) / 0.02 == pytest.approx(float(slope), abs=0.05)
 
 
 def test_memory(model: Model) -> None:

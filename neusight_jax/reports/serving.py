@@ -21,6 +21,7 @@ def tables(found: Serving) -> RenderableType:
     parts: list[RenderableType] = []
     if rows:
         parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
+    parts.append("most users: of one replica within the targets; ± and ranges: 80 % intervals of the kernels")
     if any(choice.tie for choice in answers):
         parts.append("= ties: their intervals overlap that of the best of the group")
     hidden = len(found.choices) - len(first)
@@ -47,8 +48,6 @@ def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
     key = f"p{found.workload['percentile']:g}"
     split = f"{choice.replicas} x TP{choice.tensor}" + (f" EP{choice.expert}" if choice.expert > 1 else "")
     low, high = choice.intervals["gpus"]
-    memory = choice.memory
-    held = memory["weights"] + memory["activations"] + memory["runtime"]
     cells = {
         "rank": f"{choice.rank or '-'}{'=' if choice.tie else ''}",
         "GPU": choice.gpu,
@@ -56,14 +55,13 @@ def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
         "layout": split,
         f"TTFT {key}": _bounded(choice.ttft_s[key], choice.intervals["ttft_s"]),
         f"TPOT {key}": _bounded(choice.tpot_s[key], choice.intervals["tpot_s"]),
-        "users/replica": f"{choice.max_users or 0:,}",
+        "most users": f"{choice.max_users or 0:,}",
         "out tok/s/GPU": f"{choice.tokens_per_s_gpu or 0.0:,.0f}",
-        "weights": f"{held / GB:.0f} of {memory['mem_bytes'] / GB:.0f} GB",
     }
     if found.by == "cost":
         costs = choice.costs
         unit = f" {found.currency}" if found.currency else ""
-        cells[f"per hour{unit}"] = f"{costs['per_hour']:.2f}" if costs else "-"
+        cells[f"hour{unit}"] = f"{costs['per_hour']:.2f}" if costs else "-"
         cells["1M in"] = f"{costs['input']:.3f}" if costs else "-"
         cells["1M out"] = f"{costs['output']:.3f}" if costs else "-"
         cells["1M all"] = _money(costs["tokens"], choice.intervals["cost"]) if costs else "-"
@@ -72,7 +70,7 @@ def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
 
 def _bounded(value: float, interval: tuple[float, float]) -> str:
     low, high = interval
-    return f"{duration(value)} ({low / value - 1:+.0%} {high / value - 1:+.0%})" if value else "-"
+    return f"{duration(value)} ±{max(high / value, value / low) - 1:.0%}" if low > 0 else duration(value)
 
 
 def _money(value: float, interval: tuple[float, float]) -> str:

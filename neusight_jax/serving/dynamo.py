@@ -74,7 +74,7 @@ def write_profile(times: Times, path: str | os.PathLike[str]) -> None:
         prefill_ttft_ms=1e3 * np.asarray([float(times.step_s(0.0, 1.0, each, 0.0)) for each in prompts]),
         decode_active_kv_tokens=tokens,
         decode_context_length=contexts,
-        decode_itl=1e3 * np.asarray(times.step_s(batch, contexts[None, :] * np.ones_like(batch))),
+        decode_itl=1e3 * np.asarray(times.step_s(batch, contexts[None, :] * np.ones_like(batch)), np.float64),
     )
 
 

@@ -31,15 +31,21 @@ class Engine:
     sequence_s: ArrayLike = field(default=1e-5, metadata=fitted(1.0, "estimate"))
     request_s: ArrayLike = field(default=1e-2, metadata=fitted(1.0, "estimate"))
     kernels: ArrayLike = field(default=1.05, metadata=fitted(0.1, "estimate"))
-    wave: ArrayLike = field(default=0.0, metadata=fitted(1.0, "estimate"))
+    wave: ArrayLike = field(default=0.05, metadata=fitted(1.0, "estimate"))
 
     def replace(self, **changes: Any) -> Engine:
         """These numbers with some replaced."""
         return dataclasses.replace(self, **changes)
 
 
-LEARNED = Engine()
-"""Fitted on public measurements of whole servers (`benchmarks.serving_sample`)."""
+ENGINES: dict[str, Engine] = {
+    "vllm": Engine(step_s=6.41e-4, sequence_s=9.70e-6, request_s=0.0242, kernels=1.084, wave=0.119),
+    "trtllm": Engine(step_s=6.49e-4, sequence_s=8.71e-6, request_s=0.0947, kernels=1.072, wave=0.103),
+    "sglang": Engine(step_s=9.45e-4, sequence_s=1.32e-5, request_s=0.0950, kernels=1.081, wave=0.343),
+}
+"""Fitted under those priors on public measurements of whole servers on H100 and H200 (`benchmarks.serving_sample`)."""
+LEARNED = ENGINES["vllm"].replace(wave=0.0)
+"""vLLM's, for users who do not know of each other."""
 WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Engine)}
 """Width of each prior, in its logarithm."""
 

@@ -73,7 +73,8 @@ def _between(table: Array, *places: tuple[tuple[int, ...], ArrayLike]) -> Array:
         position = jnp.interp(size, scale, jnp.arange(len(points), dtype=float))
         low = jnp.clip(jnp.floor(jax.lax.stop_gradient(position)).astype(int), 0, last)
         high = jnp.minimum(low + 1, len(points) - 1)
-        sides.append(((low, 1.0 - (position - low)), (high, position - low)))
+        share = position - low.astype(position.dtype)
+        sides.append(((low, 1.0 - share), (high, share)))
     total = jnp.zeros(())
     for corner in product(*sides):
         total = (

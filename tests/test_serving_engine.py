@@ -1,0 +1,154 @@
+"""Loads run by an engine's scheduler (extra `serving`), and traces, which are read without it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import neusight_jax as nj
+from neusight_jax.serving import dynamo
+from neusight_jax.serving.answers import Load, ServingChoice
+from neusight_jax.serving.dynamo import Run, read_trace, run, write_profile
+from neusight_jax.serving.engine import Engine, Options
+from neusight_jax.serving.steady import Lengths
+from neusight_jax.serving.steps import axes
+from neusight_jax.serving.times import Times
+from neusight_jax.serving.under_load import _answered, _fewest
+
+GRID = axes(1024, 1024, 64)
+OPTIONS = Options(chunk_tokens=1024, max_batch=64)
+LENGTHS = Lengths(512, 64)
+
+
+@pytest.fixture(scope="module")
+def own() -> Times:
+    """10 ms a decode step and 0.1 ms for every request, 20 ms for a thousand tokens of a prompt."""
+    shapes = GRID.shapes()
+    tables = {name: jnp.full(shape, 1e-9) for name, shape in shapes.items()}
+    tables["decode_body"] = 1e-2 + 1e-4 * jnp.asarray(GRID.batches, float)
+    tables["prefill_body"] = 2e-5 * jnp.asarray(GRID.tokens, float)
+    return Times(tables, Engine(0.0, 0.0, 0.0, 1.0, 0.0), GRID)
+
+
+def test_the_profile_is_dynamos(own: Times, tmp_path: Path) -> None:
+    write_profile(own, tmp_path / "steps.npz")
+    with np.load(tmp_path / "steps.npz") as found:
+        shape = len(found["decode_active_kv_tokens"]), len(found["decode_context_length"])
+        assert found["decode_itl"].shape == shape
+        assert np.all(np.diff(found["prefill_ttft_ms"]) > 0)
+        at = list(found["prefill_isl"]).index(512)
+        assert found["prefill_ttft_ms"][at] == pytest.approx(10.24, rel=1e-3)
+        assert found["decode_itl"][0, -1] == pytest.approx(10.1, rel=1e-3)
+
+
+def test_another_version_is_refused(own: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, told in (("9.9", "is 9.9"), (None, "is not installed")):
+        monkeypatch.setattr(dynamo, "_version", lambda version=version: version)
+        with pytest.raises(nj.InputError, match=f"ai-dynamo-runtime {told}, expected 1.6.1: pip install"):
+            run(own, OPTIONS, 1e5, lengths=LENGTHS, users=4)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"timestamp": 0, "input_length": 10, "output_length": 5, "user": 1}', "line 1: unknown field 'user'"),
+        ('{"timestamp": -5, "input_length": 10, "output_length": 5}', "timestamp is -5, expected a number from 0"),
+        ('{"timestamp": 0, "input_length": 0, "output_length": 5}', "input_length is 0, expected a number from 1"),
+        ('{"timestamp": 0, "input_length": 10}', "output_length is None"),
+        ('{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": "a"}', "hash_ids is 'a'"),
+        ("[1]", "expected an object with timestamp"),
+        ("{", "no JSON"),
+        ("", "is empty"),
+    ],
+)
+def test_bad_traces(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(f"{line}\n")
+    with pytest.raises(nj.InputError, match=message):
+        read_trace(file)
+    with pytest.raises(nj.InputError, match="no readable trace"):
+        read_trace(tmp_path / "nowhere.jsonl")
+
+
+def trace_file(folder: Path, count: int) -> Path:
+    rows: list[dict[str, Any]] = [
+        {
+            "timestamp": 100 * at,
+            "input_length": 512,
+            "output_length": 64,
+            "hash_ids": [8 * at + each for each in range(8)],
+        }
+        for at in range(count)
+    ]
+    file = folder / "trace.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+def test_a_trace_says_its_load(tmp_path: Path) -> None:
+    found = read_trace(trace_file(tmp_path, 11))
+    assert (found.lengths, found.longest, found.requests, found.rate) == (LENGTHS, 576, 11, 11.0)
+
+
+def test_the_fewest_replicas_by_bisection() -> None:
+    load, calls = Load(LENGTHS, 100.0, None, ttft_s=1.0), []
+
+    def of(count: int) -> Run:
+        calls.append(count)
+        return Run({"p50": 0.1, "p95": 7.0 / count}, {"p50": 0.01, "p95": 0.01}, 1.0, 0.0)
+
+    assert _fewest(of, load, 3, 1000)[0] == 7
+    assert len(calls) <= 6
+    assert _fewest(of, load, 9, 1000)[0] == 7
+    assert _fewest(of, load, 3, 5) == (0, None)
+
+
+def test_prices_and_bounds_follow_the_engine() -> None:
+    choice = ServingChoice(
+        "H100",
+        2,
+        1,
+        replicas=1,
+        gpus=2,
+        ttft_s={"p50": 0.1, "p95": 0.2},
+        tpot_s={"p50": 0.01, "p95": 0.02},
+        intervals={"ttft_s": (0.1, 0.3), "tpot_s": (0.01, 0.04), "gpus": (2, 4), "cost": (1.0, 3.0)},
+        costs={"per_hour": 5.0, "input": 1.0, "output": 4.0, "tokens": 2.0},
+    )
+    found = _answered(choice, 2, Run({"p95": 0.4}, {"p95": 0.02}, 10.0, 0.0), Load(LENGTHS, 9.0, None), whole=False)
+    assert (found.gpus, found.costs["per_hour"]) == (4, 10.0)
+    assert found.intervals["ttft_s"] == pytest.approx((0.2, 0.6))
+    assert found.costs["tokens"] == pytest.approx(1e6 * 10.0 / 3600 / 20.0 / 576)
+
+
+needs_engine = pytest.mark.skipif(
+    not dynamo.installed() or importlib.metadata.version(dynamo.PACKAGE) != dynamo.VERSION,
+    reason="ai-dynamo-runtime is not installed",
+)
+
+
+@needs_engine
+def test_a_thousand_requests_in_two_seconds(own: Times) -> None:
+    run(own, OPTIONS, 1e5, lengths=LENGTHS, users=1)
+    start = time.process_time()
+    found = run(own, OPTIONS, 1e5, lengths=LENGTHS, users=16)
+    assert time.process_time() - start < 2.0
+    assert 0.0101 <= found.tpot_s["p50"] < 0.02
+    assert found.ttft_s["p95"] >= found.ttft_s["p50"] >= 0.0102
+
+
+@needs_engine
+def test_rates_and_traces(own: Times, tmp_path: Path) -> None:
+    slow, fast = (run(own, OPTIONS, 1e5, lengths=LENGTHS, rate=rate) for rate in (2.0, 20.0))
+    assert slow.rate == pytest.approx(2.0, rel=0.1)
+    assert fast.ttft_s["p95"] > slow.ttft_s["p95"]
+    traced = run(own, OPTIONS, 1e5, trace=trace_file(tmp_path, 50), workers=2)
+    assert traced.prefix_share == 0.0
+    assert traced.tpot_s["p50"] < 0.02
