@@ -27,6 +27,7 @@ from neusight_jax.roofline import (
     fastest,
     fetched_again,
     given,
+    issued_flop_per_s,
     joule_per_flop,
     kept_ramp,
     reread_bytes,
@@ -95,15 +96,37 @@ def launched(
         vector = physics.softmax_flop * num_sms / column(gpu.fp32_flop_per_s, 2)
         block_s += physics.block_cycles / column(gpu.clock_hz, 2)
         block_s += work.block_exponentials * (num_sms / column(exponentials_per_s(gpu, physics), 2) + vector)
+    if family.vector_products:
+        block_s = _with_operands(gpu, work, physics, block_s)
     least_s = (LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s)[:, None]
     waves = whole_waves(work.blocks, num_sms, relaxation)
     return Launch(gpu, family, work, peak, dtype, physics, relaxation, waves, block_s, least_s)
+
+
+def _with_operands(
+    gpu: GPU, work: Work, physics: Physics, arithmetic_s: Float[Array, "kernel tile split"]
+) -> Float[Array, "kernel tile split"]:
+    """Seconds of a block that also issues what comes with its arithmetic and brings in its operands."""
+    clock_hz = column(gpu.clock_hz, 2)
+    issue_s = (
+        physics.issue_slots * work.block_flop / column(issued_flop_per_s(gpu, physics, matrix=True) / gpu.num_sms, 2)
+    )
+    operand_s = work.block_bytes / (physics.operand_bytes_per_cycle * clock_hz)
+    issued = (
+        jnp.logaddexp(*(jnp.log(each) * physics.limit_norm for each in (arithmetic_s, issue_s))) / physics.limit_norm
+    )
+    both = (
+        jnp.logaddexp(issued * physics.operand_norm, jnp.log(operand_s) * physics.operand_norm) / physics.operand_norm
+    )
+    return jnp.exp(both) + physics.block_cycles / clock_hz
 
 
 def _compute(at: Launch) -> Times:
     """Ideal; blocks streamed without whole waves; where algorithms differ, the roofline of the fastest; every tile of
     the menu in whole waves; on tensor cores also the traffic of every tile at the L2-to-SM rate."""
     work, gpu = at.work, at.gpu
+    if at.family.vector_products:
+        return jnp.maximum(fastest(fastest(at.waves * at.block_s))[:, None], at.least_s)
     streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * at.block_s[:, -1, 0]
     times = [work.bound_flop / at.peak, streamed]
     if work.form_flop is not None and work.form_bytes is not None:
@@ -132,6 +155,8 @@ def _reread(at: Launch) -> Times:
     operands do not fit in L2; none where L2 serves all operands."""
     if at.family.l2_operands:
         return jnp.broadcast_to(at.least_s, at.tile_bytes.shape)
+    if at.family.vector_products:
+        return at.least_s
     traffic = at.tile_bytes
     if at.family.tensor_core:
         traffic = reread_bytes(at.gpu, at.work, traffic, kept_ramp(at.physics))
@@ -140,6 +165,8 @@ def _reread(at: Launch) -> Times:
 
 def _onchip(at: Launch) -> Times:
     """1000 cycles; every tile of the menu in whole waves at the L2-to-SM rate."""
+    if at.family.vector_products:
+        return at.least_s
     rate = at.physics.l2_bytes_per_cycle * column(at.gpu.clock_hz, 2)
     return jnp.concatenate([at.kilocycle_s[:, None], fastest(at.waves * at.work.block_bytes / rate)], axis=1)
 
@@ -149,12 +176,10 @@ def _issue(at: Launch) -> Times:
     path that is fast enough, none on other matrix paths; where loads narrower than 16 bytes take as many clocks as wide
     ones, theirs."""
     gpu = at.gpu
-    issue = at.flop / column(at.physics.issue_flop_per_cycle * gpu.num_sms * gpu.clock_hz, 1)
+    if at.family.vector_products:
+        return at.least_s
+    issue = at.flop / column(issued_flop_per_s(gpu, at.physics, at.family.matrix), 1)
     if at.family.matrix:
-        matrix = column(gpu.fp32_matrix_flop_per_s, 1)
-        there = matrix > 0
-        on_matrix = at.flop / (at.physics.matrix_issue * jnp.where(there, matrix, 1.0))
-        issue = jnp.where(there, jnp.minimum(issue, on_matrix), issue)
         issue = jnp.where((at.dtype > 0)[:, None], 0.0, issue)
     if at.work.load_blocks is not None and at.work.load_cycles is not None:
         waves = whole_waves(at.work.load_blocks, column(gpu.num_sms, 2), at.relaxation)
@@ -191,12 +216,19 @@ def _energy_s(at: Launch, joule: Array) -> Times:
 
 def _overhead(at: Launch) -> Times:
     """1000 cycles; the serial loop of a block; the compute time of one block."""
+    if at.family.vector_products:
+        return at.kilocycle_s[:, None]
     serial = fastest(at.work.block_steps[:, 0, :]) / at.gpu.clock_hz
     return jnp.stack([at.kilocycle_s, serial, at.block_s[:, -1, -1]], axis=1)
 
 
 def _ways(family: Family) -> int:
     return 2 if family.alternatives else 1
+
+
+def _unless_vector_products(components: Callable[[Family], int]) -> Callable[[Family], int]:
+    """Components of a head of which products on the vector path have one."""
+    return lambda family: 1 if family.vector_products else components(family)
 
 
 @dataclass(frozen=True)
@@ -229,14 +261,18 @@ class Head:
 # the clock and not with the floor, which all machines share: hence the wider bounds of the overhead there.
 HEADS: dict[str, Head] = {
     "compute": Head(
-        _compute, lambda f: (2 if f.l2_operands else 1) * len(f.tiles) + 1 + _ways(f), "overlaps", 0.0, 2.5, 0.3
+        _compute,
+        _unless_vector_products(lambda f: (2 if f.l2_operands else 1) * len(f.tiles) + 1 + _ways(f)),
+        *("overlaps", 0.0, 2.5, 0.3),
     ),
     "dram": Head(_dram, lambda f: 1 + _ways(f), "overlaps", 0.0, 1.5, 0.25),
-    "reread": Head(_reread, lambda f: len(f.tiles), "overlaps", -3.0, 1.6, -2.0),
-    "onchip": Head(_onchip, lambda f: len(f.tiles) + 1, "overlaps", -2.0, 2.5, 0.0),
-    "issue": Head(_issue, _ways, "limits", 0.1, 0.4, 0.2),
+    "reread": Head(_reread, _unless_vector_products(lambda f: len(f.tiles)), "overlaps", -3.0, 1.6, -2.0),
+    "onchip": Head(_onchip, _unless_vector_products(lambda f: len(f.tiles) + 1), "overlaps", -2.0, 2.5, 0.0),
+    "issue": Head(_issue, _unless_vector_products(_ways), "limits", 0.1, 0.4, 0.2),
     "power": Head(_power, lambda f: len(f.tiles) + _ways(f), "limits", 0.0, 0.45, 0.2, most=_most_power),
-    "overhead": Head(_overhead, lambda f: 3, "adds", -4.0, 2.0, 0.0, tensor_bounds=(-4.0, 3.0)),
+    "overhead": Head(
+        _overhead, _unless_vector_products(lambda f: 3), "adds", -4.0, 2.0, 0.0, tensor_bounds=(-4.0, 3.0)
+    ),
 }
 """Heads by name; their order is that of the weights."""
 

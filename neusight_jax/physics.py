@@ -30,12 +30,16 @@ class Physics:
 
     Attributes:
       l2_bytes_per_cycle: bytes an SM takes from L2 per clock.
-      issue_flop_per_cycle: fp32 FLOP an SM's four warp schedulers can issue per clock if every slot is a fused
-        multiply-add. An SM of 64 lanes needs half of its slots for that, one of 128 lanes has none to spare.
+      warp_schedulers: of an SM, where the GPU does not say.
+      issue_flop_per_cycle: fp32 FLOP a warp scheduler can issue per clock if every slot is a fused multiply-add. An SM
+        of 64 lanes and four schedulers needs half of its slots for that, one of 128 lanes has none to spare.
       matrix_issue: clocks an fp32 matrix instruction takes to run for each it takes to issue.
       exponentials_per_cycle: of an SM's special-function units per clock, where the GPU does not say.
       softmax_flop: fp32 FLOP of a softmax for every score.
-      block_cycles: clocks a block of fused attention spends however little it has to do.
+      issue_slots: instructions a product on the vector path issues for every fused multiply-add, itself included.
+      operand_bytes_per_cycle: bytes of operands and result that pass between L2 and the registers of an SM per clock.
+      operand_norm: order of the norm that joins a block's arithmetic and its operands: 1 = one after the other.
+      block_cycles: clocks a block of a product or of fused attention spends however little it has to do.
       warm_share: share of the traffic that still goes to DRAM when the working set lies in L2.
       warm_start, warm_width: working set over L2 size from which that share rises to 1, and over what width.
       kept_start, kept_width: likewise of what a running kernel comes back for, over the L2 it finds room in.
@@ -53,8 +57,9 @@ class Physics:
     """
 
     l2_bytes_per_cycle: ArrayLike = field(default=64.0, metadata=_fixed("NVIDIA, Volta to Hopper: 64 B a clock and SM"))
+    warp_schedulers: ArrayLike = field(default=4.0, metadata=_fixed("NVIDIA architecture papers; AMD's units alike"))
     issue_flop_per_cycle: ArrayLike = field(
-        default=256.0, metadata=_fixed("four schedulers, 32 lanes, two FLOP: NVIDIA architecture papers")
+        default=64.0, metadata=_fixed("32 lanes, two FLOP: NVIDIA architecture papers")
     )
     matrix_issue: ArrayLike = field(
         default=16.0, metadata=_fixed("AMD CDNA ISA guide, V_MFMA_F32_32X32X2F32: 16 passes of 4 clocks, issued in 4")
@@ -65,6 +70,14 @@ class Physics:
     softmax_flop: ArrayLike = field(
         default=8.0, metadata=_fixed("counted: scale, maximum, subtraction, sum, correction, conversion")
     )
+    issue_slots: ArrayLike = field(
+        default=1.25,
+        metadata=_fitted(0.1, "a tile of 8 × 8 a thread: 16 loads of 4 elements for 64, addresses, the loop"),
+    )
+    operand_bytes_per_cycle: ArrayLike = field(
+        default=28.0, metadata=_fitted(0.3, "small tiles of products, in whole waves, on five GPUs")
+    )
+    operand_norm: ArrayLike = field(default=1.33, metadata=_fitted(0.1, "the same"))
     block_cycles: ArrayLike = field(
         default=1500.0, metadata=_fitted(0.3, "prologue and epilogue of FlashAttention on A100 and H100")
     )
