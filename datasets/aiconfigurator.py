@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -57,6 +59,7 @@ class Rule:
       table: file in the package, below the folder of a GPU and of a framework and version.
       keep: reason rows are left out -> which rows of a table pass, as a query.
       columns: the schema's columns from the package's, as expressions.
+      latency: its column of times, milliseconds, as an expression.
       plus: a second table of the same shapes, whose times are added; "" = none.
       median: whether equal shapes of several frameworks become their median.
     """
@@ -67,6 +70,7 @@ class Rule:
     columns: dict[str, str]
     median: bool = False
     plus: str = ""
+    latency: str = "latency"
 
 
 def _gemm_columns(dtype: str) -> dict[str, str]:
@@ -136,6 +140,36 @@ def _quantize_columns(op: str) -> dict[str, str]:
     return {"op": f"'{op}'", "dtype": "'bf16'", "b": "m", "h": "k"}
 
 
+# Times of NCCL and of exchanges of experts are kernels alone; the links of the L40S server reach 1 to 2 GB/s.
+_BROKEN_HOST = {"a server whose links are broken": "folder != 'l40s'"}
+_NCCL = {**_BROKEN_HOST, "another dtype": "nccl_dtype == 'half'"}
+_ENGINE = {**_BROKEN_HOST, "another version": "version == '0.24.0'", "launched by the host": "backend == 'vllm_graph'"}
+_COPY = {"H100's values under another name": "not (folder == 'h200_sxm' and version == '0.5.0')"}
+_WIDTH = {**_COPY, "another width of the model": "hidden_size == 7168"}  # the bytes say it all: others are repeats
+_SMS = {**_WIDTH, "another share of the GPU's SMs": "dispatch_sms == 20"}
+
+
+def _collective_columns(op: str, sent: str, ranks: str = "num_gpus", software: int = 0, **more: str) -> dict[str, str]:
+    named = {"op": op, "dtype": "'bf16'", "bytes": sent, "ranks": ranks, "nodes": "1", "software": f"{software}"}
+    return {**named, "crossing_share": "1.0", **more}
+
+
+def _exchange_columns(element_bytes: float, *, dense: bool) -> dict[str, str]:
+    """Dims of an exchange of experts: a token goes to each of its experts, or once to every rank that has some."""
+    # DeepEP's test sends a token to at most four nodes (tests/test_internode.py, `num_topk_groups`).
+    nodes = "node_num.clip(upper=4)"
+    reached, across = (f"({c} * (1 - (1 - 1 / {c}) ** num_topk))" for c in (f"({nodes} * gpus_per_node)", nodes))
+    sent = f"(num_token * hidden_size * {element_bytes} * {'num_topk' if dense else reached}).round()"
+    share = "1.0" if dense else f"{across} / {reached}"
+    more = {"nodes": "node_num", "crossing_share": share, "dtype": "'bf16'" if element_bytes >= 2.0 else "'fp8'"}
+    return _collective_columns("'all_to_all'", sent, _RANKS, 2 if dense else 1, **more)
+
+
+_RANKS = "(node_num * gpus_per_node)"
+_FP8, _BF16_BYTES = 1.03125, 2.0  # fp8 with a scale of four bytes for every 128 values
+_LOW = "comm/sglang/*/wideep_deepep_ll_perf.parquet"
+_HIGH = "comm/sglang/*/wideep_deepep_normal_perf.parquet"
+_NCCL_OP = "op_name.str.replace('alltoall', 'all_to_all')"
 _GEMM, _SCALE = "gemm/*/*/gemm_perf.parquet", "quantize/*/*/scale_matrix_perf.parquet"
 RULES: tuple[Rule, ...] = (
     Rule("gemm_bf16", _GEMM, _BF16, _gemm_columns("bf16"), median=True),
@@ -154,6 +188,27 @@ RULES: tuple[Rule, ...] = (
         _attention_columns("decode", kv_length="step + 1"),
     ),
     Rule("experts", "moe/*/*/moe_perf.parquet", _EXPERTS, _EXPERT_COLUMNS),
+    Rule(
+        "collectives",
+        "comm/nccl/*/nccl_perf.parquet",
+        _NCCL,
+        _collective_columns(_NCCL_OP, "message_size * 2"),
+        median=True,
+    ),
+    Rule(
+        "all_reduce_engine",
+        "comm/vllm/*/custom_allreduce_perf.parquet",
+        _ENGINE,
+        _collective_columns("'all_reduce'", "message_size * 2", software=1),
+    ),
+    *(
+        Rule(f"{phase}_{name}", table, keep, _exchange_columns(size, dense=dense), latency=f"{phase}_{column} / 1000")
+        for name, table, keep, dense, column in (
+            ("low_latency", _LOW, _WIDTH, True, "avg_t_us"),
+            ("full_rate", _HIGH, _SMS, False, "transmit_us"),
+        )
+        for phase, size in (("dispatch", _FP8), ("combine", _BF16_BYTES))
+    ),
     Rule("quantize", _SCALE, _QUANTIZE, _quantize_columns("quantize")),
     Rule("quantize_rows", _SCALE, _QUANTIZE, _quantize_columns("quantize_rows"), plus="computescale_perf.parquet"),
 )
@@ -267,7 +322,11 @@ def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
     counts = dict.fromkeys((*rule.keep, "not a time", _WARM), 0)
     for folder, device in DEVICES.items():
         for file in sorted((root / DATA / folder).glob(rule.table)):
+            # What says where rows come from is missing in the oldest tables.
+            known: dict[str, Any] = {"framework": file.parts[-3], "version": file.parent.name, "kernel_source": ""}
+            known |= {"folder": folder, "gpus_per_node": 4 if folder in ("gb200", "gb300") else 8}
             raw = _table(file)
+            raw = raw.assign(**{name: value for name, value in known.items() if name not in raw})
             try:
                 if rule.plus:
                     raw = _added(raw, _table(file.with_name(rule.plus)))
@@ -309,13 +368,13 @@ def _taken(raw: pd.DataFrame, rule: Rule, counts: dict[str, int]) -> pd.DataFram
     """Rows of one table that pass, in the schema's columns and with where they come from; the others are counted."""
     if "window_size" not in raw:
         raw = raw.assign(window_size=0)  # older tables of attention have none
-    for reason, passes in (rule.keep | {"not a time": "latency > 0"}).items():
+    for reason, passes in (rule.keep | {"not a time": f"{rule.latency} > 0"}).items():
         kept = raw.query(passes, engine="python")
         counts[reason] += len(raw) - len(kept)
         raw = kept
     columns = {name: raw.eval(expression, engine="python") for name, expression in rule.columns.items()}
     return pd.DataFrame(columns, index=raw.index).assign(
-        latency_s=raw["latency"] * 1e-3,
+        latency_s=np.asarray(raw.eval(rule.latency, engine="python"), np.float64) * 1e-3,
         framework=raw["framework"].str.lower(),
         version=raw["version"].astype(str),
         kernel_source=raw["kernel_source"],

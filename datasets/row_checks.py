@@ -27,8 +27,10 @@ LIGHT_TOLERANCE = 0.98
 CHUNK = 16384
 """Rows whose FLOP and bytes are computed at once; a fixed length, so that a family compiles once."""
 
-MAY_BE_ZERO: frozenset[str] = frozenset({"padding", "window", "causal"})
+MAY_BE_ZERO: frozenset[str] = frozenset({"padding", "window", "causal", "software"})
 """Dims that may be 0."""
+SHARES: frozenset[str] = frozenset({"crossing_share"})
+"""Dims that are shares: above 0 and at most 1."""
 
 FRAME_COLUMNS: tuple[str, ...] = (
     *("device", "family", "op", "dtype"),
@@ -231,6 +233,10 @@ def _kernels(raw: pd.DataFrame, dtypes: Objects, problems: Problems) -> tuple[Ob
         optional = [name for name in schema.OPTIONAL_COLUMNS.get(op, {}) if name in raw.columns]
         columns = {name: numbers(raw[name]) for name in (*schema.op_columns(op), *optional)}
         for name, values in columns.items():
+            if name in SHARES:
+                share = (values > 0.0) & (values <= 1.0)
+                problems.add_values(name, share | ~where, "bad dims", "a share above 0 and at most 1", f" of {op}")
+                continue
             least = 0 if name in MAY_BE_ZERO else 1
             fine = np.isfinite(values) & (values >= least) & (values == np.floor(values))
             problems.add_values(name, fine | ~where, "bad dims", f"a whole number of at least {least}", f" of {op}")

@@ -16,6 +16,9 @@ import numpy as np
 from neusight_jax.errors import unknown_name
 from neusight_jax.kernels.attention import DIMS as ATTENTION_DIMS
 from neusight_jax.kernels.attention import attention_dims
+from neusight_jax.kernels.collective import DIMS as COLLECTIVE_DIMS
+from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
+from neusight_jax.kernels.collective import OPTIONS as COLLECTIVE_OPTIONS
 from neusight_jax.kernels.conv import CHANNELS, conv_dims
 from neusight_jax.kernels.conv import DIMS as CONV_DIMS
 from neusight_jax.kernels.families import FAMILIES, OPERATORS
@@ -40,6 +43,7 @@ EXPERT_OPS: tuple[str, ...] = ("experts",)
 spread evenly."""
 OPS: tuple[str, ...] = (
     *(*GEMM_OPS, *VECTOR_OPS, *CONV_OPS, *COPY_OPS, *ATTENTION_OPS, *EXPERT_OPS, *QUANTIZE_OPS),
+    *COLLECTIVE_OPS,
     *OPERATORS,
 )
 """Every operator of the schema: file names in `kernels/` and values of the column `op`."""
@@ -53,12 +57,14 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
         ATTENTION_OPS, ("batch_size", "query_length", "kv_length", "heads", "kv_heads", "head_dim", "causal")
     ),
     "experts": ("tokens", "experts", "local_experts", "top_k", "hidden", "inner"),
+    **dict.fromkeys(COLLECTIVE_OPS, ("bytes", "ranks", "nodes")),
     **{op: tuple(name for name, _ in operator.columns) for op, (_, operator) in OPERATORS.items()},
 }
 """Dim columns that rows of an operator must have."""
 OPTIONAL_COLUMNS: dict[str, dict[str, float]] = {
     "linear": {"b": 1.0},
     **{op: {"window": 0.0} for op in ATTENTION_OPS},  # sees everything
+    **{op: dict(COLLECTIVE_OPTIONS) for op in COLLECTIVE_OPS},
 }
 """Columns an operator may lack, with what stands for them."""
 GRID_COLUMNS: tuple[str, ...] = ("grid_x", "grid_y", "grid_z")
@@ -73,6 +79,7 @@ FRAME_DIMS: tuple[str, ...] = tuple(
         (
             *("batch", "m", "n", "k", "rows", "cols", "reads", "writes"),
             *(*CONV_DIMS, CHANNELS, *ATTENTION_DIMS, *EXPERT_DIMS),
+            *(*COLLECTIVE_DIMS, *dict(COLLECTIVE_OPTIONS)),
             *(name for family, _ in OPERATORS.values() for name in family.columns),
         )
     )
@@ -90,6 +97,7 @@ _FAMILY_OPS: dict[str, tuple[str, str]] = {
     "quantize": ("stream", "quantize"),
     "quantize_rows": ("reduction", "quantize_rows"),
     "copy": ("memory", "copy"),
+    **{op: ("collective", op) for op in COLLECTIVE_OPS},
     **{op: (family.name, op) for op, (family, _) in OPERATORS.items()},
 }
 _TILES: tuple[re.Pattern[str], ...] = (
@@ -142,6 +150,13 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
         return family, _attention_dims(sizes)
     if op in EXPERT_OPS:
         return family, expert_dims(**{name: sizes[name] for name in _COLUMNS[op]}, distribution="balanced")
+    if op in COLLECTIVE_OPS:
+        same = {name: sizes[name] for name in ("bytes", "ranks", *dict(COLLECTIVE_OPTIONS))}
+        return family, {
+            **same,
+            "domains": sizes["nodes"],
+            "operation": np.full_like(first, 1 + COLLECTIVE_OPS.index(op)),
+        }
     reads = 2.0 if op in BINARY_OPS else 1.0
     writes = 0.5 if op in QUANTIZE_OPS else 1.0  # sixteen bits in, eight out
     passes = {"reads": np.full(len(first), reads), "writes": np.full(len(first), writes)}

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
+    from neusight_jax.cluster import Cluster, stack_clusters
+    from neusight_jax.cluster_file import list_nodes, load_cluster
     from neusight_jax.comparison import Comparison, Prices, compare, read_prices
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
     from neusight_jax.designs.answers import Design, design
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from neusight_jax.graph.traced.torch_export import graph_from_torch
     from neusight_jax.graph.traced.trace_options import TraceOptions
     from neusight_jax.intervals import predict_kernel_intervals
+    from neusight_jax.job.forecast import StepForecast
+    from neusight_jax.job.job import Job, job_from_config
+    from neusight_jax.job.parallelism import Parallelism
+    from neusight_jax.job.software import Software
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latency import kernel_latency, latency, predict_kernels
     from neusight_jax.programs import use_compile_cache
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from neusight_jax.sensitivities import Sensitivity, sensitivity
     from neusight_jax.sweeps.run import Sweep, sweep
     from neusight_jax.sweeps.space import Grid, Range, Samples
+    from neusight_jax.topology import Topology
     from neusight_jax.training.calibration import calibrate
     from neusight_jax.training.evaluation.scores import evaluate
     from neusight_jax.training.recipes import train
@@ -47,19 +54,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GPU",
+    "Cluster",
     "Comparison",
     "Design",
     "Forecast",
     "Graph",
     "Grid",
     "InputError",
+    "Job",
     "KernelTable",
+    "Parallelism",
     "Prices",
     "Range",
     "Samples",
     "ScaledRun",
     "Sensitivity",
+    "Software",
+    "StepForecast",
     "Sweep",
+    "Topology",
     "TraceOptions",
     "__version__",
     "calibrate",
@@ -69,12 +82,15 @@ __all__ = [
     "graph_from_config",
     "graph_from_function",
     "graph_from_torch",
+    "job_from_config",
     "kernel_latency",
     "latency",
     "list_checkpoints",
     "list_gpus",
     "list_models",
+    "list_nodes",
     "load_card",
+    "load_cluster",
     "load_gpu",
     "load_predictor",
     "predict",
@@ -86,6 +102,7 @@ __all__ = [
     "save_predictor",
     "scale_trace",
     "sensitivity",
+    "stack_clusters",
     "stack_gpus",
     "sweep",
     "train",
@@ -95,6 +112,8 @@ __all__ = [
 
 _HOMES = {
     "checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
+    "cluster": ("Cluster", "stack_clusters"),
+    "cluster_file": ("list_nodes", "load_cluster"),
     "comparison": ("Comparison", "Prices", "compare", "read_prices"),
     "datasets.measurements": ("read_kernels", "read_measurements"),
     "designs.answers": ("Design", "design"),
@@ -109,6 +128,10 @@ _HOMES = {
     "graph.traced.jaxpr": ("graph_from_function",),
     "graph.traced.torch_export": ("graph_from_torch",),
     "graph.traced.trace_options": ("TraceOptions",),
+    "job.forecast": ("StepForecast",),
+    "job.job": ("Job", "job_from_config"),
+    "job.parallelism": ("Parallelism",),
+    "job.software": ("Software",),
     "intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
     "latency": ("kernel_latency", "latency", "predict_kernels"),
@@ -118,6 +141,7 @@ _HOMES = {
     "sensitivities": ("Sensitivity", "sensitivity"),
     "sweeps.run": ("Sweep", "sweep"),
     "sweeps.space": ("Grid", "Range", "Samples"),
+    "topology": ("Topology",),
     "training.calibration": ("calibrate",),
     "training.evaluation.scores": ("evaluate",),
     "training.recipes": ("train",),

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.gpu import GPU
+from neusight_jax.cluster import Machine
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.rowwise import TRAFFIC_DIMS
@@ -106,7 +106,7 @@ class CalibratedPredictor:
         return self.base.covers(family)
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latency.kernel_latency`."""
         base = self.base
@@ -114,7 +114,7 @@ class CalibratedPredictor:
             parameters = base.families[family.network]
             shift = self.shapes[family.network].at(shape_points(family, batch, self.length))
             base = shifted(base, family.network, add_to_effect(parameters.effect, shift))
-        return base.terms(family, gpu, batch, isolated=isolated, relaxation=relaxation)
+        return base.terms(family, machine, batch, isolated=isolated, relaxation=relaxation)
 
 
 def shifted(base: MixturePredictor, network: str, effect: Float[Array, "*kernel effect"]) -> MixturePredictor:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.arithmetic import DTYPES
+from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import UNMODELLED, Footprint, Graph
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.table import PHASES, KernelTable
-from neusight_jax.latency import in_row_order, kernel_terms, on_device, require_covered
+from neusight_jax.latency import in_row_order, kernel_terms, require_covered
 from neusight_jax.memory import crowded_notes, footprint
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result, plain
@@ -35,6 +36,9 @@ from neusight_jax.workloads import workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from neusight_jax.job.forecast import StepForecast
+    from neusight_jax.job.job import Job
 
 BOUNDS: tuple[str, ...] = ("compute", "memory", "launch")
 BOUND_COLUMNS: tuple[str, ...] = ("seconds_low", "seconds_high")
@@ -116,6 +120,11 @@ class Forecast(Result):
         return self._phase_s("weight_gradient")
 
     @property
+    def optimizer_s(self) -> float:
+        """Seconds of the optimizer's step; 0 where the workload has none."""
+        return self._phase_s("optimizer")
+
+    @property
     def _cost(self) -> np.ndarray:
         return np.asarray(self.columns["seconds"] * self.columns["count"], np.float64)
 
@@ -159,6 +168,7 @@ class Forecast(Result):
             "time_per_output_token_s": self.total_s if self.mode == "decode" else None,
             "memory": memory,
             **self._fields("forward_s", "backward_s", "weight_gradient_s"),
+            **(self._fields("optimizer_s") if self.optimizer_s else {}),
             "family_s": self.seconds_by("family"),
             "bound_s": self.seconds_by("bound"),
             "launches": float(self.columns["count"].sum()),
@@ -169,6 +179,7 @@ class Forecast(Result):
         }
 
 
+@overload
 def predict(
     predictor: Predictor,
     gpu: GPU,
@@ -177,8 +188,31 @@ def predict(
     gpu_name: str = "",
     notes: Sequence[str] = (),
     relaxation: Scalar = 0.0,
-) -> Forecast:
-    """Forecast a model on a GPU, kernels as they run inside the model.
+) -> Forecast: ...
+
+
+@overload
+def predict(
+    predictor: Predictor,
+    gpu: Machine,
+    graph: Job,
+    *,
+    gpu_name: str = "",
+    notes: Sequence[str] = (),
+    relaxation: Scalar = 0.0,
+) -> StepForecast: ...
+
+
+def predict(
+    predictor: Predictor,
+    gpu: Machine,
+    graph: Graph | Job,
+    *,
+    gpu_name: str = "",
+    notes: Sequence[str] = (),
+    relaxation: Scalar = 0.0,
+) -> Forecast | StepForecast:
+    """Forecast a model on a GPU, kernels as they run inside the model; or a job on a cluster (`job.forecast`).
 
     Args:
       predictor, gpu: what forecasts, and for which machine.
@@ -187,6 +221,11 @@ def predict(
       relaxation: see `latency.kernel_latency`; 0 = exact.
     Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
     """
+    if not isinstance(graph, Graph):
+        from neusight_jax.job.forecast import predict_job
+
+        return predict_job(predictor, gpu, graph, name=gpu_name, notes=notes, relaxation=relaxation)
+    gpu = gpu_of(gpu)
     graph = graph.on(gpu.paths)
     for dtype in graph.arithmetic:
         gpu.peak_flop_per_s(dtype)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from neusight_jax.gpu import GPU
-from neusight_jax.kernels.family import Family, Work
+from neusight_jax.kernels.family import Family, Wire, Work
 from neusight_jax.physics import STANDARD, Physics
 from neusight_jax.roofline import (
     LEAST_SHARE,
@@ -35,8 +35,12 @@ from neusight_jax.roofline import (
     warm_ramp,
     whole_waves,
 )
+from neusight_jax.topology import Topology
 
 Times: TypeAlias = Float[Array, "kernel _component"]
+PROTOCOLS: tuple[tuple[float, float], ...] = ((1.0, 2.0), (1.9 / 0.6, 128.0 / 120.0), (3.4 / 0.6, 1.0))
+"""Of NCCL's protocols LL, LL128 and Simple: latency of a step over that of LL, and bytes sent over those of the payload
+(LL sends 4 bytes of flags with every 4 of data, LL128 8 with every 120). NCCL 2.18, src/graph/tuning.cc."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Launch:
       waves: of the blocks of every tile and split over the SMs.
       block_s: seconds of one block's arithmetic.
       least_s: what a kernel without FLOP takes to issue its instructions, so that its logarithms are finite and scale.
+      topology: how GPUs are joined, of kernels that send to others.
     """
 
     gpu: GPU
@@ -61,6 +66,7 @@ class Launch:
     waves: Float[Array, "kernel tile split"]
     block_s: Float[Array, "kernel tile split"]
     least_s: Float[Array, "kernel 1"]
+    topology: Topology | None = None
 
     @property
     def kilocycle_s(self) -> Float[Array, " kernel"]:
@@ -88,8 +94,9 @@ def launched(
     dtype: Int[Array, " kernel"],
     relaxation: Scalar = 0.0,
     physics: Physics = STANDARD,
+    topology: Topology | None = None,
 ) -> Launch:
-    """Kernels on a machine; `relaxation` as for `roofline.whole_waves`."""
+    """Kernels on a machine; `relaxation` as for `roofline.whole_waves`, `topology` of kernels that send to others."""
     num_sms = column(gpu.num_sms, 2)
     block_s = work.block_flop / (peak[:, None, None] / num_sms)
     if work.block_exponentials is not None:
@@ -100,7 +107,7 @@ def launched(
         block_s = _with_operands(gpu, work, physics, block_s)
     least_s = (LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s)[:, None]
     waves = whole_waves(work.blocks, num_sms, relaxation)
-    return Launch(gpu, family, work, peak, dtype, physics, relaxation, waves, block_s, least_s)
+    return Launch(gpu, family, work, peak, dtype, physics, relaxation, waves, block_s, least_s, topology)
 
 
 def _with_operands(
@@ -125,8 +132,6 @@ def _compute(at: Launch) -> Times:
     """Ideal; blocks streamed without whole waves; where algorithms differ, the roofline of the fastest; every tile of
     the menu in whole waves; on tensor cores also the traffic of every tile at the L2-to-SM rate."""
     work, gpu = at.work, at.gpu
-    if at.family.vector_products:
-        return jnp.maximum(fastest(fastest(at.waves * at.block_s))[:, None], at.least_s)
     streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * at.block_s[:, -1, 0]
     times = [work.bound_flop / at.peak, streamed]
     if work.form_flop is not None and work.form_bytes is not None:
@@ -155,8 +160,6 @@ def _reread(at: Launch) -> Times:
     operands do not fit in L2; none where L2 serves all operands."""
     if at.family.l2_operands:
         return jnp.broadcast_to(at.least_s, at.tile_bytes.shape)
-    if at.family.vector_products:
-        return at.least_s
     traffic = at.tile_bytes
     if at.family.tensor_core:
         traffic = reread_bytes(at.gpu, at.work, traffic, kept_ramp(at.physics))
@@ -165,8 +168,6 @@ def _reread(at: Launch) -> Times:
 
 def _onchip(at: Launch) -> Times:
     """1000 cycles; every tile of the menu in whole waves at the L2-to-SM rate."""
-    if at.family.vector_products:
-        return at.least_s
     rate = at.physics.l2_bytes_per_cycle * column(at.gpu.clock_hz, 2)
     return jnp.concatenate([at.kilocycle_s[:, None], fastest(at.waves * at.work.block_bytes / rate)], axis=1)
 
@@ -176,8 +177,6 @@ def _issue(at: Launch) -> Times:
     path that is fast enough, none on other matrix paths; where loads narrower than 16 bytes take as many clocks as wide
     ones, theirs."""
     gpu = at.gpu
-    if at.family.vector_products:
-        return at.least_s
     issue = at.flop / column(issued_flop_per_s(gpu, at.physics, at.family.matrix), 1)
     if at.family.matrix:
         issue = jnp.where((at.dtype > 0)[:, None], 0.0, issue)
@@ -216,19 +215,80 @@ def _energy_s(at: Launch, joule: Array) -> Times:
 
 def _overhead(at: Launch) -> Times:
     """1000 cycles; the serial loop of a block; the compute time of one block."""
-    if at.family.vector_products:
-        return at.kilocycle_s[:, None]
     serial = fastest(at.work.block_steps[:, 0, :]) / at.gpu.clock_hz
     return jnp.stack([at.kilocycle_s, serial, at.block_s[:, -1, -1]], axis=1)
 
 
+def _wire(at: Launch) -> tuple[Wire, Topology]:
+    assert at.work.wire is not None
+    assert at.topology is not None
+    return at.work.wire, at.topology
+
+
+def _link(at: Launch) -> Times:
+    """Bytes of every algorithm over the links of a domain; where the switch does not add up, that one is a ring."""
+    wire, joined = _wire(at)
+    adds = column(joined.switch_reduction, 1)
+    ring, tree, switch, direct = (wire.link_bytes[:, place, None] for place in range(4))
+    sent = jnp.concatenate([ring, tree, adds * switch + (1.0 - adds) * ring, direct], axis=1)
+    return jnp.maximum(sent / joined.group_bytes_per_s(wire.ranks)[:, None], at.least_s)
+
+
+def _nic(at: Launch) -> Times:
+    """Bytes between domains, around a ring and each once, over the network."""
+    wire, joined = _wire(at)
+    return jnp.maximum(wire.nic_bytes / column(joined.crossing_bytes_per_s, 1), at.least_s)
+
+
+def _copies(at: Launch) -> Times:
+    """Buffers read and written in memory."""
+    return (at.work.bytes_moved / at.gpu.mem_bytes_per_s)[:, None]
+
+
+def _hops(at: Launch) -> Times:
+    """Steps of every algorithm inside a domain, each the latency of a link; a step of the direct one in clocks."""
+    wire, joined = _wire(at)
+    steps = wire.link_steps * column(joined.link_latency_s, 1)
+    clocked = wire.link_steps * at.kilocycle_s[:, None]
+    return jnp.maximum(jnp.concatenate([steps, clocked], axis=1), at.least_s)
+
+
+def _far_hops(at: Launch) -> Times:
+    """Steps between domains, around a ring and in a tree, each the latency of the network."""
+    wire, joined = _wire(at)
+    return jnp.maximum(wire.nic_steps * column(joined.nic_latency_s, 1), at.least_s)
+
+
+def _protocol(at: Launch) -> Times:
+    """Every algorithm by the fastest protocol: steps, each a latency, and then the bytes with what it adds to them."""
+    sent, hops = _link(at), _hops(at)[:, :4]
+    return fastest(jnp.stack([sent * added + hops * slower for slower, added in PROTOCOLS], axis=2))
+
+
+def _startup(at: Launch) -> Times:
+    """1000 clocks; one hop."""
+    _, joined = _wire(at)
+    hop = jnp.broadcast_to(jnp.asarray(joined.link_latency_s), at.work.flop.shape)
+    return jnp.stack([at.kilocycle_s, hop], axis=1)
+
+
+def _fastest_tile(at: Launch) -> Times:
+    """Every tile of the menu and every split in whole waves of its blocks, operands included: the fastest."""
+    return jnp.maximum(fastest(fastest(at.waves * at.block_s))[:, None], at.least_s)
+
+
+def _nothing(at: Launch) -> Times:
+    """What a family does not know."""
+    return at.least_s
+
+
+def _kilocycle(at: Launch) -> Times:
+    """1000 cycles."""
+    return at.kilocycle_s[:, None]
+
+
 def _ways(family: Family) -> int:
     return 2 if family.alternatives else 1
-
-
-def _unless_vector_products(components: Callable[[Family], int]) -> Callable[[Family], int]:
-    """Components of a head of which products on the vector path have one."""
-    return lambda family: 1 if family.vector_products else components(family)
 
 
 @dataclass(frozen=True)
@@ -241,6 +301,7 @@ class Head:
       low, high, start: bounds of its offset b_j, natural logarithm, and where training starts.
       tensor_bounds: the bounds beside tensor cores, where they differ.
       most: the longest it may be, in the same components; None = no such bound.
+      side: "compute" or "memory", what a kernel is said to be bound by where this is the longest; "" = neither.
     """
 
     time: Callable[[Launch], Times]
@@ -251,6 +312,7 @@ class Head:
     start: float
     tensor_bounds: tuple[float, float] | None = None
     most: Callable[[Launch], Times | None] | None = None
+    side: str = ""
 
     def bounds(self, family: Family) -> tuple[float, float]:
         """Of the offset for a family."""
@@ -262,19 +324,49 @@ class Head:
 HEADS: dict[str, Head] = {
     "compute": Head(
         _compute,
-        _unless_vector_products(lambda f: (2 if f.l2_operands else 1) * len(f.tiles) + 1 + _ways(f)),
-        *("overlaps", 0.0, 2.5, 0.3),
+        lambda f: (2 if f.l2_operands else 1) * len(f.tiles) + 1 + _ways(f),
+        "overlaps",
+        0.0,
+        2.5,
+        0.3,
+        side="compute",
     ),
-    "dram": Head(_dram, lambda f: 1 + _ways(f), "overlaps", 0.0, 1.5, 0.25),
-    "reread": Head(_reread, _unless_vector_products(lambda f: len(f.tiles)), "overlaps", -3.0, 1.6, -2.0),
-    "onchip": Head(_onchip, _unless_vector_products(lambda f: len(f.tiles) + 1), "overlaps", -2.0, 2.5, 0.0),
-    "issue": Head(_issue, _unless_vector_products(_ways), "limits", 0.1, 0.4, 0.2),
-    "power": Head(_power, lambda f: len(f.tiles) + _ways(f), "limits", 0.0, 0.45, 0.2, most=_most_power),
-    "overhead": Head(
-        _overhead, _unless_vector_products(lambda f: 3), "adds", -4.0, 2.0, 0.0, tensor_bounds=(-4.0, 3.0)
+    "dram": Head(_dram, lambda f: 1 + _ways(f), "overlaps", 0.0, 1.5, 0.25, side="memory"),
+    "reread": Head(_reread, lambda f: len(f.tiles), "overlaps", -3.0, 1.6, -2.0, side="memory"),
+    "onchip": Head(_onchip, lambda f: len(f.tiles) + 1, "overlaps", -2.0, 2.5, 0.0),
+    "issue": Head(_issue, _ways, "limits", 0.1, 0.4, 0.2, side="compute"),
+    "power": Head(
+        _power, lambda f: len(f.tiles) + _ways(f), "limits", 0.0, 0.45, 0.2, most=_most_power, side="compute"
     ),
+    "overhead": Head(_overhead, lambda f: 3, "adds", -4.0, 2.0, 0.0, tensor_bounds=(-4.0, 3.0)),
 }
 """Heads by name; their order is that of the weights."""
+PRODUCT_HEADS: dict[str, Head] = {
+    **HEADS,
+    "compute": Head(_fastest_tile, lambda f: 1, "overlaps", 0.0, 0.5, 0.1, side="compute"),
+    "reread": Head(_nothing, lambda f: 1, "overlaps", -3.0, 0.0, -1.5),
+    "onchip": Head(_nothing, lambda f: 1, "overlaps", -3.0, 0.0, -1.5),
+    "issue": Head(_nothing, lambda f: 1, "limits", -3.0, 0.0, -1.5),
+    "overhead": Head(_kilocycle, lambda f: 1, "adds", -3.0, 1.5, 0.0),
+}
+"""Heads of products on the vector path, whose blocks issue and bring in what their arithmetic needs."""
+LINKED_HEADS: dict[str, Head] = {
+    "link": Head(_link, lambda f: 4, "overlaps", 0.0, 2.5, 0.25, side="memory"),
+    "dram": Head(_copies, lambda f: 1, "overlaps", -1.5, 2.0, 0.0, side="memory"),
+    "nic": Head(_nic, lambda f: 2, "overlaps", 0.0, 1.5, 0.25, side="memory"),
+    "protocol": Head(_protocol, lambda f: 4, "overlaps", -1.0, 1.5, 0.0),
+    "hops": Head(_hops, lambda f: 8, "adds", -2.5, 2.5, 0.0),
+    "far hops": Head(_far_hops, lambda f: 2, "adds", -1.5, 2.5, 0.5),
+    "startup": Head(_startup, lambda f: 2, "adds", -1.0, 4.0, 2.0),
+}
+"""Heads of families that send to other GPUs, column by column beside `HEADS` in the residuals."""
+
+
+def heads_of(family: Family) -> dict[str, Head]:
+    """The heads of a family by name, in the order of its weights."""
+    if family.linked:
+        return LINKED_HEADS
+    return PRODUCT_HEADS if family.vector_products else HEADS
 
 
 def physical_times(at: Launch) -> dict[str, Times]:
@@ -283,10 +375,10 @@ def physical_times(at: Launch) -> dict[str, Times]:
     Gradients: reach every GPU field and the physics; through `ceil` only when relaxation > 0. Splits of the contraction
     are the fastest one (a minimum: gradient of the chosen one).
     """
-    return {name: head.time(at) for name, head in HEADS.items()}
+    return {name: head.time(at) for name, head in heads_of(at.family).items()}
 
 
 def most_times(at: Launch) -> dict[str, Times]:
     """The longest that some heads may be."""
-    found = {name: head.most(at) for name, head in HEADS.items() if head.most is not None}
+    found = {name: head.most(at) for name, head in heads_of(at.family).items() if head.most is not None}
     return {name: times for name, times in found.items() if times is not None}

@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import in_row_order, on_device, predict_kernels, require_covered
+from neusight_jax.latency import in_row_order, kernel_terms, predict_kernels, require_covered
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
 from neusight_jax.trust import has_intervals, kernel_interval
 
 
 def predict_kernel_intervals(
-    predictor: Predictor, gpu: GPU, table: KernelTable, *, isolated: Isolated = True, relaxation: Scalar = 0.0
+    predictor: Predictor, machine: Machine, table: KernelTable, *, isolated: Isolated = True, relaxation: Scalar = 0.0
 ) -> tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]:
     """The 80 % interval of one launch per row of a table, in the order of its file, seconds.
 
@@ -38,8 +38,8 @@ def predict_kernel_intervals(
                 f"this predictor carries no intervals of {name}; take a checkpoint of kind mixture, such as fp32 or "
                 "tensorcore (`neusight-jax checkpoints`)"
             )
-    seconds = predict_kernels(predictor, gpu, table, isolated=isolated, relaxation=relaxation)
-    bounds = _bounds(predictor, on_device(gpu), table, isolated)
+    seconds = predict_kernels(predictor, machine, table, isolated=isolated, relaxation=relaxation)
+    bounds = _bounds(predictor, on_device(machine), table, isolated)
     log_low, log_high, light_s = (
         in_row_order(table, {name: np.asarray(parts[at]) for name, parts in bounds.items()}) for at in range(3)
     )
@@ -49,12 +49,14 @@ def predict_kernel_intervals(
 
 @jax.jit
 def _bounds(
-    predictor: Predictor, gpu: GPU, table: KernelTable, isolated: Isolated
+    predictor: Predictor, machine: Machine, table: KernelTable, isolated: Isolated
 ) -> dict[str, tuple[Array, Array, Array]]:
     """By family, the logarithms of the bounds over the forecast, and the speed of light in seconds [kernel]."""
     out = {}
     for name, batch in table.families.items():
-        interval = kernel_interval(predictor, FAMILIES[name], gpu, batch)
-        light = predictor.terms(FAMILIES[name], gpu, batch, isolated=jnp.asarray(isolated, float)).light
+        family = FAMILIES[name]
+        interval = kernel_interval(predictor, family, gpu_of(machine), batch)
+        own = KernelTable({name: batch})
+        light = kernel_terms(predictor, machine, own, isolated=jnp.asarray(isolated, float))[name].light
         out[name] = (interval.log_low, interval.log_high, light.speed_of_light_s)
     return out

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,8 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
 from neusight_jax.kernels.distinct import in_chunks, merged
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
@@ -23,9 +23,17 @@ from neusight_jax.programs import one_shot
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
 
+if TYPE_CHECKING:
+    from neusight_jax.job.job import Job
+
 
 def kernel_terms(
-    predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Scalar = 0.0
+    predictor: Predictor,
+    machine: Machine,
+    kernels: KernelTable,
+    *,
+    isolated: Isolated = False,
+    relaxation: Scalar = 0.0,
 ) -> dict[str, KernelTerms]:
     """Latency, bounds and launch share of every kernel, by family; pure and not jitted itself.
 
@@ -34,10 +42,11 @@ def kernel_terms(
     terms = {}
     for name, batch in kernels.families.items():
         family = FAMILIES[name]
+        own = machine if family.linked else gpu_of(machine)
         if predictor.covers(family):
-            terms[name] = predictor.terms(family, gpu, batch, isolated=isolated, relaxation=relaxation)
+            terms[name] = predictor.terms(family, own, batch, isolated=isolated, relaxation=relaxation)
         else:
-            bound = RooflinePredictor().terms(family, gpu, batch, isolated=isolated)
+            bound = RooflinePredictor().terms(family, own, batch, isolated=isolated)
             terms[name] = replace(bound, seconds=jnp.full_like(bound.seconds, jnp.nan))
     return terms
 
@@ -69,14 +78,14 @@ ROWS = 4
 
 
 def _all_kernels(
-    predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
+    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
 ) -> dict[str, Float[Array, " kernel"]]:
-    def seconds(gpu: GPU, block: KernelTable, isolated: Isolated) -> Array:
-        (term,) = kernel_terms(predictor, gpu, block, isolated=isolated, relaxation=relaxation).values()
+    def seconds(machine: Machine, block: KernelTable, isolated: Isolated) -> Array:
+        (term,) = kernel_terms(predictor, machine, block, isolated=isolated, relaxation=relaxation).values()
         return term.seconds
 
     return {
-        name: _in_blocks(seconds, len(batch.row), BLOCK, gpu, KernelTable({name: batch}), isolated)
+        name: _in_blocks(seconds, len(batch.row), BLOCK, machine, KernelTable({name: batch}), isolated)
         for name, batch in kernels.families.items()
     }
 
@@ -111,17 +120,19 @@ _kernel_latency = jax.jit(_all_kernels)
 _kernel_latency_once = one_shot(_all_kernels)
 
 
-def plain_sum(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated) -> Array:
+def plain_sum(
+    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
+) -> Array:
     """Σ count · latency of a table row by row, on one machine; what `latency` sums faster on many."""
     total = jnp.zeros(())
-    for name, seconds in _kernel_latency(predictor, gpu, kernels, relaxation, isolated).items():
+    for name, seconds in _kernel_latency(predictor, machine, kernels, relaxation, isolated).items():
         count = kernels.families[name].count
         total = total + jnp.sum(jnp.where(count > 0, seconds, 0.0) * count)
     return total
 
 
 def _sum_of_chunks(
-    predictor: Predictor, gpu: GPU, chunks: KernelTable, relaxation: Scalar, isolated: Isolated
+    predictor: Predictor, machine: Machine, chunks: KernelTable, relaxation: Scalar, isolated: Isolated
 ) -> Array:
     """`plain_sum` over columns [chunk, row], of the chunks that launch anything; those come first."""
     total = jnp.zeros(())
@@ -129,7 +140,7 @@ def _sum_of_chunks(
 
         def add(place: Array, total: Array, name: str = name, batch: KernelBatch = batch) -> Array:
             chunk = jax.tree.map(lambda column: column[place], batch)
-            return total + plain_sum(predictor, gpu, KernelTable({name: chunk}), relaxation, isolated)
+            return total + plain_sum(predictor, machine, KernelTable({name: chunk}), relaxation, isolated)
 
         total = jax.lax.fori_loop(0, jnp.sum(jnp.any(batch.count > 0, axis=1)), add, total)
     return total
@@ -143,8 +154,8 @@ _differentiable_sum = jax.custom_jvp(_batching_sum)
 def _many_sums(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Array, bool]:
     """Sums of one table on many machines: each distinct kernel once, machines in blocks. Other batches as they come."""
     axes = jax.tree.map(lambda own: 0 if own else None, tuple(batched))
-    predictor, gpu, kernels, relaxation, isolated = arguments
-    machines = (gpu, relaxation, isolated)
+    predictor, machine, kernels, relaxation, isolated = arguments
+    machines = (machine, relaxation, isolated)
     scalars = all(
         jnp.ndim(leaf) <= own
         for leaf, own in zip(jax.tree.leaves(machines), jax.tree.leaves((batched[1], *batched[3:])), strict=True)
@@ -156,9 +167,9 @@ def _many_sums(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Arra
     batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
     chunks = KernelTable({name: in_chunks(merged(batch), rows) for name, batch in batches.items()})
 
-    def block(gpu: GPU, relaxation: Any, isolated: Any) -> Array:
+    def block(machine: Machine, relaxation: Any, isolated: Any) -> Array:
         return jax.vmap(_sum_of_chunks, in_axes=(None, axes[1], None, *axes[3:]))(
-            predictor, gpu, chunks, relaxation, isolated
+            predictor, machine, chunks, relaxation, isolated
         )
 
     return _in_blocks(block, size, MACHINES, *machines), True
@@ -180,14 +191,11 @@ def _slope(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, 
 
 
 @jax.jit
-def _latency(predictor: Predictor, gpu: GPU, kernels: KernelTable, relaxation: Scalar, isolated: Isolated) -> Array:
-    total: Array = _differentiable_sum(predictor, gpu, kernels, relaxation, isolated)
+def _latency(
+    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
+) -> Array:
+    total: Array = _differentiable_sum(predictor, machine, kernels, relaxation, isolated)
     return total
-
-
-def on_device(gpu: GPU) -> GPU:
-    """Every field as an inexact array of JAX's default width, so that all GPUs share one program."""
-    return GPU(**{item.name: jnp.asarray(getattr(gpu, item.name), dtype=float) for item in fields(GPU)})
 
 
 def _switch(isolated: Isolated) -> Array:
@@ -195,7 +203,12 @@ def _switch(isolated: Isolated) -> Array:
 
 
 def kernel_latency(
-    predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Scalar = 0.0
+    predictor: Predictor,
+    machine: Machine,
+    kernels: KernelTable,
+    *,
+    isolated: Isolated = False,
+    relaxation: Scalar = 0.0,
 ) -> dict[str, Float[Array, " kernel"]]:
     """Seconds of one launch of every kernel, by family (padding rows included).
 
@@ -207,25 +220,36 @@ def kernel_latency(
     Gradients: reach predictor and GPU; at relaxation 0 the wave count is a step function of the SM count.
     """
     require_covered(predictor, kernels)
-    seconds: dict[str, Array] = _kernel_latency(predictor, on_device(gpu), kernels, relaxation, _switch(isolated))
+    seconds: dict[str, Array] = _kernel_latency(predictor, on_device(machine), kernels, relaxation, _switch(isolated))
     return seconds
 
 
 def latency(
-    predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Scalar = 0.0
+    predictor: Predictor,
+    machine: Machine,
+    kernels: KernelTable | Job,
+    *,
+    isolated: Isolated = False,
+    relaxation: Scalar = 0.0,
 ) -> Float[Array, ""]:
     """Seconds of all kernels one after another: Σ count · latency. Same arguments and gradients as `kernel_latency`.
+
+    Of a `Job` it is the seconds of one step, its kernels and messages along the critical path (`job.step`).
 
     `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
     machines with one program. Tables of equal padded size share a program too.
     """
+    if not isinstance(kernels, KernelTable):
+        from neusight_jax.job.step import job_latency
+
+        return job_latency(predictor, machine, kernels, relaxation)
     require_covered(predictor, kernels)
-    seconds: Array = _latency(predictor, on_device(gpu), kernels, relaxation, _switch(isolated))
+    seconds: Array = _latency(predictor, on_device(machine), kernels, relaxation, _switch(isolated))
     return seconds
 
 
 def predict_kernels(
-    predictor: Predictor, gpu: GPU, table: KernelTable, *, isolated: Isolated = True, relaxation: Scalar = 0.0
+    predictor: Predictor, machine: Machine, table: KernelTable, *, isolated: Isolated = True, relaxation: Scalar = 0.0
 ) -> Float[np.ndarray, " row"]:
     """Seconds of one launch per row of a table, in the order of its file.
 
@@ -235,7 +259,7 @@ def predict_kernels(
     require_covered(predictor, table)
     short = all(len(batch.row) <= BLOCK for batch in table.families.values())
     run = _kernel_latency_once if short else _kernel_latency
-    seconds = run(predictor, on_device(gpu), table, relaxation, _switch(isolated))
+    seconds = run(predictor, on_device(machine), table, relaxation, _switch(isolated))
     return in_row_order(table, {name: np.asarray(values) for name, values in seconds.items()})
 
 

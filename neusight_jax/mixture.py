@@ -18,6 +18,7 @@ light.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +27,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from neusight_jax.gpu import GPU
-from neusight_jax.heads import HEADS, Launch, launched, most_times, physical_times
+from neusight_jax.cluster import Machine, gpu_of, linked_topology
+from neusight_jax.heads import HEADS, Launch, heads_of, launched, most_times, physical_times
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.physics import FITTED, STANDARD, fitted_physics
@@ -92,9 +93,10 @@ class MixturePredictor:
         return family.network in self.families
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latency.kernel_latency`."""
+        gpu, topology = gpu_of(machine), linked_topology(family, machine)
         parameters = self.families[family.network]
         size = element_bytes(batch.dtype)
         dims = batch.dims
@@ -103,7 +105,7 @@ class MixturePredictor:
         work = family.work(dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
         physics = fitted_physics(parameters.physics)
-        at = launched(gpu, family, work, peak, batch.dtype, relaxation, physics)
+        at = launched(gpu, family, work, peak, batch.dtype, relaxation, physics, topology)
         features = family.features(dims, size)
         residual = device_residual(parameters.effect, parameters.network, family, features)
         residual += table_residual(parameters.residual, gpu, isolated)
@@ -111,7 +113,7 @@ class MixturePredictor:
             parameters,
             apply_network(parameters.network, features),
             at,
-            light(gpu, work, peak),
+            light(gpu, work, peak, at.topology),
             choose_tile(self.tiles[family.network], gpu, work, features),
             residual,
         )
@@ -126,25 +128,26 @@ def mix(
     residual: Float[Array, "#member #kernel effect"],
 ) -> KernelTerms:
     """Mix physical times into a forecast (module docstring); members are averaged as logarithms."""
-    logs = _head_logs(outputs, at, residual)
+    heads, logs = heads_of(at.family), _head_logs(outputs, at, residual)
     order = (at.physics.least_norm + jax.nn.softplus(parameters.raw_norm))[:, None]
-    overlapping = jnp.stack([logs[name] for name, head in HEADS.items() if head.joined == "overlaps"])
+    overlapping = jnp.stack([logs[name] for name, head in heads.items() if head.joined == "overlaps"])
     body = jax.nn.logsumexp(overlapping * order, axis=0) / order
-    for name, head in HEADS.items():
+    for name, head in heads.items():
         if head.joined == "limits":
             body = _limit(body, logs[name], at.physics.limit_norm)
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     launch_s = jnp.exp(parameters.log_floor_s[:, None] + residual[..., FLOOR])
     launch_s += at.work.more_launches * at.physics.further_launch_s
-    for name, head in HEADS.items():
+    for name, head in heads.items():
         if head.joined == "adds":
             launch_s += jnp.exp(logs[name])
-    busy = jnp.maximum(jnp.maximum(logs["compute"], logs["issue"]), logs["power"])
+    sides = {side: [logs[name] for name, head in heads.items() if head.side == side] for side in ("compute", "memory")}
+    busy, moving = (functools.reduce(jnp.maximum, part or [jnp.full_like(body, -jnp.inf)]) for part in sides.values())
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         light=bounds,
         compute_s=jnp.exp(jnp.mean(busy, axis=0)),
-        memory_s=jnp.exp(jnp.mean(jnp.maximum(logs["dram"], logs["reread"]), axis=0)),
+        memory_s=jnp.exp(jnp.mean(moving, axis=0)),
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),
         tile=tile,
     )
@@ -156,7 +159,7 @@ def _head_logs(
     """log t_j of every head."""
     most, logs, start = most_times(at), {}, 0
     for place, (name, times) in enumerate(physical_times(at).items()):
-        head, width = HEADS[name], times.shape[1]
+        head, width = heads_of(at.family)[name], times.shape[1]
         weight = jax.nn.softmax(outputs[:, :, start : start + width], axis=-1)
         low, high = head.bounds(at.family)
         middle = (head.start - low) / (high - low)
@@ -176,8 +179,8 @@ def _limit(log_s: Float[Array, "*row"], limit_log_s: Float[Array, "*row"], norm:
 
 
 def head_widths(family: Family) -> tuple[int, ...]:
-    """Components of each head for a family, in the order of `HEADS`."""
-    return tuple(head.components(family) for head in HEADS.values())
+    """Components of each head for a family, in the order of `heads_of`."""
+    return tuple(head.components(family) for head in heads_of(family).values())
 
 
 def offset_outputs(family: Family) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from neusight_jax.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
@@ -46,13 +47,14 @@ class NeuSightPredictor:
         return family.network in self.tiles
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latency.kernel_latency`. `isolated` changes nothing: no launch term."""
+        gpu = gpu_of(machine)
         size = element_bytes(batch.dtype)
         work = family.work(batch.dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
-        bounds = light(gpu, work, peak)
+        bounds = light(gpu, work, peak, linked_topology(family, machine))
         tile = choose_tile(self.tiles[family.network], gpu, work, family.features(batch.dims, size), relaxation)
         zero = jnp.zeros_like(work.flop)
         if family.network != family.name:

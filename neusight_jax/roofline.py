@@ -14,6 +14,7 @@ from neusight_jax.arithmetic import ELEMENT_BYTES
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family, Work
 from neusight_jax.physics import STANDARD, Physics
+from neusight_jax.topology import Topology
 
 Scalar: TypeAlias = float | Float[Array, ""]
 Isolated: TypeAlias = bool | Float[Array, "*kernel"]
@@ -171,13 +172,28 @@ def reread_bytes(
     return once + (tile_traffic - once) * lost
 
 
-def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"]) -> Light:
-    """Lower bounds for kernels on a machine. Source: Williams, Waterman, Patterson, CACM 2009; L2 term ours."""
+def wire_s(work: Work, topology: Topology) -> Float[Array, " kernel"]:
+    """What links and network take at least for the messages of kernels, seconds: the fewest bytes of any algorithm."""
+    wire = work.wire
+    if wire is None:
+        return jnp.zeros_like(work.flop)
+    ring, switch = wire.link_bytes[:, 0], wire.link_bytes[:, 2]
+    fewest = jnp.where(jnp.asarray(topology.switch_reduction) > 0, jnp.minimum(ring, switch), ring)
+    link_s = fewest / topology.group_bytes_per_s(wire.ranks)
+    return jnp.maximum(link_s, fastest(wire.nic_bytes) / topology.crossing_bytes_per_s)
+
+
+def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"], topology: Topology | None = None) -> Light:
+    """Lower bounds for kernels on a machine. Source: Williams, Waterman, Patterson, CACM 2009; L2 and link terms ours.
+
+    `topology` None = no kernel sends to other GPUs.
+    """
     onchip_s = work.bytes_moved / (STANDARD.l2_bytes_per_cycle * gpu.num_sms * gpu.clock_hz)
     moved = dram_bytes(work, gpu.l2_bytes, kept_ramp(STANDARD), STANDARD.warm_share)
     compute_s = work.bound_flop / peak
-    return Light(
-        compute_s=compute_s,
-        memory_s=jnp.maximum(moved / gpu.mem_bytes_per_s, onchip_s),
-        roofline_s=jnp.maximum(work.flop / peak, work.bytes_moved / gpu.mem_bytes_per_s),
-    )
+    memory_s = jnp.maximum(moved / gpu.mem_bytes_per_s, onchip_s)
+    roofline_s = jnp.maximum(work.flop / peak, work.bytes_moved / gpu.mem_bytes_per_s)
+    if topology is not None:
+        sent_s = wire_s(work, topology)
+        memory_s, roofline_s = jnp.maximum(memory_s, sent_s), jnp.maximum(roofline_s, sent_s)
+    return Light(compute_s=compute_s, memory_s=memory_s, roofline_s=roofline_s)

@@ -21,12 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from neusight_jax.cluster import on_device
 from neusight_jax.forecast import Forecast, occupied, predict, seconds_of
 from neusight_jax.gpu import FIELDS, GPU, SWITCHES
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import KNOBS, RATES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import in_row_order, kernel_latency, on_device
+from neusight_jax.latency import in_row_order, kernel_latency
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result
 from neusight_jax.roofline import Isolated, Scalar

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.gpu import GPU
+from neusight_jax.cluster import Machine
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import Isolated, Light, Scalar
@@ -55,7 +55,7 @@ class Predictor(Protocol):
         ...
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast the kernels of one family on one machine."""
         ...

@@ -12,6 +12,7 @@ import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.checkpoint import untrained
+from neusight_jax.cluster import Machine, gpu_of
 from neusight_jax.gpu import GPU, MEMORY_KINDS, VENDORS
 from neusight_jax.hypothetical import PEAKS
 from neusight_jax.kernels.attention import attention_dims
@@ -127,7 +128,7 @@ def random_convolutions(random: np.random.Generator, rows: int) -> dict[str, np.
 
 
 def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTable:
-    """As many kernels of every family, shapes log-uniform; not padded, so that rows pair with GPUs.
+    """As many kernels of every family on one GPU, shapes log-uniform; not padded, so that rows pair with GPUs.
 
     Args:
       dtypes: of the first so many of `DTYPES`.
@@ -189,7 +190,7 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
             row=position,
         )
 
-    return KernelTable({name: batch(family) for name, family in FAMILIES.items()})
+    return KernelTable({name: batch(family) for name, family in FAMILIES.items() if not family.linked})
 
 
 def repadded(table: KernelTable, length: int) -> KernelTable:
@@ -237,8 +238,9 @@ class Backwards:
         return self.inner.covers(family)
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
+        gpu = gpu_of(machine)
         mirrored = replace(gpu, mem_bytes_per_s=1.5e24 / jnp.asarray(gpu.mem_bytes_per_s))
         return self.inner.terms(family, mirrored, batch, isolated=isolated, relaxation=relaxation)
 
@@ -254,7 +256,7 @@ class TooFast:
         return self.inner.covers(family)
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
-        terms = self.inner.terms(family, gpu, batch, isolated=isolated, relaxation=relaxation)
+        terms = self.inner.terms(family, machine, batch, isolated=isolated, relaxation=relaxation)
         return replace(terms, seconds=0.1 * terms.light.speed_of_light_s)

@@ -17,8 +17,8 @@ from neusight_jax.errors import InputError, run_script
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.training.evaluation.cross_gpu import main as cross_gpu
 from neusight_jax.training.evaluation.node_sums import main as node_sums
+from neusight_jax.training.taking_over import joined, taken_again
 from neusight_jax.training.taking_over import main as taking_over
-from neusight_jax.training.taking_over import taken_again
 from neusight_jax.trust import gpu_ratios, gpu_widening
 
 
@@ -92,3 +92,19 @@ def test_modules_run_as_programs_end_in_one_line(
     assert error.startswith(said)
     assert error.count("\n") == 1
     assert not Path("never").exists()
+
+
+def test_families_are_joined_to_a_checkpoint() -> None:
+    """Its own families stay as they are to the bit; those of the other that it lacks come along."""
+    name = "tensorcore-heldout-hopper"
+    before, other = nj.load_predictor(name), nj.load_predictor("tensorcore")
+    both, card = joined(name, "tensorcore")
+    assert card["joined"] == {"tensorcore": ["collective"]}
+    assert card["taken_over"] == load_card(name)["taken_over"]
+    assert isinstance(before, MixturePredictor)
+    assert isinstance(other, MixturePredictor)
+    assert both.families.keys() == {*before.families, "collective"}
+    for family, own in both.families.items():
+        source = other if family == "collective" else before
+        leaves = zip(jax.tree.leaves(own), jax.tree.leaves(source.families[family]), strict=True)
+        assert all(np.array_equal(ours, theirs) for ours, theirs in leaves)

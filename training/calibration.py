@@ -25,11 +25,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.calibrated import CalibratedPredictor, ShapeEffect, shape_kernel, shape_points, shifted
+from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.latency import on_device, require_covered
+from neusight_jax.latency import require_covered
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS, add_to_effect
 from neusight_jax.terms import Predictor
@@ -102,12 +102,17 @@ ALTERNATIVES_PRIOR = Prior(noise=0.2, few=FEW, slow=0.3)
 BATCHED_PRIOR = Prior(constants=(0.4,) * len(EFFECTS), common=0.1, few=FEW, slow=0.15)
 """The same of fp32 batched products, whose tiles are known: what is left goes with the GPU more than with the shape."""
 
+LINKED_PRIOR = Prior(constants=(0.3,) * len(EFFECTS), shape=0.3, common=0.1, noise=0.05)
+"""The same of collectives: smooth in the size, and every server has protocols of its own."""
+
 
 def prior_of(network: str) -> Prior:
     """What is believed of a family's errors."""
     family = FAMILIES[network]
     if network == "linear":
         return LINEAR_PRIOR
+    if family.linked:
+        return LINKED_PRIOR
     if network == "bmm":
         return BATCHED_PRIOR
     if family.alternatives:
@@ -139,7 +144,7 @@ class Calibration:
 
 def calibrate(
     predictor: Predictor,
-    gpu: GPU,
+    gpu: Machine,
     table: KernelTable | Measurements,
     seconds: Float[np.ndarray, " row"] | Sequence[float] | None = None,
     prior: Prior | None = None,
@@ -148,7 +153,7 @@ def calibrate(
 
     Args:
       predictor: of kind `mixture`; its own device effects, if any, are where the calibration starts.
-      gpu: the GPU the kernels were measured on.
+      gpu: the machine the kernels were measured on, a cluster where some of them are collectives.
       table: the kernels (`read_kernels`), measured one by one; or `read_measurements` of that GPU, seconds included.
       seconds: measured latency of each row of the table, in file order.
       prior: widths of the shifts; the defaults (`prior_of`) were chosen by leave-one-GPU-out.
@@ -163,7 +168,7 @@ def calibrate(
 
 def calibration(
     predictor: Predictor,
-    gpu: GPU,
+    gpu: Machine,
     table: KernelTable,
     seconds: Float[np.ndarray, " row"] | Sequence[float] | None,
     prior: Prior | None = None,
@@ -190,17 +195,17 @@ def calibration(
     return Calibration(CalibratedPredictor(base, shapes, jnp.float32((prior or Prior()).length)), summary)
 
 
-def _credited(trust: Trust, gpu: GPU, left_out: Mapping[str, np.ndarray]) -> tuple[Trust, dict[str, float]]:
+def _credited(trust: Trust, gpu: Machine, left_out: Mapping[str, np.ndarray]) -> tuple[Trust, dict[str, float]]:
     """Intervals of the families that were measured, and their half-widths on this GPU by network.
 
     Args:
       left_out: log(measured / forecast) of measured kernels, each left out of its own forecast, by network.
     """
-    ratios = gpu_ratios(gpu)
+    ratios = gpu_ratios(gpu_of(gpu))
     widths, pairs = {}, {}
     for network, errors in left_out.items():
         wider = float(gpu_widening(ratios, trust.gpu_range[network]))
-        before = float(jnp.max(jnp.abs(kernel_bounds(trust, network, gpu)))) * wider
+        before = float(jnp.max(jnp.abs(kernel_bounds(trust, network, gpu_of(gpu))))) * wider
         widths[network] = calibrated_width(errors, before)
         pairs[network] = jnp.array([-1.0, 1.0], jnp.float32) * widths[network] / wider
     return trust.with_kernels(pairs), {network: round(width, 4) for network, width in widths.items()}
@@ -244,7 +249,7 @@ class _Points:
 
 
 def _fit(
-    predictor: MixturePredictor, gpu: GPU, table: KernelTable, parts: list[str], measured: np.ndarray, prior: Prior
+    predictor: MixturePredictor, gpu: Machine, table: KernelTable, parts: list[str], measured: np.ndarray, prior: Prior
 ) -> tuple[ShapeEffect, dict[str, float], np.ndarray]:
     """The shifts of a network, its summary, and log(measured / forecast) with each row left out of its own."""
     network = FAMILIES[parts[0]].network
@@ -328,7 +333,7 @@ def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior)
 
 
 def _linear(
-    predictor: MixturePredictor, network: str, gpu: GPU, rows: _Points, shift: np.ndarray
+    predictor: MixturePredictor, network: str, gpu: Machine, rows: _Points, shift: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log forecasts of the rows at these shifts [row, effect], and their slopes J in them."""
     logs, shares = np.zeros(len(shift)), np.zeros(shift.shape)
@@ -341,7 +346,7 @@ def _linear(
 
 @functools.partial(jax.jit, static_argnums=0)
 def linearised(
-    name: str, predictor: MixturePredictor, gpu: GPU, batch: KernelBatch, shift: Float[Array, "kernel effect"]
+    name: str, predictor: MixturePredictor, gpu: Machine, batch: KernelBatch, shift: Float[Array, "kernel effect"]
 ) -> tuple[Float[Array, " kernel"], Float[Array, "kernel effect"]]:
     """Log seconds of kernels measured alone, and their slopes in the kernel's own shifts (the shares of the heads)."""
     family = FAMILIES[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.arithmetic import DTYPES
+from neusight_jax.cluster import Cluster, stack_clusters
+from neusight_jax.cluster_file import usual_topology
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.gpu import GPU, stack_gpus
 from neusight_jax.gpu_catalog import known_library
@@ -19,6 +22,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import Kernel, KernelBatch
 from neusight_jax.scaling.per_op import event_overhead_s, node_kernels
+from neusight_jax.topology import Topology
 from neusight_jax.training.rows import Rows
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
@@ -74,7 +78,7 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
     first = parts[0]
     batch = jax.tree.map(lambda *columns: np.concatenate(columns), *(part.batch for part in parts))
     columns = {name: joined(name) for name in ("seconds", "tile", "device", "isolated")}
-    return Rows(family=first.family, batch=batch, devices=first.devices, gpus=first.gpus, **columns)
+    return replace(first, batch=batch, **columns)
 
 
 def thin(rows: Rows, per_device: int, seed: int = 0) -> Rows:
@@ -105,7 +109,8 @@ def _rows(
     index = {name: position for position, name in enumerate(devices)}
     ops = {name: position for position, name in enumerate(family.ops)}
     dtypes = {name: position for position, name in enumerate(DTYPES)}
-    dims = {name: frame[name].to_numpy(np.float32) for name in family.dims}
+    named = family.columns if family.linked else family.dims
+    dims = {name: frame[name].to_numpy(np.float32) for name in named}
     if family.known_libraries:
         known = {name: known_library(name, family) for name in devices}
         dims[LIBRARY] = frame["device"].map(known).to_numpy(np.float32)
@@ -128,11 +133,20 @@ def _rows(
         isolated=np.full(count, isolated, np.float32),
         devices=tuple(devices),
         gpus=stack_gpus([gpu_of(name) for name in devices]),
+        topologies=_topologies(devices, gpu_of) if family.linked else None,
     )
+
+
+def _topologies(devices: Sequence[str], gpu_of: Callable[[str], GPU]) -> Topology:
+    """How devices are joined in their usual servers, stacked [device]."""
+    gpus = {name: gpu_of(name) for name in devices}
+    return stack_clusters([Cluster(gpu, usual_topology(name, gpu), 0) for name, gpu in gpus.items()]).topology
 
 
 def _tile_labels(frame: pd.DataFrame, family: Family) -> np.ndarray:
     """Measured position in the tile menu: by name for matrix products, by elements or rows per block otherwise."""
+    if family.linked:
+        return np.full(len(frame), -1, np.int32)
     if family.matrix:
         menu = {name: position for position, name in enumerate(family.tiles)}
         return np.asarray(frame["tile"].map(menu).fillna(-1).to_numpy(np.int32))

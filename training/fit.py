@@ -16,12 +16,14 @@ import optax
 from flax.training.train_state import TrainState
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from neusight_jax.cluster import Cluster, Machine
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import generation_of
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import element_bytes
+from neusight_jax.topology import Topology
 from neusight_jax.training.networks import as_modules
 from neusight_jax.training.rows import Rows, generations
 
@@ -93,6 +95,12 @@ class Sample:
     isolated: Float[Array, " kernel"]
     log_seconds: Float[Array, " kernel"]
     tile: Int[Array, " kernel"]
+    topology: Topology | None = None
+
+    @property
+    def machine(self) -> Machine:
+        """The machine of each row, its GPUs joined where the kernels need it."""
+        return self.gpu if self.topology is None else Cluster(self.gpu, self.topology, 0)
 
 
 class Kind(Protocol):
@@ -233,6 +241,7 @@ def sample_of(rows: Rows, *, seen: bool = True, trained: Sequence[str] | None = 
     return Sample(
         batch=jax.tree.map(jnp.asarray, rows.batch),
         gpu=jax.tree.map(lambda column: jnp.asarray(column)[rows.device], rows.gpus),
+        topology=jax.tree.map(lambda column: jnp.asarray(column)[rows.device], rows.topologies),
         device=jnp.asarray(rows.device if seen else np.full(len(rows.device), -1)),
         generation=jnp.asarray(groups),
         isolated=jnp.asarray(rows.isolated),

@@ -25,7 +25,7 @@ from neusight_jax.training.rows import Rows
 from neusight_jax.utilization import Network, apply_network, init_network
 
 EFFECT_SHARES: dict[str, float] = {
-    **{"gemm": 0.5, "gemm_fp8": 0.25, "gemm_fp4": 0.25, "prefill": 0.25, "decode": 0.25},
+    **{"gemm": 0.5, "gemm_fp8": 0.25, "gemm_fp4": 0.25, "prefill": 0.25, "decode": 0.25, "collective": 0.01},
 }
 """Weight of the effects of a family over `Settings.effect_penalty`: less where libraries differ from one architecture
 to the next more than machines do, so that what belongs to one of them does not bend what is said of all."""
@@ -46,7 +46,7 @@ def generation_mask(family: Family) -> Bool[np.ndarray, " effect"]:
     CUDA graphs."""
     own = np.array([family.tensor_core or name not in ("overhead", "floor") for name in EFFECTS])
     width = effect_width(family) // len(EFFECTS)
-    return np.concatenate([own, np.repeat(own, width - 1)]) & family.matrix
+    return np.concatenate([own, np.repeat(own, width - 1)]) & (family.matrix or family.linked)
 
 
 def effect_penalties(rows: Rows) -> tuple[float, ...]:
@@ -191,7 +191,7 @@ LatencyKind: TypeAlias = MixtureKind | NeuSightKind | Roofline3Kind
 def forecast(kind: LatencyKind, parameters: Any, family: Family, sample: Sample) -> Float[Array, " kernel"]:
     """Seconds of a sample, each row on its own GPU."""
     predictor = kind.predictor(parameters, family, sample)
-    return predictor.terms(family, sample.gpu, sample.batch, isolated=sample.isolated).seconds
+    return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
 
 
 def stack_members(jobs: Any) -> Any:

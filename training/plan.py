@@ -18,6 +18,7 @@ import pandas as pd
 
 from neusight_jax.calibrated import shape_kernel, shape_points
 from neusight_jax.checkpoint import load_predictor
+from neusight_jax.cluster import on_device
 from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import write_atomically
@@ -29,7 +30,6 @@ from neusight_jax.graph.configs.catalog import list_models
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.rowwise import BINARY_OPS
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
-from neusight_jax.latency import on_device
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS
 from neusight_jax.training.calibration import linearised, prior_of

@@ -70,6 +70,16 @@ RECIPES: dict[str, Recipe] = {
         left_out_by="architecture",
         more_steps=MORE_STEPS,
     ),
+    "collectives": Recipe(
+        "mixture",
+        members=3,
+        hidden=(32, 32),
+        settings=Settings(steps=400),
+        in_model=False,
+        left_out_settings=Settings(steps=300),
+        families=("collective",),
+        left_out_by="architecture",
+    ),
     "tiny": Recipe(
         "mixture",
         members=1,
@@ -80,4 +90,5 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 """Recipes by name: `fp32` the default, `fp32-neusight` the paper's form, `tensorcore` for every other dtype with
-attention and experts, `tiny` a quick trial of the whole path."""
+attention and experts, `collectives` for messages between GPUs (to be joined to it), `tiny` a quick
+trial of the whole path."""

@@ -14,6 +14,7 @@ from neusight_jax.gpu_catalog import generation_of
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.residuals import other_vendor
+from neusight_jax.topology import Topology
 
 
 def generations(family: Family, devices: Sequence[str]) -> list[str]:
@@ -33,6 +34,7 @@ class Rows:
       device: index into `devices` [row].
       isolated: 1 = a sweep's row, 0 = a node of a running model [row].
       devices: canonical device names; gpus: their specifications stacked [device].
+      topologies: how they are joined in their usual servers [device], of rows that send to other GPUs.
     """
 
     family: Family
@@ -43,6 +45,7 @@ class Rows:
     isolated: Float[np.ndarray, " row"]
     devices: tuple[str, ...]
     gpus: GPU
+    topologies: Topology | None = None
 
     @property
     def generation(self) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
     python -m neusight_jax.training.taking_over CHECKPOINT --base BASE --output DIR
 
-writes a checkpoint again with the families it took over as they are in BASE now; its own stay as they are.
+writes a checkpoint again with the families it took over as they are in BASE now; its own stay as they are. With `--join
+OTHER` in place of the base it gets the families of OTHER that it has not, such as what recipe `collectives` trains.
 """
 
 from __future__ import annotations
@@ -104,6 +105,29 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
     return both, merged
 
 
+def joined(checkpoint: str, other: str) -> tuple[MixturePredictor, dict[str, Any]]:
+    """A checkpoint with the families of another that it has not, or that it was given before, and its card.
+
+    Raises: `InputError` when one is of another kind or size.
+    """
+    predictor, card = load_predictor(checkpoint), load_card(checkpoint)
+    if not isinstance(predictor, MixturePredictor):
+        raise InputError(f"checkpoint {checkpoint} is of another kind than mixture; expected a mixture")
+    again = set(card.get("joined", {}).get(other, ()))
+    alone = MixturePredictor(
+        {name: each for name, each in predictor.families.items() if name not in again}, predictor.tiles, predictor.trust
+    )
+    kept = {key: part for key, part in card.items() if key not in ("format", LIBRARIES)}
+    both, merged = taken_over(alone, kept, other)
+    extra = merged["taken_over"]["families"]
+    merged["joined"] = {**card.get("joined", {}), other: extra}
+    if "taken_over" in card:
+        merged["taken_over"] = card["taken_over"]
+    else:
+        del merged["taken_over"]
+    return both, merged
+
+
 def _members(parameters: Any, members: int) -> Any:
     """The first members of an ensemble; device effect, physics and library have no such axis."""
     first = jax.tree.map(lambda leaf: leaf[:members], replace(parameters, effect=None, physics=None, library=None))
@@ -137,11 +161,14 @@ def main() -> None:
     """Write a checkpoint again beside the present state of its base."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
-    parser.add_argument("--base", required=True)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--base")
+    source.add_argument("--join")
     parser.add_argument("--output", required=True)
     chosen = parser.parse_args()
     refuse_existing(Path(chosen.output))
-    save_checkpoint(chosen.output, *taken_again(chosen.checkpoint, chosen.base))
+    write = (joined, chosen.join) if chosen.join else (taken_again, chosen.base)
+    save_checkpoint(chosen.output, *write[0](chosen.checkpoint, write[1]))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import bounded
+from neusight_jax.cluster import Machine, gpu_of
 from neusight_jax.gpu import GPU
 from neusight_jax.heads import launched, most_times, physical_times
 from neusight_jax.kernels.family import Family
@@ -60,11 +61,11 @@ class GBTPredictor:
         return family.network in self.families
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing."""
-        log_s = walk(self.families[family.network], gbt_inputs(family, gpu, batch, isolated))
-        return bounded(family, gpu, batch).terms(jnp.exp(log_s))
+        log_s = walk(self.families[family.network], gbt_inputs(family, gpu_of(machine), batch, isolated))
+        return bounded(family, machine, batch).terms(jnp.exp(log_s))
 
 
 def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:

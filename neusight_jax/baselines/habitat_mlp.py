@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import bounded
+from neusight_jax.cluster import Machine, gpu_of
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
@@ -40,12 +41,12 @@ class HabitatMLPPredictor:
         return family.network in self.networks
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family, never below the speed of light. `relaxation` changes nothing."""
-        inputs = habitat_inputs(family, gpu, batch, isolated)
+        inputs = habitat_inputs(family, gpu_of(machine), batch, isolated)
         log_s = jnp.mean(apply_network(self.networks[family.network], inputs), axis=0)[:, 0]
-        return bounded(family, gpu, batch).terms(jnp.exp(log_s))
+        return bounded(family, machine, batch).terms(jnp.exp(log_s))
 
 
 def habitat_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:

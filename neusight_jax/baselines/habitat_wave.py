@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from neusight_jax.baselines.roofline import bounded
+from neusight_jax.cluster import Machine, gpu_of
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
@@ -102,15 +103,16 @@ class WavePredictor:
         return family.name in self.families
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Scale the kernels that were measured; `isolated` and `relaxation` change nothing."""
+        gpu = gpu_of(machine)
         known = self.families[family.name]
         same = (batch.op[:, None] == known.op) & (batch.dtype[:, None] == known.dtype)
         for position, name in enumerate(family.dims):
             same &= batch.dims[name][:, None] == known.dims[:, position]
         measured_s = jnp.take(known.seconds, jnp.argmax(same, axis=1))
-        found = bounded(family, gpu, batch)
+        found = bounded(family, machine, batch)
         gamma = memory_boundedness(found.work.flop / found.work.bytes_moved, found.peak / gpu.mem_bytes_per_s)
         blocks = largest_tile(gpu, found.work).blocks if self.general else None
         ratio = wave_ratio(self.origin, gpu, gamma, blocks)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import bounded
-from neusight_jax.gpu import GPU
+from neusight_jax.cluster import Machine, gpu_of
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import Isolated, Scalar, element_bytes
@@ -60,14 +60,15 @@ class LiPredictor:
         return family.network in self.families
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing.
 
         A line that falls to zero or below far from the known GPUs forecasts the speed of light.
         """
+        gpu = gpu_of(machine)
         line = self.families[family.network]
-        found = bounded(family, gpu, batch)
+        found = bounded(family, machine, batch)
         rate = line.per_bandwidth * gpu.mem_bytes_per_s + line.per_peak * found.peak + line.offset
         body_s = li_work(family, batch) / jnp.where(rate > 0.0, rate, jnp.inf)
         return found.terms(body_s, line.floor_s * jnp.asarray(isolated, dtype=float))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from neusight_jax.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family, Work
 from neusight_jax.kernels.table import KernelBatch
@@ -51,11 +52,18 @@ class Bounded(NamedTuple):
         return KernelTerms(body_s + launch_s, self.light, compute_s, memory_s, launch_s, tile)
 
 
-def bounded(family: Family, gpu: GPU, batch: KernelBatch) -> Bounded:
-    """Kernels of one family on a GPU, with their bounds."""
+def bounded(family: Family, machine: Machine, batch: KernelBatch) -> Bounded:
+    """Kernels of one family on a machine, with their bounds."""
+    gpu = gpu_of(machine)
     work = family.work(batch.dims, element_bytes(batch.dtype))
     peak = peak_flop_per_s(gpu, family, batch.dtype)
-    return Bounded(gpu, work, peak, light(gpu, work, peak), work.bytes_moved / gpu.mem_bytes_per_s)
+    return Bounded(
+        gpu,
+        work,
+        peak,
+        light(gpu, work, peak, linked_topology(family, machine)),
+        work.bytes_moved / gpu.mem_bytes_per_s,
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -68,8 +76,8 @@ class RooflinePredictor:
         return True
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; `isolated` and `relaxation` change nothing."""
-        found = bounded(family, gpu, batch)
+        found = bounded(family, machine, batch)
         return found.terms(found.light.roofline_s)

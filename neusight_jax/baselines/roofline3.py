@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import bounded
-from neusight_jax.gpu import GPU
+from neusight_jax.cluster import Machine
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.roofline import Isolated, Scalar
@@ -41,11 +41,11 @@ class Roofline3Predictor:
         return family.network in self.families
 
     def terms(
-        self, family: Family, gpu: GPU, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; the floor is paid by isolated kernels only. `relaxation` changes nothing."""
         numbers = self.families[family.network]
-        found = bounded(family, gpu, batch)
+        found = bounded(family, machine, batch)
         compute_s = found.light.compute_s / jax.nn.sigmoid(numbers.raw_compute)
         memory_s = found.memory_s / jax.nn.sigmoid(numbers.raw_memory)
         launch_s = jnp.exp(numbers.log_floor_s) * jnp.asarray(isolated, dtype=float)

@@ -91,6 +91,10 @@ class WorkloadOptions:
         int, option("GPUs a decoder's layers are split over; collectives are not in forecasts.")
     ] = 1
     expert_parallel: Annotated[int, option("GPUs the experts are split over, on top of --tensor-parallel.")] = 1
+    optimizer: Annotated[
+        str | None,
+        option("Training: adamw (fused), adamw-foreach, adamw-8bit, sgd, sgd-momentum.", default="no optimizer step"),
+    ] = None
     trip_count: Annotated[int | None, option(_LOOPS, default="a function with one is refused")] = None
     branch: Annotated[
         str, option("PATH.py:FUNCTION: branch of a cond or switch that runs, worst or its index from 0.")

@@ -65,6 +65,7 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
         kv_dtype=load.kv_dtype,
         tensor_parallel=load.tensor_parallel,
         expert_parallel=load.expert_parallel,
+        optimizer=load.optimizer,
     )
     if load.fused is False and graph.fused:
         note = f"{graph.name} is forecast with its framework's fused kernels: --eager changes nothing"

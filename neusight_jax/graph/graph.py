@@ -66,6 +66,7 @@ class Node:
       shape: of its output.
       fuse: whether a compiler may merge it with its neighbours, and the reduction it would bring along.
       traced: what the reference charges for it.
+      optimizer: kernels of a step of the optimizer.
     """
 
     name: str
@@ -79,11 +80,12 @@ class Node:
     shape: Shape
     fuse: Fuse
     traced: tuple[Traced, ...]
+    optimizer: tuple[Kernel, ...] = ()
 
     @property
     def phases(self) -> tuple[tuple[Kernel, ...], ...]:
         """Kernels by phase, in the order of `PHASES`."""
-        return (self.forward, self.backward, self.weight_gradient)
+        return (self.forward, self.backward, self.weight_gradient, self.optimizer)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from math import prod
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import Shape
+from neusight_jax.kernels.collective import check_group, collective_dims
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.table import Kernel
 
@@ -39,6 +40,29 @@ def matrix_product(
     dims = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
     narrow = {} if weight_share == 1.0 else {WEIGHT_SHARE: weight_share}
     return Kernel(family, family, {**dims, **narrow}, count, dtype)
+
+
+def collective_kernel(
+    op: str,
+    payload_bytes: float,
+    ranks: float,
+    domains: float = 1.0,
+    *,
+    count: float = 1.0,
+    dtype: str = "bf16",
+    software: str = "library",
+    crossing_share: float = 1.0,
+) -> Kernel:
+    """A collective of a group of GPUs; `payload_bytes` by operator as in `kernels.collective`.
+
+    Args:
+      ranks: GPUs of the group; domains: of fast links it spans, equally many ranks in each.
+      software: one of `collective.SOFTWARE`; crossing_share: of an exchange (`collective.OPTIONS`).
+    Raises: `InputError` for an unknown operator, and where ranks do not fill the domains.
+    """
+    check_group(ranks, domains)
+    dims = collective_dims(op, payload_bytes, ranks, domains, software=software, crossing_share=crossing_share)
+    return Kernel("collective", op, {name: float(size) for name, size in dims.items()}, count, dtype)
 
 
 def attention_kernels(

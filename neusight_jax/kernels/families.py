@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.attention import DECODE, PREFILL
+from neusight_jax.kernels.collective import COLLECTIVE
 from neusight_jax.kernels.conv import CONV
 from neusight_jax.kernels.family import Family, Operator
 from neusight_jax.kernels.gemm import BMM, LINEAR
@@ -26,7 +27,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY, STRIDED),
-        *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE, STREAM, REDUCTION, TENSOR_CONV),
+        *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE, STREAM, REDUCTION, TENSOR_CONV, COLLECTIVE),
     )
 }
 """Every kernel family, in the order tables and forecasts hold them."""
@@ -63,11 +64,13 @@ OPERATORS: dict[str, tuple[Family, Operator]] = {
 """Operators that say themselves what measurements, plans and traces need to know of them."""
 
 TENSOR_FAMILIES: frozenset[str] = frozenset(
-    name for name in BUILT_IN if FAMILIES[name].tensor_core and name != TENSOR_CONV.name
+    name for name in BUILT_IN if FAMILIES[name].tensor_core and name not in (TENSOR_CONV.name, COLLECTIVE.name)
 )
 """Families of tensor cores and what runs between them: in a table all or none, so that others stay small."""
 
-RARE_FAMILIES: frozenset[str] = frozenset({STRIDED.name, TENSOR_CONV.name}) | FAMILIES.keys() - BUILT_IN
+RARE_FAMILIES: frozenset[str] = (
+    frozenset({STRIDED.name, TENSOR_CONV.name, COLLECTIVE.name}) | FAMILIES.keys() - BUILT_IN
+)
 """Families that few tables have kernels of: in a table only where it has."""
 
 

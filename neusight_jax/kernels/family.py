@@ -30,6 +30,24 @@ the dtype of the product: below 1 where a kernel reads narrow weights and multip
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Wire:
+    """What kernels send between GPUs, in and out of one GPU, by algorithm (`collective.ALGORITHMS`).
+
+    Attributes:
+      link_bytes, link_steps: inside a domain of fast links; messages one after another.
+      nic_bytes, nic_steps: between domains, around a ring and each byte once.
+      ranks: of the group inside one domain.
+    """
+
+    link_bytes: Float[Array, "kernel algorithm"]
+    link_steps: Float[Array, "kernel algorithm"]
+    nic_bytes: Float[Array, "kernel way"]
+    nic_steps: Float[Array, "kernel way"]
+    ranks: Float[Array, " kernel"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Work:
     """What kernels ask of a machine, whatever the machine.
 
@@ -51,6 +69,7 @@ class Work:
       more_launches: kernels beside the first in one operator.
       load_blocks: thread blocks where loads are narrow; None = loads never are.
       load_cycles: clocks one of those blocks takes to issue its loads and stores; 0 = they are as wide as can be.
+      wire: what goes to other GPUs; None = nothing does.
     """
 
     flop: Float[Array, " kernel"]
@@ -67,6 +86,7 @@ class Work:
     more_launches: Float[Array, " kernel"] | float = 0.0
     load_blocks: Float[Array, "kernel tile load_split"] | None = None
     load_cycles: Float[Array, "kernel tile load_split"] | None = None
+    wire: Wire | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:
@@ -125,6 +145,7 @@ class Family:
       directions: positions of the features along which a device effect may tilt (`residuals.effect_width`).
       operators: (op, what else is known of it) of a family from outside; those of the built-in ones are in the tables
         of `datasets.schema`, `profiling` and `scaling/names.yaml`.
+      linked: whether its kernels send to other GPUs, so that a forecast needs the topology.
     """
 
     name: str
@@ -143,6 +164,7 @@ class Family:
     known_libraries: tuple[tuple[str, float], ...] = ()
     l2_operands: bool = False
     operators: tuple[tuple[str, Operator], ...] = ()
+    linked: bool = False
 
     @property
     def vector_products(self) -> bool:

@@ -15,7 +15,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.kernels.families import FAMILIES, family_of, table_families
 from neusight_jax.kernels.family import Family
 
-PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient")
+PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient", "optimizer")
 """Phases of a training step, in the order of `KernelBatch.phase`."""
 
 MIN_BATCH = 32

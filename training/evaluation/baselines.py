@@ -119,7 +119,7 @@ class HabitatMLPKind:
     def loss(self, parameters: Network, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
         """Log error."""
         predictor = self.predictor(parameters, family, sample)
-        terms = predictor.terms(family, sample.gpu, sample.batch, isolated=sample.isolated)
+        terms = predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated)
         return log_error_loss(jnp.log(terms.seconds), sample, settings)
 
 

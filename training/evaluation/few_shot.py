@@ -21,10 +21,11 @@ from rich.console import Console
 
 from neusight_jax.calibrated import shape_kernel, shape_points
 from neusight_jax.checkpoint import with_libraries
+from neusight_jax.cluster import on_device
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import on_device, predict_kernels
+from neusight_jax.latency import predict_kernels
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, linearised, prior_of

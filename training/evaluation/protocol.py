@@ -155,7 +155,7 @@ def _size(rows: Rows) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames="family")
 def _seconds(family: Family, predictor: Predictor, sample: Sample) -> jax.Array:
-    return predictor.terms(family, sample.gpu, sample.batch, isolated=sample.isolated).seconds
+    return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
 
 
 def _family_runs(

@@ -18,6 +18,7 @@ from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import MODES, Graph, Node
+from neusight_jax.graph.optimizers import with_optimizer
 from neusight_jax.graph.quantization.quantization import has_quantization, read_quantization
 from neusight_jax.graph.quantization.scheme import stored_as
 
@@ -61,6 +62,7 @@ def graph_from_config(
     kv_dtype: str | None = None,
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
+    optimizer: str | None = None,
 ) -> Graph:
     """Operator graph of a model from its config.
 
@@ -84,20 +86,53 @@ def graph_from_config(
       kv_dtype: of the KV cache, likewise.
       tensor_parallel, expert_parallel: devices the layers, and the experts, are split over; the graph is one device's
         part. Collectives are not modelled.
+      optimizer: mode "training": the optimizer whose step follows (`optimizers.OPTIMIZERS`); None = there is none.
     Raises: InputError for an unusable config or workload.
     """
+    graph = _graph(
+        config,
+        batch_size,
+        sequence_length,
+        mode,
+        dtype,
+        fused,
+        {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype},
+        {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel},
+    )
+    return graph if optimizer is None else with_optimizer(graph, optimizer)
+
+
+def _graph(
+    config: str | Path | Mapping[str, Any],
+    batch_size: int,
+    sequence_length: Lengths | None,
+    mode: str,
+    dtype: str | None,
+    fused: bool,
+    given: Mapping[str, Any],
+    split: Mapping[str, int],
+) -> Graph:
+    """`graph_from_config` without an optimizer; `given`: what only decoders have, `split`: over how many devices."""
     parsed = language_config(read_config(config))
     kind = model_type(parsed)
     dtype, notes = assumed_dtype(parsed, dtype)
-    sequence_length, more = assumed_length(parsed, sequence_length, mode, kv_length)
+    sequence_length, more = assumed_length(parsed, sequence_length, mode, given["kv_length"])
     parsed.notes = [*notes, *more, *parsed.notes]
     if kind in STEP_ARCHITECTURES:
-        split = (whole("tensor_parallel", tensor_parallel), whole("expert_parallel", expert_parallel))
+        tensor, expert = (whole(name, split[name]) for name in ("tensor_parallel", "expert_parallel"))
         return _step_graph(
-            parsed, kind, batch_size, sequence_length, mode, dtype, kv_length, weight_dtype, kv_dtype, split
+            parsed,
+            kind,
+            batch_size,
+            sequence_length,
+            mode,
+            dtype,
+            given["kv_length"],
+            given["weight_dtype"],
+            given["kv_dtype"],
+            (tensor, expert),
         )
-    given = {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype}
-    _refuse_for_eager(parsed, kind, mode, given, tensor_parallel=tensor_parallel, expert_parallel=expert_parallel)
+    _refuse_for_eager(parsed, kind, mode, given, **split)
     tape = _tape(parsed, batch_size, sequence_length, mode, dtype)
     nodes = fuse(tape.nodes) if fused else tape.nodes
     return Graph(

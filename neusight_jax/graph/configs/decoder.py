@@ -27,6 +27,7 @@ from neusight_jax.graph.configs.mixers import write_attention, write_latent, wri
 from neusight_jax.graph.configs.parallel import check_split, part_of
 from neusight_jax.graph.configs.positions import positions_of
 from neusight_jax.graph.configs.recurrent import write_delta, write_mamba2
+from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.step import Step
 from neusight_jax.graph.configs.variants import (
     read_gemma4,
@@ -87,26 +88,41 @@ def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel
     """
     model = read_decoder(config, max(step.requests.context))
     check_split(config.name, model, expert_parallel)
-    parts = {layer: part_of(config.name, layer, tensor_parallel) for layer in model.layers}
+    shard = step.shard or Shard()
+    whole_experts = shard.expert_ranks > 1
+    parts = {layer: part_of(config.name, layer, tensor_parallel, whole_experts) for layer in model.layers}
     tokens = step.requests.tokens
     vocabulary = -(-model.vocabulary // tensor_parallel)
-    step.weight(float(vocabulary) * model.hidden)
-    step.stream("embedding", "stream", "embedding", tokens, model.hidden, 1, 1)
-    _layer_embedding(step, model, -(-model.layer_vocabulary // tensor_parallel))
+    if shard.embeds:
+        step.weight(float(vocabulary) * model.hidden)
+        step.stream("embedding", "stream", "embedding", tokens, model.hidden, 1, 1)
+        _layer_embedding(step, model, -(-model.layer_vocabulary // tensor_parallel))
     names = _section_names(list(model.layers))
     for layer, numbers in model.layers.items():
-        with step.section(names[layer], len(numbers), numbers):
-            _layer(step, model, parts[layer], expert_parallel)
+        if own_layers := shard.own(numbers):
+            with step.section(names[layer], len(own_layers), own_layers):
+                _layer(step, model, parts[layer], expert_parallel)
+    config.notes += _notes(config, model)
+    if shard.predicts:
+        _head(step, model, vocabulary)
+
+
+def _head(step: Step, model: Decoder, vocabulary: int) -> None:
+    """What follows the last layer; of a job also the loss, and the head's weight where the embedding is elsewhere."""
+    tokens = step.requests.tokens
     if model.streams > 1:
         _collapse(step, "streams", model, model.streams)
         step.weight(model.streams + 1)
     _norm(step, "norm", model, residual=True)
     rows = len(step.requests.queries) if step.serving else tokens
     own, bias = step.precision.activations, vocabulary * model.head_bias
-    step.linear("head", rows, vocabulary, model.hidden, dtype=own, tied=model.tied, bias=bias)
+    tied = model.tied and (step.shard is None or step.shard.embeds)
+    step.linear("head", rows, vocabulary, model.hidden, dtype=own, tied=tied, bias=bias)
     if step.serving:
         step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
-    config.notes += _notes(config, model)
+    elif step.shard is not None:
+        # Logits widened to fp32 and reduced, then their gradient written in the dtype they came in.
+        step.stream("loss", "reduction", "softmax", rows, vocabulary, 3, 2)
 
 
 def _notes(config: Config, model: Decoder) -> list[str]:
@@ -198,7 +214,8 @@ def _collapse(step: Step, name: str, model: Decoder, features: int) -> None:
 
 
 def _norm(step: Step, name: str, model: Decoder, *, residual: bool = False) -> None:
-    step.norm(name, step.requests.tokens, model.hidden, residual=residual)
+    split = 1 if step.shard is None else step.shard.sequence
+    step.norm(name, -(-step.requests.tokens // split), model.hidden, residual=residual)
     step.weight((model.norm_weights - 1) * model.hidden)
 
 

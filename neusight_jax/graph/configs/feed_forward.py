@@ -34,6 +34,9 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
         step.linear("mlp.latent_down", tokens, width, hidden, bias=width * block.bias)
     if block.latent_norm:
         step.norm("mlp.latent_norm", tokens, width)
+    if step.shard is not None:
+        # Tokens in the order of their experts and back, gradients likewise.
+        step.stream("mlp.permute", "stream", "pointwise", tokens * block.top_k, width, 2, 2)
     step.experts("mlp.experts", block, width, expert_parallel)
     local = block.count // expert_parallel
     step.weight(local * (block.inner * (2 if block.gated else 1) + width) * block.bias)

@@ -47,10 +47,14 @@ def check_split(name: str, model: Decoder, expert_parallel: int) -> None:
         )
 
 
-def part_of(name: str, layer: Layer, devices: int) -> Layer:
-    """One of `devices` parts of a layer."""
-    parts = (_part(name, part, devices) for part in (layer.mixer, layer.feed_forward))
-    return layer if devices == 1 else replace(layer, mixer=next(parts), feed_forward=next(parts))
+def part_of(name: str, layer: Layer, devices: int, whole_experts: bool = False) -> Layer:
+    """One of `devices` parts of a layer; with `whole_experts` the routed experts stay as wide as they are."""
+    if devices == 1:
+        return layer
+    mixer, block = _part(name, layer.mixer, devices), _part(name, layer.feed_forward, devices)
+    if whole_experts and isinstance(layer.feed_forward, Experts):
+        block = replace(block, inner=layer.feed_forward.inner)
+    return replace(layer, mixer=mixer, feed_forward=block)
 
 
 def _part(name: str, part: Any, devices: int) -> Any:

@@ -16,6 +16,7 @@ from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import Experts
 from neusight_jax.graph.configs.requests import Requests
+from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.writer import Writer
 from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Operand
 from neusight_jax.graph.kernel import attention_kernels, matrix_product
@@ -73,8 +74,10 @@ class Step(Writer):
       requests, precision, mode, quantization: the workload.
       training: whether backward kernels are written.
       serving: whether the KV cache is kept after the step, and of the logits those of each request's last token only.
-      parameters, parameter_bytes: of the weights; cache_bytes: of the KV cache.
+      parameters, parameter_bytes: of the weights; expert_parameters: of routed experts; cache_bytes: of the KV cache.
       ledger: how weights are stored, for the notes.
+      shard: of a job, what one rank has of the step, and with it what else a training framework runs: the loss, tokens
+        sorted by expert, casts to eight and four bits. None = the plain step.
     """
 
     def __init__(
@@ -83,12 +86,14 @@ class Step(Writer):
         precision: Precision,
         mode: str = "inference",
         quantization: Quantization | None = None,
+        shard: Shard | None = None,
     ) -> None:
         super().__init__(mode == "training")
+        self.shard = shard
         self.requests, self.precision, self.mode = requests, precision, mode
         self.serving = mode in ("prefill", "decode")
         self.quantization = quantization
-        self.parameters = self.parameter_bytes = self.cache_bytes = 0.0
+        self.parameters = self.parameter_bytes = self.cache_bytes = self.expert_parameters = 0.0
         self.ledger = Ledger()
         if self.training and (quantization is not None or self._narrow):
             stored = f"{precision.weights} weights" if quantization is None else f"weights in {quantization.method}"
@@ -198,8 +203,19 @@ class Step(Writer):
             forward.append(product)
             backward.append(matrix_product(1, rows, width, features, part.dtype, part.share, narrow))
             gradient.append(matrix_product(1, features, width, rows, part.dtype, part.share))
+            if self.shard is not None and part.dtype in NARROW:
+                # What is multiplied is cast, and kept transposed for the gradients of weights as well.
+                forward.append(self.cast(rows, width, part))
+                backward.append(self.cast(rows, features, part))
         self.emit(name, "linear", forward, backward, gradient, (rows, features))
         self.weight(bias)
+
+    def cast(self, rows: int, cols: int, part: Stored) -> Kernel:
+        """Activations cast to the dtype of a product, twice: as they are and transposed."""
+        own = self.precision.activations
+        written = 2.0 * dtype_bytes(part.dtype) / dtype_bytes(own)
+        dims = {"rows": float(rows), "cols": float(cols), "reads": 1.0, "writes": written}
+        return Kernel("stream", "quantize", dims, part.share, own)
 
     def _product(self, part: Stored, rows: int, features: int, width: int) -> Kernel:
         def product(dtype: str) -> Kernel:
@@ -245,8 +261,8 @@ class Step(Writer):
 
     def attention(
         self,
-        heads: int,
-        kv_heads: int,
+        heads: float,
+        kv_heads: float,
         head_size: float,
         cache_per_token: float,
         *,
@@ -272,9 +288,13 @@ class Step(Writer):
         kept = np.minimum(tokens, most) if most else tokens
         of_token = cache_per_token if kept_per_token is None else kept_per_token
         self.cache_bytes += self.repeat * float(kept.sum()) * of_token * dtype_bytes(precision.kv_cache)
-        shape = (batch.tokens, heads, round(head_size))
-        if precision.activations not in FLASH:
-            forward, backward = self._unfused(batch, heads, round(head_size))
+        shape = (batch.tokens, round(heads), round(head_size))
+        if self.shard is not None and self.shard.context > 1:
+            # Causal attention is balanced over the ranks: each does its part of the pairs of every sequence.
+            queries, context = queries * self.shard.context, context * self.shard.context
+            heads, kv_heads = heads / self.shard.context, max(kv_heads / self.shard.context, 1.0)
+        if precision.activations not in FLASH or (self.shard is not None and not self.shard.flash):
+            forward, backward = self._unfused(batch, round(heads), round(head_size))
             self.emit("attention", "attention", forward, backward, (), shape)
             return
         sizes = attention_dims(
@@ -306,6 +326,11 @@ class Step(Writer):
             sizes = (heads * pairs.count((new, length)), new, length, head_size, head_size)
             forward += attention_kernels(*sizes, self.precision.activations)
             backward += attention_kernels(*sizes, self.precision.activations, backward=True)
+            if self.shard is not None and self.precision.activations in FLASH:  # dropout, its mask a byte an element
+                dims = {"rows": float(sizes[0]) * new, "cols": float(length), "reads": 1.0, "writes": 1.5}
+                kernel = Kernel("stream", "pointwise", dims, 1.0, self.precision.activations)
+                forward.append(kernel)
+                backward.append(kernel)
         return forward, backward
 
     def experts(self, name: str, block: Experts, hidden: int, expert_parallel: int) -> None:
@@ -315,8 +340,9 @@ class Step(Writer):
         """
         local, width = max(block.count // expert_parallel, 1), max(block.inner, 1)
         tokens, matrices = self.requests.tokens, 3 if block.gated else 2
+        gathered = 1.0 if self.shard is None else self.shard.gathered
         sizes = expert_dims(
-            float(tokens),
+            float(tokens) * gathered,
             experts=block.count,
             local_experts=local,
             top_k=block.top_k,
@@ -332,6 +358,7 @@ class Step(Writer):
                 part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
             )
             self._count(elements * part.share, stored * part.share)
+            self.expert_parameters += elements * part.share * self.repeat
             self.ledger.add(name, part, elements * self.repeat)
             kernels.append(_expert_kernel(dims, part, stored / elements))
         # Two gradients, each with the arithmetic of the forward pass.

@@ -1,0 +1,151 @@
+"""Clusters by name or file: the catalog of usual nodes, files of the user, and the door `load_cluster` to both."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from neusight_jax.cluster import Cluster
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.gpu import GPU
+from neusight_jax.gpu_catalog import canonical_name, fold_name
+from neusight_jax.gpu_file import gpu_from_fields, load_named_gpu, read_mapping
+from neusight_jax.tables import table
+from neusight_jax.topology import TOPOLOGY_FIELDS, Topology
+
+_SUFFIXES = (".json", ".yaml", ".yml")
+_COUNTED = re.compile(r"^\s*(\d+)\s*[xX×*]\s*(\S.*)$")
+_LARGEST = 10_000_000
+_EXAMPLE = '"64x H100"'
+
+
+def list_nodes() -> list[str]:
+    """Names of the servers in the catalog of usual nodes."""
+    return list(table("datasets", "nodes"))
+
+
+def node_topology(node: str, gpu: GPU) -> Topology:
+    """How GPUs are joined in a server of the catalog, by name or alias. `InputError` for an unknown one."""
+    entries = table("datasets", "nodes")
+    known = {fold_name(each): name for name, entry in entries.items() for each in (name, *entry["aliases"])}
+    if fold_name(node) not in known:
+        raise unknown_name("node", node, [each for name in entries for each in (name, *entries[name]["aliases"])])
+    entry = entries[known[fold_name(node)]]
+    figures = {name: entry[name] for name in TOPOLOGY_FIELDS if name in entry}
+    return Topology(**{"link_bytes_per_s": gpu.link_bytes_per_s, **figures})
+
+
+def usual_topology(name: str, gpu: GPU) -> Topology:
+    """How a GPU of the catalog is joined in its usual server, by the GPU's name.
+
+    Raises: `InputError` where the catalog knows none.
+    """
+    canonical = canonical_name(name)
+    for node, entry in table("datasets", "nodes").items():
+        if canonical in entry["gpus"]:
+            return node_topology(node, gpu)
+    raise InputError(
+        f"no usual server of {name} is known; give a YAML file with gpu, count and topology, one of "
+        f"{', '.join(list_nodes())} or a mapping of {', '.join(TOPOLOGY_FIELDS[:3])}"
+    )
+
+
+def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
+    """A cluster: so many GPUs in their usual servers, or a JSON or YAML file.
+
+    Args:
+      name_or_path: a count and a GPU or a server of the catalog, such as "64x H100" or "64x DGX A100" (GPUs are
+        counted, not servers); or a file with `gpu` (name, file or fields), `count` and, unless the GPU's usual server
+        will do, `topology` (a server, or fields of `Topology`, with `node` for a server to take the rest from).
+    Raises: `InputError` saying what is wrong.
+    """
+    return load_named_cluster(name_or_path)[1]
+
+
+def load_named_cluster(name_or_path: str | os.PathLike[str]) -> tuple[str, Cluster]:
+    """As `load_cluster`, with a name for reports."""
+    given = os.fspath(name_or_path)
+    counted = _COUNTED.match(given)
+    if counted is None and (isinstance(name_or_path, os.PathLike) or given.lower().endswith(_SUFFIXES)):
+        return _read_cluster(Path(given).expanduser())
+    if counted is None:
+        raise InputError(f"cluster {given!r}: expected a count and a GPU such as {_EXAMPLE}, or a YAML file")
+    count, named = _count(int(counted[1]), f"cluster {given!r}"), counted[2].strip()
+    gpu_name, gpu, topology = _named(named)
+    return f"{count}x {gpu_name}", Cluster(gpu, topology, count)
+
+
+def _named(named: str) -> tuple[str, GPU, Topology]:
+    """Name, GPU and topology of a GPU or server of the catalog."""
+    entries = table("datasets", "nodes")
+    if canonical_name(named) is None:
+        for name, entry in entries.items():
+            if fold_name(named) in map(fold_name, (name, *entry["aliases"])) and entry["gpus"]:
+                gpu_name, gpu = load_named_gpu(entry["gpus"][0])
+                return gpu_name, gpu, node_topology(name, gpu)
+    gpu_name, gpu = load_named_gpu(named)
+    return gpu_name, gpu, usual_topology(gpu_name, gpu)
+
+
+def _read_cluster(path: Path) -> tuple[str, Cluster]:
+    content = read_mapping(path)
+    where = path.name
+    for key in content:
+        if key not in ("name", "gpu", "count", "topology"):
+            raise InputError(f"{where}: unknown field {key!r}; expected gpu, count, topology and name")
+    for key in ("gpu", "count"):
+        if key not in content:
+            raise InputError(f"{where}: {key} is missing; expected gpu, count and, if wanted, topology")
+    count, said = _count(content["count"], where), content["gpu"]
+    if isinstance(said, Mapping):
+        gpu_name, gpu = gpu_from_fields({str(key): value for key, value in said.items()}, path)
+    else:
+        gpu_name, gpu = load_named_gpu(str(said))
+    topology = _topology(content.get("topology"), gpu_name, gpu, where)
+    return str(content.get("name") or f"{count}x {gpu_name}"), Cluster(gpu, topology, count)
+
+
+def _count(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+        raise InputError(f"{where}: the count is {value!r}, expected a whole number of GPUs from 1, such as {_EXAMPLE}")
+    return value
+
+
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "gpus_per_domain": (1, 1e6, "a whole number of GPUs"),
+    "link_bytes_per_s": (1e8, 1e14, "bytes/s of one GPU in one direction, such as 4.5e11"),
+    "nic_bytes_per_s": (1e7, 1e14, "bytes/s of one GPU in one direction, such as 5e10"),
+    "link_latency_s": (1e-9, 1e-3, "seconds, such as 6e-7"),
+    "nic_latency_s": (1e-8, 1e-1, "seconds, such as 2.7e-6"),
+    "pair_share": (1e-4, 1, "a share of the link rate up to 1"),
+    "switch_reduction": (0, 1, "1 or 0"),
+    "oversubscription": (1, 1e3, "a factor from 1"),
+}
+
+
+def _topology(said: object, gpu_name: str, gpu: GPU, where: str) -> Topology:
+    """The topology that a cluster file speaks of."""
+    if said is None:
+        return usual_topology(gpu_name, gpu)
+    if isinstance(said, str):
+        return node_topology(said, gpu)
+    if not isinstance(said, Mapping):
+        raise InputError(f"{where}: topology is {said!r}, expected the name of a server or a mapping of its figures")
+    figures: dict[str, Any] = {str(key): value for key, value in said.items() if key != "node"}
+    for name, value in figures.items():
+        if name not in _RANGES:
+            raise unknown_name(f"field of topology in {where}", name, (*_RANGES, "node"))
+        low, high, expected = _RANGES[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not low <= value <= high or (name == "gpus_per_domain" and value != int(value)):
+            raise InputError(f"{where}: {name} is {value!r}, expected {expected}")
+    if "gpus_per_domain" in figures:
+        figures["gpus_per_domain"] = int(figures["gpus_per_domain"])
+    if "node" in said:
+        return node_topology(str(said["node"]), gpu).replace(**figures)
+    if {"gpus_per_domain", "nic_bytes_per_s"} <= figures.keys():
+        return Topology(**{"link_bytes_per_s": gpu.link_bytes_per_s, **figures})
+    return usual_topology(gpu_name, gpu).replace(**figures)

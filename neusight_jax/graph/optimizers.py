@@ -1,0 +1,82 @@
+"""Optimizers: the memory streams of one step, and the states they keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from neusight_jax.arithmetic import dtype_bytes
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.graph.graph import Graph, Node
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel
+from neusight_jax.memory import footprint, parameter_count
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What a step of an optimizer costs for each parameter.
+
+    Attributes:
+      step_bytes: memory traffic a step takes as much time as, whatever the dtype of the parameters, bytes.
+      state_bytes: its states, bytes.
+      launch_parameters: parameters one launch covers.
+    """
+
+    step_bytes: float
+    state_bytes: float
+    launch_parameters: float
+
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adamw": Optimizer(41.0, 8.0, 2e7),
+    "adamw-foreach": Optimizer(131.0, 8.0, 2e6),
+    "adamw-8bit": Optimizer(33.0, 2.0, 2e6),
+    "sgd": Optimizer(12.0, 0.0, 2e7),
+    "sgd-momentum": Optimizer(20.0, 4.0, 2e7),
+}
+"""Fused AdamW reads gradient, weight and two moments and writes three of them, 28 bytes in fp32, but is bound by its
+instructions: measured here with PyTorch on an H200, 105e9 parameters a second in fp32 and bf16 alike, 46 bytes of its
+4.8 TB/s, of which a stream reaches nine tenths. The foreach form with `capturable` moves 119 to 144 bytes. Eight-bit
+moments save 3 of 4 bytes each way; SGD reads gradient and weight and writes the weight, momentum adds a state."""
+COLS = 1024.0
+"""Columns a flat stream of parameters is laid out in."""
+
+
+def optimizer_of(name: str) -> Optimizer:
+    """An optimizer by name; `InputError` listing them for an unknown one."""
+    if name not in OPTIMIZERS:
+        raise unknown_name("optimizer", name, OPTIMIZERS)
+    return OPTIMIZERS[name]
+
+
+def flat_stream(parameters: float, moved_bytes: float, tensor_cores: bool, launches: float = 1.0) -> Kernel:
+    """A kernel that moves so many bytes of every parameter, in fp32.
+
+    `tensor_cores`: whether it runs between kernels of tensor cores; launches: kernels it is cut into.
+    """
+    rows = max(parameters / launches / COLS, 1.0)
+    dims = {"rows": rows, "cols": COLS, "reads": moved_bytes / 8.0, "writes": moved_bytes / 8.0}
+    return Kernel("stream" if tensor_cores else "elementwise", "pointwise", dims, launches, "fp32")
+
+
+def optimizer_kernels(name: str, parameters: float, tensor_cores: bool) -> tuple[Kernel, ...]:
+    """Kernels of one update of so many parameters."""
+    own = optimizer_of(name)
+    launches = max(parameters / own.launch_parameters, 1.0)
+    return (flat_stream(parameters, own.step_bytes, tensor_cores, launches),)
+
+
+def with_optimizer(graph: Graph, name: str) -> Graph:
+    """A training graph with a step of an optimizer at its end, and the memory of its states.
+
+    Raises: `InputError` for an unknown optimizer or another workload than training.
+    """
+    if graph.mode != "training":
+        raise InputError(f"mode is {graph.mode}; an optimizer goes with mode training, leave it out")
+    own, parameters = optimizer_of(name), parameter_count(graph)
+    tensor_cores = any(FAMILIES[family].tensor_core for family in graph.kernels.families)
+    kernels = optimizer_kernels(name, parameters, tensor_cores)
+    node = Node("optimizer", "optimizer", (), (), (), 1, "", (), (1,), "", (), kernels)
+    master = 4.0 * (dtype_bytes(graph.dtype) < 4.0)
+    memory = replace(footprint(graph), optimizer=parameters * (own.state_bytes + master))
+    return replace(graph, nodes=(*graph.nodes, node), footprint=memory, options={**graph.options, "optimizer": name})

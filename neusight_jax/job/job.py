@@ -1,0 +1,220 @@
+"""Job: a model's training step on many GPUs, as kernels with their counts and messages between ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.arithmetic import dtype_bytes
+from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.config import whole
+from neusight_jax.graph.graph import Footprint, Node
+from neusight_jax.graph.optimizers import flat_stream, optimizer_kernels, optimizer_of
+from neusight_jax.job.footprint import fullest
+from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.software import LEARNED, OVERLAPS, USUAL_OVERLAPS, Software
+from neusight_jax.job.stages import Stage, job_config, stages
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+
+WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "again", "optimizer")
+"""Work of a stage: phases of a micro-batch, what of the forward pass is run again, and once a step the optimizer."""
+ATTENTION: tuple[str, ...] = ("flash", "flash2", "unfused")
+"""Ways attention is computed."""
+KINDS = 3
+"""Kinds of stages (`stages.stage_kinds`)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What of a job is fixed before any machine is known; static.
+
+    Attributes:
+      model: its name; layout: how it is split; dtype: of its products; mode: its workload.
+      global_batch_size, sequence_length: of a step; micro_batches: of one replica.
+      layers: of each kind of stage; messages: (kind of stage, message).
+      message_bytes: of activations between stages, one rank's.
+      memory: of the fullest rank; overlaps: classes of communication that run beside compute.
+    """
+
+    model: str
+    layout: Parallelism
+    dtype: str
+    global_batch_size: int
+    sequence_length: int
+    micro_batches: int
+    layers: tuple[int, ...]
+    messages: tuple[tuple[int, Message], ...]
+    message_bytes: float
+    memory: Footprint
+    mode: str = "training"
+    optimizer: str | None = None
+    overlaps: tuple[str, ...] = USUAL_OVERLAPS
+    attention: str = "flash"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.global_batch_size * self.sequence_length
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Job:
+    """A step of a model on many GPUs.
+
+    Attributes:
+      kernels: distinct kernels of all kinds of stages; counts: of each family, how often each kind of stage launches a
+        kernel for each of `WORK`.
+      software: what the framework decides, as numbers.
+      plan: the rest, static.
+    """
+
+    kernels: KernelTable
+    counts: dict[str, Float[Array, "kind work kernel"]]
+    software: Software
+    plan: Plan = dataclasses.field(metadata={"static": True})
+
+    def replace(self, **changes: Any) -> Job:
+        """This job with fields replaced, such as `software`."""
+        return dataclasses.replace(self, **changes)
+
+
+def job_from_config(
+    config: str | Path | Mapping[str, Any],
+    layout: Parallelism,
+    *,
+    global_batch_size: int,
+    sequence_length: int,
+    mode: str = "training",
+    dtype: str = "bf16",
+    optimizer: str | None = "adamw",
+    gradient_dtype: str = "fp32",
+    attention: str = "flash",
+    fused_accumulation: bool = True,
+    overlaps: Sequence[str] = USUAL_OVERLAPS,
+    software: Software | None = None,
+) -> Job:
+    """One training step of a decoder on `layout.gpus` GPUs.
+
+    Args:
+      config: a catalog name, the path of a config.json, or a mapping with Hugging Face keys.
+      layout: how it is split; global_batch_size: sequences of a step; sequence_length: tokens of each.
+      dtype: of matrix products; optimizer: of `graph.optimizers.OPTIMIZERS`, None = no step of it.
+      gradient_dtype: in which gradients are accumulated and sent.
+      attention: "flash" = one kernel, "flash2" = one by the instructions of Ampere whatever the GPU (FlashAttention-2),
+        "unfused" = products, softmax and dropout.
+      fused_accumulation: the products of gradients add to their sum; False = further kernels do.
+      overlaps: classes of `software.OVERLAPS` that the recipe runs beside compute.
+      software: numbers of the framework; None = those learned from measured steps.
+    Raises: `InputError` for a layout, batch or model that cannot be used.
+    """
+    if mode != "training":
+        raise InputError(f"mode is {mode!r}; jobs are training steps, expected 'training'")
+    if attention not in ATTENTION:
+        raise InputError(f"attention is {attention!r}, expected one of {', '.join(ATTENTION)}")
+    unknown = [name for name in overlaps if name not in OVERLAPS]
+    if unknown:
+        raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
+    parsed, sequence = job_config(config), whole("sequence_length", sequence_length)
+    batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
+    if optimizer is not None:
+        optimizer_of(optimizer)
+    model, kinds = stages(parsed, layout, sequence, dtype, flash=attention != "unfused")
+    tokens, size = float(layout.micro_batch_size * sequence // layout.context), dtype_bytes(gradient_dtype)
+    own = "bf16" if dtype_bytes(dtype) < 2.0 else dtype
+    messages = tuple(
+        (kind, message)
+        for kind, stage in kinds.items()
+        for message in stage_messages(
+            model,
+            layout,
+            Sizes(
+                stage.layers, tokens, stage.embeds, stage.predicts, stage.parameters, stage.expert_parameters, own, size
+            ),
+        )
+    )
+    added = 0.0 if batches == 1 or fused_accumulation else size
+    kernels, counts = _table(kinds, layout, optimizer, added, dtype)
+    plan = Plan(
+        model=parsed.name,
+        layout=layout,
+        dtype=dtype,
+        mode=mode,
+        optimizer=optimizer,
+        global_batch_size=int(global_batch_size),
+        sequence_length=sequence,
+        micro_batches=batches,
+        layers=tuple(len(kinds[kind].layers) if kind in kinds else 1 for kind in range(KINDS)),
+        messages=messages,
+        message_bytes=hidden_bytes(model, layout, tokens, own),
+        memory=fullest(kinds, layout, batches, optimizer, size, hidden_bytes(model, layout, tokens, own)),
+        overlaps=tuple(overlaps),
+        attention=attention,
+        notes=tuple(dict.fromkeys(parsed.notes)),
+    )
+    return Job(kernels, counts, software or LEARNED, plan)
+
+
+def _again(node: Node, recompute: str) -> bool:
+    """Whether the backward pass runs a node's forward kernels again."""
+    return bool(node.section) and (recompute == "full" or (recompute == "selective" and node.op == "attention"))
+
+
+def _works(
+    stage: Stage, layout: Parallelism, optimizer: str | None, added_bytes: float
+) -> Iterable[tuple[int, float, Kernel]]:
+    """Kernels of one stage with their work and repeats; added_bytes: of a gradient that is added to a sum, 0 = none."""
+    graph = stage.graph
+    for node in graph.nodes:
+        for work, kernels in enumerate((node.forward, node.backward, node.weight_gradient)):
+            yield from ((work, node.repeat, kernel) for kernel in kernels)
+        if _again(node, layout.recompute):
+            yield from ((WORK.index("again"), node.repeat, kernel) for kernel in node.forward)
+    tensor_cores = any(FAMILIES[name].tensor_core for name in graph.kernels.families)
+    if added_bytes:  # read the gradient and the sum, write the sum; of FSDP after shards were summed
+        shards = layout.data * layout.context if layout.zero == 3 else 1
+        moved = 2.0 + 2.0 * added_bytes
+        yield WORK.index("weight_gradient"), 1.0, flat_stream(stage.parameters / shards, moved, tensor_cores)
+    if optimizer is not None:
+        experts = stage.expert_parameters if layout.expert > 1 else 0.0
+        ranks = layout.data * layout.context if layout.zero else 1
+        copies = layout.replica_ranks / layout.expert if layout.zero else 1
+        owned = (stage.parameters - experts) / ranks + experts / copies
+        clip = flat_stream(owned, 4.0, tensor_cores)
+        for kernel in (clip, *optimizer_kernels(optimizer, owned, tensor_cores)):
+            yield WORK.index("optimizer"), 1.0, kernel
+
+
+def _table(
+    kinds: Mapping[int, Stage], layout: Parallelism, optimizer: str | None, added_bytes: float, dtype: str
+) -> tuple[KernelTable, dict[str, Any]]:
+    """Distinct kernels, and how often each kind of stage launches them for each work."""
+    places: dict[tuple[Any, ...], int] = {}
+    kernels: list[Kernel] = []
+    entries: list[tuple[int, int, int, float]] = []
+    for kind, stage in kinds.items():
+        for work, repeat, kernel in _works(stage, layout, optimizer, added_bytes):
+            key = (kernel.family, kernel.op, kernel.dtype, tuple(kernel.dims.items()))
+            if key not in places:
+                places[key] = len(kernels)
+                kernels.append(dataclasses.replace(kernel, count=1.0))
+            entries.append((kind, work, places[key], kernel.count * repeat))
+    dense = np.zeros((KINDS, len(WORK), len(kernels)))
+    for kind, work, place, count in entries:
+        dense[kind, work, place] += count
+    table = table_from_kernels(kernels, dtype=dtype)
+    counts: dict[str, Any] = {}
+    for name, batch in table.families.items():
+        row = np.asarray(batch.row)
+        counts[name] = np.where(row >= 0, dense[..., np.maximum(row, 0)], 0.0).astype(np.float32)
+    return table, counts

@@ -1,0 +1,167 @@
+"""Messages: the collectives of one rank of a job, by stage and by what waits for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from neusight_jax.arithmetic import dtype_bytes
+from neusight_jax.graph.configs.blocks import Attention, Decoder, Experts, Latent, Layer
+from neusight_jax.job.parallelism import Parallelism
+
+SLOTS: tuple[str, ...] = (
+    *("tensor_forward", "tensor_backward", "context_forward", "context_backward"),
+    *("expert_forward", "expert_backward", "gather", "reduce", "gradients", "parameters"),
+)
+"""What waits for a collective: a forward or a backward pass of a micro-batch by its class, the shards of FSDP gathered
+before and reduced after a pass, and once a step the gradients, and the parameters after a sharded optimizer."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """Collectives of one kind.
+
+    Attributes:
+      op: of `kernels.collective`; payload_bytes: as that family counts them.
+      group: a group of `placement.groups`; slot: one of `SLOTS`; count: how many, on one pass of the stage.
+      top_k: of an exchange with experts, how many each token goes to; `payload_bytes` are then those of one copy.
+    """
+
+    op: str
+    payload_bytes: float
+    group: str
+    slot: str
+    count: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What messages of a stage are sized by.
+
+    Attributes:
+      layers: its layers; tokens: of a micro-batch on this rank; embeds, predicts: as in `Shard`.
+      parameters, expert_parameters: of the stage on this rank, those of routed experts apart, elements.
+      dtype: of activations; gradient_bytes: of an element of the accumulated gradients.
+    """
+
+    layers: tuple[Layer, ...]
+    tokens: float
+    embeds: bool
+    predicts: bool
+    parameters: float
+    expert_parameters: float
+    dtype: str
+    gradient_bytes: float
+
+
+def stage_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
+    """All messages of one stage."""
+    parts = (_tensor, _context, _expert, _sharded if layout.zero == 3 else _replicated)
+    return tuple(message for part in parts for message in part(model, layout, own))
+
+
+def hidden_bytes(model: Decoder, layout: Parallelism, tokens: float, dtype: str) -> float:
+    """Activations between two stages, bytes of one rank."""
+    split = layout.tensor if layout.sequence_parallel else 1
+    return tokens * model.hidden * dtype_bytes(dtype) / split
+
+
+def _tensor(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
+    if layout.tensor == 1:
+        return []
+    whole = layout.expert > 1  # experts are not split, so nothing is summed after them
+    blocks = sum(
+        (layer.mixer is not None) + (layer.feed_forward is not None and not (whole and _routed(layer)))
+        for layer in own.layers
+    )
+    size = own.tokens * model.hidden * dtype_bytes(own.dtype)
+    ops = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
+    again = 2 if layout.recompute == "full" else 1
+    found = []
+    for op in ops:
+        found.append(Message(op, size, "tensor", "tensor_forward", blocks + own.embeds))
+        found.append(Message(op, size, "tensor", "tensor_backward", blocks * again + own.predicts))
+    if own.predicts:  # the largest logit, their sum and the right one's
+        found.append(Message("all_reduce", 4.0 * own.tokens, "tensor", "tensor_forward", 3))
+    return found
+
+
+def _context(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
+    """Keys and values round a ring, and with their gradients on the way back."""
+    if layout.context == 1:
+        return []
+    found = []
+    for layer in own.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, Attention):
+            width = mixer.kv_heads * (mixer.head_size + (mixer.value_size or mixer.head_size)) / layout.tensor
+        elif isinstance(mixer, Latent):
+            width = mixer.heads * (mixer.nope + mixer.rope + mixer.value) / layout.tensor
+        else:
+            continue
+        size = own.tokens * width * dtype_bytes(own.dtype)
+        found.append(Message("send_recv", size, "context", "context_forward", layout.context - 1.0))
+        found.append(Message("send_recv", 2.0 * size, "context", "context_backward", layout.context - 1.0))
+    return _summed(found)
+
+
+def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
+    """Tokens to their experts and back, each way of the pass."""
+    if layout.expert == 1:
+        return []
+    found = []
+    again = 2 if layout.recompute == "full" else 1
+    for layer in own.layers:
+        block = layer.feed_forward
+        if isinstance(block, Experts):
+            tokens = own.tokens / (layout.tensor if layout.sequence_parallel else 1)
+            size = tokens * (block.latent or model.hidden) * dtype_bytes(own.dtype)
+            found.append(Message("all_to_all", size, "expert", "expert_forward", 2.0, block.top_k))
+            found.append(Message("all_to_all", size, "expert", "expert_backward", 2.0 * again, block.top_k))
+    return _summed(found)
+
+
+def _by_group(layout: Parallelism, own: Sizes) -> dict[str, float]:
+    """Parameters by the ranks that hold copies of them."""
+    experts = own.expert_parameters if layout.expert > 1 else 0.0
+    return {"data": own.parameters - experts, "expert_data": experts}
+
+
+def _sharded(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
+    """FSDP: parameters of one layer after another, before each pass; gradients after."""
+    found = []
+    layers = max(len(own.layers), 1)
+    for group, parameters in _by_group(layout, own).items():
+        if parameters > 0.0:
+            weights, gradients = (parameters / layers * size for size in (dtype_bytes(own.dtype), own.gradient_bytes))
+            found.append(Message("all_gather", weights, group, "gather", layers))
+            found.append(Message("reduce_scatter", gradients, group, "reduce", layers))
+    return found
+
+
+def _replicated(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
+    """Gradients of a step summed over the replicas, and where the optimizer is sharded its parameters handed round."""
+    found = []
+    for group, parameters in _by_group(layout, own).items():
+        if parameters > 0.0:
+            op = "reduce_scatter" if layout.zero else "all_reduce"
+            found.append(Message(op, parameters * own.gradient_bytes, group, "gradients"))
+            if layout.zero:
+                found.append(Message("all_gather", parameters * dtype_bytes(own.dtype), group, "parameters"))
+    if model.tied and layout.pipeline > 1 and own.embeds != own.predicts:
+        table = float(model.vocabulary) * model.hidden / layout.tensor
+        found.append(Message("all_reduce", table * own.gradient_bytes, "pipeline", "gradients"))
+    return found
+
+
+def _routed(layer: Layer) -> bool:
+    return isinstance(layer.feed_forward, Experts)
+
+
+def _summed(messages: list[Message]) -> list[Message]:
+    """Equal messages as one."""
+    counts: dict[Message, float] = {}
+    for each in messages:
+        key = replace(each, count=1.0)
+        counts[key] = counts.get(key, 0.0) + each.count
+    return [replace(key, count=count) for key, count in counts.items()]

@@ -1,0 +1,84 @@
+"""Software: what a framework decides beside the kernels, as numbers with priors, one value for all jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jaxtyping import Array, ArrayLike
+
+OVERLAPS: tuple[str, ...] = ("tensor", "context", "expert", "shards", "gradients")
+"""Classes of communication a recipe may run beside compute."""
+USUAL_OVERLAPS: tuple[str, ...] = ("context", "shards", "gradients")
+"""Those it does unless it says otherwise."""
+
+
+def _fitted(width: float, source: str) -> dict[str, Any]:
+    return {"width": width, "source": source}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Software:
+    """Numbers of the software, traced; each with the width of its prior, in logarithms.
+
+    Attributes:
+      tensor, context, expert, shards, gradients: what communication that runs beside compute still adds, over the
+        shorter of the two: it takes SMs and memory bandwidth away.
+      launch_s: host time of one kernel of a graph, seconds: an eager step takes no less.
+      expert_launch_s: likewise of one layer's experts, tokens counted and sorted for them.
+      kernels: seconds of a kernel in a long step over those of one by itself, power and clocks included.
+      experts: likewise of layers with experts, their uneven loads included.
+      flash2: time of FlashAttention-2 over what kernels of inference engines take.
+      flash2_wide: and where those use wider matrix units than Ampere's, with instructions that it lacks.
+      wait: what a rank waits for the slowest of n others, over a stage's seconds and ln n.
+      step_s: what a step takes beside its work: data, logs, checks of gradients, seconds.
+    """
+
+    tensor: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    context: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    expert: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    shards: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    gradients: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    launch_s: ArrayLike = field(
+        default=15e-6, metadata=_fitted(0.7, "eager PyTorch launches 2e5 kernels a second, about three for one here")
+    )
+    expert_launch_s: ArrayLike = field(default=3e-4, metadata=_fitted(1.0, "estimate"))
+    kernels: ArrayLike = field(default=1.05, metadata=_fitted(0.1, "estimate"))
+    experts: ArrayLike = field(default=1.2, metadata=_fitted(0.3, "estimate"))
+    flash2: ArrayLike = field(default=1.3, metadata=_fitted(0.3, "estimate"))
+    flash2_wide: ArrayLike = field(
+        default=1.75,
+        metadata=_fitted(0.2, "1.5 to 2.0 forward, 1.5 to 1.75 backward: Shah et al., FlashAttention-3, 2024"),
+    )
+    wait: ArrayLike = field(default=0.003, metadata=_fitted(1.0, "estimate"))
+    step_s: ArrayLike = field(default=0.01, metadata=_fitted(1.0, "estimate"))
+
+    def overlap(self, name: str) -> Array:
+        """What a class of `OVERLAPS` still adds when it overlaps."""
+        value: Array = getattr(self, name)
+        return value
+
+
+LEARNED = Software(
+    tensor=0.169,
+    context=0.2,
+    expert=0.2,
+    shards=0.561,
+    gradients=0.196,
+    launch_s=1.6e-5,
+    expert_launch_s=1.13e-3,
+    kernels=1.11,
+    experts=1.47,
+    flash2=1.46,
+    flash2_wide=2.08,
+    wait=0.005,
+    step_s=0.0274,
+)
+"""Fitted on 342 measured steps of public sources under those priors (`benchmarks.job_steps`)."""
+FITTED: tuple[str, ...] = tuple(each.name for each in dataclasses.fields(Software))
+"""Names of the numbers."""
+WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Software)}
+"""Width of each prior, in its logarithm."""

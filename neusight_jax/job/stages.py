@@ -1,0 +1,124 @@
+"""Stages: the graphs of a pipeline's first, inner and last stage on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.blocks import Decoder, Layer
+from neusight_jax.graph.configs.config import Config, read_config
+from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
+from neusight_jax.graph.configs.language import language_config
+from neusight_jax.graph.configs.requests import Requests
+from neusight_jax.graph.configs.shard import Shard
+from neusight_jax.graph.configs.step import Step, precision
+from neusight_jax.graph.graph import Graph
+from neusight_jax.job.parallelism import Parallelism
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kind of stage.
+
+    Attributes:
+      graph: one micro-batch of it on one rank; layers: its layers.
+      parameters, expert_parameters: on the rank, those of routed experts apart, elements.
+    """
+
+    graph: Graph
+    layers: tuple[Layer, ...]
+    embeds: bool
+    predicts: bool
+    parameters: float
+    expert_parameters: float
+
+
+def job_config(config: str | Path | Mapping[str, Any]) -> Config:
+    """The config of a decoder; GPT-2's and GPT-3's in the spelling of one whose layers are written fused.
+
+    Raises: `InputError` for other models.
+    """
+    parsed = language_config(read_config(config))
+    if parsed.values.get("model_type") == "gpt2":
+        hidden, layers = parsed.size("n_embd"), parsed.size("n_layer")
+        values = {
+            "model_type": "nemotron",
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": parsed.size("n_head"),
+            "intermediate_size": parsed.size("n_inner", 4 * hidden),
+            "vocab_size": parsed.size("vocab_size"),
+            "max_position_embeddings": parsed.size("n_positions"),
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": parsed.flag("tie_word_embeddings", True),
+            "no_rope_layers": [0] * layers,
+        }
+        return Config(parsed.name, values, notes=parsed.notes)
+    if parsed.values.get("model_type") not in MODEL_TYPES:
+        kind = parsed.values.get("model_type")
+        raise InputError(f"{parsed.name}: jobs are of decoders such as llama, qwen3 or gpt2; {kind!r} is none")
+    return parsed
+
+
+def stage_kinds(layout: Parallelism) -> tuple[int, ...]:
+    """Kind of each stage: 0 the first, 1 an inner one, 2 the last; a lone stage is 0."""
+    count = layout.stages
+    return (0,) if count == 1 else (0, *(1,) * (count - 2), 2)
+
+
+def stages(
+    config: Config, layout: Parallelism, sequence_length: int, dtype: str, *, flash: bool = True
+) -> tuple[Decoder, dict[int, Stage]]:
+    """The model, and the kinds of stages there are (`stage_kinds`).
+
+    Args:
+      flash: attention as one kernel, forward and backward; False = as products and a softmax.
+    """
+    model = read_decoder(config, sequence_length)
+    layout.check(layout.gpus, model.depth, sequence_length)
+    counts, found = layout.layers_of(model.depth), {}
+    order = {at: layer for layer, numbers in model.layers.items() for at in numbers}
+    for kind in sorted(set(stage_kinds(layout))):
+        place = {0: 0, 1: layout.stages // 2, 2: layout.stages - 1}[kind]
+        first = sum(counts[:place])
+        last = first + counts[place]
+        shard = Shard(
+            first=first,
+            last=last,
+            embeds=kind == 0,
+            predicts=place == layout.stages - 1,
+            context=layout.context,
+            sequence=layout.tensor if layout.sequence_parallel else 1,
+            expert_ranks=layout.expert,
+            tensor=layout.tensor,
+            flash=flash,
+        )
+        found[kind] = _stage(
+            config, layout, shard, sequence_length, dtype, tuple(order[at] for at in range(first, last))
+        )
+    return model, found
+
+
+def _stage(
+    config: Config, layout: Parallelism, shard: Shard, sequence_length: int, dtype: str, layers: tuple[Layer, ...]
+) -> Stage:
+    lengths = (sequence_length // layout.context,) * layout.micro_batch_size
+    step = Step(Requests(lengths, lengths), precision(dtype), "training", shard=shard)
+    record(step, config, layout.tensor, layout.expert)
+    graph = Graph(
+        name=config.name,
+        nodes=tuple(step.nodes),
+        mode="training",
+        dtype=step.precision.products,
+        batch_size=layout.micro_batch_size,
+        sequence_length=sequence_length,
+        fused=True,
+        tokens=sum(lengths),
+        footprint=step.footprint(),
+        parameters=step.parameters,
+    )
+    return Stage(graph, layers, shard.embeds, shard.predicts, step.parameters, step.expert_parameters)

@@ -1,0 +1,225 @@
+"""Step: from seconds of kernels and messages to seconds of a training step; pure, differentiable in the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.cluster import Cluster, Machine, as_cluster
+from neusight_jax.errors import InputError
+from neusight_jax.job.job import KINDS, Job, Plan
+from neusight_jax.job.messages import SLOTS, Message
+from neusight_jax.job.network import message_seconds
+from neusight_jax.job.placement import groups
+from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, schedule_table
+from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
+from neusight_jax.job.software import OVERLAPS, Software
+from neusight_jax.job.stages import stage_kinds
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.latency import kernel_latency, predict_kernels, require_covered
+from neusight_jax.terms import Predictor
+
+MESSAGE = "message"
+"""Slot of what neighbouring stages send each other."""
+WIDE_FLOP_PER_CYCLE = 3000.0
+"""16-bit FLOP a clock and SM above which matrix units need instructions that FlashAttention-2 lacks: an A100 has 2048,
+an H100 4096."""
+MOE_FAMILY = "grouped_gemm"
+"""Family whose kernels the `experts` of `Software` hold for."""
+pipeline_seconds = jax.jit(_pipeline_seconds, static_argnames=("relaxation",))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Seconds:
+    """What a job is made of on a machine, seconds of each kind of stage.
+
+    Attributes:
+      work: of kernels, by `job.WORK`; experts, flash2, flash2_wide: the parts of experts, of
+        FlashAttention-2, and of it on wide matrix units.
+      launches, expert_launches: how many kernels, and how many of experts.
+      messages: by `messages.SLOTS`; between: one message between stages.
+    """
+
+    work: Float[Array, "kind work"]
+    experts: Float[Array, "kind work"]
+    flash2: Float[Array, "kind work"]
+    flash2_wide: Float[Array, "kind work"]
+    launches: Float[Array, "kind work"]
+    expert_launches: Float[Array, "kind work"]
+    messages: Float[Array, "kind slot"]
+    between: Float[Array, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Facts:
+    """What of a plan the composition reads, as arrays, so that jobs of all layouts share one form.
+
+    Attributes:
+      layers: of each kind of stage; overlaps: 1 where a class of `OVERLAPS` runs beside compute.
+      chunks: stages of each kind that a first, inner and last rank has; log_gpus: ln of the ranks.
+    """
+
+    layers: Float[Array, " kind"]
+    overlaps: Float[Array, " class"]
+    chunks: Float[Array, "rank kind"]
+    log_gpus: Float[Array, ""]
+
+
+def facts(plan: Plan) -> Facts:
+    """`Facts` of a plan."""
+    order, ranks = stage_kinds(plan.layout), plan.layout.pipeline
+    chunks = [np.bincount(order[rank::ranks], minlength=KINDS) for rank in (0, ranks // 2, ranks - 1)]
+    overlaps = [float(name in plan.overlaps) for name in OVERLAPS]
+    return Facts(
+        jnp.maximum(jnp.asarray(plan.layers, jnp.float32), 1.0),
+        jnp.asarray(overlaps, jnp.float32),
+        jnp.asarray(np.array(chunks), jnp.float32),
+        jnp.log(jnp.asarray(plan.layout.gpus, jnp.float32)),
+    )
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The table of a plan's schedule."""
+    return schedule_table(plan.layout.schedule, plan.layout.pipeline, plan.micro_batches, plan.layout.chunks)
+
+
+def once(predictor: Predictor, machine: Machine, kernels: KernelTable) -> dict[str, np.ndarray]:
+    """`kernel_latency` by the program that is compiled fast and run once; not differentiable."""
+    rows = predict_kernels(predictor, machine, kernels, isolated=False)
+    batches = {name: np.asarray(batch.row) for name, batch in kernels.families.items()}
+    return {name: np.where(row >= 0, rows[np.maximum(row, 0)], 0.0) for name, row in batches.items()}
+
+
+def seconds_of_job(
+    predictor: Predictor, machine: Machine, job: Job, run: Callable[..., Mapping[str, Any]] = kernel_latency
+) -> Seconds:
+    """Seconds of all kernels and messages of a job on a cluster; `run`: what forecasts kernels, by family."""
+    require_covered(predictor, job.kernels)
+    cluster, plan = as_cluster(machine), job.plan
+    seconds = run(predictor, cluster.gpu, job.kernels)
+    sums = {
+        name: jnp.sum(jnp.where(job.counts[name] > 0, each, 0.0) * job.counts[name], axis=-1)
+        for name, each in seconds.items()
+    }
+    work = sum(sums.values(), jnp.zeros((KINDS, 5)))
+    launches = {name: jnp.sum(jnp.asarray(each), axis=-1) for name, each in job.counts.items()}
+    placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
+    own = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
+    listed = [message for _, message in plan.messages]
+    each = message_seconds(predictor, cluster, [*listed, own], placed, run)
+    share = np.zeros((KINDS, len(SLOTS), len(listed)), np.float32)
+    for at, (kind, message) in enumerate(plan.messages):
+        share[kind, SLOTS.index(message.slot), at] = message.count
+    wide = jnp.asarray(cluster.gpu.matrix_flop_per_cycle) > WIDE_FLOP_PER_CYCLE
+    old = plan.attention == "flash2" and "prefill" in sums
+    flash2 = sums["prefill"] if old else jnp.zeros_like(work)
+    experts, of_experts = (own.get(MOE_FAMILY, jnp.zeros_like(work)) for own in (sums, launches))
+    return Seconds(
+        work,
+        experts,
+        flash2,
+        jnp.where(wide, flash2, 0.0),
+        sum(launches.values(), 0.0 * work),
+        of_experts,
+        jnp.asarray(share) @ each[:-1],
+        each[-1],
+    )
+
+
+def stage_durations(
+    own: Seconds, software: Software, facts: Facts
+) -> tuple[Float[Array, "kind kind_of_work"], Float[Array, ""]]:
+    """Durations of one micro-batch on each kind of stage, and what follows once a step on the slowest rank, seconds."""
+    slots = dict(zip(SLOTS, jnp.moveaxis(own.messages, -1, 0), strict=True))
+    overlaps = dict(zip(OVERLAPS, jnp.moveaxis(facts.overlaps, -1, 0), strict=True))
+
+    def exposed(compute: Array, message: Array, name: str) -> Array:
+        """What communication adds to compute."""
+        beside = jnp.maximum(compute, message) + software.overlap(name) * jnp.minimum(compute, message) - compute
+        return jnp.where(overlaps[name][..., None] > 0, beside, message)
+
+    slower = (software.experts - 1.0) * own.experts + (software.flash2 - 1.0) * own.flash2
+    slower = slower + software.flash2 * (software.flash2_wide - 1.0) * own.flash2_wide
+    kernels = software.kernels * (own.work + slower)
+    host = own.launches * software.launch_s + own.expert_launches * software.expert_launch_s
+    forward, backward, weight, again, optimizer = jnp.moveaxis(_longer(jnp.asarray(kernels), jnp.asarray(host)), -1, 0)
+
+    def with_layers(compute: Array, back: str) -> Array:
+        total = compute
+        for name in ("tensor", "context", "expert"):
+            total = total + exposed(compute, slots[f"{name}_{back}"], name)
+        return total
+
+    # Shards are gathered one layer ahead: nothing hides the first, nor the last that is reduced.
+    gather, reduce = slots["gather"], slots["reduce"]
+    forward = with_layers(forward, "forward")
+    forward = forward + exposed(forward, gather, "shards") + _unhidden(gather, overlaps["shards"], facts)
+    backward = with_layers(backward + again, "backward")
+    both = backward + weight
+    backward = backward + exposed(both, gather + reduce, "shards") + _unhidden(reduce, overlaps["shards"], facts)
+    durations = jnp.stack([forward, backward, weight], axis=-1) * (
+        1.0 + software.wait * facts.log_gpus[..., None, None]
+    )
+
+    def on_rank(of_kind: Array) -> Array:
+        return jnp.einsum("...rk,...k->...r", facts.chunks, of_kind)
+
+    tail = on_rank(optimizer)
+    for slot, window in (("gradients", durations[..., BACKWARD] + durations[..., WEIGHT]), ("parameters", forward)):
+        sent = slots[slot]
+        tail = tail + exposed(on_rank(window), on_rank(sent), "gradients")
+        tail = tail + on_rank(_unhidden(sent, overlaps["gradients"], facts))
+    return durations, jnp.max(tail, axis=-1) + software.step_s
+
+
+def _longer(kernels: Array, host: Array) -> Array:
+    """Nearly the maximum of the time of kernels and that of launching them, which overlap: a norm of order 4."""
+    most = jax.lax.stop_gradient(jnp.maximum(jnp.maximum(kernels, host), 1e-12))
+    return most * ((kernels / most) ** 4 + (host / most) ** 4 + 1e-12) ** 0.25
+
+
+def _unhidden(message: Array, overlaps: Array, facts: Facts) -> Array:
+    """The part of one layer, which no compute hides; all is exposed already where nothing overlaps."""
+    return jnp.where(overlaps[..., None] > 0, message / facts.layers, 0.0)
+
+
+def compose(
+    own: Seconds, software: Software, plan: Plan, relaxation: float = 0.0
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """Seconds of the pipeline, of what follows it, and of the busiest rank's own work of all micro-batches."""
+    durations, tail = stage_durations(own, software, facts(plan))
+    ranks = plan.layout.pipeline
+    of_stage = durations[np.array(stage_kinds(plan.layout))]
+    busy = jnp.max(jnp.sum(of_stage.reshape(-1, ranks, 3), axis=(0, 2))) * plan.micro_batches
+    if ranks == 1:
+        return busy, tail, busy
+    if plan.layout.schedule != "zero-bubble":
+        whole = of_stage[:, BACKWARD] + of_stage[:, WEIGHT]
+        of_stage = jnp.stack([of_stage[:, FORWARD], whole, jnp.zeros_like(whole)], axis=-1)
+    return pipeline_seconds(schedule_of(plan), of_stage, own.between, relaxation=relaxation), tail, busy
+
+
+def check_cluster(machine: Machine, job: Job) -> None:
+    """`InputError` where a job is laid out over another number of GPUs than a cluster has, as far as it says."""
+    cluster = as_cluster(machine)
+    if isinstance(machine, Cluster) and cluster.count not in (0, job.plan.layout.gpus):
+        raise InputError(
+            f"the layout takes {job.plan.layout.gpus} GPUs (tensor · context · data · pipeline), but the cluster has "
+            f"{cluster.count}; expected the same"
+        )
+
+
+def job_latency(predictor: Predictor, machine: Machine, job: Job, relaxation: Any = 0.0) -> Float[Array, ""]:
+    """Seconds of one step of a job; `jax.grad` with respect to `machine` is a Cluster of slopes."""
+    check_cluster(machine, job)
+    own = seconds_of_job(predictor, machine, job)
+    pipeline, tail, _ = compose(own, job.software, job.plan, relaxation)
+    return pipeline + tail

@@ -1,0 +1,75 @@
+"""Topology: how the GPUs of a cluster are joined, as numbers; the rates are traced, so that gradients reach them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+from neusight_jax.errors import InputError
+from neusight_jax.gpu import GPU
+
+LINK_LATENCY_S = 0.6e-6
+"""Of one hop over NVLink, seconds; NCCL 2.18, src/graph/tuning.cc, `hwLat`, low-latency protocol."""
+NIC_LATENCY_S = 2.7e-6
+"""Of one hop over the network, seconds; the same source."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Topology:
+    """Links between GPUs. Rates are those of the sheet, per GPU and direction; what a library reaches is learned.
+
+    Attributes:
+      gpus_per_domain: GPUs that share fast links: those of a server, or of an NVL72 rack. Static.
+      link_bytes_per_s: rate inside a domain, bytes/s.
+      nic_bytes_per_s: rate between domains, bytes/s.
+      link_latency_s, nic_latency_s: of one hop inside a domain and between domains, seconds.
+      pair_share: part of the link rate that one pair of GPUs reaches, 1 = behind a switch, less where links lead from
+        point to point.
+      switch_reduction: 1 = the switch adds up and copies (NVLink SHARP), 0 = it does not.
+      oversubscription: of the network between domains, 1 = none.
+    """
+
+    gpus_per_domain: int = dataclasses.field(metadata={"static": True})
+    link_bytes_per_s: ArrayLike
+    nic_bytes_per_s: ArrayLike
+    link_latency_s: ArrayLike = LINK_LATENCY_S
+    nic_latency_s: ArrayLike = NIC_LATENCY_S
+    pair_share: ArrayLike = 1.0
+    switch_reduction: ArrayLike = 0.0
+    oversubscription: ArrayLike = 1.0
+
+    def group_bytes_per_s(self, ranks: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
+        """Link rate of one GPU in a group of so many inside a domain, bytes/s."""
+        reached = jnp.minimum((jnp.maximum(ranks, 2.0) - 1.0) * self.pair_share, 1.0)
+        return jnp.asarray(self.link_bytes_per_s) * reached
+
+    @property
+    def crossing_bytes_per_s(self) -> Array:
+        """Rate of one GPU between domains, bytes/s."""
+        return jnp.asarray(self.nic_bytes_per_s) / jnp.asarray(self.oversubscription)
+
+    def replace(self, **changes: ArrayLike) -> Topology:
+        """This topology with fields replaced. `InputError` for a field there is not."""
+        for name in changes:
+            if name not in TOPOLOGY_FIELDS:
+                raise InputError(f"a topology has no field {name!r}; expected one of {', '.join(TOPOLOGY_FIELDS)}")
+        changed: Topology = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        return changed
+
+
+TOPOLOGY_FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Topology))
+"""Names of the figures of a topology."""
+TRACED_FIELDS: tuple[str, ...] = TOPOLOGY_FIELDS[1:]
+"""Those that gradients and sweeps reach."""
+
+
+def default_topology(gpu: GPU) -> Topology:
+    """One domain behind a switch over the GPU's own links: what a plain GPU stands for. Works under `jit`, `grad` and
+    `vmap`; the gradient goes to the GPU's `link_bytes_per_s`."""
+    link = gpu.link_bytes_per_s
+    return Topology(0, link_bytes_per_s=link, nic_bytes_per_s=link)

@@ -1,0 +1,182 @@
+"""Jobs: a step's parts, messages, memory, slopes with respect to a cluster, and checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neusight_jax import InputError, latency, load_gpu, predict
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.cluster import Cluster
+from neusight_jax.job.job import WORK, Job, job_from_config
+from neusight_jax.job.messages import SLOTS
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.software import FITTED, Software
+from neusight_jax.job.step import seconds_of_job
+from neusight_jax.topology import Topology
+
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 4096,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+}
+MOE = {
+    **MODEL,
+    "model_type": "qwen3_moe",
+    "head_dim": 64,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1024,
+}
+PREDICTOR = RooflinePredictor()
+
+
+def cluster(count: int, domain: int = 8) -> Cluster:
+    gpu = load_gpu("NVIDIA H100 80GB HBM3")
+    return Cluster(gpu, Topology(domain, gpu.link_bytes_per_s, 5e10), count)
+
+
+def job(layout: Parallelism, config: dict[str, Any] = MODEL, batch: int = 32, **given: Any) -> Job:
+    return job_from_config(config, layout, global_batch_size=batch, sequence_length=1024, **given)
+
+
+def slots(own: Job) -> set[str]:
+    return {message.slot for _, message in own.plan.messages}
+
+
+def work_of(own: Job, name: str) -> float:
+    return float(np.asarray(seconds_of_job(PREDICTOR, cluster(0), own).work)[0, WORK.index(name)])
+
+
+def test_parts_add_up_to_the_latency() -> None:
+    own = job(Parallelism(tensor=2, pipeline=4, data=2, sequence_parallel=True, zero=1))
+    step = predict(PREDICTOR, cluster(16), own)
+    assert step.total_s == pytest.approx(float(latency(PREDICTOR, cluster(16), own)), rel=1e-5)
+    assert min(step.parts().values()) > 0.0
+    assert step.tokens_per_s == pytest.approx(32 * 1024 / step.total_s)
+    content = json.loads(step.to_json())
+    assert content["schema"].startswith("neusight_jax.step/")
+    assert content["workload"]["layout"]["tensor"] == 2
+    assert "pipeline bubble" in str(step)
+
+
+def test_one_gpu_has_neither_bubble_nor_messages() -> None:
+    step = predict(PREDICTOR, cluster(1), job(Parallelism(), batch=2))
+    assert step.bubble_s == step.exposed_communication_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ({"tensor": 2}, {"tensor_forward", "tensor_backward", "gradients"}),
+        ({"data": 4, "zero": 1}, {"gradients", "parameters"}),
+        ({"data": 4, "zero": 3}, {"gather", "reduce"}),
+        ({"context": 2}, {"context_forward", "context_backward", "gradients"}),
+    ],
+)
+def test_layouts_send_what_they_must(layout: dict[str, Any], expected: set[str]) -> None:
+    assert slots(job(Parallelism(**layout))) == expected <= set(SLOTS)
+
+
+def test_experts_exchange_tokens_and_keep_their_width() -> None:
+    own = job(Parallelism(data=8, expert=8), MOE)
+    assert {"expert_forward", "expert_backward"} <= slots(own)
+    whole, split = job(Parallelism(data=8), MOE), own
+    assert split.plan.memory.weights < 0.5 * whole.plan.memory.weights
+    assert work_of(split, "forward") == pytest.approx(work_of(whole, "forward"), rel=0.3)
+
+
+def test_a_pipeline_shares_the_layers_and_a_context_the_tokens() -> None:
+    alone = work_of(job(Parallelism()), "forward")
+    assert work_of(job(Parallelism(pipeline=4)), "forward") < 0.4 * alone
+    assert work_of(job(Parallelism(context=2)), "forward") == pytest.approx(alone / 2, rel=0.1)
+    assert work_of(job(Parallelism(tensor=4)), "forward") < 0.5 * alone
+
+
+def test_recompute_runs_layers_again_and_saves_memory() -> None:
+    none, selective, full = (job(Parallelism(recompute=name)) for name in ("none", "selective", "full"))
+    assert work_of(none, "again") == 0.0 < work_of(selective, "again") < work_of(full, "again")
+    assert work_of(full, "again") < work_of(full, "forward")
+    assert full.plan.memory.activations < 0.5 * none.plan.memory.activations
+
+
+def test_sharding_divides_the_memory() -> None:
+    held = [job(Parallelism(data=8, zero=zero)).plan.memory for zero in range(4)]
+    assert held[1].optimizer == pytest.approx(held[0].optimizer / 8)
+    assert held[2].gradients == pytest.approx(held[0].gradients / 8)
+    assert held[3].weights == pytest.approx(held[0].weights / 8)
+
+
+def test_slopes_reach_the_links_and_the_chip() -> None:
+    """Every time of a step is one over a rate but for launches, latencies and what a step takes beside its work."""
+    own = job(Parallelism(tensor=2, pipeline=2, data=4, zero=3, sequence_parallel=True))
+    own = own.replace(software=dataclasses.replace(Software(), launch_s=0.0, step_s=0.0))
+    machine = cluster(16)
+    value, slope = jax.value_and_grad(latency, argnums=1)(PREDICTOR, machine, own)
+    assert float(slope.topology.link_bytes_per_s) < 0.0
+    assert float(slope.topology.nic_bytes_per_s) < 0.0
+    assert float(slope.gpu.bf16_flop_per_s) < 0.0
+    faster = machine.replace(topology=machine.topology.replace(nic_bytes_per_s=5e10 * 1.01))
+    moved = float(latency(PREDICTOR, faster, own)) - float(value)
+    assert moved == pytest.approx(float(slope.topology.nic_bytes_per_s) * 5e8, rel=0.05, abs=1e-6)
+
+
+def test_never_slower_with_a_faster_network() -> None:
+    rng = np.random.default_rng(0)
+    for layout in (
+        Parallelism(tensor=2, pipeline=2, data=4, zero=1),
+        Parallelism(data=16, zero=3),
+        Parallelism(tensor=4, pipeline=2, data=2, chunks=2, sequence_parallel=True),
+    ):
+        own, machine = job(layout), cluster(16, 4)
+        many = Topology(4, *(jnp.asarray(10 ** rng.uniform(low, low + 2, 200), jnp.float32) for low in (10, 9)))
+
+        def seconds(topology: Topology, own: Job = own, machine: Cluster = machine) -> Any:
+            return latency(PREDICTOR, machine.replace(topology=topology), own)
+
+        axes = Topology(4, 0, 0, None, None, None, None, None)
+        run = jax.jit(jax.vmap(seconds, in_axes=(axes,)))
+        slow, link, nic = (
+            np.asarray(run(many.replace(**changes)))
+            for changes in (
+                {},
+                {"link_bytes_per_s": many.link_bytes_per_s * 1.5},
+                {"nic_bytes_per_s": many.nic_bytes_per_s * 1.5},
+            )
+        )
+        assert np.all(link <= slow * (1 + 1e-5))
+        assert np.all(nic <= slow * (1 + 1e-5))
+
+
+def test_numbers_of_the_software_have_slopes() -> None:
+    own = job(Parallelism(tensor=2, data=4, pipeline=2, zero=1), overlaps=["tensor", "gradients"])
+    slope = jax.grad(lambda software: latency(PREDICTOR, cluster(16), own.replace(software=software)))(Software())
+    assert all(np.isfinite(float(getattr(slope, name))) for name in FITTED)
+    assert float(slope.tensor) > 0.0
+    assert float(slope.step_s) == pytest.approx(1.0)
+
+
+def test_bad_jobs() -> None:
+    with pytest.raises(InputError, match=r"the layout takes 4 GPUs .* but the cluster has 8"):
+        predict(PREDICTOR, cluster(8), job(Parallelism(data=4)))
+    with pytest.raises(InputError, match="global_batch_size 6 is no multiple"):
+        job(Parallelism(data=4), batch=6)
+    with pytest.raises(InputError, match="overlaps has 'all', expected some of tensor"):
+        job(Parallelism(), overlaps=["all"])
+    with pytest.raises(InputError, match="jobs are of decoders"):
+        job_from_config("bert-large", Parallelism(), global_batch_size=8, sequence_length=512)
+    with pytest.raises(InputError, match="16 heads do not split over 3 GPUs"):
+        job(Parallelism(tensor=3), batch=1)
+    with pytest.raises(InputError, match="unknown optimizer 'x'"):
+        job(Parallelism(), optimizer="x")

@@ -1,0 +1,71 @@
+"""Layouts: checks, stages, and which groups cross NVLink domains."""
+
+from __future__ import annotations
+
+import pytest
+
+from neusight_jax import InputError
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.placement import Group, groups
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tensor": 0}, "tensor is 0, expected a positive whole number"),
+        ({"data": 4, "expert": 3}, "expert=3 does not divide"),
+        ({"chunks": 2}, "chunks=2 needs pipeline > 1"),
+        ({"zero": 4}, "zero is 4, expected one of 0, 1, 2, 3"),
+        ({"recompute": "some"}, "recompute is 'some', expected one of none, selective, full"),
+        ({"schedule": "x"}, "schedule is 'x'"),
+        ({"order": ("tensor",)}, "expected a permutation of tensor, context, data, pipeline"),
+    ],
+)
+def test_bad_layouts(given: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Parallelism(**given)  # type: ignore[arg-type]
+
+
+def test_products_that_do_not_divide() -> None:
+    layout = Parallelism(tensor=8, pipeline=4, data=2, micro_batch_size=2)
+    assert layout.gpus == 64
+    assert layout.micro_batches(64) == 16
+    with pytest.raises(InputError, match="global_batch_size 66 is no multiple of data"):
+        layout.micro_batches(66)
+    with pytest.raises(InputError, match="= 64, but the cluster has 32 GPUs"):
+        layout.check(32, 80, 4096)
+    with pytest.raises(InputError, match="3 layers cannot fill"):
+        layout.check(64, 3, 4096)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pipeline", "chunks", "expected"),
+    [(80, 4, 1, (20,) * 4), (61, 16, 1, (3, *(4,) * 14, 2)), (70, 12, 1, (5, *(6,) * 10, 5)), (7, 2, 1, (3, 4))],
+)
+def test_layers_of_stages(layers: int, pipeline: int, chunks: int, expected: tuple[int, ...]) -> None:
+    """BLOOM's 70 layers on 12 stages: embedding and head count as a layer each."""
+    assert Parallelism(pipeline=pipeline, chunks=chunks).layers_of(layers) == expected
+
+
+@pytest.mark.parametrize("layers", range(4, 130, 7))
+@pytest.mark.parametrize("pipeline", [1, 2, 3, 4])
+def test_every_layer_has_a_stage(layers: int, pipeline: int) -> None:
+    counts = Parallelism(pipeline=pipeline).layers_of(layers)
+    assert sum(counts) == layers
+    assert min(counts) >= 1
+
+
+def test_tensor_is_innermost_and_pipeline_outermost() -> None:
+    found = groups(Parallelism(tensor=8, pipeline=4, data=2, expert=8), 8)
+    assert found["tensor"] == Group(8, 1)
+    assert found["data"] == Group(2, 2)
+    assert found["expert"] == Group(8, 1)
+    assert found["expert_data"] == Group(2, 2)
+    assert found["pipeline"] == Group(2, 2)
+    assert groups(Parallelism(tensor=8, pipeline=4, data=2), 64)["pipeline"] == Group(2, 1)
+
+
+def test_order_is_a_permutation() -> None:
+    layout = Parallelism(tensor=4, data=16, order=("data", "tensor", "context", "pipeline"))
+    assert groups(layout, 8)["data"] == Group(16, 2)
+    assert groups(layout, 8)["tensor"] == Group(4, 4)
