@@ -125,7 +125,7 @@ def _with_operands(
     both = (
         jnp.logaddexp(issued * physics.operand_norm, jnp.log(operand_s) * physics.operand_norm) / physics.operand_norm
     )
-    return jnp.exp(both) + physics.block_cycles / clock_hz
+    return jnp.exp(both) + physics.tile_cycles / clock_hz
 
 
 def _compute(at: Launch) -> Times:

@@ -39,7 +39,8 @@ class Physics:
       issue_slots: instructions a product on the vector path issues for every fused multiply-add, itself included.
       operand_bytes_per_cycle: bytes of operands and result that pass between L2 and the registers of an SM per clock.
       operand_norm: order of the norm that joins a block's arithmetic and its operands: 1 = one after the other.
-      block_cycles: clocks a block of a product or of fused attention spends however little it has to do.
+      tile_cycles: clocks a block of a product spends however little it has to do.
+      block_cycles: clocks a block of fused attention spends however little it has to do.
       warm_share: share of the traffic that still goes to DRAM when the working set lies in L2.
       warm_start, warm_width: working set over L2 size from which that share rises to 1, and over what width.
       kept_start, kept_width: likewise of what a running kernel comes back for, over the L2 it finds room in.
@@ -71,13 +72,14 @@ class Physics:
         default=8.0, metadata=_fixed("counted: scale, maximum, subtraction, sum, correction, conversion")
     )
     issue_slots: ArrayLike = field(
-        default=1.25,
-        metadata=_fitted(0.1, "a tile of 8 × 8 a thread: 16 loads of 4 elements for 64, addresses, the loop"),
+        default=1.1,
+        metadata=_fitted(0.1, "8 × 8 results a thread: 64 a step, with 4 loads of 16 bytes and two for the loop"),
     )
     operand_bytes_per_cycle: ArrayLike = field(
         default=28.0, metadata=_fitted(0.3, "small tiles of products, in whole waves, on five GPUs")
     )
     operand_norm: ArrayLike = field(default=1.33, metadata=_fitted(0.1, "the same"))
+    tile_cycles: ArrayLike = field(default=900.0, metadata=_fitted(0.3, "the same: three times the way to DRAM"))
     block_cycles: ArrayLike = field(
         default=1500.0, metadata=_fitted(0.3, "prologue and epilogue of FlashAttention on A100 and H100")
     )
