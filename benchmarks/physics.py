@@ -22,7 +22,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.hypothetical import PEAKS, RATES
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import kernel_latency
+from neusight_jax.latencies import kernel_latency
 from neusight_jax.sensitivities import ALL_RATES, elasticities, knob
 from neusight_jax.terms import Predictor
 

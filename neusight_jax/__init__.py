@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os as _os
-import sys
-from types import ModuleType as _ModuleType
 
 __version__ = "0.1.0"
 
@@ -38,8 +36,9 @@ if TYPE_CHECKING:
     from neusight_jax.job.job import Job, job_from_config
     from neusight_jax.job.parallelism import Parallelism
     from neusight_jax.job.software import Software
+    from neusight_jax.job.step import latency
     from neusight_jax.kernels.table import KernelTable
-    from neusight_jax.latency import kernel_latency, latency, predict_kernels
+    from neusight_jax.latencies import kernel_latency, predict_kernels
     from neusight_jax.programs import use_compile_cache
     from neusight_jax.saving import save_predictor
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
@@ -132,9 +131,10 @@ _HOMES = {
     "job.job": ("Job", "job_from_config"),
     "job.parallelism": ("Parallelism",),
     "job.software": ("Software",),
+    "job.step": ("latency",),
     "intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
-    "latency": ("kernel_latency", "latency", "predict_kernels"),
+    "latencies": ("kernel_latency", "predict_kernels"),
     "programs": ("use_compile_cache",),
     "saving": ("save_predictor",),
     "scaling.scale": ("ScaledRun", "scale_trace"),
@@ -153,16 +153,6 @@ _root = _os.path.dirname(_os.path.dirname(_os.path.realpath(__file__)))
 if _os.path.exists(_os.path.join(_root, "pyproject.toml")) and _os.path.isdir(_os.path.join(_root, "training")):
     # A source checkout: `training/`, `datasets/` and `checkpoints/` lie beside this folder and install below it.
     __path__.append(_root)
-
-
-class _Package(_ModuleType):
-    def __setattr__(self, name: str, value: object) -> None:
-        # Importing a submodule sets it on the package; `latency` stays the function, the one name that both have.
-        if not (name == "latency" and isinstance(value, _ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -108,7 +108,7 @@ class CalibratedPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`."""
+        """Forecast kernels of one family; see `latencies.kernel_latency`."""
         base = self.base
         if family.network in self.shapes:
             parameters = base.families[family.network]

@@ -17,7 +17,7 @@ from neusight_jax.graph.graph import UNMODELLED, Footprint, Graph
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.table import PHASES, KernelTable
-from neusight_jax.latency import in_row_order, kernel_terms, require_covered
+from neusight_jax.latencies import in_row_order, kernel_terms, require_covered
 from neusight_jax.memory import crowded_notes, footprint
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result, plain
@@ -218,7 +218,7 @@ def predict(
       predictor, gpu: what forecasts, and for which machine.
       graph: the model and its workload.
       gpu_name, notes: for the report only.
-      relaxation: see `latency.kernel_latency`; 0 = exact.
+      relaxation: see `latencies.kernel_latency`; 0 = exact.
     Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
     """
     if not isinstance(graph, Graph):

@@ -95,7 +95,7 @@ class MixturePredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`."""
+        """Forecast kernels of one family; see `latencies.kernel_latency`."""
         gpu, topology = gpu_of(machine), linked_topology(family, machine)
         parameters = self.families[family.network]
         size = element_bytes(batch.dtype)

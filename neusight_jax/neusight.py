@@ -49,7 +49,7 @@ class NeuSightPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`. `isolated` changes nothing: no launch term."""
+        """Forecast kernels of one family; see `latencies.kernel_latency`. `isolated` changes nothing."""
         gpu = gpu_of(machine)
         size = element_bytes(batch.dtype)
         work = family.work(batch.dims, size)

@@ -27,7 +27,7 @@ from neusight_jax.gpu import FIELDS, GPU, SWITCHES
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import KNOBS, RATES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import in_row_order, kernel_latency
+from neusight_jax.latencies import in_row_order, kernel_latency
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result
 from neusight_jax.roofline import Isolated, Scalar
@@ -131,7 +131,7 @@ def elasticities(
 ) -> tuple[dict[str, Float[Array, " kernel"]], dict[str, dict[str, Float[Array, " kernel"]]]]:
     """Seconds of every kernel and their elasticities, by family.
 
-    Args: as `latency.kernel_latency`; a GPU of arrays [kernel] gives every kernel a machine of its own.
+    Args: as `latencies.kernel_latency`; a GPU of arrays [kernel] gives every kernel a machine of its own.
     Returns: family -> seconds [kernel]; name of `ROWS` -> family -> d log seconds / d log figure [kernel].
     """
     switches = (jnp.asarray(isolated, float), jnp.asarray(relaxation, float))

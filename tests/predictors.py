@@ -27,6 +27,8 @@ from neusight_jax.residuals import EFFECTS, effect_width
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
 
+ON_ONE_GPU: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if not family.linked)
+"""Families of kernels that stay on one GPU: those `random_kernels` draws."""
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
 KINDS: tuple[str, ...] = ("mixture", "neusight")
 RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
@@ -42,10 +44,11 @@ def _template(kind: str, members: int, hidden: tuple[int, ...]) -> Predictor:
 
 def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, ...] = (8,)) -> Predictor:
     """A predictor with every leaf moved away from its start: last layers, floors, norms, shifts and effects too."""
-    random = np.random.default_rng(seed)
+    local, linked = np.random.default_rng(seed), np.random.default_rng([seed, 5])
 
     def moved(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path)
+        random = linked if any(f"'{family}'" in name for family in FAMILIES if FAMILIES[family].linked) else local
         noise = random.normal(size=leaf.shape)
         if name.endswith("center"):
             value = 6.0 + 3.0 * noise
@@ -190,7 +193,7 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
             row=position,
         )
 
-    return KernelTable({name: batch(family) for name, family in FAMILIES.items() if not family.linked})
+    return KernelTable({name: batch(FAMILIES[name]) for name in ON_ONE_GPU})
 
 
 def repadded(table: KernelTable, length: int) -> KernelTable:

@@ -30,7 +30,7 @@ from neusight_jax.kernels.attention import (
 )
 from neusight_jax.kernels.family import LIBRARY, Work
 from neusight_jax.kernels.tensor_gemm import GEMM
-from neusight_jax.latency import kernel_latency
+from neusight_jax.latencies import kernel_latency
 from neusight_jax.physics import FITTED
 from neusight_jax.roofline import element_bytes, exponentials_per_s, peak_flop_per_s
 

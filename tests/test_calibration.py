@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from predictors import NETWORKS, RATES, only, random_gpus, random_kernels, random_predictor, scaled
+from predictors import NETWORKS, ON_ONE_GPU, RATES, only, random_gpus, random_kernels, random_predictor, scaled
 
 import neusight_jax as nj
 from neusight_jax.calibrated import CalibratedPredictor, ShapeEffect, shape_coordinates, shape_kernel, shape_points
@@ -18,7 +18,7 @@ from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.latency import kernel_terms, on_device
+from neusight_jax.latencies import kernel_terms, on_device
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, calibration, prior_of
@@ -54,11 +54,14 @@ def error(predictor: nj.KernelTable, table: KernelTable, seconds: np.ndarray) ->
     return float(np.mean(np.abs(np.log(nj.predict_kernels(predictor, GPU, table) / seconds))))
 
 
+LOCAL = tuple(name for name in ON_ONE_GPU if name in NETWORKS)
+
+
 def random_calibrated(seed: int) -> CalibratedPredictor:
     random = np.random.default_rng(seed)
     base = random_predictor("mixture", seed, hidden=(4,))
     shapes = {}
-    for name in NETWORKS:
+    for name in LOCAL:
         table = random_kernels(seed, 6, dtypes=1)
         points = shape_points(FAMILIES[name], jax.tree.map(jnp.asarray, table.families[name]), 4.0)
         constant, weights = random.normal(size=len(EFFECTS)), random.normal(size=(6, len(EFFECTS)))
@@ -266,7 +269,7 @@ def test_slopes_and_speed_of_light_hold_for_any_calibration(name: str) -> None:
     np.testing.assert_allclose(fast.seconds, 0.5 * (inside(gpus).seconds + floors), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", ON_ONE_GPU)
 def test_shape_points_have_as_many_coordinates_as_a_checkpoint_is_read_with(name: str) -> None:
     batch = jax.tree.map(jnp.asarray, random_kernels(0, 4).families[name])
     points = shape_points(FAMILIES[name], batch)
@@ -372,7 +375,7 @@ def test_a_filled_plan_calibrates_a_gpu_of_ones_own(tmp_path: Path, checkpoint: 
 
 def test_saving_needs_no_mixture_only_card(tmp_path: Path) -> None:
     predictor = random_calibrated(3)
-    sizes = dict.fromkeys(NETWORKS, 6)
+    sizes = dict.fromkeys(LOCAL, 6)
     card = {
         "kind": "calibrated",
         "architecture": {"families": list(NETWORKS), "hidden": [4], "members": 1, "points": sizes},

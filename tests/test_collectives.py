@@ -24,7 +24,7 @@ from neusight_jax.heads import LINKED_HEADS, launched, physical_times
 from neusight_jax.kernels.collective import COLLECTIVE, OPS, collective_dims, expert_bytes
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable, table_from_kernels
-from neusight_jax.latency import kernel_terms, on_device
+from neusight_jax.latencies import kernel_terms, on_device
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.tables import table
 from neusight_jax.topology import TOPOLOGY_FIELDS, Topology

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predictors import KINDS, as_float64, only, random_gpus, random_kernels, random_predictor, repadded
+from predictors import KINDS, ON_ONE_GPU, as_float64, only, random_gpus, random_kernels, random_predictor, repadded
 
 import neusight_jax as nj
 from neusight_jax.gpu import FIELDS, GPU
@@ -65,7 +65,7 @@ def test_gradients_are_finite_for_every_model_on_every_gpu(kind: str) -> None:
 def test_gradients_are_finite_for_extreme_machines_and_shapes(kind: str) -> None:
     rows = 4096
     kernels, gpus, predictor = random_kernels(3, rows), random_gpus(3, rows, absent=0.5), random_predictor(kind, 3)
-    for name in FAMILIES:
+    for name in ON_ONE_GPU:
         part = only(kernels, name)
         slopes = jax.grad(lambda gpu, part=part: nj.latency(predictor, gpu, part))(gpus)
         for field in FIELDS:
@@ -142,7 +142,7 @@ def test_gradients_agree_with_differences_for_a_model(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "family"), [*(("mixture", name) for name in FAMILIES), ("neusight", "linear"), ("neusight", "softmax")]
+    ("kind", "family"), [*(("mixture", name) for name in ON_ONE_GPU), ("neusight", "linear"), ("neusight", "softmax")]
 )
 def test_gradients_agree_with_differences_for_a_family(kind: str, family: str) -> None:
     with _double():

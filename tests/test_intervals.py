@@ -15,7 +15,7 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import in_row_order, kernel_terms, on_device
+from neusight_jax.latencies import in_row_order, kernel_terms, on_device
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.terms import Predictor
 from neusight_jax.trust import Trust, empty_trust, kernel_interval

@@ -298,7 +298,7 @@ def test_a_whole_training_step_with_optax() -> None:
     forward = {(1, 32, 128, 64): 1, (1, 8, 128, 32): 1}
     assert products(graph) == Counter({**forward, (1, 8, 32, 128): 1, (1, 32, 128, 8): 1, (1, 32, 64, 128): 1})
     phases = Counter(
-        phase for node in graph.nodes for phase, found in zip(("f", "b", "u"), node.phases, strict=True) if found
+        phase for node in graph.nodes for phase, found in zip(("f", "b", "u", "o"), node.phases, strict=True) if found
     )
     assert set(phases) == {"f", "b", "u"}
     # AdamW reads and writes weight and two moments, and reads the gradient: 7 passes over each parameter.

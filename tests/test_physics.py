@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predictors import (
     KINDS,
+    ON_ONE_GPU,
     PEAKS,
     RATES,
     Backwards,
@@ -33,7 +34,7 @@ from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
 from neusight_jax.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.latency import kernel_latency, kernel_terms
+from neusight_jax.latencies import kernel_latency, kernel_terms
 from neusight_jax.roofline import whole_waves
 from neusight_jax.terms import Predictor
 
@@ -172,7 +173,7 @@ def test_neusight_violations_are_counted(record_property: Any) -> None:
     for seed in SEEDS:
         predictor, kernels = random_predictor("neusight", seed), random_kernels(seed, ROWS)
         found += slower_when_better(predictor, kernels, random_gpus(seed, ROWS), False, 0.0, seed)
-    draws = ROWS * len(SEEDS) * len(FAMILIES)
+    draws = ROWS * len(SEEDS) * len(ON_ONE_GPU)
     rates = {name: count / draws for name, count in sorted(found.items())}
     record_property("neusight_slower_on_a_better_machine", rates)
     print({name: f"{rate:.2%}" for name, rate in rates.items()})  # noqa: T201 - shown with -s
@@ -201,7 +202,7 @@ def test_rates_scale_time_but_for_the_floor(isolated: bool, members: int) -> Non
     A kernel that runs alone beside its host's work does not add up so; `test_a_host_as_fast_as_its_machine`.
     """
     rows = 512
-    names = [name for name in FAMILIES if FAMILIES[name].tensor_core or not isolated]
+    names = [name for name in ON_ONE_GPU if FAMILIES[name].tensor_core or not isolated]
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         predictor = as_float64(random_predictor("mixture", 7, members))
         kernels, gpus = as_float64(random_kernels(7, rows)), as_float64(random_gpus(7, rows))
@@ -234,7 +235,7 @@ def test_rates_scale_time_but_for_the_floor(isolated: bool, members: int) -> Non
 def test_a_host_as_fast_as_its_machine(members: int) -> None:
     """Alone, rates and launch floors c times as fast take 1/c; rates alone never less, and never below the floor."""
     rows = 512
-    alone = [name for name, family in FAMILIES.items() if not family.tensor_core]
+    alone = [name for name in ON_ONE_GPU if not FAMILIES[name].tensor_core]
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         predictor: Any = as_float64(random_predictor("mixture", 8, members))
         kernels, gpus = as_float64(random_kernels(8, rows)), as_float64(random_gpus(8, rows))

@@ -49,13 +49,7 @@ def test_no_public_name_is_that_of_a_module() -> None:
     folders = (HOME / "neusight_jax", HOME)
     modules = {path.stem for folder in folders for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert {"comparison", "designs", "sweeps", "training"} <= modules
-    assert modules & set(nj.__all__) <= {"latency"}
-
-
-@pytest.mark.parametrize("first", ["neusight_jax.latency", "neusight_jax.forecast"])
-def test_latency_is_the_function_whatever_was_imported_first(tmp_path: Path, first: str) -> None:
-    code = f"import {first}, neusight_jax as nj; print(callable(nj.latency), callable(nj.predict))"
-    assert _python(code, tmp_path).strip() == "True True"
+    assert not modules & set(nj.__all__)
 
 
 def test_works_from_the_folder_of_the_package(tmp_path: Path) -> None:

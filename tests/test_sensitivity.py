@@ -8,16 +8,15 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predictors import Backwards, only, random_gpus, random_kernels, random_predictor, scaled
+from predictors import ON_ONE_GPU, Backwards, only, random_gpus, random_kernels, random_predictor, scaled
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.gpu import FIELDS, SWITCHES
 from neusight_jax.hypothetical import PEAKS, RATES
-from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.latency import kernel_latency
+from neusight_jax.latencies import kernel_latency
 from neusight_jax.sensitivities import ALL_RATES, ROWS, Sensitivity, elasticities, knob
 from neusight_jax.terms import Predictor
 
@@ -26,7 +25,7 @@ FALLING = ("mem_bytes_per_s", "l2_bytes", "clock_hz", "tdp_w", knob("num_sms"), 
 
 
 def wrong_signs(
-    predictor: Predictor, seed: int, isolated: bool, relaxation: float, families: tuple[str, ...] = tuple(FAMILIES)
+    predictor: Predictor, seed: int, isolated: bool, relaxation: float, families: tuple[str, ...] = ON_ONE_GPU
 ) -> dict[str, int]:
     """Elasticities above rounding that should not be, by row; `benchmarks/physics.py` does 1e5 pairs."""
     kernels, gpus = only(random_kernels(seed, PAIRS), *families), random_gpus(seed, PAIRS, absent=0.5)
@@ -55,7 +54,7 @@ def test_rate_elasticities_sum_to_minus_one_less_the_launch_share() -> None:
         gpus = random_gpus(seed, PAIRS)
         now, slopes = elasticities(predictor, gpus, kernels)
         floor = kernel_latency(predictor, scaled(gpus, RATES, 1e10), kernels)
-        for name in FAMILIES:
+        for name in ON_ONE_GPU:
             share = np.asarray(floor[name]) / np.asarray(now[name])
             np.testing.assert_allclose(slopes[ALL_RATES][name], share - 1.0, atol=1e-3, err_msg=name)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predictors import NETWORKS, random_gpus, random_kernels, random_predictor
+from predictors import NETWORKS, ON_ONE_GPU, random_gpus, random_kernels, random_predictor
 
 import neusight_jax as nj
 from neusight_jax.kernels.families import FAMILIES
@@ -30,7 +30,7 @@ def _choice(name: str) -> TileChoice:
     return choice
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name in ON_ONE_GPU])
 def test_the_exact_choice_is_an_entry_of_the_menu(name: str) -> None:
     work, features = _case(name)
     tile = choose_tile(_choice(name), GPU, work, features)
@@ -66,7 +66,7 @@ def test_a_strong_preference_wins() -> None:
     assert np.all(np.asarray(choose_tile(fond, GPU, work, features).index) == 2)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name in ON_ONE_GPU])
 def test_a_relaxed_choice_lies_inside_the_menu_and_has_gradients(name: str) -> None:
     work, features = _case(name)
 

@@ -29,7 +29,7 @@ from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.latency import require_covered
+from neusight_jax.latencies import require_covered
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS, add_to_effect
 from neusight_jax.terms import Predictor

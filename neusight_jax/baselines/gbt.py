@@ -63,7 +63,7 @@ class GBTPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing."""
+        """Forecast kernels of one family; see `latencies.kernel_latency`. `relaxation` changes nothing."""
         log_s = walk(self.families[family.network], gbt_inputs(family, gpu_of(machine), batch, isolated))
         return bounded(family, machine, batch).terms(jnp.exp(log_s))
 

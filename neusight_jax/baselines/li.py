@@ -62,7 +62,7 @@ class LiPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing.
+        """Forecast kernels of one family; see `latencies.kernel_latency`. `relaxation` changes nothing.
 
         A line that falls to zero or below far from the known GPUs forecasts the speed of light.
         """

@@ -17,7 +17,7 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import kernel_latency, require_covered
+from neusight_jax.latencies import kernel_latency, require_covered
 from neusight_jax.roofline import Scalar
 from neusight_jax.sweeps.space import WHOLE, Range
 from neusight_jax.terms import Predictor
@@ -165,7 +165,7 @@ def metrics(
     Args:
       given: the problem.
       figures: the free fields.
-      relaxation: see `latency.kernel_latency`.
+      relaxation: see `latencies.kernel_latency`.
     """
     gpu = vary(given.base, figures)
     each = kernel_latency(given.predictor, gpu, given.kernels, relaxation=relaxation)

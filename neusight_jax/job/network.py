@@ -25,7 +25,7 @@ def message_seconds(
     groups: Mapping[str, Group],
     run: Callable[..., Mapping[str, Any]],
 ) -> Float[Array, " message"]:
-    """Seconds of one of each message; `run` forecasts kernels by family, as `latency.kernel_latency` does.
+    """Seconds of one of each message; `run` forecasts kernels by family, as `latencies.kernel_latency` does.
 
     A predictor without collectives leaves them to `ring_seconds`.
     """

@@ -22,7 +22,9 @@ from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
 from neusight_jax.job.software import OVERLAPS, Software
 from neusight_jax.job.stages import stage_kinds
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import kernel_latency, predict_kernels, require_covered
+from neusight_jax.latencies import kernel_latency, predict_kernels, require_covered
+from neusight_jax.latencies import latency as table_latency
+from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
 
 MESSAGE = "message"
@@ -192,7 +194,7 @@ def _unhidden(message: Array, overlaps: Array, facts: Facts) -> Array:
 
 
 def compose(
-    own: Seconds, software: Software, plan: Plan, relaxation: float = 0.0
+    own: Seconds, software: Software, plan: Plan, relaxation: Scalar = 0.0
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
     """Seconds of the pipeline, of what follows it, and of the busiest rank's own work of all micro-batches."""
     durations, tail = stage_durations(own, software, facts(plan))
@@ -217,9 +219,22 @@ def check_cluster(machine: Machine, job: Job) -> None:
         )
 
 
-def job_latency(predictor: Predictor, machine: Machine, job: Job, relaxation: Any = 0.0) -> Float[Array, ""]:
-    """Seconds of one step of a job; `jax.grad` with respect to `machine` is a Cluster of slopes."""
-    check_cluster(machine, job)
-    own = seconds_of_job(predictor, machine, job)
-    pipeline, tail, _ = compose(own, job.software, job.plan, relaxation)
+def latency(
+    predictor: Predictor,
+    machine: Machine,
+    work: KernelTable | Job,
+    *,
+    isolated: Isolated = False,
+    relaxation: Scalar = 0.0,
+) -> Float[Array, ""]:
+    """Seconds of all kernels of a table one after another (`latencies.latency`), or of one step of a job.
+
+    A step is its kernels and messages along the critical path. `jax.grad(latency, argnums=1)` is a GPU or a Cluster of
+    derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many machines with one program.
+    """
+    if isinstance(work, KernelTable):
+        return table_latency(predictor, machine, work, isolated=isolated, relaxation=relaxation)
+    check_cluster(machine, work)
+    own = seconds_of_job(predictor, machine, work)
+    pipeline, tail, _ = compose(own, work.software, work.plan, relaxation)
     return pipeline + tail

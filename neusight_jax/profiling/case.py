@@ -17,7 +17,8 @@ from neusight_jax.kernels.rowwise import BINARY_OPS
 MEASURED_OPS: tuple[str, ...] = tuple(
     op
     for op in schema.OPS
-    if op not in (*schema.EXPERT_OPS, *schema.QUANTIZE_OPS) and (op not in OPERATORS or OPERATORS[op][1].run)
+    if op not in (*schema.EXPERT_OPS, *schema.QUANTIZE_OPS, *schema.COLLECTIVE_OPS)
+    and (op not in OPERATORS or OPERATORS[op][1].run)
 )
 """Every operator that can be measured."""
 FLOP_PER_ELEMENT: dict[str, float] = {"softmax": 5.0, "ln": 6.0, "copy": 0.0}

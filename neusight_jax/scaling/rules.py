@@ -27,7 +27,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES, OPERATORS
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.latency import predict_kernels
+from neusight_jax.latencies import predict_kernels
 from neusight_jax.roofline import element_bytes
 from neusight_jax.scaling.occupancy import Limits, resident_blocks
 from neusight_jax.scaling.trace import Measured

@@ -17,7 +17,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import latency, require_covered
+from neusight_jax.latencies import latency, require_covered
 from neusight_jax.results import Result, json_text, schema
 from neusight_jax.roofline import Scalar
 from neusight_jax.sweeps.devices import Spread, barrier, on_host, spread_rows
@@ -118,7 +118,7 @@ def sweep(
       output: the Parquet file: sample, gpu, workload (its place among the `workloads` of the file's metadata), model,
         mode, dtype, batch_size, sequence_length, the fields, `seconds`.
       chunk: machines in one call; memory grows with it.
-      relaxation: see `latency.kernel_latency`; 0 = exact.
+      relaxation: see `latencies.kernel_latency`; 0 = exact.
       resume: go on with an interrupted sweep that was asked the same.
       label: what made the predictor, e.g. the checkpoint's name; resuming with another is refused.
       notes: what to know beside the notes of the graphs; kept in the file's metadata.

@@ -30,7 +30,7 @@ from neusight_jax.gpu_file import load_gpu
 from neusight_jax.heads import launched, physical_times
 from neusight_jax.kernels.collective import COLLECTIVE, SOFTWARE
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import predict_kernels
+from neusight_jax.latencies import predict_kernels
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS
 from neusight_jax.roofline import element_bytes

@@ -25,7 +25,7 @@ from neusight_jax.cluster import on_device
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latency import predict_kernels
+from neusight_jax.latencies import predict_kernels
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, linearised, prior_of

@@ -23,7 +23,7 @@ from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.graph.traced.source_file import is_source
 from neusight_jax.intervals import predict_kernel_intervals
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.latency import latency, predict_kernels, uncovered
+from neusight_jax.latencies import latency, predict_kernels, uncovered
 from neusight_jax.progress import follow
 from neusight_jax.terms import Predictor
 from neusight_jax.training.data import measured_devices

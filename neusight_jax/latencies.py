@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,6 @@ from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.programs import one_shot
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
-
-if TYPE_CHECKING:
-    from neusight_jax.job.job import Job
 
 
 def kernel_terms(
@@ -227,22 +224,16 @@ def kernel_latency(
 def latency(
     predictor: Predictor,
     machine: Machine,
-    kernels: KernelTable | Job,
+    kernels: KernelTable,
     *,
     isolated: Isolated = False,
     relaxation: Scalar = 0.0,
 ) -> Float[Array, ""]:
     """Seconds of all kernels one after another: Σ count · latency. Same arguments and gradients as `kernel_latency`.
 
-    Of a `Job` it is the seconds of one step, its kernels and messages along the critical path (`job.step`).
-
     `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
     machines with one program. Tables of equal padded size share a program too.
     """
-    if not isinstance(kernels, KernelTable):
-        from neusight_jax.job.step import job_latency
-
-        return job_latency(predictor, machine, kernels, relaxation)
     require_covered(predictor, kernels)
     seconds: Array = _latency(predictor, on_device(machine), kernels, relaxation, _switch(isolated))
     return seconds

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predictors import KINDS, NETWORKS, only, random_gpus, random_kernels, random_predictor, repadded
+from predictors import KINDS, NETWORKS, ON_ONE_GPU, only, random_gpus, random_kernels, random_predictor, repadded
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
 from neusight_jax.checkpoint import untrained
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.latency import BLOCK
+from neusight_jax.latencies import BLOCK
 
 COMPILED: list[str] = []
 
@@ -236,7 +236,7 @@ def test_each_kernel_may_have_its_own_switch_and_machine() -> None:
     switch = jnp.asarray(np.arange(rows) % 2, float)
     mixed = nj.kernel_latency(predictor, gpus, kernels, isolated=switch)
     alone, inside = (nj.kernel_latency(predictor, gpus, kernels, isolated=each) for each in (True, False))
-    for name in FAMILIES:
+    for name in ON_ONE_GPU:
         expected = np.where(np.asarray(switch) > 0, alone[name], inside[name])
         np.testing.assert_allclose(mixed[name], expected, rtol=1e-5)
     last = jax.tree.map(lambda figures: figures[-1], gpus)
