@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, require_fields
 from neusight_jax.gpu import FIELDS, GPU, stack_gpus
 from neusight_jax.kernels.family import Family
 from neusight_jax.topology import TRACED_FIELDS, Topology, default_topology
@@ -37,10 +37,7 @@ class Cluster:
 
     def replace(self, **changes: Any) -> Cluster:
         """This cluster with `gpu`, `topology` or `count` replaced. `InputError` for a field there is not."""
-        names = [field.name for field in dataclasses.fields(self)]
-        for name in changes:
-            if name not in names:
-                raise InputError(f"a cluster has no field {name!r}; expected one of {', '.join(names)}")
+        require_fields("a cluster", [field.name for field in dataclasses.fields(self)], changes)
         return dataclasses.replace(self, **changes)
 
 

@@ -17,6 +17,14 @@ class InputError(ValueError):
         super().__init__(" ".join(message.split()))
 
 
+def require_fields(owner: str, known: Iterable[str], given: Iterable[str]) -> None:
+    """`InputError` for the first name that an owner such as "a GPU" has no field of."""
+    fields = tuple(known)
+    for name in given:
+        if name not in fields:
+            raise InputError(f"{owner} has no field {name!r}; expected one of {', '.join(fields)}")
+
+
 def unknown_name(kind: str, name: str, choices: Iterable[str], hint: str = "") -> InputError:
     """An `InputError` for a name that is not in a list, offering the nearest names.
 

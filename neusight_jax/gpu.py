@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.arithmetic import DTYPES, PATHS
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, require_fields
 from neusight_jax.units import GB, GIB, GIGA, MEGA, MIB, TERA
 
 
@@ -102,9 +102,7 @@ class GPU:
 
         A new 16-bit peak brings the width of the matrix units along (`widened`). Gradients: reach all changes.
         """
-        for name in changes:
-            if name not in FIELDS:
-                raise InputError(f"a GPU has no field {name!r}; expected one of {', '.join(FIELDS)}")
+        require_fields("a GPU", FIELDS, changes)
         floats = {name: float(value) if type(value) is int else value for name, value in changes.items()}
         return widened(self, dataclasses.replace(self, **floats), changes)
 

@@ -19,7 +19,8 @@ def _fixed(source: str) -> dict[str, Any]:
     return {"width": 0.0, "source": source}
 
 
-def _fitted(width: float, source: str) -> dict[str, Any]:
+def fitted(width: float, source: str) -> dict[str, Any]:
+    """Metadata of a constant that is fitted: width of the prior of its logarithm, and where its default is from."""
     return {"width": width, "source": source}
 
 
@@ -81,22 +82,20 @@ class Physics:
     operand_norm: ArrayLike = field(default=1.33, metadata=_fitted(0.1, "the same"))
     tile_cycles: ArrayLike = field(default=900.0, metadata=_fitted(0.3, "the same: three times the way to DRAM"))
     block_cycles: ArrayLike = field(
-        default=1500.0, metadata=_fitted(0.3, "prologue and epilogue of FlashAttention on A100 and H100")
+        default=1500.0, metadata=fitted(0.3, "prologue and epilogue of FlashAttention on A100 and H100")
     )
-    warm_share: ArrayLike = field(
-        default=0.12, metadata=_fitted(0.5, "copies of small arrays launched again and again")
-    )
-    warm_start: ArrayLike = field(default=0.9, metadata=_fitted(0.2, "the same, on five GPUs"))
-    warm_width: ArrayLike = field(default=0.4, metadata=_fitted(0.3, "the same"))
-    kept_start: ArrayLike = field(default=1.0, metadata=_fitted(0.2, "operands of products fetched again"))
-    kept_width: ArrayLike = field(default=0.9, metadata=_fitted(0.3, "the same"))
+    warm_share: ArrayLike = field(default=0.12, metadata=fitted(0.5, "copies of small arrays launched again and again"))
+    warm_start: ArrayLike = field(default=0.9, metadata=fitted(0.2, "the same, on five GPUs"))
+    warm_width: ArrayLike = field(default=0.4, metadata=fitted(0.3, "the same"))
+    kept_start: ArrayLike = field(default=1.0, metadata=fitted(0.2, "operands of products fetched again"))
+    kept_width: ArrayLike = field(default=0.9, metadata=fitted(0.3, "the same"))
     rotated_start: ArrayLike = field(
-        default=0.12, metadata=_fitted(0.2, "L40S (96 MB) is warm below 16 MB; H200 beats H100 (50 MB) from 6 MB")
+        default=0.12, metadata=fitted(0.2, "L40S (96 MB) is warm below 16 MB; H200 beats H100 (50 MB) from 6 MB")
     )
-    rotated_width: ArrayLike = field(default=0.13, metadata=_fitted(0.3, "the same"))
-    joule_per_flop_16nm: ArrayLike = field(default=20e-12, metadata=_fitted(0.3, "cards that throttle: P4, T4"))
+    rotated_width: ArrayLike = field(default=0.13, metadata=fitted(0.3, "the same"))
+    joule_per_flop_16nm: ArrayLike = field(default=20e-12, metadata=fitted(0.3, "cards that throttle: P4, T4"))
     process_exponent: ArrayLike = field(
-        default=0.75, metadata=_fitted(0.2, "16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ")
+        default=0.75, metadata=fitted(0.2, "16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ")
     )
     dtype_energy: tuple[float, ...] = field(
         default=(1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033),
@@ -104,14 +103,14 @@ class Physics:
     )
     narrow_flop_per_cycle: ArrayLike = field(
         default=2048.0,
-        metadata=_fitted(
+        metadata=fitted(
             0.3, "L40S (1024) sustains half to two thirds of its peak in 350 W, Hopper (4096) three quarters"
         ),
     )
     joule_per_byte: ArrayLike = field(
         default=50e-12, metadata=_fixed("HBM2 4 pJ/bit (O'Connor et al., MICRO 2017), GDDR6 7.5, and the way")
     )
-    further_launch_s: ArrayLike = field(default=2e-6, metadata=_fitted(0.3, "kernels of running models, back to back"))
+    further_launch_s: ArrayLike = field(default=2e-6, metadata=fitted(0.3, "kernels of running models, back to back"))
     limit_norm: ArrayLike = field(default=12.0, metadata=_fixed("nearly a maximum: a card throttles only at its limit"))
     least_norm: ArrayLike = field(default=3.0, metadata=_fixed("heads that overlap at best in part"))
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from neusight_jax.errors import InputError
+from neusight_jax.errors import require_fields
 from neusight_jax.gpu import GPU
 
 LINK_LATENCY_S = 0.6e-6
@@ -55,9 +55,7 @@ class Topology:
 
     def replace(self, **changes: ArrayLike) -> Topology:
         """This topology with fields replaced. `InputError` for a field there is not."""
-        for name in changes:
-            if name not in TOPOLOGY_FIELDS:
-                raise InputError(f"a topology has no field {name!r}; expected one of {', '.join(TOPOLOGY_FIELDS)}")
+        require_fields("a topology", TOPOLOGY_FIELDS, changes)
         changed: Topology = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
         return changed
 

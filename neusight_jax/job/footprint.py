@@ -63,17 +63,14 @@ def _of_rank(
     gradient_bytes: float,
     boundary_bytes: float,
 ) -> Footprint:
-    experts = sum(stage.expert_parameters for stage in own) if layout.expert > 1 else 0.0
-    dense = sum(stage.parameters for stage in own) - experts
+    parameters = sum(stage.parameters for stage in own)
+    experts = sum(stage.expert_parameters for stage in own)
     graph = own[0].graph
     size = max(dtype_bytes(graph.dtype), 2.0)
 
     def held(each: float, since: int) -> float:
         """Bytes of so many a parameter, sharded from one of the stages of ZeRO on."""
-        sharded = layout.zero >= since
-        ranks = layout.data * layout.context if sharded else 1
-        copies = layout.replica_ranks / layout.expert if sharded else 1
-        return each * (dense / ranks + experts / copies)
+        return each * layout.held(parameters, experts, sharded=layout.zero >= since)
 
     states = 0.0 if optimizer is None else OPTIMIZERS[optimizer].state_bytes + 4.0 * (size < 4.0)
     return Footprint(

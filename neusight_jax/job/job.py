@@ -145,6 +145,7 @@ def job_from_config(
     )
     added = 0.0 if batches == 1 or fused_accumulation else size
     kernels, counts = _table(kinds, layout, optimizer, added, dtype)
+    between = hidden_bytes(model, layout, tokens, own)
     plan = Plan(
         model=parsed.name,
         layout=layout,
@@ -156,8 +157,8 @@ def job_from_config(
         micro_batches=batches,
         layers=tuple(len(kinds[kind].layers) if kind in kinds else 1 for kind in range(KINDS)),
         messages=messages,
-        message_bytes=hidden_bytes(model, layout, tokens, own),
-        memory=fullest(kinds, layout, batches, optimizer, size, hidden_bytes(model, layout, tokens, own)),
+        message_bytes=between,
+        memory=fullest(kinds, layout, batches, optimizer, size, between),
         overlaps=tuple(overlaps),
         attention=attention,
         notes=tuple(dict.fromkeys(parsed.notes)),
@@ -186,10 +187,7 @@ def _works(
         moved = 2.0 + 2.0 * added_bytes
         yield WORK.index("weight_gradient"), 1.0, flat_stream(stage.parameters / shards, moved, tensor_cores)
     if optimizer is not None:
-        experts = stage.expert_parameters if layout.expert > 1 else 0.0
-        ranks = layout.data * layout.context if layout.zero else 1
-        copies = layout.replica_ranks / layout.expert if layout.zero else 1
-        owned = (stage.parameters - experts) / ranks + experts / copies
+        owned = layout.held(stage.parameters, stage.expert_parameters, sharded=layout.zero > 0)
         clip = flat_stream(owned, 4.0, tensor_cores)
         for kernel in (clip, *optimizer_kernels(optimizer, owned, tensor_cores)):
             yield WORK.index("optimizer"), 1.0, kernel

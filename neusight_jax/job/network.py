@@ -57,19 +57,23 @@ def ring_seconds(cluster: Cluster, rows: np.ndarray) -> Float[Array, " message"]
     """Seconds of `sizes` as rings inside domains and over them: wire bytes over rates, plus steps."""
     topology = cluster.topology
     size, ranks, domains, op, crossing = rows.T
-    passes = np.where(op == 0, 2.0, 1.0)
+    passes = np.where(op == OPS.index("all_reduce"), 2.0, 1.0)
     here = np.maximum(ranks / domains, 1.0)
-    single = op == 4
+    single = op == OPS.index("send_recv")
     inside = np.where(single, domains == 1, passes * (here - 1) / here) * size
     across = np.where(single, domains > 1, passes * (domains - 1) / domains / here) * size
-    exchange = op == 3
+    exchange = op == OPS.index("all_to_all")
     inside = np.where(exchange, (here - 1) / np.maximum(ranks, 1) * size, inside)
     across = np.where(exchange, (ranks - here) / np.maximum(ranks, 1) * size * crossing, across)
     steps = np.where(single | exchange, 1.0, passes * np.minimum(here - 1, 2 * np.log2(np.maximum(here, 2))))
     far = np.where(domains > 1, np.where(single | exchange, 1.0, passes * np.log2(np.maximum(domains, 2))), 0.0)
-    nic = jnp.asarray(topology.nic_bytes_per_s) / jnp.asarray(topology.oversubscription)
     link = topology.group_bytes_per_s(jnp.asarray(here, jnp.float32))
-    wire = jnp.maximum(jnp.asarray(inside, jnp.float32) / link, jnp.asarray(across, jnp.float32) / nic) / REACHED
+    wire = (
+        jnp.maximum(
+            jnp.asarray(inside, jnp.float32) / link, jnp.asarray(across, jnp.float32) / topology.crossing_bytes_per_s
+        )
+        / REACHED
+    )
     return jnp.where(ranks > 1, wire + steps * jnp.asarray(topology.link_latency_s) + far * topology.nic_latency_s, 0.0)
 
 

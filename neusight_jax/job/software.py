@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 from jaxtyping import Array, ArrayLike
+
+from neusight_jax.physics import fitted
 
 OVERLAPS: tuple[str, ...] = ("tensor", "context", "expert", "shards", "gradients")
 """Classes of communication a recipe may run beside compute."""
 USUAL_OVERLAPS: tuple[str, ...] = ("context", "shards", "gradients")
 """Those it does unless it says otherwise."""
-
-
-def _fitted(width: float, source: str) -> dict[str, Any]:
-    return {"width": width, "source": source}
 
 
 @jax.tree_util.register_dataclass
@@ -37,24 +34,24 @@ class Software:
       step_s: what a step takes beside its work: data, logs, checks of gradients, seconds.
     """
 
-    tensor: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
-    context: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
-    expert: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
-    shards: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
-    gradients: ArrayLike = field(default=0.2, metadata=_fitted(1.0, "estimate"))
+    tensor: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
+    context: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
+    expert: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
+    shards: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
+    gradients: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
     launch_s: ArrayLike = field(
-        default=15e-6, metadata=_fitted(0.7, "eager PyTorch launches 2e5 kernels a second, about three for one here")
+        default=15e-6, metadata=fitted(0.7, "eager PyTorch launches 2e5 kernels a second, about three for one here")
     )
-    expert_launch_s: ArrayLike = field(default=3e-4, metadata=_fitted(1.0, "estimate"))
-    kernels: ArrayLike = field(default=1.05, metadata=_fitted(0.1, "estimate"))
-    experts: ArrayLike = field(default=1.2, metadata=_fitted(0.3, "estimate"))
-    flash2: ArrayLike = field(default=1.3, metadata=_fitted(0.3, "estimate"))
+    expert_launch_s: ArrayLike = field(default=3e-4, metadata=fitted(1.0, "estimate"))
+    kernels: ArrayLike = field(default=1.05, metadata=fitted(0.1, "estimate"))
+    experts: ArrayLike = field(default=1.2, metadata=fitted(0.3, "estimate"))
+    flash2: ArrayLike = field(default=1.3, metadata=fitted(0.3, "estimate"))
     flash2_wide: ArrayLike = field(
         default=1.75,
-        metadata=_fitted(0.2, "1.5 to 2.0 forward, 1.5 to 1.75 backward: Shah et al., FlashAttention-3, 2024"),
+        metadata=fitted(0.2, "1.5 to 2.0 forward, 1.5 to 1.75 backward: Shah et al., FlashAttention-3, 2024"),
     )
-    wait: ArrayLike = field(default=0.003, metadata=_fitted(1.0, "estimate"))
-    step_s: ArrayLike = field(default=0.01, metadata=_fitted(1.0, "estimate"))
+    wait: ArrayLike = field(default=0.003, metadata=fitted(1.0, "estimate"))
+    step_s: ArrayLike = field(default=0.01, metadata=fitted(1.0, "estimate"))
 
     def overlap(self, name: str) -> Array:
         """What a class of `OVERLAPS` still adds when it overlaps."""
@@ -63,18 +60,18 @@ class Software:
 
 
 LEARNED = Software(
-    tensor=0.169,
+    tensor=0.168,
     context=0.2,
     expert=0.2,
-    shards=0.561,
+    shards=0.595,
     gradients=0.196,
     launch_s=1.6e-5,
-    expert_launch_s=1.13e-3,
-    kernels=1.11,
-    experts=1.47,
-    flash2=1.46,
-    flash2_wide=2.08,
-    wait=0.005,
+    expert_launch_s=1.03e-3,
+    kernels=1.092,
+    experts=1.40,
+    flash2=1.495,
+    flash2_wide=2.053,
+    wait=0.0047,
     step_s=0.0274,
 )
 """Fitted on 342 measured steps of public sources under those priors (`benchmarks.job_steps`)."""

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from neusight_jax.cluster import Cluster, Machine, as_cluster
 from neusight_jax.errors import InputError
-from neusight_jax.job.job import KINDS, Job, Plan
+from neusight_jax.job.job import KINDS, WORK, Job, Plan
 from neusight_jax.job.messages import SLOTS, Message
 from neusight_jax.job.network import message_seconds
 from neusight_jax.job.placement import groups
@@ -111,7 +111,7 @@ def seconds_of_job(
         name: jnp.sum(jnp.where(job.counts[name] > 0, each, 0.0) * job.counts[name], axis=-1)
         for name, each in seconds.items()
     }
-    work = sum(sums.values(), jnp.zeros((KINDS, 5)))
+    work = sum(sums.values(), jnp.zeros((KINDS, len(WORK))))
     launches = {name: jnp.sum(jnp.asarray(each), axis=-1) for name, each in job.counts.items()}
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     own = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)

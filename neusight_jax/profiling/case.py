@@ -11,13 +11,14 @@ from typing import Any
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
 from neusight_jax.kernels.families import OPERATORS
 from neusight_jax.kernels.rowwise import BINARY_OPS
 
 MEASURED_OPS: tuple[str, ...] = tuple(
     op
     for op in schema.OPS
-    if op not in (*schema.EXPERT_OPS, *schema.QUANTIZE_OPS, *schema.COLLECTIVE_OPS)
+    if op not in (*schema.EXPERT_OPS, *schema.QUANTIZE_OPS, *COLLECTIVE_OPS)
     and (op not in OPERATORS or OPERATORS[op][1].run)
 )
 """Every operator that can be measured."""
