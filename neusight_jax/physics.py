@@ -74,13 +74,13 @@ class Physics:
     )
     issue_slots: ArrayLike = field(
         default=1.1,
-        metadata=_fitted(0.1, "8 × 8 results a thread: 64 a step, with 4 loads of 16 bytes and two for the loop"),
+        metadata=fitted(0.1, "8 × 8 results a thread: 64 a step, with 4 loads of 16 bytes and two for the loop"),
     )
     operand_bytes_per_cycle: ArrayLike = field(
-        default=28.0, metadata=_fitted(0.3, "small tiles of products, in whole waves, on five GPUs")
+        default=28.0, metadata=fitted(0.3, "small tiles of products, in whole waves, on five GPUs")
     )
-    operand_norm: ArrayLike = field(default=1.33, metadata=_fitted(0.1, "the same"))
-    tile_cycles: ArrayLike = field(default=900.0, metadata=_fitted(0.3, "the same: three times the way to DRAM"))
+    operand_norm: ArrayLike = field(default=1.33, metadata=fitted(0.1, "the same"))
+    tile_cycles: ArrayLike = field(default=900.0, metadata=fitted(0.3, "the same: three times the way to DRAM"))
     block_cycles: ArrayLike = field(
         default=1500.0, metadata=fitted(0.3, "prologue and epilogue of FlashAttention on A100 and H100")
     )
