@@ -25,10 +25,12 @@ from neusight_jax.training.rows import Rows
 from neusight_jax.utilization import Network, apply_network, init_network
 
 EFFECT_SHARES: dict[str, float] = {
+    "linear": 4.0,
     **{"gemm": 0.5, "gemm_fp8": 0.25, "gemm_fp4": 0.25, "prefill": 0.25, "decode": 0.25, "collective": 0.01},
 }
 """Weight of the effects of a family over `Settings.effect_penalty`: less where libraries differ from one architecture
-to the next more than machines do, so that what belongs to one of them does not bend what is said of all."""
+to the next more than machines do, so that what belongs to one of them does not bend what is said of all; more where the
+physics says so much that a device has little to add, so that the middle is one that most devices share."""
 EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
