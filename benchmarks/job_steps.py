@@ -206,14 +206,15 @@ class Rows:
         """How often each duration of a kind of stage, and a message, is on the critical path of every row."""
         durations = np.asarray(stage_durations(self.own, software, self.facts)[0])
         found = [
-            path(job, each, own.between) for job, each, own in zip(self.jobs, durations, self.seconds, strict=True)
+            path(job, each, software.messages * own.between)
+            for job, each, own in zip(self.jobs, durations, self.seconds, strict=True)
         ]
         return np.stack([counts for counts, _ in found]), np.array([messages for _, messages in found])
 
     def forecast(self, software: Software, counts: tuple[Any, Any]) -> Any:
         """Seconds of every row, given its critical path."""
         durations, tail = stage_durations(self.own, software, self.facts)
-        return jnp.sum(durations * counts[0], axis=(-2, -1)) + counts[1] * self.own.between + tail
+        return jnp.sum(durations * counts[0], axis=(-2, -1)) + counts[1] * software.messages * self.own.between + tail
 
 
 def stacked(records: list[Any]) -> Any:
@@ -292,8 +293,9 @@ def path(job: Job, durations: np.ndarray, between: Any) -> tuple[np.ndarray, flo
 def forecast_s(own: Any, software: Software, job: Job) -> float:
     """Seconds of one job."""
     durations, tail = stage_durations(own, software, facts(job.plan))
-    counts, messages = path(job, np.asarray(durations), own.between)
-    return float(jnp.sum(durations * counts) + messages * own.between + tail)
+    between = software.messages * own.between
+    counts, messages = path(job, np.asarray(durations), between)
+    return float(jnp.sum(durations * counts) + messages * between + tail)
 
 
 def _descended(slope: Any, at: np.ndarray) -> np.ndarray:

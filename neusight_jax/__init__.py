@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os as _os
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False  # not of `typing`, whose import takes as long as all of this file
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from neusight_jax.job.step import latency
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latencies import kernel_latency, predict_kernels
+    from neusight_jax.layouts.answers import Layouts, parallelize
+    from neusight_jax.layouts.space import Space
     from neusight_jax.programs import use_compile_cache
     from neusight_jax.saving import save_predictor
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
@@ -62,6 +64,7 @@ __all__ = [
     "InputError",
     "Job",
     "KernelTable",
+    "Layouts",
     "Parallelism",
     "Prices",
     "Range",
@@ -69,6 +72,7 @@ __all__ = [
     "ScaledRun",
     "Sensitivity",
     "Software",
+    "Space",
     "StepForecast",
     "Sweep",
     "Topology",
@@ -92,6 +96,7 @@ __all__ = [
     "load_cluster",
     "load_gpu",
     "load_predictor",
+    "parallelize",
     "predict",
     "predict_kernel_intervals",
     "predict_kernels",
@@ -135,6 +140,8 @@ _HOMES = {
     "intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
     "latencies": ("kernel_latency", "predict_kernels"),
+    "layouts.answers": ("Layouts", "parallelize"),
+    "layouts.space": ("Space",),
     "programs": ("use_compile_cache",),
     "saving": ("save_predictor",),
     "scaling.scale": ("ScaledRun", "scale_trace"),

@@ -22,6 +22,7 @@ from neusight_jax.cli.design import design
 from neusight_jax.cli.evaluate import evaluate, leaderboard
 from neusight_jax.cli.importing import import_aiconfigurator, import_neusight
 from neusight_jax.cli.listings import checkpoints, gpus, models
+from neusight_jax.cli.parallelize import parallelize
 from neusight_jax.cli.predict import predict
 from neusight_jax.cli.profile import profile, profile_model
 from neusight_jax.cli.scale_trace import scale_trace
@@ -54,7 +55,7 @@ _PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pr
 
 app = typer.Typer(cls=_Commands, help="Forecast how long a deep-learning model takes on a GPU.", **_PLAIN)
 _COMMANDS: tuple[Any, ...] = (predict, gpus, models, checkpoints, train, evaluate, calibrate, profile, profile_model)
-for _command in (*_COMMANDS, sensitivity, sweep, design, compare, leaderboard, scale_trace):
+for _command in (*_COMMANDS, parallelize, sensitivity, sweep, design, compare, leaderboard, scale_trace):
     app.command(_command.__name__.replace("_", "-"))(_command)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
 app.add_typer(imports, name="import")

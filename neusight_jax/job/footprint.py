@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint
 from neusight_jax.graph.optimizers import OPTIMIZERS
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.job.stages import Stage, stage_kinds
+from neusight_jax.job.stages import Part, stage_kinds
 from neusight_jax.units import GIB
 
 COMMUNICATION_BYTES = 1.0 * GIB
@@ -27,17 +26,19 @@ def in_flight(layout: Parallelism, rank: int, micro_batches: int) -> float:
 
 
 def fullest(
-    kinds: Mapping[int, Stage],
+    kinds: Mapping[int, Part],
     layout: Parallelism,
     micro_batches: int,
     optimizer: str | None,
     gradient_bytes: float,
     boundary_bytes: float,
+    element_bytes: float,
 ) -> Footprint:
     """Memory of the rank that holds most, an estimate.
 
     Args:
-      gradient_bytes: of an element of accumulated gradients; boundary_bytes: what a layer reads, of a micro-batch.
+      gradient_bytes: of an element of accumulated gradients; boundary_bytes: what a layer reads, of a
+        micro-batch; element_bytes: of weights.
     """
     order = stage_kinds(layout)
     ranks = {0, min(1, layout.pipeline - 1), layout.pipeline - 1}  # ends may have fewer layers than inner stages
@@ -49,6 +50,7 @@ def fullest(
             optimizer,
             gradient_bytes,
             boundary_bytes,
+            element_bytes,
         )
         for rank in sorted(ranks)
     ]
@@ -56,17 +58,17 @@ def fullest(
 
 
 def _of_rank(
-    own: list[Stage],
+    own: list[Part],
     layout: Parallelism,
     batches: float,
     optimizer: str | None,
     gradient_bytes: float,
     boundary_bytes: float,
+    element_bytes: float,
 ) -> Footprint:
     parameters = sum(stage.parameters for stage in own)
     experts = sum(stage.expert_parameters for stage in own)
-    graph = own[0].graph
-    size = max(dtype_bytes(graph.dtype), 2.0)
+    size = max(element_bytes, 2.0)
 
     def held(each: float, since: int) -> float:
         """Bytes of so many a parameter, sharded from one of the stages of ZeRO on."""
@@ -83,12 +85,10 @@ def _of_rank(
     )
 
 
-def _activations(stage: Stage, layout: Parallelism, batches: float, boundary_bytes: float) -> float:
+def _activations(stage: Part, layout: Parallelism, batches: float, boundary_bytes: float) -> float:
     """What backward passes still need, of all micro-batches in flight."""
-    footprint = stage.graph.footprint
-    whole = 0.0 if footprint is None else footprint.activations
     if layout.recompute != "full":
-        return whole * batches
+        return stage.activations * batches
     # The input of every layer, and one layer of one micro-batch as a whole.
-    layers = max(len(stage.layers), 1)
-    return boundary_bytes * layers * batches + whole / layers
+    layers = max(stage.layers, 1)
+    return boundary_bytes * layers * batches + stage.activations / layers

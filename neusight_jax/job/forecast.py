@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 
-from neusight_jax.cluster import Machine, as_cluster
+from neusight_jax.cluster import Cluster, Machine, as_cluster
 from neusight_jax.graph.graph import Footprint
+from neusight_jax.job.interval import carries_intervals, expert_share, once_at, step_interval
 from neusight_jax.job.job import Job, Plan
-from neusight_jax.job.step import check_cluster, compose, once, seconds_of_job
+from neusight_jax.job.software import Software
+from neusight_jax.job.step import check_cluster, compose, once, seconds_of_job, silent
 from neusight_jax.memory import crowded_notes
 from neusight_jax.results import Result
 from neusight_jax.terms import Predictor
+from neusight_jax.trust import LEVEL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +34,7 @@ class StepForecast(Result):
       exposed_communication_s: what messages add on top.
       fixed_s: what a step takes beside its work (`Software.step_s`).
       memory: of the fullest rank; mem_bytes: what a GPU has.
-      tokens: of a step.
+      tokens: of a step; interval_s: 80 % interval of `total_s`, None from a predictor that carries none.
     """
 
     kind: ClassVar[str] = "step"
@@ -49,6 +50,7 @@ class StepForecast(Result):
     tokens: int
     gpus: int
     notes: tuple[str, ...] = field(default=())
+    interval_s: tuple[float, float] | None = None
 
     @property
     def total_s(self) -> float:
@@ -82,7 +84,8 @@ class StepForecast(Result):
         parts = {f"{name}_bytes": value for name, value in asdict(self.memory).items()}
         memory = {**parts, "total_bytes": self.memory.total, "gpu_bytes": self.mem_bytes, "fits": self.fits}
         return {
-            **self._fields("model", "cluster", "workload", "total_s"),
+            **self._fields("model", "cluster", "workload", "total_s", "interval_s"),
+            "interval_level": LEVEL if self.interval_s else None,
             **self.parts(),
             **self._fields("tokens", "tokens_per_s", "gpus"),
             "tokens_per_s_gpu": self.tokens_per_s / self.gpus,
@@ -115,23 +118,43 @@ def predict_job(
     cluster, plan = as_cluster(machine), job.plan
     cluster.gpu.peak_flop_per_s(plan.dtype)
     own = seconds_of_job(predictor, machine, job, run=once)
-    silent = dataclasses.replace(own, messages=jnp.zeros_like(own.messages), between=jnp.zeros_like(own.between))
-    pipeline, tail, _ = (float(each) for each in compose(own, job.software, plan, relaxation))
-    alone, rest, busy = (float(each) for each in compose(silent, job.software, plan, relaxation))
-    fixed = float(np.asarray(job.software.step_s))
-    mem_bytes = float(np.asarray(cluster.gpu.mem_bytes))
-    crowded = crowded_notes(plan.memory.total, mem_bytes)
+    parts = (compose(each, job.software, plan, relaxation) for each in (own, silent(own)))
+    (whole, tail, _), (alone, rest, busy) = (tuple(map(float, each)) for each in parts)
+    shares = (busy + rest, alone - busy, whole + tail - alone - rest)
+    interval = None
+    if carries_intervals(predictor):
+        total, share = float(whole + tail), float(expert_share(own))
+        ends = (seconds_of_job(predictor, machine, job, run=once_at(side)) for side in (0, 1))
+        low, high = (float(sum(compose(each, job.software, plan, relaxation)[:2])) for each in ends)
+        interval = step_interval(total, (low, high), share)
+    return step_forecast(shares, job.software, plan, cluster, name=name, notes=notes, interval_s=interval)
+
+
+def step_forecast(
+    shares: tuple[float, float, float],
+    software: Software,
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    name: str = "",
+    notes: Sequence[str] = (),
+    interval_s: tuple[float, float] | None = None,
+) -> StepForecast:
+    """The forecast of a step from its shares: what the busiest rank does, bubble, exposed communication, seconds."""
+    busy, bubble, exposed = shares
+    fixed, mem_bytes = float(np.asarray(software.step_s)), float(np.asarray(cluster.gpu.mem_bytes))
     return StepForecast(
         model=plan.model,
         cluster=name,
         workload=job_workload(plan),
-        compute_s=busy + rest - fixed,
-        bubble_s=alone - busy,
-        exposed_communication_s=pipeline + tail - alone - rest,
+        compute_s=busy - fixed,
+        bubble_s=bubble,
+        exposed_communication_s=exposed,
         fixed_s=fixed,
         memory=plan.memory,
         mem_bytes=mem_bytes,
         tokens=plan.tokens,
         gpus=plan.layout.gpus,
-        notes=(*notes, *plan.notes, *crowded),
+        notes=(*notes, *plan.notes, *crowded_notes(plan.memory.total, mem_bytes)),
+        interval_s=interval_s,
     )

@@ -15,15 +15,16 @@ from jaxtyping import Array, Float
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
-from neusight_jax.graph.graph import Footprint, Node
+from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.graph.optimizers import flat_stream, optimizer_kernels, optimizer_of
 from neusight_jax.job.footprint import fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import LEARNED, OVERLAPS, USUAL_OVERLAPS, Software
 from neusight_jax.job.stages import Stage, job_config, stages
+from neusight_jax.kernels.distinct import Pool
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+from neusight_jax.kernels.table import Kernel, KernelTable
 
 WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "again", "optimizer")
 """Work of a stage: phases of a micro-batch, what of the forward pass is run again, and once a step the optimizer."""
@@ -120,32 +121,20 @@ def job_from_config(
     """
     if mode != "training":
         raise InputError(f"mode is {mode!r}; jobs are training steps, expected 'training'")
-    if attention not in ATTENTION:
-        raise InputError(f"attention is {attention!r}, expected one of {', '.join(ATTENTION)}")
-    unknown = [name for name in overlaps if name not in OVERLAPS]
-    if unknown:
-        raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
+    check_options(attention, overlaps, optimizer)
     parsed, sequence = job_config(config), whole("sequence_length", sequence_length)
     batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
-    if optimizer is not None:
-        optimizer_of(optimizer)
     model, kinds = stages(parsed, layout, sequence, dtype, flash=attention != "unfused")
-    tokens, size = float(layout.micro_batch_size * sequence // layout.context), dtype_bytes(gradient_dtype)
-    own = "bf16" if dtype_bytes(dtype) < 2.0 else dtype
+    size, own = dtype_bytes(gradient_dtype), activation_dtype(dtype)
     messages = tuple(
         (kind, message)
         for kind, stage in kinds.items()
-        for message in stage_messages(
-            model,
-            layout,
-            Sizes(
-                stage.layers, tokens, stage.embeds, stage.predicts, stage.parameters, stage.expert_parameters, own, size
-            ),
-        )
+        for message in stage_messages(model, layout, sizes_of(layout, stage, sequence, own, size))
     )
-    added = 0.0 if batches == 1 or fused_accumulation else size
+    added = added_bytes(batches, size, fused_accumulation)
     kernels, counts = _table(kinds, layout, optimizer, added, dtype)
-    between = hidden_bytes(model, layout, tokens, own)
+    between = hidden_bytes(model, layout, rank_tokens(layout, sequence), own)
+    parts = {kind: stage.part for kind, stage in kinds.items()}
     plan = Plan(
         model=parsed.name,
         layout=layout,
@@ -158,7 +147,7 @@ def job_from_config(
         layers=tuple(len(kinds[kind].layers) if kind in kinds else 1 for kind in range(KINDS)),
         messages=messages,
         message_bytes=between,
-        memory=fullest(kinds, layout, batches, optimizer, size, between),
+        memory=fullest(parts, layout, batches, optimizer, size, between, dtype_bytes(dtype)),
         overlaps=tuple(overlaps),
         attention=attention,
         notes=tuple(dict.fromkeys(parsed.notes)),
@@ -166,51 +155,115 @@ def job_from_config(
     return Job(kernels, counts, software or LEARNED, plan)
 
 
-def _again(node: Node, recompute: str) -> bool:
-    """Whether the backward pass runs a node's forward kernels again."""
-    return bool(node.section) and (recompute == "full" or (recompute == "selective" and node.op == "attention"))
+def check_options(attention: str, overlaps: Sequence[str], optimizer: str | None) -> None:
+    """`InputError` for options of a job there are not."""
+    if attention not in ATTENTION:
+        raise InputError(f"attention is {attention!r}, expected one of {', '.join(ATTENTION)}")
+    unknown = [name for name in overlaps if name not in OVERLAPS]
+    if unknown:
+        raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
+    if optimizer is not None:
+        optimizer_of(optimizer)
+
+
+def activation_dtype(dtype: str) -> str:
+    """Dtype of activations beside products in `dtype`."""
+    return "bf16" if dtype_bytes(dtype) < 2.0 else dtype
+
+
+def rank_tokens(layout: Parallelism, sequence_length: int) -> float:
+    """Tokens of a micro-batch on one rank."""
+    return float(layout.micro_batch_size * sequence_length // layout.context)
+
+
+def added_bytes(micro_batches: int, gradient_bytes: float, fused_accumulation: bool) -> float:
+    """Bytes of a gradient that a kernel of its own adds to a sum, 0 = there is none."""
+    return 0.0 if micro_batches == 1 or fused_accumulation else gradient_bytes
+
+
+def sizes_of(layout: Parallelism, stage: Stage, sequence_length: int, dtype: str, gradient_bytes: float) -> Sizes:
+    """What messages of a stage are sized by; `dtype`: of activations."""
+    return Sizes(
+        stage.layers,
+        rank_tokens(layout, sequence_length),
+        stage.embeds,
+        stage.predicts,
+        stage.parameters,
+        stage.expert_parameters,
+        dtype,
+        gradient_bytes,
+    )
+
+
+def again_kernels(graph: Graph, recompute: str) -> Iterable[tuple[float, Kernel]]:
+    """Kernels of the forward pass that the backward pass runs again, with their repeats."""
+    for node in graph.nodes:
+        if node.section and (recompute == "full" or (recompute == "selective" and node.op == "attention")):
+            yield from ((node.repeat, kernel) for kernel in node.forward)
+
+
+def pass_kernels(graph: Graph) -> Iterable[tuple[int, float, Kernel]]:
+    """Kernels of one micro-batch with their work and repeats."""
+    for node in graph.nodes:
+        for work, kernels in enumerate((node.forward, node.backward, node.weight_gradient)):
+            yield from ((work, node.repeat, kernel) for kernel in kernels)
+
+
+def parameter_kernels(
+    parameters: float,
+    expert_parameters: float,
+    layout: Parallelism,
+    optimizer: str | None,
+    added_bytes: float,
+    tensor_cores: bool,
+) -> Iterable[tuple[int, Kernel]]:
+    """Kernels that run over the parameters of a stage, with their work.
+
+    Args:
+      added_bytes: of a gradient that is added to a sum, 0 = none; tensor_cores: as in `optimizers.flat_stream`.
+    """
+    if added_bytes:  # read the gradient and the sum, write the sum; of FSDP after shards were summed
+        shards = layout.data * layout.context if layout.zero == 3 else 1
+        moved = 2.0 + 2.0 * added_bytes
+        yield WORK.index("weight_gradient"), flat_stream(parameters / shards, moved, tensor_cores)
+    if optimizer is not None:
+        owned = layout.held(parameters, expert_parameters, sharded=layout.zero > 0)
+        clip = flat_stream(owned, 4.0, tensor_cores)
+        for kernel in (clip, *optimizer_kernels(optimizer, owned, tensor_cores)):
+            yield WORK.index("optimizer"), kernel
+
+
+def tensor_cored(graph: Graph) -> bool:
+    """Whether kernels of a graph run between those of tensor cores."""
+    return any(FAMILIES[name].tensor_core for name in graph.kernels.families)
 
 
 def _works(
     stage: Stage, layout: Parallelism, optimizer: str | None, added_bytes: float
 ) -> Iterable[tuple[int, float, Kernel]]:
-    """Kernels of one stage with their work and repeats; added_bytes: of a gradient that is added to a sum, 0 = none."""
-    graph = stage.graph
-    for node in graph.nodes:
-        for work, kernels in enumerate((node.forward, node.backward, node.weight_gradient)):
-            yield from ((work, node.repeat, kernel) for kernel in kernels)
-        if _again(node, layout.recompute):
-            yield from ((WORK.index("again"), node.repeat, kernel) for kernel in node.forward)
-    tensor_cores = any(FAMILIES[name].tensor_core for name in graph.kernels.families)
-    if added_bytes:  # read the gradient and the sum, write the sum; of FSDP after shards were summed
-        shards = layout.data * layout.context if layout.zero == 3 else 1
-        moved = 2.0 + 2.0 * added_bytes
-        yield WORK.index("weight_gradient"), 1.0, flat_stream(stage.parameters / shards, moved, tensor_cores)
-    if optimizer is not None:
-        owned = layout.held(stage.parameters, stage.expert_parameters, sharded=layout.zero > 0)
-        clip = flat_stream(owned, 4.0, tensor_cores)
-        for kernel in (clip, *optimizer_kernels(optimizer, owned, tensor_cores)):
-            yield WORK.index("optimizer"), 1.0, kernel
+    """Kernels of one stage with their work and repeats."""
+    yield from pass_kernels(stage.graph)
+    for repeat, kernel in again_kernels(stage.graph, layout.recompute):
+        yield WORK.index("again"), repeat, kernel
+    own = (stage.parameters, stage.expert_parameters, layout, optimizer, added_bytes, tensor_cored(stage.graph))
+    for work, kernel in parameter_kernels(*own):
+        yield work, 1.0, kernel
 
 
 def _table(
     kinds: Mapping[int, Stage], layout: Parallelism, optimizer: str | None, added_bytes: float, dtype: str
 ) -> tuple[KernelTable, dict[str, Any]]:
     """Distinct kernels, and how often each kind of stage launches them for each work."""
-    places: dict[tuple[Any, ...], int] = {}
-    kernels: list[Kernel] = []
-    entries: list[tuple[int, int, int, float]] = []
-    for kind, stage in kinds.items():
-        for work, repeat, kernel in _works(stage, layout, optimizer, added_bytes):
-            key = (kernel.family, kernel.op, kernel.dtype, tuple(kernel.dims.items()))
-            if key not in places:
-                places[key] = len(kernels)
-                kernels.append(dataclasses.replace(kernel, count=1.0))
-            entries.append((kind, work, places[key], kernel.count * repeat))
-    dense = np.zeros((KINDS, len(WORK), len(kernels)))
+    pool = Pool()
+    entries = [
+        (kind, work, pool.place(kernel), kernel.count * repeat)
+        for kind, stage in kinds.items()
+        for work, repeat, kernel in _works(stage, layout, optimizer, added_bytes)
+    ]
+    dense = np.zeros((KINDS, len(WORK), len(pool.kernels)))
     for kind, work, place, count in entries:
         dense[kind, work, place] += count
-    table = table_from_kernels(kernels, dtype=dtype)
+    table = pool.table(dtype)
     counts: dict[str, Any] = {}
     for name, batch in table.families.items():
         row = np.asarray(batch.row)

@@ -56,8 +56,17 @@ class Sizes:
 
 def stage_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
     """All messages of one stage."""
-    parts = (_tensor, _context, _expert, _sharded if layout.zero == 3 else _replicated)
-    return tuple(message for part in parts for message in part(model, layout, own))
+    return (*layer_messages(model, layout, own), *parameter_messages(model, layout, own))
+
+
+def layer_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
+    """Those of its layers, embedding and head: sums over them."""
+    return tuple(message for part in (_tensor, _context, _expert) for message in part(model, layout, own))
+
+
+def parameter_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
+    """Those of its parameters and their gradients."""
+    return tuple((_sharded if layout.zero == 3 else _replicated)(model, layout, own))
 
 
 def hidden_bytes(model: Decoder, layout: Parallelism, tokens: float, dtype: str) -> float:

@@ -26,6 +26,7 @@ class Software:
         shorter of the two: it takes SMs and memory bandwidth away.
       launch_s: host time of one kernel of a graph, seconds: an eager step takes no less.
       expert_launch_s: likewise of one layer's experts, tokens counted and sorted for them.
+      messages: seconds of a message in a step over those of one by itself.
       kernels: seconds of a kernel in a long step over those of one by itself, power and clocks included.
       experts: likewise of layers with experts, their uneven loads included.
       flash2: time of FlashAttention-2 over what kernels of inference engines take.
@@ -43,6 +44,7 @@ class Software:
         default=15e-6, metadata=fitted(0.7, "eager PyTorch launches 2e5 kernels a second, about three for one here")
     )
     expert_launch_s: ArrayLike = field(default=3e-4, metadata=fitted(1.0, "estimate"))
+    messages: ArrayLike = field(default=1.0, metadata=fitted(0.2, "estimate"))
     kernels: ArrayLike = field(default=1.05, metadata=fitted(0.1, "estimate"))
     experts: ArrayLike = field(default=1.2, metadata=fitted(0.3, "estimate"))
     flash2: ArrayLike = field(default=1.3, metadata=fitted(0.3, "estimate"))
@@ -75,6 +77,12 @@ LEARNED = Software(
     step_s=0.0274,
 )
 """Fitted on 342 measured steps of public sources under those priors (`benchmarks.job_steps`)."""
+STEP_SPREAD = 0.08
+"""TODO."""
+EXPERT_SPREAD = 1.0
+"""TODO."""
+LAYOUT_SPREAD = 0.05
+"""TODO"""
 FITTED: tuple[str, ...] = tuple(each.name for each in dataclasses.fields(Software))
 """Names of the numbers."""
 WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Software)}

@@ -20,12 +20,27 @@ from neusight_jax.job.parallelism import Parallelism
 
 
 @dataclass(frozen=True)
+class Part:
+    """What memory of a stage is counted by.
+
+    Attributes:
+      parameters, expert_parameters: on the rank, those of routed experts apart, elements.
+      activations: of one micro-batch, bytes; layers: how many.
+    """
+
+    parameters: float
+    expert_parameters: float
+    activations: float
+    layers: int
+
+
+@dataclass(frozen=True)
 class Stage:
     """One kind of stage.
 
     Attributes:
       graph: one micro-batch of it on one rank; layers: its layers.
-      parameters, expert_parameters: on the rank, those of routed experts apart, elements.
+      parameters, expert_parameters: as in `Part`.
     """
 
     graph: Graph
@@ -34,6 +49,13 @@ class Stage:
     predicts: bool
     parameters: float
     expert_parameters: float
+
+    @property
+    def part(self) -> Part:
+        """What its memory is counted by."""
+        footprint = self.graph.footprint
+        activations = 0.0 if footprint is None else footprint.activations
+        return Part(self.parameters, self.expert_parameters, activations, len(self.layers))
 
 
 def job_config(config: str | Path | Mapping[str, Any]) -> Config:
@@ -80,35 +102,53 @@ def stages(
     """
     model = read_decoder(config, sequence_length)
     layout.check(layout.gpus, model.depth, sequence_length)
-    counts, found = layout.layers_of(model.depth), {}
     order = {at: layer for layer, numbers in model.layers.items() for at in numbers}
-    for kind in sorted(set(stage_kinds(layout))):
-        place = {0: 0, 1: layout.stages // 2, 2: layout.stages - 1}[kind]
-        first = sum(counts[:place])
-        last = first + counts[place]
-        shard = Shard(
-            first=first,
-            last=last,
-            embeds=kind == 0,
-            predicts=place == layout.stages - 1,
-            context=layout.context,
-            sequence=layout.tensor if layout.sequence_parallel else 1,
-            expert_ranks=layout.expert,
-            tensor=layout.tensor,
-            flash=flash,
-        )
-        found[kind] = _stage(
-            config, layout, shard, sequence_length, dtype, tuple(order[at] for at in range(first, last))
-        )
+    found = {}
+    for kind, (first, last) in stage_ranges(layout, model.depth).items():
+        shard = shard_of(layout, first, last, embeds=kind == 0, predicts=last == model.depth, flash=flash)
+        layers = tuple(order[at] for at in range(first, last))
+        found[kind] = stage_of(config, model, layout, shard, sequence_length, dtype, layers)
     return model, found
 
 
-def _stage(
-    config: Config, layout: Parallelism, shard: Shard, sequence_length: int, dtype: str, layers: tuple[Layer, ...]
+def stage_ranges(layout: Parallelism, depth: int) -> dict[int, tuple[int, int]]:
+    """First layer and the one after the last, by kind of stage."""
+    counts, found = layout.layers_of(depth), {}
+    for kind in sorted(set(stage_kinds(layout))):
+        place = {0: 0, 1: layout.stages // 2, 2: layout.stages - 1}[kind]
+        first = sum(counts[:place])
+        found[kind] = (first, first + counts[place])
+    return found
+
+
+def shard_of(layout: Parallelism, first: int, last: int, *, embeds: bool, predicts: bool, flash: bool) -> Shard:
+    """What one rank has of some layers."""
+    return Shard(
+        first=first,
+        last=last,
+        embeds=embeds,
+        predicts=predicts,
+        context=layout.context,
+        sequence=layout.tensor if layout.sequence_parallel else 1,
+        expert_ranks=layout.expert,
+        tensor=layout.tensor,
+        flash=flash,
+    )
+
+
+def stage_of(
+    config: Config,
+    model: Decoder,
+    layout: Parallelism,
+    shard: Shard,
+    sequence_length: int,
+    dtype: str,
+    layers: tuple[Layer, ...],
 ) -> Stage:
+    """One micro-batch of a shard with these layers."""
     lengths = (sequence_length // layout.context,) * layout.micro_batch_size
     step = Step(Requests(lengths, lengths), precision(dtype), "training", shard=shard)
-    record(step, config, layout.tensor, layout.expert)
+    record(step, config, layout.tensor, layout.expert, model)
     graph = Graph(
         name=config.name,
         nodes=tuple(step.nodes),

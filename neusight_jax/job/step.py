@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.job.job import KINDS, WORK, Job, Plan
 from neusight_jax.job.messages import SLOTS, Message
 from neusight_jax.job.network import message_seconds
+from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.placement import groups
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, schedule_table
 from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
@@ -77,15 +80,25 @@ class Facts:
 
 def facts(plan: Plan) -> Facts:
     """`Facts` of a plan."""
-    order, ranks = stage_kinds(plan.layout), plan.layout.pipeline
-    chunks = [np.bincount(order[rank::ranks], minlength=KINDS) for rank in (0, ranks // 2, ranks - 1)]
-    overlaps = [float(name in plan.overlaps) for name in OVERLAPS]
+    return jax.tree.map(lambda each: each[0], facts_of([plan.layout], [plan.layers], plan.overlaps))
+
+
+def facts_of(layouts: Sequence[Parallelism], layers: Sequence[Sequence[int]], overlaps: Sequence[str]) -> Facts:
+    """`Facts` of several layouts, stacked; layers: of each kind of stage."""
+    chunks = [_chunks(stage_kinds(each), each.pipeline) for each in layouts]
+    classes = np.array([float(name in overlaps) for name in OVERLAPS], np.float32)
     return Facts(
-        jnp.maximum(jnp.asarray(plan.layers, jnp.float32), 1.0),
-        jnp.asarray(overlaps, jnp.float32),
-        jnp.asarray(np.array(chunks), jnp.float32),
-        jnp.log(jnp.asarray(plan.layout.gpus, jnp.float32)),
+        np.maximum(np.array(layers, np.float32), 1.0),
+        np.tile(classes, (len(layouts), 1)),
+        np.array(chunks, np.float32),
+        np.log(np.array([each.gpus for each in layouts], np.float32)),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _chunks(order: tuple[int, ...], ranks: int) -> np.ndarray:
+    """Stages of each kind that a first, inner and last rank has, [rank, kind]."""
+    return np.array([np.bincount(order[rank::ranks], minlength=KINDS) for rank in (0, ranks // 2, ranks - 1)])
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -136,11 +149,16 @@ def seconds_of_job(
     )
 
 
+def silent(own: Seconds) -> Seconds:
+    """The same with messages that take no time."""
+    return dataclasses.replace(own, messages=jnp.zeros_like(own.messages), between=jnp.zeros_like(own.between))
+
+
 def stage_durations(
     own: Seconds, software: Software, facts: Facts
 ) -> tuple[Float[Array, "kind kind_of_work"], Float[Array, ""]]:
     """Durations of one micro-batch on each kind of stage, and what follows once a step on the slowest rank, seconds."""
-    slots = dict(zip(SLOTS, jnp.moveaxis(own.messages, -1, 0), strict=True))
+    slots = dict(zip(SLOTS, jnp.moveaxis(software.messages * own.messages, -1, 0), strict=True))
     overlaps = dict(zip(OVERLAPS, jnp.moveaxis(facts.overlaps, -1, 0), strict=True))
 
     def exposed(compute: Array, message: Array, name: str) -> Array:
@@ -206,7 +224,8 @@ def compose(
     if plan.layout.schedule != "zero-bubble":
         whole = of_stage[:, BACKWARD] + of_stage[:, WEIGHT]
         of_stage = jnp.stack([of_stage[:, FORWARD], whole, jnp.zeros_like(whole)], axis=-1)
-    return pipeline_seconds(schedule_of(plan), of_stage, own.between, relaxation=relaxation), tail, busy
+    between = software.messages * own.between
+    return pipeline_seconds(schedule_of(plan), of_stage, between, relaxation=relaxation), tail, busy
 
 
 def check_cluster(machine: Machine, job: Job) -> None:

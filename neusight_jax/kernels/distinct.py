@@ -11,7 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
+
+
+class Pool:
+    """Distinct kernels, each once, in the order they came."""
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+        self._places: dict[tuple[Any, ...], int] = {}
+
+    def place(self, kernel: Kernel) -> int:
+        """Position of a kernel, whose count does not matter."""
+        key = (kernel.family, kernel.op, kernel.dtype, tuple(kernel.dims.items()))
+        if key not in self._places:
+            self._places[key] = len(self.kernels)
+            self.kernels.append(replace(kernel, count=1.0))
+        return self._places[key]
+
+    def table(self, dtype: str) -> KernelTable:
+        """All of them; `dtype`: of those that do not say."""
+        return table_from_kernels(self.kernels, dtype=dtype)
 
 
 def distinct(table: KernelTable) -> KernelTable:

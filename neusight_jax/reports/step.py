@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.reports.forecast import memory_line
 from neusight_jax.reports.text import headed, table
+from neusight_jax.trust import LEVEL
 from neusight_jax.units import duration
 
 NAMES = {
@@ -16,6 +17,14 @@ NAMES = {
     "fixed_s": "beside the work",
 }
 """Parts of a step, as tables call them."""
+
+
+def interval_text(step: StepForecast) -> str:
+    """The interval of a step in a few words, nothing where there is none."""
+    if step.interval_s is None:
+        return ""
+    low, high = step.interval_s
+    return f", {LEVEL:.0%} within {duration(low)} - {duration(high)}"
 
 
 def tables(step: StepForecast) -> RenderableType:
@@ -29,7 +38,7 @@ def tables(step: StepForecast) -> RenderableType:
         f"{load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}",
         f"layout {split or 'one GPU'}; {load['micro_batches']} micro-batches of {layout['micro_batch_size']}, "
         f"recompute {layout['recompute']}",
-        f"step {duration(step.total_s)} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",
+        f"step {duration(step.total_s)}{interval_text(step)} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",
         f"fullest rank: {memory_line(step.memory, step.mem_bytes)}",
         "",
         table("Step", ["part", "time", "share"], rows),

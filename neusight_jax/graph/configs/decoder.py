@@ -81,12 +81,15 @@ def read_decoder(config: Config, context: int) -> Decoder:
     return model
 
 
-def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
+def record(
+    step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1, model: Decoder | None = None
+) -> None:
     """Write one step of a decoder.
 
     `tensor_parallel`, `expert_parallel`: devices the layers, or the experts, are split over; what one of them does.
+    `model`: what `read_decoder` made of the config, if it is known.
     """
-    model = read_decoder(config, max(step.requests.context))
+    model = model or read_decoder(config, max(step.requests.context))
     check_split(config.name, model, expert_parallel)
     shard = step.shard or Shard()
     whole_experts = shard.expert_ranks > 1

@@ -1,0 +1,83 @@
+"""Pages made while the site is built: the Python reference from the public names, the command line from typer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from mkdocs.structure.files import File
+
+import neusight_jax as nj
+from neusight_jax import _HOMES
+from neusight_jax.cli.app import app
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Machines": ("GPU", "load_gpu", "list_gpus", "stack_gpus", "Cluster", "Topology", "load_cluster", "list_nodes"),
+    "Workloads": ("graph_from_", "Graph", "KernelTable", "TraceOptions", "list_models", "workload", "read_kernels"),
+    "Jobs on many GPUs": ("Job", "job_from_config", "Parallelism", "parallelize", "Software", "StepForecast"),
+    "Forecasts": ("predict", "latency", "kernel_latency", "Forecast"),
+    "Which GPU": ("compare", "Comparison", "Prices", "read_prices", "serve", "scale_trace", "ScaledRun"),
+    "Which chip": ("sensitivity", "Sensitivity", "sweep", "Sweep", "Grid", "Range", "Samples", "design", "Design"),
+    "Predictors": ("load_p", "list_c", "load_card", "save_p", "train", "calibrate", "evaluate", "read_measurements"),
+    "Everything else": ("",),
+}
+"""Heading -> names, or their beginnings; the first that fits takes a public name."""
+OWN_FOLDERS = ("training", "datasets")
+"""Folders that lie beside the package in a checkout."""
+WIDTH = 84
+
+
+def homes() -> dict[str, str]:
+    """Public name -> dotted path as it lies on disk."""
+    out = {}
+    for home, names in _HOMES.items():
+        prefix = "" if home.split(".")[0] in OWN_FOLDERS else "neusight_jax."
+        out |= {name: f"{prefix}{home}.{name}" for name in names}
+    return out
+
+
+def python_pages() -> dict[str, tuple[str, str]]:
+    """Path -> title and text of the pages of public names, each by its docstring."""
+    paths, pages = homes(), {}
+    left = [name for name in nj.__all__ if name in paths]
+    for title, starts in GROUPS.items():
+        names = [name for name in left if name in starts]
+        names += [name for name in left if name.startswith(starts) and name not in names]
+        left = [name for name in left if name not in names]
+        if names:
+            text = "".join(f"\n::: {paths[name]}\n" for name in names)
+            pages[f"api/{title.lower().replace(' ', '-')}.md"] = (title, f"# {title}\n{text}")
+    return pages
+
+
+def command_pages(command: Any = None, path: str = "neusight-jax") -> dict[str, tuple[str, str]]:
+    """Path -> title and text of the pages of commands, each as its `--help`."""
+    command = command or typer.main.get_command(app)
+    context = type(command).context_class(command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH)
+    title = path.removeprefix("neusight-jax ")
+    pages = {f"cli/{title.replace(' ', '-')}.md": (title, f"# {path}\n\n```text\n{command.get_help(context)}\n```\n")}
+    for name, sub in sorted(getattr(command, "commands", {}).items()):
+        pages |= command_pages(sub, f"{path} {name}")
+    return pages
+
+
+PAGES: dict[str, dict[str, tuple[str, str]]] = {"api": python_pages(), "cli": command_pages()}
+
+
+def on_config(config: Any) -> Any:
+    """Called by mkdocs: the entries `api` and `cli` of the navigation become lists of pages."""
+    for section in config["nav"]:
+        for entry in next(iter(section.values())):
+            if isinstance(entry, dict):
+                title, target = next(iter(entry.items()))
+                if target in PAGES:
+                    entry[title] = [{name: path} for path, (name, _) in PAGES[target].items()]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by mkdocs: adds the pages."""
+    for pages in PAGES.values():
+        for path, (_, text) in pages.items():
+            files.append(File.generated(config, path, content=text))
+    return files

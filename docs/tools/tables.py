@@ -1,0 +1,265 @@
+"""Writes the tables of numbers in the pages and the README, from the cards of the checkpoints and `docs/scores`.
+
+    python docs/tools/tables.py                     # after a checkpoint was trained again
+    python docs/tools/tables.py --measurements DIR  # scores whole models first, some minutes, and writes docs/scores
+    python docs/tools/tables.py --check             # exit code 1 where a page would change
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pandas as pd
+from support import support, support_models
+
+import neusight_jax as nj
+
+ROOT = Path(__file__).resolve().parents[2]
+SCORES = ROOT / "docs" / "scores"
+MARK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SHORT = {"NVIDIA ": "", "Tesla ": "", "AMD Instinct ": "", "GeForce ": "", "-PCIE-40GB": "-40", "-PCIE-32GB": ""}
+SHORT |= {"-PCIE-16GB": "", "-SXM4-80GB": "-80", " 80GB HBM3": "", " SXM6 AC": "", " Blackwell Server Edition": ""}
+PRODUCTS, VECTORS = ("linear", "bmm", "conv"), ("elementwise", "softmax", "norm")
+FP32 = (*PRODUCTS, *VECTORS)
+TENSOR = ("gemm", "gemm_fp8", "gemm_fp4", "grouped_gemm", "prefill", "decode", "stream", "reduction")
+SYSTEMS = {
+    "roofline3": "roofline of three fitted numbers",
+    "gbt": "gradient-boosted trees",
+    "habitat-mlp": "networks as in Habitat",
+    "roofline": "textbook roofline",
+    "neusight": "the paper's form",
+}
+GPUS = ("Tesla P4", "Tesla P100-PCIE-16GB", "Tesla V100-PCIE-32GB", "Tesla T4", "NVIDIA A100-PCIE-40GB")
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def short(device: str) -> str:
+    """A GPU's name for the head of a table."""
+    for part, text in SHORT.items():
+        device = device.replace(part, text)
+    return device
+
+
+@cache
+def card(name: str) -> dict[str, Any]:
+    """The card of a checkpoint."""
+    return dict(nj.load_card(name))
+
+
+@cache
+def scores() -> pd.DataFrame:
+    """Whole models by system and GPU (`measure`)."""
+    return pd.read_csv(SCORES / "models.csv")
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, names left and numbers right."""
+    rule = ["---"] + ["---:"] * (len(head) - 1)
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
+
+
+def number(value: float | None) -> str:
+    """One decimal, or nothing."""
+    return "" if value is None or value != value else f"{value:.1f}"
+
+
+def unseen() -> str:
+    """Kernels of a GPU left out, systems by families; GPUs count equally."""
+    ours = card("fp32-heldout")["left_out_errors_percent"]
+    board = pd.read_csv(ROOT / "docs" / "leaderboard.csv").query("split == 'logo'")
+    means = board.groupby(["system", "family"])["mean"].mean().unstack()
+    rows = [["**neusight_jax**", *(f"**{mean(ours[family].values()):.1f}**" for family in FP32)]]
+    rows += [[text, *(number(means.loc[system, family]) for family in FP32)] for system, text in SYSTEMS.items()]
+    return table(["mean error, %", *FP32], rows)
+
+
+def _by_gpu(errors: dict[str, dict[str, float]], families: tuple[str, ...]) -> str:
+    devices = sorted({name for each in families for name in errors[each]}, key=_order)
+    head = ["family", *map(short, devices), "mean"]
+    rows = [
+        [each, *(number(errors[each].get(name)) for name in devices), number(mean(errors[each].values()))]
+        for each in families
+    ]
+    return table(head, rows)
+
+
+def _order(device: str) -> tuple[int, str]:
+    return (GPUS.index(device) if device in GPUS else len(GPUS), device)
+
+
+def unseen_gpus() -> str:
+    """The same of ours, GPU by GPU."""
+    return _by_gpu(card("fp32-heldout")["left_out_errors_percent"], FP32)
+
+
+def unseen_tensor() -> str:
+    """Kernels on tensor cores, each GPU's architecture left out."""
+    errors = card("tensorcore")["left_out_errors_percent"]
+    devices = sorted({name for family in TENSOR for name in errors[family]})
+    rows = [[short(name), *(number(errors[family].get(name)) for family in TENSOR)] for name in devices]
+    rows.append(["mean", *(number(mean(errors[family].values())) for family in TENSOR)])
+    return table(["GPU", *TENSOR], rows)
+
+
+def seen() -> str:
+    """Kernels of GPUs in training, from the card."""
+    errors = card("fp32-heldout")["errors_percent"]
+    return _by_gpu({family: errors[family]["training"] for family in FP32}, FP32)
+
+
+def models() -> str:
+    """Whole models by GPU: ours, its interval, and the roofline."""
+    frame = scores().set_index(["system", "device"])
+    rows = []
+    for name in (H100, *GPUS, "in training"):
+        ours, bound = frame.loc[("fp32-heldout", name)], frame.loc[("roofline", name)]
+        what = {H100: "**H100, in no fit**", "in training": "the five in training"}.get(name, short(name))
+        cells = [number(ours[column]) for column in ("mean", "median", "p90", "coverage")]
+        rows.append([what, f"{ours['labels']:.0f}", *cells, number(bound["mean"])])
+    return table(["GPU", "models", "mean", "median", "90 % below", "in their interval, %", "roofline, mean"], rows)
+
+
+def models_short() -> str:
+    """The README's: whole models on H100 and on the five."""
+    frame = scores()
+    rows = []
+    for system, text in (("fp32-heldout", "**neusight_jax**"), ("roofline", "roofline")):
+        part = frame[frame["system"] == system].set_index("device")
+        cells = [number(part.loc[name, column]) for name in (H100, "in training") for column in ("mean", "median")]
+        rows.append([text, *cells])
+    return table(["error, %", "H100, unseen: mean", "median", "five GPUs in training: mean", "median"], rows)
+
+
+def models_left_out() -> str:
+    """Whole models of a GPU left out of everything, from the cards."""
+    rows = []
+    for name in ("fp32-heldout", "fp32"):
+        errors = card(name)["left_out_errors_percent"]["models"]
+        devices = sorted(errors, key=_order)
+        rows += [[f"`{name}`", short(device), number(errors[device])] for device in devices]
+    return table(["checkpoint", "GPU left out", "mean error, %"], rows)
+
+
+def intervals() -> str:
+    """80 % intervals of a GPU nobody measured, and how many rows of each GPU left out they hold."""
+    rows = []
+    for family, item in card("fp32-heldout")["intervals"]["left out"].items():
+        low, high = (100.0 * (pow(2.718281828459045, item[side]) - 1.0) for side in ("log_low", "log_high"))
+        held = [f"{100 * item['coverage'][name]:.0f}" if name in item["coverage"] else "" for name in GPUS]
+        rows.append([family, f"{low:.0f} to +{high:.0f}", *held, f"{100 * item['mean_coverage']:.0f}"])
+    return table(["family", "interval, %", *(f"{short(name)}: inside, %" for name in GPUS), "mean"], rows)
+
+
+def fused() -> str:
+    """Whole models with merged kernels (`torch.compile`), by GPU."""
+    frame = scores().query("system == 'fp32-heldout'").set_index("device")
+    names = [name for name in frame.index if name.startswith("fused, ")]
+    rows = [
+        [short(name.removeprefix("fused, ")), f"{frame.loc[name, 'labels']:.0f}", number(frame.loc[name, "mean"])]
+        for name in names
+    ]
+    return table(["GPU", "models", "mean error, %"], rows)
+
+
+def scaled() -> str:
+    """Runs measured on one GPU, forecast for another."""
+    names = {"scale_trace": "**scale-trace**", "scale_trace plain": "`--plain`"}
+    names |= {"habitat-wave": "wave scaling (Habitat)", "habitat-wave-simplified": "the same, simplified form"}
+    frame = pd.read_csv(SCORES / "cross_gpu.csv").set_index("system")
+    rows = [
+        [text, *(number(frame.loc[name, key]) for key in ("mean", "median", "p90"))] for name, text in names.items()
+    ]
+    return table([f"error, %, of {frame['rows'].iloc[0]} pairs", "mean", "median", "90 % below"], rows)
+
+
+def tiles() -> str:
+    """How often the reported tile is the one that ran."""
+    share = card("fp32-heldout")["tile_accuracy"]
+    return table([*share], [[f"{value:.2f}" for value in share.values()]])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    each.__name__: each
+    for each in (
+        unseen,
+        unseen_gpus,
+        unseen_tensor,
+        seen,
+        models,
+        models_short,
+        models_left_out,
+        intervals,
+        tiles,
+        fused,
+        scaled,
+    )
+} | {"support": support, "support_models": support_models}
+
+
+def pages() -> list[Path]:
+    """Files that may hold tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def filled(text: str) -> str:
+    """A page with its tables made anew."""
+    return MARK.sub(lambda found: found.group(1) + TABLES[found.group(2)]() + found.group(3), text)
+
+
+def measure(folder: Path) -> None:
+    """Scores `fp32-heldout` and the roofline on whole models of `folder` and writes `docs/scores/models.csv`."""
+    from neusight_jax.baselines import BASELINES
+    from neusight_jax.datasets.measurements import read_measurements
+    from neusight_jax.training.evaluation.cross_gpu import cross_gpu, cross_gpu_errors
+    from neusight_jax.training.evaluation.result import scores as percentiles
+    from neusight_jax.training.evaluation.scores import model_scores
+
+    plain = nj.load_predictor("fp32-heldout")
+    tuned = {name: nj.load_predictor("fp32-heldout", name) for name in card("fp32-heldout")["device_effects"]}
+    data = read_measurements([folder], devices=[*GPUS, H100])
+    systems = {
+        "fp32-heldout": lambda device: tuned.get(device, plain),
+        "roofline": lambda device: BASELINES["roofline"],
+    }
+    rows, _ = model_scores(data.end_to_end, systems, data.gpu)
+    eager, fused = rows[rows["option"] == "eager"], rows[rows["option"] != "eager"]
+    trained = eager[eager["device"].isin(GPUS)].assign(device="in training")
+    fused = fused.assign(device="fused, " + fused["device"])
+    frame = percentiles(pd.concat([eager, trained, fused]), ("system", "device"), "labels")
+    pairs = cross_gpu([folder], "fp32-heldout", GPUS)
+    for name, part in (("models", frame), ("cross_gpu", cross_gpu_errors(pairs))):
+        part.round(2).to_csv(SCORES / f"{name}.csv", index=False)
+
+
+def main() -> int:
+    """Writes or checks the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measurements", type=Path, help="the fp32 measurements, to score whole models again")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 where a page would change")
+    options = parser.parse_args()
+    if options.measurements:
+        measure(options.measurements)
+    changed = []
+    for page in pages():
+        before = page.read_text(encoding="utf-8")
+        after = filled(before)
+        if after != before:
+            changed.append(page.name)
+            if not options.check:
+                page.write_text(after, encoding="utf-8")
+    print(json.dumps({"changed": changed}))
+    return 1 if changed and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""`neusight-jax parallelize`: which layout, how many GPUs, does it fit, what does it cost?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from neusight_jax.cli.console import answer, progress_console
+from neusight_jax.cli.options import AsJson, Model, WorkloadCheckpoint, option
+from neusight_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from neusight_jax.cluster import Cluster
+
+_GPU = "GPUs or servers in their usual nodes, or cluster files (gpu, count, topology)."
+_PRICES = "JSON, YAML or CSV, GPU: price of one for an hour."
+
+
+def parallelize(
+    model: Model,
+    gpu: Annotated[list[str], option(_GPU, metavar="GPU")],
+    global_batch_size: Annotated[int, option("Sequences of a step.")],
+    sequence_length: Annotated[int, option("Tokens of a sequence.")],
+    gpus: Annotated[list[int] | None, option("How many GPUs.", metavar="N", default="as cluster files say")] = None,
+    dtype: Annotated[str, option("Of matrix products.")] = "bf16",
+    recompute: Annotated[list[str] | None, option("none, selective, full.", default="none and full")] = None,
+    optimizer: Annotated[str, option("adamw, adamw-foreach, adamw-8bit, sgd, sgd-momentum.")] = "adamw",
+    prices: Annotated[Path | None, option(_PRICES, metavar="FILE")] = None,
+    top: Annotated[int, option("Layouts shown of every machine.")] = 5,
+    checkpoint: WorkloadCheckpoint = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank all layouts of a training job that fit: tensor, pipeline, data, context and expert parallelism, ZeRO,
+    sequence parallelism, micro-batches, chunks, recompute.
+
+    Several GPUs and numbers of GPUs are compared by their best layouts; with prices by cost.
+    """
+    from neusight_jax.checkpoint import load_predictor
+    from neusight_jax.comparison import read_prices
+    from neusight_jax.gpu_catalog import canonical_name
+    from neusight_jax.layouts.answers import parallelize as ranked
+    from neusight_jax.layouts.space import Space
+
+    listed = read_prices(prices) if prices is not None else None
+    clusters = _clusters(gpu, gpus or [])
+    used = checkpoint or ("fp32" if dtype == "fp32" else "tensorcore")
+    devices = {name: canonical_name(name.partition("x ")[2] or name) for name in clusters}
+    loaded = {device: load_predictor(used, device) for device in dict.fromkeys(devices.values())}
+    found = ranked(
+        {name: loaded[device] for name, device in devices.items()},
+        clusters,
+        model,
+        global_batch_size=global_batch_size,
+        sequence_length=sequence_length,
+        dtype=dtype,
+        optimizer=optimizer,
+        space=Space(recompute=tuple(recompute)) if recompute else None,
+        prices=listed,
+        top=top,
+        console=progress_console(),
+    )
+    answer(found, as_json, checkpoint=used)
+
+
+def _clusters(gpus: list[str], counts: list[int]) -> dict[str, Cluster]:
+    """The clusters of a command line by name."""
+    from neusight_jax.cluster_file import load_named_cluster
+
+    found = {}
+    for given in gpus:
+        if given.lower().endswith((".json", ".yaml", ".yml")):
+            name, cluster = load_named_cluster(given)
+            sizes = {f"{count}x {name.partition('x ')[2] or name}": count for count in counts} or {name: cluster.count}
+            found |= {each: cluster.replace(count=count) for each, count in sizes.items()}
+        elif counts:
+            found |= dict(load_named_cluster(f"{count}x {given}") for count in counts)
+        else:
+            raise InputError(f"--gpu {given}: how many? give --gpus, such as --gpus 8 16 32 64")
+    return found

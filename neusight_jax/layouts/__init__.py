@@ -1,0 +1,1 @@
+"""Layouts: all ways to split a model over GPUs, forecast together and ranked."""

@@ -1,0 +1,325 @@
+"""`nj.parallelize`: which layout, on which machine, on how many GPUs; does it fit, and what does it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from neusight_jax.cluster import Cluster
+from neusight_jax.comparison import SECONDS_PER_HOUR, Prices
+from neusight_jax.errors import InputError
+from neusight_jax.gpu_catalog import canonical_name
+from neusight_jax.graph.configs.config import whole
+from neusight_jax.graph.configs.decoder import read_decoder
+from neusight_jax.graph.graph import Footprint
+from neusight_jax.job.forecast import StepForecast, step_forecast
+from neusight_jax.job.interval import carries_intervals, expert_share, once_at, step_interval
+from neusight_jax.job.job import check_options
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.software import LAYOUT_SPREAD, LEARNED, USUAL_OVERLAPS, Software
+from neusight_jax.job.stages import job_config
+from neusight_jax.job.step import silent
+from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed
+from neusight_jax.layouts.pieces import Ask, Pieces
+from neusight_jax.layouts.space import Space, layouts_of
+from neusight_jax.progress import follow
+from neusight_jax.results import Result
+from neusight_jax.terms import Predictor
+from neusight_jax.units import GIB, duration
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+PARTS = {
+    "compute_s": "compute",
+    "bubble_s": "bubble",
+    "exposed_communication_s": "exposed communication",
+}
+"""Parts of a step by which two layouts differ."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One layout on one machine.
+
+    Attributes:
+      rank: 1 is the fastest on its machine; layouts that cannot be told apart share a rank. tie: whether one does.
+      step: its forecast; why: what it gains and loses against the next one.
+      cost_per_million_tokens: with a price.
+    """
+
+    rank: int
+    tie: bool
+    step: StepForecast
+    why: str
+    cost_per_million_tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The layouts of one machine.
+
+    Attributes:
+      name, gpus: of the cluster; choices: the best layouts, fastest first.
+      tried: layouts that divide; too_large: those of them that do not fit.
+      short_bytes: by how much the smallest of them exceeds the memory, 0 where one fits.
+      price_per_hour: of one GPU; tie: whether the interval of its best layout, in time or cost, reaches the first's.
+    """
+
+    name: str
+    gpus: int
+    choices: tuple[Choice, ...]
+    tried: int
+    too_large: int
+    short_bytes: float = 0.0
+    price_per_hour: float | None = None
+    tie: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """One line: how many layouts there are, and why others were left out."""
+        if not self.tried:
+            return f"{self.name}: no layout divides the model and the batch over {self.gpus} GPUs"
+        if not self.choices:
+            short = f"the smallest needs {self.short_bytes / GIB:.1f} GiB more than a GPU has"
+            return f"{self.name}: none of {self.tried:,} layouts fits; {short}"
+        return f"{self.name}: {self.tried:,} layouts, {self.too_large:,} dropped because the fullest rank does not fit"
+
+
+@dataclass(frozen=True)
+class Layouts(Result):
+    """Layouts of a training job, by machine.
+
+    Attributes:
+      workload: what was asked; machines: in the order of their best layout, by cost where there are prices.
+      currency: of the prices; notes: what goes for all.
+    """
+
+    kind: ClassVar[str] = "layouts"
+    workload: Mapping[str, Any]
+    machines: tuple[Machine, ...]
+    currency: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Choice | None:
+        """The first layout of the first machine; None where nothing fits."""
+        return self.machines[0].choices[0] if self.machines[0].choices else None
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layout."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    **{"machine": each.name, "gpus": each.gpus, "rank": item.rank, "tie": item.tie},
+                    **item.step.workload["layout"],
+                    **{"step_s": item.step.total_s, **item.step.parts(), "tokens_per_s": item.step.tokens_per_s},
+                    **{"memory_bytes": item.step.memory.total, "cost_per_million_tokens": item.cost_per_million_tokens},
+                }
+                for each in self.machines
+                for item in each.choices
+            ]
+        )
+
+    def values(self) -> dict[str, Any]:
+        """What was asked, and the layouts of every machine."""
+        machines = [
+            {
+                **{name: getattr(each, name) for name in ("name", "gpus", "tried", "too_large", "short_bytes")},
+                **{"tie": each.tie, "price_per_hour": each.price_per_hour, "verdict": each.verdict},
+                "layouts": [
+                    {
+                        **{"rank": item.rank, "tie": item.tie, "why": item.why},
+                        "cost_per_million_tokens": item.cost_per_million_tokens,
+                        **{key: value for key, value in item.step.values().items() if key not in ("model", "cluster")},
+                    }
+                    for item in each.choices
+                ],
+            }
+            for each in self.machines
+        ]
+        return {**self._fields("workload", "currency"), "machines": machines, "notes": self.notes}
+
+
+def parallelize(
+    predictor: Predictor | Mapping[str, Predictor],
+    cluster: Cluster | Mapping[str, Cluster],
+    model: str | Path | Mapping[str, Any],
+    *,
+    global_batch_size: int,
+    sequence_length: int,
+    dtype: str = "bf16",
+    optimizer: str | None = "adamw",
+    gradient_dtype: str = "fp32",
+    attention: str = "flash",
+    fused_accumulation: bool = True,
+    overlaps: Sequence[str] = USUAL_OVERLAPS,
+    software: Software | None = None,
+    space: Space | None = None,
+    prices: Prices | None = None,
+    top: int = 5,
+    notes: Sequence[str] = (),
+    console: Console | None = None,
+) -> Layouts:
+    """The layouts of a training job that fit, fastest first.
+
+    All layouts of `space` that divide the model, the batch and the GPUs are tried. Those whose fullest rank exceeds the
+    memory are dropped and counted; the rest is forecast together.
+
+    Args:
+      predictor, cluster: what forecasts and on which GPUs; several as mappings with the same names.
+      model, dtype to software: as `nj.job_from_config`.
+      space: which values of a layout's fields are tried; prices: of an hour of one GPU (`nj.read_prices`).
+      top: layouts of every machine that are returned; notes: for the report;
+        console: where progress goes.
+    Raises: `InputError` for what cannot be used, and where no machine has a layout that divides.
+    """
+    check_options(attention, overlaps, optimizer)
+    config, sequence = job_config(model), whole("sequence_length", sequence_length)
+    batch = whole("global_batch_size", global_batch_size)
+    split = read_decoder(config, sequence)
+    own = (dtype, optimizer, gradient_dtype, attention, fused_accumulation, tuple(overlaps))
+    ask = Ask(config, split, batch, sequence, *own)
+    clusters = cluster if isinstance(cluster, Mapping) else {f"{cluster.count} GPUs": cluster}
+    search = _Search(ask, space or Space(), whole("top", top), software or LEARNED, console)
+    machines = []
+    for name, each in clusters.items():
+        each.gpu.peak_flop_per_s(dtype)
+        using = predictor[name] if isinstance(predictor, Mapping) else predictor
+        machines.append(search.machine(name, each, using, _price(prices, name)))
+    if not any(each.tried for each in machines):
+        raise InputError(
+            f"no layout divides {config.name} (batch {batch}, sequence {sequence}) over {_numbers(machines)} GPUs; "
+            "give a global batch size that is a multiple of more of their divisors"
+        )
+    order = _tied(sorted(machines, key=_order))
+    asked = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
+    asked |= {"dtype": dtype, "optimizer": optimizer, "attention": attention, "overlaps": tuple(overlaps)}
+    return Layouts(asked, tuple(order), prices.currency if prices else "", (*notes, *dict.fromkeys(config.notes)))
+
+
+def _numbers(machines: Sequence[Machine]) -> str:
+    return ", ".join(str(each) for each in sorted({machine.gpus for machine in machines}))
+
+
+def _order(machine: Machine) -> tuple[bool, bool, float]:
+    """Those with a layout first, those with a price before those without, then by cost or time."""
+    if not machine.choices:
+        return True, True, machine.short_bytes
+    best = machine.choices[0]
+    cost = best.cost_per_million_tokens
+    return False, cost is None, best.step.total_s if cost is None else cost
+
+
+def _tied(order: Sequence[Machine]) -> list[Machine]:
+    """Machines in order, with their ties to the first."""
+
+    def ends(machine: Machine) -> tuple[float, float] | None:
+        best = machine.choices[0].step if machine.choices else None
+        if best is None or best.interval_s is None or _order(machine)[1] != _order(order[0])[1]:
+            return None
+        low, high = (end / best.total_s * _order(machine)[2] for end in best.interval_s)
+        return low, high
+
+    first = ends(order[0])
+    reached = [own is not None and first is not None and own[0] <= first[1] for own in map(ends, order)]
+    return [replace(each, tie=tie and sum(reached) > 1) for each, tie in zip(order, reached, strict=True)]
+
+
+def _price(prices: Prices | None, name: str) -> float | None:
+    """The price of one GPU of a cluster, which is named after it: COUNTx GPU."""
+    if prices is None:
+        return None
+    gpu = name.partition("x ")[2] or name
+    return prices.per_hour.get(canonical_name(gpu) or gpu)
+
+
+class _Search:
+    """One job on several machines; machines with equally many GPUs share their layouts."""
+
+    def __init__(self, ask: Ask, space: Space, top: int, software: Software, console: Console | None) -> None:
+        self.space, self.top, self.software, self.console = space, top, software, console
+        self.pieces = Pieces(ask)
+        self._layouts: dict[int, tuple[list[Parallelism], list[Footprint]]] = {}
+
+    def layouts(self, gpus: int) -> tuple[list[Parallelism], list[Footprint]]:
+        """All layouts over so many GPUs, and the memory of their fullest ranks."""
+        if gpus not in self._layouts:
+            ask = self.pieces.ask
+            found = list(layouts_of(self.space, ask.model, gpus, ask.global_batch_size, ask.sequence_length))
+            steps = follow(found, f"layouts of {gpus} GPUs", self.console)
+            self._layouts[gpus] = found, [self.pieces.memory(each) for each in steps]
+        return self._layouts[gpus]
+
+    def machine(self, name: str, cluster: Cluster, predictor: Predictor, price: float | None) -> Machine:
+        """The best layouts on one machine."""
+        layouts, memory = self.layouts(cluster.count)
+        room = float(np.asarray(cluster.gpu.mem_bytes))
+        kept = [at for at, each in enumerate(memory) if each.total <= room]
+        dropped = len(layouts) - len(kept)
+        least = min((each.total for each in memory), default=room)
+        found = Machine(name, cluster.count, (), len(layouts), dropped, max(least - room, 0.0), price)
+        if not kept:
+            return found
+        domain = cluster.topology.gpus_per_domain
+        assembly = assemble(self.pieces, domain, [layouts[at] for at in kept], [memory[at] for at in kept])
+        steps = self._steps(assembly, predictor, cluster, name)
+        return replace(found, choices=_choices(steps, self.top, price))
+
+    def _steps(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, name: str) -> list[StepForecast]:
+        """Forecasts of the fastest layouts, one more than are asked for."""
+        own = assembly.seconds(predictor, cluster)
+        times, alone = (timed(assembly, each, self.software) for each in (own, silent(own)))
+        best = np.array(best_of(assembly, times, self.top + 1))
+        total = pipelines(assembly, times, best)[0] + times.tail[best]
+        quiet, busy = pipelines(assembly, alone, best)
+        rest = alone.tail[best]
+        ends = self._ends(assembly, predictor, cluster, best) if carries_intervals(predictor) else None
+        experts, found = expert_share(own), []
+        for place, at in enumerate(best):
+            shares = (busy[place] + rest[place], quiet[place] - busy[place], total[place] - quiet[place] - rest[place])
+            interval = None if ends is None else step_interval(total[place], tuple(ends[:, place]), experts[at])
+            plan = assembly.plan(at, assembly.ask.config.name)
+            found.append(step_forecast(shares, self.software, plan, cluster, name=name, interval_s=interval))
+        return found
+
+    def _ends(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, chosen: np.ndarray) -> np.ndarray:
+        """Seconds of some layouts with all kernels at the low and the high ends of their intervals, [end, layout]."""
+        sides = (assembly.seconds(predictor, cluster, once_at(side)) for side in (0, 1))
+        times = (timed(assembly, each, self.software) for each in sides)
+        return np.stack([pipelines(assembly, each, chosen)[0] + each.tail[chosen] for each in times])
+
+
+def _choices(steps: Sequence[StepForecast], top: int, price: float | None) -> tuple[Choice, ...]:
+    """Forecasts in order as choices with ranks, ties and reasons."""
+    found: list[Choice] = []
+    for at, step in enumerate(steps[:top]):
+        leader = next((item for item in found if item.rank == found[-1].rank), None)
+        same = leader is not None and step.total_s <= leader.step.total_s * (1.0 + LAYOUT_SPREAD)
+        rank = found[-1].rank if same else at + 1
+        cost = None
+        if price is not None:
+            cost = step.gpus * price / SECONDS_PER_HOUR / step.tokens_per_s * 1e6
+        why = _why(step, steps[at + 1]) if at + 1 < len(steps) else "no other layout fits"
+        found.append(Choice(rank, False, step, why, cost))
+    ranks = [item.rank for item in found]
+    return tuple(replace(item, tie=ranks.count(item.rank) > 1) for item in found)
+
+
+def _why(step: StepForecast, following: StepForecast) -> str:
+    """What a layout gains and loses against the next one, largest first."""
+    gains = {word: getattr(following, part) - getattr(step, part) for part, word in PARTS.items()}
+    said = [
+        f"{duration(abs(gain))} {'less' if gain > 0 else 'more'} {word}"
+        for word, gain in sorted(gains.items(), key=lambda each: -abs(each[1]))
+        if abs(gain) > 1e-4 * step.total_s
+    ]
+    least = f"{following.total_s / step.total_s - 1.0:.1%} faster than the next"
+    return f"{least}: {', '.join(said)}" if said else least

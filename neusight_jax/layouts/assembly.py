@@ -1,0 +1,267 @@
+"""Assembly: seconds of many layouts on one machine, from one forecast of their distinct kernels and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from neusight_jax.cluster import Cluster, Machine
+from neusight_jax.graph.graph import Footprint
+from neusight_jax.job.job import KINDS, WORK, Plan
+from neusight_jax.job.messages import SLOTS
+from neusight_jax.job.network import row_seconds
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
+from neusight_jax.job.software import Software
+from neusight_jax.job.stages import stage_kinds
+from neusight_jax.job.step import MOE_FAMILY, WIDE_FLOP_PER_CYCLE, Facts, Seconds, facts_of, once, stage_durations
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
+from neusight_jax.programs import one_shot
+from neusight_jax.terms import Predictor
+
+CHUNK = 1024
+"""Rows of a family that one program forecasts at a time, so that it is compiled once whatever the number of layouts."""
+Run = Callable[..., dict[str, np.ndarray]]
+
+
+def in_chunks(run: Run) -> Run:
+    """A forecast of kernels by family, so many rows at a time."""
+
+    def chunked(predictor: Predictor, machine: Machine, kernels: KernelTable) -> dict[str, np.ndarray]:
+        out = {}
+        for name, batch in kernels.families.items():
+            length = len(batch.row)
+            parts = []
+            for start in range(0, batch.num_rows, CHUNK):
+                part: Any = jax.tree.map(lambda column, at=start: np.asarray(column)[at : at + CHUNK], batch)
+                size = len(part.row)
+                width = CHUNK if length > CHUNK else length
+                part = jax.tree.map(lambda column, more=width - size: np.pad(column, (0, more), mode="edge"), part)
+                rows = np.where(np.arange(width) < size, np.arange(width), -1).astype(np.int32)
+                part = KernelTable({name: part.__class__(**{**vars(part), "row": rows})})
+                parts.append(run(predictor, machine, part)[name][:size])
+            found = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+            out[name] = np.pad(found, (0, length - len(found)))
+        return out
+
+    return chunked
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sparse sum: rows, columns and factors of its entries, and how many rows there are."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    factors: np.ndarray
+    size: int
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """The sum over the values of the columns, [row]."""
+        return np.bincount(self.rows, self.factors * values[self.columns], self.size)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Layouts as sparse sums over distinct kernels and messages.
+
+    Attributes:
+      ask, layouts: what they share, and each; memory, layers: of each; facts: stacked.
+      table: the distinct kernels, in the order of the sums' columns; messages: rows of `network.sizes`.
+      pieces: kernels -> work of pieces; passes: pieces -> passes of kinds of stages, by recompute.
+      updates: kernels -> what runs over parameters; sent: messages -> slots; between: the message between stages.
+    """
+
+    ask: Ask
+    layouts: tuple[Parallelism, ...]
+    memory: tuple[Footprint, ...]
+    layers: tuple[tuple[int, ...], ...]
+    facts: Facts
+    table: KernelTable
+    messages: np.ndarray
+    sums: dict[str, Sum]
+    between: np.ndarray
+
+    def seconds(self, predictor: Predictor, cluster: Cluster, run: Run = once) -> Seconds:
+        """What every layout is made of on a machine, [layout, ...]."""
+        forecast = in_chunks(run)
+        by_family = forecast(predictor, cluster.gpu, self.table)
+        rows = {name: np.asarray(self.table.families[name].row) for name in by_family}
+        kernel, experts, flash = (np.zeros(self.table.num_rows) for _ in range(3))
+        for name, seconds in by_family.items():
+            real = rows[name] >= 0
+            kernel[rows[name][real]] = seconds[real]
+            experts[rows[name][real]] = name == MOE_FAMILY
+            flash[rows[name][real]] = name == "prefill" and self.ask.attention == "flash2"
+        work, of_experts, flash2 = (self._work(each) for each in (kernel, kernel * experts, kernel * flash))
+        launches, expert_launches = self._work(np.ones_like(kernel)), self._work(experts)
+        wide = float(np.asarray(cluster.gpu.matrix_flop_per_cycle)) > WIDE_FLOP_PER_CYCLE
+        each = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
+        sent = self.sums["sent"].of(each).reshape(-1, KINDS, len(SLOTS))
+        found = (work, of_experts, flash2, flash2 * wide, launches, expert_launches, sent, each[self.between])
+        return Seconds(*(value.astype(np.float32) for value in found))
+
+    def _work(self, values: np.ndarray) -> Float[np.ndarray, "layout kind work"]:
+        """Sums of values of kernels by `job.WORK`."""
+        if not values.any():
+            return np.zeros((len(self.layouts), KINDS, len(WORK)))
+        pieces = self.sums["pieces"].of(values)
+        passes = self.sums["passes"].of(pieces).reshape(-1, KINDS, len(WORK))
+        updates: np.ndarray = self.sums["updates"].of(values).reshape(-1, KINDS, len(WORK))
+        return passes + updates
+
+    def plan(self, at: int, name: str) -> Plan:
+        """The plan of one layout, its messages left out."""
+        ask, layout = self.ask, self.layouts[at]
+        return Plan(
+            model=name,
+            layout=layout,
+            dtype=ask.dtype,
+            global_batch_size=ask.global_batch_size,
+            sequence_length=ask.sequence_length,
+            micro_batches=layout.micro_batches(ask.global_batch_size),
+            layers=self.layers[at],
+            messages=(),
+            message_bytes=0.0,
+            memory=self.memory[at],
+            optimizer=ask.optimizer,
+            overlaps=ask.overlaps,
+            attention=ask.attention,
+            notes=tuple(dict.fromkeys(ask.config.notes)),
+        )
+
+
+def assemble(
+    pieces: Pieces, gpus_per_domain: int, layouts: Sequence[Parallelism], memory: Sequence[Footprint]
+) -> Assembly:
+    """Layouts over domains of so many GPUs as sums."""
+    messages = Messages(pieces, gpus_per_domain)
+    entries = {name: Entries() for name in ("passes", "updates", "sent")}
+    between, layers = [], []
+    for at, layout in enumerate(layouts):
+        form = pieces.form(layout)
+        start = at * KINDS * len(WORK)
+        entries["passes"].add(_passes(form.pieces, layout.recompute), start)
+        entries["updates"].add(pieces.updates(layout), start)
+        sent, last = messages.of(layout)
+        for block in sent:
+            entries["sent"].add(block, at * KINDS * len(SLOTS))
+        between.append(last)
+        layers.append(tuple(len(form.layers.get(kind, (0,))) for kind in range(KINDS)))
+    number = len(layouts) * KINDS
+    sizes = {"passes": number * len(WORK), "updates": number * len(WORK), "sent": number * len(SLOTS)}
+    sums = {name: Sum(*each.arrays(), sizes[name]) for name, each in entries.items()}
+    sums["pieces"] = Sum(*pieces.work.arrays(), len(pieces.stages) * PIECE_WORK)
+    return Assembly(
+        ask=pieces.ask,
+        layouts=tuple(layouts),
+        memory=tuple(memory),
+        layers=tuple(layers),
+        facts=facts_of(layouts, layers, pieces.ask.overlaps),
+        table=pieces.pool.table(pieces.ask.dtype),
+        messages=messages.rows,
+        sums=sums,
+        between=np.array(between, np.int64),
+    )
+
+
+def _passes(pieces: tuple[tuple[int, int, int], ...], recompute: str) -> np.ndarray:
+    """Entries (kind and work, piece and work, how often) of passes."""
+    works = [(work, work) for work in range(3)]
+    if recompute in AGAIN:
+        works.append((WORK.index("again"), 3 + AGAIN.index(recompute)))
+    return np.array(
+        [
+            (kind * len(WORK) + own, piece * PIECE_WORK + of_piece, times)
+            for kind, piece, times in pieces
+            for own, of_piece in works
+        ],
+        np.float64,
+    )
+
+
+@one_shot
+def durations_of(own: Seconds, software: Software, facts: Facts) -> list[Any]:
+    """`step.stage_durations` of many layouts."""
+    return list(stage_durations(own, software, facts))
+
+
+def least_seconds(assembly: Assembly, durations: np.ndarray, between: np.ndarray) -> np.ndarray:
+    """Seconds that no step of a layout is below, [layout].
+
+    A rank's own work, what runs before its first and after its last micro-batch on earlier ranks, and the messages on
+    that way; without chunks Σ t + (m - 1) max t, what a 1F1B step takes but for messages that its ranks wait for.
+    """
+    whole = durations.sum(axis=-1)
+    busy = np.einsum("lrk,lk->lr", np.asarray(assembly.facts.chunks), whole)
+    of = assembly.layouts
+    batches = np.array([each.micro_batches(assembly.ask.global_batch_size) for each in of], float)
+    ranks, stages = (np.array([getattr(each, name) for each in of], float) for name in ("pipeline", "stages"))
+    first, inner, last = whole.T
+    plain = ranks * (stages == ranks) > 1
+    through = first + np.maximum(ranks - 2.0, 0.0) * inner + np.where(plain, last, 0.0)
+    most = np.where(plain, np.maximum(np.maximum(first, last), np.where(ranks > 2, inner, 0.0)), 0.0)
+    flow = through + (batches - 1.0) * most + 2.0 * (ranks - 1.0) * between
+    chunked = np.maximum(batches * busy[:, 0], batches * busy[:, 2] + through + 2.0 * (ranks - 1.0) * between)
+    found: np.ndarray = np.where(ranks == 1, batches * busy[:, 0], np.where(plain, flow, chunked))
+    return found
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Durations of many layouts: [layout, kind of stage, kind of work], after the pipeline [layout], and of the message
+    between stages [layout], seconds."""
+
+    durations: np.ndarray
+    tail: np.ndarray
+    between: np.ndarray
+
+
+def timed(assembly: Assembly, own: Seconds, software: Software) -> Timed:
+    """Durations of the layouts from what they are made of."""
+    durations, tail = (np.asarray(each, np.float64) for each in durations_of(own, software, assembly.facts))
+    return Timed(durations, tail, np.asarray(software.messages * own.between, np.float64))
+
+
+def best_of(assembly: Assembly, times: Timed, top: int) -> list[int]:
+    """The fastest layouts, in order.
+
+    The schedule is run for as many, by `least_seconds`, as could be among them.
+    """
+    least = least_seconds(assembly, times.durations, times.between) + times.tail
+    order, step = np.argsort(least), max(2 * top, 16)
+    found: list[tuple[float, int]] = []
+    for start in range(0, len(order), step):
+        if len(found) == top and found[-1][0] <= least[order[start]]:
+            break
+        chosen = order[start : start + step]
+        whole = pipelines(assembly, times, chosen)[0] + times.tail[chosen]
+        found = sorted([*found, *zip(whole.tolist(), chosen.tolist(), strict=True)])[:top]
+    return [at for _, at in found]
+
+
+def pipelines(assembly: Assembly, times: Timed, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of the pipelines of some layouts, those of one schedule together, and of their busiest ranks alone."""
+    same: dict[tuple[int, int, int], list[int]] = {}
+    for place, at in enumerate(chosen):
+        layout = assembly.layouts[at]
+        batches = layout.micro_batches(assembly.ask.global_batch_size)
+        same.setdefault((layout.pipeline, batches, layout.chunks), []).append(place)
+    whole, busy = np.zeros(len(chosen)), np.zeros(len(chosen))
+    for (ranks, batches, chunks), places in same.items():
+        own = chosen[places]
+        of_stage = times.durations[own][:, np.array(stage_kinds(assembly.layouts[own[0]]))]
+        busy[places] = of_stage.reshape(len(own), -1, ranks, 3).sum(axis=(1, 3)).max(axis=-1) * batches
+        backward = of_stage[..., BACKWARD] + of_stage[..., WEIGHT]
+        of_stage = np.stack([of_stage[..., FORWARD], backward, 0.0 * backward], axis=-1)
+        if ranks > 1:
+            whole[places] = pipeline_end(schedule_table("1f1b", ranks, batches, chunks), of_stage, times.between[own])
+        else:
+            whole[places] = busy[places]
+    return whole, busy

@@ -1,0 +1,255 @@
+"""Pieces: stages of many layouts as sums of embedding, layers and head, each written down once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from neusight_jax.arithmetic import dtype_bytes
+from neusight_jax.graph.configs.blocks import Decoder, Layer
+from neusight_jax.graph.configs.config import Config
+from neusight_jax.graph.graph import Footprint
+from neusight_jax.job.footprint import fullest
+from neusight_jax.job.job import (
+    WORK,
+    activation_dtype,
+    added_bytes,
+    again_kernels,
+    parameter_kernels,
+    pass_kernels,
+    rank_tokens,
+    tensor_cored,
+)
+from neusight_jax.job.messages import SLOTS, Message, Sizes, hidden_bytes, layer_messages, parameter_messages
+from neusight_jax.job.network import message_size
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.placement import Group, groups
+from neusight_jax.job.stages import Part, Stage, shard_of, stage_kinds, stage_of, stage_ranges
+from neusight_jax.kernels.distinct import Pool
+
+AGAIN: tuple[str, ...] = ("selective", "full")
+"""Kinds of recompute, each with work of its own."""
+PIECE_WORK: int = 3 + len(AGAIN)
+"""Work of a piece: the three of a pass, then what each of `AGAIN` runs again."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What all layouts of a search share: see `job.job_from_config`."""
+
+    config: Config
+    model: Decoder
+    global_batch_size: int
+    sequence_length: int
+    dtype: str
+    optimizer: str | None
+    gradient_dtype: str
+    attention: str
+    fused_accumulation: bool
+    overlaps: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the stages of a layout are made of.
+
+    Attributes:
+      pieces: (kind of stage, piece, how often); parts: of each kind; layers: those of each kind.
+    """
+
+    pieces: tuple[tuple[int, int, int], ...]
+    parts: Mapping[int, Part]
+    layers: Mapping[int, tuple[Layer, ...]]
+
+
+class Entries:
+    """Rows of a sparse sum: (row, column, factor), gathered one layout after another."""
+
+    def __init__(self) -> None:
+        self._blocks: list[np.ndarray] = []
+        self._starts: list[float] = []
+
+    def add(self, block: np.ndarray, start: float) -> None:
+        """Add entries [entry, 3], their rows counted from `start`."""
+        self._blocks.append(block)
+        self._starts.append(start)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows, columns and factors of all."""
+        if not self._blocks:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        every = np.concatenate(self._blocks)
+        starts = np.repeat(self._starts, [len(block) for block in self._blocks])
+        return (every[:, 0] + starts).astype(np.int64), every[:, 1].astype(np.int64), every[:, 2]
+
+
+def block(rows: Iterable[tuple[float, float, float]]) -> np.ndarray:
+    """Entries as an array [entry, 3]."""
+    return np.array(list(rows), np.float64).reshape(-1, 3)
+
+
+class Pieces:
+    """Pieces and their distinct kernels, written down as layouts ask for them."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask, self.pool = ask, Pool()
+        self.stages: list[Stage] = []
+        self.work = Entries()
+        self._pieces: dict[Any, int] = {}
+        self._forms: dict[Any, Form] = {}
+        self._order = {at: layer for layer, numbers in ask.model.layers.items() for at in numbers}
+        self._updates: dict[Any, np.ndarray] = {}
+        self._tensor_cores: bool | None = None
+
+    def form(self, layout: Parallelism) -> Form:
+        """The stages of a layout."""
+        key = (*_shard_key(layout), layout.stages)
+        if key not in self._forms:
+            self._forms[key] = self._form(layout)
+        return self._forms[key]
+
+    def _form(self, layout: Parallelism) -> Form:
+        pieces, parts, layers = [], {}, {}
+        for kind, (first, last) in stage_ranges(layout, self.ask.model.depth).items():
+            own = [self._order[at] for at in range(first, last)]
+            ends = (kind == 0, last == self.ask.model.depth)
+            found: list[tuple[int, int]] = [(self._piece(layout, ends), 1)] if any(ends) else []
+            found += [(self._piece(layout, layer), own.count(layer)) for layer in dict.fromkeys(own)]
+            pieces += [(kind, piece, times) for piece, times in found]
+            each = [(self.stages[piece].part, times) for piece, times in found]
+            sums = {
+                name: sum(getattr(part, name) * times for part, times in each)
+                for name in ("parameters", "expert_parameters", "activations")
+            }
+            parts[kind], layers[kind] = Part(**sums, layers=len(own)), tuple(own)
+        return Form(tuple(pieces), parts, layers)
+
+    def _piece(self, layout: Parallelism, what: Layer | tuple[bool, bool]) -> int:
+        """A layer, or what is at the ends of the model: (embedding, head)."""
+        key = (*_shard_key(layout), what)
+        if key in self._pieces:
+            return self._pieces[key]
+        ask, ends = self.ask, isinstance(what, tuple)
+        at = 0 if isinstance(what, tuple) else ask.model.layers[what][0]
+        embeds, predicts = what if isinstance(what, tuple) else (False, False)
+        flash = ask.attention != "unfused"
+        shard = shard_of(layout, at, at + (not ends), embeds=embeds, predicts=predicts, flash=flash)
+        layers = () if isinstance(what, tuple) else (what,)
+        stage = stage_of(ask.config, ask.model, layout, shard, ask.sequence_length, ask.dtype, layers)
+        place = self._pieces[key] = len(self.stages)
+        self.stages.append(stage)
+        kernels = list(pass_kernels(stage.graph))
+        kernels += [
+            (3 + at, repeat, kernel)
+            for at, name in enumerate(AGAIN)
+            for repeat, kernel in again_kernels(stage.graph, name)
+        ]
+        own = ((work, self.pool.place(kernel), kernel.count * repeat) for work, repeat, kernel in kernels)
+        self.work.add(block(own), place * PIECE_WORK)
+        return place
+
+    @property
+    def tensor_cores(self) -> bool:
+        """As `job.tensor_cored`, of the layers there are."""
+        if self._tensor_cores is None:
+            self._tensor_cores = any(tensor_cored(stage.graph) for stage in self.stages[:4])
+        return self._tensor_cores
+
+    def memory(self, layout: Parallelism) -> Footprint:
+        """Of the fullest rank."""
+        ask = self.ask
+        between, gradient = self.between_bytes(layout), dtype_bytes(ask.gradient_dtype)
+        batches = layout.micro_batches(ask.global_batch_size)
+        parts, size = self.form(layout).parts, dtype_bytes(ask.dtype)
+        return fullest(parts, layout, batches, ask.optimizer, gradient, between, size)
+
+    def between_bytes(self, layout: Parallelism) -> float:
+        """Activations between two stages, bytes of one rank."""
+        tokens = rank_tokens(layout, self.ask.sequence_length)
+        return hidden_bytes(self.ask.model, layout, tokens, activation_dtype(self.ask.dtype))
+
+    def updates(self, layout: Parallelism) -> np.ndarray:
+        """Entries (kind and work, kernel, count) of what runs over parameters."""
+        ask, form = self.ask, self.form(layout)
+        gradient = dtype_bytes(ask.gradient_dtype)
+        added = added_bytes(layout.micro_batches(ask.global_batch_size), gradient, ask.fused_accumulation)
+        copies = (layout.data, layout.context, layout.tensor, layout.expert, layout.stages, layout.zero)
+        key = (*copies, added)
+        if key not in self._updates:
+            self._updates[key] = block(
+                (kind * len(WORK) + work, self.pool.place(kernel), kernel.count)
+                for kind, part in form.parts.items()
+                for work, kernel in parameter_kernels(
+                    part.parameters, part.expert_parameters, layout, ask.optimizer, added, self.tensor_cores
+                )
+            )
+        return self._updates[key]
+
+
+class Messages:
+    """Messages of layouts over domains of one size, each distinct one once."""
+
+    def __init__(self, pieces: Pieces, gpus_per_domain: int) -> None:
+        self.pieces, self.gpus_per_domain = pieces, gpus_per_domain
+        self._rows: dict[tuple[float, ...], int] = {}
+        self._layers: dict[Any, np.ndarray] = {}
+        self._parameters: dict[Any, np.ndarray] = {}
+        self._groups: dict[Any, dict[str, Group]] = {}
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows of `network.sizes`."""
+        return np.array(list(self._rows), np.float64).reshape(-1, 5)
+
+    def _place(self, message: Message, group: Group) -> int:
+        return self._rows.setdefault(message_size(message, group), len(self._rows))
+
+    def of(self, layout: Parallelism) -> tuple[list[np.ndarray], int]:
+        """Entries (kind and slot, message, count) of a layout, and the message between its stages."""
+        key = (layout.tensor, layout.context, layout.data, layout.pipeline, layout.expert)
+        if key not in self._groups:
+            self._groups[key] = groups(layout, self.gpus_per_domain or layout.gpus)
+        placed = self._groups[key]
+        near = tuple(placed[name] for name in ("tensor", "context", "expert"))
+        own = (*_shard_key(layout), layout.stages, layout.recompute == "full", near)
+        if own not in self._layers:
+            self._layers[own] = self._of_layers(layout, placed)
+        own_parameters = (*key, layout.chunks, layout.zero)
+        if own_parameters not in self._parameters:
+            self._parameters[own_parameters] = self._of_parameters(layout, placed)
+        between = Message("send_recv", self.pieces.between_bytes(layout), "pipeline", "")
+        return [self._layers[own], self._parameters[own_parameters]], self._place(between, placed["pipeline"])
+
+    def _sizes(self, layout: Parallelism, layers: tuple[Layer, ...], embeds: bool, predicts: bool, part: Part) -> Sizes:
+        ask = self.pieces.ask
+        tokens, gradient = rank_tokens(layout, ask.sequence_length), dtype_bytes(ask.gradient_dtype)
+        own = (layers, tokens, embeds, predicts, part.parameters, part.expert_parameters)
+        return Sizes(*own, activation_dtype(ask.dtype), gradient)
+
+    def _of_layers(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
+        found = []
+        for kind, piece, times in self.pieces.form(layout).pieces:
+            stage = self.pieces.stages[piece]
+            sizes = self._sizes(layout, stage.layers, stage.embeds, stage.predicts, stage.part)
+            found += [
+                (kind * len(SLOTS) + SLOTS.index(each.slot), self._place(each, placed[each.group]), times * each.count)
+                for each in layer_messages(self.pieces.ask.model, layout, sizes)
+            ]
+        return block(found)
+
+    def _of_parameters(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
+        form, order, found = self.pieces.form(layout), stage_kinds(layout), []
+        for kind, part in form.parts.items():
+            sizes = self._sizes(layout, form.layers[kind], kind == order[0], kind == order[-1], part)
+            found += [
+                (kind * len(SLOTS) + SLOTS.index(each.slot), self._place(each, placed[each.group]), each.count)
+                for each in parameter_messages(self.pieces.ask.model, layout, sizes)
+            ]
+        return block(found)
+
+
+def _shard_key(layout: Parallelism) -> tuple[Any, ...]:
+    return layout.tensor, layout.context, layout.expert, layout.sequence_parallel, layout.micro_batch_size

@@ -1,0 +1,102 @@
+"""Layouts of jobs as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import RenderableType
+
+from neusight_jax.job.forecast import StepForecast
+from neusight_jax.layouts.answers import Choice, Layouts, Machine
+from neusight_jax.memory import CROWDED_SHARE
+from neusight_jax.reports.text import headed, table
+from neusight_jax.trust import LEVEL
+from neusight_jax.units import GIB, duration
+
+WAYS = {"tensor": "TP", "pipeline": "PP", "data": "DP", "context": "CP", "expert": "EP"}
+"""Ways to split, as tables call them."""
+
+
+def tables(found: Layouts) -> RenderableType:
+    """One row per machine where there are several, then the layouts of each; `=` marks a tie."""
+    load, parts = found.workload, []
+    if len(found.machines) > 1:
+        rows = [_machine_cells(each) for each in found.machines if each.choices]
+        if rows:
+            parts += [
+                table("Machines, by their best layout", list(rows[0]), [list(row.values()) for row in rows], 2),
+                "",
+            ]
+    for each in found.machines:
+        parts.append(each.verdict)
+        if each.choices:
+            rows = [_cells(item) for item in each.choices]
+            parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
+            parts += [f"{item.rank}: {item.why}" for item in each.choices[:1]]
+        parts.append("")
+    if any(_crowded(item) for each in found.machines for item in each.choices):
+        parts.append(
+            f"! above {CROWDED_SHARE:.0%} of the memory by estimate, which is right to a fifth: it may not fit"
+        )
+    if any(each.tie for each in found.machines):
+        parts.append("= before a machine: its interval reaches that of the first")
+    if any(item.tie for each in found.machines for item in each.choices):
+        parts.append("= cannot be told from the first of its rank: they differ by less than such forecasts err")
+    head = (
+        f"{load['model']}: training, {load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
+        f", {load['optimizer'] or 'no optimizer'}"
+    )
+    return headed(head, *parts, notes=found.notes)
+
+
+def layout_text(layout: Mapping[str, Any]) -> str:
+    """A layout in a few words."""
+    words = [f"{short}{layout[name]}" for name, short in WAYS.items() if layout[name] > 1]
+    words += [f"ZeRO-{layout['zero']}"] * (layout["zero"] > 0) + [f"{layout['chunks']} chunks"] * (layout["chunks"] > 1)
+    words += ["SP"] * layout["sequence_parallel"] + [f"micro-batch {layout['micro_batch_size']}"]
+    if layout["recompute"] != "none":
+        words.append(f"recompute {layout['recompute']}")
+    return " ".join(words)
+
+
+def _crowded(item: Choice) -> bool:
+    return item.step.memory.total > CROWDED_SHARE * item.step.mem_bytes
+
+
+def _interval_cell(step: StepForecast) -> dict[str, str]:
+    if step.interval_s is None:
+        return {}
+    low, high = step.interval_s
+    return {f"{LEVEL:.0%} interval": f"{duration(low)} - {duration(high)}"}
+
+
+def _cells(item: Choice) -> dict[str, str]:
+    step = item.step
+    cells = {"rank": f"{item.rank}{'=' if item.tie else ''}", "layout": layout_text(step.workload["layout"])}
+    cells |= {"step": duration(step.total_s)}
+    cells |= _interval_cell(step)
+    cells |= {"tokens/s": f"{step.tokens_per_s:,.0f}", "a GPU": f"{step.tokens_per_s / step.gpus:,.0f}"}
+    shares = {"compute": step.compute_s, "bubble": step.bubble_s, "exposed": step.exposed_communication_s}
+    cells |= {name: f"{seconds / step.total_s:.1%}" for name, seconds in shares.items()}
+    cells["memory"] = f"{step.memory.total / GIB:.1f} GiB{'!' if _crowded(item) else ' '}"
+    if item.cost_per_million_tokens is not None:
+        cells["per 1M tokens"] = f"{item.cost_per_million_tokens:,.4g}"
+    return cells
+
+
+def _machine_cells(each: Machine) -> dict[str, str]:
+    best = each.choices[0]
+    cells = {
+        "machine": each.name,
+        "layout": layout_text(best.step.workload["layout"]),
+        "step": duration(best.step.total_s),
+    }
+    cells |= _interval_cell(best.step)
+    cells |= {"tokens/s": f"{best.step.tokens_per_s:,.0f}", "a GPU": f"{best.step.tokens_per_s / each.gpus:,.0f}"}
+    if best.cost_per_million_tokens is not None:
+        cells |= {
+            "per GPU hour": f"{each.price_per_hour:,.4g}",
+            "per 1M tokens": f"{best.cost_per_million_tokens:,.4g}",
+        }
+    return cells

@@ -1,0 +1,141 @@
+"""The pages: their tables are those of the scores, they are short, links and commands exist, Python runs."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import neusight_jax as nj
+from neusight_jax.cli import run
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ROOT / "docs" / "tools"
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+TABLED = [page for page in PAGES if "<!-- table " in page.read_text(encoding="utf-8")]
+SHORT_EXAMPLES = ("renting.md",)
+"""Pages whose Python runs as it stands; others have tests of their own."""
+TO_SHORTEN = ("docs/serving.md",)
+"""Pages that are too long still."""
+
+needs_weights = pytest.mark.skipif("fp32" not in nj.list_checkpoints(), reason="no checkpoint fp32 here")
+
+
+@functools.cache
+def tool(name: str) -> ModuleType:
+    """A script of `docs/tools`."""
+    sys.path.insert(0, str(TOOLS))
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", TOOLS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@needs_weights
+@pytest.mark.parametrize("page", TABLED, ids=lambda page: page.name)
+def test_tables_are_those_of_the_scores(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert tool("tables").filled(text) == text, "run `python docs/tools/tables.py`"
+
+
+def test_a_changed_number_is_seen() -> None:
+    text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    changed = re.sub(r"(\| linear \| )(\d+)\.", r"\g<1>9\g<2>.", text, count=1)
+    assert changed != text
+    assert tool("tables").filled(changed) == text
+
+
+def test_the_leaderboard_is_that_of_its_csv() -> None:
+    import pandas as pd
+
+    from neusight_jax.training.evaluation.leaderboard import Leaderboard
+
+    page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    board = Leaderboard(pd.read_csv(ROOT / "docs" / "leaderboard.csv"), ())
+    rows = [line for line in board.to_markdown("leaderboard.csv").splitlines() if line.startswith("| ")]
+    assert len(rows) > 10
+    assert [row for row in rows if row not in page] == []
+
+
+def test_pages_are_short_and_plain() -> None:
+    check = tool("check")
+    for name, (words, sentence) in check.measured().items():
+        if name not in TO_SHORTEN:
+            assert words <= check.MOST_WORDS, name
+            assert sentence <= check.MEDIAN_SENTENCE, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert tool("check").dead_links(page) == []
+
+
+def test_spelling() -> None:
+    pytest.importorskip("codespell_lib", reason="codespell is not installed; it comes with '.[dev]'")
+    assert tool("check").misspelt() == []
+
+
+@functools.cache
+def known_options(command: str) -> str | None:
+    """The help of a command, None where there is no such command."""
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = run([*command.split(), "--help"])
+    return out.getvalue() if code == 0 else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    consoles = [block.replace("\\\n", " ") for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL)]
+    lines = [line for block in consoles for line in block.splitlines() if line.startswith("$ ")]
+    lines += [
+        each.replace("\n", " ") for each in re.findall(r"`((?:neusight-jax|python3 -m neusight_jax) [^`]+)`", text)
+    ]
+    for line in lines:
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        start = next((at for at, word in enumerate(words) if word.endswith(("neusight-jax", "neusight_jax"))), None)
+        if start is None or len(words) == start + 1 or words[start + 1].startswith("-"):
+            continue
+        words = words[start + 1 :]
+        command = " ".join(words[: 2 if words[0] == "import" and len(words) > 1 else 1])
+        known = known_options(command)
+        assert known is not None, line
+        for option in (word.split("=")[0] for word in words if word.startswith("--")):
+            assert option in known, line
+
+
+@needs_weights
+@pytest.mark.parametrize("name", SHORT_EXAMPLES)
+def test_python_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, name, "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out
+
+
+def test_the_changelog_has_the_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## (\d+\.\d+\.\d+) \(\d{4}-\d\d-\d\d\)$", text, re.MULTILINE)
+    assert released[0] == nj.__version__
+    heads = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
+    assert heads <= {"Added", "Changed", "Fixed"}
+
+
+def test_metadata_of_the_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["urls"]
+    assert "Environment :: GPU :: NVIDIA CUDA" in project["classifiers"]
