@@ -277,11 +277,6 @@ def _fastest_tile(at: Launch) -> Times:
     return jnp.maximum(fastest(fastest(at.waves * at.block_s))[:, None], at.least_s)
 
 
-def _nothing(at: Launch) -> Times:
-    """What a family does not know."""
-    return at.least_s
-
-
 def _kilocycle(at: Launch) -> Times:
     """1000 cycles."""
     return at.kilocycle_s[:, None]
@@ -342,11 +337,9 @@ HEADS: dict[str, Head] = {
 }
 """Heads by name; their order is that of the weights."""
 PRODUCT_HEADS: dict[str, Head] = {
-    **HEADS,
     "compute": Head(_fastest_tile, lambda f: 1, "overlaps", 0.0, 0.5, 0.1, side="compute"),
-    "reread": Head(_nothing, lambda f: 1, "overlaps", -3.0, 0.0, -1.5),
-    "onchip": Head(_nothing, lambda f: 1, "overlaps", -3.0, 0.0, -1.5),
-    "issue": Head(_nothing, lambda f: 1, "limits", -3.0, 0.0, -1.5),
+    "dram": HEADS["dram"],
+    "power": HEADS["power"],
     "overhead": Head(_kilocycle, lambda f: 1, "adds", -3.0, 1.5, 0.0),
 }
 """Heads of products on the vector path, whose blocks issue and bring in what their arithmetic needs."""
@@ -359,7 +352,7 @@ LINKED_HEADS: dict[str, Head] = {
     "far hops": Head(_far_hops, lambda f: 2, "adds", -1.5, 2.5, 0.5),
     "startup": Head(_startup, lambda f: 2, "adds", -1.0, 4.0, 2.0),
 }
-"""Heads of families that send to other GPUs, column by column beside `HEADS` in the residuals."""
+"""Heads of families that send to other GPUs; those that are not in `HEADS` stand in the residuals by their place."""
 
 
 def heads_of(family: Family) -> dict[str, Head]:

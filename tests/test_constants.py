@@ -16,7 +16,7 @@ import pytest
 import neusight_jax as nj
 from neusight_jax import mixture
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.heads import HEADS, launched, most_times, physical_times
+from neusight_jax.heads import HEADS, heads_of, launched, most_times, physical_times
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
@@ -134,18 +134,23 @@ def test_how_far_a_network_may_move_each_time() -> None:
         "power": (0.0, 0.45),
         "overhead": (-4.0, 2.0),
     }
-    assert {name: head.bounds(FAMILIES["linear"]) for name, head in HEADS.items()} == bounds
+    assert {name: head.bounds(FAMILIES["conv"]) for name, head in heads_of(FAMILIES["conv"]).items()} == bounds
     beside = {name: head.bounds(FAMILIES["gemm"]) for name, head in HEADS.items()}
     assert beside == {**bounds, "overhead": (-4.0, 3.0)}
+    products = {name: head.bounds(FAMILIES["linear"]) for name, head in heads_of(FAMILIES["linear"]).items()}
+    assert products == {
+        **{name: bounds[name] for name in ("dram", "power")},
+        **{"compute": (0.0, 0.5), "overhead": (-3.0, 1.5)},
+    }
 
 
 def test_where_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that says nothing: e^0.3 of the ideal of arithmetic, e^0.25 of DRAM's ... whichever binds, and 2 us for
     a launch inside a model."""
     starts = {"compute": 0.3, "dram": 0.25, "reread": -2.0, "onchip": 0.0, "issue": 0.2, "power": 0.2, "overhead": 0.0}
-    parameters: Any = init_family(jax.random.key(0), FAMILIES["linear"], jnp.ones((2, 14)), (4,), 1)
-    work = works("linear", batch=1.0, m=64.0, n=64.0, k=64.0)
-    at = launched(MACHINE, FAMILIES["linear"], work, jnp.full(1, 1e13), jnp.zeros(1, int))
+    parameters: Any = init_family(jax.random.key(0), FAMILIES["softmax"], jnp.ones((2, 14)), (4,), 1)
+    work = works("softmax", rows=64.0, cols=64.0)
+    at = launched(MACHINE, FAMILIES["softmax"], work, jnp.full(1, 1e13), jnp.zeros(1, int))
     outputs = jnp.zeros((1, 1, 2 * len(HEADS)))  # one component a head, and its offset
     bounds = Light(*(jnp.zeros(1),) * 3)
     for binding, start in starts.items():
