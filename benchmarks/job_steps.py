@@ -196,6 +196,10 @@ class Rows:
             total = forecast_s(own, Software(), job)
             if at not in best or total < best[at][0]:
                 best[at] = (total, job, own)
+        chosen = [id(job) for _, job, _ in best.values()]
+        self.found = sorted(
+            (each for each in found if id(each[2]) in chosen), key=lambda each: chosen.index(id(each[2]))
+        )
         self.frame = frame.iloc[list(best)].reset_index(drop=True)
         self.jobs, self.seconds = [job for _, job, _ in best.values()], [own for _, _, own in best.values()]
         self.truth = np.array([truth(row) for row in records(self.frame)])
@@ -222,7 +226,7 @@ def stacked(records: list[Any]) -> Any:
     return jax.tree.map(lambda *each: jnp.stack([jnp.asarray(one) for one in each]), *records)
 
 
-def every_seconds(found: list[tuple[int, Any, Job]]) -> list[Any]:
+def every_seconds(found: list[tuple[int, Any, Job]], once: Any = once) -> list[Any]:
     """`step.seconds_of_job` of all jobs: all distinct kernels by one program, on one GPU after another."""
     table, places = distinct([job.kernels for _, _, job in found])
     seconds, out = {}, []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
     from neusight_jax.cluster import Cluster, stack_clusters
     from neusight_jax.cluster_file import list_nodes, load_cluster
-    from neusight_jax.comparison import Comparison, Prices, compare, read_prices
+    from neusight_jax.comparison import Comparison, compare
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
     from neusight_jax.designs.answers import Design, design
     from neusight_jax.errors import InputError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from neusight_jax.graph.traced.torch_export import graph_from_torch
     from neusight_jax.graph.traced.trace_options import TraceOptions
     from neusight_jax.intervals import predict_kernel_intervals
+    from neusight_jax.job.calibration import calibrate_steps
+    from neusight_jax.job.elasticities import StepSensitivity
     from neusight_jax.job.forecast import StepForecast
     from neusight_jax.job.job import Job, job_from_config
     from neusight_jax.job.parallelism import Parallelism
@@ -41,10 +43,13 @@ if TYPE_CHECKING:
     from neusight_jax.latencies import kernel_latency, predict_kernels
     from neusight_jax.layouts.answers import Layouts, parallelize
     from neusight_jax.layouts.space import Space
+    from neusight_jax.prices import Prices, read_prices
     from neusight_jax.programs import use_compile_cache
     from neusight_jax.saving import save_predictor
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
     from neusight_jax.sensitivities import Sensitivity, sensitivity
+    from neusight_jax.serving.answers import Serving, serve
+    from neusight_jax.serving.engine import Engine
     from neusight_jax.sweeps.run import Sweep, sweep
     from neusight_jax.sweeps.space import Grid, Range, Samples
     from neusight_jax.topology import Topology
@@ -58,6 +63,7 @@ __all__ = [
     "Cluster",
     "Comparison",
     "Design",
+    "Engine",
     "Forecast",
     "Graph",
     "Grid",
@@ -71,14 +77,17 @@ __all__ = [
     "Samples",
     "ScaledRun",
     "Sensitivity",
+    "Serving",
     "Software",
     "Space",
     "StepForecast",
+    "StepSensitivity",
     "Sweep",
     "Topology",
     "TraceOptions",
     "__version__",
     "calibrate",
+    "calibrate_steps",
     "compare",
     "design",
     "evaluate",
@@ -106,6 +115,7 @@ __all__ = [
     "save_predictor",
     "scale_trace",
     "sensitivity",
+    "serve",
     "stack_clusters",
     "stack_gpus",
     "sweep",
@@ -118,7 +128,7 @@ _HOMES = {
     "checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
     "cluster": ("Cluster", "stack_clusters"),
     "cluster_file": ("list_nodes", "load_cluster"),
-    "comparison": ("Comparison", "Prices", "compare", "read_prices"),
+    "comparison": ("Comparison", "compare"),
     "datasets.measurements": ("read_kernels", "read_measurements"),
     "designs.answers": ("Design", "design"),
     "errors": ("InputError",),
@@ -132,6 +142,8 @@ _HOMES = {
     "graph.traced.jaxpr": ("graph_from_function",),
     "graph.traced.torch_export": ("graph_from_torch",),
     "graph.traced.trace_options": ("TraceOptions",),
+    "job.calibration": ("calibrate_steps",),
+    "job.elasticities": ("StepSensitivity",),
     "job.forecast": ("StepForecast",),
     "job.job": ("Job", "job_from_config"),
     "job.parallelism": ("Parallelism",),
@@ -142,10 +154,13 @@ _HOMES = {
     "latencies": ("kernel_latency", "predict_kernels"),
     "layouts.answers": ("Layouts", "parallelize"),
     "layouts.space": ("Space",),
+    "prices": ("Prices", "read_prices"),
     "programs": ("use_compile_cache",),
     "saving": ("save_predictor",),
     "scaling.scale": ("ScaledRun", "scale_trace"),
     "sensitivities": ("Sensitivity", "sensitivity"),
+    "serving.answers": ("Serving", "serve"),
+    "serving.engine": ("Engine",),
     "sweeps.run": ("Sweep", "sweep"),
     "sweeps.space": ("Grid", "Range", "Samples"),
     "topology": ("Topology",),

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import yaml
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import predict
 from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.gpu_file import load_named_gpus
 from neusight_jax.graph.graph import Graph
 from neusight_jax.memory import memory_bytes
+from neusight_jax.prices import SECONDS_PER_HOUR, Prices
 from neusight_jax.results import Result
-from neusight_jax.tables import Yaml
 from neusight_jax.terms import Predictor
 from neusight_jax.workloads import num_gpus, workload_dict
 
@@ -29,7 +23,6 @@ if TYPE_CHECKING:
 
 ORDERS: tuple[str, ...] = ("latency", "throughput", "cost")
 """What a comparison may be ranked by."""
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -108,14 +101,6 @@ class Comparison(Result):
         return {**self._fields("workload", "by", "currency", "num_gpus"), "gpus": self.candidates, "notes": self.notes}
 
 
-@dataclass(frozen=True)
-class Prices:
-    """Price of an hour by GPU name (canonical where the catalog knows it), in one currency."""
-
-    per_hour: Mapping[str, float]
-    currency: str = ""
-
-
 def compare(
     predictor: Predictor,
     gpus: Sequence[str],
@@ -177,7 +162,7 @@ def _candidate(
     notes: Sequence[str],
 ) -> Candidate:
     fits = needed <= float(gpu.mem_bytes)  # type: ignore[arg-type]
-    price = prices.per_hour.get(name) if prices else None
+    price = prices.of(name) if prices else None
     item = Candidate(name, memory_bytes=needed, fits=fits, price_per_hour=price)
     try:
         gpu.peak_flop_per_s(graph.dtype)
@@ -229,50 +214,3 @@ def ranked(candidates: Sequence[Candidate], by: str) -> list[Candidate]:
     shared = [item.rank for item in out]
     out = [replace(item, tie=shared.count(item.rank) > 1) for item in out]
     return out + sorted(rest, key=lambda item: (item.latency_s is None, item.latency_s or 0.0))
-
-
-def read_prices(path: str | os.PathLike[str]) -> Prices:
-    """Prices from a JSON, YAML or CSV file: GPU name -> price of an hour, and `currency` if wanted.
-
-    A CSV file has a name and a price in each row, below a heading or not.
-
-    Raises: `InputError` when the file is not there, is no such mapping, or a price is no positive number.
-    """
-    file = Path(path)
-    table = file.suffix.lower() == ".csv"
-    try:
-        text = file.read_text(encoding="utf-8")
-        content = _csv_prices(text) if table else yaml.load(text, Loader=Yaml)  # JSON is YAML
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such price file; expected JSON, YAML or CSV, GPU: price of an hour") from None
-    except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
-        reason, form = " ".join(str(error).split())[:80], "CSV" if table else "JSON or YAML"
-        raise InputError(f"{file}: not readable as {form} ({reason}); mend the syntax") from None
-    if not isinstance(content, dict) or not content:
-        raise InputError(f"{file}: expected a mapping of GPU: price of an hour, e.g. H100: 2.49")
-    currency = str(content.pop("currency", ""))
-    per_hour = {}
-    for name, value in content.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise InputError(f"{file}: price of {name} is {value!r}, expected a positive number per hour, e.g. 2.49")
-        per_hour[canonical_name(str(name)) or str(name)] = float(value)
-    return Prices(per_hour, currency)
-
-
-def _csv_prices(text: str) -> dict[str, Any]:
-    """Rows of name and price; a heading is left out."""
-    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(row)]
-    if rows and len(rows[0]) > 1 and not _is_number(rows[0][1]) and rows[0][0].lower() in ("gpu", "name", "machine"):
-        rows = rows[1:]
-    short = [row for row in rows if len(row) != 2]
-    if short:
-        raise ValueError(f"row {','.join(short[0])!r} is no GPU,price")
-    return {name: float(value) if _is_number(value) else value for name, value in rows}
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

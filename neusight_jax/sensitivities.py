@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import on_device
+from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.forecast import Forecast, occupied, predict, seconds_of
 from neusight_jax.gpu import FIELDS, GPU, SWITCHES
 from neusight_jax.graph.graph import Graph
@@ -35,6 +35,9 @@ from neusight_jax.terms import Predictor
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from neusight_jax.job.elasticities import StepSensitivity
+    from neusight_jax.job.job import Job
 
 SECANT = 0.05
 """Half width, in log, of the differences the derivatives are shown beside."""
@@ -169,6 +172,7 @@ def _secants(predictor: Predictor, gpu: GPU, kernels: KernelTable, count: np.nda
     }
 
 
+@overload
 def sensitivity(
     predictor: Predictor,
     gpu: GPU,
@@ -177,8 +181,24 @@ def sensitivity(
     relaxation: float = 0.0,
     gpu_name: str = "",
     notes: tuple[str, ...] | list[str] = (),
-) -> Sensitivity:
-    """Elasticities of a model's latency with respect to every figure of a GPU.
+) -> Sensitivity: ...
+
+
+@overload
+def sensitivity(predictor: Predictor, gpu: Machine, graph: Job, *, gpu_name: str = "") -> StepSensitivity: ...
+
+
+def sensitivity(
+    predictor: Predictor,
+    gpu: Machine,
+    graph: Graph | Job,
+    *,
+    relaxation: float = 0.0,
+    gpu_name: str = "",
+    notes: tuple[str, ...] | list[str] = (),
+) -> Sensitivity | StepSensitivity:
+    """Elasticities of a model's latency with respect to every figure of a GPU, or of a job's step to a cluster's
+    (`job.elasticities`).
 
     Args:
       predictor, gpu, graph: as `nj.predict`.
@@ -186,6 +206,11 @@ def sensitivity(
       gpu_name, notes: for the report only.
     Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
     """
+    if not isinstance(graph, Graph):
+        from neusight_jax.job.elasticities import step_sensitivity
+
+        return step_sensitivity(predictor, gpu, graph, gpu_name)
+    gpu = gpu_of(gpu)
     graph = graph.on(gpu.paths)
     forecast = predict(predictor, gpu, graph, gpu_name=gpu_name, notes=notes)
     table = occupied(graph.kernels)

@@ -1,217 +1,222 @@
-"""Decoders and ViT from config: published sizes, counts by hand, serving steps, memory."""
+"""Serving: steps as a grid, the steady state of a replica, and how many of which GPU a load needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from predictors import random_predictor
 
 import neusight_jax as nj
-from neusight_jax.baselines import load_baseline
-from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.architectures import STEP_ARCHITECTURES
-from neusight_jax.graph.configs.catalog import load_model_config
-from neusight_jax.kernels.attention import attention_dims
-from neusight_jax.kernels.grouped_gemm import expert_dims
-from neusight_jax.memory import footprint
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.serving.capacity import capacity
+from neusight_jax.serving.engine import Engine, Options, usual_options
+from neusight_jax.serving.steady import Lengths, Steady, demand, steady
+from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
+from neusight_jax.serving.times import Times, times
 
-PUBLISHED_BILLIONS = {
-    "llama-2-7b": 6.74,
-    "llama-2-70b": 68.98,
-    "llama-3.1-8b": 8.03,
-    "llama-3.1-405b": 405.9,
-    "llama-3.2-1b": 1.24,
-    "mistral-7b": 7.25,
-    "mixtral-8x7b": 46.7,
-    "qwen2.5-14b": 14.77,
-    "qwen2.5-32b": 32.76,
-    "qwen1.5-moe-a2.7b": 14.3,
-    "qwen3-14b": 14.77,
-    "qwen3-30b-a3b": 30.5,
-    "qwen3-coder-480b-a35b": 480.0,
-    "qwen3-next-80b-a3b": 80.0,
-    "glm-4.5": 355.0,
-    "glm-4.5-air": 106.0,
-    "gemma-7b": 8.54,
-    "gemma-2-9b": 9.24,
-    "phi-4": 14.66,
-    "deepseek-v2-lite": 15.7,
-    "deepseek-v2": 235.7,
-    "deepseek-v3": 671.0,
-    "kimi-k2": 1030.0,
-    "gpt-oss-20b": 20.9,
-    "gpt-oss-120b": 116.8,
-    "vit-large": 0.304,
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 2816,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
 }
-"""Parameters, billions, from the model cards and papers."""
+PREDICTOR = RooflinePredictor()
+FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, kernels=1.0, wave=0.0)
+LENGTHS = Lengths(512, 128)
+OPTIONS = Options(chunk_tokens=1024, max_batch=32)
 
 
-def graph(
-    model: str, batch: int, lengths: int | Sequence[int], mode: str, dtype: str = "bf16", **options: Any
-) -> nj.Graph:
-    return nj.graph_from_config(model, batch, lengths, mode, dtype, **options)
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_model(TINY, "bf16")
 
 
-def flop_of(work: nj.Graph, *families: str) -> float:
-    columns = nj.predict(load_baseline("roofline"), nj.load_gpu("H100"), work).columns
-    mine = np.isin(columns["family"].astype(str), families)
-    return float((columns["flop"] * columns["count"])[mine].sum())
+@pytest.fixture(scope="module")
+def written(model: Model) -> Steps:
+    return steps(model, Parallelism(), 8, ("bf16", "fp16", "fp32"), axes(640, 1024, 32))
 
 
-@pytest.mark.parametrize("name", PUBLISHED_BILLIONS)
-def test_parameters_are_the_published_ones(name: str) -> None:
-    work = graph(name, 1, 8, "inference")
-    assert work.parameters == pytest.approx(1e9 * PUBLISHED_BILLIONS[name], rel=0.01)
-    assert footprint(work).weights == 2 * work.parameters
+@pytest.fixture(scope="module")
+def own(written: Steps) -> Times:
+    return times(PREDICTOR, nj.load_cluster("1x H100"), written, FREE)
 
 
-def by_counting(new: int, length: int, window: int, causal: bool) -> tuple[int, int]:
-    """Visited pairs and keys, one query after the other."""
-    pairs, seen = 0, set[int]()
-    for query in range(length - new, length):
-        last = query if causal else length - 1
-        first = 0 if not window else max(0, (query if causal else length - 1) - window + 1)
-        pairs += last - first + 1
-        seen |= set(range(first, last + 1))
-    return pairs, len(seen)
+def at(own: Times, load: float, **changes: Any) -> Steady:
+    return steady(own, demand(LENGTHS, OPTIONS, **changes), load, 32.0)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 50))
-def test_pairs_of_causal_attention_by_counting(new: int, cached: int, window: int) -> None:
-    sizes = {"heads": 4, "kv_heads": 2, "head_size": 8}
-    dims = attention_dims(np.array([new]), np.array([new + cached]), window=window, **sizes)  # type: ignore[arg-type]
-    assert (dims["pairs"][0], dims["keys"][0]) == by_counting(new, new + cached, window, True)
+@pytest.mark.parametrize(("batch", "context"), [(1, 128), (8, 512), (32, 256)])
+def test_a_decode_step_is_the_graphs(own: Times, batch: int, context: int) -> None:
+    graph = nj.graph_from_config(TINY, batch, context, "decode", "bf16")
+    expected = float(nj.latency(PREDICTOR, nj.load_gpu("H100"), graph.kernels))
+    assert float(own.step_s(batch, context)) == pytest.approx(expected, rel=1e-4)
 
 
-def test_products_of_llama_by_hand() -> None:
-    hidden, inner, layers, vocabulary, tokens = 4096, 14336, 32, 128256, 3 * 512
-    per_token = layers * (hidden * (4096 + 2 * 1024) + 4096 * hidden + 3 * hidden * inner)
-    head = hidden * vocabulary
-    every = graph("llama-3.1-8b", 3, 512, "inference")
-    assert flop_of(every, "gemm") == pytest.approx(2 * tokens * (per_token + head), rel=1e-6)
-    last = graph("llama-3.1-8b", 3, 512, "prefill")
-    assert flop_of(last, "gemm") == pytest.approx(2 * (tokens * per_token + 3 * head), rel=1e-6)
-    one = graph("llama-3.1-8b", 3, 512, "decode")
-    assert flop_of(one, "gemm") == pytest.approx(2 * 3 * (per_token + head), rel=1e-6)
-    assert flop_of(one, "decode") == pytest.approx(layers * 4 * 3 * 512 * 4096, rel=1e-6)
-    training = graph("llama-3.1-8b", 3, 512, "training")
-    assert flop_of(training, "gemm") == pytest.approx(3 * 2 * tokens * (per_token + head), rel=1e-6)
+def test_a_prefill_step_is_the_graphs(own: Times) -> None:
+    graph = nj.graph_from_config(TINY, 1, 512, "prefill", "bf16")
+    expected = float(nj.latency(PREDICTOR, nj.load_gpu("H100"), graph.kernels))
+    assert float(own.step_s(0.0, 1.0, 512, 0)) == pytest.approx(expected, rel=1e-3)
 
 
-def test_mixed_lengths_are_the_sum_of_requests() -> None:
-    apart = [graph("qwen2.5-7b", 1, length, "prefill") for length in (100, 700, 3000)]
-    together = graph("qwen2.5-7b", 3, [100, 700, 3000], "prefill")
-    assert flop_of(together, "prefill") == pytest.approx(sum(flop_of(each, "prefill") for each in apart), rel=1e-6)
-    assert flop_of(together, "gemm") == pytest.approx(sum(flop_of(each, "gemm") for each in apart), rel=1e-6)
-    assert together.step_tokens == 3800
-    decode = graph("qwen2.5-7b", 3, 1, "decode", kv_length=[100, 700, 3000])
-    assert flop_of(decode, "decode") == pytest.approx(28 * 4 * 3800 * 3584, rel=1e-6)
-    assert decode.step_tokens == 3
+def test_steps_between_points_lie_between_them(own: Times) -> None:
+    values = own.step_s(np.array([8.0, 11.0, 16.0]), 300.0)
+    assert values.shape == (3,)
+    assert np.all(np.diff(np.asarray(values)) > 0)
+    assert float(own.step_s(0.0, 100.0)) == 0.0
 
 
-def test_a_prefill_that_goes_on_from_a_cache() -> None:
-    whole, half = graph("llama-3.1-8b", 1, 2048, "prefill"), graph("llama-3.1-8b", 1, 1024, "prefill")
-    rest = graph("llama-3.1-8b", 1, 1024, "prefill", kv_length=2048)
-    assert flop_of(half, "prefill") + flop_of(rest, "prefill") == pytest.approx(flop_of(whole, "prefill"), rel=1e-6)
+def test_one_request_alone_waits_for_nobody(own: Times) -> None:
+    found = at(own, 1.0)
+    prompt = float(own.step_s(0.0, 1.0, 512, 0))
+    assert float(found.ttft_s) == pytest.approx(prompt, rel=1e-4)
+    assert float(found.tpot_s) == pytest.approx(float(own.step_s(1.0, 576.0)), rel=1e-4)
+    assert float(found.ttft_p95_s) == pytest.approx(prompt, rel=1e-4)
 
 
-def test_cache_and_weights_by_dtype() -> None:
-    plain = footprint(graph("llama-3.1-8b", 4, 8192, "decode"))
-    assert plain.kv_cache == 4 * 8192 * 32 * 2 * 8 * 128 * 2
-    narrow = footprint(graph("llama-3.1-8b", 4, 8192, "decode", dtype="fp8"))
-    assert narrow.kv_cache == plain.kv_cache / 2
-    assert 0.5 < narrow.weights / plain.weights < 0.6  # embeddings and head stay bf16
-    mixed = footprint(graph("llama-3.1-8b", 4, 8192, "decode", weight_dtype="fp8", kv_dtype="bf16"))
-    assert (mixed.weights, mixed.kv_cache) == (narrow.weights, plain.kv_cache)
+def test_littles_law_and_order(own: Times) -> None:
+    loads = np.arange(1.0, 33.0)
+    found = jax.vmap(lambda load: at(own, load))(loads)
+    life = found.ttft_s + 127.0 * found.tpot_s
+    np.testing.assert_allclose(found.rate * life, loads, rtol=1e-3)
+    for name in ("ttft_s", "tpot_s", "tpot_p95_s", "rate", "batch"):
+        assert np.all(np.diff(np.asarray(getattr(found, name))) > 0), name
+    assert np.all(np.asarray(found.tpot_p95_s >= found.tpot_s))
+    assert np.all(np.asarray(found.ttft_p95_s >= found.ttft_p50_s))
 
 
-def test_latent_attention_keeps_one_small_vector() -> None:
-    for mode in ("prefill", "decode"):
-        assert footprint(graph("deepseek-v3", 2, 1000, mode)).kv_cache == 2 * 1000 * 61 * (512 + 64) * 2
+def test_requests_beyond_the_batch_wait(own: Times) -> None:
+    held, full = at(own, 64.0), at(own, 32.0)
+    assert float(held.rate) == pytest.approx(float(full.rate), rel=1e-5)
+    assert float(held.ttft_s - full.ttft_s) == pytest.approx(32.0 / float(full.rate), rel=1e-4)
 
 
-def test_windows_bound_the_cache_and_the_work() -> None:
-    wide, narrow = graph("mistral-7b", 1, 16384, "decode"), graph("mistral-7b-v0.1", 1, 16384, "decode")
-    assert flop_of(wide, "decode") == pytest.approx(4 * flop_of(narrow, "decode"), rel=1e-6)
-    assert footprint(wide).kv_cache == 4 * footprint(narrow).kv_cache
+def test_waves_wait_longer(own: Times) -> None:
+    waved = dataclasses.replace(own, engine=FREE.replace(wave=1.0))
+    assert float(at(waved, 16.0).ttft_s) > 1.2 * float(at(own, 16.0).ttft_s)
+    assert float(at(waved, 1.0).ttft_s) == pytest.approx(float(at(own, 1.0).ttft_s))
 
 
-def test_tensor_parallel_splits_products_and_memory() -> None:
-    one, four = graph("llama-3.1-70b", 8, 4096, "decode"), graph("llama-3.1-70b", 8, 4096, "decode", tensor_parallel=4)
-    assert flop_of(four, "gemm") == pytest.approx(flop_of(one, "gemm") / 4, rel=1e-6)
-    assert footprint(four).kv_cache == footprint(one).kv_cache / 4
-    split = graph("mixtral-8x7b", 8, 4096, "decode", expert_parallel=8)
-    assert footprint(split).weights < 0.2 * footprint(graph("mixtral-8x7b", 8, 4096, "decode")).weights
+def test_prefix_cache_and_guesses_help(own: Times) -> None:
+    def of(**changes: Any) -> Steady:
+        return steady(own, demand(LENGTHS, dataclasses.replace(OPTIONS, **changes)), 8.0, 32.0)
+
+    plain = of()
+    assert float(of(prefix_share=0.8).ttft_s) < float(plain.ttft_s)
+    assert float(of(draft_tokens=3, draft_acceptance=0.9).tpot_s) < float(plain.tpot_s)
+    assert float(of(draft_tokens=3, draft_acceptance=0.0).tpot_s) > float(plain.tpot_s)
+    assert Options(draft_tokens=2, draft_acceptance=0.5).tokens_per_step == 1.75
 
 
-def test_experts_with_work() -> None:
-    sizes = {"experts": 8, "top_k": 2, "hidden": 64, "inner": 32}
-    assert expert_dims(1, local_experts=8, **sizes)["active"] == 2  # type: ignore[arg-type]
-    assert expert_dims(100, local_experts=8, **sizes)["active"] == 8  # type: ignore[arg-type]
-    assert expert_dims(100, local_experts=2, **sizes)["rows"] == 50  # type: ignore[arg-type]
-    random = expert_dims(4, local_experts=8, distribution="random", **sizes)["active"]  # type: ignore[arg-type]
-    assert random == pytest.approx(8 * (1 - np.exp(-1)))
+def test_slopes_reach_the_machine(written: Steps) -> None:
+    cluster = nj.load_cluster("1x H100")
+
+    def tpot(log_bandwidth: Any) -> Any:
+        gpu = cluster.gpu.replace(mem_bytes_per_s=jnp.exp(log_bandwidth))
+        return jnp.log(at(times(PREDICTOR, cluster.replace(gpu=gpu), written, FREE), 8.0).tpot_s)
+
+    start = math.log(float(np.asarray(cluster.gpu.mem_bytes_per_s)))
+    value, slope = jax.value_and_grad(tpot)(start)
+    assert -1.0 <= float(slope) < -0.3
+    assert float(tpot(start + 0.02) - value) / 0.02 == pytest.approx(float(slope), abs=0.05)
 
 
-def test_every_decoder_in_every_mode() -> None:
-    predictor, gpu = load_baseline("roofline"), nj.load_gpu("B200")
-    seen = set()
-    for name in nj.list_models():
-        kind = load_model_config(name)["model_type"]
-        if kind in seen or kind not in STEP_ARCHITECTURES:
-            continue
-        seen.add(kind)
-        modes = ("inference", "training") if kind == "vit" else ("inference", "training", "prefill", "decode")
-        for mode in modes:
-            forecast = nj.predict(predictor, gpu, graph(name, 2, 64, mode))
-            assert 0 < forecast.forward_s <= forecast.total_s < 10
-            assert (forecast.backward_s > forecast.forward_s) == (mode == "training")
-    assert len(seen) > 10
+def test_memory(model: Model) -> None:
+    whole = capacity(model, Parallelism(), 80e9, OPTIONS, 576)
+    half = capacity(model, Parallelism(tensor=2), 80e9, OPTIONS, 576)
+    assert whole.fits
+    assert whole.request_bytes == 2 * 8 * 64 * 2 * 4 * 576
+    assert half.weights < 0.6 * whole.weights
+    assert half.request_bytes == whole.request_bytes / 2
 
 
-def test_gradients_reach_the_gpu_in_every_mode() -> None:
-    predictor, gpu = random_predictor("mixture", 0, 2), nj.load_gpu("H200")
-    for mode in ("prefill", "decode", "training"):
-        slopes = jax.grad(nj.latency, argnums=1)(predictor, gpu, graph("qwen3-30b-a3b", 2, 256, mode).kernels)
-        leaves = np.array(jax.tree.leaves(slopes))
-        assert np.isfinite(leaves).all()
-        assert float(slopes.mem_bytes_per_s) < 0
+def asked(**changes: Any) -> nj.Serving:
+    given: dict[str, Any] = {"input_tokens": 512, "output_tokens": 128, "users": 40, "method": "estimate"}
+    given |= {"tensor_parallel": [1], "dtypes": {"dtype": "bf16"}, "options": {"max_batch": 32, "chunk_tokens": 1024}}
+    return nj.serve(PREDICTOR, changes.pop("machines", ["H100", "A100-SXM4-80GB"]), TINY, **{**given, **changes})
 
 
-def test_fp32_decoders_need_no_tensor_cores() -> None:
-    families = graph("llama-3.2-1b", 1, 64, "inference", dtype="fp32").kernels.families
-    assert "gemm" not in families
-    assert "prefill" not in families
+def test_an_answer() -> None:
+    prices = nj.Prices({"NVIDIA H100 80GB HBM3": 2.5, "NVIDIA A100-SXM4-80GB": 1.5}, "USD")
+    found = asked(prices=prices, ttft_s=1.0, tpot_s=0.05)
+    best = found.best
+    assert (found.by, best.rank, best.replicas) == ("cost", 1, 2)
+    assert best.gpus == 2
+    tokens = best.costs["tokens"] * 640
+    assert tokens == pytest.approx(best.costs["input"] * 512 + best.costs["output"] * 128)
+    assert best.costs["per_hour"] == 2 * prices.of(best.gpu)
+    content = json.loads(found.to_json())
+    assert content["schema"] == "neusight_jax.serving/1"
+    assert content["workload"]["options"]["NVIDIA H100 80GB HBM3"]["max_batch"] == 32
+    assert "estimate" in content["notes"][0]
+    assert len(found.to_frame()) == 2
+    assert "1M out" in str(found)
+    assert "40 users, 512 tokens in, 128 out" in str(found)
+
+
+def test_a_rate_needs_more_as_it_grows() -> None:
+    few, many = (asked(users=None, request_rate=rate, machines="H100").best for rate in (5.0, 500.0))
+    assert few.replicas == 1
+    assert many.replicas is not None
+    assert many.max_rate is not None
+    assert many.replicas == math.ceil(500.0 / many.max_rate)
+
+
+def test_experts_stay_whole() -> None:
+    experts = {**TINY, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    own = load_model(experts, "bf16")
+    grid = axes(256, 256, 4)
+    split, whole = (steps(own, Parallelism(tensor=2, expert=e), 8, ("bf16",), grid) for e in (1, 2))
+    inner = [float(np.asarray(each.kernels.families["grouped_gemm"].dims["inner"])[0]) for each in (split, whole)]
+    assert inner == [1408.0, 2816.0]
+    assert "collective" in split.kernels.families
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("changes", "message"),
     [
-        (
-            lambda: graph("llama-3.1-8b", 2, [1, 2, 3], "prefill"),
-            "sequence_length has 3 entries, expected one",
-        ),
-        (lambda: graph("llama-3.1-8b", 1, 64, "prefill", kv_length=32), "expected at least its sequence_length, 64"),
-        (lambda: graph("llama-3.1-8b", 1, 64, "training", kv_length=64), "goes with mode prefill or decode"),
-        (lambda: graph("llama-3.1-8b", 1, 1 << 20, "decode"), "longer than the model's limit of 131072"),
-        (lambda: graph("gpt2", 1, 64, "decode", dtype="fp32"), "mode decode is for decoders"),
-        (lambda: graph("gpt2", 1, 64, "inference", kv_length=3), "kv_length is for decoders"),
-        (lambda: graph("llama-3.1-8b", 1, 64, "decode", tensor_parallel=5), "do not split over 5 GPUs"),
-        (lambda: graph("llama-3.1-8b", 1, 64, "decode", expert_parallel=2), "has no experts"),
-        (lambda: graph("vit-base", 1, 400, "inference"), "longer than the model's limit of 197"),
-        (lambda: graph("llama-3.1-8b", 1, 64, "decode", kv_dtype="fp7"), "unknown dtype 'fp7'"),
-        (lambda: graph("llama-3.1-8b", 1, 64, "serve"), "mode is 'serve'"),
+        ({"ttft_s": 1e-6}, "no layout carries this load; nearest is .* first token after .* times"),
+        ({"tpot_s": 1e-6}, "one request alone misses: token after"),
+        ({"users": 4000, "max_gpus": 2, "tpot_s": 0.05}, "2 GPUs carry .* of the load; it takes"),
+        ({"users": -1}, "users is -1, expected a positive number"),
+        ({"users": None, "request_rate": -2.0}, "request_rate is -2.0, expected a positive number"),
+        ({"users": None}, "give either users"),
+        ({"percentile": 90}, "percentile is 90.0, expected 50 or 95"),
+        ({"method": "guess"}, "method is 'guess', expected auto, estimate or engine"),
+        ({"machines": "H200K"}, "H200K"),
+        ({"options": {"chunk_tokens": 0}}, "chunk_tokens is 0, expected a whole number from 1"),
+        ({"options": {"prefix_share": 1.5}}, "prefix_share is 1.5, expected 0 to 0.999"),
+        ({"prices": nj.Prices({"T4": 1.0})}, "no price for any of"),
+        ({"input_tokens": None}, "input_tokens and output_tokens are missing"),
+        ({"output_tokens": 0}, "output_tokens is 0"),
+        ({"tensor_parallel": [3]}, "do not split over 3"),
     ],
 )
-def test_bad_workloads_are_one_line(call: Any, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        call()
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_bad_input(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(nj.InputError, match=message):
+        asked(**changes)
+
+
+def test_defaults_follow_the_memory() -> None:
+    assert usual_options(80 * 2**30, "H100", max_batch=None).max_batch == 1024
+    assert usual_options(80 * 2**30, "NVIDIA A100-SXM4-80GB").max_batch == 256
+    assert usual_options(24 * 2**30, "L4").chunk_tokens == 2048
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from neusight_jax.cli.serve import _seconds
+
+    assert (_seconds("--ttft", "800ms"), _seconds("--ttft", "1s"), _seconds("--ttft", "0.05")) == (0.8, 1.0, 0.05)
+    with pytest.raises(nj.InputError, match="--ttft is 'soon', expected a time such as 1s"):
+        _seconds("--ttft", "soon")

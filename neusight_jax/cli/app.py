@@ -27,6 +27,7 @@ from neusight_jax.cli.predict import predict
 from neusight_jax.cli.profile import profile, profile_model
 from neusight_jax.cli.scale_trace import scale_trace
 from neusight_jax.cli.sensitivity import sensitivity
+from neusight_jax.cli.serve import serve
 from neusight_jax.cli.sweep import sweep
 from neusight_jax.cli.train import calibrate, train
 from neusight_jax.errors import BAD_INPUT, InputError
@@ -55,7 +56,7 @@ _PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pr
 
 app = typer.Typer(cls=_Commands, help="Forecast how long a deep-learning model takes on a GPU.", **_PLAIN)
 _COMMANDS: tuple[Any, ...] = (predict, gpus, models, checkpoints, train, evaluate, calibrate, profile, profile_model)
-for _command in (*_COMMANDS, parallelize, sensitivity, sweep, design, compare, leaderboard, scale_trace):
+for _command in (*_COMMANDS, parallelize, sensitivity, sweep, design, compare, serve, leaderboard, scale_trace):
     app.command(_command.__name__.replace("_", "-"))(_command)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
 app.add_typer(imports, name="import")

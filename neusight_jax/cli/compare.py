@@ -14,7 +14,7 @@ def compare(
     model: Model,
     gpu: Annotated[list[str], option("GPUs to rank: names, or JSON or YAML files.", metavar="GPU")],
     load: WorkloadOptions,
-    prices: Annotated[Path | None, option("JSON or YAML, GPU: price of one for an hour.", metavar="FILE")] = None,
+    prices: Annotated[Path | None, option("JSON, YAML or CSV, GPU: price of one for an hour.", metavar="FILE")] = None,
     by: Annotated[str, option("latency; throughput, the same order for one batch; or cost.")] = "latency",
     plot: Annotated[Path | None, option("Draw it: .png, .svg or .pdf.", metavar="FILE")] = None,
     checkpoint: WorkloadCheckpoint = None,
@@ -30,8 +30,8 @@ def compare(
     from neusight_jax.cli.predict import plain_notes
     from neusight_jax.cli.workloads import graph_of
     from neusight_jax.comparison import compare as compare_gpus
-    from neusight_jax.comparison import read_prices
     from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.prices import read_prices
 
     if plot is not None:
         from neusight_jax.reports.files import require_format

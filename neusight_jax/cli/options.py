@@ -109,17 +109,43 @@ class WorkloadOptions:
         }
 
 
+@dataclass(frozen=True)
+class JobOptions:
+    """What a command line says of a training job on many GPUs beside its workload."""
+
+    gpus: Annotated[int, option("GPUs of a training job; above 1 the step of the whole job is forecast.")] = 1
+    pipeline_parallel: Annotated[int, option("Jobs: stages the layers are cut into.")] = 1
+    data_parallel: Annotated[int | None, option("Jobs: replicas.", default="what is left of --gpus")] = None
+    context_parallel: Annotated[int, option("Jobs: GPUs a sequence is split over.")] = 1
+    chunks: Annotated[int, option("Jobs: stages of one pipeline rank (interleaving).")] = 1
+    zero: Annotated[int, option("Jobs: what replicas shard: 0 nothing to 3 parameters too (FSDP).")] = 0
+    micro_batch_size: Annotated[int, option("Jobs: sequences of one forward pass.")] = 1
+    global_batch_size: Annotated[int | None, option("Jobs: sequences of a step.", default="one pass of each")] = None
+    recompute: Annotated[str, option("Jobs: none, selective (attention) or full.")] = "none"
+    sequence_parallel: Annotated[bool, option("Jobs: norms split over --tensor-parallel.")] = False
+
+
+_GROUPS: dict[str, Any] = {"load": WorkloadOptions, "job": JobOptions}
+"""Parameters of commands that stand for groups of options."""
+
+
 def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with every field of `WorkloadOptions` as an option, in the place of its parameter `load`.
+    """A command with every field of `WorkloadOptions` as an option in the place of its parameter `load`, and of
+    `JobOptions` in that of `job`.
 
     Options that the command has itself stay its own, and have their defaults in `load`.
     """
     own = inspect.signature(command).parameters
-    added = {each.name: each.default for each in fields(WorkloadOptions) if each.name not in own}
-    hints = get_type_hints(WorkloadOptions, include_extras=True) | get_type_hints(command, include_extras=True)
+    groups = {name: group for name, group in _GROUPS.items() if name in own}
+    added = {name: {each.name: each.default for each in fields(group)} for name, group in groups.items()}
+    added = {name: {key: value for key, value in each.items() if key not in own} for name, each in added.items()}
+    hints: dict[str, Any] = {}
+    for group in groups.values():
+        hints |= get_type_hints(group, include_extras=True)
+    hints |= get_type_hints(command, include_extras=True)
     defaults: dict[str, Any] = {}
     for name, parameter in own.items():
-        defaults |= added if name == "load" else {name: parameter.default}
+        defaults |= added.get(name, {name: parameter.default})
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
         for name, default in defaults.items()
@@ -127,8 +153,8 @@ def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
-        load = WorkloadOptions(**{name: given.pop(name) for name in added})
-        command(load=load, **given)
+        made = {name: groups[name](**{key: given.pop(key) for key in keys}) for name, keys in added.items()}
+        command(**made, **given)
 
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {each.name: each.annotation for each in parameters}

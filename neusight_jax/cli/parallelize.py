@@ -36,10 +36,10 @@ def parallelize(
     Several GPUs and numbers of GPUs are compared by their best layouts; with prices by cost.
     """
     from neusight_jax.checkpoint import load_predictor
-    from neusight_jax.comparison import read_prices
     from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.layouts.answers import parallelize as ranked
     from neusight_jax.layouts.space import Space
+    from neusight_jax.prices import read_prices
 
     listed = read_prices(prices) if prices is not None else None
     clusters = _clusters(gpu, gpus or [])

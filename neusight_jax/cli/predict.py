@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from neusight_jax.cli.console import answer
-from neusight_jax.cli.options import AsJson, Gpu, Model, WorkloadCheckpoint, WorkloadOptions, option, takes_workload
+from neusight_jax.cli.options import AsJson, Gpu, JobOptions, Model, WorkloadCheckpoint, WorkloadOptions, takes_workload
 
 if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
@@ -17,16 +17,7 @@ def predict(
     model: Model,
     gpu: Gpu,
     load: WorkloadOptions,
-    gpus: Annotated[int, option("GPUs of a training job; above 1 the step of the whole job is forecast.")] = 1,
-    pipeline_parallel: Annotated[int, option("Jobs: stages the layers are cut into.")] = 1,
-    data_parallel: Annotated[int | None, option("Jobs: replicas.", default="what is left of --gpus")] = None,
-    context_parallel: Annotated[int, option("Jobs: GPUs a sequence is split over.")] = 1,
-    chunks: Annotated[int, option("Jobs: stages of one pipeline rank (interleaving).")] = 1,
-    zero: Annotated[int, option("Jobs: what replicas shard: 0 nothing to 3 parameters too (FSDP).")] = 0,
-    micro_batch_size: Annotated[int, option("Jobs: sequences of one forward pass.")] = 1,
-    global_batch_size: Annotated[int | None, option("Jobs: sequences of a step.", default="one pass of each")] = None,
-    recompute: Annotated[str, option("Jobs: none, selective (attention) or full.")] = "none",
-    sequence_parallel: Annotated[bool, option("Jobs: norms split over --tensor-parallel.")] = False,
+    job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,16 +34,13 @@ def predict(
     from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.gpu_file import load_named_gpu
 
-    if gpus > 1:
-        from neusight_jax.cli.jobs import forecast_job
+    if job.gpus > 1:
+        from neusight_jax.cli.jobs import asked_job
+        from neusight_jax.job.forecast import predict_job
 
-        layout = {
-            **{"tensor": load.tensor_parallel, "pipeline": pipeline_parallel, "context": context_parallel},
-            **{"data": data_parallel, "expert": load.expert_parallel, "chunks": chunks, "zero": zero},
-            **{"micro_batch_size": micro_batch_size, "recompute": recompute, "sequence_parallel": sequence_parallel},
-        }
-        step, checkpoint = forecast_job(model, gpu, gpus, load, layout, global_batch_size, checkpoint)
-        answer(step, as_json, checkpoint=checkpoint)
+        asked = asked_job(model, gpu, load, job, checkpoint)
+        step = predict_job(asked.predictor, asked.cluster, asked.job, name=asked.name)
+        answer(step, as_json, checkpoint=asked.checkpoint)
         return
     gpu_name, machine = load_named_gpu(gpu)
     graph = graph_of(model, load).on(machine.paths)

@@ -9,6 +9,7 @@ from neusight_jax.cli.console import answer, remark
 from neusight_jax.cli.options import (
     AsJson,
     Gpu,
+    JobOptions,
     Model,
     Relaxation,
     WorkloadCheckpoint,
@@ -23,12 +24,14 @@ def sensitivity(
     model: Model,
     gpu: Gpu,
     load: WorkloadOptions,
+    job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
     plot: Annotated[Path | None, option("Also draw it: a .png, .svg or .html file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What one percent more of every figure of a GPU does to a model's latency, in percent (elasticities).
+    """What one percent more of every figure of a GPU does to a model's latency, in percent (elasticities); or with
+    --gpus of a cluster to the step of a training job.
 
     The GPU is forecast from its figures alone; `predict` also uses what was measured of it.
     """
@@ -38,6 +41,14 @@ def sensitivity(
     from neusight_jax.gpu_file import load_named_gpu
     from neusight_jax.sensitivities import sensitivity as elasticities_of
 
+    if job.gpus > 1:
+        from neusight_jax.cli.jobs import asked_job
+        from neusight_jax.job.elasticities import step_sensitivity
+
+        asked = asked_job(model, gpu, load, job, checkpoint)
+        step = step_sensitivity(asked.predictor, asked.cluster, asked.job, asked.name)
+        answer(step, as_json, checkpoint=asked.checkpoint)
+        return
     check_relaxation(relaxation)
     if plot is not None:
         from neusight_jax.reports.files import require_format

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from neusight_jax.cluster import Cluster
-from neusight_jax.comparison import SECONDS_PER_HOUR, Prices
 from neusight_jax.errors import InputError
 from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.graph.configs.config import whole
@@ -26,6 +25,7 @@ from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed
 from neusight_jax.layouts.pieces import Ask, Pieces
 from neusight_jax.layouts.space import Space, layouts_of
+from neusight_jax.prices import SECONDS_PER_HOUR, Prices
 from neusight_jax.progress import follow
 from neusight_jax.results import Result
 from neusight_jax.terms import Predictor

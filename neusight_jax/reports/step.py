@@ -27,6 +27,15 @@ def interval_text(step: StepForecast) -> str:
     return f", {LEVEL:.0%} within {duration(low)} - {duration(high)}"
 
 
+def head(step: StepForecast) -> str:
+    """A step's model, cluster and load in one line."""
+    load = step.workload
+    return (
+        f"{step.model} on {step.gpus} GPUs{f' ({step.cluster})' if step.cluster else ''}: {load['mode']}, "
+        f"{load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
+    )
+
+
 def tables(step: StepForecast) -> RenderableType:
     """Layout, total, parts, memory of the fullest rank."""
     load, layout, rate = step.workload, step.workload["layout"], step.tokens_per_s
@@ -34,8 +43,7 @@ def tables(step: StepForecast) -> RenderableType:
     split = ", ".join(f"{name} {layout[name]}" for name in ways if layout[name] != (name != "zero"))
     rows = [[NAMES[name], duration(seconds), f"{seconds / step.total_s:.1%}"] for name, seconds in step.parts().items()]
     return headed(
-        f"{step.model} on {step.gpus} GPUs{f' ({step.cluster})' if step.cluster else ''}: {load['mode']}, "
-        f"{load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}",
+        head(step),
         f"layout {split or 'one GPU'}; {load['micro_batches']} micro-batches of {layout['micro_batch_size']}, "
         f"recompute {layout['recompute']}",
         f"step {duration(step.total_s)}{interval_text(step)} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",

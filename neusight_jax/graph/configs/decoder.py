@@ -82,17 +82,24 @@ def read_decoder(config: Config, context: int) -> Decoder:
 
 
 def record(
-    step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1, model: Decoder | None = None
+    step: Step,
+    config: Config,
+    tensor_parallel: int = 1,
+    expert_parallel: int = 1,
+    model: Decoder | None = None,
+    *,
+    whole_experts: bool = False,
 ) -> None:
     """Write one step of a decoder.
 
     `tensor_parallel`, `expert_parallel`: devices the layers, or the experts, are split over; what one of them does.
-    `model`: what `read_decoder` made of the config, if it is known.
+    `model`: what `read_decoder` made of the config, if it is known. `whole_experts`: no expert is split over the
+    tensor-parallel devices as the layers are.
     """
     model = model or read_decoder(config, max(step.requests.context))
     check_split(config.name, model, expert_parallel)
     shard = step.shard or Shard()
-    whole_experts = shard.expert_ranks > 1
+    whole_experts = whole_experts or shard.expert_ranks > 1
     parts = {layer: part_of(config.name, layer, tensor_parallel, whole_experts) for layer in model.layers}
     tokens = step.requests.tokens
     vocabulary = -(-model.vocabulary // tensor_parallel)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from neusight_jax.errors import InputError
@@ -33,12 +33,19 @@ class Quantization:
     model_type: str
     layers: int
     read: Read
+    _known: dict[Any, dict[Scheme | None, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def shares(self, node: str, layers: Sequence[int] = ()) -> dict[Scheme | None, float]:
         """Schemes of a node's weights and their shares, by its layers and the modules it runs as one.
 
         None = not quantized. `layers`: those the node stands for; empty = all.
         """
+        key = (node, tuple(layers))
+        if key not in self._known:
+            self._known[key] = self._shares(node, layers)
+        return self._known[key]
+
+    def _shares(self, node: str, layers: Sequence[int]) -> dict[Scheme | None, float]:
         found = Counter(
             self._scheme(node, aliases)
             for layer in (layers or range(max(self.layers, 1)))

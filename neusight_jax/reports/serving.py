@@ -1,0 +1,77 @@
+"""Answers about serving as tables for people."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+
+from neusight_jax.reports.text import headed, table
+from neusight_jax.serving.answers import Serving, ServingChoice
+from neusight_jax.units import GB, duration
+
+
+def tables(found: Serving) -> RenderableType:
+    """The best layout of every GPU in order; `=` marks a tie."""
+    first: dict[str, ServingChoice] = {}
+    for choice in found.choices:
+        first.setdefault(choice.gpu, choice)
+    answers = [choice for choice in first.values() if choice.replicas]
+    rows = [_cells(choice, found) for choice in answers]
+    parts: list[RenderableType] = []
+    if rows:
+        parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
+    if any(choice.tie for choice in answers):
+        parts.append("= ties: their intervals overlap that of the best of the group")
+    hidden = len(found.choices) - len(first)
+    if hidden:
+        parts.append(f"the best layout of each GPU; {hidden} others are in --json")
+    own = [f"{choice.gpu}: {choice.notes[0]}" for choice in first.values() if not choice.replicas and choice.notes]
+    return headed(_head(found), *parts, notes=(*own, *found.notes))
+
+
+def _head(found: Serving) -> str:
+    load = found.workload
+    users, rate = load["users"], load["request_rate"]
+    asked = f"{users:g} users" if users is not None else f"{rate:g} requests/s"
+    pairs = (("first token", load["ttft_s"]), ("token", load["tpot_s"]))
+    targets = [f"{name} within {duration(most)}" for name, most in pairs if most is not None]
+    whose = "half" if load["percentile"] == 50.0 else "95 %"
+    met = f", {' and '.join(targets)} for {whose} of requests" if targets else ""
+    lengths = f"{load['input_tokens']:,} tokens in, {load['output_tokens']:,} out"
+    return f"{load['model']} ({load['products']}): {asked}, {lengths}{met}; by {found.by}"
+
+
+def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
+    """The cells of a choice by their columns."""
+    key = f"p{found.workload['percentile']:g}"
+    split = f"{choice.replicas} x TP{choice.tensor}" + (f" EP{choice.expert}" if choice.expert > 1 else "")
+    low, high = choice.intervals["gpus"]
+    memory = choice.memory
+    held = memory["weights"] + memory["activations"] + memory["runtime"]
+    cells = {
+        "rank": f"{choice.rank or '-'}{'=' if choice.tie else ''}",
+        "GPU": choice.gpu,
+        "GPUs": f"{choice.gpus}" if low == high else f"{choice.gpus} ({low:g}-{high:g})",
+        "layout": split,
+        f"TTFT {key}": _bounded(choice.ttft_s[key], choice.intervals["ttft_s"]),
+        f"TPOT {key}": _bounded(choice.tpot_s[key], choice.intervals["tpot_s"]),
+        "users/replica": f"{choice.max_users or 0:,}",
+        "out tok/s/GPU": f"{choice.tokens_per_s_gpu or 0.0:,.0f}",
+        "weights": f"{held / GB:.0f} of {memory['mem_bytes'] / GB:.0f} GB",
+    }
+    if found.by == "cost":
+        costs = choice.costs
+        unit = f" {found.currency}" if found.currency else ""
+        cells[f"per hour{unit}"] = f"{costs['per_hour']:.2f}" if costs else "-"
+        cells["1M in"] = f"{costs['input']:.3f}" if costs else "-"
+        cells["1M out"] = f"{costs['output']:.3f}" if costs else "-"
+        cells["1M all"] = _money(costs["tokens"], choice.intervals["cost"]) if costs else "-"
+    return cells
+
+
+def _bounded(value: float, interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{duration(value)} ({low / value - 1:+.0%} {high / value - 1:+.0%})" if value else "-"
+
+
+def _money(value: float, interval: tuple[float, float]) -> str:
+    return f"{value:.3f} ({interval[0]:.3f}-{interval[1]:.3f})"

@@ -1,0 +1,440 @@
+"""Answers: for a load and targets, how many of which GPU in which layout, how fast, and for what price."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neusight_jax.cluster import Machine
+from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.config import whole
+from neusight_jax.prices import SECONDS_PER_HOUR, Prices
+from neusight_jax.programs import one_shot
+from neusight_jax.results import Result
+from neusight_jax.serving.engine import LEARNED, Engine, usual_options
+from neusight_jax.serving.layouts import Replica, named_machines, replicas
+from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
+from neusight_jax.serving.steps import load_model
+from neusight_jax.serving.times import Times
+from neusight_jax.terms import Predictor
+from neusight_jax.units import duration
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CLOSED_FORM = "an estimate in closed form: continuous batching in steady state, no engine was run"
+EXPERTS = "tokens spread over experts at random and evenly; hot experts cost more"
+
+
+@dataclass(frozen=True)
+class ServingChoice:
+    """One GPU type and layout, with as many replicas as the load needs. Units: seconds, bytes, tokens, as named.
+
+    Attributes:
+      gpu, tensor, expert: GPU type, and ranks of a replica that layers are split over, and experts.
+      rank, tie: 1 is best; those whose interval reaches the best of their group share its rank. 0 = does not answer.
+      replicas, gpus: smallest number that carries the load within the targets; None = none does.
+      ttft_s, tpot_s: at the load of each replica, by percentile: {"p50": ..., "p95": ...}.
+      intervals: low and high, by what they are of: `ttft_s`, `tpot_s` (at the targets' percentile), `gpus`, `cost`.
+      max_users, max_rate: of one replica within the targets: requests at once, and a second.
+      tokens_per_s_gpu: output tokens a second, at the load.
+      memory: of a rank by what holds it; requests_at_once: whose KV cache fits.
+      costs: in the currency of the prices, `per_hour` and per million tokens: `input`, `output`, `tokens`.
+      notes: why it does not answer.
+    """
+
+    gpu: str
+    tensor: int
+    expert: int
+    rank: int = 0
+    tie: bool = False
+    replicas: int | None = None
+    gpus: int | None = None
+    ttft_s: Mapping[str, float] = field(default_factory=dict)
+    tpot_s: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    max_users: int | None = None
+    max_rate: float | None = None
+    tokens_per_s_gpu: float | None = None
+    memory: Mapping[str, float] = field(default_factory=dict)
+    requests_at_once: float = 0.0
+    costs: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Serving(Result):
+    """Choices in order, best first.
+
+    Attributes:
+      workload: the whole of what was asked; by: what they are ranked by; currency: of the prices, if any.
+      choices: see `ServingChoice`; method: what forecast the load.
+    """
+
+    kind: ClassVar[str] = "serving"
+    workload: Mapping[str, Any]
+    by: str
+    choices: tuple[ServingChoice, ...]
+    currency: str = ""
+    method: str = CLOSED_FORM
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> ServingChoice:
+        """The first choice."""
+        return self.choices[0]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per choice; what has parts as one column each."""
+        import pandas as pd
+
+        return pd.json_normalize([asdict(item) for item in self.choices])
+
+    def values(self) -> dict[str, Any]:
+        """What was asked, and every choice."""
+        return {**self._fields("workload", "by", "currency", "method", "choices", "notes")}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of a service; static.
+
+    Attributes:
+      lengths: of a request; users: requests at once, each user sending the next when one is answered; rate: requests a
+        second that arrive at random. One of the two, the other None.
+      ttft_s, tpot_s: targets, seconds, infinity = none; percentile: of the requests that have to meet them.
+      max_gpus: most GPUs of one type.
+    """
+
+    lengths: Lengths
+    users: float | None
+    rate: float | None
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+    percentile: float = 95.0
+    max_gpus: float = math.inf
+
+    def __post_init__(self) -> None:
+        if (self.users is None) == (self.rate is None):
+            raise InputError("give either users (requests at once) or request_rate (requests a second)")
+        for name, value in (("users", self.users), ("request_rate", self.rate)):
+            if value is not None and not 0.0 < value < math.inf:
+                raise InputError(f"{name} is {value!r}, expected a positive number")
+        for name in ("ttft_s", "tpot_s", "max_gpus"):
+            if not getattr(self, name) > 0.0:
+                raise InputError(f"{name} is {getattr(self, name)!r}, expected a positive number")
+        if self.percentile not in PERCENTILES:
+            raise InputError(f"percentile is {self.percentile!r}, expected 50 or 95")
+
+
+def serve(
+    predictor: Predictor,
+    machines: str | Machine | Sequence[str | os.PathLike[str]] | Mapping[str, Machine],
+    config: str | Path | Mapping[str, Any],
+    *,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
+    users: float | None = None,
+    request_rate: float | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    method: str = "auto",
+    ttft_s: float | None = None,
+    tpot_s: float | None = None,
+    percentile: float = 95.0,
+    prices: Prices | None = None,
+    max_gpus: int | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    tensor_parallel: Sequence[int] | None = None,
+    expert_parallel: Sequence[int] | None = None,
+    engine: Engine = LEARNED,
+    notes: Sequence[str] = (),
+) -> Serving:
+    """How many of which GPU serve a load within targets, ranked by cost, or without prices by GPUs.
+
+    An estimate in closed form (`steady`): continuous batching with chunked prefill, in steady state, no failures. Where
+    the extra `serving` is installed, the best layouts are then run by an engine's scheduler (`dynamo`), which decides.
+
+    Args:
+      predictor: of a checkpoint; machines: names, files, or machines by name.
+      config: a catalog name, the path of a config.json, or a mapping with Hugging Face keys.
+      input_tokens, output_tokens: of a request.
+      users: requests at once, each following an answer; request_rate: requests a second, at random; one of them, or
+        trace: a file of requests in Mooncake's JSONL, which says lengths and times itself and needs the engine.
+      method: "estimate", "engine", or "auto": the engine where it is installed.
+      ttft_s, tpot_s: targets for the first token and for each further one, seconds; percentile: 50 or 95 of requests.
+      prices: of an hour of one GPU; max_gpus: most of one type.
+      dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
+      options: fields of `engine.Options` that are not vLLM's defaults.
+      tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
+      engine: numbers of the engine's own time; notes: what else to say.
+    Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
+    """
+    engine_runs, requests = _method(method, trace is not None), None
+    if trace is not None:
+        from neusight_jax.serving.dynamo import read_trace
+
+        if any(each is not None for each in (input_tokens, output_tokens, users, request_rate)):
+            raise InputError("a trace says lengths and times itself; leave tokens, users and request_rate out")
+        requests = read_trace(trace)
+    elif input_tokens is None or output_tokens is None:
+        raise InputError("input_tokens and output_tokens are missing; give both, or a trace")
+    load = Load(
+        requests.lengths
+        if requests is not None
+        else Lengths(whole("input_tokens", input_tokens), whole("output_tokens", output_tokens)),
+        users,
+        request_rate if requests is None else requests.rate,
+        math.inf if ttft_s is None else ttft_s,
+        math.inf if tpot_s is None else tpot_s,
+        float(percentile),
+        math.inf if max_gpus is None else whole("max_gpus", max_gpus),
+    )
+    clusters = named_machines(machines)
+    own = {
+        name: usual_options(float(np.asarray(each.gpu.mem_bytes)), name, **(options or {}))
+        for name, each in clusters.items()
+    }
+    model = load_model(config, **(dtypes or {}))
+    longest = sum(asdict(load.lengths).values()) if requests is None else requests.longest
+    tried = {
+        (each.gpu, each.layout.tensor, each.layout.expert): each
+        for each in replicas(
+            predictor, clusters, model, load.lengths, longest, own, engine, tensor_parallel, expert_parallel
+        )
+    }
+    choices = [answer(each, load, prices) for each in tried.values()]
+    if prices is not None and all(prices.of(name) is None for name in clusters):
+        raise InputError(f"no price for any of {', '.join(clusters)}; add them to the price file")
+    _require_answer(choices, load)
+    by = "cost" if prices is not None else "gpus"
+    choices = ranked(choices, by)
+    if engine_runs:
+        from neusight_jax.serving.under_load import METHOD, under_load
+
+        choices = ranked(under_load(choices, tried, load, requests), by)
+        _require_answer(choices, load)
+    workload = {
+        "model": model.config.name,
+        **asdict(model.dtypes),
+        **asdict(load.lengths),
+        "users": users,
+        "request_rate": load.rate,
+        "trace": None if trace is None else os.fspath(trace),
+        "ttft_s": ttft_s,
+        "tpot_s": tpot_s,
+        "percentile": load.percentile,
+        "max_gpus": max_gpus,
+        "options": {name: asdict(each) for name, each in own.items()},
+        "engine": {name: float(np.asarray(value)) for name, value in vars(engine).items()},
+    }
+    said = (
+        *([] if engine_runs else [CLOSED_FORM]),
+        *([EXPERTS] if any(each.expert > 1 for each in choices) else []),
+        *model.notes,
+        *notes,
+    )
+    how = METHOD if engine_runs else CLOSED_FORM
+    return Serving(workload, by, tuple(choices), prices.currency if prices else "", how, said)
+
+
+def _method(method: str, needed: bool) -> bool:
+    """Whether an engine runs the load."""
+    from neusight_jax.serving.dynamo import installed
+
+    if method not in ("auto", "estimate", "engine"):
+        raise InputError(f"method is {method!r}, expected auto, estimate or engine")
+    if method == "estimate" and needed:
+        raise InputError("a trace is run by an engine: leave --method estimate out, and pip install '.[serving]'")
+    return method == "engine" or needed or (method == "auto" and installed())
+
+
+@functools.cache
+def _loads(most: float) -> np.ndarray:
+    """Requests at once to try: every number at first, then steps of a twentieth."""
+    listed, at = [], 1.0
+    while at < most:
+        listed.append(at)
+        at = max(at + 1.0, math.floor(1.05 * at))
+    return np.array([*listed, max(most, 1.0)])
+
+
+@one_shot
+def _states(times: Times, asked: Demand, requests: Any, most: Any) -> list[Any]:
+    """Fields of the steady states [bound, load] of stacked times."""
+
+    def one(times: Times) -> Steady:
+        return jax.vmap(lambda held: steady(times, asked, held, most))(requests)
+
+    return jax.tree.leaves(jax.vmap(one)(times))
+
+
+def curve(replica: Replica, load: Load) -> tuple[np.ndarray, Steady]:
+    """Loads of a replica, and its steady states there [middle, low, high of the kernels; load]."""
+    assert replica.times is not None
+    requests = _loads(replica.most)
+    padded = np.pad(requests, (0, -len(requests) % 64), mode="edge")
+    stacked = jax.tree.map(lambda *each: jnp.stack(list(each)), *replica.times)
+    asked = demand(load.lengths, replica.options, poisson=load.rate is not None)
+    found = _states(stacked, asked, padded, replica.most)
+    return requests, Steady(*(np.asarray(each)[:, : len(requests)] for each in found))
+
+
+def answer(replica: Replica, load: Load, prices: Prices | None) -> ServingChoice:
+    """What so many of a replica do with a load."""
+    layout = replica.layout
+    choice = ServingChoice(replica.gpu, layout.tensor, layout.expert)
+    if replica.memory is not None:
+        parts = ("weights", "activations", "runtime", "cache_bytes", "mem_bytes")
+        memory = {name: getattr(replica.memory, name) for name in parts}
+        choice = replace(choice, memory=memory, requests_at_once=replica.memory.requests)
+    if replica.times is None:
+        return replace(choice, notes=(replica.reason,))
+    requests, states = curve(replica, load)
+    meets = (states.ttft(load.percentile) <= load.ttft_s) & (states.tpot(load.percentile) <= load.tpot_s)
+    within = [int(np.argmin(np.append(each, False))) for each in meets]  # loads from the least on that meet them
+    if not within[0]:
+        return replace(choice, **_at(states, 0, 0, load), notes=(_missed(states, load),))
+    found = [_fleet(requests, states, bound, count, load) for bound, count in enumerate(within)]
+    replicas_, at = found[0]
+    gpus = replicas_ * layout.gpus
+    choice = replace(
+        choice,
+        **_at(states, 0, at, load),
+        max_users=int(requests[within[0] - 1]),
+        max_rate=float(states.rate[0, within[0] - 1]),
+    )
+    if gpus > load.max_gpus:
+        share = load.max_gpus // layout.gpus / replicas_
+        return replace(choice, notes=(f"{load.max_gpus:g} GPUs carry {share:.0%} of the load; it takes {gpus}",))
+    rate = _of(states.rate, 0, at) if load.users is not None else load.rate / replicas_
+    output = rate * load.lengths.output_tokens
+    choice = replace(choice, replicas=replicas_, gpus=gpus, tokens_per_s_gpu=output / layout.gpus)
+    price = prices.of(replica.gpu) if prices is not None else None
+    intervals = dict(choice.intervals)
+    ends = [found[bound][0] * layout.gpus if within[bound] else math.inf for bound in (1, 2)]
+    intervals["gpus"] = (min(*ends, gpus), max(*ends, gpus))
+    if price is None:
+        return replace(choice, intervals=intervals)
+    costs = [
+        _costs(states, bound, *each, load, layout.gpus, price) for bound, each in enumerate(found) if within[bound]
+    ]
+    tokens = [each["tokens"] for each in costs] + [math.inf] * (3 - len(costs))
+    intervals["cost"] = (min(tokens), max(tokens))
+    return replace(choice, intervals=intervals, costs=costs[0])
+
+
+def _of(values: np.ndarray, bound: int, at: float) -> float:
+    """A value between two loads."""
+    return float(np.interp(at, np.arange(values.shape[1]), values[bound]))
+
+
+def _fleet(requests: np.ndarray, states: Steady, bound: int, within: int, load: Load) -> tuple[int, float]:
+    """Replicas that carry a load, and where on the curve each lies (a position, between two loads)."""
+    if not within:
+        return 0, 0.0
+    places = np.arange(len(requests))
+    if load.users is not None:
+        count = math.ceil(load.users / requests[within - 1] - 1e-9)
+        return count, float(np.interp(load.users / count, requests, places))
+    assert load.rate is not None
+    rates = np.maximum.accumulate(np.asarray(states.rate[bound]))
+    count = math.ceil(load.rate / rates[within - 1] - 1e-9)
+    return count, float(np.interp(load.rate / count, rates, places))
+
+
+def _at(states: Steady, bound: int, at: float, load: Load) -> dict[str, Any]:
+    """Times at a load, with their intervals."""
+
+    def spread(name: str) -> tuple[float, float]:
+        values = getattr(states, name)(load.percentile)
+        return _of(values, 1, at), _of(values, 2, at)
+
+    return {
+        "ttft_s": {f"p{each:g}": _of(states.ttft(each), bound, at) for each in PERCENTILES},
+        "tpot_s": {f"p{each:g}": _of(states.tpot(each), bound, at) for each in PERCENTILES},
+        "intervals": {"ttft_s": spread("ttft"), "tpot_s": spread("tpot")},
+    }
+
+
+def _costs(states: Steady, bound: int, count: int, at: float, load: Load, gpus: int, price: float) -> dict[str, float]:
+    """Of an hour, and of a million tokens; prompts bear the share of the time that they add."""
+    rate = count * _of(states.rate, bound, at) if load.users is not None else float(load.rate or 0.0)
+    hour, share = count * gpus * price, _of(states.prefill_share, bound, at)
+    million = 1e6 * hour / SECONDS_PER_HOUR / rate
+    lengths = load.lengths
+    return {
+        "per_hour": hour,
+        "input": share * million / lengths.input_tokens,
+        "output": (1.0 - share) * million / lengths.output_tokens,
+        "tokens": million / (lengths.input_tokens + lengths.output_tokens),
+    }
+
+
+def _missed(states: Steady, load: Load) -> str:
+    """What one request alone misses, and by how much."""
+    said = []
+    for name, target, value in (
+        ("first token", load.ttft_s, _of(states.ttft(load.percentile), 0, 0)),
+        ("token", load.tpot_s, _of(states.tpot(load.percentile), 0, 0)),
+    ):
+        if value > target:
+            said.append(f"{name} after {duration(value)}, target {duration(target)} ({value / target:.2g} times)")
+    return f"one request alone misses: {', '.join(said)}"
+
+
+def _require_answer(choices: Sequence[ServingChoice], load: Load) -> None:
+    """`InputError` where no choice answers, with the nearest."""
+    if any(choice.replicas for choice in choices):
+        return
+    run = [choice for choice in choices if choice.ttft_s]
+    if not run:
+        raise InputError(f"no layout can run it: {'; '.join(dict.fromkeys(c.notes[0] for c in choices))[:300]}")
+
+    def excess(choice: ServingChoice) -> float:
+        key = f"p{load.percentile:g}"
+        over = max(choice.ttft_s[key] / load.ttft_s, choice.tpot_s[key] / load.tpot_s)
+        return over if over > 1.0 else 1e-6 * (1.0 / (choice.max_rate or 1e-9))
+
+    best = min(run, key=excess)
+    raise InputError(
+        f"no layout carries this load; nearest is {best.gpu} with {best.tensor} GPU{'s' * (best.tensor > 1)} a "
+        f"replica: {best.notes[0]}; expected looser targets, more GPUs or other ones"
+    )
+
+
+def ranked(choices: Sequence[ServingChoice], by: str) -> list[ServingChoice]:
+    """In order of cost or of GPUs, with ranks: one whose interval reaches the leader's of its group ties with it."""
+
+    def value(choice: ServingChoice) -> float:
+        if not choice.replicas or (by == "cost" and not choice.costs):
+            return math.inf
+        return choice.costs["tokens"] if by == "cost" else float(choice.gpus or 0)
+
+    def order(choice: ServingChoice) -> tuple[float, float]:
+        return value(choice), -(choice.tokens_per_s_gpu or 0.0)
+
+    runs = sorted((each for each in choices if value(each) < math.inf), key=order)
+    out: list[ServingChoice] = []
+    leader, rank = -math.inf, 0
+    for position, choice in enumerate(runs, start=1):
+        low, high = choice.intervals[by]
+        if low > leader or not out:
+            rank, leader = position, high
+        out.append(replace(choice, rank=rank))
+    shared = [choice.rank for choice in out]
+    out = [replace(choice, tie=shared.count(choice.rank) > 1) for choice in out]
+    return out + [
+        replace(each, notes=("has no price: not ranked", *each.notes)) if each.replicas else each
+        for each in choices
+        if value(each) == math.inf
+    ]

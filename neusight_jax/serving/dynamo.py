@@ -1,0 +1,210 @@
+"""Dynamo: loads run through the scheduler of a real engine on a virtual clock, with step times of ours.
+
+The one file that knows `ai-dynamo-runtime` (extra `serving`, Apache-2.0): its mock engine does continuous batching,
+chunked prefill, preemption and prefix caching as vLLM does, and takes the times of steps from a table. The calls are
+private to that package, so its version is checked.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neusight_jax.errors import InputError
+from neusight_jax.serving.engine import Options
+from neusight_jax.serving.steady import Lengths
+from neusight_jax.serving.times import Times
+
+PACKAGE, VERSION = "ai-dynamo-runtime", "1.6.1"
+BLOCK_TOKENS = 64
+"""Tokens of a block of the KV cache."""
+REQUESTS = 1000
+"""Requests of a synthetic load, or ten for every user."""
+TRACE_FIELDS: tuple[str, ...] = ("timestamp", "input_length", "output_length", "hash_ids")
+"""Fields of a line of a Mooncake trace: milliseconds, tokens, and ids of blocks of the prompt (Qin et al., Mooncake,
+2024, github.com/kvcache-ai/Mooncake)."""
+
+
+def installed() -> bool:
+    """Whether the package is there, in whatever version."""
+    return importlib.util.find_spec("dynamo") is not None and _version() is not None
+
+
+def _version() -> str | None:
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _core() -> Any:
+    """The package's module. `InputError` where it is missing or another version."""
+    found = _version()
+    if found != VERSION:
+        told = "is not installed" if found is None else f"is {found}"
+        raise InputError(f"{PACKAGE} {told}, expected {VERSION}: pip install '.[serving]', or --method estimate")
+    os.environ.setdefault("DYN_LOG", "error")
+    import dynamo._core
+
+    return dynamo._core
+
+
+def write_profile(times: Times, path: str | os.PathLike[str]) -> None:
+    """Step times as Dynamo's `dynamo_profile` timing model reads them (`.npz`): milliseconds of a prompt by its length,
+    and of a decode step by the tokens in the KV cache of all requests and the mean length of one."""
+    axes = times.axes
+    contexts = np.array(axes.contexts, float)
+    batches = np.array(axes.batches, float)
+    tokens = np.unique(np.outer(batches, contexts))
+    batch = np.maximum(tokens[:, None] / contexts[None, :], 1.0)
+    prompts = np.array(sorted({*axes.chunks, *(each for each in axes.starts if each > axes.chunks[-1])}), float)
+    np.savez(
+        path,
+        prefill_isl=prompts,
+        prefill_ttft_ms=1e3 * np.asarray([float(times.step_s(0.0, 1.0, each, 0.0)) for each in prompts]),
+        decode_active_kv_tokens=tokens,
+        decode_context_length=contexts,
+        decode_itl=1e3 * np.asarray(times.step_s(batch, contexts[None, :] * np.ones_like(batch))),
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What requests met, seconds: by percentile, and requests a second."""
+
+    ttft_s: Mapping[str, float]
+    tpot_s: Mapping[str, float]
+    rate: float
+    prefix_share: float
+
+
+def run(
+    times: Times,
+    options: Options,
+    cache_tokens: float,
+    *,
+    workers: int = 1,
+    lengths: Lengths | None = None,
+    users: float | None = None,
+    rate: float | None = None,
+    trace: Path | None = None,
+) -> Run:
+    """A load on so many replicas, each taking requests in turn.
+
+    Args:
+      cache_tokens: tokens that the KV cache of one replica holds.
+      lengths, and users at once or a Poisson rate of requests a second; or a trace.
+    Raises: `InputError` where the package is missing or another version, or fails.
+    """
+    core = _core()
+    if options.draft_tokens:
+        raise InputError("speculative decoding is not run by the engine here; give --method estimate")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "steps.npz"
+        write_profile(times, path)
+        engine = {
+            "backend": "vllm",
+            "block_size": BLOCK_TOKENS,
+            "num_gpu_blocks": max(int(cache_tokens) // BLOCK_TOKENS, 1),
+            "max_num_seqs": options.max_batch,
+            "max_num_batched_tokens": options.chunk_tokens,
+            "timing_model": {"type": "external", "provider": "dynamo_profile", "config": {"path": str(path)}},
+        }
+        shared: dict[str, Any] = {"extra_engine_args": {"engine": engine}, "num_workers": workers}
+        try:
+            if trace is not None:
+                found = core.run_mocker_trace_replay([str(trace)], **shared)
+            else:
+                found = _synthetic(core, options, lengths, users, rate, shared)
+        except (ValueError, RuntimeError) as error:
+            raise InputError(f"{PACKAGE} refused the load: {' '.join(str(error).split())[:200]}") from None
+    return _read(found.summary)
+
+
+def _synthetic(
+    core: Any,
+    options: Options,
+    lengths: Lengths | None,
+    users: float | None,
+    rate: float | None,
+    shared: dict[str, Any],
+) -> Any:
+    assert lengths is not None
+    if options.prefix_share:
+        shared |= {"shared_prefix_ratio": options.prefix_share, "num_prefix_groups": 1}
+    if users is not None:
+        shared["replay_concurrency"] = math.ceil(users)
+    else:
+        shared["request_rate"] = rate
+    count = max(REQUESTS, 10 * math.ceil(users or 0))
+    return core.run_mocker_synthetic_trace_replay(lengths.input_tokens, lengths.output_tokens, count, **shared)
+
+
+def _read(summary: Mapping[str, Any]) -> Run:
+    def of(name: str) -> dict[str, float]:
+        return {"p50": summary[f"median_{name}_ms"] / 1e3, "p95": summary[f"p95_{name}_ms"] / 1e3}
+
+    ratio = float(summary["prefix_cache_reused_ratio"])
+    return Run(of("ttft"), of("tpot"), float(summary["request_throughput_rps"]), ratio)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A Mooncake trace: its file, mean lengths, and requests a second."""
+
+    path: Path
+    lengths: Lengths
+    longest: int
+    requests: int
+    rate: float
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """A trace in Mooncake's JSONL, one request a line (`TRACE_FIELDS`).
+
+    Raises: `InputError` naming the line, for what is no request, unknown fields, or lengths and times that cannot be.
+    """
+    file = Path(path)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: no readable trace ({type(error).__name__}); expected JSON lines") from None
+    rows = [_line(f"{file}, line {at}", text) for at, text in enumerate(lines, start=1) if text.strip()]
+    if not rows:
+        raise InputError(f"{file} is empty; expected one request a line with {', '.join(TRACE_FIELDS)}")
+    inputs, outputs, at = (
+        np.array([row[name] for row in rows], float) for name in TRACE_FIELDS[1:3] + TRACE_FIELDS[:1]
+    )
+    span = max(float(at.max() - at.min()) / 1e3, 1e-3)
+    lengths = Lengths(max(round(inputs.mean()), 1), max(round(outputs.mean()), 1))
+    return Trace(file, lengths, int((inputs + outputs).max()), len(rows), len(rows) / span)
+
+
+def _line(where: str, text: str) -> dict[str, Any]:
+    try:
+        row = json.loads(text)
+    except ValueError:
+        raise InputError(f"{where}: no JSON; expected an object with {', '.join(TRACE_FIELDS)}") from None
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: expected an object with {', '.join(TRACE_FIELDS)}")
+    for name in row:
+        if name not in TRACE_FIELDS:
+            raise InputError(f"{where}: unknown field {name!r}; expected {', '.join(TRACE_FIELDS)}")
+    for name, least in (("timestamp", 0), ("input_length", 1), ("output_length", 1)):
+        value = row.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+            raise InputError(f"{where}: {name} is {value!r}, expected a number from {least}")
+    blocks = row.get("hash_ids", [])
+    if not isinstance(blocks, list) or not all(isinstance(each, int) for each in blocks):
+        raise InputError(f"{where}: hash_ids is {blocks!r}, expected a list of whole numbers")
+    return row

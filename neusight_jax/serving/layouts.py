@@ -1,0 +1,151 @@
+"""Layouts: how a replica of a model may be split over GPUs, and the step times of each on each machine."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from neusight_jax.cluster import Cluster, Machine, as_cluster
+from neusight_jax.cluster_file import load_named_cluster, usual_topology
+from neusight_jax.errors import InputError
+from neusight_jax.gpu_file import load_named_gpu
+from neusight_jax.graph.configs.blocks import Experts
+from neusight_jax.graph.configs.decoder import read_decoder
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.serving.capacity import Capacity, capacity
+from neusight_jax.serving.engine import Engine, Options
+from neusight_jax.serving.steady import Lengths
+from neusight_jax.serving.steps import Model, Steps, axes, steps
+from neusight_jax.serving.times import Times, bounded_times
+from neusight_jax.terms import Predictor
+
+TENSOR: tuple[int, ...] = (1, 2, 4, 8)
+"""Ranks of a replica that are tried where nobody says."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One replica of a model on a machine.
+
+    Attributes:
+      gpu: its name; layout: how it is split; memory: of a rank.
+      times: step times, with those of the low and the high ends of the kernels' intervals; None where it cannot run.
+      most: requests that run at once; reason: why it cannot run.
+    """
+
+    gpu: str
+    layout: Parallelism
+    options: Options
+    memory: Capacity | None = None
+    times: tuple[Times, Times, Times] | None = None
+    most: float = 0.0
+    reason: str = ""
+
+
+def named_machines(
+    machines: str | Machine | Sequence[str | os.PathLike[str]] | Mapping[str, Machine],
+) -> dict[str, Cluster]:
+    """Machines by name: GPUs in their usual servers, or clusters, whose count is no limit here.
+
+    Raises: `InputError` for an unknown name, or none at all.
+    """
+    if isinstance(machines, Mapping):
+        found = {name: as_cluster(machine) for name, machine in machines.items()}
+    elif isinstance(machines, str | os.PathLike):
+        found = dict([_named(machines)])
+    elif isinstance(machines, Sequence):
+        found = dict(map(_named, machines))
+    else:
+        found = {"": as_cluster(machines)}
+    if not found:
+        raise InputError("no GPU to serve on; expected at least one name")
+    return found
+
+
+def _named(name: str | os.PathLike[str]) -> tuple[str, Cluster]:
+    try:
+        found, gpu = load_named_gpu(name)
+    except InputError:
+        try:
+            return load_named_cluster(name)
+        except InputError:
+            load_named_gpu(name)  # its own message says which GPUs there are
+            raise
+    try:
+        return found, Cluster(gpu, usual_topology(found, gpu), 0)
+    except InputError:
+        return found, as_cluster(gpu)
+
+
+def layouts(
+    model: Model, cluster: Cluster, tensor: Sequence[int] | None, expert: Sequence[int] | None
+) -> list[Parallelism]:
+    """Layouts to try: tensor ranks as asked for, or powers of two up to 8 within a server; experts whole or not."""
+    domain = cluster.topology.gpus_per_domain or TENSOR[-1]
+    routed = any(isinstance(layer.feed_forward, Experts) for layer in model.decoder.layers)
+    ranks = tensor or [each for each in TENSOR if each <= domain]
+    out = []
+    for each in ranks:
+        choices = expert or ((1, each) if routed and each > 1 else (1,))
+        out += [Parallelism(tensor=each, expert=own) for own in dict.fromkeys(choices) if own in (1, each)]
+    if not out:
+        raise InputError(
+            f"expert_parallel {list(expert or ())} goes with no tensor ranks of {list(ranks)}; expected 1 or as many"
+        )
+    return out
+
+
+def replicas(
+    predictor: Predictor,
+    machines: Mapping[str, Cluster],
+    model: Model,
+    lengths: Lengths,
+    longest: int,
+    options: Mapping[str, Options],
+    engine: Engine,
+    tensor: Sequence[int] | None = None,
+    expert: Sequence[int] | None = None,
+) -> Iterator[Replica]:
+    """Every replica that can be tried, one after another, the steps of each layout written down once, for sequences of
+    up to `longest` tokens."""
+    read_decoder(model.config, longest)  # refuses what the model has no positions for
+    most = max(each.max_batch * (each.draft_tokens + 1) for each in options.values())
+    chunk = max(each.chunk_tokens for each in options.values())
+    grid = axes(longest, chunk, most)
+
+    @functools.cache
+    def steps_of(layout: Parallelism, domain: int, paths: tuple[str, ...]) -> Steps:
+        return steps(model, layout, domain, paths, grid)
+
+    for name, cluster in machines.items():
+        own, domain = options[name], cluster.topology.gpus_per_domain or TENSOR[-1]
+        for layout in layouts(model, cluster, tensor, expert):
+            found = Replica(name, layout, own)
+            try:
+                memory = capacity(model, layout, float(np.asarray(cluster.gpu.mem_bytes)), own, lengths.mean_context)
+                found = replace(found, memory=memory, most=min(float(own.max_batch), np.floor(memory.requests)))
+                if not memory.fits:
+                    yield replace(found, reason=_too_large(memory))
+                    continue
+                written = steps_of(layout, domain, tuple(sorted(cluster.gpu.paths)))
+                _check_paths(written, cluster, model)
+                yield replace(found, times=bounded_times(predictor, cluster, written, engine))
+            except InputError as error:
+                yield replace(found, reason=str(error))
+
+
+def _too_large(memory: Capacity) -> str:
+    needed = memory.weights + memory.activations + memory.runtime + memory.request_bytes
+    return (
+        f"does not fit: one request needs {needed / 1e9:.1f} GB a GPU, of {memory.mem_bytes / 1e9:.1f} GB the engine "
+        "may take its share"
+    )
+
+
+def _check_paths(written: Steps, cluster: Cluster, model: Model) -> None:
+    """`InputError` where the GPU lacks the arithmetic of the model's products."""
+    cluster.gpu.peak_flop_per_s(model.dtypes.products)

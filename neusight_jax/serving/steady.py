@@ -1,0 +1,187 @@
+"""Steady state: what requests wait for under a constant load, in closed form: an estimate, no engine is run.
+
+A replica holds n requests. Those that decode share its steps; a prompt is prefilled in chunks, each in a step together
+with the decodes, which it delays. With f the share of its life that a request decodes, D a decode step, P the steps of
+a prompt, of which x is added by the prompt, E tokens of a request from a step, and n' the others a request meets:
+
+    decoding    (O - 1) (D / E) + n' f x
+    first token  request_s + D / 2 if there are others + wait + P
+    wait        P u v / (u + v),   u = r / 2 (1 - r), r = n' P / life: deterministic service, random arrivals (M/D/1)
+                                   v = (n' - 1 + g) / 2, where all come at once, g prompts to a step
+
+and f follows from both by iteration. In a closed loop n' = n - 1: a user sends the next request when one is answered.
+Where arrivals are random whatever the load (Poisson), n' = n. Spread: prompts met while decoding are Poisson's, waits
+exponential beyond zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike
+
+from neusight_jax.serving.engine import Options
+from neusight_jax.serving.times import Times
+
+ITERATIONS = 24
+"""Of the share of its life that a request decodes; each brings it nearer by a half or more."""
+PERCENTILES: tuple[float, ...] = (50.0, 95.0)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a request: of its prompt and of its answer."""
+
+    input_tokens: float
+    output_tokens: float
+
+    @property
+    def mean_context(self) -> float:
+        """Mean length of a sequence while it decodes."""
+        return self.input_tokens + self.output_tokens / 2.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Demand:
+    """What requests ask of a replica, traced, so that all loads share a program.
+
+    Attributes:
+      inputs, outputs: tokens; fresh: of the input, those the prefix cache has not.
+      chunk_tokens: most of a step; places: 0, 1, ... of as many chunks as a prompt may have.
+      per_step: tokens a request gets from a step; guesses: tokens guessed for it; drafting: its factor on a step.
+      poisson: 1 = arrivals are random, 0 = each follows an answer.
+    """
+
+    inputs: Any
+    outputs: Any
+    fresh: Any
+    chunk_tokens: Any
+    per_step: Any
+    guesses: Any
+    drafting: Any
+    poisson: Any
+    places: Any
+
+
+def demand(lengths: Lengths, options: Options, *, poisson: bool = False, most_chunks: int = 0) -> Demand:
+    """A demand from lengths and options; `most_chunks`: room for chunks of other demands of one program."""
+    fresh = max(lengths.input_tokens * (1.0 - options.prefix_share), 1.0)
+    chunks = max(math.ceil(fresh / options.chunk_tokens), most_chunks)
+    guesses = float(options.draft_tokens)
+    drafting = 1.0 + options.draft_share * guesses
+    return Demand(
+        float(lengths.input_tokens),
+        float(lengths.output_tokens),
+        fresh,
+        float(options.chunk_tokens),
+        options.tokens_per_step,
+        guesses,
+        drafting,
+        float(poisson),
+        np.arange(chunks, dtype=np.float32),
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Steady:
+    """A replica in steady state, arrays of one shape; seconds, or as said.
+
+    Attributes:
+      ttft_s, tpot_s: to the first token, and of each further one: mean; the median and 95th percentile follow.
+      rate: requests a second; batch: requests that decode.
+      prefill_share: of the busy time that is added by prompts.
+    """
+
+    ttft_s: Array
+    ttft_p50_s: Array
+    ttft_p95_s: Array
+    tpot_s: Array
+    tpot_p95_s: Array
+    rate: Array
+    batch: Array
+    prefill_share: Array
+
+    def ttft(self, percentile: float) -> Array:
+        """Seconds to the first token at the median or the 95th percentile."""
+        return self.ttft_p50_s if percentile == 50.0 else self.ttft_p95_s
+
+    def tpot(self, percentile: float) -> Array:
+        """Seconds of a further token; its median is its mean, as that of a sum of many steps."""
+        return self.tpot_s if percentile == 50.0 else self.tpot_p95_s
+
+
+def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) -> Steady:
+    """The steady state of a replica that holds `requests` requests, of which at most `most` run and the others wait.
+
+    Differentiable in the times, and `jax.vmap` takes many loads.
+    """
+    held, wave = jnp.asarray(requests, float), jnp.asarray(times.engine.wave)
+    running = jnp.minimum(held, most)
+    others = running - 1.0 + jnp.asarray(asked.poisson)
+    outputs, per_step, guesses = jnp.maximum(jnp.asarray(asked.outputs) - 1.0, 1.0), asked.per_step, asked.guesses
+    context, fresh = asked.inputs + asked.outputs / 2.0, jnp.asarray(asked.fresh)
+    chunks = jnp.ceil(fresh / asked.chunk_tokens)
+    chunk, there = fresh / chunks, jnp.asarray(asked.places) < chunks
+    starts = asked.inputs - fresh + chunk * asked.places
+    together = jnp.clip(asked.chunk_tokens / fresh, 1.0, jnp.maximum(others + 1.0, 1.0))
+
+    def decode_s(batch: Array) -> Array:
+        return asked.drafting * times.step_s(batch, context, guesses=guesses)
+
+    def at(share: Array) -> tuple[Array, Array, Array, Array]:
+        """Of a share: decode step, prompt, what it adds, decode step of the others."""
+        beside = others * share
+        step, alone = decode_s(jnp.stack([1.0 + beside, beside]))
+        prompt = jnp.sum(jnp.where(there, times.step_s(beside, context, chunk, starts, guesses), 0.0))
+        return step, prompt, jnp.maximum(prompt - chunks * alone, 0.0), alone
+
+    def parts(share: Array) -> tuple[Array, ...]:
+        step, prompt, added, running_s = at(share)
+        decoding = outputs * step / per_step + others * share * added
+        first = jnp.asarray(times.engine.request_s) + 0.5 * running_s + prompt
+        busy = jnp.clip(others * prompt / (decoding + first), 0.0, 0.999)
+        random = busy / (2.0 * (1.0 - busy))
+        wave_wait = jnp.maximum(others - 1.0 + together, 0.0) / 2.0 * jnp.where(others > 0, 1.0, 0.0)
+        queued = random * wave_wait / jnp.maximum(random + wave_wait, 1e-9)
+        return added, decoding, first, busy, prompt * queued, prompt * wave_wait
+
+    def iterate(share: Array, _: None) -> tuple[Array, None]:
+        _, decoding, first, _, random, waved = parts(share)
+        wait = (1.0 - wave) * random + wave * waved
+        return 0.5 * (share + decoding / (decoding + first + wait)), None
+
+    share, _ = jax.lax.scan(iterate, jnp.ones_like(running), None, length=ITERATIONS)
+    added, decoding, first, busy, random, waved = parts(share)
+    wait = (1.0 - wave) * random + wave * waved
+    life = first + wait + decoding
+    rate = running / life
+    queue = (held - running) / rate
+
+    def quantile(level: float) -> Array:
+        """Of the wait: exponential beyond its chance of being none, or even over a wave."""
+        tail = random / jnp.maximum(busy, 1e-9) * jnp.maximum(jnp.log(jnp.maximum(busy, 1e-9) / (1.0 - level)), 0.0)
+        return (1.0 - wave) * tail + wave * 2.0 * level * waved
+
+    met, batch, tpot = jnp.maximum(others * share, 0.0), running * share, decoding / outputs
+    own = outputs / per_step * decode_s(jnp.maximum(batch, 1.0)) / jnp.maximum(batch, 1.0)
+    return Steady(
+        ttft_s=first + wait + queue,
+        ttft_p50_s=first + quantile(0.5) + queue,
+        ttft_p95_s=first + quantile(0.95) + queue,
+        tpot_s=tpot,
+        tpot_p95_s=tpot + Z95 * jnp.sqrt(met + 1e-12) * added / outputs,
+        rate=rate,
+        batch=batch,
+        prefill_share=added / jnp.maximum(added + own, 1e-12),
+    )
+
+
+Z95 = 1.645
+"""Of a normal distribution."""

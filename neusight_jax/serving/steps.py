@@ -1,0 +1,280 @@
+"""Steps: the kernels of an engine's steps over a grid of batches, written down once for all machines.
+
+A step takes new tokens of prompts (a chunk) and one token, or its guesses, of every running request. Its kernels fall
+in groups that depend on few sizes each, so that a grid of steps is a sum of small tables:
+
+    body     products, norms and collectives: tokens of the step
+    head     logits and sampling: requests that get a token
+    decode   attention of the running requests: how many, and their mean length
+    prefill  attention of a chunk: its tokens, and where in the prompt it begins
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from neusight_jax.arithmetic import dtype_bytes
+from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.assumed import assumed_dtype
+from neusight_jax.graph.configs.blocks import Decoder
+from neusight_jax.graph.configs.build import class_notes
+from neusight_jax.graph.configs.config import Config, read_config
+from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
+from neusight_jax.graph.configs.language import language_config
+from neusight_jax.graph.configs.requests import Requests
+from neusight_jax.graph.configs.step import Precision, Step, precision
+from neusight_jax.graph.graph import Node
+from neusight_jax.graph.quantization.quantization import Quantization, has_quantization, read_quantization
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.kernels.collective import collective_dims
+from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
+
+GROUPS: tuple[str, ...] = ("decode_body", "prefill_body", "head", "decode", "prefill")
+"""Groups of kernels; the body of a pure decode step apart, whose kernels may be others (state-space layers)."""
+HEAD: tuple[str, ...] = ("head", "sampling")
+"""Nodes of the head."""
+CUSTOM_BYTES = 8.0 * 2**20
+"""Largest all_reduce that engines run by their own kernels (vLLM, `custom_all_reduce.py`, `max_size`)."""
+_Counted: TypeAlias = list[tuple[Kernel, float]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as an engine loads it: its config and layers, dtypes and quantization, and what was assumed."""
+
+    config: Config
+    decoder: Decoder
+    dtypes: Precision
+    quantization: Quantization | None
+    notes: tuple[str, ...]
+
+
+def load_model(
+    config: str | Path | Mapping[str, Any],
+    dtype: str | None = None,
+    weight_dtype: str | None = None,
+    kv_dtype: str | None = None,
+) -> Model:
+    """A decoder from a catalog name, the path of a config.json, or a mapping with Hugging Face keys.
+
+    Raises: `InputError` for a model that is no decoder, or unusable dtypes.
+    """
+    parsed = language_config(read_config(config))
+    kind = parsed.values.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise InputError(f"{parsed.name}: engines serve decoders such as llama or qwen3; {kind!r} is none")
+    dtype, notes = assumed_dtype(parsed, dtype)
+    said = read_quantization(parsed.name, parsed.values) if weight_dtype is None else None
+    model = Model(parsed, read_decoder(parsed, 1), precision(dtype, weight_dtype, kv_dtype, said), said, ())
+    step = _step(model, Requests((1,), (2,)), Parallelism())
+    weights = step.weight_notes(weight_dtype, has_quantization(parsed.values))
+    every = dict.fromkeys((*notes, *parsed.notes, *class_notes(parsed), *weights))
+    parsed.notes = []
+    return dataclasses.replace(model, notes=tuple(every))
+
+
+def _step(model: Model, batch: Requests, layout: Parallelism) -> Step:
+    """One step of a batch on one rank."""
+    mode = "decode" if max(batch.queries) == 1 else "prefill"
+    step = Step(batch, model.dtypes, mode, model.quantization)
+    whole = layout.expert > 1
+    record(step, model.config, layout.tensor, layout.expert, model.decoder, whole_experts=whole)
+    return step
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Sizes at which steps are written down; static.
+
+    Attributes:
+      tokens: of a step; batches: running requests; contexts: their mean length.
+      chunks: tokens of a prompt in a step; starts: tokens of it before them.
+    """
+
+    tokens: tuple[int, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    chunks: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each group's table."""
+        tokens, batches = len(self.tokens), len(self.batches)
+        pairs = (batches, len(self.contexts)), (len(self.chunks), len(self.starts))
+        return dict(zip(GROUPS, ((batches,), (tokens,), (batches,), *pairs), strict=True))
+
+
+def axes(length: int, chunk_tokens: int, max_batch: int, draft_tokens: int = 0) -> Axes:
+    """Axes for requests of at most `length` tokens: powers of two and, for tokens, halfway between them."""
+    top = max(chunk_tokens, 1) + max_batch * (draft_tokens + 1)
+    halves = sorted({*_powers(1, top), *(3 * each // 2 for each in _powers(2, top))})
+    return Axes(
+        tuple(halves),
+        _powers(1, max_batch * (draft_tokens + 1)),
+        _powers(min(128, length), length),
+        _powers(min(16, length), min(chunk_tokens, length)),
+        (0, *_powers(min(512, length), length)),
+    )
+
+
+def _powers(low: int, high: int) -> tuple[int, ...]:
+    """Powers of two times `low` up to the first that is no less than `high`."""
+    found = [low]
+    while found[-1] < high:
+        found.append(2 * found[-1])
+    return tuple(found)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Steps:
+    """Kernels of a grid of steps of one rank.
+
+    Attributes:
+      kernels: distinct ones, collectives among them; counts: of each family, how often each point launches a kernel.
+      axes: where the points lie, group after group in the order of `GROUPS`; static.
+    """
+
+    kernels: KernelTable
+    counts: dict[str, Float[Array, "point kernel"]]
+    axes: Axes = dataclasses.field(metadata={"static": True})
+
+
+def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str], grid: Axes) -> Steps:
+    """The steps of a model on one rank of a layout.
+
+    Args:
+      layout: tensor ranks, and `expert` equal to them where experts stay whole.
+      domain: GPUs of a domain of fast links; paths: arithmetic of the GPU, that quantized weights are multiplied in.
+    Raises: `InputError` for a layout that does not divide the model.
+    """
+    _check(layout)
+
+    def nodes(*pairs: tuple[int, int], repeat: int = 1) -> list[Node]:
+        queries, context = zip(*pairs, strict=True)
+        return _step(model, Requests(queries * repeat, context * repeat), layout).nodes
+
+    long, short = grid.contexts[-1], grid.contexts[0]
+    moving = _differ(nodes((1, long)), nodes((1, max(long // 2, 1))))
+    moving |= _differ(nodes((2, max(long, 2))), nodes((2, max(long // 2, 3))))
+
+    def of(found: Iterable[Node], wanted: Callable[[Node], bool]) -> _Counted:
+        return [
+            (_run(kernel, paths), kernel.count * node.repeat)
+            for node in found
+            if wanted(node)
+            for kernel in node.forward
+        ]
+
+    def body(found: list[Node], tokens: int) -> _Counted:
+        own = of(found, lambda node: node.name not in moving and node.name not in HEAD)
+        return own + _collectives(model.decoder, layout, domain, tokens, model.dtypes)
+
+    points = [body(nodes((1, short), repeat=each), each) for each in grid.batches]
+    points += [body(nodes((each, each)), each) for each in grid.tokens]
+    points += [of(nodes((1, short), repeat=each), lambda node: node.name in HEAD) for each in grid.batches]
+    inside: Callable[[Node], bool] = lambda node: node.name in moving  # noqa: E731
+    points += [of(nodes((1, each), repeat=batch), inside) for batch in grid.batches for each in grid.contexts]
+    points += [of(nodes((each, start + each)), inside) for each in grid.chunks for start in grid.starts]
+    return Steps(*_table(points, model.dtypes.products), grid)
+
+
+def _check(layout: Parallelism) -> None:
+    """`InputError` for layouts an engine's replica does not have here."""
+    if layout.gpus != layout.tensor or layout.expert not in (1, layout.tensor):
+        raise InputError(
+            f"a replica is split over tensor ranks, experts whole over all of them or split likewise; expected expert "
+            f"1 or {layout.tensor}, nothing else"
+        )
+
+
+def _differ(one: Sequence[Node], other: Sequence[Node]) -> set[str]:
+    """Names of nodes whose kernels differ, or that one of the steps lacks."""
+    left, right = ({node.name: node.forward for node in nodes} for nodes in (one, other))
+    return {name for name in {**left, **right} if left.get(name) != right.get(name)}
+
+
+def _run(kernel: Kernel, paths: Collection[str]) -> Kernel:
+    """What runs on a GPU with these arithmetic paths."""
+    swapped = kernel.instead is not None and kernel.dtype not in paths
+    return kernel.instead if swapped and kernel.instead is not None else kernel
+
+
+def _collectives(model: Decoder, layout: Parallelism, domain: int, tokens: int, dtypes: Precision) -> _Counted:
+    """The sums after every block over the tensor ranks, after the embedding, and the gathered logits of a step."""
+    ranks = layout.tensor
+    if ranks == 1:
+        return []
+    blocks = sum(
+        ((layer.mixer is not None) + (layer.feed_forward is not None)) * len(numbers)
+        for layer, numbers in model.layers.items()
+    )
+    size = float(tokens) * model.hidden * dtype_bytes(dtypes.activations)
+    software = "engine" if size <= CUSTOM_BYTES else "library"
+    dims = collective_dims("all_reduce", size, ranks, -(-ranks // domain), software=software)
+    return [(Kernel("collective", "all_reduce", dims, 1.0, "bf16"), float(blocks + 1))]
+
+
+def _table(points: Sequence[_Counted], dtype: str) -> tuple[KernelTable, dict[str, Any]]:
+    """Distinct kernels, and how often each point launches them."""
+    places: dict[tuple[Any, ...], int] = {}
+    kernels: list[Kernel] = []
+    entries: list[tuple[int, int, float]] = []
+    for at, point in enumerate(points):
+        for kernel, count in point:
+            key = (kernel.family, kernel.op, kernel.dtype, tuple(kernel.dims.items()))
+            if key not in places:
+                places[key] = len(kernels)
+                kernels.append(dataclasses.replace(kernel, count=1.0))
+            entries.append((at, places[key], count))
+    dense = np.zeros((len(points), len(kernels)), np.float32)
+    for at, place, count in entries:
+        dense[at, place] += count
+    table = table_from_kernels(kernels, dtype=dtype)
+    table = KernelTable({name: _padded(batch) for name, batch in table.families.items() if batch.num_rows})
+    counts = {}
+    for name, batch in table.families.items():
+        row = np.asarray(batch.row)
+        counts[name] = np.where(row >= 0, dense[:, np.maximum(row, 0)], 0.0).astype(np.float32)
+    return table, counts
+
+
+def _padded(batch: KernelBatch) -> KernelBatch:
+    """A batch of `ROWS` rows at least, so that models share programs."""
+    added = max(ROWS - len(batch.row), 0)
+
+    def pad(column: Any) -> Any:
+        return np.pad(np.asarray(column), (0, added), mode="edge")
+
+    if not added:
+        return batch
+    padded: KernelBatch = jax.tree.map(pad, batch)
+    empty = np.arange(len(padded.row)) >= len(batch.row)
+    return dataclasses.replace(padded, count=np.where(empty, 0, padded.count), row=np.where(empty, -1, padded.row))
+
+
+ROWS = 256
+"""Rows a batch is padded to."""
+
+
+def cache_bytes(model: Model, layout: Parallelism, contexts: Sequence[int]) -> Float[np.ndarray, " context"]:
+    """KV cache of one request of each length on one rank, bytes."""
+    return np.array([_step(model, Requests((1,), (each,)), layout).cache_bytes for each in contexts])
+
+
+def weight_bytes(model: Model, layout: Parallelism) -> float:
+    """Weights on one rank, bytes."""
+    return _step(model, Requests((1,), (2,)), layout).parameter_bytes
+
+
+def activation_bytes(model: Model, layout: Parallelism, tokens: int) -> float:
+    """Largest activations of a step of so many tokens on one rank, bytes."""
+    return _step(model, Requests((tokens,), (tokens,)), layout).footprint().activations

@@ -1,0 +1,143 @@
+"""Times: seconds of an engine's steps on one machine, from a few tables, for any batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.cluster import Machine, gpu_of, on_device
+from neusight_jax.kernels.collective import COLLECTIVE
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.latencies import kernel_latency, kernel_terms, require_covered
+from neusight_jax.programs import one_shot
+from neusight_jax.serving.engine import Engine
+from neusight_jax.serving.steps import Axes, Steps
+from neusight_jax.terms import Predictor
+from neusight_jax.trust import has_intervals, kernel_interval
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Times:
+    """Seconds of the groups of kernels of a step (`steps.GROUPS`), arrays over `axes`."""
+
+    tables: dict[str, Float[Array, "..."]]
+    engine: Engine
+    axes: Axes = dataclasses.field(metadata={"static": True})
+
+    def step_s(
+        self,
+        decode: ArrayLike,
+        context: ArrayLike,
+        chunk: ArrayLike = 0.0,
+        start: ArrayLike = 0.0,
+        guesses: ArrayLike = 0.0,
+    ) -> Array:
+        """Seconds of a step: `decode` running requests of mean length `context`, each with so many guessed tokens to
+        check, and `chunk` tokens of a prompt after its first `start`.
+
+        Between the points of the grid it goes as a power of each size; less than one request counts in proportion.
+        """
+        axes, engine = self.axes, self.engine
+        decode, chunk = jnp.asarray(decode, float), jnp.asarray(chunk, float)
+        rows = decode * (1.0 + jnp.asarray(guesses))
+        some, prompt = jnp.minimum(decode, 1.0), jnp.minimum(chunk, 1.0)
+        alone = _between(self.tables["decode_body"], (axes.batches, rows))
+        mixed = _between(self.tables["prefill_body"], (axes.tokens, rows + chunk))
+        head = _between(self.tables["head"], (axes.batches, rows + prompt))
+        running = _between(self.tables["decode"], (axes.batches, rows), (axes.contexts, context))
+        taken = _between(self.tables["prefill"], (axes.chunks, chunk), (axes.starts, start))
+        kernels = jnp.where(chunk > 0, mixed, alone) + head + some * running + prompt * taken
+        host = jnp.asarray(engine.step_s) + jnp.asarray(engine.sequence_s) * decode
+        return jnp.maximum(some, prompt) * (jnp.asarray(engine.kernels) * kernels + host)
+
+
+def _between(table: Array, *places: tuple[tuple[int, ...], ArrayLike]) -> Array:
+    """A table between its points: linear in the logarithms of value and sizes (of 1 + the size, from 0 on)."""
+    log = jnp.log(jnp.maximum(table, 1e-12))
+    sides = []
+    for points, at in places:
+        offset, last = 1.0 if points[0] == 0 else 0.0, max(len(points) - 2, 0)
+        scale = np.log(np.asarray(points, np.float32) + offset)
+        size = jnp.log(jnp.maximum(jnp.asarray(at, float) + offset, 1e-3))
+        position = jnp.interp(size, scale, jnp.arange(len(points), dtype=float))
+        low = jnp.clip(jnp.floor(jax.lax.stop_gradient(position)).astype(int), 0, last)
+        high = jnp.minimum(low + 1, len(points) - 1)
+        sides.append(((low, 1.0 - (position - low)), (high, position - low)))
+    total = jnp.zeros(())
+    for corner in product(*sides):
+        total = (
+            total + math.prod((share for _, share in corner), start=jnp.ones(())) * log[tuple(at for at, _ in corner)]
+        )
+    return jnp.exp(total)
+
+
+def tabulated(steps: Steps, seconds: Mapping[str, Array], engine: Engine) -> Times:
+    """Times from the seconds of every kernel, by family."""
+    sums = sum(
+        (
+            jnp.asarray(count) @ jnp.where(jnp.sum(jnp.asarray(count), 0) > 0, seconds[name], 0.0)
+            for name, count in steps.counts.items()
+        ),
+        jnp.zeros(()),
+    )
+    tables, first = {}, 0
+    for name, shape in steps.axes.shapes().items():
+        size = int(np.prod(shape))
+        tables[name] = jnp.asarray(sums)[first : first + size].reshape(shape)
+        first += size
+    return Times(tables, engine, steps.axes)
+
+
+def times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> Times:
+    """Times of steps on a machine; pure, so that gradients reach the machine and `jax.vmap` many of them."""
+    seconds: dict[str, Array] = {}
+    for using, kernels in _split(predictor, steps.kernels):
+        require_covered(using, kernels)
+        seconds |= kernel_latency(using, machine, kernels)
+    return tabulated(steps, seconds, engine)
+
+
+def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> tuple[Times, Times, Times]:
+    """Times, and those of all kernels at the low and the high end of their 80 % intervals, which is wider than a sum
+    whose errors cancel; without intervals all three are equal. By a program that is compiled fast; no gradients."""
+    found = {}
+    for using, kernels in _split(predictor, steps.kernels):
+        require_covered(using, kernels)
+        for name, batch in kernels.families.items():  # one at a time, so that models share programs
+            found[name] = np.asarray(_bounded(using, on_device(machine), KernelTable({name: batch})))
+    middle, low, high = (
+        tabulated(steps, {name: jnp.asarray(each[at]) for name, each in found.items()}, engine) for at in range(3)
+    )
+    return middle, low, high
+
+
+@one_shot
+def _bounded(predictor: Predictor, machine: Machine, kernels: KernelTable) -> Array:
+    """Seconds of every kernel of one family with its bounds, [3, kernel]."""
+    ((name, term),) = kernel_terms(predictor, machine, kernels, isolated=False).items()
+    low = high = term.seconds
+    if has_intervals(predictor, FAMILIES[name]):
+        interval = kernel_interval(predictor, FAMILIES[name], gpu_of(machine), kernels.families[name])
+        low = jnp.clip(term.seconds * jnp.exp(interval.log_low), term.light.speed_of_light_s, term.seconds)
+        high = jnp.maximum(term.seconds * jnp.exp(interval.log_high), term.seconds)
+    return jnp.stack([term.seconds, low, high])
+
+
+def _split(predictor: Predictor, kernels: KernelTable) -> list[tuple[Predictor, KernelTable]]:
+    """Kernels by what forecasts them: collectives a predictor does not cover go by the rates of the sheet."""
+    name = COLLECTIVE.name
+    if name not in kernels.families or predictor.covers(COLLECTIVE):
+        return [(predictor, kernels)]
+    rest = {each: batch for each, batch in kernels.families.items() if each != name}
+    return [(predictor, KernelTable(rest)), (RooflinePredictor(), KernelTable({name: kernels.families[name]}))]
