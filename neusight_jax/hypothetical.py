@@ -34,11 +34,6 @@ ALL_RATES = "all rates"
 """Row of the sum over `RATES`: −1 less the share of the launch, which no rate buys."""
 
 
-def knob(name: str) -> str:
-    """Name of the row in which a figure's followers move along."""
-    return f"{name} with peaks"
-
-
 def require_field(name: str) -> str:
     """The name of a GPU figure, as given; `InputError` listing all if there is none of it."""
     if name not in FIELDS:

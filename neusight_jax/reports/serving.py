@@ -8,7 +8,7 @@ from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval
 from neusight_jax.reports.text import headed, table
 from neusight_jax.serving.answers import Serving, ServingChoice
-from neusight_jax.units import GB, MS, duration
+from neusight_jax.units import MS, duration
 
 
 def tables(found: Serving) -> RenderableType:

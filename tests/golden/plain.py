@@ -30,7 +30,7 @@ def read() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def predictor(arrays: dict[str, np.ndarray]) -> Any:
-    """The pinned weights in today's predictor; what came later is zero. Products of the vector path have another form."""
+    """The pinned weights in today's predictor; what came later is zero. Without products, of another form now."""
     flat = {name.removeprefix("weights/"): values for name, values in arrays.items() if name.startswith("weights/")}
     left = ("trust/", *(f"{part}/{name}/" for part in ("families", "tiles") for name in ("linear", "bmm")))
     flat = {name: values for name, values in flat.items() if not name.startswith(left)}
