@@ -30,10 +30,6 @@ def knob(name: str) -> str:
     return f"{name} with peaks"
 
 
-ALL_RATES = "all rates"
-"""Row of the sum over `RATES`: −1 less the share of the launch, which no rate buys."""
-
-
 def require_field(name: str) -> str:
     """The name of a GPU figure, as given; `InputError` listing all if there is none of it."""
     if name not in FIELDS:
