@@ -157,6 +157,7 @@ def jobs_of(row: Any) -> list[Job]:
             "gradient_dtype": "fp32" if "fp32" in row.dtype else "bf16",
             "attention": attention_of(row),
             "fused_accumulation": row.source not in ADDED_GRADIENTS,
+            "bucket_elements": 5e8 if row.framework == "Megatron-DeepSpeed" else 0.0,
             "overlaps": overlaps,
         }
         job = job_from_config(config_of(row), layout, **given)
@@ -196,6 +197,10 @@ class Rows:
             total = forecast_s(own, Software(), job)
             if at not in best or total < best[at][0]:
                 best[at] = (total, job, own)
+        chosen = [id(job) for _, job, _ in best.values()]
+        self.found = sorted(
+            (each for each in found if id(each[2]) in chosen), key=lambda each: chosen.index(id(each[2]))
+        )
         self.frame = frame.iloc[list(best)].reset_index(drop=True)
         self.jobs, self.seconds = [job for _, job, _ in best.values()], [own for _, _, own in best.values()]
         self.truth = np.array([truth(row) for row in records(self.frame)])
@@ -222,7 +227,7 @@ def stacked(records: list[Any]) -> Any:
     return jax.tree.map(lambda *each: jnp.stack([jnp.asarray(one) for one in each]), *records)
 
 
-def every_seconds(found: list[tuple[int, Any, Job]]) -> list[Any]:
+def every_seconds(found: list[tuple[int, Any, Job]], once: Any = once) -> list[Any]:
     """`step.seconds_of_job` of all jobs: all distinct kernels by one program, on one GPU after another."""
     table, places = distinct([job.kernels for _, _, job in found])
     seconds, out = {}, []

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from neusight_jax.graph.traced.torch_export import graph_from_torch
     from neusight_jax.graph.traced.trace_options import TraceOptions
     from neusight_jax.intervals import predict_kernel_intervals
+    from neusight_jax.job.calibration import calibrate_steps
+    from neusight_jax.job.elasticities import StepSensitivity
     from neusight_jax.job.forecast import StepForecast
     from neusight_jax.job.job import Job, job_from_config
     from neusight_jax.job.parallelism import Parallelism
@@ -79,11 +81,13 @@ __all__ = [
     "Software",
     "Space",
     "StepForecast",
+    "StepSensitivity",
     "Sweep",
     "Topology",
     "TraceOptions",
     "__version__",
     "calibrate",
+    "calibrate_steps",
     "compare",
     "design",
     "evaluate",
@@ -138,6 +142,8 @@ _HOMES = {
     "graph.traced.jaxpr": ("graph_from_function",),
     "graph.traced.torch_export": ("graph_from_torch",),
     "graph.traced.trace_options": ("TraceOptions",),
+    "job.calibration": ("calibrate_steps",),
+    "job.elasticities": ("StepSensitivity",),
     "job.forecast": ("StepForecast",),
     "job.job": ("Job", "job_from_config"),
     "job.parallelism": ("Parallelism",),

@@ -39,7 +39,7 @@ from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.trust import Trust, empty_trust
 from neusight_jax.utilization import init_network
 
-FORMAT = 4
+FORMAT = 5
 """Version of the layout; raised whenever older files could be misread."""
 LIBRARIES = "libraries"
 """Key of a card that says, by family, which library is known to run it on the device of a calibrated predictor."""

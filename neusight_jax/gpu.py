@@ -46,6 +46,7 @@ class GPU:
         that keeps a base clock within its power says so (`gpu_catalog.base_clock_energy`).
       memory_kind: position in `MEMORY_KINDS`; 0 = another kind. How much of its bandwidth a memory reaches goes by it.
       l2_partitions: parts of the L2 that each keep a copy of what their SMs read; 0 = one.
+      warp_schedulers: of an SM, each issues one instruction of 32 lanes a clock; 0 = four.
       vendor: position in `VENDORS`: whose libraries it runs.
     """
 
@@ -70,6 +71,7 @@ class GPU:
     fp32_joule_per_flop: ArrayLike = 0.0
     memory_kind: ArrayLike = 0.0
     l2_partitions: ArrayLike = 0.0
+    warp_schedulers: ArrayLike = 0.0
     vendor: ArrayLike = 0.0
 
     @property
@@ -114,7 +116,7 @@ VENDORS: tuple[str, ...] = ("NVIDIA", "AMD", "Intel", "other")
 NAMED: dict[str, tuple[str, ...]] = {"memory_kind": MEMORY_KINDS, "vendor": VENDORS}
 """Figures that are positions in a list of names; GPU files may give the name."""
 
-SWITCHES: tuple[str, ...] = ("fp32_joule_per_flop", "l2_partitions", *NAMED)
+SWITCHES: tuple[str, ...] = ("fp32_joule_per_flop", "l2_partitions", "warp_schedulers", *NAMED)
 """Figures that say what kind of machine it is, not how much of something it has."""
 
 WIDTH = "matrix_flop_per_cycle"
@@ -225,6 +227,7 @@ _RANGES: dict[str, _Range] = {
     "fp32_joule_per_flop": _Range(1e-15, 1e-8, 1e-13, 1e-10, (("pJ", 1e-12, "1e-12"), ("nJ", 1e-9, "1e-9"))),
     "memory_kind": _Range(1.0, len(MEMORY_KINDS) - 1.0, 1.0, len(MEMORY_KINDS) - 1.0),
     "l2_partitions": _Range(1.0, 64.0, 1.0, 8.0),
+    "warp_schedulers": _Range(1.0, 64.0, 1.0, 8.0),
     "vendor": _Range(1.0, len(VENDORS) - 1.0, 1.0, len(VENDORS) - 1.0),
     "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),
 }

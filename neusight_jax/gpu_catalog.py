@@ -85,7 +85,8 @@ def catalog_gpu(name: str) -> GPU:
         **figures,
         fp32_joule_per_flop=base_clock_energy(figures, float(entry.get("base_clock_hz", 0.0))),
         memory_kind=float(memory_kind(info)),
-        l2_partitions=l2_partitions(info),
+        l2_partitions=of_its_memory(info, "l2_partitions"),
+        warp_schedulers=of_its_memory(info, "warp_schedulers"),
         vendor=float(VENDORS.index(info.vendor)),
     )
 
@@ -139,9 +140,9 @@ def base_clock_energy(figures: Mapping[str, float], base_clock_hz: float) -> flo
     return figures["tdp_w"] / (figures["fp32_flop_per_s"] * base_clock_hz / figures["clock_hz"])
 
 
-def l2_partitions(info: GPUInfo) -> float:
-    """Parts of a GPU's L2 that each keep what their own SMs read; 0 = one."""
-    return float(architectures()[info.architecture].get(f"{info.memory}_l2_partitions", 0.0))
+def of_its_memory(info: GPUInfo, figure: str) -> float:
+    """A figure of the dies that an architecture pairs with a GPU's memory; 0 = not said."""
+    return float(architectures()[info.architecture].get(f"{info.memory}_{figure}", 0.0))
 
 
 def known_library(device: str, family: Family) -> float:

@@ -27,6 +27,7 @@ from neusight_jax.roofline import (
     fastest,
     fetched_again,
     given,
+    issued_flop_per_s,
     joule_per_flop,
     kept_ramp,
     reread_bytes,
@@ -102,9 +103,29 @@ def launched(
         vector = physics.softmax_flop * num_sms / column(gpu.fp32_flop_per_s, 2)
         block_s += physics.block_cycles / column(gpu.clock_hz, 2)
         block_s += work.block_exponentials * (num_sms / column(exponentials_per_s(gpu, physics), 2) + vector)
+    if family.vector_products:
+        block_s = _with_operands(gpu, work, physics, block_s)
     least_s = (LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s)[:, None]
     waves = whole_waves(work.blocks, num_sms, relaxation)
     return Launch(gpu, family, work, peak, dtype, physics, relaxation, waves, block_s, least_s, topology)
+
+
+def _with_operands(
+    gpu: GPU, work: Work, physics: Physics, arithmetic_s: Float[Array, "kernel tile split"]
+) -> Float[Array, "kernel tile split"]:
+    """Seconds of a block that also issues what comes with its arithmetic and brings in its operands."""
+    clock_hz = column(gpu.clock_hz, 2)
+    issue_s = (
+        physics.issue_slots * work.block_flop / column(issued_flop_per_s(gpu, physics, matrix=True) / gpu.num_sms, 2)
+    )
+    operand_s = work.block_bytes / (physics.operand_bytes_per_cycle * clock_hz)
+    issued = (
+        jnp.logaddexp(*(jnp.log(each) * physics.limit_norm for each in (arithmetic_s, issue_s))) / physics.limit_norm
+    )
+    both = (
+        jnp.logaddexp(issued * physics.operand_norm, jnp.log(operand_s) * physics.operand_norm) / physics.operand_norm
+    )
+    return jnp.exp(both) + physics.tile_cycles / clock_hz
 
 
 def _compute(at: Launch) -> Times:
@@ -156,12 +177,8 @@ def _issue(at: Launch) -> Times:
     path that is fast enough, none on other matrix paths; where loads narrower than 16 bytes take as many clocks as wide
     ones, theirs."""
     gpu = at.gpu
-    issue = at.flop / column(at.physics.issue_flop_per_cycle * gpu.num_sms * gpu.clock_hz, 1)
+    issue = at.flop / column(issued_flop_per_s(gpu, at.physics, at.family.matrix), 1)
     if at.family.matrix:
-        matrix = column(gpu.fp32_matrix_flop_per_s, 1)
-        there = matrix > 0
-        on_matrix = at.flop / (at.physics.matrix_issue * jnp.where(there, matrix, 1.0))
-        issue = jnp.where(there, jnp.minimum(issue, on_matrix), issue)
         issue = jnp.where((at.dtype > 0)[:, None], 0.0, issue)
     if at.work.load_blocks is not None and at.work.load_cycles is not None:
         waves = whole_waves(at.work.load_blocks, column(gpu.num_sms, 2), at.relaxation)
@@ -255,6 +272,16 @@ def _startup(at: Launch) -> Times:
     return jnp.stack([at.kilocycle_s, hop], axis=1)
 
 
+def _fastest_tile(at: Launch) -> Times:
+    """Every tile of the menu and every split in whole waves of its blocks, operands included: the fastest."""
+    return jnp.maximum(fastest(fastest(at.waves * at.block_s))[:, None], at.least_s)
+
+
+def _kilocycle(at: Launch) -> Times:
+    """1000 cycles."""
+    return at.kilocycle_s[:, None]
+
+
 def _ways(family: Family) -> int:
     return 2 if family.alternatives else 1
 
@@ -309,6 +336,13 @@ HEADS: dict[str, Head] = {
     "overhead": Head(_overhead, lambda f: 3, "adds", -4.0, 2.0, 0.0, tensor_bounds=(-4.0, 3.0)),
 }
 """Heads by name; their order is that of the weights."""
+PRODUCT_HEADS: dict[str, Head] = {
+    "compute": Head(_fastest_tile, lambda f: 1, "overlaps", 0.0, 0.5, 0.1, side="compute"),
+    "dram": HEADS["dram"],
+    "power": HEADS["power"],
+    "overhead": Head(_kilocycle, lambda f: 1, "adds", -3.0, 1.5, 0.0),
+}
+"""Heads of products on the vector path, whose blocks issue and bring in what their arithmetic needs."""
 LINKED_HEADS: dict[str, Head] = {
     "link": Head(_link, lambda f: 4, "overlaps", 0.0, 2.5, 0.25, side="memory"),
     "dram": Head(_copies, lambda f: 1, "overlaps", -1.5, 2.0, 0.0, side="memory"),
@@ -318,12 +352,14 @@ LINKED_HEADS: dict[str, Head] = {
     "far hops": Head(_far_hops, lambda f: 2, "adds", -1.5, 2.5, 0.5),
     "startup": Head(_startup, lambda f: 2, "adds", -1.0, 4.0, 2.0),
 }
-"""Heads of families that send to other GPUs, column by column beside `HEADS` in the residuals."""
+"""Heads of families that send to other GPUs; those that are not in `HEADS` stand in the residuals by their place."""
 
 
 def heads_of(family: Family) -> dict[str, Head]:
     """The heads of a family by name, in the order of its weights."""
-    return LINKED_HEADS if family.linked else HEADS
+    if family.linked:
+        return LINKED_HEADS
+    return PRODUCT_HEADS if family.vector_products else HEADS
 
 
 def physical_times(at: Launch) -> dict[str, Times]:

@@ -21,6 +21,18 @@ RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", "link_bytes_pe
 KNOBS: dict[str, tuple[str, ...]] = {"num_sms": ("num_sms", *PEAKS), "clock_hz": ("clock_hz", *PEAKS)}
 """Figures that move together on a real chip: SMs bring their peaks along, and so does the clock."""
 
+ALL_RATES = "all rates"
+"""Row of the sum over `RATES` in a sensitivity: −1 less the share of the launch, which no rate buys."""
+
+
+def knob(name: str) -> str:
+    """Name of the row in which a figure's followers move along."""
+    return f"{name} with peaks"
+
+
+ALL_RATES = "all rates"
+"""Row of the sum over `RATES`: −1 less the share of the launch, which no rate buys."""
+
 
 def require_field(name: str) -> str:
     """The name of a GPU figure, as given; `InputError` listing all if there is none of it."""

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from neusight_jax.cluster import Machine, gpu_of, linked_topology
-from neusight_jax.heads import HEADS, Launch, heads_of, launched, most_times, physical_times
+from neusight_jax.heads import Launch, heads_of, launched, most_times, physical_times
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.physics import FITTED, STANDARD, fitted_physics
@@ -168,7 +168,7 @@ def _head_logs(
         log_s = log_s + low + (high - low) * jax.nn.sigmoid(raw)
         if name in most:
             log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(most[name]), axis=-1))
-        logs[name] = log_s + residual[..., place]
+        logs[name] = log_s + residual[..., EFFECTS.index(name) if name in EFFECTS else place]
         start += width + 1
     return logs
 
@@ -201,7 +201,7 @@ def init_family(
     floor_s = TENSOR_FLOOR_S if family.tensor_core else FLOOR_S
     residual = jnp.zeros((members, len(ROWS), len(EFFECTS)))
     return FamilyMixture(
-        network=init_network(key, features, hidden, sum(head_widths(family)) + len(HEADS), members, module),
+        network=init_network(key, features, hidden, sum(head_widths(family)) + len(heads_of(family)), members, module),
         log_floor_s=jnp.full((members,), jnp.log(floor_s)),
         raw_norm=jnp.zeros((members,)),
         residual=residual.at[:, IN_MODEL, FLOOR].set(jnp.log(STANDARD.further_launch_s / floor_s)),

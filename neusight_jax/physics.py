@@ -31,11 +31,16 @@ class Physics:
 
     Attributes:
       l2_bytes_per_cycle: bytes an SM takes from L2 per clock.
-      issue_flop_per_cycle: fp32 FLOP an SM's four warp schedulers can issue per clock if every slot is a fused
-        multiply-add. An SM of 64 lanes needs half of its slots for that, one of 128 lanes has none to spare.
+      warp_schedulers: of an SM, where the GPU does not say.
+      issue_flop_per_cycle: fp32 FLOP a warp scheduler can issue per clock if every slot is a fused multiply-add. An SM
+        of 64 lanes and four schedulers needs half of its slots for that, one of 128 lanes has none to spare.
       matrix_issue: clocks an fp32 matrix instruction takes to run for each it takes to issue.
       exponentials_per_cycle: of an SM's special-function units per clock, where the GPU does not say.
       softmax_flop: fp32 FLOP of a softmax for every score.
+      issue_slots: instructions a product on the vector path issues for every fused multiply-add, itself included.
+      operand_bytes_per_cycle: bytes of operands and result that pass between L2 and the registers of an SM per clock.
+      operand_norm: order of the norm that joins a block's arithmetic and its operands: 1 = one after the other.
+      tile_cycles: clocks a block of a product spends however little it has to do.
       block_cycles: clocks a block of fused attention spends however little it has to do.
       warm_share: share of the traffic that still goes to DRAM when the working set lies in L2.
       warm_start, warm_width: working set over L2 size from which that share rises to 1, and over what width.
@@ -54,8 +59,9 @@ class Physics:
     """
 
     l2_bytes_per_cycle: ArrayLike = field(default=64.0, metadata=_fixed("NVIDIA, Volta to Hopper: 64 B a clock and SM"))
+    warp_schedulers: ArrayLike = field(default=4.0, metadata=_fixed("NVIDIA architecture papers; AMD's units alike"))
     issue_flop_per_cycle: ArrayLike = field(
-        default=256.0, metadata=_fixed("four schedulers, 32 lanes, two FLOP: NVIDIA architecture papers")
+        default=64.0, metadata=_fixed("32 lanes, two FLOP: NVIDIA architecture papers")
     )
     matrix_issue: ArrayLike = field(
         default=16.0, metadata=_fixed("AMD CDNA ISA guide, V_MFMA_F32_32X32X2F32: 16 passes of 4 clocks, issued in 4")
@@ -66,6 +72,15 @@ class Physics:
     softmax_flop: ArrayLike = field(
         default=8.0, metadata=_fixed("counted: scale, maximum, subtraction, sum, correction, conversion")
     )
+    issue_slots: ArrayLike = field(
+        default=1.1,
+        metadata=fitted(0.1, "8 × 8 results a thread: 64 a step, with 4 loads of 16 bytes and two for the loop"),
+    )
+    operand_bytes_per_cycle: ArrayLike = field(
+        default=28.0, metadata=fitted(0.3, "small tiles of products, in whole waves, on five GPUs")
+    )
+    operand_norm: ArrayLike = field(default=1.33, metadata=fitted(0.1, "the same"))
+    tile_cycles: ArrayLike = field(default=900.0, metadata=fitted(0.3, "the same: three times the way to DRAM"))
     block_cycles: ArrayLike = field(
         default=1500.0, metadata=fitted(0.3, "prologue and epilogue of FlashAttention on A100 and H100")
     )

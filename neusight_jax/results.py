@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import io
 import json
 import math
 from collections.abc import Mapping
@@ -59,9 +58,19 @@ class Result:
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        console = _console(WIDTH, record=True, file=io.StringIO())
-        console.print(self)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        from neusight_jax.reports.markup import markup
+
+        return markup(self.__rich__())
+
+    def to_html(self, **about: Any) -> str:
+        """The result as a page of its own, for a browser: pictures, tables, glossary; loads nothing (extra `report`).
+
+        Args:
+          about: `checkpoint`, `command`, `machine` (the GPU, for its roofline), for the page's head.
+        Raises: `InputError` without the extra.
+        """
+        page: str = importlib.import_module(f"{__package__}.reports.page").page_of(self, **about)
+        return page
 
 
 def as_text(renderable: RenderableType, width: int = WIDTH) -> str:

@@ -68,6 +68,15 @@ def exponentials_per_s(gpu: GPU, physics: Physics = STANDARD) -> Float[Array, "*
     return given(gpu.exp_per_s, physics.exponentials_per_cycle * gpu.num_sms * gpu.clock_hz)
 
 
+def issued_flop_per_s(gpu: GPU, physics: Physics, matrix: bool) -> Float[Array, "*gpu"]:
+    """fp32 FLOP/s the warp schedulers can issue; `matrix` = those of products, which a faster matrix path may take."""
+    schedulers = given(gpu.warp_schedulers, physics.warp_schedulers)
+    vector = physics.issue_flop_per_cycle * schedulers * gpu.num_sms * gpu.clock_hz
+    if not matrix:
+        return jnp.asarray(vector)
+    return jnp.maximum(vector, physics.matrix_issue * jnp.asarray(gpu.fp32_matrix_flop_per_s))
+
+
 def whole_waves(blocks: Array, num_sms: Array, relaxation: Scalar) -> Array:
     """Waves of blocks over SMs: ceil(blocks / SMs), blended with its streaming limit max(blocks / SMs, 1).
 

@@ -14,18 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import on_device
+from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.forecast import Forecast, occupied, predict, seconds_of
 from neusight_jax.gpu import FIELDS, GPU, SWITCHES
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hypothetical import KNOBS, RATES
+from neusight_jax.hypothetical import ALL_RATES, KNOBS, RATES, knob
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import in_row_order, kernel_latency
 from neusight_jax.programs import one_shot
@@ -36,17 +36,11 @@ from neusight_jax.terms import Predictor
 if TYPE_CHECKING:
     import pandas as pd
 
+    from neusight_jax.job.elasticities import StepSensitivity
+    from neusight_jax.job.job import Job
+
 SECANT = 0.05
 """Half width, in log, of the differences the derivatives are shown beside."""
-ALL_RATES = "all rates"
-"""Row of the sum over `RATES`: −1 less the share of the launch, which no rate buys."""
-
-
-def knob(name: str) -> str:
-    """Name of the row in which a figure's followers move along."""
-    return f"{name} with peaks"
-
-
 ROWS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in FIELDS if name not in SWITCHES},
     **{knob(name): fields for name, fields in KNOBS.items()},
@@ -64,7 +58,7 @@ class Sensitivity(Result):
       elasticities: name of `ROWS` -> [kernel], in the forecast's row order.
       relaxed_seconds: seconds of one launch at `relaxation`, [kernel].
       relaxation: smoothing of whole waves the derivatives were taken at, 0 = exact.
-      secants: name of `ROWS` -> elasticity of the exact total over ±`SECANT`.
+      secants: name of `ROWS` -> elasticity of the exact total over ±`SECANT`; empty where not asked for.
     """
 
     kind: ClassVar[str] = "sensitivity"
@@ -169,6 +163,7 @@ def _secants(predictor: Predictor, gpu: GPU, kernels: KernelTable, count: np.nda
     }
 
 
+@overload
 def sensitivity(
     predictor: Predictor,
     gpu: GPU,
@@ -177,15 +172,39 @@ def sensitivity(
     relaxation: float = 0.0,
     gpu_name: str = "",
     notes: tuple[str, ...] | list[str] = (),
-) -> Sensitivity:
-    """Elasticities of a model's latency with respect to every figure of a GPU.
+    secants: bool = True,
+) -> Sensitivity: ...
+
+
+@overload
+def sensitivity(predictor: Predictor, gpu: Machine, graph: Job, *, gpu_name: str = "") -> StepSensitivity: ...
+
+
+def sensitivity(
+    predictor: Predictor,
+    gpu: Machine,
+    graph: Graph | Job,
+    *,
+    relaxation: float = 0.0,
+    gpu_name: str = "",
+    notes: tuple[str, ...] | list[str] = (),
+    secants: bool = True,
+) -> Sensitivity | StepSensitivity:
+    """Elasticities of a model's latency with respect to every figure of a GPU, or of a job's step to a cluster's
+    (`job.elasticities`).
 
     Args:
       predictor, gpu, graph: as `nj.predict`.
       relaxation: 0 = exact; 1 = no whole waves (module docstring).
       gpu_name, notes: for the report only.
+      secants: whether to take them too, which is most of the work.
     Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
     """
+    if not isinstance(graph, Graph):
+        from neusight_jax.job.elasticities import step_sensitivity
+
+        return step_sensitivity(predictor, gpu, graph, gpu_name)
+    gpu = gpu_of(gpu)
     graph = graph.on(gpu.paths)
     forecast = predict(predictor, gpu, graph, gpu_name=gpu_name, notes=notes)
     table = occupied(graph.kernels)
@@ -195,7 +214,7 @@ def sensitivity(
         elasticities={name: _rows(table, values) for name, values in slopes.items()},
         relaxed_seconds=_rows(table, seconds),
         relaxation=float(relaxation),
-        secants=_secants(predictor, gpu, table, forecast.columns["count"]),
+        secants=_secants(predictor, gpu, table, forecast.columns["count"]) if secants else {},
     )
 
 

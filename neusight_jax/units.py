@@ -1,5 +1,9 @@
 """SI constants and conversions, used where data come in and go out. Inside, everything is in base units."""
 
+from __future__ import annotations
+
+import re
+
 GB = 1e9
 """Gigabyte: 1e9 bytes, the unit of data sheets for bandwidth."""
 GIB = 2.0**30
@@ -53,3 +57,33 @@ def with_unit(name: str, value: float) -> str:
         scale, unit = UNITS[name]
         return f"{value / scale:.5g} {unit}"
     return duration(value)
+
+
+_PREFIXES = {"": 1.0, "n": 1e-9, "u": US, "µ": US, "m": MS, "k": 1e3, "M": MEGA, "G": GIGA, "T": TERA, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": MIB, "Gi": GIB, "Ti": 2.0**40}
+_BASES = ("s", "B", "B/s", "bit/s", "FLOP", "FLOP/s", "Hz", "W", "J", "tokens/s", "1/s")
+_FIXED = {"": (1.0, ""), "%": (0.01, ""), "min": (60.0, "s"), "h": (3600.0, "s"), "$": (1.0, "$")}
+_FIXED |= {"nm": (1.0, "nm"), "mm2": (1.0, "mm2"), "SMs": (1.0, "")}
+_UNIT_OF: dict[str, tuple[float, str]] = {
+    **{prefix + base: (scale, base) for prefix, scale in _PREFIXES.items() for base in _BASES},
+    **{prefix + base: (scale, base) for prefix, scale in _BINARY.items() for base in ("B", "B/s")},
+    **_FIXED,
+}
+_NUMBER = re.compile(r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)")
+_ENDINGS = {"_flop_per_s": "FLOP/s", "_bit_per_s": "bit/s", "_bytes_per_s": "B/s", "_bytes": "B", "_hz": "Hz"}
+_ENDINGS |= {"tokens_per_s": "tokens/s", "exp_per_s": "1/s", "_s": "s", "_w": "W", "_nm": "nm", "_mm2": "mm2"}
+_ENDINGS |= {"dollars": "$", "num_sms": "", "_joule_per_flop": "J"}
+
+
+def quantity(text: str) -> tuple[float, str] | None:
+    """A number with a unit in base units, and the base unit: `16MiB` is (16777216.0, "B"); None if it is none."""
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None or found[2] not in _UNIT_OF:
+        return None
+    scale, base = _UNIT_OF[found[2]]
+    return float(found[1].replace(",", "")) * scale, base
+
+
+def base_unit(name: str) -> str:
+    """The base unit of a figure or metric, by its name: "B/s" of mem_bytes_per_s; "" of a plain number."""
+    return next((unit for ending, unit in _ENDINGS.items() if name.endswith(ending)), "")

@@ -95,6 +95,7 @@ def random_gpus(seed: int, count: int, absent: float = 0.0) -> GPU:
         figures[name] = np.where(random.random(count) < 0.5, 0.0, values).astype(np.float32)
     figures["memory_kind"] = random.integers(0, len(MEMORY_KINDS), count).astype(np.float32)
     figures["l2_partitions"] = random.integers(0, 4, count).astype(np.float32)
+    figures["warp_schedulers"] = random.integers(0, 5, count).astype(np.float32)
     figures["vendor"] = np.random.default_rng([seed, 8]).integers(0, len(VENDORS), count).astype(np.float32)
     most = np.random.default_rng([seed, 7]).choice(np.array([0.0, 2e-12, 6e-12, 2e-11], np.float32), count)
     return GPU(**figures, fp32_joule_per_flop=most)

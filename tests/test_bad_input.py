@@ -30,7 +30,6 @@ def listing(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing command; see `neusight-jax --help`"),
         (("predikt",), "No such command 'predikt'"),
         (("predict", "gpt2"), "Missing option '--gpu'"),
         (("predict", "--gpu", "T4"), "Missing argument 'MODEL'"),
@@ -40,8 +39,10 @@ def listing(folder: Path) -> list[str]:
         (("train", "--measurements", "m", "--output", "o"), "Missing option '--recipe'"),
         (("train", "--measurements", "m", "--recipe", "fp32"), "Missing option '--output'"),
         (("evaluate", "--checkpoint", "fp32"), "Missing option '--measurements'"),
-        (("evaluate", "--measurements", "m", "--output", "o"), "--output belongs to --protocol; use --json FILE"),
-        (("import",), "Missing command; see `neusight-jax import --help`"),
+        (
+            ("evaluate", "--measurements", "m", "--output", "o"),
+            "--output belongs to --protocol; for the scores of a checkpoint give --json",
+        ),
         (("import", "neusight", "tree"), "Missing option '--output'"),
     ],
 )

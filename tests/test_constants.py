@@ -16,11 +16,12 @@ import pytest
 import neusight_jax as nj
 from neusight_jax import mixture
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.heads import HEADS, launched, most_times, physical_times
+from neusight_jax.heads import HEADS, heads_of, launched, most_times, physical_times
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Work
+from neusight_jax.kernels.gemm import TILES
 from neusight_jax.mixture import init_family, mix
 from neusight_jax.residuals import table_residual
 from neusight_jax.roofline import Light, light, peak_flop_per_s
@@ -86,8 +87,19 @@ def test_arithmetic_takes_at_least_a_thousandth_of_the_traffic() -> None:
 
 def test_a_fused_multiply_add_for_32_lanes_of_four_schedulers() -> None:
     """64 FLOP a clock each: 25.6 TFLOP/s of issue slots here."""
-    work, found, _ = times("linear", batch=1.0, m=1024.0, n=1024.0, k=1024.0)
+    work, found, _ = times("softmax", rows=1e5, cols=4096.0, reads=1.0, writes=1.0)
     np.testing.assert_allclose(found["issue"][:, 0], work.flop / 25.6e12, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("schedulers", "issue_s"), [(0.0, 1.1 * 32e-6), (1.0, 1.1 * 128e-6)])
+def test_a_block_of_a_product_brings_in_its_operands(schedulers: float, issue_s: float) -> None:
+    """100 blocks of 64 x 64 over 1,000 steps on 100 SMs: 8.192 MFLOP each at 100 a clock, 1.1 times them issued at 64 a
+    clock and scheduler; 528,384 bytes at 28 a clock; 900 clocks."""
+    gpu, tile = MACHINE.replace(warp_schedulers=schedulers), float(TILES.index((64, 64)) + 1)
+    _, found, _ = times("bmm", gpu, batch=1.0, m=640.0, n=640.0, k=1000.0, tile=tile)
+    arithmetic_s = (81.92e-6**12 + issue_s**12) ** (1 / 12)
+    block_s = (arithmetic_s**1.33 + (528_384 / 28e9) ** 1.33) ** (1 / 1.33) + 0.9e-6
+    np.testing.assert_allclose(found["compute"][:, 0], block_s, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -134,18 +146,23 @@ def test_how_far_a_network_may_move_each_time() -> None:
         "power": (0.0, 0.45),
         "overhead": (-4.0, 2.0),
     }
-    assert {name: head.bounds(FAMILIES["linear"]) for name, head in HEADS.items()} == bounds
+    assert {name: head.bounds(FAMILIES["conv"]) for name, head in heads_of(FAMILIES["conv"]).items()} == bounds
     beside = {name: head.bounds(FAMILIES["gemm"]) for name, head in HEADS.items()}
     assert beside == {**bounds, "overhead": (-4.0, 3.0)}
+    products = {name: head.bounds(FAMILIES["linear"]) for name, head in heads_of(FAMILIES["linear"]).items()}
+    assert products == {
+        **{name: bounds[name] for name in ("dram", "power")},
+        **{"compute": (0.0, 0.5), "overhead": (-3.0, 1.5)},
+    }
 
 
 def test_where_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that says nothing: e^0.3 of the ideal of arithmetic, e^0.25 of DRAM's ... whichever binds, and 2 us for
     a launch inside a model."""
     starts = {"compute": 0.3, "dram": 0.25, "reread": -2.0, "onchip": 0.0, "issue": 0.2, "power": 0.2, "overhead": 0.0}
-    parameters: Any = init_family(jax.random.key(0), FAMILIES["linear"], jnp.ones((2, 14)), (4,), 1)
-    work = works("linear", batch=1.0, m=64.0, n=64.0, k=64.0)
-    at = launched(MACHINE, FAMILIES["linear"], work, jnp.full(1, 1e13), jnp.zeros(1, int))
+    parameters: Any = init_family(jax.random.key(0), FAMILIES["softmax"], jnp.ones((2, 14)), (4,), 1)
+    work = works("softmax", rows=64.0, cols=64.0, reads=1.0, writes=1.0)
+    at = launched(MACHINE, FAMILIES["softmax"], work, jnp.full(1, 1e13), jnp.zeros(1, int))
     outputs = jnp.zeros((1, 1, 2 * len(HEADS)))  # one component a head, and its offset
     bounds = Light(*(jnp.zeros(1),) * 3)
     for binding, start in starts.items():

@@ -194,7 +194,7 @@ def test_devices_can_be_chosen_and_results_are_plain(folder: Path, checkpoint: P
 
 
 def test_json_of_the_command(folder: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["evaluate", "--measurements", str(folder), "--checkpoint", str(checkpoint), "--json", "-"]) == 0
+    assert run(["evaluate", "--measurements", str(folder), "--checkpoint", str(checkpoint), "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert next(iter(read.items())) == ("schema", "neusight_jax.evaluation/1")
     assert read["checkpoint"] == str(checkpoint)

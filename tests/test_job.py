@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neusight_jax import InputError, latency, load_gpu, predict
+from neusight_jax import InputError, calibrate_steps, latency, load_gpu, predict, sensitivity
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import Cluster
 from neusight_jax.job.job import WORK, Job, job_from_config
@@ -180,3 +180,32 @@ def test_bad_jobs() -> None:
         job(Parallelism(tensor=3), batch=1)
     with pytest.raises(InputError, match="unknown optimizer 'x'"):
         job(Parallelism(), optimizer="x")
+
+
+def test_elasticities_of_all_rates_leave_the_host() -> None:
+    own = job(Parallelism(tensor=2, pipeline=2, data=4, zero=1, sequence_parallel=True))
+    found = sensitivity(PREDICTOR, cluster(16, 4), own)
+    assert found.total["all rates"] == pytest.approx(-1.0 + found.total["host"], abs=1e-3)
+    assert found.total["link_bytes_per_s"] < 0.0
+    assert found.total["nic_bytes_per_s"] < 0.0
+    assert found.total["clock_hz with peaks"] < 0.0
+    machine = cluster(16, 4)
+    slope = jax.grad(latency, argnums=1)(PREDICTOR, machine, own).topology.nic_bytes_per_s
+    assert found.total["nic_bytes_per_s"] == pytest.approx(float(slope) * 5e10 / found.step.total_s, rel=1e-3)
+    assert json.loads(found.to_json())["schema"].startswith("neusight_jax.step_sensitivity/")
+    assert "nic_bytes_per_s" in str(found)
+
+
+def test_one_measured_step_calibrates_other_layouts() -> None:
+    machine, first, other = cluster(8), job(Parallelism(data=8, zero=1)), job(Parallelism(tensor=2, data=4))
+    before = [predict(PREDICTOR, machine, each).total_s for each in (first, other)]
+    software = calibrate_steps(PREDICTOR, machine, [(first, 1.3 * before[0])])
+    after = [predict(PREDICTOR, machine, each.replace(software=software)).total_s for each in (first, other)]
+    assert 1.15 < after[0] / before[0] < 1.3
+    assert 1.0 < after[1] / before[1] < 1.3
+    same = calibrate_steps(PREDICTOR, machine, [(first, before[0])])
+    assert all(getattr(same, name) == pytest.approx(getattr(first.software, name), rel=1e-3) for name in FITTED)
+    with pytest.raises(InputError, match="no measured step"):
+        calibrate_steps(PREDICTOR, machine, [])
+    with pytest.raises(InputError, match=r"is -1.0 s, expected a positive number"):
+        calibrate_steps(PREDICTOR, machine, [(first, -1.0)])

@@ -78,7 +78,7 @@ def test_commands_say_which_board_they_take(
     assert run([*train, "V100"]) == 0
     assert taken in capsys.readouterr().err
     assert load_card(tmp_path / "li")["held_out"] == [V100_32]
-    assert run(["evaluate", *measured, "--checkpoint", str(checkpoint), "--device", "V100", "--json", "-"]) == 0
+    assert run(["evaluate", *measured, "--checkpoint", str(checkpoint), "--device", "V100", "--json"]) == 0
     captured = capsys.readouterr()
     assert {row["device"] for row in json.loads(captured.out)["kernels"]} == {V100_32}
     assert taken in captured.err

@@ -63,3 +63,5 @@ def test_every_command_runs_in_ci() -> None:
 
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 130
+    assert f"Models: {len(nj.list_models())} names" in README
+    assert f"GPUs: {len(nj.list_gpus())} names" in README

@@ -60,7 +60,7 @@ def test_profile_train_forecast(tmp_path: Path, capsys, record_property, monkeyp
         assert run(["train", "--measurements", str(training), "--recipe", "tiny", "--output", str(checkpoint)]) == 0
     assert nj.load_card(checkpoint)["trained_on"]["devices"] == [card["device"]]
     capsys.readouterr()
-    assert run(["evaluate", "--measurements", str(left_out), "--checkpoint", str(checkpoint), "--json", "-"]) == 0
+    assert run(["evaluate", "--measurements", str(left_out), "--checkpoint", str(checkpoint), "--json"]) == 0
     for score in json.loads(capsys.readouterr().out)["kernels"]:
         record_property(
             "shown",

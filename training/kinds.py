@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
 from neusight_jax.heads import HEADS
-from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.family import TILE, Family
 from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.residuals import EFFECTS, IN_MODEL, MEMORY, OTHER_VENDOR, effect_width
@@ -22,13 +22,15 @@ from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, choose_tile, init_tile_choice, tile_scores
 from neusight_jax.training.fit import Sample, Settings, sample_of
 from neusight_jax.training.rows import Rows
-from neusight_jax.utilization import Network, init_network
+from neusight_jax.utilization import Network, apply_network, init_network
 
 EFFECT_SHARES: dict[str, float] = {
+    "linear": 4.0,
     **{"gemm": 0.5, "gemm_fp8": 0.25, "gemm_fp4": 0.25, "prefill": 0.25, "decode": 0.25, "collective": 0.01},
 }
 """Weight of the effects of a family over `Settings.effect_penalty`: less where libraries differ from one architecture
-to the next more than machines do, so that what belongs to one of them does not bend what is said of all."""
+to the next more than machines do, so that what belongs to one of them does not bend what is said of all; more where the
+physics says so much that a device has little to add, so that the middle is one that most devices share."""
 EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
@@ -93,7 +95,7 @@ class MixtureKind:
 
     def loss(self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
         """Log error; residuals shrunk to zero, constants of the physics towards their priors."""
-        log_forecast = jnp.log(forecast(self, parameters, family, sample))
+        log_forecast = jnp.log(forecast(self, parameters, family, _on_own_tiles(sample, family)))
         shrunk, table = (jnp.sqrt(each**2 + EFFECT_WIDTH**2) for each in (parameters.effect, parameters.residual[0]))
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
         share = EFFECT_SHARES.get(family.name, 1.0)
@@ -102,7 +104,19 @@ class MixtureKind:
         penalty += share * settings.effect_penalty * (vendor + DRAM_COST * memory)
         penalty += settings.in_model_penalty * jnp.sum(parameters.residual[0, IN_MODEL, : len(HEADS)] ** 2)
         penalty += settings.physics_penalty * jnp.sum(parameters.physics**2)
+        if family.vector_products:
+            features = family.features(sample.batch.dims, element_bytes(sample.batch.dtype))
+            outputs = apply_network(parameters.network, features)
+            penalty += settings.shape_penalty * jnp.mean(jnp.sum(jnp.var(outputs, axis=1), axis=-1))
         return log_error_loss(log_forecast, sample, settings) + penalty
+
+
+def _on_own_tiles(sample: Sample, family: Family) -> Sample:
+    """The sample, each product of the vector path with the tile it was measured with; a forecast takes the fastest."""
+    if not family.vector_products:
+        return sample
+    dims = {**sample.batch.dims, TILE: sample.tile + 1.0}
+    return replace(sample, batch=replace(sample.batch, dims=dims))
 
 
 @dataclass(frozen=True)

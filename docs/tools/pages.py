@@ -1,7 +1,10 @@
-"""Pages made while the site is built: the Python reference from the public names, the command line from typer."""
+"""Pages made while the site is built: the Python reference, the command line, and the notebooks as they were run."""
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,7 +17,7 @@ from neusight_jax.cli.app import app
 GROUPS: dict[str, tuple[str, ...]] = {
     "Machines": ("GPU", "load_gpu", "list_gpus", "stack_gpus", "Cluster", "Topology", "load_cluster", "list_nodes"),
     "Workloads": ("graph_from_", "Graph", "KernelTable", "TraceOptions", "list_models", "workload", "read_kernels"),
-    "Jobs on many GPUs": ("Job", "job_from_config", "Parallelism", "parallelize", "Software", "StepForecast"),
+    "Jobs on many GPUs": ("Job", "job_f", "Paral", "paral", "Layouts", "Space", "Softw", "Step", "calibrate_s"),
     "Forecasts": ("predict", "latency", "kernel_latency", "Forecast"),
     "Which GPU": ("compare", "Comparison", "Prices", "read_prices", "serve", "scale_trace", "ScaledRun"),
     "Which chip": ("sensitivity", "Sensitivity", "sweep", "Sweep", "Grid", "Range", "Samples", "design", "Design"),
@@ -25,6 +28,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 OWN_FOLDERS = ("training", "datasets")
 """Folders that lie beside the package in a checkout."""
 WIDTH = 84
+NOTEBOOKS = ("forecast", "design", "retrain")
 
 
 def homes() -> dict[str, str]:
@@ -61,16 +65,46 @@ def command_pages(command: Any = None, path: str = "neusight-jax") -> dict[str, 
     return pages
 
 
-PAGES: dict[str, dict[str, tuple[str, str]]] = {"api": python_pages(), "cli": command_pages()}
+def notebook_pages() -> dict[str, tuple[str, str]]:
+    """Path -> title and text of the notebooks, their outputs below the cells."""
+    pages = {}
+    for path in (Path(__file__).resolve().parents[1] / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS):
+        lines = []
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "markdown":
+                lines += [source, ""]
+                continue
+            lines += ["```python", source, "```", ""]
+            for output in cell["outputs"]:
+                lines += [_shown(output), ""]
+        pages[f"notebooks/{path.stem}.md"] = (lines[0].splitlines()[0].removeprefix("# "), "\n".join(lines))
+    return pages
+
+
+def _shown(output: dict[str, Any]) -> str:
+    """What a cell printed or returned."""
+    data = output.get("data", {})
+    if "text/html" in data:
+        return re.sub(r"<style.*?</style>", "", "".join(data["text/html"]), flags=re.DOTALL)
+    text = "".join(output.get("text", data.get("text/plain", "")))
+    return f"```text\n{text.rstrip()}\n```"
+
+
+PAGES: dict[str, dict[str, tuple[str, str]]] = {
+    "api": python_pages(),
+    "cli": command_pages(),
+    "notebooks": notebook_pages(),
+}
 
 
 def on_config(config: Any) -> Any:
-    """Called by mkdocs: the entries `api` and `cli` of the navigation become lists of pages."""
+    """Called by mkdocs: entries of the navigation that are keys of `PAGES` become lists of pages."""
     for section in config["nav"]:
-        for entry in next(iter(section.values())):
+        for entry in [section, *next(iter(section.values()))]:
             if isinstance(entry, dict):
                 title, target = next(iter(entry.items()))
-                if target in PAGES:
+                if isinstance(target, str) and target in PAGES:
                     entry[title] = [{name: path} for path, (name, _) in PAGES[target].items()]
     return config
 

@@ -1,17 +1,21 @@
-"""Writes the tables of numbers in the pages and the README, from the cards of the checkpoints and `docs/scores`.
+"""Writes the tables of numbers in the pages and the README, from the checkpoints' cards and `docs/scores`.
 
     python docs/tools/tables.py                     # after a checkpoint was trained again
     python docs/tools/tables.py --measurements DIR  # scores whole models first, some minutes, and writes docs/scores
     python docs/tools/tables.py --check             # exit code 1 where a page would change
 
-A table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here.
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here. A block after `<!-- run -->`
+shows as many of the first lines that its command prints as it showed before, and "...".
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -23,10 +27,12 @@ import pandas as pd
 from support import support, support_models
 
 import neusight_jax as nj
+from neusight_jax.cli import run
 
 ROOT = Path(__file__).resolve().parents[2]
 SCORES = ROOT / "docs" / "scores"
 MARK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+RUN = re.compile(r"(<!-- run -->\n```console\n)(.*?)```", re.DOTALL)
 SHORT = {"NVIDIA ": "", "Tesla ": "", "AMD Instinct ": "", "GeForce ": "", "-PCIE-40GB": "-40", "-PCIE-32GB": ""}
 SHORT |= {"-PCIE-16GB": "", "-SXM4-80GB": "-80", " 80GB HBM3": "", " SXM6 AC": "", " Blackwell Server Edition": ""}
 PRODUCTS, VECTORS = ("linear", "bmm", "conv"), ("elementwise", "softmax", "norm")
@@ -142,12 +148,8 @@ def models_short() -> str:
 
 def models_left_out() -> str:
     """Whole models of a GPU left out of everything, from the cards."""
-    rows = []
-    for name in ("fp32-heldout", "fp32"):
-        errors = card(name)["left_out_errors_percent"]["models"]
-        devices = sorted(errors, key=_order)
-        rows += [[f"`{name}`", short(device), number(errors[device])] for device in devices]
-    return table(["checkpoint", "GPU left out", "mean error, %"], rows)
+    errors = {f"`{name}`": card(name)["left_out_errors_percent"]["models"] for name in ("fp32-heldout", "fp32")}
+    return _by_gpu(errors, tuple(errors)).replace("family", "checkpoint", 1)
 
 
 def intervals() -> str:
@@ -182,28 +184,24 @@ def scaled() -> str:
     return table([f"error, %, of {frame['rows'].iloc[0]} pairs", "mean", "median", "90 % below"], rows)
 
 
+def jobs() -> str:
+    """Training steps on many GPUs, each source of measurements left out, from the page of clusters."""
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    row = re.compile(r"^\| (dense|MoE) \| (\d+) \|.*\| ([\d.]+) / ([\d.]+) \|$", re.MULTILINE)
+    kinds = {"dense": "dense models", "MoE": "mixtures of experts"}
+    rows = [[kinds[kind], *numbers] for kind, *numbers in row.findall(page)]
+    return table(["training steps on many GPUs", "steps", "mean error, %", "median"], rows)
+
+
 def tiles() -> str:
     """How often the reported tile is the one that ran."""
     share = card("fp32-heldout")["tile_accuracy"]
     return table([*share], [[f"{value:.2f}" for value in share.values()]])
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    each.__name__: each
-    for each in (
-        unseen,
-        unseen_gpus,
-        unseen_tensor,
-        seen,
-        models,
-        models_short,
-        models_left_out,
-        intervals,
-        tiles,
-        fused,
-        scaled,
-    )
-} | {"support": support, "support_models": support_models}
+_KERNELS = (unseen, unseen_gpus, unseen_tensor, seen, intervals, tiles)
+_WHOLE = (models, models_short, models_left_out, fused, scaled, jobs)
+TABLES: dict[str, Callable[[], str]] = {each.__name__: each for each in (*_KERNELS, *_WHOLE, support, support_models)}
 
 
 def pages() -> list[Path]:
@@ -214,6 +212,20 @@ def pages() -> list[Path]:
 def filled(text: str) -> str:
     """A page with its tables made anew."""
     return MARK.sub(lambda found: found.group(1) + TABLES[found.group(2)]() + found.group(3), text)
+
+
+def printed(text: str) -> str:
+    """A page with what its commands print made anew."""
+
+    def block(found: re.Match[str]) -> str:
+        command, *shown = found.group(2).splitlines()
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            run(shlex.split(command.removeprefix("$ "))[1:])
+        lines = [command, *out.getvalue().splitlines()[: len(shown) - 1], "..."]
+        return found.group(1) + "".join(f"{line.rstrip()}\n" for line in lines) + "```"
+
+    return RUN.sub(block, text)
 
 
 def measure(folder: Path) -> None:
@@ -252,7 +264,7 @@ def main() -> int:
     changed = []
     for page in pages():
         before = page.read_text(encoding="utf-8")
-        after = filled(before)
+        after = filled(before) if options.check else printed(filled(before))
         if after != before:
             changed.append(page.name)
             if not options.check:

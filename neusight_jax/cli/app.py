@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from neusight_jax import __version__
 from neusight_jax.cli import interrupts
 from neusight_jax.cli.compare import compare
+from neusight_jax.cli.console import COMMAND
 from neusight_jax.cli.design import design
 from neusight_jax.cli.evaluate import evaluate, leaderboard
+from neusight_jax.cli.explore import explore
+from neusight_jax.cli.help import Command, Commands
 from neusight_jax.cli.importing import import_aiconfigurator, import_neusight
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.parallelize import parallelize
@@ -42,7 +45,7 @@ class _Ended(Exception):
     """What ended a command, its cause, out of sight of typer's own handling."""
 
 
-class _Commands(TyperGroup):
+class _Commands(Commands):
     """The commands; interruptions and broken pipes pass typer by."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -52,21 +55,38 @@ class _Commands(TyperGroup):
             raise _Ended from error
 
 
-_PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+_PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "invoke_without_command": True}
 
 app = typer.Typer(cls=_Commands, help="Forecast how long a deep-learning model takes on a GPU.", **_PLAIN)
 _COMMANDS: tuple[Any, ...] = (predict, gpus, models, checkpoints, train, evaluate, calibrate, profile, profile_model)
-for _command in (*_COMMANDS, parallelize, sensitivity, sweep, design, compare, serve, leaderboard, scale_trace):
-    app.command(_command.__name__.replace("_", "-"))(_command)
-imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", **_PLAIN)
+for _command in (
+    *_COMMANDS,
+    parallelize,
+    sensitivity,
+    sweep,
+    design,
+    compare,
+    serve,
+    leaderboard,
+    scale_trace,
+    explore,
+):
+    app.command(_command.__name__.replace("_", "-"), cls=Command)(_command)
+imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", cls=Commands, **_PLAIN)
 app.add_typer(imports, name="import")
-imports.command("neusight")(import_neusight)
-imports.command("aiconfigurator")(import_aiconfigurator)
+imports.command("neusight", cls=Command)(import_neusight)
+imports.command("aiconfigurator", cls=Command)(import_aiconfigurator)
+
+
+def _help_alone(ctx: typer.Context) -> None:
+    """A group without a command shows its help."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
 
 
 @imports.callback()
-def _importers() -> None:
-    """Keeps `neusight` a name of its own: typer merges an only command into its group."""
+def _importers(ctx: typer.Context) -> None:
+    _help_alone(ctx)
 
 
 def _show_version(wanted: bool) -> None:
@@ -82,6 +102,9 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
+    _help_alone(ctx)
+    if ctx.invoked_subcommand is None:
+        return
     any_platform = ctx.invoked_subcommand in ("train", "sweep", "profile", "profile-model")
     _prepare_jax(any_platform=any_platform, announce=bool(ctx.obj))
 
@@ -144,6 +167,7 @@ def run(arguments: Sequence[str], *, announce: bool = False) -> int:
     `announce`: say on stderr when compiling takes long.
     """
     forget_written()
+    COMMAND.set(shlex.join(["neusight-jax", *arguments]))
     try:
         code = _program().main(_spread(arguments), prog_name="neusight-jax", standalone_mode=False, obj=announce)
         sys.stdout.flush()

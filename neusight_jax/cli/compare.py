@@ -5,8 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from neusight_jax.cli.console import answer, remark
-from neusight_jax.cli.options import AsJson, Model, WorkloadCheckpoint, WorkloadOptions, option, takes_workload
+from neusight_jax.cli.console import answer, busy, remark
+from neusight_jax.cli.options import (
+    AsJson,
+    Model,
+    ReportFile,
+    WorkloadCheckpoint,
+    WorkloadOptions,
+    option,
+    takes_workload,
+)
 
 
 @takes_workload
@@ -18,6 +26,7 @@ def compare(
     by: Annotated[str, option("latency; throughput, the same order for one batch; or cost.")] = "latency",
     plot: Annotated[Path | None, option("Draw it: .png, .svg or .pdf.", metavar="FILE")] = None,
     checkpoint: WorkloadCheckpoint = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank GPUs for a model by latency, throughput or cost.
@@ -43,11 +52,12 @@ def compare(
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     card = load_card(checkpoint)
     notes = {name: plain_notes(card, checkpoint, name, graph) for name in names}
-    found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by, notes=notes)
+    with busy("comparing"):
+        found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by, notes=notes)
     if plot is not None:
         from neusight_jax.reports import figures
         from neusight_jax.reports.files import save
 
         save(figures.comparison(found), plot)
         remark(f"wrote {plot}")
-    answer(found, as_json, checkpoint=checkpoint)
+    answer(found, as_json, report, checkpoint=checkpoint)

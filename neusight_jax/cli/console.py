@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 
     from neusight_jax.results import Result
 
+COMMAND: contextvars.ContextVar[str] = contextvars.ContextVar("command", default="")
+"""The command line that runs, for reports."""
 PIPE_WIDTH = 200
 """Columns of a table that goes to a file or a pipe."""
 
@@ -30,12 +35,29 @@ def show(renderable: RenderableType) -> None:
     typer.echo("\n".join(line.rstrip() for line in text.rstrip().splitlines()))
 
 
-def answer(result: Result, as_json: bool, **asked: Any) -> None:
-    """Print a result to stdout: as JSON after what was asked for, or as a table."""
+def answer(
+    result: Result, as_json: bool, report: Path | None = None, about: Mapping[str, Any] | None = None, **asked: Any
+) -> None:
+    """Print a result to stdout: as JSON after what was asked for, or as a table.
+
+    Args:
+      report: also written as a page there; about: what its function of `reports` takes beside the result.
+    """
+    report_to(report, result, checkpoint=asked.get("checkpoint"), **(about or {}))
     if as_json:
         show_json(result.to_dict(), **asked)
     else:
         show(result)
+
+
+def report_to(path: Path | None, result: Result, **about: Any) -> None:
+    """Write the page of a result, headed by the command line; None = no page."""
+    if path is None:
+        return
+    from neusight_jax.reports.page import write_report
+
+    write_report(path, result, command=COMMAND.get(), **about)
+    remark(f"wrote {path}")
 
 
 def show_json(result: Mapping[str, Any], **asked: Any) -> None:
@@ -48,6 +70,17 @@ def show_json(result: Mapping[str, Any], **asked: Any) -> None:
 def remark(line: str) -> None:
     """A line for people, on stderr."""
     typer.echo(line, err=True)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """While the block runs, what it does, on stderr, and on a terminal only."""
+    console = progress_console()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(f"{what} ..."):
+        yield
 
 
 def progress_console() -> Console:

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neusight_jax.cli.console import remark, show, show_json
-from neusight_jax.cli.options import AsJson, Models, WorkloadCheckpoint, WorkloadOptions, option, takes_workload
+from neusight_jax.cli.console import COMMAND, busy, remark, report_to, show, show_json
+from neusight_jax.cli.options import (
+    AsJson,
+    Models,
+    ReportFile,
+    WorkloadCheckpoint,
+    WorkloadOptions,
+    option,
+    takes_workload,
+)
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +46,7 @@ def design(
     fixed: Annotated[list[str] | None, option(_FIXED, "--set", metavar="FIELD=X")] = None,
     costs: Annotated[Path | None, option("Coefficients of the cost model, a JSON or YAML file.")] = None,
     pareto: Annotated[str | None, option("Also a front: N limits on this metric.", metavar="METRIC=LO:HI:N")] = None,
-    target_s: Annotated[float | None, option(_TARGET, "--target", metavar="SECONDS")] = None,
+    target: Annotated[str | None, option(_TARGET, metavar="TIME")] = None,
     *,
     load: WorkloadOptions,
     checkpoint: WorkloadCheckpoint = None,
@@ -47,6 +55,7 @@ def design(
     rounds: Annotated[int, option("Of exact refinement, 64 machines each.")] = 16,
     seed: Annotated[int, option("Equal seeds give equal answers.")] = 0,
     output: Annotated[Path | None, option("A folder for design.json and report.html; new or empty.")] = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Search the machine that does best for models under budgets; peaks follow SM count and clock.
@@ -56,6 +65,7 @@ def design(
     """
     if output is not None:
         _require_writable(output)
+    from neusight_jax.cli.workloads import numbers
     from neusight_jax.designs.answers import answer, read_costs
     from neusight_jax.designs.answers import pareto as front_of
     from neusight_jax.designs.notes import infeasible_note
@@ -65,22 +75,26 @@ def design(
     ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
     machine = _base(base, fixed or ())
     ask, named = _asking(machine, base, ranges, [_load(text, load) for text in models], checkpoint)
-    if target_s is not None:
+    if target is not None:
         if len(ranges) != 1 or len(models) != 1 or budgets:
             raise InputError("--target answers for one model, one --free field and no --budget")
+        target_s = numbers("--target", target, [target], "latency_s")[0]
         _show_target(_target(ask(), target_s), named, as_json)
         return
     metric, limits = _front(pareto, budgets)
     model = read_costs(costs, machine) if costs is not None else None
     settings = Settings(starts=starts, steps=steps, rounds=rounds)
     search = Search(ask(objective=objective, budgets=budgets, costs=model), settings)
-    found = answer(search, search.run(seed), seed)
-    front = front_of(search, metric, limits, seed) if metric else []
+    with busy("searching"):
+        found = answer(search, search.run(seed), seed)
+        front = front_of(search, metric, limits, seed) if metric else []
     if metric and not front:
         found = replace(found, notes=(*found.notes, infeasible_note(metric, limits)))
     content = {**found.to_dict(), "objective": objective, **_pareto_content(found, front, metric)}
+    about = {**named, "front": front, "metric": metric}
+    report_to(report, found, **about)
     if output is not None:
-        _write(output, {"schema": content["schema"], **named, **content}, found, front, metric)
+        _write(output, {"schema": content["schema"], **named, **content}, found, about)
         remark(f"wrote {output}/design.json and {output}/report.html")
     if as_json:
         show_json(content, **named)
@@ -155,20 +169,20 @@ def _show_target(content: dict[str, Any], named: dict[str, Any], as_json: bool) 
 
 def _require_writable(output: Path) -> None:
     from neusight_jax.files import refuse_existing
-    from neusight_jax.reports.files import require_plot
+    from neusight_jax.reports.page import require_report
 
     refuse_existing(output)
-    require_plot()
+    require_report(output / "report.html")
 
 
-def _write(output: Path, content: dict[str, Any], found: Design, front: list[Design], metric: str) -> None:
+def _write(output: Path, content: dict[str, Any], found: Design, about: dict[str, Any]) -> None:
     from neusight_jax.files import atomic_folder
-    from neusight_jax.reports.html import design_page
+    from neusight_jax.reports.page import write_report
     from neusight_jax.results import json_text
 
     with atomic_folder(output) as place:
         (place / "design.json").write_text(json_text(content), encoding="utf-8")
-        (place / "report.html").write_text(design_page(found, front, metric), encoding="utf-8")
+        write_report(place / "report.html", found, command=COMMAND.get(), **about)
 
 
 def _free(text: str) -> Range:
@@ -179,7 +193,7 @@ def _free(text: str) -> Range:
     parts = value.split(":")
     if len(parts) not in (2, 3):
         raise InputError(f"--free {text!r}: expected FIELD=LO:HI or FIELD=LO:HI:STEP")
-    low, high, *step = numbers("--free", text, parts)
+    low, high, *step = numbers("--free", text, parts, field)
     return Range(field, low, high, step=step[0] if step else 0.0)
 
 
@@ -189,7 +203,7 @@ def _budget(text: str) -> tuple[str, float]:
     metric, sign, value = text.partition("<=")
     if not sign or not metric.strip():
         raise InputError(f"--budget {text!r}: expected METRIC<=X, e.g. --budget 'area_mm2<=800'")
-    return metric.strip(), numbers("--budget", text, [value])[0]
+    return metric.strip(), numbers("--budget", text, [value], metric.strip())[0]
 
 
 def _base(name: str, changes: Sequence[str]) -> GPU:
@@ -201,7 +215,7 @@ def _base(name: str, changes: Sequence[str]) -> GPU:
     figures = {}
     for text in changes:
         field, value = split_assignment("--set", text)
-        figures[field] = numbers("--set", text, [value])[0]
+        figures[field] = numbers("--set", text, [value], field)[0]
         check_figure(require_field(field), figures[field], "--set")
     return vary_plainly(load_gpu(name), figures) if figures else load_gpu(name)
 
@@ -258,7 +272,7 @@ def _front(text: str | None, budgets: dict[str, float]) -> tuple[str, list[float
     from neusight_jax.cli.workloads import numbers, split_assignment
 
     metric, value = split_assignment("--pareto", text)
-    parts = numbers("--pareto", text, value.split(":"))
+    parts = numbers("--pareto", text, value.split(":"), metric)
     if len(parts) != 3 or not 0 < parts[0] < parts[1] or parts[2] != int(parts[2]) or parts[2] < 2:
         raise InputError(f"--pareto {text!r}: expected METRIC=LO:HI:N with 0 < LO < HI and N of at least 2")
     budgets.setdefault(metric, parts[1])

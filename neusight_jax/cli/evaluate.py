@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from neusight_jax.cli.console import progress_console, remark, show, show_json
-from neusight_jax.cli.options import DropInvalid, MeasurementFolders, argument, option
+from neusight_jax.cli.options import AsJson, DropInvalid, MeasurementFolders, argument, option
 from neusight_jax.cli.train import measured_devices
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing, write_text_atomically
@@ -29,10 +29,8 @@ def evaluate(
     output: Annotated[Path | None, option(_EVALUATION)] = None,
     device: Annotated[list[str] | None, option("Only these GPUs; default: all measured.", metavar="DEVICE")] = None,
     baseline: Annotated[list[str] | None, option(_BASELINE, metavar="NAME")] = None,
-    json_file: Annotated[
-        str | None, option("Write JSON here; - is stdout, without tables.", "--json", metavar="FILE")
-    ] = None,
     drop_invalid: DropInvalid = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare forecasts with measurements, by kernel family and GPU.
 
@@ -45,7 +43,7 @@ def evaluate(
     devices = measured_devices(device, measurements) if device else None
     if output is not None:
         if protocol is None:
-            raise InputError("--output belongs to --protocol; use --json FILE to write the scores of a checkpoint")
+            raise InputError("--output belongs to --protocol; for the scores of a checkpoint give --json")
         refuse_existing(output)
     common: dict[str, Any] = {"devices": devices, "drop_invalid": drop_invalid, "console": progress_console()}
     if protocol is None:
@@ -63,13 +61,10 @@ def evaluate(
             (folder / "scores.json").write_text(text, encoding="utf-8")
             evaluation.rows.to_csv(folder / "rows.csv", index=False)
         remark(f"wrote {output}")
-    if json_file == "-":
+    if as_json:
         show_json(content)
-        return
-    if json_file is not None:
-        write_text_atomically(json_file, text)
-        remark(f"wrote {json_file}")
-    show(evaluation.tables())
+    else:
+        show(evaluation.tables())
 
 
 def _by_protocol(protocol: str, baseline: Sequence[str], measurements: list[Path], **options: Any) -> Any:
@@ -102,7 +97,7 @@ def _check_options(protocol: str | None, checkpoint: str | None, seeds: int | No
 
 def leaderboard(
     evaluations: Annotated[
-        list[Path], argument("Folders of `evaluate --output`, files of `evaluate --json`.", "EVALUATION...")
+        list[Path], argument("Folders of `evaluate --output`, what `evaluate --json` printed.", "EVALUATION...")
     ],
     output: Annotated[Path, option("The page; a CSV is written beside it.", metavar="FILE.md")],
     note: Annotated[str, option("A sentence for its end, e.g. the commit and the measurements.")] = "",

@@ -11,33 +11,67 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from neusight_jax.cli.help import gpu_names, model_names
 
-def option(text: str, *names: str, default: str | None = None, metavar: str | None = None) -> Any:
+
+def option(
+    text: str,
+    *names: str,
+    default: str | None = None,
+    metavar: str | None = None,
+    group: str | None = None,
+    complete: Callable[[str], list[str]] | None = None,
+) -> Any:
     """An option with its help.
 
     Args:
       names: as it is written; none = as the parameter is called. default: what the help says of a default of None.
+      group: the head it stands under in the help; complete: what a shell offers for the beginning of a value.
     """
-    return typer.Option(*names, help=text, show_default=default or True, metavar=metavar)
+    shown: dict[str, Any] = {"show_default": default or True, "metavar": metavar, "rich_help_panel": group}
+    return typer.Option(*names, help=text, autocompletion=complete, **shown)
 
 
-def argument(text: str, metavar: str) -> Any:
-    """An argument with its help."""
-    return typer.Argument(help=text, metavar=metavar)
+def argument(text: str, metavar: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    """An argument with its help; complete: as of `option`."""
+    return typer.Argument(help=text, metavar=metavar, autocompletion=complete)
 
 
 _CHECKPOINT = "A name of `neusight-jax checkpoints`, or a folder written by `train`."
-Model = Annotated[str, argument("A name of `neusight-jax models`, a config.json, or PATH.py:FUNCTION.", "MODEL")]
-Models = Annotated[
-    list[str], argument("Names of `neusight-jax models`, config.json files, or PATH.py:FUNCTION.", "MODEL...")
+Model = Annotated[
+    str, argument("A name of `neusight-jax models`, a config.json, or PATH.py:FUNCTION.", "MODEL", model_names)
 ]
-Gpu = Annotated[str, option("A name of `neusight-jax gpus`, or a JSON or YAML file.")]
+Models = Annotated[
+    list[str],
+    argument("Names of `neusight-jax models`, config.json files, or PATH.py:FUNCTION.", "MODEL...", model_names),
+]
+Gpu = Annotated[str, option("A name of `neusight-jax gpus`, or a JSON or YAML file.", complete=gpu_names)]
 OwnGpu = Annotated[str | None, option("File of the device's figures, if the catalog lacks it; for a list: any GPU.")]
 Checkpoint = Annotated[str, option(_CHECKPOINT)]
 WorkloadCheckpoint = Annotated[
     str | None, option(_CHECKPOINT, default="fp32; tensorcore when the model computes in another dtype")
 ]
 Relaxation = Annotated[float, option("0 = whole waves, 1 = none: smooths what has no slope.")]
+
+
+def _report(path: Path | None) -> Path | None:
+    """The path of a page, checked before the work begins."""
+    if path is not None:
+        from neusight_jax.reports.page import require_report
+
+        require_report(path)
+    return path
+
+
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        callback=_report,
+        help="Also write it as a page for a browser, all in one file.",
+    ),
+]
 AsJson = Annotated[bool, option("Print JSON alone.", "--json")]
 MeasurementFolders = Annotated[list[Path], option("Folders or Parquet files of the measurement schema.")]
 DropInvalid = Annotated[bool, option("Leave bad rows out instead of refusing them.", "--drop-invalid")]
@@ -56,7 +90,7 @@ _ARGUMENTS = "PATH.py:FUNCTION, in JAX: arguments that hold parameters, by name 
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """What a command line says of a workload beside its model: the same in every command that forecasts models."""
+    """Workload: what a command line says of it beside its model: the same in every command that forecasts models."""
 
     batch_size: Annotated[int, option("Sequences in a batch.")] = 1
     sequence_length: Annotated[
@@ -109,17 +143,49 @@ class WorkloadOptions:
         }
 
 
+@dataclass(frozen=True)
+class JobOptions:
+    """Jobs: what a command line says of a training job on many GPUs beside its workload."""
+
+    gpus: Annotated[int, option("GPUs of a training job; above 1 the step of the whole job is forecast.")] = 1
+    pipeline_parallel: Annotated[int, option("Stages the layers are cut into.")] = 1
+    data_parallel: Annotated[int | None, option("Replicas.", default="what is left of --gpus")] = None
+    context_parallel: Annotated[int, option("GPUs a sequence is split over.")] = 1
+    chunks: Annotated[int, option("Stages of one pipeline rank (interleaving).")] = 1
+    zero: Annotated[int, option("What replicas shard: 0 nothing to 3 parameters too (FSDP).")] = 0
+    micro_batch_size: Annotated[int, option("Sequences of one forward pass.")] = 1
+    global_batch_size: Annotated[int | None, option("Sequences of a step.", default="one pass of each")] = None
+    recompute: Annotated[str, option("none, selective (attention) or full.")] = "none"
+    sequence_parallel: Annotated[bool, option("Norms split over --tensor-parallel.")] = False
+
+
+_GROUPS: dict[str, Any] = {"load": WorkloadOptions, "job": JobOptions}
+"""Parameters of commands that stand for groups of options."""
+_OF_FUNCTIONS = ("trip_count", "branch", "fp32_products", "parameters")
+"""Options of models that are functions."""
+
+
 def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with every field of `WorkloadOptions` as an option, in the place of its parameter `load`.
+    """A command with every field of `WorkloadOptions` as an option in the place of its parameter `load`, and of
+    `JobOptions` in that of `job`.
 
     Options that the command has itself stay its own, and have their defaults in `load`.
     """
     own = inspect.signature(command).parameters
-    added = {each.name: each.default for each in fields(WorkloadOptions) if each.name not in own}
-    hints = get_type_hints(WorkloadOptions, include_extras=True) | get_type_hints(command, include_extras=True)
+    groups = {name: group for name, group in _GROUPS.items() if name in own}
+    added = {name: {each.name: each.default for each in fields(group)} for name, group in groups.items()}
+    added = {name: {key: value for key, value in each.items() if key not in own} for name, each in added.items()}
+    hints: dict[str, Any] = {}
+    for group in groups.values():
+        hints |= get_type_hints(group, include_extras=True)
+    hints |= get_type_hints(command, include_extras=True)
+    for group in groups.values():
+        for each in fields(group):
+            head = group.__doc__.partition(":")[0]
+            hints[each.name].__metadata__[0].rich_help_panel = "Functions" if each.name in _OF_FUNCTIONS else head
     defaults: dict[str, Any] = {}
     for name, parameter in own.items():
-        defaults |= added if name == "load" else {name: parameter.default}
+        defaults |= added.get(name, {name: parameter.default})
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
         for name, default in defaults.items()
@@ -127,8 +193,8 @@ def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
-        load = WorkloadOptions(**{name: given.pop(name) for name in added})
-        command(load=load, **given)
+        made = {name: groups[name](**{key: given.pop(key) for key in keys}) for name, keys in added.items()}
+        command(**made, **given)
 
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from neusight_jax.cli.console import answer, progress_console
-from neusight_jax.cli.options import AsJson, Model, WorkloadCheckpoint, option
+from neusight_jax.cli.options import AsJson, Model, ReportFile, WorkloadCheckpoint, option
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def parallelize(
     prices: Annotated[Path | None, option(_PRICES, metavar="FILE")] = None,
     top: Annotated[int, option("Layouts shown of every machine.")] = 5,
     checkpoint: WorkloadCheckpoint = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank all layouts of a training job that fit: tensor, pipeline, data, context and expert parallelism, ZeRO,
@@ -59,14 +60,14 @@ def parallelize(
         top=top,
         console=progress_console(),
     )
-    answer(found, as_json, checkpoint=used)
+    answer(found, as_json, report, checkpoint=used)
 
 
 def _clusters(gpus: list[str], counts: list[int]) -> dict[str, Cluster]:
     """The clusters of a command line by name."""
     from neusight_jax.cluster_file import load_named_cluster
 
-    found = {}
+    found: dict[str, Cluster] = {}
     for given in gpus:
         if given.lower().endswith((".json", ".yaml", ".yml")):
             name, cluster = load_named_cluster(given)

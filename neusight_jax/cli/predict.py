@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from neusight_jax.cli.console import answer
-from neusight_jax.cli.options import AsJson, Gpu, Model, WorkloadCheckpoint, WorkloadOptions, option, takes_workload
+from neusight_jax.cli.console import answer, busy, remark
+from neusight_jax.cli.options import (
+    AsJson,
+    Gpu,
+    JobOptions,
+    Model,
+    ReportFile,
+    WorkloadCheckpoint,
+    WorkloadOptions,
+    option,
+    takes_workload,
+)
 
 if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
+
+_TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfetto and `scale-trace`."
 
 
 @takes_workload
@@ -17,17 +30,10 @@ def predict(
     model: Model,
     gpu: Gpu,
     load: WorkloadOptions,
-    gpus: Annotated[int, option("GPUs of a training job; above 1 the step of the whole job is forecast.")] = 1,
-    pipeline_parallel: Annotated[int, option("Jobs: stages the layers are cut into.")] = 1,
-    data_parallel: Annotated[int | None, option("Jobs: replicas.", default="what is left of --gpus")] = None,
-    context_parallel: Annotated[int, option("Jobs: GPUs a sequence is split over.")] = 1,
-    chunks: Annotated[int, option("Jobs: stages of one pipeline rank (interleaving).")] = 1,
-    zero: Annotated[int, option("Jobs: what replicas shard: 0 nothing to 3 parameters too (FSDP).")] = 0,
-    micro_batch_size: Annotated[int, option("Jobs: sequences of one forward pass.")] = 1,
-    global_batch_size: Annotated[int | None, option("Jobs: sequences of a step.", default="one pass of each")] = None,
-    recompute: Annotated[str, option("Jobs: none, selective (attention) or full.")] = "none",
-    sequence_parallel: Annotated[bool, option("Jobs: norms split over --tensor-parallel.")] = False,
+    job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
+    timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a model on a GPU, kernel by kernel; or with --gpus a training job on many.
@@ -43,16 +49,19 @@ def predict(
     from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.gpu_file import load_named_gpu
 
-    if gpus > 1:
-        from neusight_jax.cli.jobs import forecast_job
+    if job.gpus > 1:
+        from neusight_jax.cli.jobs import asked_job
+        from neusight_jax.job.forecast import predict_job
 
-        layout = {
-            **{"tensor": load.tensor_parallel, "pipeline": pipeline_parallel, "context": context_parallel},
-            **{"data": data_parallel, "expert": load.expert_parallel, "chunks": chunks, "zero": zero},
-            **{"micro_batch_size": micro_batch_size, "recompute": recompute, "sequence_parallel": sequence_parallel},
-        }
-        step, checkpoint = forecast_job(model, gpu, gpus, load, layout, global_batch_size, checkpoint)
-        answer(step, as_json, checkpoint=checkpoint)
+        with busy("forecasting"):
+            asked = asked_job(model, gpu, load, job, checkpoint)
+            step = predict_job(asked.predictor, asked.cluster, asked.job, name=asked.name)
+        if timeline is not None:
+            from neusight_jax.reports.timeline import step_timeline, write_timeline
+
+            write_timeline(timeline, step_timeline(asked.predictor, asked.cluster, asked.job, step))
+            remark(f"wrote {timeline}")
+        answer(step, as_json, report, checkpoint=asked.checkpoint)
         return
     gpu_name, machine = load_named_gpu(gpu)
     graph = graph_of(model, load).on(machine.paths)
@@ -71,8 +80,14 @@ def predict(
         notes.append(
             f"with the effect {checkpoint} measured on this GPU{but}; other GPUs are forecast from figures alone"
         )
-    forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
-    answer(forecast, as_json, checkpoint=checkpoint)
+    with busy("forecasting"):
+        forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
+    if timeline is not None:
+        from neusight_jax.reports.timeline import forecast_timeline, write_timeline
+
+        write_timeline(timeline, forecast_timeline(forecast, graph))
+        remark(f"wrote {timeline}")
+    answer(forecast, as_json, report, {"machine": machine}, checkpoint=checkpoint)
 
 
 def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from neusight_jax.cli.console import show, show_json
-from neusight_jax.cli.options import AsJson, WorkloadCheckpoint, argument, option
+from neusight_jax.cli.console import busy, report_to, show, show_json
+from neusight_jax.cli.options import AsJson, ReportFile, WorkloadCheckpoint, argument, option
 from neusight_jax.errors import InputError
 
 _TRACE = "A trace of PyTorch's or JAX's profiler, a CSV of Nsight Systems or rocprof, or a per-op Parquet."
@@ -24,6 +24,7 @@ def scale_trace(
     ] = None,
     checkpoint: WorkloadCheckpoint = None,
     plain: Annotated[bool, option(_PLAIN, "--plain")] = False,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a measured run on other GPUs, kernel by kernel."""
@@ -39,8 +40,10 @@ def scale_trace(
             raise InputError(f"--select is {pair!r}, expected COLUMN=VALUE, e.g. --select batch_size=4")
     for name in to:
         load_named_gpu(name)  # a wrong name is said before a long file is read
-    read = read_trace(trace, "" if origin is None else load_named_gpu(origin)[0], chosen)
-    runs = [scale(read, origin, name, predictor=checkpoint, plain=plain) for name in to]
+    with busy("reading and scaling"):
+        read = read_trace(trace, "" if origin is None else load_named_gpu(origin)[0], chosen)
+        runs = [scale(read, origin, name, predictor=checkpoint, plain=plain) for name in to]
+    report_to(report, runs[0], checkpoint=runs[0].checkpoint, others=runs[1:])
     if as_json:
         content = {"schema": schema("scaled_runs"), "checkpoint": runs[0].checkpoint}
         show_json({**content, "runs": [run.to_dict() for run in runs]})

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from neusight_jax.cli.console import answer, remark
+from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
     Gpu,
+    JobOptions,
     Model,
     Relaxation,
+    ReportFile,
     WorkloadCheckpoint,
     WorkloadOptions,
     option,
@@ -23,12 +25,15 @@ def sensitivity(
     model: Model,
     gpu: Gpu,
     load: WorkloadOptions,
+    job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
-    plot: Annotated[Path | None, option("Also draw it: a .png, .svg or .html file.")] = None,
+    plot: Annotated[Path | None, option("Also draw it: a .png, .svg or .pdf file.")] = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """What one percent more of every figure of a GPU does to a model's latency, in percent (elasticities).
+    """What one percent more of every figure of a GPU does to a model's latency, in percent (elasticities); or with
+    --gpus of a cluster to the step of a training job.
 
     The GPU is forecast from its figures alone; `predict` also uses what was measured of it.
     """
@@ -38,22 +43,32 @@ def sensitivity(
     from neusight_jax.gpu_file import load_named_gpu
     from neusight_jax.sensitivities import sensitivity as elasticities_of
 
+    if job.gpus > 1:
+        from neusight_jax.cli.jobs import asked_job
+        from neusight_jax.job.elasticities import step_sensitivity
+
+        asked = asked_job(model, gpu, load, job, checkpoint)
+        with busy("differentiating"):
+            step = step_sensitivity(asked.predictor, asked.cluster, asked.job, asked.name)
+        answer(step, as_json, report, checkpoint=asked.checkpoint)
+        return
     check_relaxation(relaxation)
     if plot is not None:
         from neusight_jax.reports.files import require_format
 
-        require_format(plot, html=True)
+        require_format(plot)
     gpu_name, machine = load_named_gpu(gpu)
     graph = graph_of(model, load)
     check_dtype(machine, gpu_name, graph.dtype)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     notes = plain_notes(load_card(checkpoint), checkpoint, gpu_name, graph)
     predictor = load_predictor(checkpoint)
-    result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)
+    with busy("differentiating"):
+        result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)
     if plot is not None:
-        from neusight_jax.reports import figures, html
+        from neusight_jax.reports import figures
         from neusight_jax.reports.files import save
 
-        save(html.sensitivity_page(result, machine) if plot.suffix == ".html" else figures.bars(result), plot)
+        save(figures.bars(result), plot)
         remark(f"wrote {plot}")
-    answer(result, as_json, checkpoint=checkpoint)
+    answer(result, as_json, report, {"machine": machine}, checkpoint=checkpoint)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from neusight_jax.cli.console import answer
-from neusight_jax.cli.options import AsJson, WorkloadCheckpoint, argument, option
+from neusight_jax.cli.options import AsJson, ReportFile, WorkloadCheckpoint, argument, option
 from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
@@ -46,6 +46,7 @@ def serve(
     draft_share: Annotated[float, option("Time of a guess over that of a decode step.")] = 0.05,
     method: Annotated[str, option("estimate; engine, which needs '.[serving]'; auto.")] = "auto",
     checkpoint: WorkloadCheckpoint = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """How many of which GPU serve a model to so many users in time, and what a million tokens cost.
@@ -87,7 +88,7 @@ def serve(
         tensor_parallel=tensor_parallel,
         expert_parallel=expert_parallel,
     )
-    answer(found, as_json, checkpoint=checkpoint)
+    answer(found, as_json, report, checkpoint=checkpoint)
 
 
 def _seconds(name: str, text: str | None) -> float | None:

@@ -13,6 +13,7 @@ from neusight_jax.cli.options import (
     AsJson,
     Models,
     Relaxation,
+    ReportFile,
     WorkloadCheckpoint,
     WorkloadOptions,
     option,
@@ -51,6 +52,7 @@ def sweep(
     num_processes: Annotated[int, option("How many share the work.")] = 1,
     process_id: Annotated[int, option("Which of them this is, from 0.")] = 0,
     plot: Annotated[Path | None, option("Also draw the first two fields as a heat map: .png or .svg.")] = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast models on many hypothetical machines; peaks follow SM count and clock."""
@@ -83,7 +85,7 @@ def sweep(
         from neusight_jax.reports.files import save
 
         save(heat_map(done.to_frame(), *space.fields[:2]), plot)
-    answer(done, as_json, checkpoint=chosen)
+    answer(done, as_json, report, checkpoint=chosen)
 
 
 def _swept(
@@ -141,7 +143,7 @@ def _range(option: str, text: str) -> Range:
         raise InputError(f"{option} {text!r}: expected {form}, or {form}:linear for values even in the field itself")
     if not log and last != "linear":
         raise InputError(f"{option} {text!r}: {last!r} is no spacing, expected {form}:linear or {form}")
-    low, high, *points = numbers(option, text, [*parts, last][:wanted])
+    low, high, *points = numbers(option, text, [*parts, last][:wanted], field)
     if points and (not points[0] >= 1 or points[0] % 1):
         raise InputError(f"{option} {text!r}: {points[0]:g} points, expected a whole number of at least 1")
     return Range(field, low, high, count=int(points[0]) if points else 0, log=log)

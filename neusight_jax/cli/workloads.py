@@ -11,6 +11,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.configs.requests import Lengths
 from neusight_jax.graph.graph import Graph
+from neusight_jax.units import base_unit, quantity
 
 if TYPE_CHECKING:
     from neusight_jax.graph.traced.trace_options import TraceOptions
@@ -113,9 +114,23 @@ def split_assignment(option: str, text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def numbers(option: str, text: str, parts: Sequence[str]) -> list[float]:
-    """Texts as numbers; `InputError` naming the option and what it was given."""
+def numbers(option: str, text: str, parts: Sequence[str], name: str = "") -> list[float]:
+    """Texts as numbers in base units: `3.35TB/s` is 3.35e12; `InputError` naming the option and what it was given.
+
+    Args:
+      name: of the figure or metric; a unit must be one of it.
+    """
+    return [_number(option, text, part, base_unit(name)) for part in parts]
+
+
+def _number(option: str, text: str, part: str, unit: str) -> float:
     try:
-        return [float(part) for part in parts]
+        return float(part)
     except ValueError:
-        raise InputError(f"{option} {text!r}: expected numbers in base units, e.g. 1e12:8e12") from None
+        found = quantity(part)
+    if found is None:
+        raise InputError(f"{option} {text!r}: expected numbers in base units, e.g. 1e12:8e12, or with units: 3.35TB/s")
+    value, said = found
+    if said not in ("", unit):
+        raise InputError(f"{option} {text!r}: {part} is in {said}, expected {unit or 'a number without a unit'}")
+    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint
 from neusight_jax.graph.optimizers import OPTIMIZERS
@@ -12,6 +13,28 @@ from neusight_jax.units import GIB
 
 COMMUNICATION_BYTES = 1.0 * GIB
 """Buffers of a library for collectives between many ranks."""
+BUCKET_BYTES = 18.0
+"""Of an element of DeepSpeed's ZeRO buckets: 5e8 elements take 9 GB, 2 bytes x 2 buckets x 4.5 (Hugging Face,
+"DeepSpeed ZeRO", allgather_bucket_size and reduce_bucket_size)."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What of a job memory depends on, beside its stages and layout.
+
+    Attributes:
+      optimizer: its name; element_bytes: of weights; gradient_bytes: of accumulated gradients.
+      boundary_bytes: what a layer reads, of a micro-batch.
+      added: whether gradients are written first and then added to their sum.
+      bucket_elements: of DeepSpeed's ZeRO.
+    """
+
+    optimizer: str | None
+    element_bytes: float
+    gradient_bytes: float
+    boundary_bytes: float
+    added: bool = False
+    bucket_elements: float = 0.0
 
 
 def in_flight(layout: Parallelism, rank: int, micro_batches: int) -> float:
@@ -25,21 +48,8 @@ def in_flight(layout: Parallelism, rank: int, micro_batches: int) -> float:
     return min(micro_batches * chunks, warm) / chunks
 
 
-def fullest(
-    kinds: Mapping[int, Part],
-    layout: Parallelism,
-    micro_batches: int,
-    optimizer: str | None,
-    gradient_bytes: float,
-    boundary_bytes: float,
-    element_bytes: float,
-) -> Footprint:
-    """Memory of the rank that holds most, an estimate.
-
-    Args:
-      gradient_bytes: of an element of accumulated gradients; boundary_bytes: what a layer reads, of a
-        micro-batch; element_bytes: of weights.
-    """
+def fullest(kinds: Mapping[int, Part], layout: Parallelism, micro_batches: int, held: Held) -> Footprint:
+    """Memory of the rank that holds most, an estimate."""
     order = stage_kinds(layout)
     ranks = {0, min(1, layout.pipeline - 1), layout.pipeline - 1}  # ends may have fewer layers than inner stages
     found = [
@@ -47,41 +57,39 @@ def fullest(
             [kinds[kind] for kind in order[rank :: layout.pipeline]],
             layout,
             in_flight(layout, rank, micro_batches),
-            optimizer,
-            gradient_bytes,
-            boundary_bytes,
-            element_bytes,
+            held,
         )
         for rank in sorted(ranks)
     ]
     return max(found, key=lambda each: each.total)
 
 
-def _of_rank(
-    own: list[Part],
-    layout: Parallelism,
-    batches: float,
-    optimizer: str | None,
-    gradient_bytes: float,
-    boundary_bytes: float,
-    element_bytes: float,
-) -> Footprint:
+def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -> Footprint:
     parameters = sum(stage.parameters for stage in own)
     experts = sum(stage.expert_parameters for stage in own)
-    size = max(element_bytes, 2.0)
+    size = max(held.element_bytes, 2.0)
 
-    def held(each: float, since: int) -> float:
+    def kept(each: float, since: int) -> float:
         """Bytes of so many a parameter, sharded from one of the stages of ZeRO on."""
         return each * layout.held(parameters, experts, sharded=layout.zero >= since)
 
-    states = 0.0 if optimizer is None else OPTIMIZERS[optimizer].state_bytes + 4.0 * (size < 4.0)
+    states = 0.0 if held.optimizer is None else OPTIMIZERS[held.optimizer].state_bytes + 4.0 * (size < 4.0)
+    twice = held.added and held.gradient_bytes > size  # in the dtype of the weights, until they are added to wider sums
+    buckets = BUCKET_BYTES * held.bucket_elements * (layout.zero > 0)
+    if layout.zero == 3:  # weights of one layer and of the next, gathered, and the gradients of one
+        layers = max(sum(stage.layers for stage in own), 1)
+        buckets += (2.0 * size + held.gradient_bytes) * parameters / layers
+    activations = sum(_activations(stage, layout, batches, held.boundary_bytes) for stage in own)
+    if layout.pipeline > 1:  # a stage's output stays until its backward pass
+        activations += held.boundary_bytes * batches * len(own)
     return Footprint(
-        weights=held(size, 3),
-        gradients=held(gradient_bytes, 2),
-        optimizer=held(states, 1),
-        activations=sum(_activations(stage, layout, batches, boundary_bytes) for stage in own),
+        weights=kept(size, 3),
+        gradients=kept(held.gradient_bytes + size * twice, 2),
+        optimizer=kept(states, 1),
+        activations=activations,
         kv_cache=0.0,
         runtime=RUNTIME_BYTES + COMMUNICATION_BYTES * (layout.gpus > 1),
+        buffers=buckets,
     )
 
 

@@ -17,7 +17,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.graph.optimizers import flat_stream, optimizer_kernels, optimizer_of
-from neusight_jax.job.footprint import fullest
+from neusight_jax.job.footprint import Held, fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import LEARNED, OVERLAPS, USUAL_OVERLAPS, Software
@@ -102,6 +102,7 @@ def job_from_config(
     gradient_dtype: str = "fp32",
     attention: str = "flash",
     fused_accumulation: bool = True,
+    bucket_elements: float = 0.0,
     overlaps: Sequence[str] = USUAL_OVERLAPS,
     software: Software | None = None,
 ) -> Job:
@@ -115,6 +116,7 @@ def job_from_config(
       attention: "flash" = one kernel, "flash2" = one by the instructions of Ampere whatever the GPU (FlashAttention-2),
         "unfused" = products, softmax and dropout.
       fused_accumulation: the products of gradients add to their sum; False = further kernels do.
+      bucket_elements: of DeepSpeed's ZeRO, whose usual 5e8 take 9 GB; for the memory.
       overlaps: classes of `software.OVERLAPS` that the recipe runs beside compute.
       software: numbers of the framework; None = those learned from measured steps.
     Raises: `InputError` for a layout, batch or model that cannot be used.
@@ -135,6 +137,7 @@ def job_from_config(
     kernels, counts = _table(kinds, layout, optimizer, added, dtype)
     between = hidden_bytes(model, layout, rank_tokens(layout, sequence), own)
     parts = {kind: stage.part for kind, stage in kinds.items()}
+    held = Held(optimizer, dtype_bytes(dtype), size, between, added > 0.0, bucket_elements)
     plan = Plan(
         model=parsed.name,
         layout=layout,
@@ -147,7 +150,7 @@ def job_from_config(
         layers=tuple(len(kinds[kind].layers) if kind in kinds else 1 for kind in range(KINDS)),
         messages=messages,
         message_bytes=between,
-        memory=fullest(parts, layout, batches, optimizer, size, between, dtype_bytes(dtype)),
+        memory=fullest(parts, layout, batches, held),
         overlaps=tuple(overlaps),
         attention=attention,
         notes=tuple(dict.fromkeys(parsed.notes)),
@@ -263,7 +266,8 @@ def _table(
     dense = np.zeros((KINDS, len(WORK), len(pool.kernels)))
     for kind, work, place, count in entries:
         dense[kind, work, place] += count
-    table = pool.table(dtype)
+    # Without the families that have no kernels: programs, of gradients above all, compile several times faster.
+    table = KernelTable({name: batch for name, batch in pool.table(dtype).families.items() if batch.num_rows})
     counts: dict[str, Any] = {}
     for name, batch in table.families.items():
         row = np.asarray(batch.row)

@@ -80,19 +80,21 @@ class Facts:
 
 def facts(plan: Plan) -> Facts:
     """`Facts` of a plan."""
-    return jax.tree.map(lambda each: each[0], facts_of([plan.layout], [plan.layers], plan.overlaps))
+    found: Facts = jax.tree.map(lambda each: each[0], facts_of([plan.layout], [plan.layers], plan.overlaps))
+    return found
 
 
 def facts_of(layouts: Sequence[Parallelism], layers: Sequence[Sequence[int]], overlaps: Sequence[str]) -> Facts:
     """`Facts` of several layouts, stacked; layers: of each kind of stage."""
     chunks = [_chunks(stage_kinds(each), each.pipeline) for each in layouts]
     classes = np.array([float(name in overlaps) for name in OVERLAPS], np.float32)
-    return Facts(
+    columns: tuple[Any, ...] = (
         np.maximum(np.array(layers, np.float32), 1.0),
         np.tile(classes, (len(layouts), 1)),
         np.array(chunks, np.float32),
         np.log(np.array([each.gpus for each in layouts], np.float32)),
     )
+    return Facts(*columns)
 
 
 @functools.lru_cache(maxsize=256)

@@ -19,6 +19,10 @@ Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
 LIBRARY = "library"
 """Key under which dims hold the library that runs a kernel, a number of the family's own (`Family.known_libraries`)."""
 
+TILE = "tile"
+"""Key under which dims hold the tile a kernel is known to run with, its position in the family's menu and 1; 0 = not
+known, any of the menu."""
+
 WEIGHT_SHARE = "weight_share"
 """Key under which dims hold the bytes of the weights as stored, scales and zero points included, over what they take in
 the dtype of the product: below 1 where a kernel reads narrow weights and multiplies them in a wider dtype."""
@@ -161,6 +165,11 @@ class Family:
     l2_operands: bool = False
     operators: tuple[tuple[str, Operator], ...] = ()
     linked: bool = False
+
+    @property
+    def vector_products(self) -> bool:
+        """Whether its kernels are matrix products of the vector path, whose blocks bring in their own operands."""
+        return self.matrix and not self.tensor_core and not self.alternatives
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import WEIGHT_SHARE, Dims, Family, Work
+from neusight_jax.kernels.family import TILE, WEIGHT_SHARE, Dims, Family, Work
 
 TILES: tuple[tuple[int, int], ...] = (
     (32, 32),
@@ -57,6 +57,23 @@ def elements_moved(dims: Dims, share: Float[Array, " kernel"] | float = 1.0) -> 
     return dims["batch"] * (m * k + k * n * share + m * n)
 
 
+def tile_sizes(
+    dims: Dims, tiles: tuple[tuple[int, int], ...]
+) -> tuple[Float[Array, "_kernel tile"], Float[Array, "_kernel tile"]]:
+    """Rows and columns of every tile a kernel may run with: the menu, or where its tile is known (`TILE`) that one,
+    lying either way, for libraries also name it by the transposed product."""
+    menu = jnp.array(tiles, jnp.float32)
+    if TILE not in dims:
+        return menu[None, :, 0], menu[None, :, 1]
+    known = dims[TILE][:, None] > 0
+    own = menu[jnp.maximum(dims[TILE].astype(int) - 1, 0)]
+    lying = jnp.arange(len(tiles)) % 2
+    return (
+        jnp.where(known, own[:, lying], menu[None, :, 0]),
+        jnp.where(known, own[:, 1 - lying], menu[None, :, 1]),
+    )
+
+
 def split_work(
     dims: Dims,
     element_bytes: Float[Array, " kernel"],
@@ -67,8 +84,7 @@ def split_work(
     """Work of a product under a menu of output tiles and of ways to cut the contraction."""
     m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
     batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
-    tile_m = jnp.array([tile[0] for tile in tiles], jnp.float32)[None, :, None]
-    tile_n = jnp.array([tile[1] for tile in tiles], jnp.float32)[None, :, None]
+    tile_m, tile_n = (each[:, :, None] for each in tile_sizes(dims, tiles))
     split = jnp.clip(jnp.floor(k / min_split_steps), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
     steps = k / split
     share = weight_share(dims)

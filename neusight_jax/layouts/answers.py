@@ -11,7 +11,6 @@ import numpy as np
 
 from neusight_jax.cluster import Cluster
 from neusight_jax.errors import InputError
-from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Footprint
@@ -235,10 +234,7 @@ def _tied(order: Sequence[Machine]) -> list[Machine]:
 
 def _price(prices: Prices | None, name: str) -> float | None:
     """The price of one GPU of a cluster, which is named after it: COUNTx GPU."""
-    if prices is None:
-        return None
-    gpu = name.partition("x ")[2] or name
-    return prices.per_hour.get(canonical_name(gpu) or gpu)
+    return None if prices is None else prices.of(name.partition("x ")[2] or name)
 
 
 class _Search:

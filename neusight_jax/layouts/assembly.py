@@ -104,7 +104,16 @@ class Assembly:
         wide = float(np.asarray(cluster.gpu.matrix_flop_per_cycle)) > WIDE_FLOP_PER_CYCLE
         each = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
         sent = self.sums["sent"].of(each).reshape(-1, KINDS, len(SLOTS))
-        found = (work, of_experts, flash2, flash2 * wide, launches, expert_launches, sent, each[self.between])
+        found: tuple[Any, ...] = (
+            work,
+            of_experts,
+            flash2,
+            flash2 * wide,
+            launches,
+            expert_launches,
+            sent,
+            each[self.between],
+        )
         return Seconds(*(value.astype(np.float32) for value in found))
 
     def _work(self, values: np.ndarray) -> Float[np.ndarray, "layout kind work"]:
@@ -112,9 +121,10 @@ class Assembly:
         if not values.any():
             return np.zeros((len(self.layouts), KINDS, len(WORK)))
         pieces = self.sums["pieces"].of(values)
-        passes = self.sums["passes"].of(pieces).reshape(-1, KINDS, len(WORK))
+        passes: np.ndarray = self.sums["passes"].of(pieces).reshape(-1, KINDS, len(WORK))
         updates: np.ndarray = self.sums["updates"].of(values).reshape(-1, KINDS, len(WORK))
-        return passes + updates
+        total: np.ndarray = passes + updates
+        return total
 
     def plan(self, at: int, name: str) -> Plan:
         """The plan of one layout, its messages left out."""

@@ -12,7 +12,7 @@ from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.blocks import Decoder, Layer
 from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.graph import Footprint
-from neusight_jax.job.footprint import fullest
+from neusight_jax.job.footprint import Held, fullest
 from neusight_jax.job.job import (
     WORK,
     activation_dtype,
@@ -161,10 +161,10 @@ class Pieces:
     def memory(self, layout: Parallelism) -> Footprint:
         """Of the fullest rank."""
         ask = self.ask
-        between, gradient = self.between_bytes(layout), dtype_bytes(ask.gradient_dtype)
-        batches = layout.micro_batches(ask.global_batch_size)
-        parts, size = self.form(layout).parts, dtype_bytes(ask.dtype)
-        return fullest(parts, layout, batches, ask.optimizer, gradient, between, size)
+        batches, gradient = layout.micro_batches(ask.global_batch_size), dtype_bytes(ask.gradient_dtype)
+        added = added_bytes(batches, gradient, ask.fused_accumulation) > 0.0
+        held = Held(ask.optimizer, dtype_bytes(ask.dtype), gradient, self.between_bytes(layout), added)
+        return fullest(self.form(layout).parts, layout, batches, held)
 
     def between_bytes(self, layout: Parallelism) -> float:
         """Activations between two stages, bytes of one rank."""

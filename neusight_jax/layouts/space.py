@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import product
+from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import Decoder
@@ -61,7 +62,7 @@ def layouts_of(
                 yield from _layouts(space, model.depth, {**ways, "expert": expert}, global_batch_size)
 
 
-def _layouts(space: Space, depth: int, ways: dict[str, int], global_batch_size: int) -> Iterator[Parallelism]:
+def _layouts(space: Space, depth: int, ways: dict[str, Any], global_batch_size: int) -> Iterator[Parallelism]:
     """Layouts with these ways to split over ranks."""
     copies, pipeline = ways["data"] * ways["context"], ways["pipeline"]
     for size in space.micro_batch_sizes:

@@ -1,4 +1,4 @@
-"""Reports: every result as a table (the module of its kind, see `results.Result`), pictures and HTML pages.
+"""Reports: every result as a table (the module of its kind, see `results.Result`), as pictures, and as a page.
 
-Pictures and pages need the extra `plot`.
+Pictures as files need the extra `plot`, pages the extra `report`.
 """

@@ -5,8 +5,10 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from neusight_jax.comparison import Candidate, Comparison
+from neusight_jax.reports.page import Report
+from neusight_jax.reports.plots import bars_with_interval
 from neusight_jax.reports.text import headed, table
-from neusight_jax.units import GIB, duration
+from neusight_jax.units import GIB, MS, duration
 from neusight_jax.workloads import workload_text
 
 
@@ -57,3 +59,26 @@ def _own_notes(found: Comparison) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+
+
+def report(found: Comparison) -> Report:
+    """The page of a comparison."""
+    items = [item for item in found.candidates if item.latency_s is not None]
+    names = [f"{item.gpu}{'' if item.fits else ' (may not fit)'}" for item in items]
+    latencies = [(item.latency_s or 0.0) / MS for item in items]
+    bounds = [(None if item.low_s is None else item.low_s / MS, (item.high_s or 0.0) / MS) for item in items]
+    pictures = [bars_with_interval("Latency", names, latencies, bounds if found.has_intervals else None, "ms")]
+    if found.priced:
+        unit = f"{found.currency or 'cost'} per million tokens"
+        costs = [item.cost_per_million_tokens for item in items]
+        pictures.append(bars_with_interval("Cost", names, costs, None, unit))
+    best = [item for item in items if item.rank == 1]
+    cards = [(f"Best by {found.by}", ", ".join(item.gpu for item in best), "a tie" if len(best) > 1 else "")]
+    if best:
+        low, high = (None if each is None else duration(each) for each in (best[0].low_s, best[0].high_s))
+        cards.append(
+            ("Its latency", duration(best[0].latency_s or 0.0), f"80% interval {low} to {high}" if low else "")
+        )
+    title = f"{found.workload['model']} on {len(found.candidates)} GPUs"
+    facts = {"Workload": workload_text(found.workload), "Machine": ", ".join(item.gpu for item in found.candidates)}
+    return Report(title, facts, cards, pictures, tables(found))

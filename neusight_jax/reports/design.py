@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from neusight_jax.designs.answers import Design
+from neusight_jax.reports.page import Plot, Report
+from neusight_jax.reports.plots import scaled
 from neusight_jax.reports.text import headed, table
 from neusight_jax.units import with_unit
 
@@ -58,3 +61,49 @@ def front_table(designs: Sequence[Design], metric: str, said: Sequence[str] = ()
 def front_notes(designs: Sequence[Design]) -> list[str]:
     """What the designs of a front have to say, each sentence once."""
     return list(dict.fromkeys(note for each in designs for note in (*each.front_notes, *each.notes)))
+
+
+def report(design: Design, base: str = "", front: Sequence[Design] = (), metric: str = "") -> Report:
+    """The page of a design, how it was found, and the front it lies on if there is one."""
+    own, before = {**design.seconds, **design.metrics}, {**design.base_seconds, **design.base_metrics}
+    changes = {name: 100.0 * (value / before[name] - 1.0) for name, value in own.items()}
+    bars = {"type": "bar", "orientation": "h", "y": list(changes), "x": list(changes.values())}
+    bars |= {"hovertemplate": "%{y}: %{x:+.1f} %<extra></extra>"}
+    pictures = [Plot("Beside the base", [bars], {"xaxis": {"title": {"text": "change, %"}}}, "", 110 + 30 * len(own))]
+    points = [(spent, float(np.exp(value - design.objective))) for spent, value in design.trace if np.isfinite(value)]
+    if points:
+        pictures.append(
+            Plot("Search", [_line(points, "best so far")], _axes("evaluations", "objective, relative to the answer"))
+        )
+    if front:
+        pictures.insert(0, _front(front, metric, design))
+    state = "" if design.feasible else "no machine keeps every budget; this one comes nearest"
+    cards = [
+        (name, with_unit(name, value), design.at_bounds.get(name, "") and "ends on a bound")
+        for name, value in design.free.items()
+    ]
+    cards.append(
+        ("Latency", with_unit("latency_s", own["latency_s"]), f"base {with_unit('latency_s', before['latency_s'])}")
+    )
+    listed = [front_table(front, metric, design.notes)] if front else []
+    facts = {"Workload": ", ".join(design.seconds), "Machine": f"a variant of {base or 'the base'}"}
+    facts |= {"State": state} if state else {}
+    return Report("A designed GPU", facts, cards, pictures, Group(tables(design), *listed))
+
+
+def _line(points: Sequence[tuple[float, float]], name: str) -> dict[str, object]:
+    across, up = zip(*points, strict=True)
+    return {"type": "scatter", "mode": "lines+markers", "name": name, "x": across, "y": up}
+
+
+def _axes(across: str, up: str) -> dict[str, object]:
+    return {"xaxis": {"title": {"text": across}}, "yaxis": {"title": {"text": up}}}
+
+
+def _front(designs: Sequence[Design], metric: str, design: Design) -> Plot:
+    scale, label = scaled(metric)
+    points = [(each.metrics[metric] / scale, each.metrics["latency_s"]) for each in designs]
+    star = {"symbol": "star", "size": 14, "color": "#1c2330"}
+    base = _line([(design.base_metrics[metric] / scale, design.base_metrics["latency_s"])], "base")
+    traces = [_line(points, "designs"), {**base, "mode": "markers", "marker": star}]
+    return Plot("Pareto front", traces, _axes(label, "latency, s"))

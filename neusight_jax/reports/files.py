@@ -1,4 +1,4 @@
-"""Pictures as files: PNG, SVG, or inside an HTML page."""
+"""Pictures as files: PNG, SVG or PDF."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ def require_plot() -> None:
         raise InputError("pictures need matplotlib; install it with `pip install '.[plot]'`")
 
 
-def require_format(path: Path, *, html: bool = False) -> None:
-    """`InputError` unless matplotlib is there, and a picture (or an HTML page) can be written to such a path."""
-    endings = (*PICTURES, ".html") if html else PICTURES
-    if path.suffix.lower() not in endings:
-        raise InputError(f"cannot draw {path.name}: expected a name that ends in {', '.join(endings)}")
+def require_format(path: Path) -> None:
+    """`InputError` unless matplotlib is there, and a picture can be written to such a path."""
+    if path.suffix.lower() not in PICTURES:
+        page = "; for a page give --report" if path.suffix.lower() == ".html" else ""
+        raise InputError(f"cannot draw {path.name}: expected a name that ends in {', '.join(PICTURES)}{page}")
     require_plot()
 
 
-def save(drawn: Figure | str, path: Path | str) -> None:
-    """Write a picture by the ending of its path, or an HTML page, whole or not at all."""
+def save(drawn: Figure, path: Path | str) -> None:
+    """Write a picture by the ending of its path, whole or not at all."""
     path = Path(path)
     ending = path.suffix.lower()
-    if isinstance(drawn, str):
-        write_text_atomically(path, drawn)
-    elif ending == ".svg":
+    if ending == ".svg":
         write_text_atomically(path, svg(drawn, path.stem))
     else:
         require_format(path)

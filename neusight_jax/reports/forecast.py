@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import RenderableType
 
 from neusight_jax.forecast import Forecast
+from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import Footprint
+from neusight_jax.reports import plots
+from neusight_jax.reports.page import Report
 from neusight_jax.reports.text import headed, table
-from neusight_jax.units import GIB, MIB, TERA, duration
+from neusight_jax.units import GIB, MIB, TERA, duration, with_unit
 from neusight_jax.workloads import workload_text
 
 
@@ -72,3 +77,41 @@ def _gib(size: float) -> str:
     if size >= 0.1 * GIB:
         return f"{size / GIB:.{1 if size >= GIB else 2}f}"
     return f"{size / MIB:.3g} MiB"
+
+
+def report(forecast: Forecast, machine: GPU | None = None) -> Report:
+    """The page of a forecast; `machine` for its roofline."""
+    pictures = [plots.shares(forecast), plots.kernels(forecast)]
+    if machine is not None:
+        pictures.insert(1, plots.roofline({forecast.gpu: (forecast, machine)}))
+    return Report(
+        title=f"{forecast.model} on {forecast.gpu or 'the given GPU'}",
+        facts={"Workload": workload_text(forecast.workload), **machine_fact(forecast.gpu, machine)},
+        cards=cards(forecast),
+        plots=pictures,
+        tables=tables(forecast),
+    )
+
+
+def machine_fact(name: str, machine: GPU | None) -> dict[str, str]:
+    """A machine in the header: its name and the figures that say most."""
+    names = ("num_sms", "clock_hz", "mem_bytes_per_s", "mem_bytes") if machine is not None else ()
+    figures: list[Any] = [with_unit(each, float(getattr(machine, each))) for each in names]
+    return {"Machine": ", ".join([name or "the given GPU", *figures])}
+
+
+def cards(forecast: Forecast) -> list[tuple[str, str, str]]:
+    """The numbers of a forecast that matter."""
+    total = max(forecast.total_s, 1e-30)
+    low, high = map(duration, forecast.interval_s or (0.0, 0.0))
+    found = [("Step", duration(forecast.total_s), f"80% interval {low} to {high}" if forecast.interval_s else "")]
+    if forecast.tokens:
+        found.append(("Throughput", f"{forecast.tokens / total:,.0f} tokens/s", f"{forecast.tokens:,} tokens a step"))
+    launches = int(forecast.columns["count"].sum())
+    found.append(("Arithmetic", f"{forecast.summed('flop') / total / TERA:.3g} TFLOP/s", f"{launches:,} launches"))
+    if forecast.memory is not None:
+        verdict = "fits" if forecast.fits else "does not fit"
+        found.append(
+            ("Memory", f"{forecast.memory.total / GIB:.1f} GiB", f"{verdict} in {forecast.mem_bytes / GIB:.0f} GiB")
+        )
+    return found

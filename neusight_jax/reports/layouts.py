@@ -10,9 +10,12 @@ from rich.console import RenderableType
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.memory import CROWDED_SHARE
+from neusight_jax.reports.page import Report
+from neusight_jax.reports.plots import bars_with_interval, stacked
+from neusight_jax.reports.step import NAMES
 from neusight_jax.reports.text import headed, table
 from neusight_jax.trust import LEVEL
-from neusight_jax.units import GIB, duration
+from neusight_jax.units import GIB, MS, duration
 
 WAYS = {"tensor": "TP", "pipeline": "PP", "data": "DP", "context": "CP", "expert": "EP"}
 """Ways to split, as tables call them."""
@@ -20,7 +23,8 @@ WAYS = {"tensor": "TP", "pipeline": "PP", "data": "DP", "context": "CP", "expert
 
 def tables(found: Layouts) -> RenderableType:
     """One row per machine where there are several, then the layouts of each; `=` marks a tie."""
-    load, parts = found.workload, []
+    load = found.workload
+    parts: list[RenderableType] = []
     if len(found.machines) > 1:
         rows = [_machine_cells(each) for each in found.machines if each.choices]
         if rows:
@@ -100,3 +104,33 @@ def _machine_cells(each: Machine) -> dict[str, str]:
             "per 1M tokens": f"{best.cost_per_million_tokens:,.4g}",
         }
     return cells
+
+
+def report(found: Layouts) -> Report:
+    """The page of a search for layouts: the best of every machine, and where their steps go."""
+    load = found.workload
+    best = {each.name: each.choices[0] for each in found.machines if each.choices}
+    shown = (
+        best
+        if len(best) > 1
+        else {
+            f"{item.rank}: {layout_text(item.step.workload['layout'])}": item
+            for each in found.machines
+            for item in each.choices
+        }
+    )
+    steps = [item.step for item in shown.values()]
+    bounds = [tuple(end / MS for end in step.interval_s or (step.total_s, step.total_s)) for step in steps]
+    latencies = [step.total_s / MS for step in steps]
+    known = any(step.interval_s for step in steps)
+    parts = {name: [step.parts()[key] / MS for step in steps] for key, name in NAMES.items()}
+    cards = [
+        (name, duration(item.step.total_s), layout_text(item.step.workload["layout"])) for name, item in best.items()
+    ]
+    pictures = [
+        bars_with_interval("Step", list(shown), latencies, bounds if known else None, "ms"),
+        stacked("Where the step goes", list(shown), parts, "ms", "Of the busiest rank."),
+    ]
+    work = f"{load['model']}: training, {load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
+    facts = {"Workload": work, "Machine": ", ".join(each.name for each in found.machines)}
+    return Report(f"Layouts of {load['model']}", facts, cards, pictures if steps else (), tables(found))

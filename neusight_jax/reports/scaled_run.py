@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from rich.console import RenderableType
 
+from neusight_jax.reports.page import Report
+from neusight_jax.reports.plots import SHOWN, stacked
 from neusight_jax.reports.text import headed, table
 from neusight_jax.scaling.scale import ScaledRun
-from neusight_jax.units import duration
+from neusight_jax.units import MS, duration
 
 
 def tables(*runs: ScaledRun) -> RenderableType:
@@ -40,4 +45,36 @@ def tables(*runs: ScaledRun) -> RenderableType:
         *(table("Rules", ["GPU", "rule", "kinds", "measured share", "forecast"], rules, text_columns=2), ""),
         table(f"Most measured time, ratio to {first.target}", columns, top, text_columns=5),
         notes=dict.fromkeys(note for run in runs for note in run.notes),
+    )
+
+
+def report(first: ScaledRun, others: Sequence[ScaledRun] = ()) -> Report:
+    """The page of one run on one or several targets."""
+    runs = (first, *others)
+    covers = [run.coverage() for run in runs]
+    rules = dict.fromkeys(rule for each in covers for rule in each)
+    parts = {
+        rule: [
+            sum(each.get(rule, {}).get("measured_s", 0.0) for each in covers[:1]) / MS,
+            *(each.get(rule, {}).get("scaled_s", 0.0) / MS for each in covers),
+        ]
+        for rule in rules
+    }
+    rows = [f"{first.origin} (measured)", *(run.target for run in runs)]
+    top = first.most_expensive(SHOWN)
+    names = [f"{place}. {row['name'][:40]}" for place, row in enumerate(top, start=1)]
+    kernels = {"measured": [row["measured_s"] / MS for row in top], first.target: [row["scaled_s"] / MS for row in top]}
+    beside = stacked("Kernels with the most measured time", names, kernels, "ms")
+    return Report(
+        title=f"A run measured on {first.origin}, elsewhere",
+        facts={"Workload": first.source, "Machine": ", ".join([first.origin, *(run.target for run in runs)])},
+        cards=[
+            ("Measured", duration(first.measured_s), first.origin),
+            *(("Forecast", duration(run.scaled_s), run.target) for run in runs),
+        ],
+        plots=[
+            stacked("Time of all kernels", rows, parts, "ms", "By the rule that carries a kernel over."),
+            replace(beside, layout={**beside.layout, "barmode": "group"}),
+        ],
+        tables=tables(*runs),
     )

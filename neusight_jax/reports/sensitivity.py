@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
+from dataclasses import replace
 
+from rich.console import Group, RenderableType
+
+from neusight_jax.gpu import GPU
+from neusight_jax.reports import forecast as forecasts
+from neusight_jax.reports import plots
+from neusight_jax.reports.page import Report
 from neusight_jax.reports.text import headed, table
 from neusight_jax.sensitivities import SECANT, Sensitivity
 from neusight_jax.units import duration
@@ -17,7 +23,8 @@ def tables(result: Sensitivity) -> RenderableType:
     """Elasticities in total, by family and by phase; rows that are zero everywhere are left out."""
     forecast, total, phases = result.forecast, result.total, result.by("phase")
     families = dict(list(result.by("family").items())[:FAMILIES_SHOWN])
-    parts = {"total": total, f"exact ±{SECANT:.0%}": result.secants, **families, **(phases if len(phases) > 1 else {})}
+    exact = {f"exact ±{SECANT:.0%}": result.secants} if result.secants else {}
+    parts = {"total": total, **exact, **families, **(phases if len(phases) > 1 else {})}
     names = [name for name in total if any(abs(part[name]) > 5e-4 for part in parts.values())]
     names.sort(key=lambda name: total[name])
     waves = "whole waves" if result.relaxation == 0 else f"waves relaxed by {result.relaxation:g}"
@@ -28,3 +35,21 @@ def tables(result: Sensitivity) -> RenderableType:
     rows = [[name, *(f"{part[name]:+.3f}" for part in parts.values())] for name in names]
     head = workload_text(forecast.workload, forecast.gpu or "the given GPU")
     return headed(head, summary, "", table("", ["d log time / d log", *parts], rows), notes=result.notes)
+
+
+def report(result: Sensitivity, machine: GPU | None = None) -> Report:
+    """The page of elasticities, with the forecast that they belong to."""
+    forecast = result.forecast
+    below = forecasts.report(forecast, machine)
+    best = min(result.total, key=lambda name: result.total[name])
+    single = {name: value for name, value in result.total.items() if " " not in name}
+    name = min(single, key=lambda each: single[each])
+    cards = [*below.cards[:1], ("Limits most", name, f"one percent more: {single[name]:+.2f} % of the time")]
+    cards.append(("Moves most", best, f"one percent more: {result.total[best]:+.2f} % of the time"))
+    return Report(
+        title=f"{below.title}: sensitivity",
+        facts=below.facts,
+        cards=cards,
+        plots=[plots.elasticities(result.total, result.secants), *below.plots],
+        tables=Group(tables(result), "", forecasts.tables(replace(forecast, notes=()))),
+    )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
+from neusight_jax.reports.page import Plot, Report
+from neusight_jax.reports.plots import bars_with_interval
 from neusight_jax.reports.text import headed, table
 from neusight_jax.serving.answers import Serving, ServingChoice
-from neusight_jax.units import duration
+from neusight_jax.units import MS, duration
 
 
 def tables(found: Serving) -> RenderableType:
@@ -73,3 +75,28 @@ def _bounded(value: float, interval: tuple[float, float]) -> str:
 
 def _money(value: float, interval: tuple[float, float]) -> str:
     return f"{value:.3f} ({interval[0]:.3f}-{interval[1]:.3f})"
+
+
+def report(found: Serving) -> Report:
+    """The page of an answer about serving: GPUs that each kind takes, times to tokens, costs."""
+    first: dict[str, ServingChoice] = {}
+    for choice in found.choices:
+        if choice.replicas:
+            first.setdefault(choice.gpu, choice)
+    shown, key = list(first.values()), f"p{found.workload['percentile']:g}"
+    names = [choice.gpu for choice in shown]
+
+    def bars(title: str, unit: str, values: list[float], bounds: list[tuple[float, float]]) -> Plot:
+        return bars_with_interval(title, names, values, bounds, unit)
+
+    pictures = [bars("GPUs", "GPUs", [each.gpus for each in shown], [each.intervals["gpus"] for each in shown])]
+    for title, field in (("Time to the first token", "ttft_s"), ("Time of a token", "tpot_s")):
+        bounds = [(each.intervals[field][0] / MS, each.intervals[field][1] / MS) for each in shown]
+        pictures.append(bars(f"{title}, {key}", "ms", [getattr(each, field)[key] / MS for each in shown], bounds))
+    priced = [each for each in shown if each.costs]
+    if found.by == "cost" and len(priced) == len(shown):
+        costs, bounds = [each.costs["tokens"] for each in shown], [each.intervals["cost"] for each in shown]
+        pictures.insert(0, bars("Cost", f"{found.currency or 'cost'} per million tokens", costs, bounds))
+    cards = [(f"Best by {found.by}", names[0], f"{shown[0].gpus} GPUs")] if shown else []
+    facts = {"Workload": _head(found), "Machine": ", ".join(dict.fromkeys(each.gpu for each in found.choices))}
+    return Report(f"Serving {found.workload['model']}", facts, cards, pictures if shown else (), tables(found))

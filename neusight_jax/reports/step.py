@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich.console import RenderableType
 
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.reports.forecast import memory_line
+from neusight_jax.reports.page import Report
+from neusight_jax.reports.plots import stacked
 from neusight_jax.reports.text import headed, table
 from neusight_jax.trust import LEVEL
-from neusight_jax.units import duration
+from neusight_jax.units import GIB, MS, duration
 
+WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")
+"""Ways a job is split."""
 NAMES = {
     "compute_s": "compute",
     "bubble_s": "pipeline bubble",
@@ -27,15 +33,22 @@ def interval_text(step: StepForecast) -> str:
     return f", {LEVEL:.0%} within {duration(low)} - {duration(high)}"
 
 
+def head(step: StepForecast) -> str:
+    """A step's model, cluster and load in one line."""
+    load = step.workload
+    return (
+        f"{step.model} on {step.gpus} GPUs{f' ({step.cluster})' if step.cluster else ''}: {load['mode']}, "
+        f"{load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
+    )
+
+
 def tables(step: StepForecast) -> RenderableType:
     """Layout, total, parts, memory of the fullest rank."""
     load, layout, rate = step.workload, step.workload["layout"], step.tokens_per_s
-    ways = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")
-    split = ", ".join(f"{name} {layout[name]}" for name in ways if layout[name] != (name != "zero"))
+    split = ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name != "zero"))
     rows = [[NAMES[name], duration(seconds), f"{seconds / step.total_s:.1%}"] for name, seconds in step.parts().items()]
     return headed(
-        f"{step.model} on {step.gpus} GPUs{f' ({step.cluster})' if step.cluster else ''}: {load['mode']}, "
-        f"{load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}",
+        head(step),
         f"layout {split or 'one GPU'}; {load['micro_batches']} micro-batches of {layout['micro_batch_size']}, "
         f"recompute {layout['recompute']}",
         f"step {duration(step.total_s)}{interval_text(step)} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",
@@ -43,4 +56,28 @@ def tables(step: StepForecast) -> RenderableType:
         "",
         table("Step", ["part", "time", "share"], rows),
         notes=step.notes,
+    )
+
+
+def report(step: StepForecast) -> Report:
+    """The page of a job's step."""
+    parts = {NAMES[name]: [seconds / MS] for name, seconds in step.parts().items()}
+    held = {name: [size / GIB] for name, size in asdict(step.memory).items() if size}
+    verdict = f"{'fits' if step.fits else 'does not fit'} in {step.mem_bytes / GIB:.0f} GiB"
+    load, layout = step.workload, step.workload["layout"]
+    split = ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name != "zero")) or "one GPU"
+    work = f"{load['mode']}, {load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
+    return Report(
+        title=f"{step.model} on {step.gpus} GPUs",
+        facts={"Workload": f"{step.model}: {work}", "Machine": step.cluster, "Layout": split},
+        cards=[
+            ("Step", duration(step.total_s), interval_text(step).removeprefix(", ")),
+            ("Throughput", f"{step.tokens_per_s:,.0f} tokens/s", f"{step.tokens:,} tokens a step"),
+            ("Memory", f"{step.memory.total / GIB:.1f} GiB", verdict),
+        ],
+        plots=[
+            stacked("Where the step goes", ["step"], parts, "ms", "Of the busiest rank."),
+            stacked("Memory of the fullest rank", ["memory"], held, "GiB", verdict),
+        ],
+        tables=tables(step),
     )

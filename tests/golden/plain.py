@@ -17,7 +17,7 @@ from neusight_jax.residuals import EFFECTS, FLOOR, IN_MODEL, OTHER_VENDOR, ROWS
 
 FILE = Path(__file__).with_name("plain_fp32.npz")
 ARCHITECTURE = {
-    **{"families": ["linear", "bmm", "conv", "elementwise", "softmax", "norm"], "hidden": [32, 32], "members": 4},
+    **{"families": ["conv", "elementwise", "softmax", "norm"], "hidden": [32, 32], "members": 4},
     "trust": False,
 }
 
@@ -30,9 +30,10 @@ def read() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def predictor(arrays: dict[str, np.ndarray]) -> Any:
-    """The pinned weights in today's predictor; what came later is zero."""
+    """The pinned weights in today's predictor; what came later is zero. Without products, of another form now."""
     flat = {name.removeprefix("weights/"): values for name, values in arrays.items() if name.startswith("weights/")}
-    flat = {name: values for name, values in flat.items() if not name.startswith("trust/")}
+    left = ("trust/", *(f"{part}/{name}/" for part in ("families", "tiles") for name in ("linear", "bmm")))
+    flat = {name: values for name, values in flat.items() if not name.startswith(left)}
     for name in ARCHITECTURE["families"]:
         inside, gap, vendor = (flat.pop(f"families/{name}/{leaf}") for leaf in ("in_model", "log_gap_s", "stack"))
         table = np.zeros((4, len(ROWS), len(EFFECTS)), np.float32)

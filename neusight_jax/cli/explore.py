@@ -1,0 +1,34 @@
+"""`neusight-jax explore`: the page where figures of a GPU are moved and the forecast follows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from neusight_jax.cli.console import remark
+from neusight_jax.cli.options import option
+
+_OPEN = "Show it in the default browser, or only say where it is."
+
+
+def explore(
+    model: Annotated[str, option("The model it opens with.")] = "gpt2-large",
+    gpu: Annotated[str, option("The GPU it opens with: a name, or a JSON or YAML file.")] = "H100",
+    port: Annotated[int, option("Of this machine; 0 = any free one.")] = 8642,
+    show: Annotated[bool, option(_OPEN, "--open/--no-open")] = True,
+) -> None:
+    """Open a page on this machine: move a GPU's figures, see the forecast follow. Ctrl-C ends it."""
+    import webbrowser
+
+    from neusight_jax.gpu_catalog import canonical_name
+    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.reports.page import require_pages
+
+    require_pages("explore")
+    from neusight_jax.explorer.server import Explorer
+
+    load_named_gpu(gpu)  # a wrong name is said before the page opens
+    server = Explorer(port, {"model": model, "gpu": canonical_name(gpu) or gpu})
+    remark(f"exploring at {server.url} (Ctrl-C ends it)")
+    if show:
+        webbrowser.open(server.url)
+    server.serve_forever()

@@ -1,0 +1,99 @@
+"""How `--help` is laid out: commands and options in groups, an example below; and what a shell completes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Forecast": ("predict", "parallelize", "serve", "explore"),
+    "Choose and design": ("compare", "sensitivity", "sweep", "design", "scale-trace"),
+    "Learn and judge": ("train", "evaluate", "calibrate", "leaderboard"),
+    "Measure": ("profile", "profile-model", "import"),
+    "What there is": ("gpus", "models", "checkpoints"),
+}
+"""Commands by what they are for, in the order of the help."""
+EXAMPLES: dict[str, str] = {
+    "predict": "predict gpt2-large --gpu H100 --batch-size 4 --mode training --report step.html",
+    "parallelize": "parallelize llama-3.1-70b --gpu H100 --gpus 64 --global-batch-size 64 --sequence-length 4096",
+    "serve": "serve qwen3-32b --gpu H100 L40S --input-tokens 2000 --output-tokens 500 --users 50 --ttft 1s --tpot 50ms",
+    "explore": "explore --model gpt2-large --gpu H100",
+    "compare": "compare llama-3.1-8b --gpu H100 A100 L4 --mode decode --batch-size 8",
+    "sensitivity": "sensitivity gpt2-large --gpu H100 --mode training",
+    "sweep": "sweep gpt2 --gpu H100 --grid mem_bytes_per_s=1TB/s:8TB/s:20 --output sweep.parquet",
+    "design": "design gpt2 --base H100 --free mem_bytes_per_s=1TB/s:8TB/s --budget 'area_mm2<=800'",
+    "scale-trace": "scale-trace trace.json.gz --from T4 --to L4 H100",
+    "train": "train --measurements linear.parquet --recipe fp32 --output weights",
+    "evaluate": "evaluate --measurements linear.parquet --checkpoint fp32 --json",
+    "calibrate": "calibrate --measurements mine.parquet --checkpoint fp32 --output weights --gpu 'my GPU'",
+    "leaderboard": "leaderboard scores --output leaderboard.md",
+    "profile": "profile --output measured",
+    "profile-model": "profile-model PATH.py:FUNCTION --output measured",
+    "gpus": "gpus",
+    "models": "models --json",
+    "checkpoints": "checkpoints",
+    "neusight": "import neusight NeuSight --output measurements",
+    "aiconfigurator": "import aiconfigurator --output measurements",
+}
+"""One command line of every command."""
+
+
+class Command(TyperCommand):
+    """A command with its options in the groups of `option(..., group=)`, and its example."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, options of no group, then each group."""
+        records: list[tuple[str, tuple[str, str]]] = []
+        for param in self.get_params(ctx):
+            found = param.get_help_record(ctx)
+            kind = "Arguments" if param.param_type_name == "argument" else "Options"
+            if found is not None:
+                records.append((getattr(param, "rich_help_panel", None) or kind, found))
+        order = list(dict.fromkeys(["Arguments", "Options", *(group for group, _ in records)]))
+        _write(formatter, sorted(records, key=lambda record: order.index(record[0])))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The example, as it is typed."""
+        if self.name in EXAMPLES:
+            formatter.write(f"\nExample:\n  neusight-jax {EXAMPLES[self.name]}\n")
+
+
+class Commands(TyperGroup):
+    """Commands in `GROUPS`, those of no group last."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """A section for each group."""
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        _write(
+            formatter, [(group, (name, self.commands[name].get_short_help_str(limit))) for group, name in self._order()]
+        )
+
+    def _order(self) -> Iterator[tuple[str, str]]:
+        grouped = [(group, name) for group, names in GROUPS.items() for name in names if name in self.commands]
+        known = {name for _, name in grouped}
+        yield from grouped
+        yield from (("Commands", name) for name in self.commands if name not in known)
+
+
+def _write(formatter: Any, records: Iterable[tuple[str, tuple[str, str]]]) -> None:
+    for group, rows in groupby(records, key=lambda record: record[0]):
+        with formatter.section(group):
+            formatter.write_dl([row for _, row in rows])
+
+
+def model_names(incomplete: str) -> list[str]:
+    """Models that begin so."""
+    from neusight_jax.graph.configs.catalog import list_models
+
+    return [name for name in list_models() if name.startswith(incomplete)]
+
+
+def gpu_names(incomplete: str) -> list[str]:
+    """GPUs that have this in their name, whatever its case; by the alias where it has one."""
+    from neusight_jax.gpu_catalog import gpu_info, list_gpus
+
+    names = [alias for name in list_gpus() for alias in (*gpu_info(name).aliases[:1], name)]
+    return [name for name in names if incomplete.lower() in name.lower()]

@@ -1,0 +1,1 @@
+"""The explorer: a page on this machine where figures of a GPU are moved and the forecast follows (extra `explore`)."""

@@ -1,0 +1,144 @@
+const START = JSON.parse(document.getElementById("start").textContent);
+const STATUS = document.getElementById("status");
+const machines = [];
+let shown = 0, busy = false, again = false;
+
+function fill(select, names, chosen, empty) {
+  select.replaceChildren(...names.map((name) => new Option(name || empty, name)));
+  select.value = chosen;
+}
+function say(text, error) {
+  STATUS.textContent = text;
+  STATUS.className = error ? "error" : "";
+}
+function workload() {
+  const form = new FormData(document.getElementById("workload"));
+  const length = form.get("sequence_length");
+  return { model: form.get("model"), mode: form.get("mode"), batch_size: Number(form.get("batch_size")),
+    sequence_length: length ? Number(length) : null, dtype: form.get("dtype") };
+}
+function asked(list) {
+  return { workload: workload(), machines: list.map(({ base, figures }) => ({ base, figures })) };
+}
+async function post(path, body) {
+  const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body) });
+  if (!answer.ok) throw new Error((await answer.json()).error);
+  return answer;
+}
+async function save(path, machine, name) {
+  try {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(await (await post(path, asked([machine]))).blob());
+    link.download = name;
+    link.click();
+  } catch (error) { say(error.message, true); }
+}
+function cards(place, list) {
+  place.replaceChildren(...list.map(([name, value, detail]) => {
+    const card = document.createElement("div");
+    card.className = "card";
+    for (const [kind, text] of [["name", name], ["value", value], ["detail", detail]]) {
+      const line = document.createElement("div");
+      line.className = kind;
+      line.textContent = text;
+      card.append(line);
+    }
+    return card;
+  }));
+}
+function showFigures(machine, figures) {
+  for (const slider of machine.sliders) {
+    const value = figures[slider.name];
+    slider.output.textContent = Number((value / slider.scale).toPrecision(4)).toLocaleString("en");
+    slider.row.classList.toggle("moved", Math.abs(value / slider.value - 1) > 1e-6);
+    if (!(slider.name in machine.figures)) slider.input.value = Math.log(value / slider.value);
+  }
+}
+function showPlots(plots) {
+  const place = document.getElementById("plots");
+  while (place.children.length < plots.length) {
+    const figure = document.createElement("figure");
+    figure.innerHTML = "<figcaption><h2></h2></figcaption><div class='plot'></div>";
+    place.append(figure);
+  }
+  return Promise.all(plots.map((plot, at) => {
+    place.children[at].querySelector("h2").textContent = plot.title;
+    return drawPlot(place.children[at].querySelector(".plot"), plot);
+  }));
+}
+async function update() {
+  if (busy) { again = true; return; }
+  busy = true;
+  do {
+    again = false;
+    const list = machines.slice();
+    const timer = setTimeout(() => say("compiling for this model, once"), 700);
+    try {
+      const answer = await (await post("forecast", asked(list))).json();
+      list.forEach((machine, at) => {
+        const found = answer.machines[at];
+        cards(machine.place.querySelector(".cards"), found.cards);
+        showFigures(machine, found.figures);
+        machine.place.querySelector(".notes").replaceChildren(...found.notes.map((note) => {
+          const item = document.createElement("li");
+          item.textContent = note;
+          return item;
+        }));
+      });
+      say(`checkpoint ${answer.machines[0].checkpoint}`);
+      document.documentElement.dataset.shown = ++shown;
+      await new Promise((done) => setTimeout(done, 0));
+      if (!again) await showPlots(answer.plots);
+    } catch (error) { say(error.message, true); } finally { clearTimeout(timer); }
+  } while (again);
+  busy = false;
+}
+async function choose(machine, base) {
+  const answer = await fetch(`sliders?gpu=${encodeURIComponent(base)}`);
+  const list = await answer.json();
+  if (!answer.ok) { say(list.error, true); return; }
+  Object.assign(machine, { base, figures: {} });
+  machine.sliders = list.map((slider) => {
+    const row = document.createElement("label");
+    row.className = "slider";
+    const [name, output] = [document.createElement("span"), document.createElement("output")];
+    const input = Object.assign(document.createElement("input"), { type: "range", step: 0.005,
+      min: -Math.log(slider.reach), max: Math.log(slider.reach), value: 0, name: slider.name });
+    name.textContent = name.title = slider.label;
+    input.addEventListener("input", () => {
+      const value = slider.value * Math.exp(Number(input.value));
+      machine.figures[slider.name] = slider.name === "num_sms" ? Math.max(1, Math.round(value)) : value;
+      update();
+    });
+    row.append(name, input, output);
+    return { ...slider, row, input, output };
+  });
+  machine.place.querySelector(".sliders").replaceChildren(...machine.sliders.map((slider) => slider.row));
+  await update();
+}
+function addMachine(base) {
+  const place = document.getElementById("machine").content.cloneNode(true).firstElementChild;
+  const machine = { place, base, figures: {}, sliders: [] };
+  fill(place.querySelector(".gpu"), START.gpus.includes(base) ? START.gpus : [base, ...START.gpus], base);
+  place.querySelector(".gpu").addEventListener("change", (event) => choose(machine, event.target.value));
+  place.querySelector(".reset").addEventListener("click", () => choose(machine, machine.base));
+  place.querySelector(".yaml").addEventListener("click", () => save("gpu.yaml", machine, "gpu.yaml"));
+  place.querySelector(".report").addEventListener("click", () => save("report.html", machine, "report.html"));
+  document.getElementById("machines").append(place);
+  machines.push(machine);
+  return choose(machine, base);
+}
+const form = document.getElementById("workload");
+fill(form.elements.model, START.models.includes(START.first.model) ? START.models
+  : [START.first.model, ...START.models], START.first.model);
+fill(form.elements.mode, START.modes, START.first.mode || "inference");
+fill(form.elements.dtype, START.dtypes, START.first.dtype || "", "the model's own");
+form.addEventListener("submit", (event) => event.preventDefault());
+form.addEventListener("change", (event) => { if (event.target.id !== "two") update(); });
+document.getElementById("two").addEventListener("change", (event) => {
+  if (event.target.checked) { addMachine(machines[0].base); return; }
+  machines.pop().place.remove();
+  update();
+});
+addMachine(START.first.gpu);

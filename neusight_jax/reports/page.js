@@ -1,0 +1,45 @@
+async function unpack(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+}
+async function drawAll() {
+  const places = [...document.querySelectorAll("figure .plot")];
+  if (!places.length) return;
+  try {
+    await unpack("plotly");
+  } catch (error) {
+    places.forEach((place) => { place.textContent = "This browser cannot draw the picture; its numbers are below."; });
+    return;
+  }
+  const plots = JSON.parse(document.getElementById("plots").textContent);
+  await Promise.all(places.map((place, at) => drawPlot(place, plots[at])));
+  window.addEventListener("beforeprint", () => places.forEach((place) => Plotly.Plots.resize(place)));
+}
+function sortable(table) {
+  const heads = [...table.tHead.rows[0].cells];
+  const key = (row, at) => {
+    const value = row.cells[at].dataset.value;
+    return value === undefined ? row.cells[at].textContent : Number(value);
+  };
+  heads.forEach((head, at) => {
+    const sort = () => {
+      const falling = head.getAttribute("aria-sort") !== "descending";
+      heads.forEach((each) => each.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", falling ? "descending" : "ascending");
+      const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b
+        : typeof a === typeof b ? String(a).localeCompare(String(b)) : typeof a === "number" ? 1 : -1);
+      const rows = [...table.tBodies[0].rows].sort((a, b) => order(key(a, at), key(b, at)));
+      table.tBodies[0].append(...(falling ? rows.reverse() : rows));
+    };
+    head.tabIndex = 0;
+    head.title = "Sort";
+    head.addEventListener("click", sort);
+    head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
+  });
+}
+document.querySelectorAll(".tables table").forEach(sortable);
+document.documentElement.dataset.ready = "no";
+drawAll().then(() => { document.documentElement.dataset.ready = "yes"; });

@@ -1,0 +1,165 @@
+"""Reports: a result as one HTML page for people, with pictures, sortable tables and a glossary; loads nothing.
+
+Every kind of result has a function `report(result, **about) -> Report` in its module of `reports`; all share one
+template, `page.html.jinja`. plotly.js is in the page once, compressed.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import functools
+import gzip
+import importlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+
+from neusight_jax import __version__
+from neusight_jax.errors import InputError
+from neusight_jax.files import write_text_atomically
+from neusight_jax.reports.markup import markup
+from neusight_jax.results import plain
+
+if TYPE_CHECKING:
+    from neusight_jax.results import Result
+
+GLOSSARY: dict[str, str] = {
+    "80% interval": "Range that holds the measured time in four of five cases, for GPUs left out of training.",
+    "arithmetic intensity": "Floating-point operations for each byte that a kernel moves to or from memory.",
+    "bound": "What a kernel waits for: compute (arithmetic), memory (bandwidth) or launch (starting it).",
+    "bubble": "Time that a GPU waits for other stages of a pipeline.",
+    "checkpoint": "The fitted predictor that made the forecast.",
+    "elasticity": "Percent by which the time changes when a figure grows by one percent; -0.4 takes 0.4 percent off.",
+    "exposed communication": "Time of messages between GPUs that no computation hides.",
+    "family": "Kernels of one kind, such as matrix products (linear, gemm), softmax or norms.",
+    "kernel": "One program that runs on the GPU; a model's step launches hundreds.",
+    "phase": "Forward pass, backward pass, gradients of weights, or the optimizer's step.",
+    "roofline": "The most FLOP/s that a GPU reaches at an arithmetic intensity: its bandwidth or its peak limits it.",
+    "tile": "Part of the output that one thread block computes.",
+    "utilization": "Achieved share of the roofline, from 0 to 1.",
+    "wave": "Thread blocks that run at the same time; a kernel is as many waves as it needs, the last one whole.",
+    "secant": "Elasticity of the exact forecast between 5 percent less and 5 percent more of a figure.",
+    "Pareto front": "Machines of which none is better in one respect without being worse in the other.",
+}
+"""Terms of reports. A page lists those that it uses."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture: traces and layout of plotly.js, as plain values; height in pixels."""
+
+    title: str
+    traces: Sequence[Mapping[str, Any]]
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    caption: str = ""
+    height: int = 420
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page says.
+
+    Attributes:
+      title: of the page; facts: its header, name -> text.
+      cards: the numbers that matter: name, number, what goes with it.
+      plots, tables: below them, in this order.
+    """
+
+    title: str
+    facts: Mapping[str, str]
+    cards: Sequence[tuple[str, str, str]] = ()
+    plots: Sequence[Plot] = ()
+    tables: RenderableType = ""
+
+
+def require_report(path: Path | str | None) -> None:
+    """`InputError` unless the extra `report` is there and the name is one of a page; None is no page and passes."""
+    if path is None:
+        return
+    if not str(path).lower().endswith((".html", ".htm")):
+        raise InputError(f"--report {path}: a report is a page, expected a name that ends in .html")
+    require_pages("report")
+
+
+def require_pages(extra: str) -> None:
+    """`InputError` unless what pages are made with is there; the message names the extra that brings it."""
+    missing = [name for name in ("jinja2", "plotly") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"pages need {' and '.join(missing)}; install them with `pip install '.[{extra}]'`")
+
+
+def report_of(result: Result, **about: Any) -> Report:
+    """The report of a result: what its own module makes of it, its header completed.
+
+    Args:
+      about: `checkpoint` and `command` for the header; the rest goes to the module's `report`.
+    """
+    checkpoint, command = (str(about.pop(name, "") or "") for name in ("checkpoint", "command"))
+    made: Report = importlib.import_module(f"{__package__}.{result.kind}").report(result, **about)
+    today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    last = {"Checkpoint": checkpoint, "Version": f"neusight-jax {__version__}", "Date": today, "Command": command}
+    facts = {**made.facts, **last}
+    return replace(made, facts={name: text for name, text in facts.items() if text})
+
+
+def page_of(result: Result, **about: Any) -> str:
+    """The page of a result (`report_of`). Raises: `InputError` without the extra."""
+    require_report("page.html")
+    return render(report_of(result, **about))
+
+
+def write_report(path: Path | str, result: Result, **about: Any) -> None:
+    """Write the page of a result, whole or not at all."""
+    write_text_atomically(Path(path), page_of(result, **about))
+
+
+def render(report: Report) -> str:
+    """A report as one HTML page."""
+    tables = markup(report.tables)
+    said = " ".join([tables, *(f"{plot.title} {plot.caption}" for plot in report.plots), str(report.cards)]).lower()
+    glossary = {term: text for term, text in sorted(GLOSSARY.items()) if term.lower() in said}
+    plots: list[dict[str, Any]] = [
+        {"data": plot.traces, "layout": {**plot.layout, "height": plot.height}} for plot in report.plots
+    ]
+    page: str = template("page.html.jinja").render(
+        report=report,
+        tables=tables,
+        glossary=glossary,
+        plots=script_json(plots),
+        plotly=packed_plotly() if plots else "",
+        style=text_of("page.css"),
+        script=text_of("plots.js") + text_of("page.js"),
+    )
+    return page
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand inside a script element."""
+    text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"), default=lambda array: array.tolist())
+    return text.replace("<", "\\u003c")
+
+
+def text_of(name: str) -> str:
+    """A file beside this module."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def template(name: str) -> Any:
+    """A template beside this module; what it is given is escaped."""
+    import jinja2
+
+    return jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text_of(name))
+
+
+@functools.cache
+def packed_plotly() -> str:
+    """plotly.js, compressed and as base64: a third of its size."""
+    script = resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
+    return base64.b64encode(gzip.compress(script, 6, mtime=0)).decode("ascii")

@@ -1,0 +1,190 @@
+"""The pictures of reports and of the explorer, each from one result, as traces of plotly.js."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from neusight_jax.arithmetic import dtype_index
+from neusight_jax.forecast import Forecast
+from neusight_jax.gpu import GPU
+from neusight_jax.reports.page import Plot
+from neusight_jax.units import MS, TERA, UNITS, duration
+
+SHOWN = 15
+"""Kernels or rows in a picture of the most expensive ones."""
+LEAST = 5e-4
+"""Elasticities below this are left out."""
+_MOST_POINTS = 400
+
+
+def scaled(name: str) -> tuple[float, str]:
+    """Factor and label of a figure or metric in the unit people use."""
+    if name.endswith("_flop_per_s"):
+        return TERA, f"{name} (TFLOP/s)"
+    scale, unit = UNITS.get(name, (1.0, "s"))
+    return scale, f"{name} ({unit})"
+
+
+def shares(forecast: Forecast) -> Plot:
+    """Where the time goes: phase, family, node, as nested areas."""
+    columns, cost = forecast.columns, forecast.columns["seconds"] * forecast.columns["count"]
+    total = float(cost.sum()) or 1.0
+    sums: dict[tuple[str, ...], float] = {}
+    for phase, family, node, seconds in zip(*(columns[key] for key in ("phase", "family", "node")), cost, strict=True):
+        path = (str(phase), str(family), str(node))
+        for depth in range(4):
+            sums[path[:depth]] = sums.get(path[:depth], 0.0) + float(seconds)
+    paths = [path for path, seconds in sums.items() if seconds > 2e-3 * total]
+    trace = {
+        "type": "treemap",
+        "branchvalues": "total",
+        "ids": ["/".join(path) or "step" for path in paths],
+        "labels": [path[-1] if path else "step" for path in paths],
+        "parents": [("/".join(path[:-1]) or "step") if path else "" for path in paths],
+        "values": [sums[path] for path in paths],
+        "text": [f"{duration(sums[path])}<br>{sums[path] / total:.1%}" for path in paths],
+        "hovertemplate": "%{label}<br>%{text}<extra></extra>",
+        "textinfo": "label+text",
+    }
+    layout = {"margin": {"l": 4, "r": 4, "t": 30, "b": 4}, "uniformtext": {"minsize": 10, "mode": "hide"}}
+    return Plot("Where the time goes", [trace], layout, "Area is time: phase, family, node of the model.")
+
+
+def roofline(forecasts: Mapping[str, tuple[Forecast, GPU]]) -> Plot:
+    """Roofs of GPUs and the kernels of a model under them; area is the share of the time."""
+    traces: list[dict[str, Any]] = []
+    for place, (name, (forecast, gpu)) in enumerate(forecasts.items()):
+        columns = forecast.columns
+        cost = columns["seconds"] * columns["count"]
+        real = np.flatnonzero(columns["flop"] > 0)
+        real = real[np.argsort(-cost[real])][:_MOST_POINTS]
+        intensity = columns["flop"][real] / columns["bytes"][real]
+        rate = columns["flop"][real] / columns["seconds"][real] / TERA
+        share = cost[real] / max(float(cost.sum()), 1e-30)
+        families = columns["family"][real].astype(str)
+        single = len(forecasts) == 1
+        for family in dict.fromkeys(families) if single else (name,):
+            own = families == family if single else np.ones(len(real), bool)
+            nodes = columns["node"][real][own].astype(str)
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": family,
+                    "x": intensity[own],
+                    "y": rate[own],
+                    "marker": {"size": 6 + 60 * np.sqrt(share[own]), "opacity": 0.65, "line": {"width": 1}},
+                    "text": [f"{node}<br>{part:.1%} of the time" for node, part in zip(nodes, share[own], strict=True)],
+                    "hovertemplate": "%{text}<br>%{x:.3g} FLOP/byte<br>%{y:.3g} TFLOP/s<extra>%{fullData.name}</extra>",
+                }
+            )
+        traces += _roofs(forecast, gpu, intensity, "" if single else f"{name}, ", place)
+    layout = {
+        "xaxis": {"type": "log", "title": {"text": "arithmetic intensity, FLOP/byte"}},
+        "yaxis": {"type": "log", "title": {"text": "TFLOP/s"}},
+    }
+    caption = "Kernels with arithmetic; the larger the mark, the more time. Lines are what the machine allows."
+    return Plot("Roofline", traces, layout, caption, height=480)
+
+
+def _roofs(forecast: Forecast, gpu: GPU, intensity: np.ndarray, before: str, place: int) -> list[dict[str, Any]]:
+    low = min(0.05, 0.5 * float(intensity.min(initial=0.1)))
+    span = np.geomspace(low, max(1e3, 2.0 * float(intensity.max(initial=1.0))), 80)
+    peaks = {"fp32 vector": float(np.asarray(gpu.fp32_flop_per_s))}
+    matrix = float(np.asarray(gpu.matrix_paths())[dtype_index(forecast.dtype)])
+    if not np.isclose(matrix, peaks["fp32 vector"], rtol=1e-3):
+        peaks[f"{forecast.dtype} matrix"] = matrix
+    colour = ("#1c2330", "#b03a5b", "#2e8b57")[place % 3]
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"{before}roof, {name}",
+            "x": span,
+            "y": np.minimum(peak, span * float(np.asarray(gpu.mem_bytes_per_s))) / TERA,
+            "line": {"color": colour, "width": 1.5, "dash": dash},
+            "hoverinfo": "name",
+        }
+        for (name, peak), dash in zip(peaks.items(), ("solid", "dash"), strict=False)
+    ]
+
+
+def kernels(forecast: Forecast) -> Plot:
+    """The most expensive kernels, with their intervals where there are any."""
+    top = forecast.most_expensive(SHOWN)[::-1]
+    error = {}
+    if top and np.isfinite(top[0]["seconds_low"]):
+        spans = [[row["count"] * (row["seconds_high"] - row["seconds"]) / MS for row in top]]
+        spans.append([row["count"] * (row["seconds"] - row["seconds_low"]) / MS for row in top])
+        error = {"error_x": {"type": "data", "array": spans[0], "arrayminus": spans[1], "color": "#5a6475"}}
+    names = [f"{row['node']} ({row['phase']}, {row['op']})" for row in top]
+    texts = [f"{row['count']:g} x {duration(row['seconds'])}, {row['bound']} bound" for row in top]
+    bars = _bars(names, [row["total_s"] / MS for row in top], text=texts, hover="%{y}<br>%{x:.4g} ms<br>%{text}")
+    layout = {"xaxis": {"title": {"text": "ms in a step"}}}
+    said = ", with the 80% interval of each" if error else ""
+    return Plot(
+        "Most expensive kernels", [{**bars, **error}], layout, f"All launches together{said}.", 80 + 26 * len(top)
+    )
+
+
+def elasticities(total: Mapping[str, float], secants: Mapping[str, float] | None = None) -> Plot:
+    """Elasticities of the total as bars, the exact secants as marks."""
+    exact = secants or {}
+    names = [name for name in total if max(abs(total[name]), abs(exact.get(name, 0.0))) > LEAST]
+    names.sort(key=lambda name: -total[name])
+    values = [total[name] for name in names]
+    bars = _bars(names, values, hover="%{y}: %{x:+.3f}", name="elasticity")
+    traces = [bars | {"marker": {"color": ["#2e8b57" if value < 0 else "#b03a5b" for value in values]}}]
+    if exact:
+        marks = {"symbol": "line-ns-open", "size": 14, "color": "#1c2330"}
+        hover = "%{y}: %{x:+.3f}<extra>secant</extra>"
+        points = {"x": [exact[name] for name in names], "y": names, "hovertemplate": hover}
+        traces.append({"type": "scatter", "mode": "markers", "name": "secant", "marker": marks, **points})
+    layout = {"xaxis": {"title": {"text": "percent of time for one percent more"}}}
+    caption = "Elasticity of the step's time: bars to the left say that more of the figure makes it faster."
+    return Plot("What more of a figure buys", traces, layout, caption, 100 + 24 * len(names))
+
+
+def stacked(
+    title: str, rows: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, caption: str = ""
+) -> Plot:
+    """Stacked bars: one bar a row, one colour a part."""
+    traces = [_bars(rows, values, name=name, hover=f"%{{y}}: %{{x:.4g}} {unit}") for name, values in parts.items()]
+    layout = {"barmode": "stack", "xaxis": {"title": {"text": unit}}, "yaxis": {"autorange": "reversed"}}
+    layout |= {"legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0, "traceorder": "normal"}}
+    return Plot(title, traces, layout, caption, 120 + 36 * len(rows))
+
+
+def _bars(
+    names: Sequence[str], values: Sequence[Any], *, name: str = "", text: Sequence[str] | None = None, hover: str = ""
+) -> dict[str, Any]:
+    """Horizontal bars."""
+    said = {"text": text, "textposition": "none"} if text else {}
+    shown = {"hovertemplate": f"{hover}<extra>{name}</extra>"} if hover else {}
+    return (
+        {"type": "bar", "orientation": "h", "y": names, "x": values, "name": name, "showlegend": bool(name)}
+        | said
+        | shown
+    )
+
+
+def bars_with_interval(
+    title: str, names: Sequence[str], values: Sequence[Any], bounds: Sequence[tuple[Any, Any]] | None, unit: str
+) -> Plot:
+    """Horizontal bars with an interval around each, best on top."""
+    bars = _bars(names, values, hover=f"%{{y}}: %{{x:.4g}} {unit}")
+    if bounds:
+        up, down = (
+            [_whisker(value, ends[side]) for value, ends in zip(values, bounds, strict=True)] for side in (1, 0)
+        )
+        bars["error_x"] = {"type": "data", "array": up, "arrayminus": down, "color": "#5a6475"}
+    layout = {"xaxis": {"title": {"text": unit}}, "yaxis": {"autorange": "reversed"}}
+    return Plot(title, [bars], layout, "Lines are the 80% interval." if bounds else "", 110 + 30 * len(names))
+
+
+def _whisker(value: float, end: float | None) -> float | None:
+    """Length of one side of an interval; None where it has no finite end."""
+    return abs(end - value) if end is not None and np.isfinite(end) else None

@@ -1,0 +1,282 @@
+"""Timelines: a forecast as a Chrome trace that Perfetto, TensorBoard and HolisticTraceAnalysis read, as Kineto writes.
+
+One process a rank, one thread a stream. Kernels have the category `kernel`, and each its launch (`cuda_runtime`) by its
+correlation; matrix products also an operator with shapes, so that `scale-trace` knows their work. Times in the file are
+microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neusight_jax import __version__
+from neusight_jax.cluster import Machine, as_cluster
+from neusight_jax.errors import InputError
+from neusight_jax.files import write_text_atomically
+from neusight_jax.forecast import Forecast
+from neusight_jax.graph.graph import Graph, Node
+from neusight_jax.job.forecast import StepForecast
+from neusight_jax.job.job import Job
+from neusight_jax.job.messages import SLOTS
+from neusight_jax.job.schedule import BACKWARD, WEIGHT
+from neusight_jax.job.stages import stage_kinds
+from neusight_jax.job.step import Seconds, compose, facts, once, schedule_of, seconds_of_job, silent, stage_durations
+from neusight_jax.kernels.table import PHASES, Kernel
+from neusight_jax.results import json_text, plain, schema
+from neusight_jax.terms import Predictor
+from neusight_jax.units import US
+
+COMPUTE, MESSAGES = 7, 20
+"""Streams."""
+HOST, LAUNCHES = 1_000_000, 1
+"""Process of the host of rank 0, those of others follow; its thread."""
+LAUNCH_S = 1e-6
+"""Drawn length of a launch, seconds: a mark, no forecast."""
+_DTYPES = {"bf16": "c10::BFloat16", "fp16": "c10::Half", "fp32": "float", "int8": "signed char"}
+_WORDS = {"linear": "gemm_", "grouped_gemm": "moe_", "prefill": "attention_", "decode": "attention_"}
+_WORDS |= {"elementwise": "elementwise_"}
+_WORK = ("forward", "backward", "weight gradient")
+
+
+@dataclass
+class _Events:
+    """Events of one rank; seconds in, microseconds out."""
+
+    rank: int
+    events: list[dict[str, Any]] = field(default_factory=list)
+    launched: int = 0
+
+    def span(self, name: str, start_s: float, seconds: float, stream: int = COMPUTE) -> None:
+        self._add("gpu_user_annotation", name, start_s, seconds, self.rank, stream)
+
+    def kernel(
+        self,
+        name: str,
+        start_s: float,
+        seconds: float,
+        stream: int = COMPUTE,
+        kernel: Kernel | None = None,
+        **args: Any,
+    ) -> None:
+        self.launched += 1
+        link = {"correlation": self.launched + self.rank * 10_000_000, "External id": self.launched}
+        args |= {"device": self.rank, "context": 1, "stream": stream, **link}
+        self._add("kernel", name, start_s, seconds, self.rank, stream, args)
+        length = min(LAUNCH_S, seconds)
+        self._add("cuda_runtime", "cudaLaunchKernel", start_s, length, HOST + self.rank, LAUNCHES, link)
+        if kernel is not None and kernel.family in ("linear", "bmm"):
+            batch, m, n, k = (int(kernel.dims[size]) for size in ("batch", "m", "n", "k"))
+            many = [batch] if kernel.family == "bmm" else []
+            shapes = {
+                "Input Dims": [[*many, m, k], [*many, k, n]],
+                "Input type": [_DTYPES.get(kernel.dtype, "float")] * 2,
+            }
+            name = "aten::bmm" if many else "aten::mm"
+            self._add("cpu_op", name, start_s, length, HOST + self.rank, LAUNCHES, {**shapes, **link})
+
+    def _add(
+        self,
+        cat: str,
+        name: str,
+        start_s: float,
+        seconds: float,
+        pid: int,
+        tid: int,
+        args: dict[str, Any] | None = None,
+    ) -> None:
+        start, end = round(start_s / US, 3), round((start_s + seconds) / US, 3)
+        event = {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": round(end - start, 3)}
+        self.events.append({**event, "args": args or {}})
+
+    def step(self) -> None:
+        """The span of the whole step, as the profiler's schedule marks it."""
+        end_s = max((event["ts"] + event["dur"] for event in self.events), default=0.0) * US
+        self._add("user_annotation", "ProfilerStep#0", 0.0, end_s, HOST + self.rank, LAUNCHES)
+
+    def names(self, about: str) -> list[dict[str, Any]]:
+        """Names of the rank's processes and threads."""
+        listed = [("process_name", self.rank, 0, about), ("process_name", HOST + self.rank, 0, f"host of {about}")]
+        listed += [("thread_name", self.rank, COMPUTE, f"stream {COMPUTE} (compute)")]
+        listed += [("thread_name", self.rank, MESSAGES, f"stream {MESSAGES} (messages)")]
+        return [
+            {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {"name": text}} for name, pid, tid, text in listed
+        ]
+
+
+def forecast_timeline(forecast: Forecast, graph: Graph) -> dict[str, Any]:
+    """A forecast as a trace of one rank: kernels in the order of the graph, layer by layer.
+
+    Args:
+      graph: the one that was forecast, on the arithmetic paths of its GPU (`Graph.on`).
+    Raises: `InputError` for another graph.
+    """
+    rows = _rows(graph)
+    if len(rows) != len(forecast.columns["seconds"]):
+        raise InputError(
+            f"the forecast has {len(forecast.columns['seconds'])} kernels, the graph {len(rows)}; expected its own"
+        )
+    events, at = _Events(0), 0.0
+    for head, works in _sections(graph):
+        begin = at
+        for node, phase in works:
+            for kernel in node.phases[PHASES.index(phase)]:
+                row = rows[_key(graph, node, phase, kernel)]
+                launches, seconds = max(round(kernel.count), 1), float(forecast.columns["seconds"][row])
+                said = {"phase": phase, "family": kernel.family, "dtype": kernel.dtype or graph.dtype}
+                for _ in range(launches):
+                    length = seconds * kernel.count / launches
+                    events.kernel(_name(kernel, node.name), at, length, kernel=kernel, node=node.name, **said)
+                    at += length
+        events.span(head, begin, at - begin)
+    return _trace([events], [forecast.gpu or "GPU"], forecast.gpu, 1, forecast.values())
+
+
+def _name(kernel: Kernel, node: str) -> str:
+    return f"{_WORDS.get(kernel.family, '')}{kernel.op}({node})"
+
+
+def _key(graph: Graph, node: Node, phase: str, kernel: Kernel) -> tuple[Any, ...]:
+    return node.name, phase, kernel.family, kernel.op, kernel.dtype, tuple(kernel.dims.items())
+
+
+def _rows(graph: Graph) -> dict[tuple[Any, ...], int]:
+    """Row of every distinct kernel in the graph's table (`Graph.kernels`)."""
+    every = (
+        _key(graph, node, phase, kernel)
+        for node in graph.nodes
+        for phase, kernels in zip(PHASES, node.phases, strict=True)
+        for kernel in kernels
+    )
+    return {key: row for row, key in enumerate(dict.fromkeys(every))}
+
+
+def _sections(graph: Graph) -> Iterator[tuple[str, list[tuple[Node, str]]]]:
+    """What runs, in order, under the heads that a timeline shows: forward, then backward, then the optimizer."""
+    blocks = [(key, list(nodes)) for key, nodes in groupby(graph.nodes, key=lambda node: (node.section, node.repeat))]
+    for (section, repeat), nodes in blocks:
+        for time in range(repeat):
+            yield _head(section, repeat, time, nodes, "forward"), [(node, "forward") for node in nodes]
+    if graph.mode == "training":
+        for (section, repeat), nodes in reversed(blocks):
+            back = [(node, phase) for node in reversed(nodes) for phase in ("backward", "weight_gradient")]
+            for time in reversed(range(repeat)):
+                yield _head(section, repeat, time, nodes, "backward"), back
+    last = [node for node in graph.nodes if node.optimizer]
+    if last:
+        yield "optimizer", [(node, "optimizer") for node in last for _ in range(node.repeat)]
+
+
+def _head(section: str, repeat: int, time: int, nodes: Sequence[Node], phase: str) -> str:
+    return f"{section or nodes[0].name}{f' {time}' if repeat > 1 else ''}, {phase}"
+
+
+def step_timeline(predictor: Predictor, machine: Machine, job: Job, step: StepForecast) -> dict[str, Any]:
+    """A step of a job as a trace, one process a rank of the pipeline; ranks of the other groups run alike.
+
+    Every piece of work of a micro-batch is one kernel, and its messages are another on a stream of their own, of which
+    the part that nothing hides comes after the computation.
+    """
+    cluster, plan = as_cluster(machine), job.plan
+    own = seconds_of_job(predictor, cluster, job, run=once)
+    quiet_own = silent(own)
+    ranks, kinds = plan.layout.pipeline, stage_kinds(plan.layout)
+    whole, quiet = (
+        np.asarray(stage_durations(each, job.software, facts(plan))[0])[list(kinds)] for each in (own, quiet_own)
+    )
+    slower = float(np.asarray(job.software.messages))
+    sent = slower * _sent(own)[list(kinds)]
+    if ranks == 1 or plan.layout.schedule != "zero-bubble":  # gradients of weights are part of the backward pass
+        for each in (whole, quiet, sent):
+            each[:, BACKWARD] += each[:, WEIGHT]
+            each[:, WEIGHT] = 0.0
+    tracks = [_Events(rank) for rank in range(ranks)]
+    end = _pipeline(tracks, job, whole, quiet, sent, slower * float(own.between))
+    _tail(tracks, end, job, own, quiet_own)
+    names = [
+        f"{cluster_name}, pipeline rank {rank}" for rank in range(ranks) for cluster_name in (step.cluster or "GPU",)
+    ]
+    gpu = step.cluster.partition("x ")[2]
+    return _trace(tracks, names, gpu, step.gpus, step.values())
+
+
+def _sent(own: Seconds) -> np.ndarray:
+    """Seconds of all messages of a piece of work, [kind of stage, kind of work]."""
+    slots = dict(zip(SLOTS, np.moveaxis(np.asarray(own.messages), -1, 0), strict=True))
+    forward = sum(slots[name] for name in ("tensor_forward", "context_forward", "expert_forward", "gather"))
+    backward = sum(
+        slots[name] for name in ("tensor_backward", "context_backward", "expert_backward", "gather", "reduce")
+    )
+    return np.stack([forward, backward, np.zeros_like(forward)], axis=-1)
+
+
+def _pipeline(
+    tracks: Sequence[_Events], job: Job, whole: np.ndarray, quiet: np.ndarray, sent: np.ndarray, between_s: float
+) -> float:
+    """Draw the pipeline by its table; when its last piece ends, seconds."""
+    table, ranks = schedule_of(job.plan), len(tracks)
+    ends, last, seen = np.zeros((len(table.duration) + 1) * ranks), np.zeros(ranks), dict[tuple[int, int], int]()
+    for row, places in enumerate(table.duration):
+        for rank, place in enumerate(places):
+            stage, kind = divmod(int(place), 3)
+            if stage >= len(whole):
+                continue
+            batch = seen[stage, kind] = seen.get((stage, kind), -1) + 1
+            arrives = ends[table.needs[row, rank]] + table.messages[row, rank] * between_s
+            if table.messages[row, rank] and between_s:
+                tracks[rank].kernel("ncclDevKernel_SendRecv", arrives - between_s, between_s, MESSAGES)
+            start = max(last[rank], arrives)
+            times = (quiet[stage, kind], whole[stage, kind], sent[stage, kind])
+            _piece(tracks[rank], f"{_WORK[kind]} of micro-batch {batch}, stage {stage}", start, *times)
+            last[rank] = ends[(row + 1) * ranks + rank] = start + whole[stage, kind]
+    return float(last.max())
+
+
+def _piece(track: _Events, name: str, start_s: float, compute_s: float, whole_s: float, sent_s: float) -> None:
+    """Computation, and the messages beside it, the exposed part after it."""
+    if whole_s <= 0:
+        return
+    track.span(name, start_s, whole_s)
+    track.kernel(name.partition(" of ")[0].replace(" ", "_"), start_s, compute_s)
+    if sent_s > 0:
+        length = min(max(sent_s, whole_s - compute_s), whole_s)
+        track.kernel("ncclDevKernel_messages", start_s + whole_s - length, length, MESSAGES)
+
+
+def _tail(tracks: Sequence[_Events], end_s: float, job: Job, own: Seconds, quiet: Seconds) -> None:
+    """What follows the pipeline once a step: gradients, optimizer, parameters."""
+    (_, tail, _), (_, rest, _) = (compose(each, job.software, job.plan) for each in (own, quiet))
+    fixed_s = float(np.asarray(job.software.step_s))
+    slots = np.asarray(job.software.messages * own.messages)
+    sent = float(sum(slots[:, SLOTS.index(name)].max() for name in ("gradients", "parameters")))
+    for track in tracks:
+        _piece(track, "optimizer of the step", end_s, float(rest) - fixed_s, float(tail) - fixed_s, sent)
+
+
+def _trace(
+    tracks: Sequence[_Events], names: Sequence[str], gpu: str, world: int, content: dict[str, Any]
+) -> dict[str, Any]:
+    for track in tracks:
+        track.step()
+    listed = [event for track, name in zip(tracks, names, strict=True) for event in (*track.names(name), *track.events)]
+    devices = [{"id": track.rank, "name": gpu} for track in tracks] if gpu else []
+    return {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "deviceProperties": devices,
+        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": world},
+        "neusight_jax": plain({"schema": schema("timeline"), "version": __version__, **content}),
+        "traceEvents": listed,
+    }
+
+
+def write_timeline(path: Path | str, trace: dict[str, Any]) -> None:
+    """Write a trace, whole or not at all."""
+    head = json.loads(json_text({name: value for name, value in trace.items() if name != "traceEvents"}))
+    write_text_atomically(Path(path), json.dumps({**head, "traceEvents": trace["traceEvents"]}, separators=(",", ":")))

@@ -1,0 +1,274 @@
+"""Reports: one page a result, all in one file; what it says, what it loads, and what a browser shows."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("jinja2", reason="pages need the extra `report`")
+pytest.importorskip("plotly", reason="pages need the extra `report`")
+
+from browser import PROGRAM, browser
+
+import neusight_jax as nj
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.cli import (
+    compare,
+    console,
+    design,
+    parallelize,
+    predict,
+    run,
+    scale_trace,
+    sensitivity,
+    serve,
+    sweep,
+)
+from neusight_jax.designs.multipliers import Multipliers
+from neusight_jax.errors import InputError
+from neusight_jax.graph.graph import Footprint
+from neusight_jax.job.elasticities import StepSensitivity
+from neusight_jax.layouts.answers import Choice, Machine
+from neusight_jax.reports import page, plots
+from neusight_jax.results import Result
+from neusight_jax.serving.answers import Serving, ServingChoice
+from neusight_jax.units import base_unit, quantity
+
+H100 = nj.load_gpu("H100")
+READY = "document.documentElement?.dataset.ready == 'yes'"
+LIMIT_BYTES = 3_000_000
+
+
+def designed() -> nj.Design:
+    metrics = {"latency_s": 0.9, "tokens_per_s": 1.1, "area_mm2": 600.0}
+    return nj.Design(
+        gpu=H100,
+        free={"num_sms": 120.0},
+        metrics=metrics,
+        base_metrics={name: 2.0 * value for name, value in metrics.items()},
+        seconds={"a model": 0.9},
+        base_seconds={"a model": 1.8},
+        budgets={"area_mm2": 600.0},
+        feasible=True,
+        multipliers=Multipliers({"area_mm2": 0.5}, {"area_mm2": 0.0}, {}, 0.01),
+        objective=0.1,
+        trace=((10, float("inf")), (20, 0.2), (30, 0.1)),
+    )
+
+
+def stepped() -> nj.StepForecast:
+    ways = ("tensor", "pipeline", "data", "context", "expert", "chunks", "micro_batch_size")
+    layout = {**dict.fromkeys(ways, 1), "data": 4, "zero": 3, "recompute": "none"}
+    load = {"mode": "training", "global_batch_size": 4, "sequence_length": 256, "dtype": "bf16", "micro_batches": 1}
+    memory = Footprint(2.0**30, 2.0**30, 0.0, 2.0**29, 0.0, 2.0**29)
+    load |= {"layout": layout}
+    return nj.StepForecast("a model", "4x H100", load, 0.3, 0.1, 0.05, 0.01, memory, 80 * 2.0**30, 1024, 4)
+
+
+def served() -> Serving:
+    memory = {"weights": 1e10, "activations": 1e9, "runtime": 1e9, "mem_bytes": 8e10}
+    times = {"ttft_s": {"p50": 0.4, "p95": 0.5}, "tpot_s": {"p50": 0.02, "p95": 0.03}, "memory": memory}
+    intervals = {"ttft_s": (0.4, 0.7), "tpot_s": (0.02, float("inf")), "gpus": (2.0, 4.0), "cost": (0.1, 0.3)}
+    costs = {"per_hour": 4.0, "input": 0.1, "output": 0.4, "tokens": 0.2}
+    best = ServingChoice("H100", 2, 1, rank=1, replicas=1, gpus=2, intervals=intervals, costs=costs, **times)
+    load: dict[str, Any] = {"model": "a model", "products": "bf16", "users": 50, "request_rate": None, "ttft_s": 1.0}
+    load |= {"tpot_s": 0.05, "percentile": 95, "input_tokens": 2000, "output_tokens": 500}
+    return Serving(load, "cost", (best, ServingChoice("T4", 1, 1, notes=("has no bf16 path",))), "USD")
+
+
+def laid_out() -> nj.Layouts:
+    step = stepped()
+    load = {**step.workload["layout"], "sequence_parallel": False}
+    step = replace(step, workload={**step.workload, "layout": load})
+    choices = tuple(Choice(rank, False, step, "faster") for rank in (1, 2))
+    asked = {"model": "a model", "global_batch_size": 4, "sequence_length": 256, "dtype": "bf16", "optimizer": "adamw"}
+    return nj.Layouts(asked, (Machine("4x H100", 4, choices, 10, 2),))
+
+
+def scaled() -> nj.ScaledRun:
+    words = {name: np.array(["a", "b"], object) for name in ("name", "operator", "kind", "dtype")}
+    words["rule"] = np.array(["forecast", "none"], object)
+    numbers = {"count": [2, 1], "measured_s": [2e-3, 1e-3], "ratio": [0.5, 1.0], "scaled_s": [1e-3, 1e-3]}
+    return nj.ScaledRun("run.json", "V100", "T4", words | {n: np.array(v) for n, v in numbers.items()}, 3e-3, 4e-3)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    predictor, graph = RooflinePredictor(), nj.graph_from_config("gpt2", 1, 64)
+    forecast, out = nj.predict(predictor, H100, graph, gpu_name="H100 <&>"), tmp_path_factory.mktemp("sweep") / "out"
+    ones = np.ones(len(forecast.columns["seconds"]))
+    slopes = {"mem_bytes_per_s": -0.5 * ones, "link_bytes_per_s": 0.0 * ones, "all rates": -0.9 * ones}
+    secants = dict(zip(slopes, (-0.4, 0.0, -0.9), strict=True))
+    frame = pd.DataFrame({"gpu": "H100", "model": "gpt2", "workload": 0, "mem_bytes_per_s": [1e12, 2e12]})
+    frame.assign(seconds=[2.0, 1.0]).to_parquet(out)
+    found: list[Result] = [
+        forecast,
+        nj.compare(predictor, ["H100", "T4"], graph, prices=nj.Prices({"Tesla T4": 0.5}, "USD")),
+        nj.Sensitivity(forecast, slopes, forecast.columns["seconds"], 0.0, secants),
+        nj.Sweep(out, 2, 0, {"workloads": [forecast.workload]}),
+        designed(),
+        scaled(),
+        stepped(),
+        StepSensitivity(stepped(), {"link_bytes_per_s": -0.2, "clock_hz": -0.5, "host": 0.1}),
+        laid_out(),
+        served(),
+    ]
+    return {each.kind: each for each in found}
+
+
+@pytest.fixture(scope="module")
+def pages(results: dict[str, Result]) -> dict[str, str]:
+    machines = {"forecast": H100, "sensitivity": H100}
+    about = {kind: {"machine": machine} for kind, machine in machines.items()}
+    return {
+        kind: result.to_html(checkpoint="fp32", command="neusight-jax ...", **about.get(kind, {}))
+        for kind, result in results.items()
+    }
+
+
+class Parsed(HTMLParser):
+    """Tags that are opened and not closed, everything a page would load, its text."""
+
+    VOID = ("meta", "link", "br", "img")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.open += [tag] if tag not in self.VOID else []
+        self.loads += [f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_is_whole_and_loads_nothing(pages: dict[str, str]) -> None:
+    for kind, text in pages.items():
+        parsed = Parsed(text)
+        assert parsed.open == [], kind
+        assert parsed.loads == ["link href=data:,"]
+        assert not {"iframe", "img", "object"} & set(parsed.tags)
+        assert len(text.encode()) < LIMIT_BYTES
+        assert text.count('id="plotly"') == 1
+        for head in ("Workload", "Machine", "Checkpoint", "Version", "Date", "Command"):
+            assert f"<dt>{head}</dt>" in text, (kind, head)
+        assert {"table", "figure", "h1"} <= set(parsed.tags)
+    assert "H100 <&>" in Parsed(pages["forecast"]).text  # escaped in the source
+
+
+def test_a_page_says_what_the_result_says(results: dict[str, Result], pages: dict[str, str]) -> None:
+    forecast = results["forecast"]
+    assert isinstance(forecast, nj.Forecast)
+    drawn = json.loads(re.findall(r'id="plots">(.*?)</script>', pages["forecast"], re.DOTALL)[0])
+    assert len(drawn) == 3
+    areas = dict(zip(drawn[0]["data"][0]["ids"], drawn[0]["data"][0]["values"], strict=True))
+    assert areas["step"] == pytest.approx(forecast.total_s)
+    assert areas["forward/linear"] == pytest.approx(forecast.seconds_by("family")["linear"])
+    assert "arithmetic intensity" not in pages["sweep"].split("<summary>Glossary")[-1]  # only terms that it uses
+    assert "<dt>roofline</dt>" in pages["forecast"]
+
+
+def test_the_roofline_has_every_kernel_with_arithmetic(results: dict[str, Result]) -> None:
+    forecast = results["forecast"]
+    assert isinstance(forecast, nj.Forecast)
+    points = [each for each in plots.roofline({"": (forecast, H100)}).traces if each["mode"] == "markers"]
+    real, columns = forecast.columns["flop"] > 0, forecast.columns
+    rates = np.concatenate([each["y"] for each in points])
+    np.testing.assert_allclose(np.sort(rates), np.sort(columns["flop"][real] / columns["seconds"][real] / 1e12))
+
+
+def test_elasticities_are_the_result(results: dict[str, Result]) -> None:
+    found = results["sensitivity"]
+    assert isinstance(found, nj.Sensitivity)
+    bars, marks = plots.elasticities(found.total, found.secants).traces
+    drawn = dict(zip(bars["y"], bars["x"], strict=True))
+    assert drawn["mem_bytes_per_s"] == pytest.approx(found.total["mem_bytes_per_s"])
+    assert "link_bytes_per_s" not in drawn
+    assert dict(zip(marks["y"], marks["x"], strict=True))["mem_bytes_per_s"] == -0.4
+
+
+def test_cells_carry_their_values() -> None:
+    assert quantity("1.5 ms") == (0.0015, "s")
+    assert quantity("16MiB") == (16 * 2**20, "B")
+    assert quantity("3.35TB/s") == (3.35e12, "B/s")
+    assert quantity("12,345") == (12345.0, "")
+    assert quantity("+12.5%") == (0.125, "")
+    assert quantity("1e12") == (1e12, "")
+    assert quantity("64x64") is None
+    assert quantity("4 rows") is None
+    assert [base_unit(name) for name in ("mem_bytes_per_s", "clock_hz", "num_sms", "latency_s")] == [
+        "B/s",
+        "Hz",
+        "",
+        "s",
+    ]
+
+
+def test_what_a_command_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["predict", "gpt2", "--gpu", "H100", "--report"]
+    assert run([*command, str(tmp_path / "x.pdf")]) == 2
+    assert "expected a name that ends in .html" in capsys.readouterr().err
+    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
+    assert run([*command, str(tmp_path / "x.html")]) == 2
+    assert "pages need jinja2 and plotly; install them with `pip install '.[report]'`" in capsys.readouterr().err
+    with pytest.raises(InputError, match="pages need"):
+        page.require_report("x.html")
+
+
+def test_a_command_writes_its_page(
+    results: dict[str, Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "page.html"
+    assert run(["gpus", "--json"]) == 0  # sets the command line that a page says
+    capsys.readouterr()
+    console.answer(results["forecast"], True, out, {"machine": H100}, checkpoint="tensorcore")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["schema"] == "neusight_jax.forecast/1"
+    assert captured.err == f"wrote {out}\n"
+    text = Parsed(out.read_text(encoding="utf-8")).text
+    assert "neusight-jax gpus --json" in text
+    assert "tensorcore" in text
+    for command in (predict, compare, sensitivity, design, sweep, scale_trace, parallelize, serve):
+        function = getattr(command, command.__name__.rsplit(".", 1)[-1])
+        assert "report" in inspect.signature(function).parameters
+
+
+@pytest.mark.skipif(not PROGRAM, reason="no Chromium here; the parser's tests run everywhere")
+def test_a_browser_shows_the_pages(pages: dict[str, str], tmp_path: Path) -> None:
+    with browser(tmp_path / "profile") as shown:
+        for kind in ("forecast", "sweep", "step"):
+            (tmp_path / f"{kind}.html").write_text(pages[kind], encoding="utf-8")
+            shown.requests.clear()
+            shown.open((tmp_path / f"{kind}.html").as_uri(), READY, width=390 if kind == "step" else 1000)
+            wide = shown.run("document.documentElement.scrollWidth - window.innerWidth")
+            assert wide <= 0, f"{kind} is wider than the window by {wide}"
+            assert shown.run("document.querySelectorAll('figure .main-svg').length") > 0
+            assert [url for url in shown.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+            assert shown.errors == []
+        shown.open((tmp_path / "forecast.html").as_uri(), READY)
+        column = "[...document.querySelectorAll('.tables table')][1].querySelectorAll('tbody tr td:nth-child(2)')"
+        before = shown.run(f"[...{column}].map(cell => Number(cell.dataset.value))")
+        assert before == sorted(before, reverse=True)
+        shown.run("[1, 2].forEach(() => document.querySelectorAll('.tables table')[1].tHead.rows[0].cells[1].click())")
+        assert shown.run(f"[...{column}].map(cell => Number(cell.dataset.value))") == sorted(before)

@@ -1,0 +1,135 @@
+"""Timelines: what a forecast's trace says, read back by `scale-trace` and by HolisticTraceAnalysis."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import neusight_jax as nj
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.job.forecast import StepForecast
+from neusight_jax.reports.timeline import COMPUTE, MESSAGES, forecast_timeline, step_timeline, write_timeline
+from neusight_jax.scaling.trace import busy_seconds
+
+NAME = "NVIDIA H100 80GB HBM3"
+Events = list[dict[str, Any]]
+Step = tuple[StepForecast, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def forecast() -> tuple[nj.Forecast, nj.Graph]:
+    graph = nj.graph_from_config("bert-tiny", 8, 128, "training", optimizer="adamw")
+    return nj.predict(RooflinePredictor(), nj.load_gpu(NAME), graph, gpu_name=NAME), graph
+
+
+@pytest.fixture(scope="module", params=[(1, "1f1b", 1), (2, "1f1b", 1), (2, "interleaved", 2), (2, "zero-bubble", 1)])
+def step(request: pytest.FixtureRequest) -> Step:
+    pipeline, schedule, chunks = request.param
+    layout = nj.Parallelism(tensor=2, pipeline=pipeline, data=2, zero=1, chunks=chunks, schedule=schedule)
+    job = nj.job_from_config("llama-3.2-1b", layout, global_batch_size=8, sequence_length=512)
+    cluster = nj.load_cluster(f"{layout.gpus}x H100")
+    found = nj.predict(RooflinePredictor(), cluster, job, gpu_name=f"{layout.gpus}x {NAME}")
+    return found, step_timeline(RooflinePredictor(), cluster, job, found)
+
+
+def kernels(trace: dict[str, Any]) -> Events:
+    return [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+
+
+def spans(events: Events) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([each["ts"] for each in events]), np.array([each["dur"] for each in events])
+
+
+def test_every_launch_is_there_in_order(forecast: tuple[nj.Forecast, nj.Graph]) -> None:
+    found, graph = forecast
+    trace = forecast_timeline(found, graph)
+    drawn = kernels(trace)
+    starts, lengths = spans(drawn)
+    assert lengths.sum() * 1e-6 == pytest.approx(found.total_s, abs=1e-9 * len(drawn))
+    np.testing.assert_allclose(starts[1:], (starts + lengths)[:-1], atol=2e-3)  # nanoseconds are rounded
+    for family, seconds in found.seconds_by("family").items():
+        own = sum(each["dur"] for each in drawn if each["args"]["family"] == family)
+        assert own * 1e-6 == pytest.approx(seconds, rel=1e-3)
+    heads = [each["name"] for each in trace["traceEvents"] if each.get("cat") == "gpu_user_annotation"]
+    layers = [head for head in heads if head.startswith("layer")]
+    assert layers == ["layer 0, forward", "layer 1, forward", "layer 1, backward", "layer 0, backward"]
+    assert heads[-1] == "optimizer"
+    assert trace["neusight_jax"]["workload"] == found.to_dict()["workload"]
+
+
+def test_launches_and_operators_belong_to_kernels(forecast: tuple[nj.Forecast, nj.Graph]) -> None:
+    trace = forecast_timeline(*forecast)
+    by_category = defaultdict(dict[int, dict[str, Any]])
+    for event in trace["traceEvents"]:
+        if "correlation" in event.get("args", {}):
+            by_category[event["cat"]][event["args"]["correlation"]] = event
+    assert by_category["kernel"].keys() == by_category["cuda_runtime"].keys()
+    products = {key for key, event in by_category["kernel"].items() if event["args"]["family"] in ("linear", "bmm")}
+    assert by_category["cpu_op"].keys() == products
+
+
+def test_our_own_reader(forecast: tuple[nj.Forecast, nj.Graph], tmp_path: Path) -> None:
+    found, graph = forecast
+    write_timeline(tmp_path / "run.json", forecast_timeline(found, graph))
+    run = nj.scale_trace(tmp_path / "run.json", None, "H100", predictor=RooflinePredictor())
+    assert run.origin == NAME
+    assert run.measured_s == pytest.approx(found.total_s, rel=1e-3)
+    assert run.scaled_s == pytest.approx(found.total_s, rel=1e-3)
+    assert run.span_s == pytest.approx(found.total_s, rel=1e-3)
+    shares = run.coverage()
+    products = sum(found.seconds_by("family")[name] for name in ("linear", "bmm"))
+    assert shares["forecast"]["share"] == pytest.approx(products / found.total_s, abs=2e-3)
+
+
+def test_another_graph_is_refused(forecast: tuple[nj.Forecast, nj.Graph]) -> None:
+    with pytest.raises(nj.InputError, match="expected its own"):
+        forecast_timeline(forecast[0], nj.graph_from_config("gpt2", 1, 64))
+
+
+def test_a_job_ends_when_its_step_does(step: Step, tmp_path: Path) -> None:
+    found, trace = step
+    drawn = kernels(trace)
+    end_s = max(each["ts"] + each["dur"] for each in drawn) * 1e-6
+    assert end_s + found.fixed_s == pytest.approx(found.total_s, rel=1e-5)
+    ranks = {each["pid"] for each in drawn}
+    assert ranks == set(range(found.workload["layout"]["pipeline"]))
+    for rank, stream in itertools.product(ranks, (COMPUTE, MESSAGES)):
+        own = sorted((each["ts"], each["dur"]) for each in drawn if (each["pid"], each["tid"]) == (rank, stream))
+        assert own
+        if stream == COMPUTE:  # one at a time
+            assert all(ts + dur <= later + 2e-3 for (ts, dur), (later, _) in itertools.pairwise(own))
+    busiest = max(sum(each["dur"] for each in drawn if (each["pid"], each["tid"]) == (rank, COMPUTE)) for rank in ranks)
+    assert busiest * 1e-6 == pytest.approx(found.compute_s, rel=1e-3)
+    write_timeline(tmp_path / "job.json", trace)
+    run = nj.scale_trace(tmp_path / "job.json", None, "H100", predictor=RooflinePredictor())
+    assert run.origin == NAME
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_holistic_trace_analysis(
+    forecast: tuple[nj.Forecast, nj.Graph], step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shares of busy time, and of messages that computation hides, are those of our own intervals."""
+    analysis = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
+    monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
+    traces = [forecast_timeline(*forecast)] + [step[1]] * (step[0].workload["layout"]["pipeline"] == 1)
+    for place, trace in enumerate(traces):
+        file = tmp_path / f"{place}.json"
+        write_timeline(file, trace)
+        drawn = kernels(trace)
+        sent = [each for each in drawn if each["name"].startswith("nccl")]
+        busy, span = busy_seconds(*spans(drawn))
+        computed = busy_seconds(*spans([each for each in drawn if each not in sent]))[0]
+        read = analysis.TraceAnalysis(trace_files={0: str(file)}, trace_dir=str(tmp_path))
+        parts = read.get_temporal_breakdown(visualize=False).iloc[0]
+        assert 100.0 - parts["idle_time_pctg"] == pytest.approx(100.0 * busy / span, abs=0.1)
+        assert parts["compute_time_pctg"] == pytest.approx(100.0 * computed / span, abs=0.1)
+        if sent:
+            messages = busy_seconds(*spans(sent))[0]
+            hidden = read.get_comm_comp_overlap(visualize=False).iloc[0]["comp_comm_overlap_pctg"]
+            assert hidden == pytest.approx(100.0 * (computed + messages - busy) / messages, abs=0.1)
