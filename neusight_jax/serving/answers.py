@@ -316,7 +316,7 @@ def answer(replica: Replica, load: Load, prices: Prices | None) -> ServingChoice
     if gpus > load.max_gpus:
         share = load.max_gpus // layout.gpus / replicas_
         return replace(choice, notes=(f"{load.max_gpus:g} GPUs carry {share:.0%} of the load; it takes {gpus}",))
-    rate = _of(states.rate, 0, at) if load.users is not None else load.rate / replicas_
+    rate = _of(states.rate, 0, at) if load.users is not None else (load.rate or 0.0) / replicas_
     output = rate * load.lengths.output_tokens
     choice = replace(choice, replicas=replicas_, gpus=gpus, tokens_per_s_gpu=output / layout.gpus)
     price = prices.of(replica.gpu) if prices is not None else None
@@ -333,7 +333,7 @@ def answer(replica: Replica, load: Load, prices: Prices | None) -> ServingChoice
     return replace(choice, intervals=intervals, costs=costs[0])
 
 
-def _of(values: np.ndarray, bound: int, at: float) -> float:
+def _of(values: Any, bound: int, at: float) -> float:
     """A value between two loads."""
     return float(np.interp(at, np.arange(values.shape[1]), values[bound]))
 

@@ -99,20 +99,20 @@ class Steady:
       prefill_share: of the busy time that is added by prompts.
     """
 
-    ttft_s: Array
-    ttft_p50_s: Array
-    ttft_p95_s: Array
-    tpot_s: Array
-    tpot_p95_s: Array
-    rate: Array
-    batch: Array
-    prefill_share: Array
+    ttft_s: Any
+    ttft_p50_s: Any
+    ttft_p95_s: Any
+    tpot_s: Any
+    tpot_p95_s: Any
+    rate: Any
+    batch: Any
+    prefill_share: Any
 
-    def ttft(self, percentile: float) -> Array:
+    def ttft(self, percentile: float) -> Any:
         """Seconds to the first token at the median or the 95th percentile."""
         return self.ttft_p50_s if percentile == 50.0 else self.ttft_p95_s
 
-    def tpot(self, percentile: float) -> Array:
+    def tpot(self, percentile: float) -> Any:
         """Seconds of a further token; its median is its mean, as that of a sum of many steps."""
         return self.tpot_s if percentile == 50.0 else self.tpot_p95_s
 
@@ -133,7 +133,7 @@ def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) ->
     together = jnp.clip(asked.chunk_tokens / fresh, 1.0, jnp.maximum(others + 1.0, 1.0))
 
     def decode_s(batch: Array) -> Array:
-        return asked.drafting * times.step_s(batch, context, guesses=guesses)
+        return jnp.asarray(asked.drafting) * times.step_s(batch, context, guesses=guesses)
 
     def at(share: Array) -> tuple[Array, Array, Array, Array]:
         """Of a share: decode step, prompt, what it adds, decode step of the others."""
@@ -152,12 +152,12 @@ def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) ->
         queued = random * wave_wait / jnp.maximum(random + wave_wait, 1e-9)
         return added, decoding, first, busy, prompt * queued, prompt * wave_wait
 
-    def iterate(share: Array, _: None) -> tuple[Array, None]:
-        _, decoding, first, _, random, waved = parts(share)
+    def iterate(share: Array, __: None) -> tuple[Array, None]:
+        decoding, first, random, waved = (parts(share)[at] for at in (1, 2, 4, 5))
         wait = (1.0 - wave) * random + wave * waved
         return 0.5 * (share + decoding / (decoding + first + wait)), None
 
-    share, _ = jax.lax.scan(iterate, jnp.ones_like(running), None, length=ITERATIONS)
+    share, __ = jax.lax.scan(iterate, jnp.ones_like(running), None, length=ITERATIONS)
     added, decoding, first, busy, random, waved = parts(share)
     wait = (1.0 - wave) * random + wave * waved
     life = first + wait + decoding

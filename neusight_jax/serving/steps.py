@@ -258,7 +258,8 @@ def _padded(batch: KernelBatch) -> KernelBatch:
         return batch
     padded: KernelBatch = jax.tree.map(pad, batch)
     empty = np.arange(len(padded.row)) >= len(batch.row)
-    return dataclasses.replace(padded, count=np.where(empty, 0, padded.count), row=np.where(empty, -1, padded.row))
+    changed: dict[str, Any] = {"count": np.where(empty, 0, padded.count), "row": np.where(empty, -1, padded.row)}
+    return dataclasses.replace(padded, **changed)
 
 
 ROWS = 256

@@ -51,7 +51,7 @@ def _measured(choice: ServingChoice, replica: Replica, load: Load, trace: Trace 
         rate = None if load.rate is None else load.rate / count
         return run(times, replica.options, held, lengths=load.lengths, users=users, rate=rate)
 
-    most = min(load.max_gpus // replica.layout.gpus, 1e6)
+    most = min(load.max_gpus, 1e9) // replica.layout.gpus
     count, found = _fewest(of, load, choice.replicas or 1, int(most))
     if found is None:
         note = f"run by the engine, {most:g} replicas miss the targets"
