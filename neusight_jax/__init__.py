@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from neusight_jax.saving import save_predictor
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
     from neusight_jax.sensitivities import Sensitivity, sensitivity
-    from neusight_jax.serving.answers import Serving, serve
+    from neusight_jax.serving.answers import serve
+    from neusight_jax.serving.choices import Serving
     from neusight_jax.serving.engine import Engine
     from neusight_jax.sweeps.run import Sweep, sweep
     from neusight_jax.sweeps.space import Grid, Range, Samples
@@ -159,7 +160,8 @@ _HOMES = {
     "saving": ("save_predictor",),
     "scaling.scale": ("ScaledRun", "scale_trace"),
     "sensitivities": ("Sensitivity", "sensitivity"),
-    "serving.answers": ("Serving", "serve"),
+    "serving.answers": ("serve",),
+    "serving.choices": ("Serving",),
     "serving.engine": ("Engine",),
     "sweeps.run": ("Sweep", "sweep"),
     "sweeps.space": ("Grid", "Range", "Samples"),

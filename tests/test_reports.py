@@ -40,7 +40,7 @@ from neusight_jax.job.elasticities import StepSensitivity
 from neusight_jax.layouts.answers import Choice, Machine
 from neusight_jax.reports import page, plots
 from neusight_jax.results import Result
-from neusight_jax.serving.answers import Serving, ServingChoice
+from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.units import base_unit, quantity
 
 H100 = nj.load_gpu("H100")

@@ -14,7 +14,7 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.serving import dynamo
-from neusight_jax.serving.answers import Load, ServingChoice
+from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.dynamo import Run, read_trace, run, write_profile
 from neusight_jax.serving.engine import Engine, Options
 from neusight_jax.serving.steady import Lengths

@@ -120,7 +120,8 @@ def report(found: Layouts) -> Report:
         }
     )
     steps = [item.step for item in shown.values()]
-    bounds = [tuple(end / MS for end in step.interval_s or (step.total_s, step.total_s)) for step in steps]
+    ends = [step.interval_s or (step.total_s, step.total_s) for step in steps]
+    bounds = [(low / MS, high / MS) for low, high in ends]
     latencies = [step.total_s / MS for step in steps]
     known = any(step.interval_s for step in steps)
     parts = {name: [step.parts()[key] / MS for step in steps] for key, name in NAMES.items()}

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval
 from neusight_jax.reports.text import headed, table
-from neusight_jax.serving.answers import Serving, ServingChoice
+from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.units import MS, duration
 
 
@@ -89,7 +89,9 @@ def report(found: Serving) -> Report:
     def bars(title: str, unit: str, values: list[float], bounds: list[tuple[float, float]]) -> Plot:
         return bars_with_interval(title, names, values, bounds, unit)
 
-    pictures = [bars("GPUs", "GPUs", [each.gpus for each in shown], [each.intervals["gpus"] for each in shown])]
+    pictures = [
+        bars("GPUs", "GPUs", [float(each.gpus or 0) for each in shown], [each.intervals["gpus"] for each in shown])
+    ]
     for title, field in (("Time to the first token", "ttft_s"), ("Time of a token", "tpot_s")):
         bounds = [(each.intervals[field][0] / MS, each.intervals[field][1] / MS) for each in shown]
         pictures.append(bars(f"{title}, {key}", "ms", [getattr(each, field)[key] / MS for each in shown], bounds))

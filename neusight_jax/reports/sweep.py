@@ -77,8 +77,8 @@ def _map(frame: pd.DataFrame, fields: list[str]) -> Plot:
     ticks = np.linspace(np.nanmin(np.log10(seconds)), np.nanmax(np.log10(seconds)), 6)
     trace = {
         "type": "heatmap",
-        "x": [f"{value / scale_x:.4g}" for value in logs.columns],
-        "y": [f"{value / scale_y:.4g}" for value in logs.index],
+        "x": [f"{value / scale_x:.4g}" for value in logs.columns.to_numpy(float)],
+        "y": [f"{value / scale_y:.4g}" for value in logs.index.to_numpy(float)],
         "z": [[None if np.isnan(value) else value for value in row] for row in np.log10(seconds)],
         "text": [["" if np.isnan(value) else duration(value) for value in row] for row in seconds],
         "colorscale": "Viridis",

@@ -129,7 +129,7 @@ def forecast_timeline(forecast: Forecast, graph: Graph) -> dict[str, Any]:
             for kernel in node.phases[PHASES.index(phase)]:
                 row = rows[_key(graph, node, phase, kernel)]
                 launches, seconds = max(round(kernel.count), 1), float(forecast.columns["seconds"][row])
-                said = {"phase": phase, "family": kernel.family, "dtype": kernel.dtype or graph.dtype}
+                said: dict[str, Any] = {"phase": phase, "family": kernel.family, "dtype": kernel.dtype or graph.dtype}
                 for _ in range(launches):
                     length = seconds * kernel.count / launches
                     events.kernel(_name(kernel, node.name), at, length, kernel=kernel, node=node.name, **said)

@@ -6,9 +6,9 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,121 +19,20 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.prices import SECONDS_PER_HOUR, Prices
 from neusight_jax.programs import one_shot
-from neusight_jax.results import Result
+from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
 from neusight_jax.serving.engine import LEARNED, Engine, usual_options
 from neusight_jax.serving.layouts import Replica, named_machines, replicas
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import load_model
 from neusight_jax.serving.times import Times
+from neusight_jax.serving.under_load import METHOD, under_load
 from neusight_jax.terms import Predictor
 from neusight_jax.units import duration
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
-CLOSED_FORM = "an estimate in closed form: continuous batching in steady state, no engine was run"
 EXPERTS = "tokens spread over experts at random and evenly; hot experts cost more"
-
-
-@dataclass(frozen=True)
-class ServingChoice:
-    """One GPU type and layout, with as many replicas as the load needs. Units: seconds, bytes, tokens, as named.
-
-    Attributes:
-      gpu, tensor, expert: GPU type, and ranks of a replica that layers are split over, and experts.
-      rank, tie: 1 is best; those whose interval reaches the best of their group share its rank. 0 = does not answer.
-      replicas, gpus: smallest number that carries the load within the targets; None = none does.
-      ttft_s, tpot_s: at the load of each replica, by percentile: {"p50": ..., "p95": ...}.
-      intervals: low and high, by what they are of: `ttft_s`, `tpot_s` (at the targets' percentile), `gpus`, `cost`.
-      max_users, max_rate: of one replica within the targets: requests at once, and a second.
-      tokens_per_s_gpu: output tokens a second, at the load.
-      memory: of a rank by what holds it; requests_at_once: whose KV cache fits.
-      costs: in the currency of the prices, `per_hour` and per million tokens: `input`, `output`, `tokens`.
-      notes: why it does not answer.
-    """
-
-    gpu: str
-    tensor: int
-    expert: int
-    rank: int = 0
-    tie: bool = False
-    replicas: int | None = None
-    gpus: int | None = None
-    ttft_s: Mapping[str, float] = field(default_factory=dict)
-    tpot_s: Mapping[str, float] = field(default_factory=dict)
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    max_users: int | None = None
-    max_rate: float | None = None
-    tokens_per_s_gpu: float | None = None
-    memory: Mapping[str, float] = field(default_factory=dict)
-    requests_at_once: float = 0.0
-    costs: Mapping[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Serving(Result):
-    """Choices in order, best first.
-
-    Attributes:
-      workload: the whole of what was asked; by: what they are ranked by; currency: of the prices, if any.
-      choices: see `ServingChoice`; method: what forecast the load.
-    """
-
-    kind: ClassVar[str] = "serving"
-    workload: Mapping[str, Any]
-    by: str
-    choices: tuple[ServingChoice, ...]
-    currency: str = ""
-    method: str = CLOSED_FORM
-    notes: tuple[str, ...] = ()
-
-    @property
-    def best(self) -> ServingChoice:
-        """The first choice."""
-        return self.choices[0]
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per choice; what has parts as one column each."""
-        import pandas as pd
-
-        return pd.json_normalize([asdict(item) for item in self.choices])
-
-    def values(self) -> dict[str, Any]:
-        """What was asked, and every choice."""
-        return {**self._fields("workload", "by", "currency", "method", "choices", "notes")}
-
-
-@dataclass(frozen=True)
-class Load:
-    """What is asked of a service; static.
-
-    Attributes:
-      lengths: of a request; users: requests at once, each user sending the next when one is answered; rate: requests a
-        second that arrive at random. One of the two, the other None.
-      ttft_s, tpot_s: targets, seconds, infinity = none; percentile: of the requests that have to meet them.
-      max_gpus: most GPUs of one type.
-    """
-
-    lengths: Lengths
-    users: float | None
-    rate: float | None
-    ttft_s: float = math.inf
-    tpot_s: float = math.inf
-    percentile: float = 95.0
-    max_gpus: float = math.inf
-
-    def __post_init__(self) -> None:
-        if (self.users is None) == (self.rate is None):
-            raise InputError("give either users (requests at once) or request_rate (requests a second)")
-        for name, value in (("users", self.users), ("request_rate", self.rate)):
-            if value is not None and not 0.0 < value < math.inf:
-                raise InputError(f"{name} is {value!r}, expected a positive number")
-        for name in ("ttft_s", "tpot_s", "max_gpus"):
-            if not getattr(self, name) > 0.0:
-                raise InputError(f"{name} is {getattr(self, name)!r}, expected a positive number")
-        if self.percentile not in PERCENTILES:
-            raise InputError(f"percentile is {self.percentile!r}, expected 50 or 95")
 
 
 def serve(
@@ -152,7 +51,7 @@ def serve(
     percentile: float = 95.0,
     prices: Prices | None = None,
     max_gpus: int | None = None,
-    dtypes: Mapping[str, str] | None = None,
+    dtypes: Mapping[str, str | None] | None = None,
     options: Mapping[str, Any] | None = None,
     tensor_parallel: Sequence[int] | None = None,
     expert_parallel: Sequence[int] | None = None,
@@ -219,8 +118,6 @@ def serve(
     by = "cost" if prices is not None else "gpus"
     choices = ranked(choices, by)
     if engine_runs:
-        from neusight_jax.serving.under_load import METHOD, under_load
-
         choices = ranked(under_load(choices, tried, load, requests), by)
         _require_answer(choices, load)
     workload = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from neusight_jax.prices import SECONDS_PER_HOUR
-from neusight_jax.serving.answers import Load, ServingChoice
+from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.dynamo import PACKAGE, VERSION, Run, Trace, run
 from neusight_jax.serving.layouts import Replica
 
