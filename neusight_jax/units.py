@@ -37,6 +37,10 @@ UNITS: dict[str, tuple[float, str]] = {
     "dollars": (1.0, "$"),
     "pin_bit_per_s": (GIGA, "Gbit/s"),
     "tokens_per_s": (1.0, "tokens/s"),
+    "cost_per_mtok": (1.0, "per million tokens"),
+    "price_per_hour": (1.0, "per hour"),
+    "requests_at_once": (1.0, "requests"),
+    "slo_ratio": (1.0, "of the limit"),
 }
 """Figure or metric -> the unit people use, in base units, and its name; others are times, or FLOP/s by their names."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,6 +15,9 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.distinct import distinct
 from neusight_jax.kernels.table import KernelTable
+
+if TYPE_CHECKING:
+    from neusight_jax.designs.service import Service
 
 
 def workload_dict(graph: Graph) -> dict[str, Any]:
@@ -89,12 +92,14 @@ class Workload:
       graph: the model and its workload.
       kernels: its distinct kernels.
       weight: how much it counts beside others, > 0.
+      service: of a model that is served within targets: a step is then one request (`designs.service`).
     """
 
     name: str
     graph: Graph
     kernels: KernelTable
     weight: float = 1.0
+    service: Service | None = None
 
     @property
     def tokens(self) -> int:

@@ -24,6 +24,7 @@ from neusight_jax.designs.notes import (
 )
 from neusight_jax.designs.problem import Given, Problem, arguments, metrics
 from neusight_jax.designs.search import Found, Search, Settings
+from neusight_jax.designs.service import ALONE
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.graph.graph import Graph
@@ -116,7 +117,8 @@ def problem(
 ) -> Problem:
     """A checked design problem; graphs count equally, `Workload`s by their weights."""
     loads = tuple(each if isinstance(each, Workload) else workload(each) for each in graphs)
-    limits, said = dict(budgets or {}), tuple(dict.fromkeys(notes))
+    alone = ALONE if any(each.service is not None for each in loads) else {}
+    limits, said = {**alone, **(budgets or {})}, tuple(dict.fromkeys(notes))
     return Problem(predictor, base, tuple(free), loads, costs or costs_for(base), objective, limits, said)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.designs.cost import CostModel
+from neusight_jax.designs.service import SERVED, Service, served_metrics
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.hypothetical import vary
@@ -32,12 +33,14 @@ OBJECTIVES: dict[str, dict[str, float]] = {
     "area": {"area_mm2": 1.0},
     "power": {"power_w": 1.0},
     "cost": {"dollars": 1.0},
+    "cost_per_mtok": {"cost_per_mtok": 1.0},
 }
 """Objectives as exponents: the product of metrics to these powers is minimised (its logarithm, in the search).
 
-Energy of a step is power · latency, so energy-delay is power · latency². Performance per dollar is maximised."""
+Energy of a step is power · latency, so energy-delay is power · latency². Performance per dollar is maximised.
+Cost per million tokens is of services (`designs.service`)."""
 TIMES: tuple[str, ...] = ("latency_s", "tokens_per_s")
-"""Metrics that need a forecast; the others need only the cost model."""
+"""Metrics of all workloads' seconds."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,13 @@ class Problem:
                 self.base.peak_flop_per_s(dtype)
         if isinstance(self.objective, str) and self.objective not in OBJECTIVES:
             raise unknown_name("objective", self.objective, OBJECTIVES)
+        if len({load.service is None for load in self.workloads}) > 1:
+            raise InputError("some workloads are services and others are not; expected targets for all or for none")
+        if self.workloads[0].service is not None and "dollars" not in self.metric_names:
+            raise InputError("the cost model has no dollars, from which the price of an hour follows; expected dollars")
         for name in (*self.exponents, *self.budgets):
+            if name in SERVED and name not in self.metric_names:
+                raise InputError(f"{name} is of models that are served; give targets: --slo 'ttft<=1s tpot<=50ms'")
             if name not in self.metric_names:
                 raise unknown_name("metric", name, self.metric_names)
         for name, limit in self.budgets.items():
@@ -96,19 +105,23 @@ class Problem:
     def metric_names(self) -> tuple[str, ...]:
         """Everything an objective or a budget may name."""
         costs = tuple(jax.eval_shape(lambda: self.costs.costs(_floats(self.base))))
-        return (*TIMES, *(load.name for load in self.workloads), *costs, *FIELDS)
+        return (*self.timed_names, *costs, *FIELDS)
+
+    @property
+    def timed_names(self) -> tuple[str, ...]:
+        """Metrics that need a forecast; the others need only the cost model."""
+        services = SERVED if all(load.service is not None for load in self.workloads) else ()
+        return (*TIMES, *services, *(load.name for load in self.workloads))
 
     @property
     def grows(self) -> bool:
         """Whether only times count, so that a larger machine is never worse."""
-        timed = (*TIMES, *(load.name for load in self.workloads))
-        return all(name in timed for name in self.exponents)
+        return all(name in self.timed_names and name not in SERVED for name in self.exponents)
 
     @property
     def cheap(self) -> tuple[str, ...]:
         """Budgets that need no forecast."""
-        timed = (*TIMES, *(load.name for load in self.workloads))
-        return tuple(name for name in self.budgets if name not in timed)
+        return tuple(name for name in self.budgets if name not in self.timed_names)
 
     @property
     def bounds(self) -> tuple[Float[np.ndarray, " field"], Float[np.ndarray, " field"]]:
@@ -146,6 +159,7 @@ class Given(NamedTuple):
       kernels, counts: as `workload.combined`.
       shares: weights of the workloads, summing to 1.
       tokens: of one step of each workload.
+      services: what each workload serves, instead of kernels; none where they are steps.
     """
 
     predictor: Predictor
@@ -155,6 +169,7 @@ class Given(NamedTuple):
     counts: dict[str, Any]
     shares: Float[Array, " workload"]
     tokens: Float[Array, " workload"]
+    services: tuple[Service, ...] = ()
 
 
 def metrics(
@@ -167,16 +182,21 @@ def metrics(
       figures: the free fields.
       relaxation: see `latencies.kernel_latency`.
     """
-    gpu = vary(given.base, figures)
-    each = kernel_latency(given.predictor, gpu, given.kernels, relaxation=relaxation)
-    parts = {name: given.counts[name] @ values for name, values in each.items()}
-    seconds = sum(parts.values(), jnp.zeros(given.shares.shape))
+    gpu, more = vary(given.base, figures), {}
+    costs = cost_metrics(given.costs, given.base, figures)
+    if given.services:
+        dearer = costs["dollars"] / given.costs.costs(given.base)["dollars"]
+        more, seconds, parts = served_metrics(given.services, given.shares, given.predictor, gpu, dearer, relaxation)
+    else:
+        each = kernel_latency(given.predictor, gpu, given.kernels, relaxation=relaxation)
+        parts = {name: given.counts[name] @ values for name, values in each.items()}
+        seconds = sum(parts.values(), jnp.zeros(given.shares.shape))
     logs = jnp.log(seconds)
     times = {
         "latency_s": jnp.exp(jnp.sum(given.shares * logs)),
         "tokens_per_s": jnp.exp(jnp.sum(given.shares * (jnp.log(given.tokens) - logs))),
     }
-    return {**times, **cost_metrics(given.costs, given.base, figures)}, seconds, parts
+    return {**times, **more, **costs}, seconds, parts
 
 
 def arguments(problem: Problem) -> Given:
@@ -187,7 +207,8 @@ def arguments(problem: Problem) -> Given:
         problem.predictor,
         problem.costs,
         _floats(problem.base),
-        *combined(problem.workloads),
+        *combined([load for load in problem.workloads if load.service is None]),
         jnp.asarray(weights / weights.sum(), float),
         jnp.asarray(tokens, float),
+        tuple(load.service for load in problem.workloads if load.service is not None),
     )

@@ -20,6 +20,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import kernel_latency, kernel_terms, require_covered
 from neusight_jax.programs import one_shot
+from neusight_jax.roofline import Scalar
 from neusight_jax.serving.engine import Engine
 from neusight_jax.serving.steps import Axes, Steps
 from neusight_jax.terms import Predictor
@@ -102,11 +103,18 @@ def tabulated(steps: Steps, seconds: Mapping[str, Array], engine: Engine) -> Tim
 
 def times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> Times:
     """Times of steps on a machine; pure, so that gradients reach the machine and `jax.vmap` many of them."""
+    return tabulated(steps, kernel_seconds(predictor, machine, steps), engine)
+
+
+def kernel_seconds(
+    predictor: Predictor, machine: Machine, steps: Steps, relaxation: Scalar = 0.0
+) -> dict[str, Float[Array, " kernel"]]:
+    """Seconds of every kernel of steps on a machine, by family; `relaxation` as of `kernel_latency`."""
     seconds: dict[str, Array] = {}
     for using, kernels in _split(predictor, steps.kernels):
         require_covered(using, kernels)
-        seconds |= kernel_latency(using, machine, kernels)
-    return tabulated(steps, seconds, engine)
+        seconds |= kernel_latency(using, machine, kernels, relaxation=relaxation)
+    return seconds
 
 
 def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> tuple[Times, Times, Times]:

@@ -1,0 +1,250 @@
+"""Service: a model that an engine serves within targets, as a workload of a design, in closed form.
+
+A step of this workload is one request. Its seconds are those of a replica per request, at the largest load that meets
+the targets and whose KV cache fits: what a user pays for. The load follows the machine, and so does the gradient: on a
+grid of loads it lies where the log of the largest time over its target is 0, between two of them in logarithms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from neusight_jax.errors import InputError
+from neusight_jax.gpu import GPU
+from neusight_jax.graph.configs.config import whole
+from neusight_jax.graph.configs.decoder import read_decoder
+from neusight_jax.graph.graph import Graph
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.kernels.collective import COLLECTIVE
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.prices import SECONDS_PER_HOUR
+from neusight_jax.roofline import Scalar
+from neusight_jax.serving.capacity import capacity
+from neusight_jax.serving.choices import CLOSED_FORM
+from neusight_jax.serving.engine import LEARNED, Engine, usual_options
+from neusight_jax.serving.layouts import TENSOR
+from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, demand, steady
+from neusight_jax.serving.steps import Steps, axes, load_model, steps
+from neusight_jax.serving.times import kernel_seconds, tabulated
+from neusight_jax.terms import Predictor
+from neusight_jax.workloads import Workload
+
+SERVED: tuple[str, ...] = ("cost_per_mtok", "price_per_hour", "requests_at_once", "ttft_s", "tpot_s", "slo_ratio")
+"""Metrics of services: what a million tokens cost, input and output together; price of an hour of a replica; its
+requests at once, seconds to the first and of each further token there; and the largest ratio to its limit of first
+token, further token and memory with one request alone: above 1 no load meets the targets."""
+ALONE = {"slo_ratio": 1.0}
+"""Budget of every design of services."""
+LOADS = 32
+"""Loads of the grid, from one request at once to as many as fit, in equal ratios."""
+_NEVER_S = 1e9
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Service:
+    """What serving a model asks of one GPU of a replica, traced.
+
+    Attributes:
+      steps, asked, engine: kernels of the engine's steps, lengths of requests, numbers of the engine.
+      held_bytes, request_bytes: memory that weights and the like take, and the KV cache of a request of mean length.
+      memory_share, max_batch: of `engine.Options`.
+      ttft_s, tpot_s: targets, seconds.
+      price_per_hour: of all GPUs of a replica, where each is the base; that of others follows their dollars.
+      percentile: of the requests that meet the targets.
+    """
+
+    steps: Steps
+    asked: Demand
+    engine: Engine
+    held_bytes: ArrayLike
+    request_bytes: ArrayLike
+    memory_share: ArrayLike
+    max_batch: ArrayLike
+    ttft_s: ArrayLike
+    tpot_s: ArrayLike
+    price_per_hour: ArrayLike
+    percentile: float = dataclasses.field(default=95.0, metadata={"static": True})
+
+
+def service(
+    config: str | Path | Mapping[str, Any],
+    base: GPU,
+    input_tokens: int,
+    output_tokens: int,
+    *,
+    ttft_s: float | None = None,
+    tpot_s: float | None = None,
+    percentile: float = 95.0,
+    price_per_hour: float | None = None,
+    tensor_parallel: int = 1,
+    expert_parallel: int = 1,
+    dtypes: Mapping[str, str | None] | None = None,
+    options: Mapping[str, Any] | None = None,
+    engine: Engine = LEARNED,
+    weight: float = 1.0,
+) -> Workload:
+    """A model served by vLLM's continuous batching within targets, as a workload of `nj.design`.
+
+    Args:
+      config: a catalog name, the path of a config.json, or a mapping with Hugging Face keys, of a decoder.
+      base: the machine a design starts from: its arithmetic paths, and the defaults of the engine on it.
+      input_tokens, output_tokens: of a request.
+      ttft_s, tpot_s: targets for the first token and for each further one, at least one of them.
+      percentile: 50 or 95 of requests meet them.
+      price_per_hour: of one base GPU; other machines cost as many times more as their dollars by the cost model are
+        more. None: 1, so that costs are in hours of the base.
+      tensor_parallel, expert_parallel: GPUs of a replica, 1 or as many for whole experts. Links are `default_topology`.
+      dtypes, options, engine: as `nj.serve` has them; weight: beside other workloads.
+    Raises: `InputError` for unusable input.
+    """
+    targets = _targets(ttft_s, tpot_s, percentile)
+    _positive("price_per_hour", price_per_hour)
+    _positive("weight", weight)
+    lengths = Lengths(whole("input_tokens", input_tokens), whole("output_tokens", output_tokens))
+    layout = Parallelism(tensor=tensor_parallel, expert=expert_parallel)
+    model = load_model(config, **(dtypes or {}))
+    own = usual_options(float(np.asarray(base.mem_bytes)), **(options or {}))
+    longest = int(lengths.input_tokens + lengths.output_tokens)
+    read_decoder(model.config, longest)  # refuses what the model has no positions for
+    grid = axes(longest, own.chunk_tokens, own.max_batch * (own.draft_tokens + 1))
+    written = steps(model, layout, TENSOR[-1], tuple(sorted(base.paths)), grid)
+    memory = capacity(model, layout, float(np.asarray(base.mem_bytes)), own, lengths.mean_context)
+    asked = Service(
+        written,
+        demand(lengths, own),
+        engine,
+        memory.weights + memory.activations + memory.runtime,
+        memory.request_bytes,
+        own.memory_share,
+        float(own.max_batch),
+        *targets,
+        layout.gpus * (price_per_hour or 1.0),
+        percentile,
+    )
+    said = {
+        **{name: value for name, value in asdict(model.dtypes).items() if name in ("weight_dtype", "kv_dtype")},
+        **{"tensor_parallel": layout.tensor} | ({"expert_parallel": layout.expert} if layout.expert > 1 else {}),
+        **{"input_tokens": input_tokens, "output_tokens": output_tokens, "ttft_s": ttft_s, "tpot_s": tpot_s},
+        **{"percentile": percentile, "price_per_hour": price_per_hour},
+    }
+    graph = Graph(
+        model.config.name,
+        (),
+        "serving",
+        model.dtypes.products,
+        1,
+        input_tokens,
+        True,
+        tokens=longest,
+        options=said,
+        notes=(*_assumed(price_per_hour), *model.notes),
+    )
+    name = f"{graph.name} serving {input_tokens}+{output_tokens}"
+    sent = {COLLECTIVE.name}  # what a predictor does not cover of it goes by the sheet
+    own_kernels = {family: batch for family, batch in written.kernels.families.items() if family not in sent}
+    return Workload(name, graph, KernelTable(own_kernels), weight, asked)
+
+
+def _assumed(price: float | None) -> tuple[str, ...]:
+    """What a cost rests on."""
+    hour = "an hour of the base GPU" if price is None else f"{price:g} an hour of the base GPU"
+    return (
+        f"cost_per_mtok counts {hour}{' as 1: no price was given' if price is None else ''}; another GPU costs as many "
+        "times more as the dollars of its die, memory and board by the cost model",
+        f"latency_s is the time of a replica per request, at the largest load within the targets: {CLOSED_FORM}",
+    )
+
+
+def _targets(ttft_s: float | None, tpot_s: float | None, percentile: float) -> tuple[float, float]:
+    """Both targets; a missing one is never missed."""
+    if ttft_s is None and tpot_s is None:
+        raise InputError("a service has no target; expected ttft_s, tpot_s or both, e.g. 'ttft<=1s tpot<=50ms'")
+    _positive("ttft_s", ttft_s)
+    _positive("tpot_s", tpot_s)
+    if percentile not in PERCENTILES:
+        raise InputError(f"percentile is {percentile!r}, expected 50 or 95")
+    return ttft_s or _NEVER_S, tpot_s or _NEVER_S
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise InputError(f"{name} is {value!r}, expected a positive number")
+
+
+def served(
+    asked: Service, predictor: Predictor, gpu: GPU, relaxation: Scalar = 0.0
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Seconds of a replica per request (`seconds`) and the last four of `SERVED` on one machine; seconds of all steps
+    of the grid by family.
+
+    Differentiable in all figures of the machine, memory too.
+    """
+    kernels = kernel_seconds(predictor, gpu, asked.steps, relaxation)
+    times = tabulated(asked.steps, kernels, asked.engine)
+    there = jnp.asarray(gpu.mem_bytes) * asked.memory_share
+    room = jnp.clip((there - asked.held_bytes) / asked.request_bytes, 1.0, asked.max_batch)
+    log_loads = jnp.linspace(0.0, 1.0, LOADS) * jnp.log(room)
+    states = jax.vmap(lambda log_load: steady(times, asked.asked, jnp.exp(log_load), room))(log_loads)
+    first, further = states.ttft(asked.percentile), states.tpot(asked.percentile)
+    over = jnp.log(jnp.maximum(first / asked.ttft_s, further / asked.tpot_s))
+    at = _crossing(over)
+    filled = jnp.log((asked.held_bytes + asked.request_bytes) / there)
+    found = {
+        "seconds": 1.0 / _between(states.rate, at),
+        "requests_at_once": _between(jnp.exp(log_loads), at),
+        "ttft_s": _between(first, at),
+        "tpot_s": _between(further, at),
+        "slo_ratio": jnp.exp(jnp.maximum(over[0], filled)),
+    }
+    families = {name: jnp.sum(jnp.asarray(asked.steps.counts[name]) @ each) for name, each in kernels.items()}
+    return found, families
+
+
+def _crossing(over: Float[Array, " load"]) -> tuple[Array, Array]:
+    """The last load before the first at which `over` exceeds 0, and the share of the way to that one where it is 0; the
+    first load where all exceed it, the last where none does."""
+    before = jnp.argmax(jnp.append(over[1:] > 0.0, True))
+    low, high = over[before], over[jnp.minimum(before + 1, LOADS - 1)]
+    return before, jnp.clip(-low / jnp.maximum(high - low, 1e-6), 0.0, 1.0)
+
+
+def _between(values: Float[Array, " load"], at: tuple[Array, Array]) -> Array:
+    """A positive value at a crossing, linear in logarithms."""
+    log, (before, share) = jnp.log(values), at
+    return jnp.exp((1.0 - share) * log[before] + share * log[jnp.minimum(before + 1, LOADS - 1)])
+
+
+def served_metrics(
+    asked: Sequence[Service], shares: Array, predictor: Predictor, gpu: GPU, dearer: Array, relaxation: Scalar
+) -> tuple[dict[str, Any], Float[Array, " workload"], dict[str, Any]]:
+    """`SERVED`, seconds per request of every service, and seconds of its steps by family [workload].
+
+    Of several services: the geometric mean of their costs, and the worst of each other metric.
+
+    Args:
+      shares: of the services in that mean.
+      dearer: dollars of the machine over those of the base.
+    """
+    each = [served(one, predictor, gpu, relaxation) for one in asked]
+    of = {name: jnp.stack([found[name] for found, _ in each]) for name in each[0][0]}
+    families = dict.fromkeys(name for _, parts in each for name in parts)
+    zero = jnp.zeros(())
+    by_family = {name: jnp.stack([parts.get(name, zero) for _, parts in each]) for name in families}
+    worst = {name: jnp.max(of[name]) for name in ("ttft_s", "tpot_s", "slo_ratio")}
+    worst |= {"requests_at_once": jnp.min(of["requests_at_once"])}
+    prices = dearer * jnp.stack([jnp.asarray(one.price_per_hour, float) for one in asked])
+    tokens = jnp.stack([jnp.asarray(one.asked.inputs + one.asked.outputs, float) for one in asked])
+    costs = 1e6 / SECONDS_PER_HOUR * prices * of["seconds"] / tokens
+    own = {"cost_per_mtok": jnp.exp(jnp.sum(shares * jnp.log(costs))), "price_per_hour": jnp.max(prices)}
+    return {**own, **worst}, of["seconds"], by_family
