@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -15,6 +16,7 @@ from neusight_jax.cli.options import (
     AsJson,
     Models,
     ReportFile,
+    ServiceOptions,
     WorkloadCheckpoint,
     WorkloadOptions,
     option,
@@ -30,8 +32,11 @@ if TYPE_CHECKING:
     from neusight_jax.workloads import Workload
 
 
+_STEPS = ServiceOptions()
 _BUDGET = "Limits: area_mm2, power_w, dollars, pin_bit_per_s, latency_s, a GPU field."
-_OBJECTIVE = "latency, throughput, latency_area, energy_delay, performance_per_dollar, area, power or cost."
+_OBJECTIVE = (
+    "latency, throughput, latency_area, energy_delay, performance_per_dollar, area, power, cost, cost_per_mtok."
+)
 _FIXED = "Figures of the base to change; peaks follow SM count and clock."
 _TARGET = "Only say the least value of the one free field that meets this latency."
 
@@ -49,6 +54,7 @@ def design(
     target: Annotated[str | None, option(_TARGET, metavar="TIME")] = None,
     *,
     load: WorkloadOptions,
+    serving: ServiceOptions,
     checkpoint: WorkloadCheckpoint = None,
     starts: Annotated[int, option("Descents at once.")] = 3,
     steps: Annotated[int, option("Of each descent.")] = 15,
@@ -74,10 +80,10 @@ def design(
 
     ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
     machine = _base(base, fixed or ())
-    ask, named = _asking(machine, base, ranges, [_load(text, load) for text in models], checkpoint)
+    ask, named = _asking(machine, base, ranges, [_load(text, load, serving, machine) for text in models], checkpoint)
     if target is not None:
-        if len(ranges) != 1 or len(models) != 1 or budgets:
-            raise InputError("--target answers for one model, one --free field and no --budget")
+        if len(ranges) != 1 or len(models) != 1 or budgets or serving.slo:
+            raise InputError("--target answers for one model, one --free field, no --budget and no --slo")
         target_s = numbers("--target", target, [target], "latency_s")[0]
         _show_target(_target(ask(), target_s), named, as_json)
         return
@@ -124,7 +130,8 @@ def _asking(
     from neusight_jax.designs.answers import problem
     from neusight_jax.gpu_file import load_named_gpu
 
-    checkpoint, name = checkpoint or default_for(each.graph for each in loads), load_named_gpu(base)[0]
+    usual = "tensorcore" if any(each.service for each in loads) else default_for(each.graph for each in loads)
+    checkpoint, name = checkpoint or usual, load_named_gpu(base)[0]
     card = load_card(checkpoint)
     notes = [note for each in loads for note in forecast_notes(card, checkpoint, name, each.graph)]
     notes = [note.replace("this GPU", "the base") for note in notes]
@@ -220,7 +227,7 @@ def _base(name: str, changes: Sequence[str]) -> GPU:
     return vary_plainly(load_gpu(name), figures) if figures else load_gpu(name)
 
 
-def _load(text: str, load: WorkloadOptions) -> Workload:
+def _load(text: str, load: WorkloadOptions, serving: ServiceOptions = _STEPS, base: GPU | None = None) -> Workload:
     """A workload from `MODEL[,key=value...]`; what it does not say is as the options have it."""
     from neusight_jax.cli.workloads import graph_of
     from neusight_jax.workloads import workload
@@ -236,8 +243,55 @@ def _load(text: str, load: WorkloadOptions) -> Workload:
         else:
             raise _no_workload(text, part)
     chosen: dict[str, Any] = {key: _value(text, key, value) for key, value in given.items()}
-    weight = chosen.pop("weight", 1.0)
-    return workload(graph_of(name, replace(load, **chosen)), weight)
+    weight, own = chosen.pop("weight", 1.0), replace(load, **chosen)
+    if serving.slo is not None and base is not None:
+        return _service(name, own, serving, base, weight)
+    if serving != _STEPS:
+        raise InputError("--input-tokens, --output-tokens, --percentile and --gpu-price go with --slo; give targets")
+    return workload(graph_of(name, own), weight)
+
+
+_LAYOUT, _DTYPES = ("tensor_parallel", "expert_parallel"), ("dtype", "weight_dtype", "kv_dtype")
+
+
+def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, base: GPU, weight: float) -> Workload:
+    """A model that is served within targets."""
+    from neusight_jax.designs.service import service
+    from neusight_jax.graph.traced.source_file import is_source
+
+    other = [f"--{each.replace('_', '-')}" for each in load.given() if each not in (*_LAYOUT, *_DTYPES)]
+    if other or is_source(name):
+        said = ", ".join(other) or name
+        raise InputError(f"with --slo the engine decides what a step is, of a decoder; leave {said} out")
+    if serving.input_tokens is None or serving.output_tokens is None:
+        raise InputError("--slo needs the lengths of requests; give --input-tokens and --output-tokens")
+    targets = _targets(serving.slo or "")
+    layout = {each: getattr(load, each) for each in _LAYOUT}
+    return service(
+        name,
+        base,
+        serving.input_tokens,
+        serving.output_tokens,
+        **targets,
+        percentile=float(serving.percentile),
+        price_per_hour=serving.gpu_price,
+        dtypes={each: getattr(load, each) for each in _DTYPES},
+        **layout,
+        weight=weight,
+    )
+
+
+def _targets(text: str) -> dict[str, float]:
+    """`ttft<=1s tpot<=50ms` as `ttft_s` and `tpot_s`, seconds."""
+    from neusight_jax.cli.serve import seconds
+
+    found: dict[str, float] = {}
+    for part in re.sub(r"\s*<=\s*", "<=", text).replace(",", " ").split():
+        name, _, value = part.partition("<=")
+        if name not in ("ttft", "tpot") or not value or f"{name}_s" in found:
+            raise InputError(f"--slo {text!r}: expected ttft<=TIME, tpot<=TIME or both, e.g. 'ttft<=1s tpot<=50ms'")
+        found[f"{name}_s"] = seconds(f"--slo {name}", value)
+    return found
 
 
 _KINDS: dict[str, Callable[[str], Any]] = {

@@ -159,15 +159,31 @@ class JobOptions:
     sequence_parallel: Annotated[bool, option("Norms split over --tensor-parallel.")] = False
 
 
-_GROUPS: dict[str, Any] = {"load": WorkloadOptions, "job": JobOptions}
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Serving: what a command line says of requests and targets of models that are served, in place of steps."""
+
+    slo: Annotated[
+        str | None, option("Models are served within targets, e.g. 'ttft<=1s tpot<=50ms'.", metavar="TARGETS")
+    ] = None
+    input_tokens: Annotated[int | None, option("Of a prompt, with --slo.")] = None
+    output_tokens: Annotated[int | None, option("Of an answer, with --slo.")] = None
+    percentile: Annotated[int, option("Of requests that have to meet the targets: 50 or 95.")] = 95
+    gpu_price: Annotated[
+        float | None,
+        option("Of an hour of the base; other GPUs in proportion to their dollars.", default="1, hours of the base"),
+    ] = None
+
+
+_GROUPS: dict[str, Any] = {"load": WorkloadOptions, "job": JobOptions, "serving": ServiceOptions}
 """Parameters of commands that stand for groups of options."""
 _OF_FUNCTIONS = ("trip_count", "branch", "fp32_products", "parameters")
 """Options of models that are functions."""
 
 
 def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with every field of `WorkloadOptions` as an option in the place of its parameter `load`, and of
-    `JobOptions` in that of `job`.
+    """A command with every field of `WorkloadOptions` as an option in the place of its parameter `load`, of
+    `JobOptions` in that of `job`, and of `ServiceOptions` in that of `serving`.
 
     Options that the command has itself stay its own, and have their defaults in `load`.
     """

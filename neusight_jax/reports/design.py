@@ -48,14 +48,22 @@ def _binding(design: Design) -> RenderableType:
 
 def front_table(designs: Sequence[Design], metric: str, said: Sequence[str] = ()) -> RenderableType:
     """A Pareto front, one design per row, and its notes but for those `said` already."""
-    fields = list(designs[0].free) if designs else []
+    fields, told = (list(designs[0].free), _told(designs[0])) if designs else ([], "latency_s")
     rows = [
-        [with_unit(metric, each.metrics[metric]), with_unit("latency_s", each.metrics["latency_s"])]
+        [with_unit(metric, each.metrics[metric]), with_unit(told, each.metrics[told])]
         + [with_unit(name, each.free[name]) for name in fields]
         for each in designs
     ]
-    front = table("Pareto front", [metric, "latency_s", *fields], rows, text_columns=0)
+    front = table("Pareto front", [metric, told, *fields], rows, text_columns=0)
     return Group(front, *(Text(f"note: {note}") for note in front_notes(designs) if note not in said))
+
+
+_TOLD = {"cost_per_mtok": "Cost", "latency_s": "Latency"}
+
+
+def _told(design: Design) -> str:
+    """The metric a design is told by: what tokens cost where they are served, else its latency."""
+    return next(name for name in _TOLD if name in design.metrics)
 
 
 def front_notes(designs: Sequence[Design]) -> list[str]:
@@ -82,9 +90,8 @@ def report(design: Design, base: str = "", front: Sequence[Design] = (), metric:
         (name, with_unit(name, value), design.at_bounds.get(name, "") and "ends on a bound")
         for name, value in design.free.items()
     ]
-    cards.append(
-        ("Latency", with_unit("latency_s", own["latency_s"]), f"base {with_unit('latency_s', before['latency_s'])}")
-    )
+    told = _told(design)
+    cards.append((_TOLD[told], with_unit(told, own[told]), f"base {with_unit(told, before[told])}"))
     listed = [front_table(front, metric, design.notes)] if front else []
     facts = {"Workload": ", ".join(design.seconds), "Machine": f"a variant of {base or 'the base'}"}
     facts |= {"State": state} if state else {}
@@ -102,8 +109,9 @@ def _axes(across: str, up: str) -> dict[str, object]:
 
 def _front(designs: Sequence[Design], metric: str, design: Design) -> Plot:
     scale, label = scaled(metric)
-    points = [(each.metrics[metric] / scale, each.metrics["latency_s"]) for each in designs]
+    told = _told(design)
+    points = [(each.metrics[metric] / scale, each.metrics[told]) for each in designs]
     star = {"symbol": "star", "size": 14, "color": "#1c2330"}
-    base = _line([(design.base_metrics[metric] / scale, design.base_metrics["latency_s"])], "base")
+    base = _line([(design.base_metrics[metric] / scale, design.base_metrics[told])], "base")
     traces = [_line(points, "designs"), {**base, "mode": "markers", "marker": star}]
-    return Plot("Pareto front", traces, _axes(label, "latency, s"))
+    return Plot("Pareto front", traces, _axes(label, "latency, s" if told == "latency_s" else told))
