@@ -68,15 +68,13 @@ def test_prices_follow_dollars_and_loads_follow_targets_and_memory() -> None:
     base, small = known(), known(mem_bytes=2e9)
     assert base["price_per_hour"] == pytest.approx(2.0)
     assert small["price_per_hour"] == pytest.approx(2.0 * small["dollars"] / base["dollars"])
-    for found in (known(mem_bytes=40e9), known(mem_bytes=40e9, mem_bytes_per_s=1e12), small):
-        times = max(found["ttft_s"] / 0.1, found["tpot_s"] / 0.004)
-        assert times <= 1.0 + 1e-3
-        assert found["requests_at_once"] < 64.5
-        assert (
-            times == pytest.approx(1.0, abs=1e-3)
-            or found["requests_at_once"] < small["requests_at_once"] + 1e-3
-            or (found["requests_at_once"] == pytest.approx(64.0, rel=1e-3))
-        )
+    asked: Any = search().problem.workloads[0].service
+    for figures in ({"mem_bytes": 40e9}, {"mem_bytes": 40e9, "mem_bytes_per_s": 1e12}, {"mem_bytes": 2e9}):
+        found = known(**figures)
+        room = (figures["mem_bytes"] * asked.memory_share - asked.held_bytes) / asked.request_bytes
+        room = np.clip(room, 1.0, asked.max_batch)
+        times = max(found["ttft_s"] / asked.ttft_s, found["tpot_s"] / asked.tpot_s)
+        assert max(times, found["requests_at_once"] / room) == pytest.approx(1.0, abs=1e-3) or found["slo_ratio"] > 1.0
 
 
 @pytest.mark.parametrize("memory", [3e9, 40e9])
