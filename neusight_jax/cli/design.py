@@ -281,7 +281,7 @@ def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, base: GP
     )
 
 
-def _targets(text: str) -> dict[str, float]:
+def _targets(text: str) -> dict[str, Any]:
     """`ttft<=1s tpot<=50ms` as `ttft_s` and `tpot_s`, seconds."""
     from neusight_jax.cli.serve import seconds
 

@@ -182,7 +182,8 @@ def metrics(
       figures: the free fields.
       relaxation: see `latencies.kernel_latency`.
     """
-    gpu, more = vary(given.base, figures), {}
+    gpu = vary(given.base, figures)
+    more: dict[str, Array] = {}
     costs = cost_metrics(given.costs, given.base, figures)
     if given.services:
         dearer = costs["dollars"] / given.costs.costs(given.base)["dollars"]
