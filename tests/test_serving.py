@@ -221,8 +221,8 @@ def test_defaults_follow_the_memory() -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from neusight_jax.cli.serve import seconds
+    from neusight_jax.cli.serve import _seconds
 
-    assert (seconds("--ttft", "800ms"), seconds("--ttft", "1s"), seconds("--ttft", "0.05")) == (0.8, 1.0, 0.05)
+    assert (_seconds("--ttft", "800ms"), _seconds("--ttft", "1s"), _seconds("--ttft", "0.05")) == (0.8, 1.0, 0.05)
     with pytest.raises(nj.InputError, match="--ttft is 'soon', expected a time such as 1s"):
-        seconds("--ttft", "soon")
+        _seconds("--ttft", "soon")

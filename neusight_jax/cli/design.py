@@ -283,14 +283,14 @@ def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, base: GP
 
 def _targets(text: str) -> dict[str, Any]:
     """`ttft<=1s tpot<=50ms` as `ttft_s` and `tpot_s`, seconds."""
-    from neusight_jax.cli.serve import seconds
+    from neusight_jax.cli.serve import _seconds
 
     found: dict[str, float] = {}
     for part in re.sub(r"\s*<=\s*", "<=", text).replace(",", " ").split():
         name, _, value = part.partition("<=")
         if name not in ("ttft", "tpot") or not value or f"{name}_s" in found:
             raise InputError(f"--slo {text!r}: expected ttft<=TIME, tpot<=TIME or both, e.g. 'ttft<=1s tpot<=50ms'")
-        found[f"{name}_s"] = seconds(f"--slo {name}", value)
+        found[f"{name}_s"] = _seconds(f"--slo {name}", value)
     return found
 
 

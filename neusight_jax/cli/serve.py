@@ -78,8 +78,8 @@ def serve(
         request_rate=request_rate,
         trace=trace,
         method=method,
-        ttft_s=seconds("--ttft", ttft),
-        tpot_s=seconds("--tpot", tpot),
+        ttft_s=_seconds("--ttft", ttft),
+        tpot_s=_seconds("--tpot", tpot),
         percentile=percentile,
         prices=read_prices(prices) if prices is not None else None,
         max_gpus=max_gpus,
@@ -91,7 +91,7 @@ def serve(
     answer(found, as_json, report, checkpoint=checkpoint)
 
 
-def seconds(name: str, text: str | None) -> float | None:
+def _seconds(name: str, text: str | None) -> float | None:
     """A time with or without a unit, in seconds."""
     if text is None:
         return None
