@@ -22,8 +22,6 @@ PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONT
 TABLED = [page for page in PAGES if "<!-- table " in page.read_text(encoding="utf-8")]
 SHORT_EXAMPLES = ("renting.md",)
 """Pages whose Python runs as it stands; others have tests of their own."""
-TO_SHORTEN = ("docs/tensor_cores.md",)
-"""Pages that are too long still."""
 
 needs_weights = pytest.mark.skipif("fp32" not in nj.list_checkpoints(), reason="no checkpoint fp32 here")
 
@@ -69,9 +67,8 @@ def test_the_leaderboard_is_that_of_its_csv() -> None:
 def test_pages_are_short_and_plain() -> None:
     check = tool("check")
     for name, (words, sentence) in check.measured().items():
-        if name not in TO_SHORTEN:
-            assert words <= check.MOST_WORDS, name
-            assert sentence <= check.MEDIAN_SENTENCE, name
+        assert words <= check.MOST_WORDS, name
+        assert sentence <= check.MEDIAN_SENTENCE, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
