@@ -55,13 +55,15 @@ def test_a_changed_number_is_seen() -> None:
 def test_the_leaderboard_is_that_of_its_csv() -> None:
     import pandas as pd
 
-    from neusight_jax.training.evaluation.leaderboard import Leaderboard
+    from neusight_jax.training.evaluation.leaderboard import ENTER, HOW, Leaderboard
 
     page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
     board = Leaderboard(pd.read_csv(ROOT / "docs" / "leaderboard.csv"), ())
     rows = [line for line in board.to_markdown("leaderboard.csv").splitlines() if line.startswith("| ")]
     assert len(rows) > 10
     assert [row for row in rows if row not in page] == []
+    assert ENTER in page
+    assert [name for name in HOW if f"- `{name}`: {HOW[name]}." not in page] == []
 
 
 def test_pages_are_short_and_plain() -> None:

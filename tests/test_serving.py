@@ -15,9 +15,11 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.cluster import on_device
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.engine import Engine, Options, usual_options
+from neusight_jax.serving.slopes import elasticities
 from neusight_jax.serving.steady import Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
 from neusight_jax.serving.times import Times, times
@@ -226,3 +228,25 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (_seconds("--ttft", "800ms"), _seconds("--ttft", "1s"), _seconds("--ttft", "0.05")) == (0.8, 1.0, 0.05)
     with pytest.raises(nj.InputError, match="--ttft is 'soon', expected a time such as 1s"):
         _seconds("--ttft", "soon")
+
+
+def test_elasticities_are_those_of_finite_differences(model: Model) -> None:
+    """At a load with two chunks of a prompt, away from the corners of the grid and of the roofline."""
+    grid, asked = axes(640, 512, 16), demand(LENGTHS, Options(chunk_tokens=300, max_batch=16))
+    written, cluster = steps(model, Parallelism(), 8, ("bf16",), grid), nj.load_cluster("1x H100")
+    engine, load, step = FREE.replace(step_s=2e-4, wave=0.1), 6.0, 0.01
+
+    @jax.jit
+    def logs(gpu: nj.GPU) -> jax.Array:
+        found = steady(times(PREDICTOR, cluster.replace(gpu=gpu), written, engine), asked, load, 16.0)
+        return jnp.log(jnp.stack([found.ttft_s, found.tpot_s]))
+
+    first, further = elasticities(PREDICTOR, cluster, written, engine, asked, load, 16.0)
+    gpu = on_device(cluster.gpu)
+    for name in ("mem_bytes_per_s", "bf16_flop_per_s"):
+        low, high = (logs(gpu.replace(**{name: getattr(gpu, name) * math.exp(each)})) for each in (-step, step))
+        expected = (high - low) / (2.0 * step)
+        slopes = np.array([getattr(each.gpu, name) for each in (first, further)])
+        np.testing.assert_allclose(slopes, expected, atol=0.02)
+        assert np.all(slopes < -0.01), name
+    assert float(first.gpu.link_bytes_per_s) == 0.0
