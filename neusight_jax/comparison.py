@@ -13,7 +13,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.gpu_file import load_named_gpus
 from neusight_jax.graph.graph import Graph
 from neusight_jax.memory import memory_bytes
-from neusight_jax.prices import SECONDS_PER_HOUR, Prices
+from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.results import Result
 from neusight_jax.terms import Predictor
 from neusight_jax.workloads import num_gpus, workload_dict
@@ -106,7 +106,7 @@ def compare(
     gpus: Sequence[str],
     graph: Graph,
     *,
-    prices: Prices | None = None,
+    prices: PriceList = None,
     by: str = "latency",
     notes: Mapping[str, Sequence[str]] | None = None,
 ) -> Comparison:
@@ -122,13 +122,14 @@ def compare(
       notes: what else to say of a GPU, by its name (`load_named_gpus`).
     Raises: `InputError` for an unknown order, an unknown GPU, or cost without any price.
     """
+    priced = prices_of(prices)
     if by not in ORDERS:
         raise unknown_name("order", by, ORDERS)
-    if by == "cost" and prices is None:
+    if by == "cost" and priced is None:
         raise InputError("ranking by cost needs prices; give a price file, GPU: price of an hour")
     needed = memory_bytes(graph)
     items = [
-        _candidate(predictor, name, gpu, graph, needed, prices, (notes or {}).get(name, ()))
+        _candidate(predictor, name, gpu, graph, needed, priced, (notes or {}).get(name, ()))
         for name, gpu in load_named_gpus(gpus).items()
     ]
     if by == "cost" and all(item.price_per_hour is None for item in items):
@@ -136,7 +137,7 @@ def compare(
     if by == "cost":
         items = [_noted(item, "has no price: not ranked") if item.price_per_hour is None else item for item in items]
     order, shared = _shared_notes(ranked(items, by), graph.notes)
-    return Comparison(workload_dict(graph), by, order, prices.currency if prices else "", shared)
+    return Comparison(workload_dict(graph), by, order, priced.currency if priced else "", shared)
 
 
 def _noted(item: Candidate, note: str) -> Candidate:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -21,14 +21,32 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Prices:
-    """Price of an hour by GPU name (canonical where the catalog knows it), in one currency."""
+    """Price of an hour by GPU name or alias, in one currency. `InputError` for a price that is no positive number."""
 
     per_hour: Mapping[str, float]
     currency: str = ""
 
+    def __post_init__(self) -> None:
+        for name, value in self.per_hour.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise InputError(f"price of {name} is {value!r}, expected a positive number per hour, e.g. 2.49")
+        canonical = {canonical_name(str(name)) or str(name): float(value) for name, value in self.per_hour.items()}
+        object.__setattr__(self, "per_hour", canonical)
+
     def of(self, name: str) -> float | None:
         """Price of an hour of one GPU by its name or alias, None where it has none."""
         return self.per_hour.get(name, self.per_hour.get(canonical_name(name) or name))
+
+
+PriceList: TypeAlias = Prices | Mapping[str, float] | str | os.PathLike[str] | None
+"""What callers give: `Prices`, GPU -> price of an hour, the path of a price file, or nothing."""
+
+
+def prices_of(given: PriceList) -> Prices | None:
+    """`Prices` of what a caller gave; see `read_prices`."""
+    if given is None or isinstance(given, Prices):
+        return given
+    return Prices(given) if isinstance(given, Mapping) else read_prices(given)
 
 
 def read_prices(path: str | os.PathLike[str]) -> Prices:
@@ -51,12 +69,10 @@ def read_prices(path: str | os.PathLike[str]) -> Prices:
     if not isinstance(content, dict) or not content:
         raise InputError(f"{file}: expected a mapping of GPU: price of an hour, e.g. H100: 2.49")
     currency = str(content.pop("currency", ""))
-    per_hour = {}
-    for name, value in content.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise InputError(f"{file}: price of {name} is {value!r}, expected a positive number per hour, e.g. 2.49")
-        per_hour[canonical_name(str(name)) or str(name)] = float(value)
-    return Prices(per_hour, currency)
+    try:
+        return Prices(content, currency)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
 
 
 def _csv_prices(text: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed
 from neusight_jax.layouts.pieces import Ask, Pieces
 from neusight_jax.layouts.space import Space, layouts_of
-from neusight_jax.prices import SECONDS_PER_HOUR, Prices
+from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.progress import follow
 from neusight_jax.results import Result
 from neusight_jax.terms import Predictor
@@ -162,7 +162,7 @@ def parallelize(
     overlaps: Sequence[str] = USUAL_OVERLAPS,
     software: Software | None = None,
     space: Space | None = None,
-    prices: Prices | None = None,
+    prices: PriceList = None,
     top: int = 5,
     notes: Sequence[str] = (),
     console: Console | None = None,
@@ -180,6 +180,7 @@ def parallelize(
         console: where progress goes.
     Raises: `InputError` for what cannot be used, and where no machine has a layout that divides.
     """
+    priced = prices_of(prices)
     check_options(attention, overlaps, optimizer)
     config, sequence = job_config(model), whole("sequence_length", sequence_length)
     batch = whole("global_batch_size", global_batch_size)
@@ -192,7 +193,7 @@ def parallelize(
     for name, each in clusters.items():
         each.gpu.peak_flop_per_s(dtype)
         using = predictor[name] if isinstance(predictor, Mapping) else predictor
-        machines.append(search.machine(name, each, using, _price(prices, name)))
+        machines.append(search.machine(name, each, using, _price(priced, name)))
     if not any(each.tried for each in machines):
         raise InputError(
             f"no layout divides {config.name} (batch {batch}, sequence {sequence}) over {_numbers(machines)} GPUs; "
@@ -201,7 +202,7 @@ def parallelize(
     order = _tied(sorted(machines, key=_order))
     asked = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
     asked |= {"dtype": dtype, "optimizer": optimizer, "attention": attention, "overlaps": tuple(overlaps)}
-    return Layouts(asked, tuple(order), prices.currency if prices else "", (*notes, *dict.fromkeys(config.notes)))
+    return Layouts(asked, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(config.notes)))
 
 
 def _numbers(machines: Sequence[Machine]) -> str:

@@ -21,7 +21,7 @@ def tables(found: Serving) -> RenderableType:
     parts: list[RenderableType] = []
     if rows:
         parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
-    parts.append("most users: of one replica within the targets; ± and ranges: 80 % intervals of the kernels")
+    parts.append("users: most of one replica within the targets; tok: output tokens; ± and ranges: 80 % intervals of the kernels")
     if any(choice.tie for choice in answers):
         parts.append("= ties: their intervals overlap that of the best of the group")
     hidden = len(found.choices) - len(first)
@@ -50,21 +50,20 @@ def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
     low, high = choice.intervals["gpus"]
     cells = {
         "rank": f"{choice.rank or '-'}{'=' if choice.tie else ''}",
-        "GPU": choice.gpu,
+        "GPU": choice.gpu.removeprefix("NVIDIA ").removeprefix("AMD Instinct "),
         "GPUs": f"{choice.gpus}" if low == high else f"{choice.gpus} ({low:g}-{high:g})",
         "layout": split,
         f"TTFT {key}": _bounded(choice.ttft_s[key], choice.intervals["ttft_s"]),
         f"TPOT {key}": _bounded(choice.tpot_s[key], choice.intervals["tpot_s"]),
-        "most users": f"{choice.max_users or 0:,}",
-        "out tok/s/GPU": f"{choice.tokens_per_s_gpu or 0.0:,.0f}",
+        "users": f"{choice.max_users or 0:,}",
+        "tok/s/GPU": f"{choice.tokens_per_s_gpu or 0.0:,.0f}",
     }
     if found.by == "cost":
         costs = choice.costs
         unit = f" {found.currency}" if found.currency else ""
         cells[f"hour{unit}"] = f"{costs['per_hour']:.2f}" if costs else "-"
-        cells["1M in"] = f"{costs['input']:.3f}" if costs else "-"
-        cells["1M out"] = f"{costs['output']:.3f}" if costs else "-"
-        cells["1M all"] = _money(costs["tokens"], choice.intervals["cost"]) if costs else "-"
+        cells["1M in/out"] = f"{costs['input']:.2f}/{costs['output']:.2f}" if costs else "-"
+        cells["1M tokens"] = _money(costs["tokens"], choice.intervals["cost"]) if costs else "-"
     return cells
 
 
@@ -74,7 +73,7 @@ def _bounded(value: float, interval: tuple[float, float]) -> str:
 
 
 def _money(value: float, interval: tuple[float, float]) -> str:
-    return f"{value:.3f} ({interval[0]:.3f}-{interval[1]:.3f})"
+    return f"{value:.2f} ({interval[0]:.2f}-{interval[1]:.2f})"
 
 
 def report(found: Serving) -> Report:

@@ -17,7 +17,7 @@ import numpy as np
 from neusight_jax.cluster import Machine
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
-from neusight_jax.prices import SECONDS_PER_HOUR, Prices
+from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
 from neusight_jax.serving.engine import LEARNED, Engine, usual_options
@@ -49,7 +49,7 @@ def serve(
     ttft_s: float | None = None,
     tpot_s: float | None = None,
     percentile: float = 95.0,
-    prices: Prices | None = None,
+    prices: PriceList = None,
     max_gpus: int | None = None,
     dtypes: Mapping[str, str | None] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -78,6 +78,7 @@ def serve(
       engine: numbers of the engine's own time; notes: what else to say.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
+    priced = prices_of(prices)
     engine_runs, requests = _method(method, trace is not None), None
     if trace is not None:
         from neusight_jax.serving.dynamo import read_trace
@@ -111,11 +112,11 @@ def serve(
             predictor, clusters, model, load.lengths, longest, own, engine, tensor_parallel, expert_parallel
         )
     }
-    choices = [answer(each, load, prices) for each in tried.values()]
-    if prices is not None and all(prices.of(name) is None for name in clusters):
+    choices = [answer(each, load, priced) for each in tried.values()]
+    if priced is not None and all(priced.of(name) is None for name in clusters):
         raise InputError(f"no price for any of {', '.join(clusters)}; add them to the price file")
     _require_answer(choices, load)
-    by = "cost" if prices is not None else "gpus"
+    by = "cost" if priced is not None else "gpus"
     choices = ranked(choices, by)
     if engine_runs:
         choices = ranked(under_load(choices, tried, load, requests), by)
@@ -141,7 +142,7 @@ def serve(
         *notes,
     )
     how = METHOD if engine_runs else CLOSED_FORM
-    return Serving(workload, by, tuple(choices), prices.currency if prices else "", how, said)
+    return Serving(workload, by, tuple(choices), priced.currency if priced else "", how, said)
 
 
 def _method(method: str, needed: bool) -> bool:
