@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,9 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.cluster import on_device
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.serving import slopes
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.engine import Engine, Options, usual_options
 from neusight_jax.serving.steady import Lengths, Steady, demand, steady
@@ -226,3 +228,41 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (_seconds("--ttft", "800ms"), _seconds("--ttft", "1s"), _seconds("--ttft", "0.05")) == (0.8, 1.0, 0.05)
     with pytest.raises(nj.InputError, match="--ttft is 'soon', expected a time such as 1s"):
         _seconds("--ttft", "soon")
+
+
+@dataclasses.dataclass(frozen=True)
+class Analytic:
+    """Times of a model whose steps read weights and caches and multiply tokens, one after the other."""
+
+    machine: Any
+    engine: Engine
+
+    def step_s(self, decode: Any, context: Any, chunk: Any = 0.0, start: Any = 0.0, guesses: Any = 0.0) -> Any:
+        gpu, tokens = self.machine.gpu, decode * (1.0 + guesses) + chunk
+        moved = 2e9 + 1e5 * (decode * context + 0.5 * chunk * (start + chunk))
+        return 2e-4 + moved / gpu.mem_bytes_per_s + 2e9 * tokens / gpu.bf16_flop_per_s
+
+
+def test_elasticities_are_those_of_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the whole steady state, on steps of known slope; those of a step are tested above."""
+    monkeypatch.setattr(slopes, "times", lambda predictor, machine, steps, engine: Analytic(machine, engine))
+    cluster, engine = nj.load_cluster("1x A100-SXM4-80GB"), FREE.replace(request_s=1e-3, wave=0.1)
+    asked, load, step = demand(LENGTHS, Options(chunk_tokens=300, max_batch=16)), 6.0, 0.01
+    found = slopes.elasticities(PREDICTOR, cluster, cast(Any, None), engine, asked, load, 16.0)
+
+    @jax.jit
+    def logs(own: Any) -> jax.Array:
+        state = steady(cast(Times, Analytic(own, engine)), asked, load, 16.0)
+        return jnp.log(jnp.stack([state.ttft_s, state.tpot_s]))
+
+    own = on_device(cluster)
+    for name in ("mem_bytes_per_s", "bf16_flop_per_s"):
+        figure = getattr(own.gpu, name)
+        low, high = (
+            logs(own.replace(gpu=own.gpu.replace(**{name: figure * math.exp(each)}))) for each in (-step, step)
+        )
+        got = np.array([getattr(each.gpu, name) for each in found])
+        np.testing.assert_allclose(got, np.asarray(high - low) / (2.0 * step), rtol=0.01, atol=1e-4)
+        assert np.all((got > -1.0) & (got < -0.01)), name
+    for each in found:  # what plays no part, and what the GPU has not, has no slope
+        assert float(each.gpu.clock_hz) == float(each.gpu.fp8_flop_per_s) == 0.0

@@ -1,4 +1,4 @@
-"""`neusight-jax evaluate | leaderboard`: errors of predictors on measurements, and a page of those of all systems."""
+"""`neusight-jax evaluate | leaderboard`: errors of predictors on measurements, and the leaderboard of all systems."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from neusight_jax.files import atomic_folder, refuse_existing, write_text_atomic
 PROTOCOLS = ("logo", "logo-size", "architecture", "seen", "logo-models", "few-shot")
 _PROTOCOL = "logo, logo-size, architecture, seen, logo-models or few-shot: own fits, not a checkpoint."
 _EVALUATION = "With --protocol: a new folder for table.md, scores.json and rows.csv."
+_ENTRY = "Score these predictions: a filled --template."
+_BOARD = Path("docs/leaderboard.csv")
 _BASELINE = "Beside it, e.g. roofline; all = those that can run here."
 
 
@@ -97,17 +99,71 @@ def _check_options(protocol: str | None, checkpoint: str | None, seeds: int | No
 
 def leaderboard(
     evaluations: Annotated[
-        list[Path], argument("Folders of `evaluate --output`, what `evaluate --json` printed.", "EVALUATION...")
-    ],
-    output: Annotated[Path, option("The page; a CSV is written beside it.", metavar="FILE.md")],
+        list[Path] | None,
+        argument("Folders of `evaluate --output`, or what its or --entry's --json printed.", "EVALUATION..."),
+    ] = None,
+    output: Annotated[Path | None, option("The page; a CSV is written beside it.", metavar="FILE.md")] = None,
     note: Annotated[str, option("A sentence for its end, e.g. the commit and the measurements.")] = "",
+    entry: Annotated[Path | None, option(_ENTRY, metavar="FILE.csv", group="Enter")] = None,
+    template: Annotated[
+        Path | None, option("Write the rows to be predicted there.", metavar="FILE.csv", group="Enter")
+    ] = None,
+    measurements: Annotated[
+        list[Path] | None, option("Folders or Parquet files of the measurement schema.", group="Enter")
+    ] = None,
+    split: Annotated[str, option("logo, logo-size or checkpoint (GPUs in training).", group="Enter")] = "logo",
+    name: Annotated[str | None, option("Of the system.", default="that of the file", group="Enter")] = None,
+    device: Annotated[
+        list[str] | None,
+        option("Only these GPUs; default: those of the board.", metavar="DEVICE", group="Enter"),
+    ] = None,
+    board: Annotated[Path, option("Scores to compare with, if the file is there.", group="Enter")] = _BOARD,
+    drop_invalid: Annotated[bool, option("Leave bad rows out instead of refusing them.", group="Enter")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Write the leaderboard page and its CSV."""
+    """Write the leaderboard page and its CSV; or score predictions of your own on its rows.
+
+    First --template, which lists the rows; fill its column predicted_s; then --entry.
+    """
+    if entry is None and template is None:
+        _write_page(evaluations or [], output, note)
+        return
+    if evaluations or output or note or (entry and template):
+        raise InputError("give one of --entry, --template, or EVALUATION... with --output; not two of them")
+    if not measurements:
+        raise InputError("--entry and --template need --measurements DIR, the folder whose rows are predicted")
+    from neusight_jax.training.evaluation import entry as entries
+    from neusight_jax.training.evaluation.leaderboard import read_board
+
+    others = read_board(board) if board.exists() or board != _BOARD else None
+    devices = measured_devices(device, measurements) if device else None
+    rows = entries.public_rows(measurements, split, devices, board=others, drop_invalid=drop_invalid)
+    if template is not None:
+        write_text_atomically(template, entries.template(rows).to_csv(index=False))
+        remark(f"wrote {template}: {len(rows):,} rows of {rows['device'].nunique()} GPUs; fill predicted_s, seconds")
+        return
+    assert entry is not None
+    _show_scores(entries.score_entry(entry, rows, split, others, name), as_json)
+
+
+def _show_scores(evaluation: Any, as_json: bool) -> None:
+    from neusight_jax.results import schema
+
+    if as_json:
+        show_json({"schema": schema("evaluation"), **evaluation.to_dict()})
+    else:
+        show(evaluation.tables())
+
+
+def _write_page(evaluations: list[Path], output: Path | None, note: str) -> None:
+    """The page and its CSV."""
+    if not evaluations or output is None:
+        raise InputError("expected EVALUATION... and --output FILE.md, or --template, or --entry; see --help")
     if output.suffix != ".md":
         raise InputError(f"--output {output}: expected a Markdown file, e.g. docs/leaderboard.md")
     from neusight_jax.training.evaluation.leaderboard import read_leaderboard
 
-    board, beside = read_leaderboard(evaluations), output.with_suffix(".csv")
-    write_text_atomically(beside, board.scores.round(3).to_csv(index=False))
-    write_text_atomically(output, board.to_markdown(beside.name, note))
+    found, beside = read_leaderboard(evaluations), output.with_suffix(".csv")
+    write_text_atomically(beside, found.scores.round(3).to_csv(index=False))
+    write_text_atomically(output, found.to_markdown(beside.name, note))
     remark(f"wrote {output} and {beside}")

@@ -21,7 +21,9 @@ def tables(found: Serving) -> RenderableType:
     parts: list[RenderableType] = []
     if rows:
         parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
-    parts.append("users: most of one replica within the targets; tok: output tokens; ± and ranges: 80 % intervals of the kernels")
+    parts.append(
+        "users: most of one replica within the targets; tok: output tokens; ± and ranges: 80 % intervals of the kernels"
+    )
     if any(choice.tie for choice in answers):
         parts.append("= ties: their intervals overlap that of the best of the group")
     hidden = len(found.choices) - len(first)

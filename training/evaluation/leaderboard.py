@@ -23,6 +23,50 @@ SPLITS: dict[str, str] = {
     "logo-size": "A GPU nobody has measured, and larger kernels than in training",
     "checkpoint": "GPUs in training",
 }
+HOW: dict[str, str] = {
+    "mixture": "this package's form, fitted to the same rows of the other GPUs",
+    "fp32-heldout": "the shipped weights, with each GPU's own correction",
+    "neusight": "the equations of the paper, fitted to the same rows",
+    "gbt": "LightGBM on the inputs of `mixture`, its physical times included",
+    "habitat-mlp": "Habitat's network for each family, on sizes and four figures of the GPU",
+    "habitat-wave": "Habitat's wave scaling; told the measured time of the very kernel on another GPU",
+    "habitat-wave-simplified": "the same in its form for many waves",
+    "li": "a line in the work, fitted to relative errors; its slope on a new GPU from a line over the others",
+    "li-published": "the same by least squares on seconds, as NeuSight's authors coded it",
+    "roofline3": "a roofline with two efficiencies and a launch time, fitted for each family",
+    "roofline": "peak FLOP/s or peak bandwidth, the longer time; nothing fitted",
+}
+"""How each system was run."""
+ENTER = """## Enter a system
+
+You need the public measurements ([retrain](retraining.md#or-bring-measurements) says how to get them). Run this from
+a clone, so that our scores are there:
+
+```console
+$ neusight-jax leaderboard --measurements profiles --drop-invalid --template rows.csv
+$ neusight-jax leaderboard --measurements profiles --drop-invalid --entry rows.csv --name mine
+```
+
+The first command writes the rows of the split without their times: up to 3,000 of each GPU and family, always the same
+ones. Fill in the column `predicted_s`. The second prints your errors beside ours on these rows. `--json` prints them as
+JSON. That file may stand among those that make this page: `neusight-jax leaderboard logo mine.json --output board.md`.
+
+| column | what it holds |
+|---|---|
+| `row` | file and place of the measurement, such as `kernels/linear.parquet:17`; needed |
+| `predicted_s` | your time of the kernel, seconds above 0; needed |
+| `device`, `family`, `op`, `dtype` | GPU, column of the tables above, operator, number format; may be left out |
+| sizes | as in the measurements: `m, n, k` is an m×n matrix times an n×k one; may be left out |
+
+- Enter whole families: every row of each, on all GPUs. A family left blank is not scored.
+- An unknown row, a row twice, a missing row or a time that is not above 0 is refused in one line. So is a row whose
+  sizes are not those of the measurements.
+- `--split logo` is the default. Each GPU must be predicted without any measurement of it: no weight, no constant, no
+  choice. Nobody can check that from a file, so say how it was done.
+- `--split checkpoint` has every row, and whole models with family `end to end`: for systems that have seen these GPUs.
+- An error is `|predicted / measured - 1|`. It is averaged over the rows of a GPU, then over GPUs.
+"""
+"""How to enter."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +92,22 @@ class Leaderboard:
                     f" Seeds, where something is random: {self.seeds[split]}; ± is the standard deviation over them."
                 )
             lines += [f"## {SPLITS.get(split, split)}", "", counts, "", *_table(part), ""]
+        how = [f"- `{name}`: {HOW[name]}." for name in HOW if name in set(self.scores["system"])]
+        lines += ["## How each was run", "", *how, ""] if how else []
+        lines += [ENTER]
         lines += ["Made by `neusight-jax leaderboard` from " + ", ".join(self.sources) + "." + (note and f" {note}")]
         return "\n".join(lines) + "\n"
 
 
-def _table(part: pd.DataFrame) -> list[str]:
-    groups = part.groupby(["system", "family"])
-    means, spread = groups["mean"].mean().unstack("family"), groups["sd"].mean().unstack("family")
+def family_means(scores: pd.DataFrame) -> pd.DataFrame:
+    """Mean error of systems (rows, best first) in families and whole models, GPUs counted equally."""
+    means = scores.groupby(["system", "family"])["mean"].mean().unstack("family")
     means = means[[name for name in (*NETWORKS, END_TO_END) if name in means]]
+    return means.loc[means.mean(axis=1).sort_values().index]
+
+
+def _table(part: pd.DataFrame) -> list[str]:
+    means, spread = family_means(part), part.groupby(["system", "family"])["sd"].mean().unstack("family")
     best = means.min()
 
     def cell(system: Any, name: str) -> str:
@@ -65,10 +117,26 @@ def _table(part: pd.DataFrame) -> list[str]:
         text = f"{value:.1f}" + (f" ± {sd:.1f}" if sd and sd >= 0.05 else "")
         return f"**{text}**" if value == best[name] else text
 
-    order = means.mean(axis=1).sort_values().index
-    return markdown_table(
-        ["system", *means.columns], [[str(system), *(cell(system, str(name)) for name in means)] for system in order]
-    )
+    cells = [[str(system), *(cell(system, str(name)) for name in means)] for system in means.index]
+    return markdown_table(["system", *means.columns], cells)
+
+
+def read_csv(file: Path | str, columns: Sequence[str], what: str, **options: Any) -> pd.DataFrame:
+    """A CSV file that has these columns. Raises: `InputError` for anything else; `what` it should be."""
+    try:
+        frame = pd.read_csv(file, **options)
+    except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors
+        reason = str(error).splitlines()[0][:200]
+        raise InputError(f"{file}: not readable as CSV ({reason}); expected {what}") from None
+    for name in columns:
+        if name not in frame:
+            raise InputError(f"{file}: no column {name}; expected {', '.join(columns)}, as in {what}")
+    return frame
+
+
+def read_board(file: Path | str) -> pd.DataFrame:
+    """The scores of a leaderboard's CSV (`COLUMNS`). Raises: `InputError` for anything else."""
+    return read_csv(file, COLUMNS, "the CSV beside a leaderboard page")[list(COLUMNS)]
 
 
 def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
@@ -89,7 +157,7 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
         present = set(content) if isinstance(content, dict) else set()
         if {"protocol", "scores"} <= present:
             records += [_of_split(row, content["protocol"]) for row in content["scores"]]
-            seeds[content["protocol"]] = int(content["seeds"])
+            seeds |= {content["protocol"]: int(content["seeds"])} if "seeds" in content else {}
         elif {"kernels", "models_by_device"} <= present:
             records += [_of_split(row, "checkpoint", sd=0.0) for row in content["kernels"]]
             eager = [row for row in content["models_by_device"] if row["option"] == "eager"]

@@ -85,7 +85,7 @@ def run_protocol(
             passed_over += [f"{family}: passed over, measured on {present[0]} alone"] if present else []
             continue
         every = sweep_rows(data, family, present)
-        training, scored = _split(protocol, thin(every, ROWS_PER_DEVICE))
+        training, scored = split_rows(protocol, thin(every, ROWS_PER_DEVICE))
         seen = protocol == "seen"
         jobs = tuple(map(Job, range(seeds))) if seen else left_out_jobs(seeds, present, by)
         if not jobs:
@@ -137,7 +137,7 @@ def read_for(
     return data, names
 
 
-def _split(protocol: str, rows: Rows) -> tuple[Rows, Rows]:
+def split_rows(protocol: str, rows: Rows) -> tuple[Rows, Rows]:
     """Rows to train on and rows to score; the GPU left out is taken from the first later."""
     if protocol == "logo-size":
         size = _size(rows)
