@@ -285,7 +285,7 @@ def _targets(text: str) -> dict[str, Any]:
     """`ttft<=1s tpot<=50ms` as `ttft_s` and `tpot_s`, seconds."""
     from neusight_jax.cli.serve import _seconds
 
-    found: dict[str, float] = {}
+    found: dict[str, float | None] = {}
     for part in re.sub(r"\s*<=\s*", "<=", text).replace(",", " ").split():
         name, _, value = part.partition("<=")
         if name not in ("ttft", "tpot") or not value or f"{name}_s" in found:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -74,7 +75,7 @@ def _sweep(data: Measurements, family: str, split: str) -> pd.DataFrame:
         return pd.DataFrame()
     if split != IN_TRAINING:
         scored = split_rows(split, thin(sweep_rows(data, family, present), ROWS_PER_DEVICE))[1]
-        frame = frame.iloc[scored.batch.row]
+        frame = frame.iloc[np.asarray(scored.batch.row)]
     return pd.concat([_as_measured(rows, Path(str(file))) for file, rows in frame.groupby("file", sort=False)])
 
 
@@ -84,15 +85,17 @@ def _as_measured(rows: pd.DataFrame, file: Path) -> pd.DataFrame:
     sizes = raw[[name for name in ("op", *schema.DIM_COLUMNS) if name in raw]].loc[rows["row"]]
     folder = f"{file.parent.name}/" if file.parent.name in KERNEL_FOLDERS else ""
     keys = [f"{folder}{file.name}:{row}" for row in rows["row"]]
-    known = {name: rows[name].to_numpy() for name in ("device", "family", "dtype")}
-    return sizes.assign(**known, **{KEY: keys, MEASURED: rows["latency_s"].to_numpy()})
+    known: dict[str, Any] = {name: rows[name].to_numpy() for name in ("device", "family", "dtype")}
+    known |= {KEY: keys, MEASURED: rows["latency_s"].to_numpy()}
+    return sizes.assign(**known)
 
 
 def _models(labels: pd.DataFrame) -> pd.DataFrame:
     """Whole models run eagerly on one GPU."""
     labels = labels[labels["option"] == ""]
     keys = [f"models/end_to_end.csv:{at}" for at in labels.index]
-    frame = labels[["device", *WORKLOAD]].assign(family=END_TO_END, **{KEY: keys, MEASURED: labels["e2e_s"]})
+    known: dict[str, Any] = {KEY: keys, MEASURED: labels["e2e_s"]}
+    frame = labels[["device", *WORKLOAD]].assign(family=END_TO_END, **known)
     return frame.reset_index(drop=True)
 
 
@@ -120,12 +123,12 @@ def read_entry(file: Path, rows: pd.DataFrame) -> pd.DataFrame:
         if bad.any():
             at = entry.index[bad.to_numpy()][0]
             count = f"{bad.sum()} such rows" if bad.sum() > 1 else "the only such row"
-            raise InputError(f"{file} line {at + 2}: row {entry.at[at, KEY]} {what} ({count}); expected {expected}")
+            raise InputError(f"{file} line {at + 2}: row {entry.at[at, KEY]!s} {what} ({count}); expected {expected}")
 
     refuse(~entry[KEY].isin(known.index), "is unknown", "rows of a --template of the same measurements and split")
     refuse(entry[KEY].duplicated(), "is there twice", "each row once")
     seconds = pd.Series(numbers(entry[PREDICTED]), entry.index)
-    fine = np.isfinite(seconds) & (seconds > 0.0)
+    fine = pd.Series(np.isfinite(seconds.to_numpy()) & (seconds.to_numpy() > 0.0), entry.index)
     shown = entry.loc[~fine, PREDICTED].head(1).to_list()
     refuse(~fine, f"has {PREDICTED} {shown[0] if shown else ''}", "seconds above 0")
     found = known.loc[entry[KEY]]
@@ -148,7 +151,8 @@ def _differs(given: pd.Series, known: pd.Series) -> pd.Series:
         other = ~np.isclose(numbers(given), values.to_numpy(np.float64), rtol=1e-6)
     else:
         other = (given != values).to_numpy()
-    return given.notna() & values.notna() & other
+    differing: pd.Series = given.notna() & values.notna() & other
+    return differing
 
 
 def score_entry(

@@ -124,7 +124,7 @@ def _table(part: pd.DataFrame) -> list[str]:
 def read_csv(file: Path | str, columns: Sequence[str], what: str, **options: Any) -> pd.DataFrame:
     """A CSV file that has these columns. Raises: `InputError` for anything else; `what` it should be."""
     try:
-        frame = pd.read_csv(file, **options)
+        frame: pd.DataFrame = pd.read_csv(file, **options)
     except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors
         reason = str(error).splitlines()[0][:200]
         raise InputError(f"{file}: not readable as CSV ({reason}); expected {what}") from None
