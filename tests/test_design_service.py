@@ -96,7 +96,7 @@ def test_a_search_finds_a_cheaper_machine() -> None:
     assert found.workloads[0]["output_tokens"] == 128
     assert json.loads(found.to_json())["metrics"]["price_per_hour"] == found.metrics["price_per_hour"]
     assert "per million tokens" in str(found)
-    assert "2 an hour of the base GPU; another GPU costs as many times more as the dollars" in found.notes[0]
+    assert "2 an hour of the base GPU; another GPU costs as many times more as the dollars" in " ".join(found.notes)
 
 
 @pytest.mark.parametrize(
