@@ -145,7 +145,10 @@ def test_prices_of_a_csv(tmp_path: Path) -> None:
     file.write_text("gpu,usd\nH100,2.5\nmy-card,1\ncurrency,USD\n")
     prices = nj.read_prices(file)
     assert (prices.currency, prices.of("H100"), prices.of("my-card"), prices.of("T4")) == ("USD", 2.5, 1.0, None)
-    for text, message in (("H100,2,3", "1 has 3 columns"), ("H100,1\nT4,cheap", "price of T4 is 'cheap'")):
+    for text, message in (
+        ("H100,2,3", "row 'H100,2,3' is no GPU,price"),
+        ("H100,1\nT4,cheap", "price of T4 is 'cheap'"),
+    ):
         file.write_text(text)
         with pytest.raises(nj.InputError, match=message):
             nj.read_prices(file)
