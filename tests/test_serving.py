@@ -169,7 +169,7 @@ def test_an_answer() -> None:
     assert content["workload"]["options"]["NVIDIA H100 80GB HBM3"]["max_batch"] == 32
     assert "estimate" in content["notes"][0]
     assert len(found.to_frame()) == 2
-    assert "1M out" in str(found)
+    assert "1M in/out" in str(found)
     assert "40 users, 512 tokens in, 128 out" in str(found)
 
 
