@@ -28,6 +28,7 @@ from neusight_jax.roofline import (
     fetched_again,
     given,
     issued_flop_per_s,
+    joined_logs,
     joule_per_flop,
     kept_ramp,
     reread_bytes,
@@ -119,13 +120,8 @@ def _with_operands(
         physics.issue_slots * work.block_flop / column(issued_flop_per_s(gpu, physics, matrix=True) / gpu.num_sms, 2)
     )
     operand_s = work.block_bytes / (physics.operand_bytes_per_cycle * clock_hz)
-    issued = (
-        jnp.logaddexp(*(jnp.log(each) * physics.limit_norm for each in (arithmetic_s, issue_s))) / physics.limit_norm
-    )
-    both = (
-        jnp.logaddexp(issued * physics.operand_norm, jnp.log(operand_s) * physics.operand_norm) / physics.operand_norm
-    )
-    return jnp.exp(both) + physics.tile_cycles / clock_hz
+    issued = joined_logs(jnp.log(arithmetic_s), jnp.log(issue_s), physics.limit_norm)
+    return jnp.exp(joined_logs(issued, jnp.log(operand_s), physics.operand_norm)) + physics.tile_cycles / clock_hz
 
 
 def _compute(at: Launch) -> Times:

@@ -25,7 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from neusight_jax.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.heads import Launch, heads_of, launched, most_times, physical_times
@@ -41,7 +41,7 @@ from neusight_jax.residuals import (
     effect_width,
     table_residual,
 )
-from neusight_jax.roofline import Isolated, Light, Scalar, element_bytes, light, peak_flop_per_s
+from neusight_jax.roofline import Isolated, Light, Scalar, element_bytes, joined_logs, light, peak_flop_per_s
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
 from neusight_jax.trust import Trust
@@ -134,7 +134,7 @@ def mix(
     body = jax.nn.logsumexp(overlapping * order, axis=0) / order
     for name, head in heads.items():
         if head.joined == "limits":
-            body = _limit(body, logs[name], at.physics.limit_norm)
+            body = joined_logs(body, logs[name], at.physics.limit_norm)
     body_s = jnp.maximum(jnp.exp(body), bounds.speed_of_light_s)
     launch_s = jnp.exp(parameters.log_floor_s[:, None] + residual[..., FLOOR])
     launch_s += at.work.more_launches * at.physics.further_launch_s
@@ -171,11 +171,6 @@ def _head_logs(
         logs[name] = log_s + residual[..., EFFECTS.index(name) if name in EFFECTS else place]
         start += width + 1
     return logs
-
-
-def _limit(log_s: Float[Array, "*row"], limit_log_s: Float[Array, "*row"], norm: ArrayLike) -> Float[Array, "*row"]:
-    """Log times under a limit that binds only when it is reached."""
-    return jnp.logaddexp(log_s * norm, limit_log_s * norm) / norm
 
 
 def head_widths(family: Family) -> tuple[int, ...]:

@@ -77,6 +77,11 @@ def issued_flop_per_s(gpu: GPU, physics: Physics, matrix: bool) -> Float[Array, 
     return jnp.maximum(vector, physics.matrix_issue * jnp.asarray(gpu.fp32_matrix_flop_per_s))
 
 
+def joined_logs(log_s: Array, other_log_s: Array, norm: ArrayLike) -> Array:
+    """Log of the norm of this order of two times: 1 = one after the other, of a high order the longer of the two."""
+    return jnp.logaddexp(log_s * norm, other_log_s * norm) / norm
+
+
 def whole_waves(blocks: Array, num_sms: Array, relaxation: Scalar) -> Array:
     """Waves of blocks over SMs: ceil(blocks / SMs), blended with its streaming limit max(blocks / SMs, 1).
 

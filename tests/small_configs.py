@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 2816,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+}
+"""A decoder that an engine serves."""
 _COMMON: dict[str, Any] = {
     "hidden_size": 256,
     "num_hidden_layers": 6,

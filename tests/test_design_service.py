@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_configs import TINY
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
@@ -19,16 +20,6 @@ from neusight_jax.designs.search import Search, Settings
 from neusight_jax.designs.service import service
 from neusight_jax.sweeps.space import Range
 
-TINY: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 1024,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "intermediate_size": 2816,
-    "vocab_size": 32000,
-    "max_position_embeddings": 8192,
-}
 BASE = nj.load_gpu("H100").replace(mem_bytes=4e9)
 FREE = (Range("mem_bytes_per_s", 1e12, 8e12), Range("mem_bytes", 2e9, 40e9))
 LOAD: dict[str, Any] = {"ttft_s": 0.1, "tpot_s": 0.004, "price_per_hour": 2.0}

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_configs import TINY
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
@@ -24,16 +25,6 @@ from neusight_jax.serving.steady import Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
 from neusight_jax.serving.times import Times, times
 
-TINY: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 1024,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "intermediate_size": 2816,
-    "vocab_size": 32000,
-    "max_position_embeddings": 8192,
-}
 PREDICTOR = RooflinePredictor()
 FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, kernels=1.0, wave=0.0)
 LENGTHS = Lengths(512, 128)

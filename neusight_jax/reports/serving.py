@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import RenderableType
 
 from neusight_jax.reports.page import Plot, Report
@@ -13,9 +15,7 @@ from neusight_jax.units import MS, duration
 
 def tables(found: Serving) -> RenderableType:
     """The best layout of every GPU in order; `=` marks a tie."""
-    first: dict[str, ServingChoice] = {}
-    for choice in found.choices:
-        first.setdefault(choice.gpu, choice)
+    first = _first_by_gpu(found.choices)
     answers = [choice for choice in first.values() if choice.replicas]
     rows = [_cells(choice, found) for choice in answers]
     parts: list[RenderableType] = []
@@ -31,6 +31,14 @@ def tables(found: Serving) -> RenderableType:
         parts.append(f"the best layout of each GPU; {hidden} others are in --json")
     own = [f"{choice.gpu}: {choice.notes[0]}" for choice in first.values() if not choice.replicas and choice.notes]
     return headed(_head(found), *parts, notes=(*own, *found.notes))
+
+
+def _first_by_gpu(choices: Iterable[ServingChoice]) -> dict[str, ServingChoice]:
+    """The first choice of every GPU, in their order."""
+    first: dict[str, ServingChoice] = {}
+    for choice in choices:
+        first.setdefault(choice.gpu, choice)
+    return first
 
 
 def _head(found: Serving) -> str:
@@ -80,10 +88,7 @@ def _money(value: float, interval: tuple[float, float]) -> str:
 
 def report(found: Serving) -> Report:
     """The page of an answer about serving: GPUs that each kind takes, times to tokens, costs."""
-    first: dict[str, ServingChoice] = {}
-    for choice in found.choices:
-        if choice.replicas:
-            first.setdefault(choice.gpu, choice)
+    first = _first_by_gpu(choice for choice in found.choices if choice.replicas)
     shown, key = list(first.values()), f"p{found.workload['percentile']:g}"
     names = [choice.gpu for choice in shown]
 

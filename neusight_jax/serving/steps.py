@@ -181,7 +181,10 @@ def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str]
     points = [body(nodes((1, short), repeat=each), each) for each in grid.batches]
     points += [body(nodes((each, each)), each) for each in grid.tokens]
     points += [of(nodes((1, short), repeat=each), lambda node: node.name in HEAD) for each in grid.batches]
-    inside: Callable[[Node], bool] = lambda node: node.name in moving  # noqa: E731
+
+    def inside(node: Node) -> bool:
+        return node.name in moving
+
     points += [of(nodes((1, each), repeat=batch), inside) for batch in grid.batches for each in grid.contexts]
     points += [of(nodes((each, start + each)), inside) for each in grid.chunks for start in grid.starts]
     return Steps(*_table(points, model.dtypes.products), grid)
