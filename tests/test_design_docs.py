@@ -33,7 +33,7 @@ def test_its_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line for text in consoles for line in text.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`(neusight-jax [^`]*)`", PAGE)
     commands = [shlex.split(line.removeprefix("$ "))[1:] for line in lines]
-    assert {words[0] for words in commands} == {"sensitivity", "sweep", "design"}
+    assert {words[0] for words in commands} == {"sensitivity", "sweep", "design", "serve"}
     for words in commands:
         assert run([words[0], "--help"]) == 0
         known = capsys.readouterr().out
