@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.errors import run_script
+from neusight_jax.intervals import empty_intervals, gpu_ratios, kernel_bounds, range_of
 from neusight_jax.latencies import predict_kernels
 from neusight_jax.training.calibration import calibrate, prior_of
 from neusight_jax.training.conformal import conformal_interval, interval_score
@@ -27,11 +28,10 @@ from neusight_jax.training.evaluation.few_shot import designed_order, rows_table
 from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, settings_for
-from neusight_jax.training.kinds import MixtureKind, effect_penalties
+from neusight_jax.training.interval_fit import left_out_widenings, narrowed
 from neusight_jax.training.left_out import fit_left_out, left_out_predictor
+from neusight_jax.training.objectives import MixtureObjective, effect_penalties
 from neusight_jax.training.rows import Rows
-from neusight_jax.training.trusting import left_out_widenings, narrowed
-from neusight_jax.trust import empty_trust, gpu_ratios, kernel_bounds, range_of
 
 SEEDS, DRAWS = 2, 4
 COUNTS = (4, 10, 50, 200)
@@ -39,7 +39,7 @@ COUNTS = (4, 10, 50, 200)
 
 def family_scores(rows: Rows) -> list[dict[str, object]]:
     """Coverage and score of every GPU and draw, before and after."""
-    kind = MixtureKind(fit_tile(rows, Job(0)), penalties=effect_penalties(rows))
+    kind = MixtureObjective(fit_tile(rows, Job(0)), penalties=effect_penalties(rows))
     fits = fit_left_out(kind, rows, SEEDS, settings_for(rows.family))
     name, ratios, errors = rows.family.name, np.asarray(gpu_ratios(rows.gpus)), fits.residuals()
     wider = left_out_widenings(fits)
@@ -47,13 +47,13 @@ def family_scores(rows: Rows) -> list[dict[str, object]]:
     for at, device in enumerate(rows.devices):
         others = {other: error for other, error in errors.items() if other != device}
         width, apart = conformal_interval(narrowed(others, wider)).width, np.arange(len(rows.devices)) != at
-        trust = replace(
-            empty_trust({name: 1}),
+        intervals = replace(
+            empty_intervals({name: 1}),
             kernels={name: np.array([-width, width], np.float32)},
             gpu_range={name: range_of(ratios[apart])},
         )
         bare = left_out_predictor({name: fits}, {name: kind.tile}, device)
-        predictor = replace(bare, trust=trust)
+        predictor = replace(bare, intervals=intervals)
         own, gpu = rows.of_device(device), jax.tree.map(lambda column, at=at: column[at], rows.gpus)
         machine, every, prior = wider[device], rows_table([own]), prior_of(name)
         plain = np.log(predict_kernels(predictor, gpu, every))
@@ -62,8 +62,8 @@ def family_scores(rows: Rows) -> list[dict[str, object]]:
             for count in COUNTS:
                 taken = order[:count]
                 tuned = calibrate(predictor, gpu, rows_table([own.take(taken)]), own.seconds[taken])
-                assert tuned.trust is not None
-                after = float(kernel_bounds(tuned.trust, name, gpu)[1])
+                assert tuned.intervals is not None
+                after = float(kernel_bounds(tuned.intervals, name, gpu)[1])
                 rest = np.setdiff1d(np.arange(len(own.seconds)), taken)
                 logs = np.log(predict_kernels(tuned, gpu, every))
                 for when, log, half in (("before", plain, width * machine), ("after", logs, after * machine)):

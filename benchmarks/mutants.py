@@ -30,7 +30,7 @@ MODULES = (
     "mixture.py",
     "gpu.py",
     "utilization.py",
-    "trust.py",
+    "intervals.py",
     "kernels/*.py",
 )
 TESTS = ("test_constants.py", "test_kernels.py", "test_golden.py", "test_physical_times.py")

@@ -26,9 +26,9 @@ from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
 from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, fit, sample_of, settings_for
-from neusight_jax.training.kinds import MixtureKind, effect_penalties, forecast
+from neusight_jax.training.interval_fit import by_device, eager_scores
+from neusight_jax.training.objectives import MixtureObjective, effect_penalties, forecast
 from neusight_jax.training.rows import Rows
-from neusight_jax.training.trusting import by_device, eager_scores
 
 Rule = Callable[[Residuals, str], float]
 
@@ -47,7 +47,7 @@ def kernel_table(rows: Rows) -> pd.DataFrame:
     """Coverage and score of the rows left out, by rule and GPU."""
     apart = np.random.default_rng(0).random(len(rows.seconds)) < 0.2
     taught = rows.take(~apart)
-    kind = MixtureKind(fit_tile(taught, Job(0)), penalties=effect_penalties(taught))
+    kind = MixtureObjective(fit_tile(taught, Job(0)), penalties=effect_penalties(taught))
     member = jax.tree.map(lambda leaf: leaf[0], fit(kind, taught, (Job(0),), settings_for(rows.family)).best)
     logs = jnp.log(forecast(kind, member, rows.family, sample_of(rows)))
     missed = np.log(rows.seconds) - np.asarray(logs)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from neusight_jax.graph.traced.jaxpr import graph_from_function
     from neusight_jax.graph.traced.torch_export import graph_from_torch
     from neusight_jax.graph.traced.trace_options import TraceOptions
-    from neusight_jax.intervals import predict_kernel_intervals
     from neusight_jax.job.calibration import calibrate_steps
     from neusight_jax.job.elasticities import StepSensitivity
     from neusight_jax.job.forecast import StepForecast
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from neusight_jax.job.parallelism import Parallelism
     from neusight_jax.job.software import Software
     from neusight_jax.job.step import latency
+    from neusight_jax.kernel_intervals import predict_kernel_intervals
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.latencies import kernel_latency, predict_kernels
     from neusight_jax.layouts.answers import Layouts, parallelize
@@ -150,7 +150,7 @@ _HOMES = {
     "job.parallelism": ("Parallelism",),
     "job.software": ("Software",),
     "job.step": ("latency",),
-    "intervals": ("predict_kernel_intervals",),
+    "kernel_intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
     "latencies": ("kernel_latency", "predict_kernels"),
     "layouts.answers": ("Layouts", "parallelize"),

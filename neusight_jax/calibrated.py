@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.cluster import Machine
+from neusight_jax.intervals import Intervals
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.rowwise import TRAFFIC_DIMS
@@ -24,7 +25,6 @@ from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS, add_to_effect
 from neusight_jax.roofline import Isolated, Scalar, element_bytes
 from neusight_jax.terms import KernelTerms
-from neusight_jax.trust import Trust
 
 PADDING = 4.0
 """Weight of the padding coordinates beside those of size."""
@@ -97,9 +97,9 @@ class CalibratedPredictor:
     length: Float[Array, ""] = field(default_factory=lambda: jnp.ones(()))
 
     @property
-    def trust(self) -> Trust | None:
+    def intervals(self) -> Intervals | None:
         """Intervals of the base: after `calibrate` those of the measured kernels, each forecast from the others."""
-        return self.base.trust
+        return self.base.intervals
 
     def covers(self, family: Family) -> bool:
         """As the base."""

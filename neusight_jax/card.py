@@ -28,7 +28,7 @@ class Architecture(BaseModel):
     families: list[str]
     hidden: list[int]
     members: int = Field(ge=1)
-    trust: bool = False
+    intervals: bool = False
     vendor_intervals: list[str] = []
     labelled: list[str] | None = None
     points: dict[str, int] = {}

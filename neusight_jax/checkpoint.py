@@ -27,6 +27,7 @@ from neusight_jax.card import Card, typed_card
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
 from neusight_jax.gpu_catalog import canonical_name, generation_of, known_library
+from neusight_jax.intervals import Intervals, empty_intervals
 from neusight_jax.kernels.families import FAMILIES, GROUP
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
@@ -36,7 +37,6 @@ from neusight_jax.own_network import load_network
 from neusight_jax.programs import use_compile_cache
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
-from neusight_jax.trust import Trust, empty_trust
 from neusight_jax.utilization import init_network
 
 FORMAT = 5
@@ -162,9 +162,9 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         if found is not None:
             fitting[family] = found
     known = with_effect(named, fitting)
-    if not own or known.trust is None:
+    if not own or known.intervals is None:
         return known
-    return replace(known, trust=known.trust.measured(own, typed.device_intervals.get(name, {})))
+    return replace(known, intervals=known.intervals.measured(own, typed.device_intervals.get(name, {})))
 
 
 def _check_families(card: Card, folder: Path) -> None:
@@ -235,8 +235,8 @@ def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: 
         if each.library is not None
     }
     flat = tree_to_arrays(_with_library(predictor, {}))
-    trust: Trust | None = getattr(predictor, "trust", None)
-    parts = (list(trust.other_vendor), list(trust.labelled or ())) if trust else ([], [])
+    intervals: Intervals | None = getattr(predictor, "intervals", None)
+    parts = (list(intervals.other_vendor), list(intervals.labelled or ())) if intervals else ([], [])
     architecture = {key: value for key, value in card["architecture"].items() if key not in ADDED}
     architecture |= {key: names for key, names in zip(ADDED, parts, strict=True) if names}
     known = {LIBRARIES: libraries} if libraries else {}
@@ -255,7 +255,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
       kind: "mixture", "neusight", "calibrated" (a mixture calibrated on one GPU) or a baseline.
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size),
         `network`: a user's own module in place of the layers (`own_network.network_card`),
-        `trust`: whether it carries intervals, and
+        `intervals`: whether it carries intervals, and
         `vendor_intervals`: of what another vendor's GPUs have some of their own, `labelled`: families in the measured
         whole models (all if missing); of a calibrated one also `points` (measured shapes by network).
     """
@@ -271,8 +271,8 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
             name: init_family(key, family, features[name], hidden, members, module) for name, family in chosen.items()
         }
         counts = {name: table.shape[-1] for name, table in features.items()}
-        trust = empty_trust(counts, architecture.get("vendor_intervals", ()), architecture.get("labelled"))
-        return MixturePredictor(families, tiles, trust if architecture.get("trust") else None)
+        intervals = empty_intervals(counts, architecture.get("vendor_intervals", ()), architecture.get("labelled"))
+        return MixturePredictor(families, tiles, intervals if architecture.get("intervals") else None)
     if kind == "neusight":
         inputs = jnp.zeros((2, NEUSIGHT_INPUTS))
         networks = {name: init_network(key, inputs, hidden, OUTPUTS, members, module) for name in chosen}

@@ -14,6 +14,15 @@ from neusight_jax.arithmetic import DTYPES
 from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import UNMODELLED, Footprint, Graph
+from neusight_jax.intervals import (
+    LEVEL,
+    Intervals,
+    in_labels,
+    interval_warnings,
+    kernel_interval,
+    total_interval,
+    unlabelled_note,
+)
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.table import PHASES, KernelTable
@@ -23,15 +32,6 @@ from neusight_jax.programs import one_shot
 from neusight_jax.results import Result, plain
 from neusight_jax.roofline import Scalar, element_bytes
 from neusight_jax.terms import Predictor
-from neusight_jax.trust import (
-    LEVEL,
-    Trust,
-    in_labels,
-    kernel_interval,
-    total_interval,
-    trust_warnings,
-    unlabelled_note,
-)
 from neusight_jax.workloads import workload_dict
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ COLUMNS: tuple[str, ...] = (
     "network",
 )
 """Columns of `Forecast.to_frame`: one row per distinct kernel; `seconds` is one launch, total = Σ seconds · count.
-`seconds_low` and `seconds_high` are its 80 % interval, NaN from a predictor that carries none (`trust`)."""
+`seconds_low` and `seconds_high` are its 80 % interval, NaN from a predictor that carries none (`intervals`)."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def predict(
     columns["node"] = np.array([node.name for node in graph.nodes], object)[columns["node"]]
     memory = footprint(graph) if graph.nodes else None
     mem_bytes = float(np.asarray(gpu.mem_bytes))
-    interval, warnings = _trusted(predictor, gpu, columns)
+    interval, warnings = _interval_of(predictor, gpu, columns)
     crowded = crowded_notes(memory.total, mem_bytes) if memory and graph.mode == "training" else ()
     return Forecast(
         model=graph.name,
@@ -256,22 +256,22 @@ def predict(
     )
 
 
-def _trusted(
+def _interval_of(
     predictor: Predictor, gpu: GPU, columns: dict[str, np.ndarray]
 ) -> tuple[tuple[float, float] | None, list[str]]:
     """80 % interval of the total, seconds, and what a reader should know of it."""
-    trust: Trust | None = getattr(predictor, "trust", None)
-    if trust is None:
+    intervals: Intervals | None = getattr(predictor, "intervals", None)
+    if intervals is None:
         return None, []
     cost = columns["seconds"] * columns["count"]
-    known = in_labels(trust, columns["network"])
+    known = in_labels(intervals, columns["network"])
     part = float(np.sum(cost[known], dtype=np.float64))
     wider = float(np.average(columns["widening"][known], weights=cost[known])) if part > 0 else 1.0
     bounds = [np.sum((columns[name] * columns["count"])[~known], dtype=np.float64) for name in BOUND_COLUMNS]
-    low, high = (float(sum(pair)) for pair in zip(total_interval(trust, gpu, part, wider), bounds, strict=True))
+    low, high = (float(sum(pair)) for pair in zip(total_interval(intervals, gpu, part, wider), bounds, strict=True))
     network = columns["network"]
-    said = unlabelled_note(trust, network, cost)
-    warnings = trust_warnings(trust, gpu, network, columns["shape_widening"], cost)
+    said = unlabelled_note(intervals, network, cost)
+    warnings = interval_warnings(intervals, gpu, network, columns["shape_widening"], cost)
     return (low, high), [*said, *warnings]
 
 
@@ -331,7 +331,7 @@ def _explained(predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: S
         body = jnp.where(term.compute_s >= term.memory_s, BOUNDS.index("compute"), BOUNDS.index("memory"))
         out[name] = {
             "seconds": term.seconds,
-            "seconds_low": jnp.maximum(term.seconds * jnp.exp(interval.log_low), term.light.speed_of_light_s),
+            "seconds_low": jnp.maximum(term.seconds * jnp.exp(interval.log_low), term.bounds.speed_of_light_s),
             "seconds_high": term.seconds * jnp.exp(interval.log_high),
             "widening": interval.widening,
             "shape_widening": interval.shape_widening,

@@ -1,62 +1,257 @@
-"""The 80 % intervals of kernels, one by one and in the order of their file."""
+"""How far to trust a forecast: 80 % intervals from left-out GPUs, wider where GPU or shapes leave what was trained on.
+
+Quantiles of log(measured / forecast) come from fits that never saw the GPU they are scored on (`training.conformal`).
+The log half-width of a kernel is multiplied by
+
+    (1 + distance of the GPU / 2) · (1 + distance of the shape / 2)
+
+where the distance of the GPU is the Euclidean one, over `GPU_RATIOS`, from the range of the GPUs that the kernel's
+family was measured on (natural logarithm), and the distance of a shape the largest excess of a feature over its trained
+range, in quarters of that range (of 1 where it is narrower: a feature that never varied has no range to measure by).
+The errors of a GPU left out are divided by its own widening before quantiles are taken, so what is covered on left-out
+GPUs is the interval as it is shown. A total takes the widening of its kernels, weighted by their time; kernels of a
+kind that no measured whole model had add their own bounds instead (`in_labels`). No bound is further than `WIDEST` from
+the forecast.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from neusight_jax.cluster import Machine, gpu_of, on_device
-from neusight_jax.errors import InputError
-from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latencies import in_row_order, kernel_terms, predict_kernels, require_covered
-from neusight_jax.roofline import Isolated, Scalar
-from neusight_jax.terms import Predictor
-from neusight_jax.trust import has_intervals, kernel_interval
+from neusight_jax.gpu import GPU
+from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.residuals import other_vendor
+from neusight_jax.roofline import element_bytes
+
+if TYPE_CHECKING:
+    from neusight_jax.terms import Predictor
+
+LEVEL = 0.8
+"""Share of measurements an interval is meant to hold."""
+MODELS = "models"
+"""What whole models are called among families."""
+GPU_RATIOS: tuple[str, ...] = ("SMs", "FLOP per byte of bandwidth", "FLOP per joule of TDP", "L2 bytes per SM")
+"""What is compared between a GPU and those trained on."""
+BORROWED = 2.0
+"""Widening of products that are forecast by the network of other products, such as convolutions on tensor cores."""
+PER_DISTANCE = 0.5
+"""What a GPU at distance 1 outside those trained on adds to the widening (docs/accuracy.md, intervals)."""
+WORTH_SAYING = 0.05
+"""Smallest distance of a GPU, natural logarithm, that is put into words."""
+WIDEST = math.log(1000.0)
+"""Largest distance of a bound from the forecast, natural logarithm: further out an interval says nothing more."""
 
 
-def predict_kernel_intervals(
-    predictor: Predictor, machine: Machine, table: KernelTable, *, isolated: Isolated = True, relaxation: Scalar = 0.0
-) -> tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]:
-    """The 80 % interval of one launch per row of a table, in the order of its file, seconds.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Intervals:
+    """What a predictor knows of its own errors.
 
-    Quantiles of log(measured / forecast) of kernels measured alone, on GPUs that the fits had not seen (of a GPU that
-    the predictor was loaded for and that was trained on, its own residuals), widened as `trust` says. So 80 % is meant
-    for `isolated=True`; the interval of a kernel inside a model is the same one around another forecast.
-
-    Args: as `latencies.predict_kernels`.
-    Returns: low and high, float32 [rows]: 0 < speed of light ≤ low ≤ `predict_kernels` ≤ high. A GPU without the
-      kernel's arithmetic path gives infinity for both.
-    Raises: `InputError` for a predictor that carries no intervals, of all the table's families.
+    Attributes:
+      kernels: low and high log(measured / forecast) of an isolated kernel on a GPU nobody has measured that lies inside
+        its `gpu_range`, by family [2].
+      total: the same for a whole model [2]; zeros where no whole model was measured.
+      other_vendor: both for GPUs of another vendor than the hosts of the fit, by family and `MODELS`; those missing are
+        as for the rest.
+      measured_kernels, measured_total: for a GPU that was trained on, forecast with its device effect, where nothing is
+        known of its own.
+      labelled: networks of the kernels in the whole models that `total` is of; None = all.
+      gpu_range: smallest and largest log `GPU_RATIOS` that each family was measured on [2, ratio].
+      shape_range: the same for the features of each family [2, feature].
     """
-    require_covered(predictor, table)
-    for name, batch in table.families.items():
-        if batch.num_rows and not has_intervals(predictor, FAMILIES[name]):
-            raise InputError(
-                f"this predictor carries no intervals of {name}; take a checkpoint of kind mixture, such as fp32 or "
-                "tensorcore (`neusight-jax checkpoints`)"
-            )
-    seconds = predict_kernels(predictor, machine, table, isolated=isolated, relaxation=relaxation)
-    bounds = _bounds(predictor, on_device(machine), table, isolated)
-    log_low, log_high, light_s = (
-        in_row_order(table, {name: np.asarray(parts[at]) for name, parts in bounds.items()}) for at in range(3)
+
+    kernels: dict[str, Float[Array, "2"]] = field(default_factory=dict)
+    total: Float[Array, "2"] = field(default_factory=lambda: jnp.zeros(2))
+    other_vendor: dict[str, Float[Array, "2"]] = field(default_factory=dict)
+    measured_kernels: dict[str, Float[Array, "2"]] = field(default_factory=dict)
+    measured_total: Float[Array, "2"] = field(default_factory=lambda: jnp.zeros(2))
+    labelled: tuple[str, ...] | None = field(default=None, metadata={"static": True})
+    gpu_range: dict[str, Float[Array, "2 ratio"]] = field(default_factory=dict)
+    shape_range: dict[str, Float[Array, "2 feature"]] = field(default_factory=dict)
+
+    def measured(self, families: Iterable[str], own: Mapping[str, float]) -> Intervals:
+        """The same with the intervals of a GPU in force that was measured in these families.
+
+        Args:
+          own: half-width in logarithms of what is known of this GPU's errors, by family and `MODELS`.
+        """
+        known = {name: jnp.array([-width, width], jnp.float32) for name, width in own.items()}
+        kernels = {name: known.get(name, self.measured_kernels[name]) for name in families}
+        others = {name: pair for name, pair in self.other_vendor.items() if name != MODELS}
+        total = known.get(MODELS, self.measured_total)
+        return replace(self, total=total, other_vendor=others).with_kernels(kernels)
+
+    def with_kernels(self, kernels: Mapping[str, Float[Array, "2"]]) -> Intervals:
+        """The same with these intervals of kernels in force, by family, whatever the vendor."""
+        others = {name: pair for name, pair in self.other_vendor.items() if name not in kernels}
+        return replace(self, kernels={**self.kernels, **kernels}, other_vendor=others)
+
+
+def empty_intervals(
+    feature_counts: Mapping[str, int], other_vendor: Iterable[str] = (), labelled: Iterable[str] | None = None
+) -> Intervals:
+    """Zeros of the right sizes, by family: the template a checkpoint is read into."""
+    pairs = {name: jnp.zeros(2) for name in feature_counts}
+    shapes = {name: jnp.zeros((2, count)) for name, count in feature_counts.items()}
+    gpus = {name: jnp.zeros((2, len(GPU_RATIOS))) for name in feature_counts}
+    others = {name: jnp.zeros(2) for name in other_vendor}
+    known = None if labelled is None else tuple(labelled)
+    return Intervals(
+        kernels=pairs,
+        other_vendor=others,
+        measured_kernels=pairs,
+        labelled=known,
+        gpu_range=gpus,
+        shape_range=shapes,
     )
-    low = np.minimum(np.maximum(seconds * np.exp(log_low), light_s), seconds)
-    return low, np.maximum(seconds * np.exp(log_high), seconds)
 
 
-@jax.jit
-def _bounds(
-    predictor: Predictor, machine: Machine, table: KernelTable, isolated: Isolated
-) -> dict[str, tuple[Array, Array, Array]]:
-    """By family, the logarithms of the bounds over the forecast, and the speed of light in seconds [kernel]."""
-    out = {}
-    for name, batch in table.families.items():
-        family = FAMILIES[name]
-        interval = kernel_interval(predictor, family, gpu_of(machine), batch)
-        own = KernelTable({name: batch})
-        light = kernel_terms(predictor, machine, own, isolated=jnp.asarray(isolated, float))[name].light
-        out[name] = (interval.log_low, interval.log_high, light.speed_of_light_s)
-    return out
+def gpu_ratios(gpu: GPU) -> Float[Array, "*gpu ratio"]:
+    """Natural logarithms of `GPU_RATIOS`."""
+    peak = jnp.asarray(gpu.fp32_flop_per_s)
+    ratios = (gpu.num_sms, peak / gpu.mem_bytes_per_s, peak / gpu.tdp_w, gpu.l2_bytes / jnp.asarray(gpu.num_sms))
+    return jnp.stack([jnp.log(ratio) for ratio in ratios], axis=-1)
+
+
+def outside(
+    value: Float[Array, "*batch item"], low: Float[Array, " item"], high: Float[Array, " item"]
+) -> Float[Array, "*batch item"]:
+    """How far values lie outside a range; 0 inside."""
+    return jnp.maximum(jnp.maximum(low - value, value - high), 0.0)
+
+
+def range_of(ratios: Float[np.ndarray, "gpu ratio"]) -> Float[np.ndarray, "2 ratio"]:
+    """Smallest and largest of the `gpu_ratios` of several GPUs."""
+    return np.stack([ratios.min(axis=0), ratios.max(axis=0)])
+
+
+def gpu_widening(ratios: Float[Array, "*gpu ratio"], gpu_range: Float[Array, "2 ratio"]) -> Float[Array, "*gpu"]:
+    """What intervals are widened by for a GPU of these `gpu_ratios`, 1 inside the range (module docstring)."""
+    squares = jnp.sum(outside(ratios, *gpu_range) ** 2, axis=-1)
+    # The square root has no slope at zero.
+    return 1.0 + PER_DISTANCE * jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelInterval:
+    """Interval of kernels, [kernel]: logarithms of the bounds over the forecast, and how far they were widened."""
+
+    log_low: Float[Array, " kernel"]
+    log_high: Float[Array, " kernel"]
+    widening: Float[Array, " kernel"]
+    shape_widening: Float[Array, " kernel"]
+
+
+def has_intervals(predictor: Predictor, family: Family) -> bool:
+    """Whether a predictor carries intervals of a family."""
+    intervals: Intervals | None = getattr(predictor, "intervals", None)
+    return intervals is not None and family.network in intervals.kernels
+
+
+def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: KernelBatch) -> KernelInterval:
+    """The 80 % interval of isolated kernels of one family (module docstring); NaN bounds without a intervals record."""
+    intervals: Intervals | None = getattr(predictor, "intervals", None)
+    one = jnp.ones(batch.row.shape)
+    if intervals is None or not has_intervals(predictor, family):
+        return KernelInterval(jnp.nan * one, jnp.nan * one, one, one)
+    features = family.features(batch.dims, element_bytes(batch.dtype))
+    low, high = intervals.shape_range[family.network]
+    shape = 1.0 + jnp.max(outside(features, low, high) / (0.25 * jnp.maximum(high - low, 1.0)), axis=-1) / 2.0
+    if family.matrix and family.network != family.name:
+        shape = BORROWED * shape
+    machine = gpu_widening(gpu_ratios(gpu), intervals.gpu_range[family.network])
+    pair = kernel_bounds(intervals, family.network, gpu)
+    below, above = (jnp.clip(bound * machine * shape, -WIDEST, WIDEST) for bound in pair)
+    return KernelInterval(below, above, machine * shape, shape)
+
+
+def kernel_bounds(intervals: Intervals, network: str, gpu: GPU) -> Float[Array, "2"]:
+    """Log bounds of a kernel inside what was trained on, on a GPU of this one's vendor, not widened."""
+    return _of_vendor(intervals, network, intervals.kernels[network], gpu)
+
+
+def _of_vendor(intervals: Intervals, name: str, usual: Float[Array, "2"], gpu: GPU) -> Float[Array, "2"]:
+    """Bounds for a GPU's vendor: those of `name` for another one's where there are any."""
+    return jnp.where(other_vendor(gpu), intervals.other_vendor.get(name, usual), usual)
+
+
+def total_interval(intervals: Intervals, gpu: GPU, seconds: float, wider: float) -> tuple[float, float]:
+    """The 80 % interval of a whole model of `in_labels` kernels, seconds, widened by this factor. Host only."""
+    pair = np.asarray(_of_vendor(intervals, MODELS, intervals.total, gpu), np.float64)
+    low, high = np.clip(pair * wider, -WIDEST, WIDEST)
+    return seconds * math.exp(low), seconds * math.exp(high)
+
+
+def in_labels(intervals: Intervals, network: np.ndarray) -> Bool[np.ndarray, " kernel"]:
+    """Which kernels, by network, are of a kind that the measured whole models had. Host only.
+
+    None where no whole model was measured. What a model takes in other kernels has the sum of their own bounds.
+    """
+    if not np.any(np.asarray(intervals.total) != 0.0):
+        return np.zeros(network.shape, bool)
+    return np.ones(network.shape, bool) if intervals.labelled is None else np.isin(network, intervals.labelled)
+
+
+def unlabelled_note(intervals: Intervals, network: np.ndarray, cost: Float[np.ndarray, " kernel"]) -> list[str]:
+    """A sentence where much of the time is in kernels that `in_labels` has none of. Host only."""
+    known = in_labels(intervals, network)
+    share = float(cost[~known].sum() / max(float(cost.sum()), 1e-30))
+    if intervals.labelled is None or share < WORTH_SAYING:
+        return []
+    missing = ", ".join(sorted(set(network[~known])))
+    return [f"no whole model with {missing} was measured ({share:.0%} of the time): the interval adds their own bounds"]
+
+
+def far_note(
+    intervals: Intervals,
+    gpu: GPU,
+    network: np.ndarray,
+    cost: Float[np.ndarray, " kernel"],
+    consequence: str = "the interval is widened",
+) -> list[str]:
+    """A sentence where a GPU lies outside those that much of the time was measured on, naming its figures. Host only.
+
+    Of families measured on different GPUs it speaks of the one that takes the most time; `consequence` ends it.
+    """
+    ratios, total = np.asarray(gpu_ratios(gpu)), max(float(cost.sum()), 1e-30)
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for name in sorted(intervals.gpu_range.keys() & set(network)):
+        low, high = np.asarray(intervals.gpu_range[name])
+        figures = tuple(
+            f"{ratio} {math.exp(value):.3g} against {math.exp(least):.3g} to {math.exp(most):.3g}"
+            for ratio, value, least, most in zip(GPU_RATIOS, ratios, low, high, strict=True)
+            if max(least - value, value - most) > WORTH_SAYING
+        )
+        if figures:
+            found.setdefault(figures, {})[name] = float(cost[network == name].sum()) / total
+    shares = {figures: sum(each.values()) for figures, each in found.items()}
+    if sum(shares.values()) < WORTH_SAYING:
+        return []
+    figures = max(shares, key=lambda each: shares[each])
+    whose = "" if shares[figures] > 1.0 - WORTH_SAYING else f" for {', '.join(sorted(found[figures]))}"
+    return [f"this GPU lies outside those trained on{whose} ({'; '.join(figures)}): {consequence}"]
+
+
+def interval_warnings(
+    intervals: Intervals,
+    gpu: GPU,
+    network: np.ndarray,
+    shape_widening: Float[np.ndarray, " kernel"],
+    cost: Float[np.ndarray, " kernel"],
+) -> list[str]:
+    """Sentences for a GPU (`far_note`) or shapes outside what was trained on, none inside. Host only."""
+    said = far_note(intervals, gpu, network, cost)
+    share = float(cost[shape_widening > 1.0 + WORTH_SAYING].sum() / max(float(cost.sum()), 1e-30))
+    if share >= WORTH_SAYING:
+        said.append(f"{share:.0%} of the time is in kernels of shapes outside those trained on: extrapolated")
+    return said

@@ -29,6 +29,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neusight_jax.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.heads import Launch, heads_of, launched, most_times, physical_times
+from neusight_jax.intervals import Intervals
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.physics import FITTED, STANDARD, fitted_physics
@@ -41,10 +42,17 @@ from neusight_jax.residuals import (
     effect_width,
     table_residual,
 )
-from neusight_jax.roofline import Isolated, Light, Scalar, element_bytes, joined_logs, light, peak_flop_per_s
+from neusight_jax.roofline import (
+    Isolated,
+    LowerBounds,
+    Scalar,
+    element_bytes,
+    joined_logs,
+    lower_bounds,
+    peak_flop_per_s,
+)
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
-from neusight_jax.trust import Trust
 from neusight_jax.utilization import Network, apply_network, init_network
 
 FLOOR_S = 25e-6
@@ -86,7 +94,7 @@ class MixturePredictor:
 
     families: dict[str, FamilyMixture] = field(default_factory=dict)
     tiles: dict[str, TileChoice] = field(default_factory=dict)
-    trust: Trust | None = None
+    intervals: Intervals | None = None
 
     def covers(self, family: Family) -> bool:
         """Families whose network was trained."""
@@ -113,7 +121,7 @@ class MixturePredictor:
             parameters,
             apply_network(parameters.network, features),
             at,
-            light(gpu, work, peak, at.topology),
+            lower_bounds(gpu, work, peak, at.topology),
             choose_tile(self.tiles[family.network], gpu, work, features),
             residual,
         )
@@ -123,7 +131,7 @@ def mix(
     parameters: FamilyMixture,
     outputs: Float[Array, "member kernel output"],
     at: Launch,
-    bounds: Light,
+    bounds: LowerBounds,
     tile: ChosenTile,
     residual: Float[Array, "#member #kernel effect"],
 ) -> KernelTerms:
@@ -145,7 +153,7 @@ def mix(
     busy, moving = (functools.reduce(jnp.maximum, part or [jnp.full_like(body, -jnp.inf)]) for part in sides.values())
     return KernelTerms(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
-        light=bounds,
+        bounds=bounds,
         compute_s=jnp.exp(jnp.mean(busy, axis=0)),
         memory_s=jnp.exp(jnp.mean(moving, axis=0)),
         launch_s=jnp.exp(jnp.mean(jnp.log(launch_s), axis=0)),

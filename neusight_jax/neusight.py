@@ -23,7 +23,7 @@ from neusight_jax.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar, element_bytes, light, peak_flop_per_s
+from neusight_jax.roofline import Isolated, Scalar, element_bytes, lower_bounds, peak_flop_per_s
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
 from neusight_jax.utilization import Network, apply_network
@@ -54,7 +54,7 @@ class NeuSightPredictor:
         size = element_bytes(batch.dtype)
         work = family.work(batch.dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
-        bounds = light(gpu, work, peak, linked_topology(family, machine))
+        bounds = lower_bounds(gpu, work, peak, linked_topology(family, machine))
         tile = choose_tile(self.tiles[family.network], gpu, work, family.features(batch.dims, size), relaxation)
         zero = jnp.zeros_like(work.flop)
         if family.network != family.name:

@@ -28,7 +28,7 @@ UNSAID_J = 1e-6
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Light:
+class LowerBounds:
     """Lower bounds on a kernel's time, seconds.
 
     Attributes:
@@ -188,7 +188,7 @@ def wire_s(work: Work, topology: Topology) -> Float[Array, " kernel"]:
     return jnp.maximum(link_s, fastest(wire.nic_bytes) / topology.crossing_bytes_per_s)
 
 
-def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"], topology: Topology | None = None) -> Light:
+def lower_bounds(gpu: GPU, work: Work, peak: Float[Array, " kernel"], topology: Topology | None = None) -> LowerBounds:
     """Lower bounds for kernels on a machine. Source: Williams, Waterman, Patterson, CACM 2009; L2 and link terms ours.
 
     `topology` None = no kernel sends to other GPUs.
@@ -201,4 +201,4 @@ def light(gpu: GPU, work: Work, peak: Float[Array, " kernel"], topology: Topolog
     if topology is not None:
         sent_s = wire_s(work, topology)
         memory_s, roofline_s = jnp.maximum(memory_s, sent_s), jnp.maximum(roofline_s, sent_s)
-    return Light(compute_s=compute_s, memory_s=memory_s, roofline_s=roofline_s)
+    return LowerBounds(compute_s=compute_s, memory_s=memory_s, roofline_s=roofline_s)

@@ -62,7 +62,7 @@ def _kind_and_sizes(predictor: Any) -> dict[str, Any]:
         "families": list(parts),
         "hidden": [layer.shape[-1] for layer in layers[:-1]],
         "members": network.members if network else 1,
-        "trust": getattr(predictor, "trust", None) is not None,
+        "intervals": getattr(predictor, "intervals", None) is not None,
     }
     if network and network.module is not None:
         sizes["network"] = network_card(network.module)

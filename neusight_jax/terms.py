@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from neusight_jax.cluster import Machine
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Light, Scalar
+from neusight_jax.roofline import Isolated, LowerBounds, Scalar
 from neusight_jax.tiles import ChosenTile
 
 
@@ -23,7 +23,7 @@ class KernelTerms:
 
     Attributes:
       seconds: forecast latency of one launch.
-      light: lower bounds.
+      bounds: lower bounds.
       compute_s, memory_s: time of the arithmetic side (its limits included) and of memory, before they overlap; the
         way between L2 and SMs is in neither.
       launch_s: what is added before and after the body: launch and serial overhead.
@@ -31,7 +31,7 @@ class KernelTerms:
     """
 
     seconds: Float[Array, " kernel"]
-    light: Light
+    bounds: LowerBounds
     compute_s: Float[Array, " kernel"]
     memory_s: Float[Array, " kernel"]
     launch_s: Float[Array, " kernel"]
@@ -43,7 +43,7 @@ class KernelTerms:
 
         An ensemble mean keeps it at most 1: a geometric mean of sums is at least the sum of the geometric means.
         """
-        return jnp.minimum(self.light.speed_of_light_s / (self.seconds - self.launch_s), 1.0)
+        return jnp.minimum(self.bounds.speed_of_light_s / (self.seconds - self.launch_s), 1.0)
 
 
 @runtime_checkable

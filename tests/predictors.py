@@ -262,4 +262,4 @@ class TooFast:
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
     ) -> KernelTerms:
         terms = self.inner.terms(family, machine, batch, isolated=isolated, relaxation=relaxation)
-        return replace(terms, seconds=0.1 * terms.light.speed_of_light_s)
+        return replace(terms, seconds=0.1 * terms.bounds.speed_of_light_s)

@@ -16,6 +16,7 @@ import neusight_jax as nj
 from neusight_jax.calibrated import CalibratedPredictor, ShapeEffect, shape_coordinates, shape_kernel, shape_points
 from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.cli.app import run
+from neusight_jax.intervals import empty_intervals, gpu_ratios, gpu_widening, range_of
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.latencies import kernel_terms, on_device
@@ -23,7 +24,6 @@ from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, calibration, prior_of
 from neusight_jax.training.conformal import calibrated_width
-from neusight_jax.trust import empty_trust, gpu_ratios, gpu_widening, range_of
 from synthetic import synthetic_rows, write_synthetic_measurements
 
 GPU = nj.load_gpu("T4")
@@ -178,7 +178,7 @@ def test_a_family_that_shares_a_network_shares_its_calibration() -> None:
     ratio = nj.predict_kernels(tuned, GPU, copies) / before
     terms = kernel_terms(base, on_device(GPU), jax.tree.map(jnp.asarray, copies), isolated=True)["memory"]
     # A forecast that lies on the speed of light stays there until its heads are above it.
-    above_light = before > 1.1 * np.asarray(terms.light.speed_of_light_s)[: len(before)]
+    above_light = before > 1.1 * np.asarray(terms.bounds.speed_of_light_s)[: len(before)]
     assert above_light.sum() >= 11
     assert np.all(ratio[above_light] > 1.2)
     assert np.all(ratio >= 1.0)
@@ -208,7 +208,7 @@ def test_a_calibration_is_trusted_as_far_as_its_kernels_forecast_each_other() ->
     base, rows = mixture(), 40
     counts = {name: each.network.center.shape[-1] for name, each in base.families.items()}
     pairs = {name: jnp.array([-0.3, 0.3]) for name in NETWORKS}
-    trust = replace(empty_trust(counts), kernels=pairs, other_vendor={"bmm": jnp.array([-0.9, 0.9])})
+    intervals = replace(empty_intervals(counts), kernels=pairs, other_vendor={"bmm": jnp.array([-0.9, 0.9])})
     ranges = {"inside": range_of(np.asarray(gpu_ratios(GPU))[None])}
     ranges["outside"] = ranges["inside"] - 1.0
     table = kernels(8, rows, "bmm")
@@ -216,14 +216,14 @@ def test_a_calibration_is_trusted_as_far_as_its_kernels_forecast_each_other() ->
     for spread in (0.01, 0.5):
         noise = np.exp(np.random.default_rng(0).normal(0.1, spread, rows))
         for name, trained in ranges.items():
-            start = replace(base, trust=replace(trust, gpu_range=dict.fromkeys(NETWORKS, jnp.asarray(trained))))
+            start = replace(base, intervals=replace(intervals, gpu_range=dict.fromkeys(NETWORKS, jnp.asarray(trained))))
             seconds = nj.predict_kernels(base, GPU, table) * noise
             done = calibration(start, GPU, table, seconds)
-            after = done.predictor.trust
+            after = done.predictor.intervals
             assert after is not None
             assert after.other_vendor == {}
             np.testing.assert_array_equal(after.kernels["linear"], pairs["linear"])
-            np.testing.assert_array_equal(after.total, trust.total)
+            np.testing.assert_array_equal(after.total, intervals.total)
             found[spread, name] = float(after.kernels["bmm"][1] * gpu_widening(gpu_ratios(GPU), after.gpu_range["bmm"]))
             assert done.summary["bmm"]["log_half_width"] == pytest.approx(found[spread, name], rel=1e-2)
     assert found[0.01, "inside"] < 0.06
@@ -232,7 +232,7 @@ def test_a_calibration_is_trusted_as_far_as_its_kernels_forecast_each_other() ->
     for spread in (0.01, 0.5):
         wider = (1.0 + 0.5 * 2.0) ** (3 / 43)
         assert found[spread, "outside"] == pytest.approx(found[spread, "inside"] * wider, rel=1e-3)
-    assert calibrate(base, GPU, table, nj.predict_kernels(base, GPU, table)).trust is None
+    assert calibrate(base, GPU, table, nj.predict_kernels(base, GPU, table)).intervals is None
 
 
 def test_a_calibrated_width_by_hand() -> None:
@@ -258,7 +258,7 @@ def test_slopes_and_speed_of_light_hold_for_any_calibration(name: str) -> None:
     terms = jax.jit(lambda gpu: predictor.terms(family, gpu, batch, isolated=True))
     gpus = jax.tree.map(jnp.asarray, gpus)
     start = terms(gpus)
-    assert np.all(start.seconds >= start.light.speed_of_light_s * (1 - 1e-5))
+    assert np.all(start.seconds >= start.bounds.speed_of_light_s * (1 - 1e-5))
     for field in ("mem_bytes_per_s", "l2_bytes", "clock_hz", "fp32_flop_per_s", "fp32_matrix_flop_per_s"):
         assert np.all(terms(scaled(gpus, (field,), 1.7)).seconds <= start.seconds * (1 + 1e-4)), field
     # Inside a model twice every rate halves all but the floor, which is what is left at rates beyond measure.

@@ -17,10 +17,10 @@ from safetensors.numpy import load_file, save_file
 import neusight_jax as nj
 from neusight_jax import digest
 from neusight_jax.checkpoint import CARD, WEIGHTS, card_notes, save_checkpoint, tree_to_arrays, untrained
+from neusight_jax.intervals import MODELS, empty_intervals
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import effect_width
-from neusight_jax.trust import MODELS, empty_trust
 
 SHIPPED = nj.list_checkpoints()
 EFFECT_DEVICE = "Tesla T4"
@@ -47,28 +47,28 @@ def test_round_trip_is_bit_exact(tmp_path: Path, kind: str) -> None:
             assert np.asarray(new).dtype == np.float32
 
 
-def test_what_a_trust_record_lists_is_kept(tmp_path: Path) -> None:
+def test_what_a_record_of_intervals_lists_is_kept(tmp_path: Path) -> None:
     """Families with intervals of another vendor, and those in labels; a measured GPU's own are the card's."""
     predictor = random_predictor("mixture", 0, members=2)
     assert isinstance(predictor, MixturePredictor)
     counts = {name: each.network.center.shape[-1] for name, each in predictor.families.items()}
-    trust = empty_trust(counts, ("bmm", MODELS), ("bmm", "linear"))
+    intervals = empty_intervals(counts, ("bmm", MODELS), ("bmm", "linear"))
     card = {
         "kind": "mixture",
-        "architecture": {**_architecture(), "trust": True},
+        "architecture": {**_architecture(), "intervals": True},
         "device_effects": {"Tesla T4": {"bmm": level_effect("bmm", 0.0), "linear": level_effect("linear", 0.0)}},
         "device_intervals": {"Tesla T4": {"bmm": 0.07, MODELS: 0.05}},
     }
-    save_checkpoint(tmp_path / "kept", replace(predictor, trust=trust), card)
+    save_checkpoint(tmp_path / "kept", replace(predictor, intervals=intervals), card)
     read: Any = nj.load_predictor(tmp_path / "kept")
-    assert jax.tree.structure(read.trust) == jax.tree.structure(trust)
-    assert read.trust.labelled == ("bmm", "linear")
+    assert jax.tree.structure(read.intervals) == jax.tree.structure(intervals)
+    assert read.intervals.labelled == ("bmm", "linear")
     own: Any = nj.load_predictor(tmp_path / "kept", "T4")
-    np.testing.assert_allclose(own.trust.kernels["bmm"], [-0.07, 0.07])
-    np.testing.assert_allclose(own.trust.total, [-0.05, 0.05])
-    assert own.trust.other_vendor == {}
-    save_checkpoint(tmp_path / "bare", replace(predictor, trust=None), card)
-    assert set(nj.load_card(tmp_path / "bare")["architecture"]) == {*_architecture(), "trust"}
+    np.testing.assert_allclose(own.intervals.kernels["bmm"], [-0.07, 0.07])
+    np.testing.assert_allclose(own.intervals.total, [-0.05, 0.05])
+    assert own.intervals.other_vendor == {}
+    save_checkpoint(tmp_path / "bare", replace(predictor, intervals=None), card)
+    assert set(nj.load_card(tmp_path / "bare")["architecture"]) == {*_architecture(), "intervals"}
 
 
 def test_saving_again_writes_the_same_bytes(tmp_path: Path) -> None:

@@ -14,6 +14,16 @@ from predictors import NETWORKS, random_predictor
 import neusight_jax as nj
 from neusight_jax.checkpoint import untrained
 from neusight_jax.gpu import VENDORS
+from neusight_jax.intervals import (
+    MODELS,
+    Intervals,
+    gpu_ratios,
+    gpu_widening,
+    interval_warnings,
+    kernel_interval,
+    range_of,
+    total_interval,
+)
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
@@ -27,17 +37,7 @@ from neusight_jax.training.conformal import (
     own_width,
     pooled_quantile,
 )
-from neusight_jax.training.trusting import left_out_widening, narrowed
-from neusight_jax.trust import (
-    MODELS,
-    Trust,
-    gpu_ratios,
-    gpu_widening,
-    kernel_interval,
-    range_of,
-    total_interval,
-    trust_warnings,
-)
+from neusight_jax.training.interval_fit import left_out_widening, narrowed
 
 WIDTH = np.array([-0.2, 0.3], np.float32)
 
@@ -93,13 +93,13 @@ def test_one_gpu_gives_no_coverage() -> None:
     assert interval.width == pytest.approx(0.8, abs=0.03)
 
 
-def _trusting(gpus: tuple[str, ...] = ("V100-PCIE-32GB", "A100-PCIE-40GB")) -> MixturePredictor:
+def _with_intervals(gpus: tuple[str, ...] = ("V100-PCIE-32GB", "A100-PCIE-40GB")) -> MixturePredictor:
     """A predictor with intervals of −0.2 and +0.3 everywhere, trained on two GPUs and any shape."""
     predictor: Any = random_predictor("mixture", 0)
     ratios = np.stack([np.asarray(gpu_ratios(nj.load_gpu(name))) for name in gpus])
     counts = {name: parameters.network.center.shape[-1] for name, parameters in predictor.families.items()}
     pairs = {name: jnp.asarray(WIDTH) for name in NETWORKS}
-    trust = Trust(
+    intervals = Intervals(
         kernels=pairs,
         total=jnp.asarray(WIDTH / 2),
         measured_kernels={name: jnp.asarray(WIDTH / 10) for name in NETWORKS},
@@ -107,7 +107,7 @@ def _trusting(gpus: tuple[str, ...] = ("V100-PCIE-32GB", "A100-PCIE-40GB")) -> M
         gpu_range={name: jnp.asarray(range_of(ratios), jnp.float32) for name in NETWORKS},
         shape_range={name: jnp.asarray([[-50.0] * count, [50.0] * count]) for name, count in counts.items()},
     )
-    return replace(predictor, trust=trust)
+    return replace(predictor, intervals=intervals)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def graph() -> Any:
 
 
 def test_a_forecast_carries_its_interval(graph: Any) -> None:
-    forecast = nj.predict(_trusting(), nj.load_gpu("V100-PCIE-32GB"), graph)
+    forecast = nj.predict(_with_intervals(), nj.load_gpu("V100-PCIE-32GB"), graph)
     low, high = forecast.interval_s or (0.0, 0.0)
     assert (low, high) == (
         pytest.approx(forecast.total_s * np.exp(-0.1), rel=1e-5),
@@ -141,7 +141,7 @@ def test_a_predictor_without_evidence_gives_none(graph: Any) -> None:
 def test_a_gpu_outside_the_trained_range_is_wider_and_said(graph: Any) -> None:
     inside = nj.load_gpu("V100-PCIE-32GB")
     outside = inside.replace(num_sms=80 * 8, l2_bytes=float(inside.l2_bytes) * 8)
-    near, far = (nj.predict(_trusting(), gpu, graph) for gpu in (inside, outside))
+    near, far = (nj.predict(_with_intervals(), gpu, graph) for gpu in (inside, outside))
     assert near.interval_s
     assert far.interval_s
     # A100 has 108 SMs: 640 of them lie log(640 / 108) outside; L2 per SM is unchanged.
@@ -153,12 +153,12 @@ def test_a_gpu_outside_the_trained_range_is_wider_and_said(graph: Any) -> None:
 
 def test_a_gpu_is_as_far_as_it_is_from_those_that_measured_the_family() -> None:
     """Products measured on another GPU than the rest: theirs alone are wider, and the note says so."""
-    v100, trusting = nj.load_gpu("V100-PCIE-32GB"), _trusting()
-    assert trusting.trust is not None
+    v100, wide = nj.load_gpu("V100-PCIE-32GB"), _with_intervals()
+    assert wide.intervals is not None
     elsewhere = jnp.asarray(range_of(np.asarray(gpu_ratios(v100.replace(num_sms=20)))[None]), jnp.float32)
-    apart = replace(trusting.trust, gpu_range={**trusting.trust.gpu_range, "linear": elsewhere})
+    apart = replace(wide.intervals, gpu_range={**wide.intervals.gpu_range, "linear": elsewhere})
     step = nj.graph_from_function(lambda x, w: (jnp.exp(x), w @ w), jnp.ones((8192, 8192)), jnp.ones((1024, 1024)))
-    forecast = nj.predict(replace(trusting, trust=apart), v100, step)
+    forecast = nj.predict(replace(wide, intervals=apart), v100, step)
     frame = forecast.to_frame()
     above = np.log(frame["seconds_high"] / frame["seconds"])
     products = frame["op"] == "linear"
@@ -168,7 +168,7 @@ def test_a_gpu_is_as_far_as_it_is_from_those_that_measured_the_family() -> None:
     assert len(forecast.notes) == 1
     assert "outside those trained on for linear (SMs 80 against 20 to 20;" in forecast.notes[0]
     copies = nj.graph_from_function(jnp.exp, jnp.ones((1024, 1024)))
-    assert nj.predict(replace(trusting, trust=apart), v100, copies).notes == ()
+    assert nj.predict(replace(wide, intervals=apart), v100, copies).notes == ()
 
 
 def test_the_distance_of_a_gpu_is_euclidean_and_has_a_slope_everywhere() -> None:
@@ -204,11 +204,11 @@ def test_a_gpu_left_out_is_as_far_as_it_is_from_the_others_alone() -> None:
 
 
 def test_shapes_outside_the_trained_range_are_wider_and_said(graph: Any) -> None:
-    predictor = _trusting()
-    assert predictor.trust is not None
-    ranges = predictor.trust.shape_range
+    predictor = _with_intervals()
+    assert predictor.intervals is not None
+    ranges = predictor.intervals.shape_range
     narrow = {name: jnp.asarray([[0.0], [0.01]]) * jnp.ones_like(low) for name, low in ranges.items()}
-    strict = replace(predictor, trust=replace(predictor.trust, shape_range=narrow))
+    strict = replace(predictor, intervals=replace(predictor.intervals, shape_range=narrow))
     forecast = nj.predict(strict, nj.load_gpu("V100-PCIE-32GB"), graph)
     wide = nj.predict(predictor, nj.load_gpu("V100-PCIE-32GB"), graph)
     assert forecast.total_s == wide.total_s
@@ -220,19 +220,19 @@ def test_shapes_outside_the_trained_range_are_wider_and_said(graph: Any) -> None
 
 def test_a_kind_of_shape_never_seen_is_wide_and_finite() -> None:
     """A depthwise convolution of 64 groups, where training had one group only, by hand; and 2^40 of anything."""
-    predictor = _trusting()
-    assert predictor.trust is not None
-    features = predictor.trust.shape_range["conv"].shape[-1]
+    predictor = _with_intervals()
+    assert predictor.intervals is not None
+    features = predictor.intervals.shape_range["conv"].shape[-1]
     wide = jnp.stack([jnp.full(features, -100.0), jnp.full(features, 100.0)])
     one_group = wide.at[:, 3].set(0.0)  # log of the groups
-    trust = replace(predictor.trust, shape_range={**predictor.trust.shape_range, "conv": one_group})
-    strict = replace(predictor, trust=trust)
+    intervals = replace(predictor.intervals, shape_range={**predictor.intervals.shape_range, "conv": one_group})
+    strict = replace(predictor, intervals=intervals)
     sizes = {"in_size": (32, 32), "out_size": (32, 32), "window": (3, 3), "stride": (1, 1)}
     dims = conv_dims("conv", batch=8, in_channels=64, out_channels=64, groups=64, **sizes)
     batch = table_from_kernels([Kernel("conv", "conv", dims)]).families["conv"]
     found = kernel_interval(strict, FAMILIES["conv"], nj.load_gpu("V100-PCIE-32GB"), jax.tree.map(jnp.asarray, batch))
     assert float(found.shape_widening[0]) == pytest.approx(1.0 + np.log(64) / 0.25 / 2.0, rel=1e-5)
-    low, high = total_interval(trust, nj.load_gpu("V100-PCIE-32GB"), 1.0, 2.0**40)
+    low, high = total_interval(intervals, nj.load_gpu("V100-PCIE-32GB"), 1.0, 2.0**40)
     assert (low, high) == (pytest.approx(1e-3), pytest.approx(1e3))
 
 
@@ -240,7 +240,7 @@ def test_a_step_that_nearly_fills_the_memory_is_said_and_bounds_nothing(graph: A
     step = nj.graph_from_config("gpt2", batch_size=1, sequence_length=128, mode="training")
     v100 = nj.load_gpu("V100-PCIE-32GB")
     needed = memory_bytes(step)
-    roomy, full = (nj.predict(_trusting(), v100.replace(mem_bytes=needed * times), step) for times in (1.3, 1.1))
+    roomy, full = (nj.predict(_with_intervals(), v100.replace(mem_bytes=needed * times), step) for times in (1.3, 1.1))
     assert roomy.interval_s
     assert full.interval_s
     assert roomy.notes == ()
@@ -248,22 +248,24 @@ def test_a_step_that_nearly_fills_the_memory_is_said_and_bounds_nothing(graph: A
     assert full.interval_s == roomy.interval_s
     assert len(full.notes) == 1
     assert "needs about 91% of the memory: it may not fit" in full.notes[0]
-    beyond = nj.predict(_trusting(), v100.replace(mem_bytes=needed / 1.25), step)
+    beyond = nj.predict(_with_intervals(), v100.replace(mem_bytes=needed / 1.25), step)
     assert beyond.interval_s == roomy.interval_s
     assert "needs about 125% of the memory" in beyond.notes[0]
-    plain = nj.predict(replace(_trusting(), trust=None), v100.replace(mem_bytes=needed * 1.1), step)
+    plain = nj.predict(replace(_with_intervals(), intervals=None), v100.replace(mem_bytes=needed * 1.1), step)
     assert plain.interval_s is None
     assert "needs about 91% of the memory" in plain.notes[0]
-    assert nj.predict(_trusting(), v100.replace(mem_bytes=1e6), graph).notes == ()  # nothing is kept for a gradient
+    assert (
+        nj.predict(_with_intervals(), v100.replace(mem_bytes=1e6), graph).notes == ()
+    )  # nothing is kept for a gradient
 
 
 def test_measured_intervals_take_over() -> None:
     """Those of the GPU itself where it has some, in the families that were measured on it."""
-    trust, v100 = _trusting().trust, nj.load_gpu("V100-PCIE-32GB")
-    assert trust is not None
-    pooled = trust.measured(["linear", "norm"], {})
+    intervals, v100 = _with_intervals().intervals, nj.load_gpu("V100-PCIE-32GB")
+    assert intervals is not None
+    pooled = intervals.measured(["linear", "norm"], {})
     assert total_interval(pooled, v100, 1.0, 1.0)[1] == pytest.approx(np.exp(0.015), rel=1e-6)
-    own = trust.measured(["linear", "norm"], {"linear": 0.07, MODELS: 0.04})
+    own = intervals.measured(["linear", "norm"], {"linear": 0.07, MODELS: 0.04})
     assert total_interval(own, v100, 1.0, 1.0) == pytest.approx((np.exp(-0.04), np.exp(0.04)), rel=1e-6)
     bounds = {name: np.asarray(own.kernels[name]).tolist() for name in ("linear", "norm", "bmm")}
     assert bounds == {
@@ -271,19 +273,19 @@ def test_measured_intervals_take_over() -> None:
         "norm": pytest.approx([-0.02, 0.03]),
         "bmm": pytest.approx([-0.2, 0.3]),
     }
-    assert trust_warnings(trust, v100, np.array(["linear"] * 3), np.ones(3), np.ones(3)) == []
+    assert interval_warnings(intervals, v100, np.array(["linear"] * 3), np.ones(3), np.ones(3)) == []
 
 
 def test_another_vendor_has_intervals_of_its_own(graph: Any) -> None:
     """For its GPUs, until one of them has been measured; nobody else's change."""
-    trusting = _trusting()
-    assert trusting.trust is not None
-    apart = replace(trusting.trust, other_vendor={"linear": jnp.array([-0.5, 0.5]), MODELS: jnp.array([-0.6, 0.6])})
+    wide = _with_intervals()
+    assert wide.intervals is not None
+    apart = replace(wide.intervals, other_vendor={"linear": jnp.array([-0.5, 0.5]), MODELS: jnp.array([-0.6, 0.6])})
     v100 = nj.load_gpu("V100-PCIE-32GB")
     amd = v100.replace(vendor=VENDORS.index("AMD"))
 
-    def spread(trust: Trust, gpu: nj.GPU) -> dict[str, float]:
-        forecast = nj.predict(replace(trusting, trust=trust), gpu, graph)
+    def spread(intervals: Intervals, gpu: nj.GPU) -> dict[str, float]:
+        forecast = nj.predict(replace(wide, intervals=intervals), gpu, graph)
         assert forecast.interval_s
         columns = forecast.columns
         over = np.log(columns["seconds_high"] / columns["seconds"])
@@ -291,22 +293,22 @@ def test_another_vendor_has_intervals_of_its_own(graph: Any) -> None:
         return {MODELS: float(np.log(forecast.interval_s[1] / forecast.total_s)), **by_family}
 
     assert spread(apart, amd) == pytest.approx({MODELS: 0.6, "linear": 0.5, "softmax": 0.3}, rel=1e-4)
-    assert spread(apart, v100) == spread(trusting.trust, v100)
+    assert spread(apart, v100) == spread(wide.intervals, v100)
     assert spread(apart.measured(NETWORKS, {"linear": 0.1}), amd)["linear"] == pytest.approx(0.1, rel=1e-4)
 
 
 def test_kernels_that_no_measured_model_had_add_their_own_bounds() -> None:
     """Labels of transformers do not say how far a convolution may be off."""
-    trusting, v100 = _trusting(), nj.load_gpu("V100-PCIE-32GB").replace(fp32_joule_per_flop=0.0)
-    assert trusting.trust is not None
+    wide, v100 = _with_intervals(), nj.load_gpu("V100-PCIE-32GB").replace(fp32_joule_per_flop=0.0)
+    assert wide.intervals is not None
 
     def two(x: jax.Array, w: jax.Array) -> jax.Array:
         return jax.lax.conv(x, w, (1, 1), "SAME") @ jnp.ones((64, 64))
 
     graph = nj.graph_from_function(two, jnp.ones((32, 64, 64, 64)), jnp.ones((64, 64, 3, 3)))
     for labelled, notes in ((("linear", "bmm", "elementwise"), 1), (None, 0), ((*NETWORKS,), 0)):
-        trust = replace(trusting.trust, labelled=labelled)
-        forecast = nj.predict(replace(trusting, trust=trust), v100, graph)
+        intervals = replace(wide.intervals, labelled=labelled)
+        forecast = nj.predict(replace(wide, intervals=intervals), v100, graph)
         assert forecast.interval_s
         columns = forecast.columns
         cost = columns["seconds"] * columns["count"]
@@ -342,10 +344,10 @@ def test_coverage_of_measured_gpus_leaves_each_row_out() -> None:
 
 def test_the_template_of_a_checkpoint_has_room_for_trust() -> None:
     sizes = {"families": NETWORKS, "hidden": (8,), "members": 1}
-    assert untrained("mixture", sizes).trust is None  # type: ignore[attr-defined]
-    trust = untrained("mixture", {**sizes, "trust": True}).trust  # type: ignore[attr-defined]
-    assert set(trust.kernels) == set(trust.shape_range) == set(NETWORKS)
-    assert trust.other_vendor == {}
-    assert trust.labelled is None
-    vendors = untrained("mixture", {**sizes, "trust": True, "vendor_intervals": ["bmm", MODELS]}).trust  # type: ignore[attr-defined]
+    assert untrained("mixture", sizes).intervals is None  # type: ignore[attr-defined]
+    intervals = untrained("mixture", {**sizes, "intervals": True}).intervals  # type: ignore[attr-defined]
+    assert set(intervals.kernels) == set(intervals.shape_range) == set(NETWORKS)
+    assert intervals.other_vendor == {}
+    assert intervals.labelled is None
+    vendors = untrained("mixture", {**sizes, "intervals": True, "vendor_intervals": ["bmm", MODELS]}).intervals  # type: ignore[attr-defined]
     assert set(vendors.other_vendor) == {"bmm", MODELS}

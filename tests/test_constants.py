@@ -24,7 +24,7 @@ from neusight_jax.kernels.family import Work
 from neusight_jax.kernels.gemm import TILES
 from neusight_jax.mixture import init_family, mix
 from neusight_jax.residuals import table_residual
-from neusight_jax.roofline import Light, light, peak_flop_per_s
+from neusight_jax.roofline import LowerBounds, lower_bounds, peak_flop_per_s
 
 MACHINE = nj.GPU(
     num_sms=100.0,
@@ -49,7 +49,9 @@ def works(name: str, dtype: str = "fp32", **dims: Any) -> Work:
     return FAMILIES[name].work(columns, size)
 
 
-def times(name: str, gpu: nj.GPU = MACHINE, dtype: str = "fp32", **dims: Any) -> tuple[Work, dict[str, Any], Light]:
+def times(
+    name: str, gpu: nj.GPU = MACHINE, dtype: str = "fp32", **dims: Any
+) -> tuple[Work, dict[str, Any], LowerBounds]:
     """Work, physical times and bounds of kernels on a machine."""
     work = works(name, dtype, **dims)
     index = jnp.full(work.flop.shape, DTYPES.index(dtype))
@@ -60,7 +62,7 @@ def times(name: str, gpu: nj.GPU = MACHINE, dtype: str = "fp32", **dims: Any) ->
         return {**physical_times(at), **{f"most {head}": most for head, most in most_times(at).items()}}
 
     found = jax.jit(all_times)(gpu)
-    return work, found, light(gpu, work, peak)
+    return work, found, lower_bounds(gpu, work, peak)
 
 
 def test_traffic_of_a_working_set_in_l2() -> None:
@@ -164,7 +166,7 @@ def test_where_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     work = works("softmax", rows=64.0, cols=64.0, reads=1.0, writes=1.0)
     at = launched(MACHINE, FAMILIES["softmax"], work, jnp.full(1, 1e13), jnp.zeros(1, int))
     outputs = jnp.zeros((1, 1, 2 * len(HEADS)))  # one component a head, and its offset
-    bounds = Light(*(jnp.zeros(1),) * 3)
+    bounds = LowerBounds(*(jnp.zeros(1),) * 3)
     for binding, start in starts.items():
         bound: Any = {head: jnp.full((1, 1), 1.0 if head == binding else 1e-9) for head in HEADS}
         monkeypatch.setattr(mixture, "physical_times", lambda at, bound=bound: bound)

@@ -24,11 +24,11 @@ from neusight_jax.designs.notes import bound_notes, ends_of, machine_notes, work
 from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph, Node
+from neusight_jax.intervals import Intervals, gpu_ratios, range_of
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.reports.design import front_table
 from neusight_jax.results import as_text
 from neusight_jax.sweeps.space import Grid, Range
-from neusight_jax.trust import Trust, gpu_ratios, range_of
 
 FEW = Settings(starts=3, steps=20, rounds=8, candidates=32)
 
@@ -177,9 +177,9 @@ def test_eager_and_fused_workloads_in_one_objective_are_said() -> None:
 
 def test_a_machine_nobody_has_measured_the_like_of_is_said() -> None:
     ratios = np.stack([np.asarray(gpu_ratios(nj.load_gpu(name))) for name in ("V100", "A100")])
-    trust = Trust(gpu_range={"linear": jnp.asarray(range_of(ratios), jnp.float32)})
+    intervals = Intervals(gpu_range={"linear": jnp.asarray(range_of(ratios), jnp.float32)})
     decode = nj.workload(nj.graph_from_config("llama-3.1-8b", 1, 128, "decode", "bf16"))
-    asked: Any = SimpleNamespace(predictor=SimpleNamespace(trust=trust), workloads=(decode,))
+    asked: Any = SimpleNamespace(predictor=SimpleNamespace(intervals=intervals), workloads=(decode,))
     seconds = {"linear": np.array([1.0]), "elementwise": np.array([0.5])}
     assert machine_notes(asked, nj.load_gpu("A100"), seconds) == []
     far, full = machine_notes(asked, nj.load_gpu("A100").replace(num_sms=400, mem_bytes=1e10), seconds)

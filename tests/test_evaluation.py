@@ -19,13 +19,13 @@ from neusight_jax.baselines import load_baseline
 from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.cli import run
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
+from neusight_jax.intervals import empty_intervals
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.results import as_text
 from neusight_jax.training.evaluation.result import Evaluation, percentiles
 from neusight_jax.training.evaluation.scores import evaluate, model_scores, score
 from neusight_jax.training.evaluation.systems import fit_baseline
-from neusight_jax.trust import empty_trust
 
 T4, V100 = "Tesla T4", "Tesla V100-PCIE-32GB"
 ROWS = ((8192, 1024), (16384, 2048), (32768, 512), (65536, 1024))
@@ -222,11 +222,13 @@ def test_coverage_and_width_of_intervals(folder: Path) -> None:
     """Of kernels and whole models; a system without intervals has none, in JSON null."""
     plain, wide = random_predictor("mixture", 0), jnp.array([-0.5, 0.5])
     assert isinstance(plain, MixturePredictor)
-    trust = empty_trust({name: each.network.center.shape[-1] for name, each in plain.families.items()})
-    inside = {name: jnp.array([[-1e9], [1e9]]) * jnp.ones_like(part) for name, part in trust.gpu_range.items()}
-    shapes = {name: jnp.array([[-1e9], [1e9]]) * jnp.ones_like(part) for name, part in trust.shape_range.items()}
-    kernels = dict.fromkeys(trust.kernels, wide)
-    own = replace(plain, trust=replace(trust, kernels=kernels, total=wide, gpu_range=inside, shape_range=shapes))
+    intervals = empty_intervals({name: each.network.center.shape[-1] for name, each in plain.families.items()})
+    inside = {name: jnp.array([[-1e9], [1e9]]) * jnp.ones_like(part) for name, part in intervals.gpu_range.items()}
+    shapes = {name: jnp.array([[-1e9], [1e9]]) * jnp.ones_like(part) for name, part in intervals.shape_range.items()}
+    kernels = dict.fromkeys(intervals.kernels, wide)
+    own = replace(
+        plain, intervals=replace(intervals, kernels=kernels, total=wide, gpu_range=inside, shape_range=shapes)
+    )
     data = read_measurements(folder)
     found = score(data, {"own": lambda device: own, "roofline": lambda device: load_baseline("roofline")})
     content = json.loads(json.dumps(found.to_dict(), allow_nan=False))

@@ -20,8 +20,8 @@ from neusight_jax.scaling.per_op import event_overhead_s
 from neusight_jax.tiles import init_tile_choice
 from neusight_jax.training.data import join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.fit import FitState, Job, Settings, fit, row_features, sample_of
-from neusight_jax.training.kinds import MixtureKind, TileKind, effect_penalties, forecast
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
+from neusight_jax.training.objectives import MixtureObjective, TileObjective, effect_penalties, forecast
 from neusight_jax.training.rows import Rows
 from synthetic import DEVICES, synthetic_rows, write_softmax_alone
 
@@ -41,8 +41,8 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return sweep_rows(read_measurements(folder), "softmax", DEVICES)
 
 
-def _kind(rows: Rows) -> MixtureKind:
-    return MixtureKind(init_tile_choice(jax.random.key(0), rows.family, row_features(rows)), (8,))
+def _kind(rows: Rows) -> MixtureObjective:
+    return MixtureObjective(init_tile_choice(jax.random.key(0), rows.family, row_features(rows)), (8,))
 
 
 def test_the_loss_falls_and_a_fit_can_be_stopped(softmax: Rows) -> None:
@@ -117,7 +117,7 @@ def test_a_family_not_measured_on_the_gpu_left_out_is_left_out(tmp_path: Path) -
         rows = sweep_rows(data, name, sorted(set(data.frame["device"])))
         tiles[name] = init_tile_choice(jax.random.key(0), rows.family, row_features(rows))
         jobs = tuple(Job(0, (device,)) for device in rows.devices)
-        kind = MixtureKind(tiles[name])
+        kind = MixtureObjective(tiles[name])
         each = [kind.init(jax.random.key(0), rows.family, row_features(rows), rows) for _ in jobs]
         parts[name] = LeftOut(kind, rows, jobs, jax.tree.map(lambda *leaves: jnp.stack(leaves), *each))
     assert set(left_out_predictor(parts, tiles, "Tesla T4").families) == {"softmax", "norm"}
@@ -138,7 +138,7 @@ def test_measured_tiles_are_learned(tmp_path: Path) -> None:
         losses.append(float(loss[0]))
         return True
 
-    fit(TileKind(), rows, [Job(0)], settings, progress, chunk=20)
+    fit(TileObjective(), rows, [Job(0)], settings, progress, chunk=20)
     assert losses[-1] < 0.3 * losses[0]
 
 

@@ -13,12 +13,12 @@ from predictors import random_predictor
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.intervals import Intervals, empty_intervals, kernel_interval
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import in_row_order, kernel_terms, on_device
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.terms import Predictor
-from neusight_jax.trust import Trust, empty_trust, kernel_interval
 from synthetic import synthetic_rows
 
 OPS = ("softmax", "linear", "ln")
@@ -39,21 +39,21 @@ def predictor() -> MixturePredictor:
     """Intervals of −0.2 to 0.5 in logarithms, of everything as if it had been trained on."""
     plain = random_predictor("mixture", 0)
     assert isinstance(plain, MixturePredictor)
-    trust = empty_trust({name: each.network.center.shape[-1] for name, each in plain.families.items()})
+    intervals = empty_intervals({name: each.network.center.shape[-1] for name, each in plain.families.items()})
     far = jnp.array([[-1e9], [1e9]])
-    wide: Trust = replace(
-        trust,
-        kernels={name: jnp.array([BELOW, ABOVE]) for name in trust.kernels},
-        gpu_range={name: far * jnp.ones_like(part) for name, part in trust.gpu_range.items()},
-        shape_range={name: far * jnp.ones_like(part) for name, part in trust.shape_range.items()},
+    wide: Intervals = replace(
+        intervals,
+        kernels={name: jnp.array([BELOW, ABOVE]) for name in intervals.kernels},
+        gpu_range={name: far * jnp.ones_like(part) for name, part in intervals.gpu_range.items()},
+        shape_range={name: far * jnp.ones_like(part) for name, part in intervals.shape_range.items()},
     )
-    return replace(plain, trust=wide)
+    return replace(plain, intervals=wide)
 
 
 @jax.jit
 def _lights(predictor: Predictor, gpu: nj.GPU, table: KernelTable, isolated: jax.Array) -> dict[str, jax.Array]:
     terms = kernel_terms(predictor, gpu, table, isolated=isolated)
-    return {name: each.light.speed_of_light_s for name, each in terms.items()}
+    return {name: each.bounds.speed_of_light_s for name, each in terms.items()}
 
 
 @pytest.mark.parametrize("device", ["Tesla T4", "NVIDIA A100-PCIE-40GB", "Tesla V100-PCIE-32GB", "AMD Instinct MI100"])

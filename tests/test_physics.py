@@ -112,7 +112,7 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
 @jax.jit
 def _shown(predictor: Predictor, gpus: GPU, kernels: KernelTable, isolated: Any, relaxation: Any) -> dict[str, Any]:
     terms = kernel_terms(predictor, gpus, kernels, isolated=isolated, relaxation=relaxation)
-    return {name: (term.seconds, term.utilization, term.light.speed_of_light_s) for name, term in terms.items()}
+    return {name: (term.seconds, term.utilization, term.bounds.speed_of_light_s) for name, term in terms.items()}
 
 
 def beyond_light(
@@ -264,7 +264,7 @@ def _member(predictor: Any, member: int, members: int) -> Any:
 
     def pick(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path)
-        alone = ".tiles" in name or ".trust" in name or name.endswith(("physics", "effect", "library"))
+        alone = ".tiles" in name or ".intervals" in name or name.endswith(("physics", "effect", "library"))
         if not alone:
             assert leaf.shape[0] == members
         return leaf if alone else leaf[member : member + 1]

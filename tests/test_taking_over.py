@@ -14,12 +14,12 @@ import pytest
 import neusight_jax as nj
 from neusight_jax.checkpoint import checkpoint_folder, load_card, save_checkpoint
 from neusight_jax.errors import InputError, run_script
+from neusight_jax.intervals import gpu_ratios, gpu_widening
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.training.evaluation.cross_gpu import main as cross_gpu
 from neusight_jax.training.evaluation.node_sums import main as node_sums
 from neusight_jax.training.taking_over import joined, taken_again
 from neusight_jax.training.taking_over import main as taking_over
-from neusight_jax.trust import gpu_ratios, gpu_widening
 
 
 @pytest.mark.parametrize("name", ["tensorcore", "tensorcore-heldout-hopper"])
@@ -51,9 +51,9 @@ def test_each_family_keeps_the_gpus_it_was_measured_on() -> None:
     """Half precision was measured on nothing like T4, single precision on nothing like B200: each is wider there."""
     predictor = nj.load_predictor("tensorcore")
     assert isinstance(predictor, MixturePredictor)
-    assert predictor.trust is not None
+    assert predictor.intervals is not None
     wider = {
-        (name, gpu): float(gpu_widening(gpu_ratios(nj.load_gpu(gpu)), predictor.trust.gpu_range[name]))
+        (name, gpu): float(gpu_widening(gpu_ratios(nj.load_gpu(gpu)), predictor.intervals.gpu_range[name]))
         for name in ("gemm", "linear")
         for gpu in ("T4", "B200")
     }

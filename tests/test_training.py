@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 import neusight_jax as nj
 from neusight_jax.checkpoint import WEIGHTS
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
+from neusight_jax.intervals import WIDEST, kernel_interval
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.training import recipes
@@ -24,7 +25,6 @@ from neusight_jax.training.fit import FitState, Settings
 from neusight_jax.training.progress import Saved, kept_steps
 from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.recipes import train
-from neusight_jax.trust import WIDEST, kernel_interval
 from synthetic import synthetic_rows
 
 T4, V100, P100, A100 = "Tesla T4", "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB", "NVIDIA A100-PCIE-40GB"
@@ -268,7 +268,7 @@ def test_a_family_of_one_gpu_is_trusted_nowhere_else(tmp_path: Path, monkeypatch
     bounds = {}
     for device in (None, T4):  # a GPU nobody measured, and one with the effect that was measured
         predictor: Any = nj.load_predictor(tmp_path / "out", device=device)
-        bounds[device] = {name: np.abs(np.asarray(pair)) for name, pair in predictor.trust.kernels.items()}
+        bounds[device] = {name: np.abs(np.asarray(pair)) for name, pair in predictor.intervals.kernels.items()}
         assert bounds[device]["softmax"].max() < 1.0
     np.testing.assert_allclose(bounds[None]["norm"], WIDEST)
     assert bounds[T4]["norm"].max() < 1.0

@@ -143,7 +143,7 @@ def test_fewer_bits_are_never_slower_nor_below_light(seed: int) -> None:
     table = products_of_every_share(seed)
     terms = EXPLAINED(random_predictor("mixture", seed), on_device(nj.load_gpu("H100")), table)
     seconds = in_row_order(table, {name: np.asarray(term.seconds) for name, term in terms.items()})
-    light = in_row_order(table, {name: np.asarray(term.light.speed_of_light_s) for name, term in terms.items()})
+    light = in_row_order(table, {name: np.asarray(term.bounds.speed_of_light_s) for name, term in terms.items()})
     assert (seconds >= light * (1 - 1e-4)).all()
     for times in (seconds, light):
         by_share = times.reshape(SHAPES, len(SHARES), 2)

@@ -27,6 +27,7 @@ from jaxtyping import Array, Float
 from neusight_jax.calibrated import CalibratedPredictor, ShapeEffect, shape_kernel, shape_points, shifted
 from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.errors import InputError
+from neusight_jax.intervals import Intervals, gpu_ratios, gpu_widening, kernel_bounds
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.latencies import require_covered
@@ -34,7 +35,6 @@ from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS, add_to_effect
 from neusight_jax.terms import Predictor
 from neusight_jax.training.conformal import calibrated_width, mean_error_percent
-from neusight_jax.trust import Trust, gpu_ratios, gpu_widening, kernel_bounds
 
 if TYPE_CHECKING:
     from neusight_jax.datasets.measurements import Measurements
@@ -188,14 +188,16 @@ def calibration(
                 predictor, gpu, table, parts, measured, prior or prior_of(network)
             )
     base = predictor
-    if predictor.trust is not None:
-        trust, widths = _credited(predictor.trust, gpu, left_out)
-        base = replace(predictor, trust=trust)
+    if predictor.intervals is not None:
+        intervals, widths = _credited(predictor.intervals, gpu, left_out)
+        base = replace(predictor, intervals=intervals)
         summary = {network: {**said, "log_half_width": widths[network]} for network, said in summary.items()}
     return Calibration(CalibratedPredictor(base, shapes, jnp.float32((prior or Prior()).length)), summary)
 
 
-def _credited(trust: Trust, gpu: Machine, left_out: Mapping[str, np.ndarray]) -> tuple[Trust, dict[str, float]]:
+def _credited(
+    intervals: Intervals, gpu: Machine, left_out: Mapping[str, np.ndarray]
+) -> tuple[Intervals, dict[str, float]]:
     """Intervals of the families that were measured, and their half-widths on this GPU by network.
 
     Args:
@@ -204,11 +206,11 @@ def _credited(trust: Trust, gpu: Machine, left_out: Mapping[str, np.ndarray]) ->
     ratios = gpu_ratios(gpu_of(gpu))
     widths, pairs = {}, {}
     for network, errors in left_out.items():
-        wider = float(gpu_widening(ratios, trust.gpu_range[network]))
-        before = float(jnp.max(jnp.abs(kernel_bounds(trust, network, gpu_of(gpu))))) * wider
+        wider = float(gpu_widening(ratios, intervals.gpu_range[network]))
+        before = float(jnp.max(jnp.abs(kernel_bounds(intervals, network, gpu_of(gpu))))) * wider
         widths[network] = calibrated_width(errors, before)
         pairs[network] = jnp.array([-1.0, 1.0], jnp.float32) * widths[network] / wider
-    return trust.with_kernels(pairs), {network: round(width, 4) for network, width in widths.items()}
+    return intervals.with_kernels(pairs), {network: round(width, 4) for network, width in widths.items()}
 
 
 def _from_measurements(data: Measurements, seconds: Any) -> tuple[KernelTable, np.ndarray]:

@@ -17,7 +17,7 @@ from neusight_jax.physics import STANDARD
 from neusight_jax.residuals import FLOOR, IN_MODEL
 from neusight_jax.tiles import TileChoice
 from neusight_jax.training.fit import Job, Settings, fit, sample_of
-from neusight_jax.training.kinds import MixtureKind, forecast, generation_mask, stack_members
+from neusight_jax.training.objectives import MixtureObjective, forecast, generation_mask, stack_members
 from neusight_jax.training.rows import Rows
 
 
@@ -30,7 +30,7 @@ class LeftOut:
       jobs: the fits; best: their parameters, leading axis [job].
     """
 
-    kind: MixtureKind
+    kind: MixtureObjective
     rows: Rows
     jobs: tuple[Job, ...]
     best: Any
@@ -77,7 +77,7 @@ def left_out_jobs(seeds: int, devices: Sequence[str], by: str = "device") -> tup
     return tuple(Job(seed, group) for seed in range(seeds) for group in groups.values() if len(groups) > 1)
 
 
-def fit_left_out(kind: MixtureKind, rows: Rows, seeds: int, settings: Settings, by: str = "device") -> LeftOut:
+def fit_left_out(kind: MixtureObjective, rows: Rows, seeds: int, settings: Settings, by: str = "device") -> LeftOut:
     """Fit a family with each of its devices (or architectures) left out, all fits together."""
     jobs = left_out_jobs(seeds, rows.devices, by)
     return LeftOut(kind, rows, jobs, fit(kind, rows, jobs, settings).best)

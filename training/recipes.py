@@ -37,20 +37,20 @@ from neusight_jax.training.fit import (
     sample_of,
     with_more_steps,
 )
-from neusight_jax.training.kinds import (
-    MixtureKind,
-    NeuSightKind,
-    TileKind,
+from neusight_jax.training.interval_fit import Evidence, make_intervals
+from neusight_jax.training.left_out import LeftOut, left_out_jobs, merged, shared_effect
+from neusight_jax.training.objectives import (
+    MixtureObjective,
+    NeuSightObjective,
+    TileObjective,
     effect_penalties,
     forecast,
     stack_members,
 )
-from neusight_jax.training.left_out import LeftOut, left_out_jobs, merged, shared_effect
 from neusight_jax.training.progress import Saved
 from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.rows import Rows
 from neusight_jax.training.taking_over import taken_over
-from neusight_jax.training.trusting import Evidence, make_trust
 
 
 def train(
@@ -100,7 +100,7 @@ def train(
     predictor, effects = run.all_families()
     card = {
         "kind": chosen.kind,
-        "architecture": {**sizes, "trust": bool(run.trust_card)},
+        "architecture": {**sizes, "intervals": bool(run.trust_card)},
         "recipe": recipe,
         "settings": asdict(chosen.settings),
         "seconds": round(time.monotonic() - begin, 1),
@@ -195,27 +195,27 @@ class _Run:
                 best = self._fit(bar, name, kind, rows, self.jobs, self.recipe.settings)
                 seen = self._score(name, kind, rows, best)
                 parts[name] = self._merged(best, rows, effects, name)
-                if isinstance(kind, MixtureKind):
+                if isinstance(kind, MixtureObjective):
                     evidence.add(name, rows, self._fit_left_out(bar, name, kind, rows), seen)
         if self.recipe.kind == "neusight":
             return NeuSightPredictor(parts, tiles), {}
         predictor = MixturePredictor(parts, tiles)
         if evidence.left_out:
-            trust, self.trust_card = make_trust(
+            intervals, self.trust_card = make_intervals(
                 evidence,
                 self.data,
                 self.devices,
                 tiles,
                 lambda name: with_effect(with_libraries(predictor, name), effects[name]),
             )
-            predictor = replace(predictor, trust=trust)
+            predictor = replace(predictor, intervals=intervals)
         return predictor, effects
 
-    def _kind(self, tile: TileChoice, rows: Rows) -> MixtureKind | NeuSightKind:
+    def _kind(self, tile: TileChoice, rows: Rows) -> MixtureObjective | NeuSightObjective:
         network = load_network(self.recipe.network) if self.recipe.network else None
         if self.recipe.kind == "neusight":
-            return NeuSightKind(tile, self.recipe.hidden, network)
-        return MixtureKind(tile, self.recipe.hidden, effect_penalties(rows), network)
+            return NeuSightObjective(tile, self.recipe.hidden, network)
+        return MixtureObjective(tile, self.recipe.hidden, effect_penalties(rows), network)
 
     def _rows(self, name: str, devices: Sequence[str]) -> Rows:
         rows = sweep_rows(self.data, name, devices)
@@ -231,11 +231,11 @@ class _Run:
     def _fit_tiles(self, bar: Progress, name: str, rows: Rows) -> TileChoice:
         if not (rows.tile >= 0).any():
             return init_tile_choice(jax.random.key(self.jobs[0].seed), rows.family, row_features(rows))
-        best = self._fit(bar, f"{name} tiles", TileKind(), rows, self.jobs[:1], self.recipe.tile_settings)
+        best = self._fit(bar, f"{name} tiles", TileObjective(), rows, self.jobs[:1], self.recipe.tile_settings)
         choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
         known = rows.take(rows.tile >= 0)
         if len(known.seconds):
-            index = np.asarray(TileKind().choose(choice, rows.family, sample_of(known)))
+            index = np.asarray(TileObjective().choose(choice, rows.family, sample_of(known)))
             self.tile_accuracy[name] = round(float(np.mean(index == known.tile)), 3)
         return choice
 
@@ -245,7 +245,9 @@ class _Run:
         task = bar.add_task(name, total=settings.steps, s="")
         begin = self.saved.load(name, kind, rows, jobs, settings)
         validate = (
-            self._validator(rows.family.name, kind) if isinstance(kind, MixtureKind | NeuSightKind) else lambda _: ""
+            self._validator(rows.family.name, kind)
+            if isinstance(kind, MixtureObjective | NeuSightObjective)
+            else lambda _: ""
         )
 
         def progress(state: FitState, loss: np.ndarray) -> bool:
@@ -255,7 +257,7 @@ class _Run:
 
         return fit(kind, rows, jobs, settings, progress, state=begin).best
 
-    def _validator(self, name: str, kind: MixtureKind | NeuSightKind) -> Callable[[FitState], str]:
+    def _validator(self, name: str, kind: MixtureObjective | NeuSightObjective) -> Callable[[FitState], str]:
         """Error on every held-out GPU with measurements: shown, never used to choose anything."""
         if not self.scored_apart:
             return lambda _: ""
@@ -269,7 +271,7 @@ class _Run:
 
         return text
 
-    def _score(self, name: str, kind: MixtureKind | NeuSightKind, rows: Rows, best: Any) -> Residuals:
+    def _score(self, name: str, kind: MixtureObjective | NeuSightObjective, rows: Rows, best: Any) -> Residuals:
         """Errors for the card: training GPUs with and without their effect, held-out GPUs without.
 
         Returns: log(measured / forecast) of the training GPUs with their effect.
@@ -301,7 +303,7 @@ class _Run:
             self.generation_effects.setdefault(generation, {})[name] = shared
         return merged(best, rows)
 
-    def _fit_left_out(self, bar: Progress, name: str, kind: MixtureKind, rows: Rows) -> LeftOut | None:
+    def _fit_left_out(self, bar: Progress, name: str, kind: MixtureObjective, rows: Rows) -> LeftOut | None:
         jobs = left_out_jobs(self.recipe.left_out_seeds, rows.devices, self.recipe.left_out_by)
         if not jobs:
             return None
@@ -310,7 +312,7 @@ class _Run:
 
 
 def _residuals(
-    kind: MixtureKind | NeuSightKind,
+    kind: MixtureObjective | NeuSightObjective,
     members: Sequence[Any],
     rows: Rows,
     seen: bool,

@@ -19,9 +19,9 @@ import jax
 from neusight_jax.checkpoint import LIBRARIES, load_card, load_predictor, save_checkpoint
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.files import refuse_existing
+from neusight_jax.intervals import MODELS, Intervals
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.terms import Predictor
-from neusight_jax.trust import MODELS, Trust
 
 BY_DEVICE: tuple[str, ...] = ("device_effects", "generation_effects", "device_intervals")
 """What a card says by device or generation, then family."""
@@ -46,14 +46,16 @@ def taken_over(predictor: Predictor, card: Mapping[str, Any], base: str) -> tupl
         raise InputError(f"base checkpoint {base} has other sizes; expected hidden {hidden}, {members} members or more")
     extra = [name for name in other.families if name not in predictor.families]
     families = {name: _members(other.families[name], members) for name in extra}
-    own_trust, other_trust = predictor.trust, other.trust
-    trust = None if own_trust is None or other_trust is None else _joined(other_trust, own_trust)
+    own_intervals, other_intervals = predictor.intervals, other.intervals
+    intervals = None if own_intervals is None or other_intervals is None else _joined(other_intervals, own_intervals)
     both = MixturePredictor(
-        {**families, **predictor.families}, {**{name: other.tiles[name] for name in extra}, **predictor.tiles}, trust
+        {**families, **predictor.families},
+        {**{name: other.tiles[name] for name in extra}, **predictor.tiles},
+        intervals,
     )
     merged = {
         **card,
-        "architecture": {**card["architecture"], "families": list(both.families), "trust": trust is not None},
+        "architecture": {**card["architecture"], "families": list(both.families), "intervals": intervals is not None},
         "trained_on": {
             **card["trained_on"],
             "devices": sorted({*card["trained_on"]["devices"], *other_card["trained_on"]["devices"]}),
@@ -84,17 +86,17 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
     def own(parts: Mapping[str, Any]) -> dict[str, Any]:
         return {name: part for name, part in parts.items() if name not in foreign["families"]}
 
-    trust = predictor.trust
-    if trust is not None:
-        trust = replace(
-            trust,
-            kernels=own(trust.kernels),
-            other_vendor=own(trust.other_vendor),
-            measured_kernels=own(trust.measured_kernels),
-            gpu_range=own(trust.gpu_range),
-            shape_range=own(trust.shape_range),
+    intervals = predictor.intervals
+    if intervals is not None:
+        intervals = replace(
+            intervals,
+            kernels=own(intervals.kernels),
+            other_vendor=own(intervals.other_vendor),
+            measured_kernels=own(intervals.measured_kernels),
+            gpu_range=own(intervals.gpu_range),
+            shape_range=own(intervals.shape_range),
         )
-    alone = MixturePredictor(own(predictor.families), own(predictor.tiles), trust)
+    alone = MixturePredictor(own(predictor.families), own(predictor.tiles), intervals)
     kept = {key: part for key, part in card.items() if key not in ("taken_over", "format", LIBRARIES)}
     kept["architecture"] = {**card["architecture"], "families": list(alone.families)}
     kept["errors_percent"] = own(card["errors_percent"])
@@ -115,7 +117,9 @@ def joined(checkpoint: str, other: str) -> tuple[MixturePredictor, dict[str, Any
         raise InputError(f"checkpoint {checkpoint} is of another kind than mixture; expected a mixture")
     again = set(card.get("joined", {}).get(other, ()))
     alone = MixturePredictor(
-        {name: each for name, each in predictor.families.items() if name not in again}, predictor.tiles, predictor.trust
+        {name: each for name, each in predictor.families.items() if name not in again},
+        predictor.tiles,
+        predictor.intervals,
     )
     kept = {key: part for key, part in card.items() if key not in ("format", LIBRARIES)}
     both, merged = taken_over(alone, kept, other)
@@ -134,7 +138,7 @@ def _members(parameters: Any, members: int) -> Any:
     return replace(first, effect=parameters.effect, physics=parameters.physics, library=parameters.library)
 
 
-def _joined(base: Trust, own: Trust) -> Trust:
+def _joined(base: Intervals, own: Intervals) -> Intervals:
     others = {name: pair for name, pair in base.other_vendor.items() if name not in (*own.kernels, MODELS)}
     return replace(
         own,

@@ -74,7 +74,7 @@ def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated)
     found = bounded(family, gpu, batch)
     at = launched(gpu, family, found.work, found.peak, batch.dtype)
     columns = jnp.concatenate([*physical_times(at).values(), *most_times(at).values()], axis=1)
-    roofline_s = found.light.roofline_s[:, None]
+    roofline_s = found.bounds.roofline_s[:, None]
     alone = jnp.broadcast_to(jnp.asarray(isolated, dtype=float), roofline_s.shape[:1])[:, None]
     logs = jnp.log(jnp.maximum(jnp.concatenate([columns, roofline_s], axis=1), 1e-30))
     return jnp.concatenate([family.features(batch.dims, element_bytes(batch.dtype)), logs, alone], axis=1)

@@ -116,4 +116,4 @@ class WavePredictor:
         gamma = memory_boundedness(found.work.flop / found.work.bytes_moved, found.peak / gpu.mem_bytes_per_s)
         blocks = largest_tile(gpu, found.work).blocks if self.general else None
         ratio = wave_ratio(self.origin, gpu, gamma, blocks)
-        return found.terms(jnp.where(jnp.any(same, axis=1), measured_s * ratio, found.light.roofline_s))
+        return found.terms(jnp.where(jnp.any(same, axis=1), measured_s * ratio, found.bounds.roofline_s))

@@ -16,7 +16,7 @@ from neusight_jax.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family, Work
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Light, Scalar, element_bytes, light, peak_flop_per_s
+from neusight_jax.roofline import Isolated, LowerBounds, Scalar, element_bytes, lower_bounds, peak_flop_per_s
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import largest_tile
 
@@ -27,13 +27,13 @@ class Bounded(NamedTuple):
     Attributes:
       gpu, work: the machine, and what the kernels ask of it.
       peak: of the kernels' arithmetic path, FLOP/s.
-      light: lower bounds; memory_s: all bytes at full bandwidth, seconds.
+      bounds: lower bounds; memory_s: all bytes at full bandwidth, seconds.
     """
 
     gpu: GPU
     work: Work
     peak: Float[Array, " kernel"]
-    light: Light
+    bounds: LowerBounds
     memory_s: Float[Array, " kernel"]
 
     def terms(
@@ -44,12 +44,12 @@ class Bounded(NamedTuple):
         memory_s: Array | None = None,
     ) -> KernelTerms:
         """A forecast of body and launch, the body never below the speed of light; its parts default to the bounds."""
-        body_s = jnp.maximum(body_s, self.light.speed_of_light_s)
+        body_s = jnp.maximum(body_s, self.bounds.speed_of_light_s)
         launch_s = jnp.broadcast_to(jnp.asarray(launch_s, body_s.dtype), body_s.shape)
-        compute_s = self.light.compute_s if compute_s is None else compute_s
+        compute_s = self.bounds.compute_s if compute_s is None else compute_s
         memory_s = self.memory_s if memory_s is None else memory_s
         tile = largest_tile(self.gpu, self.work)
-        return KernelTerms(body_s + launch_s, self.light, compute_s, memory_s, launch_s, tile)
+        return KernelTerms(body_s + launch_s, self.bounds, compute_s, memory_s, launch_s, tile)
 
 
 def bounded(family: Family, machine: Machine, batch: KernelBatch) -> Bounded:
@@ -61,7 +61,7 @@ def bounded(family: Family, machine: Machine, batch: KernelBatch) -> Bounded:
         gpu,
         work,
         peak,
-        light(gpu, work, peak, linked_topology(family, machine)),
+        lower_bounds(gpu, work, peak, linked_topology(family, machine)),
         work.bytes_moved / gpu.mem_bytes_per_s,
     )
 
@@ -80,4 +80,4 @@ class RooflinePredictor:
     ) -> KernelTerms:
         """Forecast kernels of one family; `isolated` and `relaxation` change nothing."""
         found = bounded(family, machine, batch)
-        return found.terms(found.light.roofline_s)
+        return found.terms(found.bounds.roofline_s)

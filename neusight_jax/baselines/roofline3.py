@@ -46,7 +46,7 @@ class Roofline3Predictor:
         """Forecast kernels of one family; the floor is paid by isolated kernels only. `relaxation` changes nothing."""
         numbers = self.families[family.network]
         found = bounded(family, machine, batch)
-        compute_s = found.light.compute_s / jax.nn.sigmoid(numbers.raw_compute)
+        compute_s = found.bounds.compute_s / jax.nn.sigmoid(numbers.raw_compute)
         memory_s = found.memory_s / jax.nn.sigmoid(numbers.raw_memory)
         launch_s = jnp.exp(numbers.log_floor_s) * jnp.asarray(isolated, dtype=float)
         return found.terms(jnp.maximum(compute_s, memory_s), launch_s, compute_s, memory_s)

@@ -11,10 +11,10 @@ import numpy as np
 from neusight_jax.designs.problem import Problem
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import catalog_gpu, list_gpus
+from neusight_jax.intervals import far_note
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.memory import memory_bytes
 from neusight_jax.sweeps.space import Range
-from neusight_jax.trust import far_note
 from neusight_jax.units import with_unit
 
 AT_BOUND = 1e-3
@@ -73,12 +73,12 @@ def machine_notes(problem: Problem, gpu: GPU, family_s: Mapping[str, Any]) -> li
     Args:
       family_s: seconds on it by family, of all workloads.
     """
-    trust = getattr(problem.predictor, "trust", None)
+    intervals = getattr(problem.predictor, "intervals", None)
     said = []
-    if trust is not None:
+    if intervals is not None:
         network = np.array([FAMILIES[name].network for name in family_s])
         seconds = np.array([float(np.sum(each)) for each in family_s.values()])
-        said += far_note(trust, gpu, network, seconds, "extrapolated")
+        said += far_note(intervals, gpu, network, seconds, "extrapolated")
     for load in problem.workloads:
         needed, there = memory_bytes(load.graph) if load.graph.nodes else 0.0, float(np.asarray(gpu.mem_bytes))
         if needed > there:

@@ -10,6 +10,7 @@ import numpy as np
 
 from neusight_jax.cluster import Cluster, Machine, as_cluster
 from neusight_jax.graph.graph import Footprint
+from neusight_jax.intervals import LEVEL
 from neusight_jax.job.interval import carries_intervals, expert_share, once_at, step_interval
 from neusight_jax.job.job import Job, Plan
 from neusight_jax.job.software import Software
@@ -17,7 +18,6 @@ from neusight_jax.job.step import check_cluster, compose, once, seconds_of_job, 
 from neusight_jax.memory import crowded_notes
 from neusight_jax.results import Result
 from neusight_jax.terms import Predictor
-from neusight_jax.trust import LEVEL
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,13 +10,13 @@ import numpy as np
 
 from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.gpu import GPU
+from neusight_jax.intervals import kernel_interval
 from neusight_jax.job.software import EXPERT_SPREAD, STEP_SPREAD
 from neusight_jax.job.step import Seconds, once
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.programs import one_shot
 from neusight_jax.terms import Predictor
-from neusight_jax.trust import kernel_interval
 
 
 @one_shot
@@ -38,7 +38,7 @@ def once_at(side: int) -> Callable[..., dict[str, np.ndarray]]:
 
 def carries_intervals(predictor: Predictor) -> bool:
     """Whether a predictor knows how far its kernels are off."""
-    return getattr(predictor, "trust", None) is not None
+    return getattr(predictor, "intervals", None) is not None
 
 
 def expert_share(own: Seconds) -> np.ndarray:

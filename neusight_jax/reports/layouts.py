@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from neusight_jax.intervals import LEVEL
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.memory import CROWDED_SHARE
@@ -14,7 +15,6 @@ from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval, stacked
 from neusight_jax.reports.step import NAMES
 from neusight_jax.reports.text import headed, table
-from neusight_jax.trust import LEVEL
 from neusight_jax.units import GIB, MS, duration
 
 WAYS = {"tensor": "TP", "pipeline": "PP", "data": "DP", "context": "CP", "expert": "EP"}

@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 from rich.console import RenderableType
 
+from neusight_jax.intervals import LEVEL
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.reports.forecast import memory_line
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import stacked
 from neusight_jax.reports.text import headed, table
-from neusight_jax.trust import LEVEL
 from neusight_jax.units import GIB, MS, duration
 
 WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")

@@ -25,6 +25,7 @@ from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.baselines.habitat_wave import memory_boundedness, wave_ratio
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
+from neusight_jax.intervals import gpu_ratios
 from neusight_jax.kernels.families import FAMILIES, OPERATORS
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.latencies import predict_kernels
@@ -32,7 +33,6 @@ from neusight_jax.roofline import element_bytes
 from neusight_jax.scaling.occupancy import Limits, resident_blocks
 from neusight_jax.scaling.trace import Measured
 from neusight_jax.terms import Predictor
-from neusight_jax.trust import gpu_ratios
 
 RULES: tuple[str, ...] = ("forecast", "inferred", "wave", "bandwidth", "link", "none")
 USUAL_SHARE = 0.7
@@ -97,7 +97,7 @@ def carried(origin: Machine, target: Machine) -> float:
     The distance is the sum of |log| of the `GPU_RATIOS` of one over the other. All is carried where either predictor
     knows nothing of its own errors: a bound or a baseline is not near enough for its deviations to mean anything.
     """
-    if any(getattr(machine.predictor, "trust", None) is None for machine in (origin, target)):
+    if any(getattr(machine.predictor, "intervals", None) is None for machine in (origin, target)):
         return 1.0
     apart = np.abs(np.asarray(gpu_ratios(origin.gpu)) - np.asarray(gpu_ratios(target.gpu))).sum()
     return FAR_CARRIED + (1.0 - FAR_CARRIED) * math.exp(-float(apart))

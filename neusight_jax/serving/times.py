@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import Machine, gpu_of, on_device
+from neusight_jax.intervals import has_intervals, kernel_interval
 from neusight_jax.kernels.collective import COLLECTIVE
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
@@ -24,7 +25,6 @@ from neusight_jax.roofline import Scalar
 from neusight_jax.serving.engine import Engine
 from neusight_jax.serving.steps import Axes, Steps
 from neusight_jax.terms import Predictor
-from neusight_jax.trust import has_intervals, kernel_interval
 
 
 @jax.tree_util.register_dataclass
@@ -138,7 +138,7 @@ def _bounded(predictor: Predictor, machine: Machine, kernels: KernelTable) -> Ar
     low = high = term.seconds
     if has_intervals(predictor, FAMILIES[name]):
         interval = kernel_interval(predictor, FAMILIES[name], gpu_of(machine), kernels.families[name])
-        low = jnp.clip(term.seconds * jnp.exp(interval.log_low), term.light.speed_of_light_s, term.seconds)
+        low = jnp.clip(term.seconds * jnp.exp(interval.log_low), term.bounds.speed_of_light_s, term.seconds)
         high = jnp.maximum(term.seconds * jnp.exp(interval.log_high), term.seconds)
     return jnp.stack([term.seconds, low, high])
 

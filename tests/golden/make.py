@@ -145,7 +145,7 @@ def _predictor(gpu: str | None, intervals: bool = False) -> Any:
         part: {name: value for name, value in getattr(predictor, part).items() if name in TENSOR_FAMILIES}
         for part in ("families", "tiles")
     }
-    return jax.tree.map(np.asarray, replace(predictor, **own, trust=predictor.trust if intervals else None))
+    return jax.tree.map(np.asarray, replace(predictor, **own, intervals=predictor.intervals if intervals else None))
 
 
 def kernel_seconds(header: Mapping[str, Any], dims: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from neusight_jax.residuals import EFFECTS, FLOOR, IN_MODEL, OTHER_VENDOR, ROWS
 FILE = Path(__file__).with_name("plain_fp32.npz")
 ARCHITECTURE = {
     **{"families": ["conv", "elementwise", "softmax", "norm"], "hidden": [32, 32], "members": 4},
-    "trust": False,
+    "intervals": False,
 }
 
 

@@ -22,7 +22,7 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.roofline import peak_flop_per_s
 from neusight_jax.terms import Predictor
 from neusight_jax.training.fit import Sample, Settings, sample_of
-from neusight_jax.training.kinds import log_error_loss
+from neusight_jax.training.objectives import log_error_loss
 from neusight_jax.training.rows import Rows
 from neusight_jax.utilization import Network, init_network
 

@@ -40,8 +40,8 @@ from neusight_jax.training.calibration import calibrate, linearised, prior_of
 from neusight_jax.training.data import devices_with, measured_devices, sweep_rows
 from neusight_jax.training.design import most_telling
 from neusight_jax.training.fit import Job, fit, row_features, sample_of
-from neusight_jax.training.kinds import MixtureKind, effect_penalties, forecast
 from neusight_jax.training.left_out import LeftOut, left_out_jobs, left_out_predictor
+from neusight_jax.training.objectives import MixtureObjective, effect_penalties, forecast
 from neusight_jax.training.recipe import RECIPES
 from neusight_jax.training.rows import Rows
 
@@ -60,10 +60,10 @@ class Protocol:
     scored: np.ndarray
 
 
-def fitted_kind(rows: Rows) -> MixtureKind:
+def fitted_kind(rows: Rows) -> MixtureObjective:
     """What is fitted; collectives have no measured tiles."""
     tile = init_tile_choice(jax.random.key(0), COLLECTIVE, row_features(rows))
-    return MixtureKind(tile, RECIPE.hidden, effect_penalties(rows))
+    return MixtureObjective(tile, RECIPE.hidden, effect_penalties(rows))
 
 
 def seen_logs(rows: Rows, protocol: Protocol, seeds: int) -> np.ndarray:

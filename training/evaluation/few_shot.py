@@ -35,8 +35,8 @@ from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.evaluation.result import Evaluation, View, averaged, percentiles
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import settings_for
-from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, merged
+from neusight_jax.training.objectives import MixtureObjective, effect_penalties
 from neusight_jax.training.rows import Rows
 
 FEW_SHOT = "few-shot"
@@ -91,7 +91,7 @@ def run_few_shot(
     for rows in parts:
         jobs = left_out_jobs(seeds, rows.devices, _left_out_by(rows))
         console.print(f"{rows.family.name}: fitting, {len(jobs)} fits together")
-        kind = MixtureKind(fit_tile(rows, jobs[0]), penalties=effect_penalties(rows))
+        kind = MixtureObjective(fit_tile(rows, jobs[0]), penalties=effect_penalties(rows))
         fits = fit_left_out(kind, rows, seeds, settings_for(rows.family), _left_out_by(rows))
         for device in rows.devices:
             own, gpu, belief = rows.of_device(device), data.gpu(device), prior or prior_of(rows.family.network)

@@ -24,8 +24,8 @@ from neusight_jax.training.evaluation.result import Evaluation, View, scores
 from neusight_jax.training.evaluation.scores import System, model_scores
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, Settings
-from neusight_jax.training.kinds import MixtureKind, effect_penalties
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_predictor
+from neusight_jax.training.objectives import MixtureObjective, effect_penalties
 from neusight_jax.training.rows import Rows
 
 LOGO_MODELS = "logo-models"
@@ -124,7 +124,7 @@ def _predictors(
         rows = join_rows([thin(sweep_rows(data, name, names), ROWS_PER_DEVICE), model_rows(data, name, names)])
         console.print(f"{name}: fitting, {seeds * len(names)} fits together")
         tiles[name] = fit_tile(rows, Job(0))
-        kind = MixtureKind(tiles[name], penalties=effect_penalties(rows))
+        kind = MixtureObjective(tiles[name], penalties=effect_penalties(rows))
         parts[name] = fit_left_out(kind, rows, seeds, SETTINGS)
 
     @functools.cache

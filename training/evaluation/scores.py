@@ -21,7 +21,8 @@ from neusight_jax.gpu import GPU
 from neusight_jax.gpu_file import load_gpu
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.graph.traced.source_file import is_source
-from neusight_jax.intervals import predict_kernel_intervals
+from neusight_jax.intervals import has_intervals
+from neusight_jax.kernel_intervals import predict_kernel_intervals
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.latencies import latency, predict_kernels, uncovered
 from neusight_jax.progress import follow
@@ -29,7 +30,6 @@ from neusight_jax.terms import Predictor
 from neusight_jax.training.data import measured_devices
 from neusight_jax.training.evaluation.result import Evaluation, View, scores
 from neusight_jax.training.evaluation.systems import chosen_baselines, fit_baseline
-from neusight_jax.trust import has_intervals
 
 if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
@@ -195,7 +195,7 @@ def model_scores(
 
 def _model_seconds(predictor: Predictor, gpu: GPU, graph: Graph) -> tuple[float, dict[str, float]]:
     """Seconds of a model and the bounds of their 80 % interval as `predict` says it; NaN of a predictor without."""
-    if getattr(predictor, "trust", None) is None:
+    if getattr(predictor, "intervals", None) is None:
         return float(latency(predictor, gpu, graph.kernels)), {"low_s": np.nan, "high_s": np.nan}
     forecast = predict(predictor, gpu, graph)
     low_s, high_s = forecast.interval_s or (np.nan, np.nan)

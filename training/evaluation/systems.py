@@ -36,7 +36,13 @@ from neusight_jax.training.evaluation.baselines import (
     wave_predictors,
 )
 from neusight_jax.training.fit import Job, Kind, Sample, Settings, fit, row_features, sample_of, settings_for
-from neusight_jax.training.kinds import MixtureKind, NeuSightKind, Roofline3Kind, TileKind, effect_penalties
+from neusight_jax.training.objectives import (
+    MixtureObjective,
+    NeuSightObjective,
+    Roofline3Objective,
+    TileObjective,
+    effect_penalties,
+)
 from neusight_jax.training.rows import Rows
 
 TILE_SETTINGS = Settings(steps=400)
@@ -152,12 +158,16 @@ class WaveSystem:
 HIDDEN: dict[str, tuple[int, ...]] = {"neusight": (64, 64, 64), "habitat-mlp": (64, 64, 64, 64)}
 """Hidden layers of the baselines that have some."""
 SYSTEMS: dict[str, System] = {
-    "mixture": GradientSystem(lambda tile, rows: MixtureKind(tile, penalties=effect_penalties(rows)), settings_for),
+    "mixture": GradientSystem(
+        lambda tile, rows: MixtureObjective(tile, penalties=effect_penalties(rows)), settings_for
+    ),
     "neusight": GradientSystem(
-        lambda tile, rows: NeuSightKind(tile, HIDDEN["neusight"]), lambda _: Settings(steps=2000)
+        lambda tile, rows: NeuSightObjective(tile, HIDDEN["neusight"]), lambda _: Settings(steps=2000)
     ),
     "roofline": JobSystem(lambda rows, seed: RooflinePredictor()),
-    "roofline3": GradientSystem(lambda tile, rows: Roofline3Kind(), lambda _: Settings(steps=400, learning_rate=0.05)),
+    "roofline3": GradientSystem(
+        lambda tile, rows: Roofline3Objective(), lambda _: Settings(steps=400, learning_rate=0.05)
+    ),
     "li": JobSystem(fit_li),
     "li-published": JobSystem(fit_published_li),
     "habitat-mlp": GradientSystem(
@@ -242,7 +252,7 @@ def fit_tile(rows: Rows, job: Job) -> TileChoice:
     """The tile choice of a family; an untrained one where no tile was measured."""
     if not (rows.tile >= 0).any():
         return init_tile_choice(jax.random.key(job.seed), rows.family, row_features(rows))
-    best = fit(TileKind(), rows, [job], TILE_SETTINGS).best
+    best = fit(TileObjective(), rows, [job], TILE_SETTINGS).best
     choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
     return choice
 

@@ -13,6 +13,7 @@ import pandas as pd
 
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.graph.configs.build import graph_from_config
+from neusight_jax.intervals import MODELS, WIDEST, Intervals, gpu_ratios, gpu_widening, range_of
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice
 from neusight_jax.training.conformal import (
@@ -27,7 +28,6 @@ from neusight_jax.training.evaluation.scores import MODES, System, model_scores
 from neusight_jax.training.fit import row_features
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
 from neusight_jax.training.rows import Rows
-from neusight_jax.trust import MODELS, WIDEST, Trust, gpu_ratios, gpu_widening, range_of
 
 
 @dataclass
@@ -79,14 +79,14 @@ def labelled_networks(models: pd.DataFrame) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def make_trust(
+def make_intervals(
     evidence: Evidence,
     data: Measurements,
     devices: tuple[str, ...],
     tiles: Mapping[str, TileChoice],
     with_effect: System,
-) -> tuple[Trust, dict[str, Any]]:
-    """The trust record of a predictor, and what its card says of the evidence.
+) -> tuple[Intervals, dict[str, Any]]:
+    """The intervals record of a predictor, and what its card says of the evidence.
 
     A family without left-out fits gets bounds of `WIDEST` on a GPU nobody has measured: nobody knows.
 
@@ -118,7 +118,7 @@ def make_trust(
     usual, others = _by_vendor(evidence, inside)
     measured = {name: conformal_interval(residuals) for name, residuals in seen.items()}
     none, nobody_knows = Interval(0.0, float("nan"), {}), Interval(WIDEST, 1.0, {})
-    trust = Trust(
+    intervals = Intervals(
         kernels={name: _pair(usual.get(name, nobody_knows)) for name in evidence.seen},
         total=_pair(usual.get(MODELS, none)),
         other_vendor={name: _pair(item) for name, item in others.items()},
@@ -128,7 +128,7 @@ def make_trust(
         gpu_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.gpus.items()},
         shape_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.shapes.items()},
     )
-    return trust, _card(devices, left_out, seen, usual, others, measured)
+    return intervals, _card(devices, left_out, seen, usual, others, measured)
 
 
 def _by_vendor(

@@ -64,7 +64,7 @@ def effect_penalties(rows: Rows) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class MixtureKind:
+class MixtureObjective:
     """The `mixture` predictor with a small effect per device and per generation, dropped for an unmeasured device.
 
     Attributes:
@@ -120,7 +120,7 @@ def _on_own_tiles(sample: Sample, family: Family) -> Sample:
 
 
 @dataclass(frozen=True)
-class NeuSightKind:
+class NeuSightObjective:
     """The `neusight` predictor."""
 
     tile: TileChoice
@@ -146,7 +146,7 @@ class NeuSightKind:
 
 
 @dataclass(frozen=True)
-class Roofline3Kind:
+class Roofline3Objective:
     """The three-parameter roofline, a fitted baseline."""
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
@@ -163,7 +163,7 @@ class Roofline3Kind:
 
 
 @dataclass(frozen=True)
-class TileKind:
+class TileObjective:
     """The tile choice, supervised by measured tiles; rows without one do not count."""
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
@@ -186,7 +186,7 @@ class TileKind:
         return choose_tile(parameters, sample.gpu, work, family.features(sample.batch.dims, size)).index
 
 
-LatencyKind: TypeAlias = MixtureKind | NeuSightKind | Roofline3Kind
+LatencyKind: TypeAlias = MixtureObjective | NeuSightObjective | Roofline3Objective
 """Kinds that forecast a latency."""
 
 
