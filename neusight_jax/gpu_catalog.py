@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neusight_jax.errors import unknown_name
-from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, VENDORS, with_derived
+from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, VENDORS, WIDTH, with_derived
 from neusight_jax.kernels.family import Family
 from neusight_jax.tables import table
 
@@ -79,8 +79,9 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
 def catalog_gpu(name: str) -> GPU:
     """A GPU of the catalog by name or alias. `InputError` if there is none of that name."""
     entry = _entry(name)[1]
-    figures = with_derived({field: float(entry[field]) for field in FIELDS if field in entry})
     info = gpu_info(name)
+    said = {WIDTH: of_its_memory(info, WIDTH)} if of_its_memory(info, WIDTH) else {}
+    figures = with_derived(said | {field: float(entry[field]) for field in FIELDS if field in entry})
     return GPU(
         **figures,
         fp32_joule_per_flop=base_clock_energy(figures, float(entry.get("base_clock_hz", 0.0))),
@@ -141,8 +142,9 @@ def base_clock_energy(figures: Mapping[str, float], base_clock_hz: float) -> flo
 
 
 def of_its_memory(info: GPUInfo, figure: str) -> float:
-    """A figure of the dies that an architecture pairs with a GPU's memory; 0 = not said."""
-    return float(architectures()[info.architecture].get(f"{info.memory}_{figure}", 0.0))
+    """A figure of the dies that an architecture pairs with a GPU's memory, or else of all its dies; 0 = not said."""
+    facts = architectures()[info.architecture]
+    return float(facts.get(f"{info.memory}_{figure}", facts.get(figure, 0.0)))
 
 
 def known_library(device: str, family: Family) -> float:

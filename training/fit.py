@@ -46,7 +46,7 @@ class Settings:
       effect_penalty: weight of the effects of devices, generations and another vendor's libraries: they shrink to zero.
       in_model_penalty: weight of the squared residuals inside a running model.
       physics_penalty: weight of the squared distances of the physics from its priors, in widths of each.
-      shape_penalty: weight of how much the network of products on the vector path tells shapes apart.
+      shape_penalty: weight of how much a network tells shapes apart, times the share of its family.
       in_model_share: share of a minibatch drawn from in-model rows, where there are any.
       softening: s in the loss mean √(r² + s²), r the log error.
     """

@@ -31,6 +31,12 @@ EFFECT_SHARES: dict[str, float] = {
 """Weight of the effects of a family over `Settings.effect_penalty`: less where libraries differ from one architecture
 to the next more than machines do, so that what belongs to one of them does not bend what is said of all; more where the
 physics says so much that a device has little to add, so that the middle is one that most devices share."""
+SHAPE_SHARES: dict[str, float] = {
+    **dict.fromkeys(("linear", "bmm", "grouped_gemm"), 1.0),
+    **dict.fromkeys(("decode", "gemm_fp4", "reduction"), 7.0),
+}
+"""Cost of telling shapes apart over `Settings.shape_penalty`; 0 of the rest. Where the times of the heads say most, or
+few architectures were measured, a network that tells shapes apart learns what one library does on them."""
 EFFECT_WIDTH = 0.03
 """Device effects are shrunk by √(e² + width²): almost their absolute value, so that an unseen GPU gets the median
 of the measured ones and not a mean that one odd machine pulls."""
@@ -104,10 +110,11 @@ class MixtureObjective:
         penalty += share * settings.effect_penalty * (vendor + DRAM_COST * memory)
         penalty += settings.in_model_penalty * jnp.sum(parameters.residual[0, IN_MODEL, : len(HEADS)] ** 2)
         penalty += settings.physics_penalty * jnp.sum(parameters.physics**2)
-        if family.vector_products:
+        cost = SHAPE_SHARES.get(family.name, 0.0) * settings.shape_penalty
+        if cost:
             features = family.features(sample.batch.dims, element_bytes(sample.batch.dtype))
             outputs = apply_network(parameters.network, features)
-            penalty += settings.shape_penalty * jnp.mean(jnp.sum(jnp.var(outputs, axis=1), axis=-1))
+            penalty += cost * jnp.mean(jnp.sum(jnp.var(outputs, axis=1), axis=-1))
         return log_error_loss(log_forecast, sample, settings) + penalty
 
 
