@@ -30,8 +30,8 @@ from neusight_jax.utilization import Network, apply_network
 
 OUTPUTS = 2
 """Network outputs: γ and α."""
-LEAST_UTILIZATION = 1e-6
-"""With one wave and α rounded to 1 nothing would be left of it, and no time be finite."""
+MOST_OUTPUT = 9.0
+"""Largest γ and −γ, α and −α: launches alone take the least share of a roofline, some 1e-4, and none is needed below."""
 
 
 @jax.tree_util.register_dataclass
@@ -64,8 +64,9 @@ class NeuSightPredictor:
         roofline = jnp.minimum(peak, padded / work.bytes_moved * gpu.mem_bytes_per_s)
         inputs = neusight_inputs(gpu, tile, peak)
         outputs = jnp.mean(apply_network(self.networks[family.network], inputs), axis=0)
-        utilization = jax.nn.sigmoid(outputs[:, 0]) * (1.0 - jax.nn.sigmoid(outputs[:, 1]) / tile.waves)
-        utilization = jnp.maximum(utilization, LEAST_UTILIZATION)
+        gamma, alpha = MOST_OUTPUT * jnp.tanh(outputs.T / MOST_OUTPUT)
+        # 1 − σ(α) is σ(−α): a difference would round to nothing with one wave, and teach nothing there.
+        utilization = jax.nn.sigmoid(gamma) * (tile.waves - 1.0 + jax.nn.sigmoid(-alpha)) / tile.waves
         seconds = tile.waves * tile.block_flop * gpu.num_sms / (roofline * utilization)
         seconds = jnp.maximum(seconds, bounds.speed_of_light_s)
         memory_s = work.bytes_moved / gpu.mem_bytes_per_s
