@@ -31,7 +31,7 @@ from neusight_jax.utilization import Network, apply_network
 OUTPUTS = 2
 """Network outputs: γ and α."""
 MOST_OUTPUT = 9.0
-"""Largest γ and −γ, α and −α: launches alone take the least share of a roofline, some 1e-4, and none is needed below."""
+"""Largest γ and −γ, α and −α: a launch alone leaves some 1e-4 of a roofline, and no kernel needs less."""
 
 
 @jax.tree_util.register_dataclass

@@ -26,7 +26,6 @@ class Recipe:
       more_steps: family -> times the steps of both settings.
       left_out_by: what is left out together, a "device" or all devices of an "architecture".
       network: a user's own module in place of the hidden layers, as `own_network.network_card` says it.
-      smallest: least (rows, cols) of row-wise kernels trained on, by family; the published NeuSight's own filter.
     """
 
     kind: str
@@ -38,7 +37,6 @@ class Recipe:
     in_model: bool = True
     left_out_seeds: int = 1
     left_out_settings: Settings = field(default_factory=lambda: Settings(steps=1000))
-    smallest: dict[str, tuple[int, int]] = field(default_factory=dict)
     families: tuple[str, ...] = ()
     base: str = ""
     left_out_by: str = "device"
@@ -55,7 +53,6 @@ RECIPES: dict[str, Recipe] = {
         settings=Settings(steps=4000),
         in_model=False,
         left_out_seeds=0,
-        smallest={"elementwise": (8192, 512), "softmax": (4096, 512), "norm": (4096, 512)},
     ),
     "tensorcore": Recipe(
         "mixture",

@@ -218,12 +218,7 @@ class _Run:
         return MixtureObjective(tile, self.recipe.hidden, effect_penalties(rows), network)
 
     def _rows(self, name: str, devices: Sequence[str]) -> Rows:
-        rows = sweep_rows(self.data, name, devices)
-        rows_at_least, cols_at_least = self.recipe.smallest.get(name, (0, 0))
-        if rows_at_least:
-            dims = rows.batch.dims
-            rows = rows.take(np.asarray((dims["rows"] > rows_at_least) & (dims["cols"] > cols_at_least)))
-        rows = thin(rows, self.recipe.rows_per_device)
+        rows = thin(sweep_rows(self.data, name, devices), self.recipe.rows_per_device)
         if self.recipe.in_model:
             rows = join_rows([rows, model_rows(self.data, name, devices)])
         return rows.without_libraries() if self.recipe.kind == "neusight" else rows
