@@ -8,8 +8,6 @@ GB = 1e9
 """Gigabyte: 1e9 bytes, the unit of data sheets for bandwidth."""
 GIB = 2.0**30
 """Gibibyte: 2**30 bytes, the unit of most memory sizes."""
-MB = 1e6
-"""Megabyte: 1e6 bytes."""
 MIB = 2.0**20
 """Mebibyte: 2**20 bytes, the unit of cache sizes."""
 TERA = 1e12

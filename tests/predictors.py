@@ -56,7 +56,7 @@ def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, 
             value = 2.0 * np.exp(0.5 * noise)
         else:
             value = np.asarray(leaf) + 0.5 * noise
-        return jnp.asarray(value, jnp.float32)
+        return jnp.asarray(value.astype(np.float32))
 
     predictor: Predictor = jax.tree_util.tree_map_with_path(moved, _template(kind, members, hidden))
     return predictor
