@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -42,14 +44,18 @@ def head(step: StepForecast) -> str:
     )
 
 
+def layout_text(layout: Mapping[str, Any]) -> str:
+    """The ways a job is split, in one line."""
+    return ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name != "zero")) or "one GPU"
+
+
 def tables(step: StepForecast) -> RenderableType:
     """Layout, total, parts, memory of the fullest rank."""
     load, layout, rate = step.workload, step.workload["layout"], step.tokens_per_s
-    split = ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name != "zero"))
     rows = [[NAMES[name], duration(seconds), f"{seconds / step.total_s:.1%}"] for name, seconds in step.parts().items()]
     return headed(
         head(step),
-        f"layout {split or 'one GPU'}; {load['micro_batches']} micro-batches of {layout['micro_batch_size']}, "
+        f"layout {layout_text(layout)}; {load['micro_batches']} micro-batches of {layout['micro_batch_size']}, "
         f"recompute {layout['recompute']}",
         f"step {duration(step.total_s)}{interval_text(step)} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",
         f"fullest rank: {memory_line(step.memory, step.mem_bytes)}",
@@ -65,11 +71,10 @@ def report(step: StepForecast) -> Report:
     held = {name: [size / GIB] for name, size in asdict(step.memory).items() if size}
     verdict = f"{'fits' if step.fits else 'does not fit'} in {step.mem_bytes / GIB:.0f} GiB"
     load, layout = step.workload, step.workload["layout"]
-    split = ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name != "zero")) or "one GPU"
     work = f"{load['mode']}, {load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
     return Report(
         title=f"{step.model} on {step.gpus} GPUs",
-        facts={"Workload": f"{step.model}: {work}", "Machine": step.cluster, "Layout": split},
+        facts={"Workload": f"{step.model}: {work}", "Machine": step.cluster, "Layout": layout_text(layout)},
         cards=[
             ("Step", duration(step.total_s), interval_text(step).removeprefix(", ")),
             ("Throughput", f"{step.tokens_per_s:,.0f} tokens/s", f"{step.tokens:,} tokens a step"),
