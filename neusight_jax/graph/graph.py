@@ -160,9 +160,10 @@ class Graph(Record):
 
     def summary(self) -> str:
         """The model and its workload."""
-        from neusight_jax.workloads import workload_dict, workload_text  # which read graphs
-
-        return f"{workload_text(workload_dict(self))}; {len(self.nodes)} nodes, {self.launches():,.0f} launches"
+        sizes = f"batch {self.batch_size}, sequence {self.sequence_length}, " if self.sequence_length else ""
+        return (
+            f"{self.name}: {self.mode}, {sizes}{self.dtype}, {len(self.nodes)} nodes, {self.launches():,.0f} launches"
+        )
 
     @property
     def step_tokens(self) -> int:

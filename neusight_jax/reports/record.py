@@ -21,6 +21,7 @@ from neusight_jax.printed import Record, cell, is_known, number, short
 from neusight_jax.reports.step import layout_text
 from neusight_jax.reports.text import headed, table
 from neusight_jax.units import GIB, MIB
+from neusight_jax.workloads import workload_dict, workload_text
 
 SHOWN, OPS = 30, 4
 """Rows of a long table and operators of a family: the first ones."""
@@ -113,7 +114,7 @@ def _(graph: Graph) -> RenderableType:
     rest = [f"and {len(graph.nodes) - SHOWN:,} more nodes"] if len(graph.nodes) > SHOWN else []
     header = ["node", "op", "output", "repeat", *(name.replace("_", " ") for name in PHASES)]
     body = table("Nodes, kernels of one execution", header, rows, text_columns=3)
-    return headed(graph.summary().partition(";")[0], *said, "", body, *rest, notes=graph.notes)
+    return headed(workload_text(workload_dict(graph)), *said, "", body, *rest, notes=graph.notes)
 
 
 def _launches(phase: Any) -> str:
