@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from neusight_jax.intervals import LEVEL
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.reports.forecast import memory_line
-from neusight_jax.reports.page import Report
+from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import stacked
 from neusight_jax.reports.text import headed, table
 from neusight_jax.units import GIB, MS, duration
@@ -65,24 +65,41 @@ def tables(step: StepForecast) -> RenderableType:
     )
 
 
+def cards(step: StepForecast) -> list[tuple[str, str, str]]:
+    """The numbers of a step that matter."""
+    share = step.exposed_communication_s / step.total_s
+    return [
+        ("Step", duration(step.total_s), interval_text(step).removeprefix(", ")),
+        ("Exposed communication", duration(step.exposed_communication_s), f"{share:.1%} of the step"),
+        ("Throughput", f"{step.tokens_per_s:,.0f} tokens/s", f"{step.tokens:,} tokens a step"),
+        ("Memory", f"{step.memory.total / GIB:.1f} GiB", f"{_verdict(step)}, the fullest rank"),
+    ]
+
+
+def pictures(steps: Mapping[str, StepForecast]) -> list[Plot]:
+    """Where steps go, and the memory of their fullest ranks, a bar for each."""
+    parts = {NAMES[name]: [step.parts()[name] / MS for step in steps.values()] for name in NAMES}
+    memory = [asdict(step.memory) for step in steps.values()]
+    held = {name: [each[name] / GIB for each in memory] for name in memory[0] if any(each[name] for each in memory)}
+    verdict = ", ".join(dict.fromkeys(map(_verdict, steps.values())))
+    return [
+        stacked("Where the step goes", list(steps), parts, "ms", "Of the busiest rank."),
+        stacked("Memory of the fullest rank", list(steps), held, "GiB", verdict),
+    ]
+
+
+def _verdict(step: StepForecast) -> str:
+    return f"{'fits' if step.fits else 'does not fit'} in {step.mem_bytes / GIB:.0f} GiB"
+
+
 def report(step: StepForecast) -> Report:
     """The page of a job's step."""
-    parts = {NAMES[name]: [seconds / MS] for name, seconds in step.parts().items()}
-    held = {name: [size / GIB] for name, size in asdict(step.memory).items() if size}
-    verdict = f"{'fits' if step.fits else 'does not fit'} in {step.mem_bytes / GIB:.0f} GiB"
     load, layout = step.workload, step.workload["layout"]
     work = f"{load['mode']}, {load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
     return Report(
         title=f"{step.model} on {step.gpus} GPUs",
         facts={"Workload": f"{step.model}: {work}", "Machine": step.cluster, "Layout": layout_text(layout)},
-        cards=[
-            ("Step", duration(step.total_s), interval_text(step).removeprefix(", ")),
-            ("Throughput", f"{step.tokens_per_s:,.0f} tokens/s", f"{step.tokens:,} tokens a step"),
-            ("Memory", f"{step.memory.total / GIB:.1f} GiB", verdict),
-        ],
-        plots=[
-            stacked("Where the step goes", ["step"], parts, "ms", "Of the busiest rank."),
-            stacked("Memory of the fullest rank", ["memory"], held, "GiB", verdict),
-        ],
+        cards=cards(step),
+        plots=pictures({"step": step}),
         tables=tables(step),
     )
