@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -89,8 +90,9 @@ def answer(load: Workload, variants: Sequence[Variant], predictor_of: PredictorO
 def cluster_yaml(load: Workload, variant: Variant) -> str:
     """A variant as a cluster file."""
     base, (name, cluster) = load_named_gpu(variant.base), variant.cluster(load.gpus)
-    old, new = base[1], cluster.gpu
-    changed = {each: float(getattr(new, each)) for each in FIELDS if getattr(new, each) != getattr(old, each)}
+    pairs = {each: (float(getattr(base[1], each)), float(getattr(cluster.gpu, each))) for each in FIELDS}
+    moved = {each: new for each, (old, new) in pairs.items() if not math.isclose(old, new, rel_tol=1e-6)}
+    changed = {each: variant.figures.get(each, value) for each, value in moved.items()}
     joined: Mapping[str, Any] = {each: getattr(cluster.topology, each) for each in TOPOLOGY_FIELDS}
     topology = {each: value if isinstance(value, int) else float(value) for each, value in joined.items()}
     gpu = {"name": f"{base[0]}, changed", "base": base[0], **changed} if changed else base[0]
