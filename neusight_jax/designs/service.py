@@ -25,8 +25,6 @@ from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Graph
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.kernels.collective import COLLECTIVE
-from neusight_jax.kernels.table import KernelTable
 from neusight_jax.prices import SECONDS_PER_HOUR
 from neusight_jax.roofline import Scalar
 from neusight_jax.serving.capacity import capacity
@@ -151,9 +149,7 @@ def service(
         notes=(*_assumed(price_per_hour), *model.notes),
     )
     name = f"{graph.name} serving {input_tokens}+{output_tokens}"
-    sent = {COLLECTIVE.name}  # what a predictor does not cover of it goes by the sheet
-    own_kernels = {family: batch for family, batch in written.kernels.families.items() if family not in sent}
-    return Workload(name, graph, KernelTable(own_kernels), weight, asked)
+    return Workload(name, graph, written.kernels, weight, asked)
 
 
 def _assumed(price: float | None) -> tuple[str, ...]:
