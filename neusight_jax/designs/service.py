@@ -25,8 +25,6 @@ from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Graph
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.kernels.collective import COLLECTIVE
-from neusight_jax.kernels.table import KernelTable
 from neusight_jax.prices import SECONDS_PER_HOUR
 from neusight_jax.roofline import Scalar
 from neusight_jax.serving.capacity import capacity
@@ -138,9 +136,7 @@ def service(
     }
     graph = _graph(model, layout, input_tokens, longest, given, _assumed(price_per_hour))
     name = f"{graph.name} serving {input_tokens}+{output_tokens}"
-    sent = {COLLECTIVE.name}  # what a predictor does not cover of it goes by the sheet
-    own_kernels = {family: batch for family, batch in written.kernels.families.items() if family not in sent}
-    return Workload(name, graph, KernelTable(own_kernels), weight, asked)
+    return Workload(name, graph, written.kernels, weight, asked)
 
 
 def _graph(
@@ -245,9 +241,7 @@ def served_metrics(
     """
     each = [served(one, predictor, gpu, relaxation) for one in asked]
     of = {name: jnp.stack([found[name] for found, _ in each]) for name in each[0][0]}
-    families = dict.fromkeys(name for _, parts in each for name in parts)
-    zero = jnp.zeros(())
-    by_family = {name: jnp.stack([parts.get(name, zero) for _, parts in each]) for name in families}
+    by_family = by_workload([parts for _, parts in each])
     worst = {name: jnp.max(of[name]) for name in ("ttft_s", "tpot_s", "slo_ratio")}
     worst |= {"requests_at_once": jnp.min(of["requests_at_once"])}
     prices = dearer * jnp.stack([jnp.asarray(one.price_per_hour, float) for one in asked])
@@ -255,3 +249,9 @@ def served_metrics(
     costs = 1e6 / SECONDS_PER_HOUR * prices * of["seconds"] / tokens
     own = {"cost_per_mtok": jnp.exp(jnp.sum(shares * jnp.log(costs))), "price_per_hour": jnp.max(prices)}
     return {**own, **worst}, of["seconds"], by_family
+
+
+def by_workload(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Seconds by family [workload] from those of each workload; 0 where it has none of a family."""
+    names = dict.fromkeys(name for each in parts for name in each)
+    return {name: jnp.stack([each.get(name, jnp.zeros(())) for each in parts]) for name in names}
