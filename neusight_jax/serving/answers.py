@@ -8,10 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.cluster import Machine
@@ -20,6 +19,8 @@ from neusight_jax.graph.configs.config import whole
 from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
+from neusight_jax.serving.disaggregated import disaggregated as pooled
+from neusight_jax.serving.disaggregated import sending
 from neusight_jax.serving.engine import LEARNED, Engine, usual_options
 from neusight_jax.serving.layouts import Replica, named_machines, replicas
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
@@ -28,9 +29,6 @@ from neusight_jax.serving.times import Times
 from neusight_jax.serving.under_load import METHOD, under_load
 from neusight_jax.terms import Predictor
 from neusight_jax.units import duration
-
-if TYPE_CHECKING:
-    pass
 
 EXPERTS = "tokens spread over experts at random and evenly; hot experts cost more"
 
@@ -55,6 +53,7 @@ def serve(
     options: Mapping[str, Any] | None = None,
     tensor_parallel: Sequence[int] | None = None,
     expert_parallel: Sequence[int] | None = None,
+    disaggregated: bool = False,
     engine: Engine = LEARNED,
     notes: Sequence[str] = (),
 ) -> Serving:
@@ -75,6 +74,7 @@ def serve(
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
       options: fields of `engine.Options` that are not vLLM's defaults.
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
+      disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
       engine: numbers of the engine's own time; notes: what else to say.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
@@ -113,13 +113,15 @@ def serve(
         )
     }
     choices = [answer(each, load, priced) for each in tried.values()]
+    if disaggregated:
+        choices += pooled(list(tried.values()), clusters, model, load, priced)
     if priced is not None and all(priced.of(name) is None for name in clusters):
         raise InputError(f"no price for any of {', '.join(clusters)}; add them to the price file")
     _require_answer(choices, load)
     by = "cost" if priced is not None else "gpus"
     choices = ranked(choices, by)
     if engine_runs:
-        choices = ranked(under_load(choices, tried, load, requests), by)
+        choices = ranked(under_load(choices, tried, load, requests, sending(clusters, model)), by)
         _require_answer(choices, load)
     workload = {
         "model": model.config.name,
@@ -132,6 +134,7 @@ def serve(
         "tpot_s": tpot_s,
         "percentile": load.percentile,
         "max_gpus": max_gpus,
+        "disaggregated": disaggregated,
         "options": {name: asdict(each) for name, each in own.items()},
         "engine": {name: float(np.asarray(value)) for name, value in vars(engine).items()},
     }
@@ -181,7 +184,7 @@ def curve(replica: Replica, load: Load) -> tuple[np.ndarray, Steady]:
     assert replica.times is not None
     requests = _loads(replica.most)
     padded = np.pad(requests, (0, -len(requests) % 64), mode="edge")
-    stacked = jax.tree.map(lambda *each: jnp.stack(list(each)), *replica.times)
+    stacked = jax.tree.map(lambda *each: np.stack([np.asarray(one) for one in each]), *replica.times)
     asked = demand(load.lengths, replica.options, poisson=load.rate is not None)
     found = _states(stacked, asked, padded, replica.most)
     return requests, Steady(*(np.asarray(each)[:, : len(requests)] for each in found))

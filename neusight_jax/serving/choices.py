@@ -23,6 +23,9 @@ class ServingChoice:
 
     Attributes:
       gpu, tensor, expert: GPU type, and ranks of a replica that layers are split over, and experts.
+      prefill: where other replicas take the prompts (disaggregated): their `tensor`, `expert` and `replicas`, and
+        `transfer_s` of a prompt's KV cache; then tensor, expert and replicas are of those that decode, and users and
+        rate of all together.
       rank, tie: 1 is best; those whose interval reaches the best of their group share its rank. 0 = does not answer.
       replicas, gpus: smallest number that carries the load within the targets; None = none does.
       ttft_s, tpot_s: at the load of each replica, by percentile: {"p50": ..., "p95": ...}.
@@ -51,6 +54,7 @@ class ServingChoice:
     requests_at_once: float = 0.0
     costs: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    prefill: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

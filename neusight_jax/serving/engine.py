@@ -93,6 +93,11 @@ class Options:
         """
         return sum(self.draft_acceptance**place for place in range(self.draft_tokens + 1))
 
+    @property
+    def drafting(self) -> float:
+        """Time of a decode step with its guesses over that of checking them alone."""
+        return 1.0 + self.draft_share * self.draft_tokens
+
 
 LARGE_MEMORY_BYTES = 70 * 2**30
 """From this memory on vLLM takes larger batches (`arg_utils.get_batch_defaults`)."""

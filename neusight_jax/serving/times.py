@@ -120,11 +120,11 @@ def kernel_seconds(
 def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> tuple[Times, Times, Times]:
     """Times, and those of all kernels at the low and the high end of their 80 % intervals, which is wider than a sum
     whose errors cancel; without intervals all three are equal. By a program that is compiled fast; no gradients."""
-    found = {}
+    found, own = {}, on_device(machine)
     for using, kernels in _split(predictor, steps.kernels):
         require_covered(using, kernels)
         for name, batch in kernels.families.items():  # one at a time, so that models share programs
-            found[name] = np.asarray(_bounded(using, on_device(machine), KernelTable({name: batch})))
+            found[name] = np.asarray(_bounded(using, own, KernelTable({name: batch})))
     middle, low, high = (
         tabulated(steps, {name: jnp.asarray(each[at]) for name, each in found.items()}, engine) for at in range(3)
     )
