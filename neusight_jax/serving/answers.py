@@ -28,7 +28,6 @@ from neusight_jax.serving.steps import load_model
 from neusight_jax.serving.times import Times
 from neusight_jax.serving.under_load import METHOD, under_load
 from neusight_jax.terms import Predictor
-from neusight_jax.units import duration
 
 EXPERTS = "tokens spread over experts at random and evenly; hot experts cost more"
 
@@ -283,14 +282,8 @@ def _costs(states: Steady, bound: int, count: int, at: float, load: Load, gpus: 
 
 def _missed(states: Steady, load: Load) -> str:
     """What one request alone misses, and by how much."""
-    said = []
-    for name, target, value in (
-        ("first token", load.ttft_s, _of(states.ttft(load.percentile), 0, 0)),
-        ("token", load.tpot_s, _of(states.tpot(load.percentile), 0, 0)),
-    ):
-        if value > target:
-            said.append(f"{name} after {duration(value)}, target {duration(target)} ({value / target:.2g} times)")
-    return f"one request alone misses: {', '.join(said)}"
+    times = (_of(each(load.percentile), 0, 0) for each in (states.ttft, states.tpot))
+    return f"one request alone misses: {load.missed(*times)}"
 
 
 def _require_answer(choices: Sequence[ServingChoice], load: Load) -> None:

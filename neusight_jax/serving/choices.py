@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from neusight_jax.errors import InputError
 from neusight_jax.results import Result
 from neusight_jax.serving.steady import PERCENTILES, Lengths
+from neusight_jax.units import duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,3 +121,12 @@ class Load:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected a positive number")
         if self.percentile not in PERCENTILES:
             raise InputError(f"percentile is {self.percentile!r}, expected 50 or 95")
+
+    def missed(self, ttft_s: float, tpot_s: float) -> str:
+        """Which target these times miss, and by how much; empty if none."""
+        pairs = (("first token", self.ttft_s, ttft_s), ("token", self.tpot_s, tpot_s))
+        return ", ".join(
+            f"{name} after {duration(value)}, target {duration(target)} ({value / target:.2g} times)"
+            for name, target, value in pairs
+            if value > target
+        )

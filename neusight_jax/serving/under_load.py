@@ -53,8 +53,11 @@ def under_load(
         own = tried[choice.gpu, int(choice.prefill["tensor"]), int(choice.prefill["expert"])]
         return lambda: _pools(choice, own, replica, load, trace, sending)
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:  # the engine runs outside Python
+    threads = ThreadPoolExecutor(os.cpu_count())  # the engine runs outside Python
+    try:
         return [each.result() for each in [threads.submit(of(choice)) for choice in choices]]
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _held(replica: Replica, load: Load) -> float:
@@ -68,22 +71,28 @@ def _measured(choice: ServingChoice, replica: Replica, load: Load, trace: Trace 
     assert replica.times is not None
     times, held = replica.times[0], _held(replica, load)
 
+    runs: dict[int, Run] = {}
+
     def of(count: int) -> Run:
         if trace is not None:
-            return run(times, replica.options, held, workers=count, trace=trace.path)
-        users = None if load.users is None else load.users / count
-        rate = None if load.rate is None else load.rate / count
-        return run(times, replica.options, held, lengths=load.lengths, users=users, rate=rate)
+            runs[count] = run(times, replica.options, held, workers=count, trace=trace.path)
+        else:
+            users = None if load.users is None else load.users / count
+            rate = None if load.rate is None else load.rate / count
+            runs[count] = run(times, replica.options, held, lengths=load.lengths, users=users, rate=rate)
+        return runs[count]
 
     most = min(load.max_gpus, 1e9) // replica.layout.gpus
     count, found = _fewest(of, load, choice.replicas or 1, int(most))
     if found is None:
-        return _none(choice, f"{most:g} replicas")
+        return _none(choice, f"{max(runs):g} replicas", runs[max(runs)], load)
     return _answered(choice, count, found, load, whole=trace is not None)
 
 
-def _none(choice: ServingChoice, what: str) -> ServingChoice:
-    note = f"run by the engine, {what} miss the targets"
+def _none(choice: ServingChoice, what: str, found: Run, load: Load) -> ServingChoice:
+    """A choice that answers nothing, with what a run missed."""
+    key = f"p{load.percentile:g}"
+    note = f"run by the engine, {what} miss the targets: {load.missed(found.ttft_s[key], found.tpot_s[key])}"
     return replace(choice, replicas=None, gpus=None, notes=(note, *choice.notes))
 
 
@@ -115,7 +124,7 @@ def _pools(
         counts,
     )
     if found is None:
-        return _none(choice, f"up to {MOST_GROWTH} times as many pools")
+        return _none(choice, f"up to {MOST_GROWTH} times as many replicas", of(*counts), load)
     sent = {**choice.prefill, "replicas": found[0]}
     changed = replace(choice, prefill=sent, replicas=found[1])
     return _answered(changed, found[1], of(*found), load, whole=True, gpus=gpus(*found))
