@@ -71,8 +71,13 @@ NATIVE = ("openai/gpt-oss-120b",)
 CHUNK, MOST, LENGTH = 8192, 1024, 16384
 """Tokens of a step and running requests of all engines, larger loads are left out; longest sequence of a table."""
 TARGETS = ("tpot", "ttft")
-WAVES: dict[str, float] = {"own": 0.1, "dated": 0.1}
-"""Share of arrivals that come all at once, by load generator: the package's own runs, and those of a dated source."""
+GENERATORS = ("own", "dated")
+"""Load generators: of the package's own runs, and of those from a dated source. Each has its share of arrivals that
+come all at once (`Engine.wave`)."""
+WAVES: dict[str, dict[str, float]] = {
+    name: {each: float(np.asarray(engine.wave)) for each in GENERATORS} for name, engine in ENGINES.items()
+}
+"""That share by engine and generator."""
 
 
 @dataclass(frozen=True)
@@ -279,14 +284,14 @@ def fit(rows: Batch, frame: pd.DataFrame, weights: np.ndarray) -> tuple[Engine, 
     logarithms under their priors."""
     from scipy.optimize import minimize
 
-    names = [*(name for name in WIDTHS if name != "wave"), *WAVES]
+    names = [*(name for name in WIDTHS if name != "wave"), *GENERATORS]
     prior = np.log([float(np.asarray(getattr(Engine(), name, Engine().wave))) for name in names])
     widths = np.array([WIDTHS.get(name, WIDTHS["wave"]) for name in names])
     measured, generators = frame[list(TARGETS)].to_numpy(), frame["generator"].to_numpy()
 
     def values(raw: np.ndarray) -> tuple[Engine, dict[str, float]]:
         every = {name: float(np.exp(each)) for name, each in zip(names, raw, strict=True)}
-        waves = {name: min(every.pop(name), 1.0) for name in WAVES}
+        waves = {name: min(every.pop(name), 1.0) for name in GENERATORS}
         return Engine(**every), waves
 
     def loss(raw: np.ndarray) -> float:
@@ -374,7 +379,7 @@ def forecasts(
     found, numbers = np.full((len(frame), 2), np.nan), {}
     for name, engine in ENGINES.items():
         backend = (frame["backend"] == name).to_numpy()
-        numbers[name] = engine, WAVES
+        numbers[name] = engine, WAVES[name]
         if fitted:
             own = frame[backend & development].reset_index(drop=True)
             numbers[name] = fit(stacked(own, tabled), own, np.ones(len(own)))

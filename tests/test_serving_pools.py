@@ -17,6 +17,7 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import as_cluster
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.programs import one_shot
 from neusight_jax.serving import slopes
 from neusight_jax.serving.capacity import Capacity
 from neusight_jax.serving.choices import Load
@@ -32,7 +33,7 @@ from neusight_jax.serving.vidur import ExecutionTimePredictor
 
 GRID = axes(2048, 1024, 64)
 LENGTHS, OPTIONS = Lengths(1000, 101), Options(chunk_tokens=1024, max_batch=64)
-RUN = jax.jit(pools)
+RUN = one_shot(pools)
 
 
 FREE = Engine(0.0, 0.0, 0.0, 1.0, 0.0)
