@@ -21,6 +21,7 @@ from neusight_jax.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
 from neusight_jax.serving.disaggregated import disaggregated as pooled
 from neusight_jax.serving.disaggregated import sending
+from neusight_jax.serving.dynamo import Trace, installed, read_trace
 from neusight_jax.serving.engine import LEARNED, Engine, usual_options
 from neusight_jax.serving.layouts import Replica, named_machines, replicas
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
@@ -77,26 +78,17 @@ def serve(
       engine: numbers of the engine's own time; notes: what else to say.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
-    priced = prices_of(prices)
-    engine_runs, requests = _method(method, trace is not None), None
-    if trace is not None:
-        from neusight_jax.serving.dynamo import read_trace
-
-        if any(each is not None for each in (input_tokens, output_tokens, users, request_rate)):
-            raise InputError("a trace says lengths and times itself; leave tokens, users and request_rate out")
-        requests = read_trace(trace)
-    elif input_tokens is None or output_tokens is None:
-        raise InputError("input_tokens and output_tokens are missing; give both, or a trace")
-    load = Load(
-        requests.lengths
-        if requests is not None
-        else Lengths(whole("input_tokens", input_tokens), whole("output_tokens", output_tokens)),
+    priced, engine_runs = prices_of(prices), _method(method, trace is not None)
+    load, requests = _load(
+        trace,
+        input_tokens,
+        output_tokens,
         users,
-        request_rate if requests is None else requests.rate,
-        math.inf if ttft_s is None else ttft_s,
-        math.inf if tpot_s is None else tpot_s,
-        float(percentile),
-        math.inf if max_gpus is None else whole("max_gpus", max_gpus),
+        request_rate,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        percentile=percentile,
+        max_gpus=max_gpus,
     )
     clusters = named_machines(machines)
     own = {
@@ -122,6 +114,7 @@ def serve(
     if engine_runs:
         choices = ranked(under_load(choices, tried, load, requests, sending(clusters, model)), by)
         _require_answer(choices, load)
+    asked = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": load.percentile, "max_gpus": max_gpus}
     workload = {
         "model": model.config.name,
         **asdict(model.dtypes),
@@ -129,28 +122,54 @@ def serve(
         "users": users,
         "request_rate": load.rate,
         "trace": None if trace is None else os.fspath(trace),
-        "ttft_s": ttft_s,
-        "tpot_s": tpot_s,
-        "percentile": load.percentile,
-        "max_gpus": max_gpus,
+        **asked,
         "disaggregated": disaggregated,
         "options": {name: asdict(each) for name, each in own.items()},
         "engine": {name: float(np.asarray(value)) for name, value in vars(engine).items()},
     }
-    said = (
-        *([] if engine_runs else [CLOSED_FORM]),
-        *([EXPERTS] if any(each.expert > 1 for each in choices) else []),
-        *model.notes,
-        *notes,
-    )
+    experts = [EXPERTS] if any(each.expert > 1 for each in choices) else []
+    said = (*([] if engine_runs else [CLOSED_FORM]), *experts, *model.notes, *notes)
     how = METHOD if engine_runs else CLOSED_FORM
     return Serving(workload, by, tuple(choices), priced.currency if priced else "", how, said)
 
 
+def _load(
+    trace: str | os.PathLike[str] | None,
+    input_tokens: int | None,
+    output_tokens: int | None,
+    users: float | None,
+    request_rate: float | None,
+    *,
+    ttft_s: float | None,
+    tpot_s: float | None,
+    percentile: float,
+    max_gpus: int | None,
+) -> tuple[Load, Trace | None]:
+    """What is asked, and the trace that says it, if one does. `InputError` for both or neither."""
+    requests = None
+    if trace is not None:
+        if any(each is not None for each in (input_tokens, output_tokens, users, request_rate)):
+            raise InputError("a trace says lengths and times itself; leave tokens, users and request_rate out")
+        requests = read_trace(trace)
+        lengths = requests.lengths
+    elif input_tokens is None or output_tokens is None:
+        raise InputError("input_tokens and output_tokens are missing; give both, or a trace")
+    else:
+        lengths = Lengths(whole("input_tokens", input_tokens), whole("output_tokens", output_tokens))
+    load = Load(
+        lengths,
+        users,
+        request_rate if requests is None else requests.rate,
+        math.inf if ttft_s is None else ttft_s,
+        math.inf if tpot_s is None else tpot_s,
+        float(percentile),
+        math.inf if max_gpus is None else whole("max_gpus", max_gpus),
+    )
+    return load, requests
+
+
 def _method(method: str, needed: bool) -> bool:
     """Whether an engine runs the load."""
-    from neusight_jax.serving.dynamo import installed
-
     if method not in ("auto", "estimate", "engine"):
         raise InputError(f"method is {method!r}, expected auto, estimate or engine")
     if method == "estimate" and needed:
