@@ -307,22 +307,3 @@ def check_figure(field: str, value: float, where: str) -> None:
             guess = f"this looks like {unit}, multiply by {text}"
             break
     raise InputError(f"{where}: {field} is {plain_number(value)}, expected {span}; {guess}")
-
-
-def validate_gpu(gpu: GPU, where: str = "GPU") -> None:
-    """`InputError` naming the first figure that is not a finite, positive, believable number.
-
-    Args:
-      gpu: one GPU, or several stacked; traced fields cannot be checked and are passed over.
-      where: opens the message.
-    """
-    for field in FIELDS:
-        value = getattr(gpu, field)
-        if isinstance(value, jax.core.Tracer):
-            continue
-        try:
-            figures = np.asarray(value, np.float64).ravel()
-        except (TypeError, ValueError):
-            raise InputError(f"{where}: {field} is {value!r}, expected a number") from None
-        for figure in figures:
-            check_figure(field, float(figure), where)

@@ -8,8 +8,6 @@ GB = 1e9
 """Gigabyte: 1e9 bytes, the unit of data sheets for bandwidth."""
 GIB = 2.0**30
 """Gibibyte: 2**30 bytes, the unit of most memory sizes."""
-MB = 1e6
-"""Megabyte: 1e6 bytes."""
 MIB = 2.0**20
 """Mebibyte: 2**20 bytes, the unit of cache sizes."""
 TERA = 1e12
@@ -28,6 +26,9 @@ UNITS: dict[str, tuple[float, str]] = {
     "mem_bytes_per_s": (GB, "GB/s"),
     "link_bytes_per_s": (GB, "GB/s"),
     "nic_bytes_per_s": (GB, "GB/s"),
+    "pair_share": (1.0, "of the link rate"),
+    "switch_reduction": (1.0, "of the reductions"),
+    "oversubscription": (1.0, "to 1"),
     "l2_bytes": (MIB, "MiB"),
     "mem_bytes": (GB, "GB"),
     "tdp_w": (1.0, "W"),

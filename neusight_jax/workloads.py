@@ -19,6 +19,7 @@ from neusight_jax.printed import Record
 
 if TYPE_CHECKING:
     from neusight_jax.designs.service import Service
+    from neusight_jax.job.job import Job
 
 
 def workload_dict(graph: Graph) -> dict[str, Any]:
@@ -44,9 +45,10 @@ def workload_dict(graph: Graph) -> dict[str, Any]:
 def num_gpus(graph: Graph) -> int:
     """GPUs a step of a graph occupies; the graph is the part of one.
 
-    Layers are split over `tensor_parallel` GPUs, and of each part the experts over `expert_parallel`.
+    Layers are split over `tensor_parallel` GPUs, and of each part the experts over `expert_parallel`; jobs say it.
     """
-    return math.prod(int(graph.options.get(name, 1)) for name in _SPLITS)
+    split = math.prod(int(graph.options.get(name, 1)) for name in _SPLITS)
+    return int(graph.options.get("gpus", split))
 
 
 def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
@@ -94,6 +96,7 @@ class Workload(Record):
       kernels: its distinct kernels.
       weight: how much it counts beside others, > 0.
       service: of a model that is served within targets: a step is then one request (`designs.service`).
+      job: of a training job on many GPUs: a step is then one of the whole job (`designs.jobs`).
     """
 
     name: str
@@ -101,6 +104,7 @@ class Workload(Record):
     kernels: KernelTable
     weight: float = 1.0
     service: Service | None = None
+    job: Job | None = None
 
     def summary(self) -> str:
         """Its name and weight."""
