@@ -14,7 +14,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name, fold_name
 from neusight_jax.gpu_file import gpu_from_fields, load_named_gpu, read_mapping
 from neusight_jax.tables import table
-from neusight_jax.topology import TOPOLOGY_FIELDS, Topology
+from neusight_jax.topology import TOPOLOGY_FIELDS, Topology, check_link_figure
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _COUNTED = re.compile(r"^\s*(\d+)\s*[xX×*]\s*(\S.*)$")
@@ -114,18 +114,6 @@ def _count(value: object, where: str) -> int:
     return value
 
 
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "gpus_per_domain": (1, 1e6, "a whole number of GPUs"),
-    "link_bytes_per_s": (1e8, 1e14, "bytes/s of one GPU in one direction, such as 4.5e11"),
-    "nic_bytes_per_s": (1e7, 1e14, "bytes/s of one GPU in one direction, such as 5e10"),
-    "link_latency_s": (1e-9, 1e-3, "seconds, such as 6e-7"),
-    "nic_latency_s": (1e-8, 1e-1, "seconds, such as 2.7e-6"),
-    "pair_share": (1e-4, 1, "a share of the link rate up to 1"),
-    "switch_reduction": (0, 1, "1 or 0"),
-    "oversubscription": (1, 1e3, "a factor from 1"),
-}
-
-
 def _topology(said: object, gpu_name: str, gpu: GPU, where: str) -> Topology:
     """The topology that a cluster file speaks of."""
     if said is None:
@@ -135,13 +123,7 @@ def _topology(said: object, gpu_name: str, gpu: GPU, where: str) -> Topology:
     if not isinstance(said, Mapping):
         raise InputError(f"{where}: topology is {said!r}, expected the name of a server or a mapping of its figures")
     figures: dict[str, Any] = {str(key): value for key, value in said.items() if key != "node"}
-    for name, value in figures.items():
-        if name not in _RANGES:
-            raise unknown_name(f"field of topology in {where}", name, (*_RANGES, "node"))
-        low, high, expected = _RANGES[name]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not low <= value <= high or (name == "gpus_per_domain" and value != int(value)):
-            raise InputError(f"{where}: {name} is {value!r}, expected {expected}")
+    check_topology(figures, where)
     if "gpus_per_domain" in figures:
         figures["gpus_per_domain"] = int(figures["gpus_per_domain"])
     if "node" in said:
@@ -149,3 +131,11 @@ def _topology(said: object, gpu_name: str, gpu: GPU, where: str) -> Topology:
     if {"gpus_per_domain", "nic_bytes_per_s"} <= figures.keys():
         return Topology(**{"link_bytes_per_s": gpu.link_bytes_per_s, **figures})
     return usual_topology(gpu_name, gpu).replace(**figures)
+
+
+def check_topology(figures: Mapping[str, Any], where: str) -> None:
+    """`InputError` for the first figure of a topology that there is not, or that no network has; `where` opens it."""
+    for name, value in figures.items():
+        if name not in TOPOLOGY_FIELDS:
+            raise unknown_name(f"field of topology in {where}", name, (*TOPOLOGY_FIELDS, "node"))
+        check_link_figure(name, value, where)

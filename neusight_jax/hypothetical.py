@@ -1,15 +1,18 @@
-"""Machines that do not exist: a base GPU with figures changed, and the figures that have to follow."""
+"""Machines that do not exist: a base GPU or cluster with figures changed, and the figures that have to follow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike
 
+from neusight_jax.cluster import Cluster, Machine, gpu_of
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, peak_field, widened
+from neusight_jax.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, peak_field, widened
+from neusight_jax.topology import TRACED_FIELDS, check_link_figure
 
 PEAKS: tuple[str, ...] = (
     peak_field("fp32"),
@@ -30,25 +33,55 @@ def knob(name: str) -> str:
     return f"{name} with peaks"
 
 
-def require_field(name: str) -> str:
-    """The name of a GPU figure, as given; `InputError` listing all if there is none of it."""
-    if name not in FIELDS:
-        raise InputError(f"a GPU has no field {name!r}; expected one of {', '.join(FIELDS)}")
+_Machine = TypeVar("_Machine", GPU, Cluster)
+
+
+def fields_of(machine: Machine) -> tuple[str, ...]:
+    """Names of the figures of a machine: of a cluster also those of its links and network."""
+    return tuple(dict.fromkeys((*FIELDS, *TRACED_FIELDS))) if isinstance(machine, Cluster) else FIELDS
+
+
+def figure(machine: Machine, name: str) -> ArrayLike:
+    """A figure of a machine by its name. Links of a cluster are those of its topology."""
+    joined = isinstance(machine, Cluster) and name in TRACED_FIELDS
+    value: ArrayLike = getattr(machine.topology if joined else gpu_of(machine), name)  # type: ignore[union-attr]
+    return value
+
+
+def require_field(name: str, machine: Machine | None = None) -> str:
+    """The name of a figure of a machine, as given; `InputError` listing all if there is none of it. None: a GPU."""
+    known = FIELDS if machine is None else fields_of(machine)
+    if name not in known:
+        what = "cluster" if isinstance(machine, Cluster) else "GPU"
+        raise InputError(f"a {what} has no field {name!r}; expected one of {', '.join(known)}")
     return name
 
 
-def vary(base: GPU, figures: Mapping[str, ArrayLike], *, peaks_follow: bool = True) -> GPU:
+def check_field(name: str, value: float, where: str) -> None:
+    """`InputError` unless a figure of a GPU or of links is of a believable size; `where` opens the message."""
+    if name in TRACED_FIELDS and name not in FIELDS:
+        check_link_figure(name, value, where)
+    else:
+        check_figure(require_field(name), value, where)
+
+
+def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool = True) -> _Machine:
     """A base machine with figures replaced, traced or not, scalars or arrays [gpu].
 
     Args:
-      base: one machine, scalars.
+      base: one machine, scalars; figures of a cluster may be those of its links and network too, scalars.
       figures: field -> value in the field's unit; arrays must have equal shapes.
       peaks_follow: peaks not in `figures` keep their rate per SM and clock: times SMs · clock over the base's.
-    Returns: a GPU whose fields all have the shape of the values.
+    Returns: a machine whose figures all have the shape of the values.
     Raises: `InputError` for a field there is not.
     Gradients: reach `figures` (SM count and clock through the peaks too) and `base`.
     """
-    given = {require_field(name): jnp.asarray(value, float) for name, value in figures.items()}
+    given = {require_field(name, base): jnp.asarray(value, float) for name, value in figures.items()}
+    if isinstance(base, Cluster):
+        joined = {name: value for name, value in given.items() if name in TRACED_FIELDS}
+        own = {name: value for name, value in given.items() if name in FIELDS}
+        gpu = vary(base.gpu, own, peaks_follow=peaks_follow)
+        return base.replace(gpu=gpu, topology=base.topology.replace(**joined))
     shape = jnp.broadcast_shapes(*(value.shape for value in given.values()))
     grown: Array = jnp.ones(shape)
     for name in ("num_sms", "clock_hz"):
@@ -65,7 +98,7 @@ def vary(base: GPU, figures: Mapping[str, ArrayLike], *, peaks_follow: bool = Tr
     return widened(base, machine, given)
 
 
-def vary_plainly(base: GPU, figures: Mapping[str, float]) -> GPU:
+def vary_plainly(base: _Machine, figures: Mapping[str, float]) -> _Machine:
     """`vary` with plain numbers in and out. Host only."""
-    machine: GPU = jax.tree.map(float, vary(base, figures))
+    machine: _Machine = jax.tree.map(float, vary(base, figures))
     return machine

@@ -34,7 +34,7 @@ def kernel_terms(
 ) -> dict[str, KernelTerms]:
     """Latency, bounds and launch share of every kernel, by family; pure and not jitted itself.
 
-    Kernels of a family the predictor does not cover get NaN seconds.
+    Kernels of a family the predictor does not cover get NaN seconds; collectives those of the sheet's rates.
     """
     terms = {}
     for name, batch in kernels.families.items():
@@ -44,16 +44,19 @@ def kernel_terms(
             terms[name] = predictor.terms(family, own, batch, isolated=isolated, relaxation=relaxation)
         else:
             bound = RooflinePredictor().terms(family, own, batch, isolated=isolated)
-            terms[name] = replace(bound, seconds=jnp.full_like(bound.seconds, jnp.nan))
+            nothing = replace(bound, seconds=jnp.full_like(bound.seconds, jnp.nan))
+            terms[name] = bound if family.linked else nothing
     return terms
 
 
 def uncovered(predictor: Predictor, kernels: KernelTable) -> dict[str, int]:
-    """Families a predictor does not cover, and how many kernels of them a table holds; traced tables pass."""
+    """Families a predictor does not cover, and how many kernels of them a table holds; traced tables and collectives,
+    which go by the rates of the sheet, pass."""
+    found = {name: batch for name, batch in kernels.families.items() if not isinstance(batch.row, jax.core.Tracer)}
     return {
         name: batch.num_rows
-        for name, batch in kernels.families.items()
-        if not (predictor.covers(FAMILIES[name]) or isinstance(batch.row, jax.core.Tracer)) and batch.num_rows
+        for name, batch in found.items()
+        if not (predictor.covers(FAMILIES[name]) or FAMILIES[name].linked) and batch.num_rows
     }
 
 

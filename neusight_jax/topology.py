@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from neusight_jax.errors import require_fields
+from neusight_jax.errors import InputError, require_fields
 from neusight_jax.gpu import GPU
+from neusight_jax.printed import Record, cell, number
 
 LINK_LATENCY_S = 0.6e-6
 """Of one hop over NVLink, seconds; NCCL 2.18, src/graph/tuning.cc, `hwLat`, low-latency protocol."""
@@ -20,7 +21,7 @@ NIC_LATENCY_S = 2.7e-6
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Topology:
+class Topology(Record):
     """Links between GPUs. Rates are those of the sheet, per GPU and direction; what a library reaches is learned.
 
     Attributes:
@@ -43,6 +44,16 @@ class Topology:
     switch_reduction: ArrayLike = 0.0
     oversubscription: ArrayLike = 1.0
 
+    def slopes(self) -> bool:
+        """No link takes more than a second for a byte."""
+        known = number(self.link_bytes_per_s)
+        return known is not None and known < 1.0
+
+    def summary(self) -> str:
+        """Its rates."""
+        rates = (cell(name, getattr(self, name)) for name in ("link_bytes_per_s", "nic_bytes_per_s"))
+        return f"domains of {self.gpus_per_domain}, {' inside, '.join(rates)} between"
+
     def group_bytes_per_s(self, ranks: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
         """Link rate of one GPU in a group of so many inside a domain, bytes/s."""
         reached = jnp.minimum((jnp.maximum(ranks, 2.0) - 1.0) * self.pair_share, 1.0)
@@ -64,6 +75,24 @@ TOPOLOGY_FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fie
 """Names of the figures of a topology."""
 TRACED_FIELDS: tuple[str, ...] = TOPOLOGY_FIELDS[1:]
 """Those that gradients and sweeps reach."""
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "gpus_per_domain": (1, 1e6, "a whole number of GPUs"),
+    "link_bytes_per_s": (1e8, 1e14, "bytes/s of one GPU in one direction, such as 4.5e11"),
+    "nic_bytes_per_s": (1e7, 1e14, "bytes/s of one GPU in one direction, such as 5e10"),
+    "link_latency_s": (1e-9, 1e-3, "seconds, such as 6e-7"),
+    "nic_latency_s": (1e-8, 1e-1, "seconds, such as 2.7e-6"),
+    "pair_share": (1e-4, 1, "a share of the link rate up to 1"),
+    "switch_reduction": (0, 1, "1 or 0"),
+    "oversubscription": (1, 1e3, "a factor from 1"),
+}
+
+
+def check_link_figure(name: str, value: object, where: str) -> None:
+    """`InputError` unless a figure of a topology is a number of a believable size; `where` opens the message."""
+    low, high, expected = _RANGES[name]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not low <= value <= high or (name == "gpus_per_domain" and value != int(value)):  # type: ignore
+        raise InputError(f"{where}: {name} is {value!r}, expected {expected}")
 
 
 def default_topology(gpu: GPU) -> Topology:

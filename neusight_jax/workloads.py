@@ -15,9 +15,11 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.distinct import distinct
 from neusight_jax.kernels.table import KernelTable
+from neusight_jax.printed import Record
 
 if TYPE_CHECKING:
     from neusight_jax.designs.service import Service
+    from neusight_jax.job.job import Job
 
 
 def workload_dict(graph: Graph) -> dict[str, Any]:
@@ -43,9 +45,10 @@ def workload_dict(graph: Graph) -> dict[str, Any]:
 def num_gpus(graph: Graph) -> int:
     """GPUs a step of a graph occupies; the graph is the part of one.
 
-    Layers are split over `tensor_parallel` GPUs, and of each part the experts over `expert_parallel`.
+    Layers are split over `tensor_parallel` GPUs, and of each part the experts over `expert_parallel`; jobs say it.
     """
-    return math.prod(int(graph.options.get(name, 1)) for name in _SPLITS)
+    split = math.prod(int(graph.options.get(name, 1)) for name in _SPLITS)
+    return int(graph.options.get("gpus", split))
 
 
 def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
@@ -84,7 +87,7 @@ def _lengths(value: int | Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Record):
     """A model at work.
 
     Attributes:
@@ -93,6 +96,7 @@ class Workload:
       kernels: its distinct kernels.
       weight: how much it counts beside others, > 0.
       service: of a model that is served within targets: a step is then one request (`designs.service`).
+      job: of a training job on many GPUs: a step is then one of the whole job (`designs.jobs`).
     """
 
     name: str
@@ -100,6 +104,11 @@ class Workload:
     kernels: KernelTable
     weight: float = 1.0
     service: Service | None = None
+    job: Job | None = None
+
+    def summary(self) -> str:
+        """Its name and weight."""
+        return f"{self.name}, weight {self.weight:g}"
 
     @property
     def tokens(self) -> int:

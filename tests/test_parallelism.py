@@ -40,10 +40,17 @@ def test_products_that_do_not_divide() -> None:
 
 @pytest.mark.parametrize(
     ("layers", "pipeline", "chunks", "expected"),
-    [(80, 4, 1, (20,) * 4), (61, 16, 1, (3, *(4,) * 14, 2)), (70, 12, 1, (5, *(6,) * 10, 5)), (7, 2, 1, (3, 4))],
+    [
+        (80, 4, 1, (20,) * 4),
+        (61, 16, 1, (3, *(4,) * 14, 2)),
+        (70, 12, 1, (5, *(6,) * 10, 5)),
+        (7, 2, 1, (3, 4)),
+        (61, 8, 4, (1, *(2,) * 30, 0)),
+    ],
 )
 def test_layers_of_stages(layers: int, pipeline: int, chunks: int, expected: tuple[int, ...]) -> None:
-    """BLOOM's 70 layers on 12 stages: embedding and head count as a layer each."""
+    """BLOOM's 70 layers on 12 stages: embedding and head count as a layer each. DeepSeek-V3's 61 on 32: the last has
+    the head alone."""
     assert Parallelism(pipeline=pipeline, chunks=chunks).layers_of(layers) == expected
 
 

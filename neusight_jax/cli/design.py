@@ -14,6 +14,7 @@ import typer
 from neusight_jax.cli.console import COMMAND, busy, remark, report_to, show, show_json
 from neusight_jax.cli.options import (
     AsJson,
+    JobOptions,
     Models,
     ReportFile,
     ServiceOptions,
@@ -25,18 +26,20 @@ from neusight_jax.cli.options import (
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
+    from neusight_jax.cluster import Machine
     from neusight_jax.designs.answers import Design
     from neusight_jax.designs.problem import Problem
-    from neusight_jax.gpu import GPU
+    from neusight_jax.kernels.table import KernelTable
     from neusight_jax.sweeps.space import Range
     from neusight_jax.workloads import Workload
 
 
-_STEPS = ServiceOptions()
-_BUDGET = "Limits: area_mm2, power_w, dollars, pin_bit_per_s, latency_s, a GPU field."
+_STEPS, _ONE = ServiceOptions(), JobOptions()
+_BUDGET = "Limits: area_mm2, power_w, dollars, pin_bit_per_s, latency_s, a figure of the machine."
 _OBJECTIVE = (
     "latency, throughput, latency_area, energy_delay, performance_per_dollar, area, power, cost, cost_per_mtok."
 )
+_FREE = "Figures that may vary, in base units; with --gpus of links and network too, such as nic_bytes_per_s."
 _FIXED = "Figures of the base to change; peaks follow SM count and clock."
 _TARGET = "Only say the least value of the one free field that meets this latency."
 
@@ -45,7 +48,7 @@ _TARGET = "Only say the least value of the one free field that meets this latenc
 def design(
     models: Models,
     base: Annotated[str, option("The machine to start from: a name, or a JSON or YAML file.")],
-    free: Annotated[list[str], option("Fields that may vary, in base units.", metavar="FIELD=LO:HI[:STEP]")],
+    free: Annotated[list[str], option(_FREE, metavar="FIELD=LO:HI[:STEP]")],
     budget: Annotated[list[str] | None, option(_BUDGET, metavar="METRIC<=X")] = None,
     objective: Annotated[str, option(_OBJECTIVE)] = "latency",
     fixed: Annotated[list[str] | None, option(_FIXED, "--set", metavar="FIELD=X")] = None,
@@ -54,6 +57,7 @@ def design(
     target: Annotated[str | None, option(_TARGET, metavar="TIME")] = None,
     *,
     load: WorkloadOptions,
+    job: JobOptions,
     serving: ServiceOptions,
     checkpoint: WorkloadCheckpoint = None,
     starts: Annotated[int, option("Descents at once.")] = 3,
@@ -65,6 +69,8 @@ def design(
     as_json: AsJson = False,
 ) -> None:
     """Search the machine that does best for models under budgets; peaks follow SM count and clock.
+
+    With --gpus of the cluster that trains a job: costs are then of one GPU with its share of links and network.
 
     MODEL may carry its own workload, any option of it and a weight:
     gpt3-xl,mode=training,batch_size=2,sequence_length=2048,weight=2
@@ -79,8 +85,9 @@ def design(
     from neusight_jax.reports.design import front_table
 
     ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
-    machine = _base(base, fixed or ())
-    ask, named = _asking(machine, base, ranges, [_load(text, load, serving, machine) for text in models], checkpoint)
+    name, machine = _base(base, fixed or (), job.gpus)
+    loads = [_load(text, load, serving, machine, job) for text in models]
+    ask, named = _asking(machine, name, ranges, loads, checkpoint)
     if target is not None:
         if len(ranges) != 1 or len(models) != 1 or budgets or serving.slo:
             raise InputError("--target answers for one model, one --free field, no --budget and no --slo")
@@ -121,22 +128,28 @@ def _pareto_content(found: Design, front: list[Design], metric: str) -> dict[str
 
 
 def _asking(
-    machine: GPU, base: str, ranges: list[Range], loads: list[Workload], checkpoint: str | None
+    machine: Machine, name: str, ranges: list[Range], loads: list[Workload], checkpoint: str | None
 ) -> tuple[Callable[..., Problem], dict[str, Any]]:
     """Makes the problem, given its objective, budgets and costs; and the names that results begin with."""
-    from neusight_jax.checkpoint import load_card, load_predictor
+    from neusight_jax.checkpoint import card_notes, default_checkpoint, load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
-    from neusight_jax.cli.workloads import default_for
     from neusight_jax.designs.answers import problem
-    from neusight_jax.gpu_file import load_named_gpu
 
-    usual = "tensorcore" if any(each.service for each in loads) else default_for(each.graph for each in loads)
-    checkpoint, name = checkpoint or usual, load_named_gpu(base)[0]
+    usual = max("tensorcore" if each.service else default_checkpoint(_kernels(each)) for each in loads)
+    checkpoint = checkpoint or usual
     card = load_card(checkpoint)
-    notes = [note for each in loads for note in forecast_notes(card, checkpoint, name, each.graph)]
+    notes = [
+        note
+        for each in loads
+        for note in (card_notes(card, checkpoint) if each.job else forecast_notes(card, checkpoint, name, each.graph))
+    ]
     notes = [note.replace("this GPU", "the base") for note in notes]
     ask = partial(problem, load_predictor(checkpoint), machine, ranges, loads, notes=notes)
     return ask, {"checkpoint": checkpoint, "base": name}
+
+
+def _kernels(load: Workload) -> KernelTable:
+    return load.graph.kernels if load.job is None else load.kernels
 
 
 def _target(asked: Problem, target_s: float) -> dict[str, Any]:
@@ -213,23 +226,33 @@ def _budget(text: str) -> tuple[str, float]:
     return metric.strip(), numbers("--budget", text, [value], metric.strip())[0]
 
 
-def _base(name: str, changes: Sequence[str]) -> GPU:
+def _base(name: str, changes: Sequence[str], gpus: int = 1) -> tuple[str, Machine]:
+    """Name and figures of the machine to start from, so many GPUs in their usual servers."""
     from neusight_jax.cli.workloads import numbers, split_assignment
-    from neusight_jax.gpu import check_figure
-    from neusight_jax.gpu_file import load_gpu
-    from neusight_jax.hypothetical import require_field, vary_plainly
+    from neusight_jax.cluster_file import load_named_cluster
+    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.hypothetical import check_field, require_field, vary_plainly
 
+    found, machine = load_named_gpu(name) if gpus == 1 else load_named_cluster(f"{gpus}x {name}")
     figures = {}
     for text in changes:
         field, value = split_assignment("--set", text)
         figures[field] = numbers("--set", text, [value], field)[0]
-        check_figure(require_field(field), figures[field], "--set")
-    return vary_plainly(load_gpu(name), figures) if figures else load_gpu(name)
+        check_field(require_field(field, machine), figures[field], "--set")
+    return found, vary_plainly(machine, figures) if figures else machine
 
 
-def _load(text: str, load: WorkloadOptions, serving: ServiceOptions = _STEPS, base: GPU | None = None) -> Workload:
+def _load(
+    text: str,
+    load: WorkloadOptions,
+    serving: ServiceOptions = _STEPS,
+    base: Machine | None = None,
+    job: JobOptions = _ONE,
+) -> Workload:
     """A workload from `MODEL[,key=value...]`; what it does not say is as the options have it."""
+    from neusight_jax.cli.jobs import job_of
     from neusight_jax.cli.workloads import graph_of
+    from neusight_jax.designs.jobs import job_load
     from neusight_jax.workloads import workload
 
     name, *rest = text.split(",")
@@ -243,19 +266,27 @@ def _load(text: str, load: WorkloadOptions, serving: ServiceOptions = _STEPS, ba
         else:
             raise _no_workload(text, part)
     chosen: dict[str, Any] = {key: _value(text, key, value) for key, value in given.items()}
-    weight, own = chosen.pop("weight", 1.0), replace(load, **chosen)
+    weight, jobs = chosen.pop("weight", 1.0), {key: chosen.pop(key) for key in [*chosen] if key in _JOB}
+    own, layout = replace(load, **chosen), replace(job, **jobs)
+    if job.gpus == 1 and layout != _ONE:
+        raise InputError(f"{text}: layouts are of jobs on many GPUs; give --gpus")
     if serving.slo is not None and base is not None:
+        if job.gpus > 1:
+            raise InputError("--slo is of one replica, and --gpus of a training job; leave one of them out")
         return _service(name, own, serving, base, weight)
     if serving != _STEPS:
         raise InputError("--input-tokens, --output-tokens, --percentile and --gpu-price go with --slo; give targets")
+    if job.gpus > 1:
+        return job_load(job_of(name, own, layout), weight)
     return workload(graph_of(name, own), weight)
 
 
 _LAYOUT, _DTYPES = ("tensor_parallel", "expert_parallel"), ("dtype", "weight_dtype", "kv_dtype")
 
 
-def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, base: GPU, weight: float) -> Workload:
+def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, base: Machine, weight: float) -> Workload:
     """A model that is served within targets."""
+    from neusight_jax.cluster import gpu_of
     from neusight_jax.designs.service import service
     from neusight_jax.graph.traced.source_file import is_source
 
@@ -269,7 +300,7 @@ def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, base: GP
     layout = {each: getattr(load, each) for each in _LAYOUT}
     return service(
         name,
-        base,
+        gpu_of(base),
         serving.input_tokens,
         serving.output_tokens,
         **targets,
@@ -294,11 +325,15 @@ def _targets(text: str) -> dict[str, Any]:
     return found
 
 
+_JOB: tuple[str, ...] = tuple(each.name for each in fields(JobOptions) if each.name != "gpus")
+_FLAG: Callable[[str], Any] = {"true": True, "false": False}.__getitem__
 _KINDS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys((each.name for each in fields(WorkloadOptions)), str),
-    **dict.fromkeys(("batch_size", "tensor_parallel", "expert_parallel"), int),
+    **dict.fromkeys(("batch_size", "tensor_parallel", "expert_parallel", *_JOB), int),
     "weight": float,
-    "fused": {"true": True, "false": False}.__getitem__,
+    "fused": _FLAG,
+    "sequence_parallel": _FLAG,
+    "recompute": str,
 }
 """How the values of a workload are read."""
 
@@ -309,7 +344,7 @@ def _value(text: str, key: str, value: str) -> Any:
     try:
         return _KINDS[key](value)
     except (ValueError, KeyError):
-        kind = "true or false" if key == "fused" else "a number"
+        kind = "true or false" if _KINDS[key] is _FLAG else "a number"
         raise InputError(f"{text}: {key} is {value!r}, expected {kind}") from None
 
 

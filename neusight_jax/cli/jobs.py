@@ -34,6 +34,15 @@ def asked_job(model: str, gpu: str, load: WorkloadOptions, asked: JobOptions, ch
     from neusight_jax.checkpoint import default_checkpoint, load_predictor
     from neusight_jax.cluster_file import load_named_cluster
     from neusight_jax.gpu_catalog import canonical_name
+
+    job = job_of(model, load, asked)
+    name, cluster = load_named_cluster(f"{asked.gpus}x {gpu}")
+    used = checkpoint or default_checkpoint(job.kernels)
+    return AskedJob(job, cluster, name, load_predictor(used, canonical_name(gpu)), used)
+
+
+def job_of(model: str, load: WorkloadOptions, asked: JobOptions) -> Job:
+    """A training job on many GPUs; `InputError` for a layout or workload that cannot be used."""
     from neusight_jax.job.job import job_from_config
     from neusight_jax.job.parallelism import Parallelism
 
@@ -55,8 +64,7 @@ def asked_job(model: str, gpu: str, load: WorkloadOptions, asked: JobOptions, ch
         micro_batch_size=asked.micro_batch_size,
         recompute=asked.recompute,
     )
-    name, cluster = load_named_cluster(f"{gpus}x {gpu}")
-    job = job_from_config(
+    return job_from_config(
         model,
         layout,
         global_batch_size=asked.global_batch_size or layout.data * layout.micro_batch_size,
@@ -64,5 +72,3 @@ def asked_job(model: str, gpu: str, load: WorkloadOptions, asked: JobOptions, ch
         dtype=load.dtype or "bf16",
         optimizer=load.optimizer or "adamw",
     )
-    used = checkpoint or default_checkpoint(job.kernels)
-    return AskedJob(job, cluster, name, load_predictor(used, canonical_name(gpu)), used)

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from neusight_jax.cluster import Cluster, Machine, gpu_of
 from neusight_jax.designs.cost import CostModel, costs_for
+from neusight_jax.designs.jobs import job_load
 from neusight_jax.designs.multipliers import BINDING, Multipliers, multipliers
 from neusight_jax.designs.notes import (
     bound_notes,
@@ -28,7 +30,8 @@ from neusight_jax.designs.service import ALONE
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hypothetical import vary_plainly
+from neusight_jax.hypothetical import fields_of, figure, vary_plainly
+from neusight_jax.job.job import Job
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result
 from neusight_jax.sweeps.space import Range
@@ -45,7 +48,7 @@ class Design(Result):
     """A machine a search found.
 
     Attributes:
-      gpu: the machine, plain numbers.
+      gpu: the machine, or one of its GPUs, plain numbers. cluster: of a cluster, the whole.
       free: its free fields.
       metrics: exact metrics of it: latency_s, tokens_per_s, costs, and whatever else has a budget.
       base_metrics: the same of the base machine.
@@ -79,6 +82,7 @@ class Design(Result):
     at_bounds: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     front_notes: tuple[str, ...] = ()
+    cluster: Cluster | None = None
 
     def to_frame(self) -> pd.DataFrame:
         """One row per figure of the machine and per metric: name, value, value of the base (NaN for figures)."""
@@ -90,9 +94,11 @@ class Design(Result):
 
     def values(self) -> dict[str, Any]:
         """The machine, what it does beside the base, and how it was found; infinite entries of the trace are None."""
+        joined = {} if self.cluster is None else {"topology": self.cluster.topology, "gpus": self.cluster.count}
         return {
             **self._fields("workloads", "free", "metrics", "base_metrics", "seconds", "base_seconds"),
             "gpu": {name: float(np.asarray(getattr(self.gpu, name))) for name in FIELDS},
+            **joined,
             **self._fields("at_bounds", "budgets", "feasible", "multipliers"),
             "log_objective": self.objective,
             **self._fields("evaluations", "seed"),
@@ -106,27 +112,33 @@ _FRAME = ["name", "design", "base"]
 
 def problem(
     predictor: Predictor,
-    base: GPU,
+    base: Machine,
     free: Sequence[Range],
-    graphs: Sequence[Graph | Workload],
+    graphs: Sequence[Graph | Job | Workload],
     *,
     objective: str | Mapping[str, float] = "latency",
     budgets: Mapping[str, float] | None = None,
     costs: CostModel | None = None,
     notes: Sequence[str] = (),
 ) -> Problem:
-    """A checked design problem; graphs count equally, `Workload`s by their weights."""
-    loads = tuple(each if isinstance(each, Workload) else workload(each) for each in graphs)
+    """A checked design problem; graphs and jobs count equally, `Workload`s by their weights."""
+    loads = tuple(_load(each) for each in graphs)
     alone = ALONE if any(each.service is not None for each in loads) else {}
     limits, said = {**alone, **(budgets or {})}, tuple(dict.fromkeys(notes))
     return Problem(predictor, base, tuple(free), loads, costs or costs_for(base), objective, limits, said)
 
 
+def _load(asked: Graph | Job | Workload) -> Workload:
+    if isinstance(asked, Workload):
+        return asked
+    return job_load(asked) if isinstance(asked, Job) else workload(asked)
+
+
 def design(
     predictor: Predictor,
-    base: GPU,
+    base: Machine,
     free: Sequence[Range],
-    graphs: Sequence[Graph | Workload],
+    graphs: Sequence[Graph | Job | Workload],
     *,
     objective: str | Mapping[str, float] = "latency",
     budgets: Mapping[str, float] | None = None,
@@ -138,9 +150,9 @@ def design(
 
     Args:
       predictor: what forecasts.
-      base: the machine to start from; fields that are not free stay, peaks follow SM count and clock.
-      free: `Range` of every free field, with steps where values come in multiples.
-      graphs: what it is for, with weights if given as `Workload`.
+      base: the GPU or cluster to start from; fields that are not free stay, peaks follow SM count and clock.
+      free: `Range` of every free field, with steps where values come in multiples; of a cluster its topology's too.
+      graphs: what it is for, with weights if given as `Workload`; jobs on many GPUs need a cluster of as many.
       objective: a name of `designs.problem.OBJECTIVES`, or metric -> exponent of a product to minimise.
       budgets: metric -> upper limit, e.g. {"area_mm2": 800, "power_w": 700}.
       costs: the cost model; default `costs_for(base)`.
@@ -157,19 +169,20 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
     asked = search.problem
     figures = {each.field: float(value) for each, value in zip(asked.free, np.exp(found.logs), strict=True)}
     figures = {name: float(each.rounded(figures[name])) for name, each in zip(figures, asked.free, strict=True)}
-    base_logs = np.log([float(np.asarray(getattr(asked.base, each.field))) for each in asked.free])
+    base_logs = np.log([float(np.asarray(figure(asked.base, each.field))) for each in asked.free])
     metrics_of, seconds_of, parts = search.metrics(np.stack([found.logs, base_logs]))
     seconds, base_seconds = (
         {load.name: float(value) for load, value in zip(asked.workloads, seconds_of[place], strict=True)}
         for place in (0, 1)
     )
-    named = [name for name in metrics_of if name not in FIELDS or name in asked.budgets]
+    named = [name for name in metrics_of if name not in fields_of(asked.base) or name in asked.budgets]
     own, before = (
         {name: float(metrics_of[name][place]) for name in named}
         | {name: value for name, value in each.items() if name in asked.budgets}
         for place, each in enumerate((seconds, base_seconds))
     )
-    gpu = vary_plainly(asked.base, figures)
+    machine = vary_plainly(asked.base, figures)
+    gpu = gpu_of(machine)
     notes = [
         *asked.notes,
         *bound_notes(asked.free, figures),
@@ -195,6 +208,7 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
         ),
         at_bounds=ends_of(asked.free, figures),
         notes=tuple(notes),
+        cluster=machine if isinstance(machine, Cluster) else None,
     )
 
 
@@ -256,8 +270,8 @@ def non_dominated(designs: Sequence[Design], metric: str) -> list[Design]:
 
 def required(
     predictor: Predictor,
-    base: GPU,
-    graph: Graph | Workload,
+    base: Machine,
+    graph: Graph | Job | Workload,
     wanted: Range,
     target_s: float,
     *,
@@ -272,7 +286,7 @@ def required(
       points, rounds: the range is cut into so many, so many times.
     Raises: `InputError` saying the least time in the range, when that misses the target.
     """
-    load = graph if isinstance(graph, Workload) else workload(graph)
+    load = _load(graph)
     asked = Problem(predictor, base, (wanted,), (load,), costs_for(base))
     given = arguments(asked)
     low, high = np.log(float(wanted.rounded(wanted.low))), np.log(float(wanted.rounded(wanted.high)))
@@ -297,7 +311,7 @@ def _times(given: Given, figures: dict[str, Array]) -> Float[Array, "gpu workloa
     return jax.vmap(lambda each: metrics(given, each, 0.0)[1])(figures)
 
 
-def read_costs(path: Path, base: GPU) -> CostModel:
+def read_costs(path: Path, base: Machine) -> CostModel:
     """The shipped cost model with coefficients from a JSON or YAML file."""
     from neusight_jax.gpu_file import read_mapping
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
+from neusight_jax.cluster import Cluster, Machine, gpu_of
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.physics import STANDARD
@@ -32,16 +33,14 @@ NODE_NM = 4.0
 """Process of the area and wafer coefficients, nm."""
 WAFER_MM = 300.0
 """Diameter of a wafer, mm."""
-RETICLE_MM2 = 858.0
-"""Largest die one exposure prints: 26 mm x 33 mm."""
 
 
 @runtime_checkable
 class CostModel(Protocol):
     """What a search asks of a cost model: a pytree with this method."""
 
-    def costs(self, gpu: GPU) -> dict[str, Float[Array, ""]]:
-        """Costs of one machine, by names that carry their unit; positive."""
+    def costs(self, machine: Machine, /) -> dict[str, Float[Array, ""]]:
+        """Costs of one GPU, of a cluster with its share of links and network, by names that carry their unit."""
         ...
 
 
@@ -66,6 +65,9 @@ class SiliconCosts:
     dies per wafer as de Vries, IEEE Trans. Semiconductor Manufacturing 2005; yield as the negative binomial of
     Cunningham, same journal, 1990, at 0.1 defects/cm2. Memory and board are estimates.
 
+    Links and network of a cluster, per GPU and rate in one direction: switches, cables, adapters, transceivers and
+    ports; all four figures are estimates. The die's own end of the links is in its uncore.
+
     Attributes:
       sm_mm2, lane_mm2, matrix_mm2, uncore_mm2: area of an SM without lanes, its lanes, its matrix unit; of the rest.
       l2_mm2_per_mib: area of 1 MiB of L2.
@@ -78,6 +80,7 @@ class SiliconCosts:
       memory_dollars_per_gb: of device memory.
       board_dollars_per_w: power delivery and cooling.
       memory_pins: data pins to memory (five HBM stacks of 1024).
+      link_dollars_per_gb_per_s, nic_dollars_per_gb_per_s, link_w_per_gb_per_s, nic_w_per_gb_per_s: of a cluster.
     """
 
     sm_mm2: ArrayLike = 1.75
@@ -95,15 +98,26 @@ class SiliconCosts:
     memory_dollars_per_gb: ArrayLike = 12.0
     board_dollars_per_w: ArrayLike = 1.0
     memory_pins: ArrayLike = 5120.0
+    link_dollars_per_gb_per_s: ArrayLike = 5.0
+    nic_dollars_per_gb_per_s: ArrayLike = 80.0
+    link_w_per_gb_per_s: ArrayLike = 0.1
+    nic_w_per_gb_per_s: ArrayLike = 1.4
 
-    def costs(self, gpu: GPU) -> dict[str, Float[Array, ""]]:
-        """area_mm2, power_w, dollars and pin_bit_per_s of one machine."""
+    def costs(self, machine: Machine) -> dict[str, Float[Array, ""]]:
+        """area_mm2, power_w, dollars and pin_bit_per_s of one GPU, of a cluster with its links and network."""
+        gpu = gpu_of(machine)
         area = self.area_mm2(gpu)
         power = self.power_w(gpu, area)
+        dollars = self.dollars(gpu, area, power)
+        if isinstance(machine, Cluster):
+            joined = machine.topology
+            link, nic = (jnp.asarray(each) / GB for each in (joined.link_bytes_per_s, joined.nic_bytes_per_s))
+            power = power + self.link_w_per_gb_per_s * link + self.nic_w_per_gb_per_s * nic
+            dollars = dollars + self.link_dollars_per_gb_per_s * link + self.nic_dollars_per_gb_per_s * nic
         return {
             "area_mm2": area,
             "power_w": power,
-            "dollars": self.dollars(gpu, area, power),
+            "dollars": dollars,
             "pin_bit_per_s": 8.0 * jnp.asarray(gpu.mem_bytes_per_s) / self.memory_pins,
         }
 
@@ -141,7 +155,7 @@ class SiliconCosts:
         return jnp.asarray(wafer / (jnp.maximum(dies, 1.0) * good) + memory + self.board_dollars_per_w * power_w)
 
 
-def costs_for(base: GPU, changes: Mapping[str, Any] | None = None) -> SiliconCosts:
+def costs_for(base: Machine, changes: Mapping[str, Any] | None = None) -> SiliconCosts:
     """The shipped model with a base machine's clock as the nominal one, and coefficients replaced.
 
     Raises: `InputError` for a coefficient there is not, or one that is not a positive number.
@@ -152,4 +166,4 @@ def costs_for(base: GPU, changes: Mapping[str, Any] | None = None) -> SiliconCos
             raise unknown_name("cost coefficient", name, names)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise InputError(f"cost coefficient {name} is {value!r}, expected a positive number")
-    return SiliconCosts(**{"nominal_clock_hz": base.clock_hz, **(changes or {})})
+    return SiliconCosts(**{"nominal_clock_hz": gpu_of(base).clock_hz, **(changes or {})})

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from neusight_jax.cluster import Cluster, Machine
+from neusight_jax.cluster_file import list_nodes, node_topology
 from neusight_jax.designs.problem import Problem
-from neusight_jax.gpu import GPU
+from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.gpu_catalog import catalog_gpu, list_gpus
+from neusight_jax.hypothetical import figure
 from neusight_jax.intervals import far_note
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.memory import memory_bytes
@@ -42,15 +45,23 @@ def bound_notes(ranges: Sequence[Range], figures: Mapping[str, float]) -> list[s
         low, high = _catalog_range(each.field)
         value = figures[each.field]
         if not low <= value <= high:
+            what = "GPU" if each.field in FIELDS else "server"
             span = f"{with_unit(each.field, low)} to {with_unit(each.field, high)}"
-            said.append(f"{each.field} of {with_unit(each.field, value)} is outside every GPU of the catalog ({span})")
+            said.append(
+                f"{each.field} of {with_unit(each.field, value)} is outside every {what} of the catalog ({span})"
+            )
     return said
 
 
 @cache
 def _catalog_range(field: str) -> tuple[float, float]:
-    """Smallest and largest value of a figure among the GPUs of the catalog that have it."""
-    values = [value for name in list_gpus() if (value := float(np.asarray(getattr(catalog_gpu(name), field)))) > 0]
+    """Smallest and largest value of a figure among the GPUs, or servers, of the catalog that have it."""
+    if field in FIELDS:
+        machines: list[Machine] = [catalog_gpu(name) for name in list_gpus()]
+    else:  # of links and networks: the usual servers
+        gpu = catalog_gpu(list_gpus()[0])
+        machines = [Cluster(gpu, node_topology(name, gpu), 1) for name in list_nodes()]
+    values = [value for each in machines if (value := float(np.asarray(figure(each, field)))) > 0]
     return (min(values), max(values)) if values else (0.0, np.inf)
 
 
@@ -80,7 +91,7 @@ def machine_notes(problem: Problem, gpu: GPU, family_s: Mapping[str, Any]) -> li
         seconds = np.array([float(np.sum(each)) for each in family_s.values()])
         said += far_note(intervals, gpu, network, seconds, "extrapolated")
     for load in problem.workloads:
-        needed, there = memory_bytes(load.graph) if load.graph.nodes else 0.0, float(np.asarray(gpu.mem_bytes))
+        needed, there = memory_bytes(load.graph) if load.service is None else 0.0, float(np.asarray(gpu.mem_bytes))
         if needed > there:
             said.append(
                 f"{load.name} may not fit: it needs about {with_unit('mem_bytes', needed)} of memory, the machine has "

@@ -12,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from neusight_jax.cluster import Machine, gpu_of
 from neusight_jax.designs.cost import CostModel
-from neusight_jax.designs.service import SERVED, Service, served_metrics
+from neusight_jax.designs.jobs import job_seconds
+from neusight_jax.designs.service import SERVED, Service, by_workload, served_metrics
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.gpu import FIELDS, GPU
-from neusight_jax.hypothetical import vary
+from neusight_jax.hypothetical import fields_of, figure, require_field, vary
+from neusight_jax.job.job import Job
+from neusight_jax.job.step import check_cluster
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import kernel_latency, require_covered
 from neusight_jax.roofline import Scalar
@@ -53,13 +56,14 @@ class Problem:
       workloads: what the machine is for; `latency_s` is the weighted geometric mean of their seconds, so that weights
         trade percents for percents.
       objective: a name of `OBJECTIVES`, or exponents of metrics.
-      budgets: metric -> upper limit. Metrics: the cost model's, `latency_s`, a workload's name (seconds), GPU fields.
+      budgets: metric -> upper limit. Metrics: the cost model's, `latency_s`, a workload's name (seconds), figures of
+        the machine.
       costs: the cost model.
       notes: what to say beside every answer.
     """
 
     predictor: Predictor
-    base: GPU
+    base: Machine
     free: tuple[Range, ...]
     workloads: tuple[Workload, ...]
     costs: CostModel
@@ -77,14 +81,20 @@ class Problem:
             twice = [name for name in names if names.count(name) > 1]
             if twice:
                 raise InputError(f"{what} {twice[0]} is given twice, expected once")
+        for name in fields:
+            require_field(name, self.base)
         for load in self.workloads:
             require_covered(self.predictor, load.kernels)
             for dtype in load.graph.arithmetic:
-                self.base.peak_flop_per_s(dtype)
+                gpu_of(self.base).peak_flop_per_s(dtype)
+            if load.job is not None:
+                check_cluster(self.base, load.job)
         if isinstance(self.objective, str) and self.objective not in OBJECTIVES:
             raise unknown_name("objective", self.objective, OBJECTIVES)
         if len({load.service is None for load in self.workloads}) > 1:
             raise InputError("some workloads are services and others are not; expected targets for all or for none")
+        if len({load.job is None for load in self.workloads}) > 1:
+            raise InputError("some workloads are jobs on many GPUs and others are not; expected one or the other")
         if self.workloads[0].service is not None and "dollars" not in self.metric_names:
             raise InputError("the cost model has no dollars, from which the price of an hour follows; expected dollars")
         for name in (*self.exponents, *self.budgets):
@@ -105,7 +115,7 @@ class Problem:
     def metric_names(self) -> tuple[str, ...]:
         """Everything an objective or a budget may name."""
         costs = tuple(jax.eval_shape(lambda: self.costs.costs(_floats(self.base))))
-        return (*self.timed_names, *costs, *FIELDS)
+        return (*self.timed_names, *costs, *fields_of(self.base))
 
     @property
     def timed_names(self) -> tuple[str, ...]:
@@ -140,15 +150,15 @@ class Problem:
         return {**figures, **rounded}
 
 
-def _floats(gpu: GPU) -> GPU:
-    floats: GPU = jax.tree.map(lambda value: jnp.asarray(value, float), gpu)
+def _floats(machine: Machine) -> Machine:
+    floats: Machine = jax.tree.map(lambda value: jnp.asarray(value, float), machine)
     return floats
 
 
-def cost_metrics(costs: CostModel, base: GPU, figures: Mapping[str, Array]) -> dict[str, Array]:
+def cost_metrics(costs: CostModel, base: Machine, figures: Mapping[str, Array]) -> dict[str, Array]:
     """Metrics that need no forecast: costs, and the machine's own figures."""
-    gpu = vary(base, figures)
-    return {**costs.costs(gpu), **{name: jnp.asarray(getattr(gpu, name)) for name in FIELDS}}
+    machine = vary(base, figures)
+    return {**costs.costs(machine), **{name: jnp.asarray(figure(machine, name)) for name in fields_of(base)}}
 
 
 class Given(NamedTuple):
@@ -159,17 +169,18 @@ class Given(NamedTuple):
       kernels, counts: as `workload.combined`.
       shares: weights of the workloads, summing to 1.
       tokens: of one step of each workload.
-      services: what each workload serves, instead of kernels; none where they are steps.
+      services, jobs: what each workload serves or trains, instead of kernels; none where they are steps of one GPU.
     """
 
     predictor: Predictor
     costs: CostModel
-    base: GPU
+    base: Machine
     kernels: KernelTable
     counts: dict[str, Any]
     shares: Float[Array, " workload"]
     tokens: Float[Array, " workload"]
     services: tuple[Service, ...] = ()
+    jobs: tuple[Job, ...] = ()
 
 
 def metrics(
@@ -182,14 +193,19 @@ def metrics(
       figures: the free fields.
       relaxation: see `latencies.kernel_latency`.
     """
-    gpu = vary(given.base, figures)
+    machine = vary(given.base, figures)
+    gpu = gpu_of(machine)
     more: dict[str, Array] = {}
     costs = cost_metrics(given.costs, given.base, figures)
     if given.services:
         dearer = costs["dollars"] / given.costs.costs(given.base)["dollars"]
         more, seconds, parts = served_metrics(given.services, given.shares, given.predictor, gpu, dearer, relaxation)
+    elif given.jobs:
+        of_jobs = [job_seconds(job, given.predictor, machine, relaxation) for job in given.jobs]
+        seconds = jnp.stack([each for each, _ in of_jobs])
+        parts = by_workload([families for _, families in of_jobs])
     else:
-        each = kernel_latency(given.predictor, gpu, given.kernels, relaxation=relaxation)
+        each = kernel_latency(given.predictor, machine, given.kernels, relaxation=relaxation)
         parts = {name: given.counts[name] @ values for name, values in each.items()}
         seconds = sum(parts.values(), jnp.zeros(given.shares.shape))
     logs = jnp.log(seconds)
@@ -208,8 +224,9 @@ def arguments(problem: Problem) -> Given:
         problem.predictor,
         problem.costs,
         _floats(problem.base),
-        *combined([load for load in problem.workloads if load.service is None]),
+        *combined([load for load in problem.workloads if load.service is None and load.job is None]),
         jnp.asarray(weights / weights.sum(), float),
         jnp.asarray(tokens, float),
         tuple(load.service for load in problem.workloads if load.service is not None),
+        tuple(load.job for load in problem.workloads if load.job is not None),
     )

@@ -25,8 +25,6 @@ from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Graph
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.kernels.collective import COLLECTIVE
-from neusight_jax.kernels.table import KernelTable
 from neusight_jax.prices import SECONDS_PER_HOUR
 from neusight_jax.roofline import Scalar
 from neusight_jax.serving.capacity import capacity
@@ -34,7 +32,7 @@ from neusight_jax.serving.choices import CLOSED_FORM
 from neusight_jax.serving.engine import LEARNED, Engine, usual_options
 from neusight_jax.serving.layouts import TENSOR
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, demand, steady
-from neusight_jax.serving.steps import Steps, axes, load_model, steps
+from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
 from neusight_jax.serving.times import kernel_seconds, tabulated
 from neusight_jax.terms import Predictor
 from neusight_jax.workloads import Workload
@@ -132,13 +130,22 @@ def service(
         layout.gpus * (price_per_hour or 1.0),
         percentile,
     )
-    said = {
-        **{name: value for name, value in asdict(model.dtypes).items() if name in ("weight_dtype", "kv_dtype")},
-        **{"tensor_parallel": layout.tensor} | ({"expert_parallel": layout.expert} if layout.expert > 1 else {}),
+    given = {
         **{"input_tokens": input_tokens, "output_tokens": output_tokens, "ttft_s": ttft_s, "tpot_s": tpot_s},
         **{"percentile": percentile, "price_per_hour": price_per_hour},
     }
-    graph = Graph(
+    graph = _graph(model, layout, input_tokens, longest, given, _assumed(price_per_hour))
+    name = f"{graph.name} serving {input_tokens}+{output_tokens}"
+    return Workload(name, graph, written.kernels, weight, asked)
+
+
+def _graph(
+    model: Model, layout: Parallelism, input_tokens: int, longest: int, given: Mapping[str, Any], notes: tuple[str, ...]
+) -> Graph:
+    """What the workload is called and was asked for; its kernels are those of the steps."""
+    dtypes = {name: value for name, value in asdict(model.dtypes).items() if name in ("weight_dtype", "kv_dtype")}
+    experts = {"expert_parallel": layout.expert} if layout.expert > 1 else {}
+    return Graph(
         model.config.name,
         (),
         "serving",
@@ -147,13 +154,9 @@ def service(
         input_tokens,
         True,
         tokens=longest,
-        options=said,
-        notes=(*_assumed(price_per_hour), *model.notes),
+        options={**dtypes, "tensor_parallel": layout.tensor, **experts, **given},
+        notes=(*notes, *model.notes),
     )
-    name = f"{graph.name} serving {input_tokens}+{output_tokens}"
-    sent = {COLLECTIVE.name}  # what a predictor does not cover of it goes by the sheet
-    own_kernels = {family: batch for family, batch in written.kernels.families.items() if family not in sent}
-    return Workload(name, graph, KernelTable(own_kernels), weight, asked)
 
 
 def _assumed(price: float | None) -> tuple[str, ...]:
@@ -238,9 +241,7 @@ def served_metrics(
     """
     each = [served(one, predictor, gpu, relaxation) for one in asked]
     of = {name: jnp.stack([found[name] for found, _ in each]) for name in each[0][0]}
-    families = dict.fromkeys(name for _, parts in each for name in parts)
-    zero = jnp.zeros(())
-    by_family = {name: jnp.stack([parts.get(name, zero) for _, parts in each]) for name in families}
+    by_family = by_workload([parts for _, parts in each])
     worst = {name: jnp.max(of[name]) for name in ("ttft_s", "tpot_s", "slo_ratio")}
     worst |= {"requests_at_once": jnp.min(of["requests_at_once"])}
     prices = dearer * jnp.stack([jnp.asarray(one.price_per_hour, float) for one in asked])
@@ -248,3 +249,9 @@ def served_metrics(
     costs = 1e6 / SECONDS_PER_HOUR * prices * of["seconds"] / tokens
     own = {"cost_per_mtok": jnp.exp(jnp.sum(shares * jnp.log(costs))), "price_per_hour": jnp.max(prices)}
     return {**own, **worst}, of["seconds"], by_family
+
+
+def by_workload(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Seconds by family [workload] from those of each workload; 0 where it has none of a family."""
+    names = dict.fromkeys(name for each in parts for name in each)
+    return {name: jnp.stack([each.get(name, jnp.zeros(())) for each in parts]) for name in names}

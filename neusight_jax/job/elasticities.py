@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.cluster import Cluster, Machine, as_cluster, on_device
-from neusight_jax.gpu import FIELDS, SWITCHES
+from neusight_jax.gpu import FIELDS, SWITCHES, peak_field
 from neusight_jax.hypothetical import ALL_RATES, KNOBS, RATES, knob
 from neusight_jax.job.forecast import StepForecast, predict_job
 from neusight_jax.job.job import Job
@@ -111,7 +112,7 @@ def step_sensitivity(predictor: Predictor, machine: Machine, job: Job, name: str
 
     seconds_of_job(predictor, machine, job, run=noted)
 
-    def total(scales: list[dict[str, Array]], software: Software) -> Array:
+    def total(scales: list[dict[str, Array]], software: Software, plain: Array) -> Array:
         left = iter(zip(calls, scales, strict=True))
 
         def scaled(*asked: Any) -> dict[str, Array]:
@@ -119,16 +120,18 @@ def step_sensitivity(predictor: Predictor, machine: Machine, job: Job, name: str
             return {family: jnp.asarray(each) * scale[family] for family, each in seconds.items()}
 
         own = seconds_of_job(predictor, machine, job, run=scaled)
+        own = dataclasses.replace(own, plain=own.plain * plain)
         pipeline, tail, _ = compose(own, software, job.plan)
         return pipeline + tail
 
     ones = [{family: jnp.ones(len(each)) for family, each in seconds.items()} for seconds, _ in calls]
     software = jax.tree.map(lambda each: jnp.asarray(each, float), job.software)
-    value, (kernels, numbers) = jax.value_and_grad(total, argnums=(0, 1))(ones, software)
+    value, (kernels, numbers, plain) = jax.value_and_grad(total, argnums=(0, 1, 2))(ones, software, jnp.ones(()))
     figures = np.zeros(len(_OWN))
     for (_, slopes), weights in zip(calls, kernels, strict=True):
         for family, weight in weights.items():
             figures += np.where(np.asarray(weight) != 0.0, np.asarray(slopes[family]), 0.0) @ np.asarray(weight)
+    figures[_OWN.index(peak_field("fp32"))] -= float(plain)
     by_figure = dict(zip(_OWN, (figures / float(value)).tolist(), strict=True))
     rows = {row: sum(power * by_figure[each] for each, power in parts.items()) for row, parts in ROWS.items()}
     host = sum(float(getattr(numbers, each)) * float(np.asarray(getattr(job.software, each))) for each in _HOST)

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.arithmetic import dtype_index
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import Cluster
 from neusight_jax.job.messages import Message
 from neusight_jax.job.placement import Group
@@ -47,8 +46,7 @@ def message_size(message: Message, group: Group) -> tuple[float, ...]:
 def row_seconds(
     predictor: Predictor, cluster: Cluster, rows: np.ndarray, run: Callable[..., Mapping[str, Any]]
 ) -> Float[Array, " row"]:
-    """Seconds of every row of `sizes`; a predictor without collectives leaves them to the rates of the sheet."""
-    using = predictor if predictor.covers(COLLECTIVE) else RooflinePredictor()
+    """Seconds of every row of `sizes`."""
     payload, ranks, domains, op, share = rows.T
     zero = np.zeros(len(rows))
     given = {"bytes": payload, "ranks": ranks, "domains": domains, "operation": 1.0 + op, "crossing_share": share}
@@ -62,5 +60,5 @@ def row_seconds(
         node=zero,
         row=np.arange(len(rows)),
     )
-    seconds = jnp.asarray(run(using, cluster, KernelTable({COLLECTIVE.name: batch}))[COLLECTIVE.name])
+    seconds = jnp.asarray(run(predictor, cluster, KernelTable({COLLECTIVE.name: batch}))[COLLECTIVE.name])
     return jnp.where(ranks > 1, seconds[: len(rows)], 0.0)

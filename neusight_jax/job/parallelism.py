@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from neusight_jax.errors import InputError
+from neusight_jax.printed import Record
 
 RECOMPUTE: tuple[str, ...] = ("none", "selective", "full")
 """What of the forward pass is run again in the backward pass: nothing, attention, or every layer."""
@@ -15,7 +16,7 @@ AXES: tuple[str, ...] = ("tensor", "context", "data", "pipeline")
 
 
 @dataclass(frozen=True)
-class Parallelism:
+class Parallelism(Record):
     """A layout of a job: static, hashable. Its GPUs are tensor · context · data · pipeline.
 
     Attributes:
@@ -106,14 +107,19 @@ class Parallelism:
             raise InputError(f"sequence_length {sequence_length} is no multiple of context={self.context}")
 
     def layers_of(self, layers: int) -> tuple[int, ...]:
-        """Layers of each stage: as even as can be, ends (which embed and predict) with fewer, all inner ones alike."""
+        """Layers of each stage: as even as can be, ends (which embed and predict) with fewer, all inner ones alike.
+
+        An end may have none where stages are more even for it: 61 layers on 32 stages are 1, 30 times 2, and 0.
+        """
         count = self.stages
         if layers % count == 0:
             return (layers // count,) * count
         if count <= 2:
             return tuple((layers + place) // count for place in range(count))
-        inner = -(-layers // count)
-        ends = layers - (count - 2) * inner
-        if ends < 2:
-            inner, ends = inner - 1, ends + count - 2
-        return (ends - ends // 2, *(inner,) * (count - 2), ends // 2)
+
+        def split(inner: int) -> tuple[int, ...]:
+            ends = layers - (count - 2) * inner
+            return (ends - ends // 2, *(inner,) * (count - 2), ends // 2)
+
+        fewer, more = split(layers // count), split(-(-layers // count))
+        return more if min(more) >= 1 or (min(more) >= 0 and max(more) < max(fewer)) else fewer

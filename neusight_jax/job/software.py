@@ -9,6 +9,7 @@ import jax
 from jaxtyping import Array, ArrayLike
 
 from neusight_jax.physics import fitted
+from neusight_jax.printed import Record
 
 OVERLAPS: tuple[str, ...] = ("tensor", "context", "expert", "shards", "gradients")
 """Classes of communication a recipe may run beside compute."""
@@ -18,7 +19,7 @@ USUAL_OVERLAPS: tuple[str, ...] = ("context", "shards", "gradients")
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Software:
+class Software(Record):
     """Numbers of the software, traced; each with the width of its prior, in logarithms.
 
     Attributes:
@@ -31,6 +32,7 @@ class Software:
       experts: likewise of layers with experts, their uneven loads included.
       flash2: time of FlashAttention-2 over what kernels of inference engines take.
       flash2_wide: and where those use wider matrix units than Ampere's, with instructions that it lacks.
+      plain: what products reach of the fp32 peak where tensor cores do not take them (`step.plain_seconds`).
       wait: what a rank waits for the slowest of n others, over a stage's seconds and ln n.
       step_s: what a step takes beside its work: data, logs, checks of gradients, seconds.
     """
@@ -52,6 +54,7 @@ class Software:
         default=1.75,
         metadata=fitted(0.2, "1.5 to 2.0 forward, 1.5 to 1.75 backward: Shah et al., FlashAttention-3, 2024"),
     )
+    plain: ArrayLike = field(default=0.8, metadata=fitted(0.3, "what libraries reach in fp32 on large products"))
     wait: ArrayLike = field(default=0.003, metadata=fitted(1.0, "estimate"))
     step_s: ArrayLike = field(default=0.01, metadata=fitted(1.0, "estimate"))
 

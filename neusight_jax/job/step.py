@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from neusight_jax.arithmetic import dtype_index
 from neusight_jax.cluster import Cluster, Machine, as_cluster
 from neusight_jax.errors import InputError
+from neusight_jax.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Job, Plan
 from neusight_jax.job.messages import SLOTS, Message
 from neusight_jax.job.network import message_seconds
@@ -24,17 +26,23 @@ from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, sched
 from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
 from neusight_jax.job.software import OVERLAPS, Software
 from neusight_jax.job.stages import stage_kinds
-from neusight_jax.kernels.table import KernelTable
+from neusight_jax.kernels.gemm import flop
+from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.kernels.tensor_gemm import GEMM, LOAD_BYTES, loaded_bytes
 from neusight_jax.latencies import kernel_latency, predict_kernels, require_covered
 from neusight_jax.latencies import latency as table_latency
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import Predictor
 
+SIXTEEN_BITS: tuple[int, ...] = tuple(map(dtype_index, ("bf16", "fp16")))
+"""Dtypes of such products, as kernels hold them."""
 MESSAGE = "message"
 """Slot of what neighbouring stages send each other."""
 WIDE_FLOP_PER_CYCLE = 3000.0
 """16-bit FLOP a clock and SM above which matrix units need instructions that FlashAttention-2 lacks: an A100 has 2048,
 an H100 4096."""
+BATCHED = GEMM.ops.index("bmm")
+"""Operator of batched products in their family."""
 MOE_FAMILY = "grouped_gemm"
 """Family whose kernels the `experts` of `Software` hold for."""
 pipeline_seconds = jax.jit(_pipeline_seconds, static_argnames=("relaxation",))
@@ -48,6 +56,7 @@ class Seconds:
     Attributes:
       work: of kernels, by `job.WORK`; experts, flash2, flash2_wide: the parts of experts, of
         FlashAttention-2, and of it on wide matrix units.
+      plain: at the fp32 peak, of kernels that are not in `work` for they run without tensor cores.
       launches, expert_launches: how many kernels, and how many of experts.
       messages: by `messages.SLOTS`; between: one message between stages.
     """
@@ -56,6 +65,7 @@ class Seconds:
     experts: Float[Array, "kind work"]
     flash2: Float[Array, "kind work"]
     flash2_wide: Float[Array, "kind work"]
+    plain: Float[Array, "kind work"]
     launches: Float[Array, "kind work"]
     expert_launches: Float[Array, "kind work"]
     messages: Float[Array, "kind slot"]
@@ -115,13 +125,32 @@ def once(predictor: Predictor, machine: Machine, kernels: KernelTable) -> dict[s
     return {name: np.where(row >= 0, rows[np.maximum(row, 0)], 0.0) for name, row in batches.items()}
 
 
+def plain_seconds(gpu: GPU, products: KernelBatch) -> Float[Array, " kernel"]:
+    """Seconds at the fp32 peak of batched products of 16 bits that run without tensor cores; 0 of all others.
+
+    Rows that do not start on 16 bytes, such as heads 108 or 150 wide, were not for tensor cores (NVIDIA, "Matrix
+    Multiplication Background", requirements of cuBLAS). A library that knows matrix units wider than Ampere's has
+    kernels for them, as measured on H100, so there they stay products like others.
+    """
+    dims = {name: jnp.asarray(size) for name, size in products.dims.items()}
+    narrow = loaded_bytes((dims["k"], dims["n"]), jnp.full_like(dims["k"], 2.0)) < LOAD_BYTES
+    batched = jnp.isin(jnp.asarray(products.dtype), jnp.array(SIXTEEN_BITS)) & (jnp.asarray(products.op) == BATCHED)
+    old = jnp.asarray(gpu.matrix_flop_per_cycle) <= WIDE_FLOP_PER_CYCLE
+    return jnp.where(narrow & batched & old, flop(dims) / gpu.fp32_flop_per_s, 0.0)
+
+
 def seconds_of_job(
     predictor: Predictor, machine: Machine, job: Job, run: Callable[..., Mapping[str, Any]] = kernel_latency
 ) -> Seconds:
     """Seconds of all kernels and messages of a job on a cluster; `run`: what forecasts kernels, by family."""
     require_covered(predictor, job.kernels)
     cluster, plan = as_cluster(machine), job.plan
-    seconds = run(predictor, cluster.gpu, job.kernels)
+    seconds = dict(run(predictor, cluster.gpu, job.kernels))
+    plain = jnp.zeros((KINDS, len(WORK)))
+    if GEMM.name in seconds:
+        lanes = plain_seconds(cluster.gpu, job.kernels.families[GEMM.name])
+        plain = jnp.sum(job.counts[GEMM.name] * lanes, axis=-1)
+        seconds[GEMM.name] = jnp.where(lanes > 0.0, 0.0, seconds[GEMM.name])
     sums = {
         name: jnp.sum(jnp.where(job.counts[name] > 0, each, 0.0) * job.counts[name], axis=-1)
         for name, each in seconds.items()
@@ -144,6 +173,7 @@ def seconds_of_job(
         experts,
         flash2,
         jnp.where(wide, flash2, 0.0),
+        plain,
         sum(launches.values(), 0.0 * work),
         of_experts,
         jnp.asarray(share) @ each[:-1],
@@ -170,7 +200,7 @@ def stage_durations(
 
     slower = (software.experts - 1.0) * own.experts + (software.flash2 - 1.0) * own.flash2
     slower = slower + software.flash2 * (software.flash2_wide - 1.0) * own.flash2_wide
-    kernels = software.kernels * (own.work + slower)
+    kernels = software.kernels * (own.work + slower + own.plain / software.plain)
     host = own.launches * software.launch_s + own.expert_launches * software.expert_launch_s
     forward, backward, weight, again, optimizer = jnp.moveaxis(_longer(jnp.asarray(kernels), jnp.asarray(host)), -1, 0)
 

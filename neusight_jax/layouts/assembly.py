@@ -19,8 +19,18 @@ from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
 from neusight_jax.job.software import Software
 from neusight_jax.job.stages import stage_kinds
-from neusight_jax.job.step import MOE_FAMILY, WIDE_FLOP_PER_CYCLE, Facts, Seconds, facts_of, once, stage_durations
+from neusight_jax.job.step import (
+    MOE_FAMILY,
+    WIDE_FLOP_PER_CYCLE,
+    Facts,
+    Seconds,
+    facts_of,
+    once,
+    plain_seconds,
+    stage_durations,
+)
 from neusight_jax.kernels.table import KernelTable
+from neusight_jax.kernels.tensor_gemm import GEMM
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
 from neusight_jax.programs import one_shot
 from neusight_jax.terms import Predictor
@@ -93,9 +103,13 @@ class Assembly:
         forecast = in_chunks(run)
         by_family = forecast(predictor, cluster.gpu, self.table)
         rows = {name: np.asarray(self.table.families[name].row) for name in by_family}
-        kernel, experts, flash = (np.zeros(self.table.num_rows) for _ in range(3))
+        kernel, experts, flash, plain = (np.zeros(self.table.num_rows) for _ in range(4))
         for name, seconds in by_family.items():
             real = rows[name] >= 0
+            if name == GEMM.name:
+                lanes = np.asarray(plain_seconds(cluster.gpu, self.table.families[name]))
+                plain[rows[name][real]] = lanes[real]
+                seconds = np.where(lanes > 0.0, 0.0, seconds)
             kernel[rows[name][real]] = seconds[real]
             experts[rows[name][real]] = name == MOE_FAMILY
             flash[rows[name][real]] = name == "prefill" and self.ask.attention == "flash2"
@@ -109,6 +123,7 @@ class Assembly:
             of_experts,
             flash2,
             flash2 * wide,
+            self._work(plain),
             launches,
             expert_launches,
             sent,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from neusight_jax.errors import InputError
+from neusight_jax.printed import Record
 from neusight_jax.results import Result
 from neusight_jax.serving.steady import PERCENTILES, Lengths
 from neusight_jax.units import duration
@@ -19,7 +20,7 @@ CLOSED_FORM = "an estimate in closed form: continuous batching in steady state, 
 
 
 @dataclass(frozen=True)
-class ServingChoice:
+class ServingChoice(Record):
     """One GPU type and layout, with as many replicas as the load needs. Units: seconds, bytes, tokens, as named.
 
     Attributes:

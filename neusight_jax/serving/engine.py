@@ -11,11 +11,12 @@ from jaxtyping import ArrayLike
 
 from neusight_jax.errors import InputError
 from neusight_jax.physics import fitted
+from neusight_jax.printed import Record
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Engine:
+class Engine(Record):
     """Numbers of an engine, traced; each with the width of its prior, in logarithms.
 
     Attributes:
@@ -51,7 +52,7 @@ WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in datacl
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Record):
     """How an engine is set up; static. Defaults are vLLM's as a server (0.11, `engine/arg_utils.py` and
     `config/cache.py`), on GPUs of 70 GiB and more, but A100: `usual_options` has those of the others.
 

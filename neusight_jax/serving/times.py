@@ -13,10 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.intervals import has_intervals, kernel_interval
-from neusight_jax.kernels.collective import COLLECTIVE
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import kernel_latency, kernel_terms, require_covered
@@ -132,21 +130,17 @@ def kernel_seconds(
     predictor: Predictor, machine: Machine, steps: Steps, relaxation: Scalar = 0.0
 ) -> dict[str, Float[Array, " kernel"]]:
     """Seconds of every kernel of steps on a machine, by family; `relaxation` as of `kernel_latency`."""
-    seconds: dict[str, Array] = {}
-    for using, kernels in _split(predictor, steps.kernels):
-        require_covered(using, kernels)
-        seconds |= kernel_latency(using, machine, kernels, relaxation=relaxation)
-    return seconds
+    require_covered(predictor, steps.kernels)
+    return kernel_latency(predictor, machine, steps.kernels, relaxation=relaxation)
 
 
 def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> tuple[Times, Times, Times]:
     """Times, and those of all kernels at the low and the high end of their 80 % intervals, which is wider than a sum
     whose errors cancel; without intervals all three are equal. By a program that is compiled fast; no gradients."""
     found, own = {}, on_device(machine)
-    for using, kernels in _split(predictor, steps.kernels):
-        require_covered(using, kernels)
-        for name, batch in kernels.families.items():  # one at a time, so that models share programs
-            found[name] = np.asarray(_bounded(using, own, KernelTable({name: batch})))
+    require_covered(predictor, steps.kernels)
+    for name, batch in steps.kernels.families.items():  # one at a time, so that models share programs
+        found[name] = np.asarray(_bounded(predictor, own, KernelTable({name: batch})))
     middle, low, high = (
         tabulated(steps, {name: jnp.asarray(each[at]) for name, each in found.items()}, engine) for at in range(3)
     )
@@ -163,12 +157,3 @@ def _bounded(predictor: Predictor, machine: Machine, kernels: KernelTable) -> Ar
         low = jnp.clip(term.seconds * jnp.exp(interval.log_low), term.bounds.speed_of_light_s, term.seconds)
         high = jnp.maximum(term.seconds * jnp.exp(interval.log_high), term.seconds)
     return jnp.stack([term.seconds, low, high])
-
-
-def _split(predictor: Predictor, kernels: KernelTable) -> list[tuple[Predictor, KernelTable]]:
-    """Kernels by what forecasts them: collectives a predictor does not cover go by the rates of the sheet."""
-    name = COLLECTIVE.name
-    if name not in kernels.families or predictor.covers(COLLECTIVE):
-        return [(predictor, kernels)]
-    rest = {each: batch for each, batch in kernels.families.items() if each != name}
-    return [(predictor, KernelTable(rest)), (RooflinePredictor(), KernelTable({name: kernels.families[name]}))]

@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import check_figure
-from neusight_jax.hypothetical import require_field
+from neusight_jax.hypothetical import check_field, require_field
+from neusight_jax.printed import Record, cell
+from neusight_jax.topology import TRACED_FIELDS
 
 WHOLE: tuple[str, ...] = ("num_sms",)
 """Fields that come in whole numbers."""
@@ -23,11 +24,11 @@ BLOCK = 4096
 
 
 @dataclass(frozen=True)
-class Range:
+class Range(Record):
     """Values a field may take, between `low` and `high` in the field's unit, spread evenly in log (or plainly).
 
     Attributes:
-      field: a GPU field.
+      field: a GPU field, or of a cluster one of its links and network.
       low, high: both included.
       count: points of a grid; not used by random and Sobol points.
       log: even in log (default) or in the value.
@@ -41,12 +42,17 @@ class Range:
     log: bool = True
     step: float = 0.0
 
+    def figures(self) -> dict[str, Any]:
+        """Its ends in the field's unit."""
+        ends = {name: cell(self.field, getattr(self, name)) for name in ("low", "high")}
+        return super().figures() | ends
+
     def __post_init__(self) -> None:
-        where = f"range of {require_field(self.field)}"
+        where = f"range of {self.field if self.field in TRACED_FIELDS else require_field(self.field)}"
         for value in (self.low, self.high):
             if value <= 0:
                 raise InputError(f"{where}: {value:g} is not positive, expected 0 < low <= high")
-            check_figure(self.field, value, where)
+            check_field(self.field, value, where)
         if self.low > self.high:
             raise InputError(f"{where}: {self.low:g} to {self.high:g} is empty, expected low <= high")
         if self.step < 0 or (self.step > 0 and self.low / self.step > math.floor(self.high / self.step + 1e-9)):
@@ -74,7 +80,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Space:
+class Space(Record):
     """Points over GPU fields that can be had slice by slice: a `Grid` or `Samples`."""
 
     ranges: tuple[Range, ...]

@@ -171,7 +171,7 @@ def _elements(kernel: Kernel) -> float:
     """Multiply-adds of a product, elements of all else."""
     dims = kernel.dims
     if kernel.family not in PRODUCT_FAMILIES:
-        return dims["rows"] * dims["cols"]
+        return dims.get("rows", 0.0) * dims.get("cols", 0.0)  # collectives have neither
     return dims.get("batch", 1.0) * dims["m"] * dims["n"] * dims["k"]
 
 

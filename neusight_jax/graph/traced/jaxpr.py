@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -17,6 +17,7 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.traced.arguments import UPDATES, Leaf, Path, argument_names, holding_of
 from neusight_jax.graph.traced.assembly import assemble
 from neusight_jax.graph.traced.call import Call
+from neusight_jax.graph.traced.collectives import COLLECTIVES, MESH, axes_of, collective, members, unknown_axis
 from neusight_jax.graph.traced.operation import Operation, Value, operators
 from neusight_jax.graph.traced.primitives import REDUCTIONS, kernels_of_primitive, kind_of, reduced_axes
 from neusight_jax.graph.traced.trace_options import TraceOptions
@@ -29,6 +30,7 @@ _INLINED: tuple[str, ...] = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CALLS = operators("jax", "calls")
 _VIEWS = operators("jax", "views")
 _GENERATED = operators("jax", "generated")
+_UNBOUND = re.compile(r"unbound axis name:? (\w+)")
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 
 
@@ -37,6 +39,10 @@ def graph_from_function(
 ) -> Graph:
     """Kernels of any function JAX can trace: a forward pass, `jax.grad` of a loss, a whole training step.
 
+    Of a program under `jax.shard_map` it is the part of one device, with the collectives of its mesh (an `AbstractMesh`
+    will do); what stands outside counts as a whole. Forecast it on a cluster: `nj.predict_kernels(predictor,
+    nj.load_cluster("8x H100"), graph.kernels)`.
+
     Args:
       fn: the function. It is traced, never run.
       args, kwargs: its arguments: arrays, `jax.ShapeDtypeStruct`, or pytrees of them; anything else is passed as it is.
@@ -44,7 +50,7 @@ def graph_from_function(
     Returns: a graph for `predict`. Its phases: what stands in a transposed (backward) computation is `backward`, what
       is computed from that afterwards, such as an optimizer's update, `weight_gradient`, the rest `forward`.
     Raises: `InputError` when `fn` is not callable, cannot be traced with these arguments, or holds a while loop whose
-      trip count is not stated.
+      trip count is not stated, or a collective over an axis that no mesh has.
     """
     options = trace_options or TraceOptions()
     if not callable(fn):
@@ -93,6 +99,8 @@ def _trace(
     except InputError:
         raise
     except Exception as error:
+        if unbound := _UNBOUND.search(str(error)):
+            raise unknown_axis(name, unbound[1]) from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise InputError(
             f"{name}: cannot be traced ({type(error).__name__}: {reason}); expected a function JAX can trace, "
@@ -121,12 +129,13 @@ def _shape(leaf: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where in the program the walk is: names, executions, loop body, phase."""
+    """Where in the program the walk is: names, executions, loop body, phase, axes of the mesh with their sizes."""
 
     scope: tuple[str, ...] = ()
     repeat: float = 1.0
     body: int = 0
     phase: int = 0
+    axes: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Walk(Walk):
@@ -180,6 +189,7 @@ class _Walk(Walk):
             place.repeat,
             place.body,
             BACKWARD if place.phase == BACKWARD or "transpose(" in stack else place.phase,
+            place.axes,
         )
         if name in ("scan", "while", "cond"):
             return {"scan": self._scan, "while": self._while, "cond": self._cond}[name](eqn, inputs, here)
@@ -189,11 +199,24 @@ class _Walk(Walk):
                     inner = eqn.params[key]
                     label = eqn.params.get("name")
                     scope = here.scope + ((str(label),) if name in ("jit", "pjit") and _telling(label) else ())
-                    return self.closed(inner, inputs, _Place(scope, here.repeat, here.body, here.phase))
+                    axes = axes_of(eqn.params)
+                    if not axes:
+                        return self.closed(inner, inputs, replace(here, scope=scope))
+                    return self._of_device(eqn, inner, inputs, replace(here, scope=scope, axes={**here.axes, **axes}))
+        alone = name in COLLECTIVES and len(members(eqn.params, here.axes)) == 1
+        if alone:
+            return [value.view(tuple(var.aval.shape)) for value, var in zip(inputs, eqn.outvars, strict=True)]
         view = self._view(name, eqn, inputs)
         if view is not None:
             return view
         return self._operation(name, eqn, inputs, here)
+
+    def _of_device(self, eqn: Any, inner: Any, inputs: list[Value], place: _Place) -> list[Value]:
+        """A program over a mesh: one device reads its shards, and its results are shards of whole arrays."""
+        own = getattr(inner, "jaxpr", inner).invars
+        shards = [value_view(value, tuple(var.aval.shape)) for value, var in zip(inputs, own, strict=True)]
+        results = self.closed(inner, shards, place)
+        return [value.view(tuple(var.aval.shape)) for value, var in zip(results, eqn.outvars, strict=True)]
 
     def _view(self, name: str, eqn: Any, inputs: list[Value]) -> list[Value] | None:
         """Outputs of a primitive that moves nothing; None for all others."""
@@ -221,9 +244,13 @@ class _Walk(Walk):
         phase = place.phase if place.phase or not late else AFTER
         if phase:
             self.late.update(value.id for value in outputs)
-        call = Call(name, (), tuple(inputs), tuple(outputs), params=eqn.params, phase=phase)
+        params = {**eqn.params, MESH: place.axes} if name in COLLECTIVES else eqn.params
+        call = Call(name, (), tuple(inputs), tuple(outputs), params=params, phase=phase)
         kind = kind_of(call)
-        kernels, known = kernels_of_primitive(call) if kind == "opaque" else ((), True)
+        if name in COLLECTIVES:
+            kernels, known = collective(call, self.options.gpus_per_domain), True
+        else:
+            kernels, known = kernels_of_primitive(call) if kind == "opaque" else ((), True)
         if name.startswith(UPDATES):
             self.memory[outputs[0].id] = inputs[0].id  # updates are in place
         self.operations.append(
@@ -257,7 +284,7 @@ class _Walk(Walk):
 
     def _body(self, place: _Place, trips: float) -> _Place:
         self._bodies += 1
-        return _Place(place.scope, place.repeat * trips, self._bodies, place.phase)
+        return replace(place, repeat=place.repeat * trips, body=self._bodies)
 
     def _scan(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
         params = eqn.params

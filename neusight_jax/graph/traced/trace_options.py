@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.printed import Record
 
 PRODUCT_FAMILIES = frozenset({"linear", "bmm", "conv"})
 """Families whose kernels multiply."""
 
 
 @dataclass(frozen=True)
-class TraceOptions:
+class TraceOptions(Record):
     """How a function or module is read.
 
     Attributes:
@@ -22,6 +23,7 @@ class TraceOptions:
       branch: which branch of a `cond` or `switch` runs: "worst" (most FLOP + 50 FLOP per byte) or its index.
       fp32_products: arithmetic path of fp32 matrix products and convolutions, "fp32" or "tf32".
       name: of the graph; "" = that of the function or module.
+      gpus_per_domain: neighbouring devices of a mesh that share fast links; 0 = all of it.
       parameters: arguments of a JAX function that hold parameters, by name or position ("0"); None = as use tells.
     """
 
@@ -31,6 +33,7 @@ class TraceOptions:
     fp32_products: str = "fp32"
     name: str = ""
     parameters: tuple[str, ...] | None = None
+    gpus_per_domain: int = 0
 
     def __post_init__(self) -> None:
         trips = self.while_trips
