@@ -22,6 +22,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name, fold_name
 from neusight_jax.kernels.families import FAMILIES, table_families
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
+from neusight_jax.printed import Record
 
 KERNEL_FOLDERS: tuple[str, ...] = ("", "kernels", "kernels_amd")
 """Folders of kernel sweeps in a measurement folder."""
@@ -36,7 +37,7 @@ _READ_COLUMNS: tuple[str, ...] = (
 
 
 @dataclass(frozen=True)
-class Measurements:
+class Measurements(Record):
     """Checked measurements.
 
     Attributes:
@@ -55,6 +56,21 @@ class Measurements:
     per_op: pd.DataFrame | None = None
     notes: tuple[str, ...] = ()
     own: Mapping[str, GPU] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, Any]:
+        """How much was measured, of what."""
+        more = {name: getattr(self, name) for name in ("problems", "end_to_end", "per_op")}
+        return {
+            **{"rows": len(self.frame), "devices": tuple(self.frame["device"].unique())},
+            **{"families": tuple(self.frame["family"].unique()), "dtypes": tuple(self.frame["dtype"].unique())},
+            **{name: len(frame) for name, frame in more.items() if frame is not None},
+            "notes": self.notes,
+        }
+
+    def summary(self) -> str:
+        """Rows, devices and families."""
+        found = self.figures()
+        return f"{found['rows']:,} rows of {len(found['devices'])} GPUs, {len(found['families'])} families"
 
     def gpu(self, device: str) -> GPU:
         """Figures of a device of these measurements; `InputError` for an unknown one."""

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 from neusight_jax.errors import InputError, require_fields
 from neusight_jax.gpu import FIELDS, GPU, stack_gpus
 from neusight_jax.kernels.family import Family
+from neusight_jax.printed import Record
 from neusight_jax.topology import TRACED_FIELDS, Topology, default_topology
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(Record):
     """Equal GPUs that are joined.
 
     Attributes:
@@ -34,6 +35,10 @@ class Cluster:
     def domains(self) -> int:
         """Domains of fast links it spans."""
         return -(-self.count // max(self.topology.gpus_per_domain, 1))
+
+    def summary(self) -> str:
+        """How many GPUs of what size."""
+        return f"{self.count} GPUs in domains of {self.topology.gpus_per_domain}, each {self.gpu.summary()}"
 
     def replace(self, **changes: Any) -> Cluster:
         """This cluster with `gpu`, `topology` or `count` replaced. `InputError` for a field there is not."""

@@ -123,10 +123,7 @@ def _topology(said: object, gpu_name: str, gpu: GPU, where: str) -> Topology:
     if not isinstance(said, Mapping):
         raise InputError(f"{where}: topology is {said!r}, expected the name of a server or a mapping of its figures")
     figures: dict[str, Any] = {str(key): value for key, value in said.items() if key != "node"}
-    for name, value in figures.items():
-        if name not in TOPOLOGY_FIELDS:
-            raise unknown_name(f"field of topology in {where}", name, (*TOPOLOGY_FIELDS, "node"))
-        check_link_figure(name, value, where)
+    check_topology(figures, where)
     if "gpus_per_domain" in figures:
         figures["gpus_per_domain"] = int(figures["gpus_per_domain"])
     if "node" in said:
@@ -134,3 +131,11 @@ def _topology(said: object, gpu_name: str, gpu: GPU, where: str) -> Topology:
     if {"gpus_per_domain", "nic_bytes_per_s"} <= figures.keys():
         return Topology(**{"link_bytes_per_s": gpu.link_bytes_per_s, **figures})
     return usual_topology(gpu_name, gpu).replace(**figures)
+
+
+def check_topology(figures: Mapping[str, Any], where: str) -> None:
+    """`InputError` for the first figure of a topology that there is not, or that no network has; `where` opens it."""
+    for name, value in figures.items():
+        if name not in TOPOLOGY_FIELDS:
+            raise unknown_name(f"field of topology in {where}", name, (*TOPOLOGY_FIELDS, "node"))
+        check_link_figure(name, value, where)

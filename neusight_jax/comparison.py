@@ -14,6 +14,7 @@ from neusight_jax.gpu_file import load_named_gpus
 from neusight_jax.graph.graph import Graph
 from neusight_jax.memory import memory_bytes
 from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
+from neusight_jax.printed import Record
 from neusight_jax.results import Result
 from neusight_jax.terms import Predictor
 from neusight_jax.workloads import num_gpus, workload_dict
@@ -26,7 +27,7 @@ ORDERS: tuple[str, ...] = ("latency", "throughput", "cost")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Record):
     """One GPU of a comparison.
 
     Attributes:

@@ -14,12 +14,13 @@ from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.arithmetic import DTYPES, PATHS
 from neusight_jax.errors import InputError, require_fields
+from neusight_jax.printed import Record, cell, number
 from neusight_jax.units import GB, GIB, GIGA, MEGA, MIB, TERA
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class GPU:
+class GPU(Record):
     """One device as the framework shows it (an MI250 is one of its two dies). Peaks are dense; 0 marks an absent path.
 
     Attributes:
@@ -73,6 +74,25 @@ class GPU:
     l2_partitions: ArrayLike = 0.0
     warp_schedulers: ArrayLike = 0.0
     vendor: ArrayLike = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """All that it has: no absent paths, and names where figures are positions in a list of them."""
+        found = {name: getattr(self, name) for name in FIELDS}
+        shown = (*REQUIRED_FIELDS, "vendor")
+        kept = {name: value for name, value in found.items() if name in shown or number(value) != 0.0}
+        if self.slopes():
+            return kept
+        return {name: _name_of(name, value) if name in NAMED else value for name, value in kept.items()}
+
+    def slopes(self) -> bool:
+        """No GPU has less than one SM."""
+        known = number(self.num_sms)
+        return known is not None and known < 1.0
+
+    def summary(self) -> str:
+        """Its sizes in a few words."""
+        names = ("num_sms", "clock_hz", "mem_bytes_per_s", "mem_bytes", "fp32_flop_per_s")
+        return ", ".join(cell(name, getattr(self, name)) for name in names)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -130,6 +150,12 @@ REQUIRED_FIELDS: tuple[str, ...] = tuple(
     field.name for field in dataclasses.fields(GPU) if field.default is dataclasses.MISSING
 )
 """Figures every GPU must have; the others are arithmetic paths it may lack, and what has a default."""
+
+
+def _name_of(field: str, value: ArrayLike) -> Any:
+    """The name that a figure of `NAMED` stands for; several or traced ones as they are."""
+    place = number(value)
+    return value if place is None else NAMED[field][int(place)]
 
 
 def with_derived(figures: Mapping[str, float]) -> dict[str, float]:
@@ -281,22 +307,3 @@ def check_figure(field: str, value: float, where: str) -> None:
             guess = f"this looks like {unit}, multiply by {text}"
             break
     raise InputError(f"{where}: {field} is {plain_number(value)}, expected {span}; {guess}")
-
-
-def validate_gpu(gpu: GPU, where: str = "GPU") -> None:
-    """`InputError` naming the first figure that is not a finite, positive, believable number.
-
-    Args:
-      gpu: one GPU, or several stacked; traced fields cannot be checked and are passed over.
-      where: opens the message.
-    """
-    for field in FIELDS:
-        value = getattr(gpu, field)
-        if isinstance(value, jax.core.Tracer):
-            continue
-        try:
-            figures = np.asarray(value, np.float64).ravel()
-        except (TypeError, ValueError):
-            raise InputError(f"{where}: {field} is {value!r}, expected a number") from None
-        for figure in figures:
-            check_figure(field, float(figure), where)

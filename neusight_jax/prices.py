@@ -14,13 +14,14 @@ import yaml
 
 from neusight_jax.errors import InputError
 from neusight_jax.gpu_catalog import canonical_name
+from neusight_jax.printed import Record
 from neusight_jax.tables import Yaml
 
 SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
-class Prices:
+class Prices(Record):
     """Price of an hour by GPU name or alias, in one currency. `InputError` for a price that is no positive number."""
 
     per_hour: Mapping[str, float]
@@ -32,6 +33,10 @@ class Prices:
                 raise InputError(f"price of {name} is {value!r}, expected a positive number per hour, e.g. 2.49")
         canonical = {canonical_name(str(name)) or str(name): float(value) for name, value in self.per_hour.items()}
         object.__setattr__(self, "per_hour", canonical)
+
+    def summary(self) -> str:
+        """How many they are."""
+        return f"of an hour of {len(self.per_hour)} GPUs{f' in {self.currency}' if self.currency else ''}"
 
     def of(self, name: str) -> float | None:
         """Price of an hour of one GPU by its name or alias, None where it has none."""

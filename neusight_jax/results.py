@@ -8,26 +8,23 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from neusight_jax.printed import Printed
+from neusight_jax.printed import as_text as as_text
+from neusight_jax.units import duration
+
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console, RenderableType
-
-WIDTH = 140
-"""Columns of a table as text."""
 
 
-class Result:
+class Result(Printed):
     """Prints as a table, shows as one in a notebook, and comes as a frame, plain values and JSON.
 
-    A subclass is a frozen dataclass with `notes`. It says its `kind`, and gives `values` and `to_frame`. Its table is
-    made by `tables` of the module `reports.KIND`, which is found by name: reports import records, records no reports.
+    A subclass is a frozen dataclass with `notes`. It says its `kind`, and gives `values` and `to_frame`.
     """
-
-    kind: ClassVar[str]
 
     def values(self) -> dict[str, Any]:
         """What `to_dict` holds after the schema."""
@@ -35,6 +32,10 @@ class Result:
 
     def _fields(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
+
+    def _line(self) -> str:
+        total_s = getattr(self, "total_s", None)
+        return super()._line() + (f", {duration(total_s)}" if total_s is not None else "")
 
     def to_frame(self) -> pd.DataFrame:
         """The result as a table."""
@@ -49,19 +50,6 @@ class Result:
         """`to_dict` as JSON text."""
         return json_text(self.to_dict())
 
-    def __rich__(self) -> RenderableType:
-        """Tables for people."""
-        tables: RenderableType = importlib.import_module(f"{__package__}.reports.{self.kind}").tables(self)
-        return tables
-
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        from neusight_jax.reports.markup import markup
-
-        return markup(self.__rich__())
-
     def to_html(self, **about: Any) -> str:
         """The result as a page of its own, for a browser: pictures, tables, glossary; loads nothing (extra `report`).
 
@@ -71,20 +59,6 @@ class Result:
         """
         page: str = importlib.import_module(f"{__package__}.reports.page").page_of(self, **about)
         return page
-
-
-def as_text(renderable: RenderableType, width: int = WIDTH) -> str:
-    """Anything rich renders, as plain text without colours."""
-    console = _console(width, color_system=None)
-    with console.capture() as capture:
-        console.print(renderable)
-    return capture.get()
-
-
-def _console(width: int, **options: Any) -> Console:
-    from rich.console import Console
-
-    return Console(width=width, force_terminal=False, markup=False, **options)
 
 
 def schema(kind: str, version: int = 1) -> str:

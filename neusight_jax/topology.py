@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.errors import InputError, require_fields
 from neusight_jax.gpu import GPU
+from neusight_jax.printed import Record, cell, number
 
 LINK_LATENCY_S = 0.6e-6
 """Of one hop over NVLink, seconds; NCCL 2.18, src/graph/tuning.cc, `hwLat`, low-latency protocol."""
@@ -20,7 +21,7 @@ NIC_LATENCY_S = 2.7e-6
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Topology:
+class Topology(Record):
     """Links between GPUs. Rates are those of the sheet, per GPU and direction; what a library reaches is learned.
 
     Attributes:
@@ -42,6 +43,16 @@ class Topology:
     pair_share: ArrayLike = 1.0
     switch_reduction: ArrayLike = 0.0
     oversubscription: ArrayLike = 1.0
+
+    def slopes(self) -> bool:
+        """No link takes more than a second for a byte."""
+        known = number(self.link_bytes_per_s)
+        return known is not None and known < 1.0
+
+    def summary(self) -> str:
+        """Its rates."""
+        rates = (cell(name, getattr(self, name)) for name in ("link_bytes_per_s", "nic_bytes_per_s"))
+        return f"domains of {self.gpus_per_domain}, {' inside, '.join(rates)} between"
 
     def group_bytes_per_s(self, ranks: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
         """Link rate of one GPU in a group of so many inside a domain, bytes/s."""

@@ -8,8 +8,6 @@ GB = 1e9
 """Gigabyte: 1e9 bytes, the unit of data sheets for bandwidth."""
 GIB = 2.0**30
 """Gibibyte: 2**30 bytes, the unit of most memory sizes."""
-MB = 1e6
-"""Megabyte: 1e6 bytes."""
 MIB = 2.0**20
 """Mebibyte: 2**20 bytes, the unit of cache sizes."""
 TERA = 1e12
@@ -67,6 +65,15 @@ def with_unit(name: str, value: float) -> str:
     return duration(value)
 
 
+def figure_text(name: str, value: float) -> str:
+    """A figure of any record with its unit; a plain number where its name says none."""
+    base = base_unit(name)
+    if name in UNITS or base in ("FLOP/s", "s"):
+        return with_unit(name, value)
+    scale, unit = {"B": (GIB, "GiB"), "B/s": (GB, "GB/s"), "Hz": (GIGA, "GHz")}.get(base, (1.0, base))
+    return f"{value / scale:.5g} {unit}".rstrip()
+
+
 _PREFIXES = {"": 1.0, "n": 1e-9, "u": US, "µ": US, "m": MS, "k": 1e3, "M": MEGA, "G": GIGA, "T": TERA, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": MIB, "Gi": GIB, "Ti": 2.0**40}
 _BASES = ("s", "B", "B/s", "bit/s", "FLOP", "FLOP/s", "Hz", "W", "J", "tokens/s", "1/s")
@@ -79,7 +86,7 @@ _UNIT_OF: dict[str, tuple[float, str]] = {
 }
 _NUMBER = re.compile(r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)")
 _ENDINGS = {"_flop_per_s": "FLOP/s", "_bit_per_s": "bit/s", "_bytes_per_s": "B/s", "_bytes": "B", "_hz": "Hz"}
-_ENDINGS |= {"tokens_per_s": "tokens/s", "exp_per_s": "1/s", "_s": "s", "_w": "W", "_nm": "nm", "_mm2": "mm2"}
+_ENDINGS |= {"tokens_per_s": "tokens/s", "_per_s": "1/s", "_s": "s", "_w": "W", "_nm": "nm", "_mm2": "mm2"}
 _ENDINGS |= {"dollars": "$", "num_sms": "", "_joule_per_flop": "J"}
 
 

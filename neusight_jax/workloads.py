@@ -15,6 +15,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.distinct import distinct
 from neusight_jax.kernels.table import KernelTable
+from neusight_jax.printed import Record
 
 if TYPE_CHECKING:
     from neusight_jax.designs.service import Service
@@ -86,7 +87,7 @@ def _lengths(value: int | Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Record):
     """A model at work.
 
     Attributes:
@@ -104,6 +105,10 @@ class Workload:
     weight: float = 1.0
     service: Service | None = None
     job: Job | None = None
+
+    def summary(self) -> str:
+        """Its name and weight."""
+        return f"{self.name}, weight {self.weight:g}"
 
     @property
     def tokens(self) -> int:

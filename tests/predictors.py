@@ -56,7 +56,7 @@ def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, 
             value = 2.0 * np.exp(0.5 * noise)
         else:
             value = np.asarray(leaf) + 0.5 * noise
-        return jnp.asarray(value, jnp.float32)
+        return jnp.asarray(value.astype(np.float32))
 
     predictor: Predictor = jax.tree_util.tree_map_with_path(moved, _template(kind, members, hidden))
     return predictor
@@ -130,6 +130,55 @@ def random_convolutions(random: np.random.Generator, rows: int) -> dict[str, np.
     }
 
 
+def random_dims(family: Family, random: np.random.Generator, seed: int, rows: int) -> dict[str, np.ndarray]:
+    """Dims of `random_kernels`."""
+
+    def whole(high: float) -> np.ndarray:
+        return np.floor(np.exp(random.uniform(0.0, np.log(high), rows))).astype(np.float32)
+
+    if family is TENSOR_CONV:  # drawn apart, as below
+        dims = random_convolutions(np.random.default_rng([seed, 5]), rows)
+    elif family is CONV:
+        dims = random_convolutions(random, rows)
+    elif family.generations == "attention":
+        heads = random.choice(np.array([1.0, 4.0, 8.0]), rows)
+        group = random.choice(np.array([1.0, 3.0, 8.0]), rows)
+        queries = whole(16384) if family.name == "prefill" else np.ones(rows)
+        sizes = {
+            "heads": heads * group,
+            "kv_heads": heads,
+            "head_size": random.choice(np.array([64.0, 128.0]), rows),
+            "window": random.choice(np.array([0.0, 128.0]), rows),
+            "kv_share": random.choice(np.array([0.5, 1.0]), rows),
+            "repeat": whole(256),
+        }
+        drawn = attention_dims(queries, queries - 1.0 + whole(131072), **sizes)  # type: ignore[arg-type]
+        dims = {name: np.asarray(values, np.float32) for name, values in drawn.items()}
+    elif family is GROUPED_GEMM:
+        experts = random.choice(np.array([8.0, 64.0, 256.0]), rows)
+        drawn = expert_dims(
+            whole(32768),
+            experts=experts,
+            local_experts=experts / random.choice(np.array([1.0, 8.0]), rows),
+            top_k=random.choice(np.array([1.0, 2.0, 8.0]), rows),
+            hidden=whole(8192),
+            inner=whole(16384),
+        )
+        dims = {name: np.asarray(values, np.float32) for name, values in drawn.items()}
+    elif family.matrix:
+        dims = {"batch": whole(256), "m": whole(32768), "n": whole(32768), "k": whole(32768)}
+    elif family is STRIDED:  # drawn apart: the families after it stay as they were
+        apart = np.random.default_rng([seed, 4])
+        dims = {name: np.floor(np.exp(apart.uniform(0.0, 11.0, rows))).astype(np.float32) for name in family.dims}
+        dims["reads"], dims["writes"] = np.full((2, rows), 2.0, np.float32)
+        dims["scattered"] = apart.choice(np.array([0.0, 1.0, 2.0], np.float32), rows)
+    else:
+        dims = {"rows": whole(1e6), "cols": whole(65536)}
+        dims["reads"] = random.choice(np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0], np.float32), rows)
+        dims["writes"] = random.choice(np.array([1.0, 2.0], np.float32), rows)
+    return dims
+
+
 def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTable:
     """As many kernels of every family on one GPU, shapes log-uniform; not padded, so that rows pair with GPUs.
 
@@ -138,50 +187,8 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
     """
     random = np.random.default_rng([seed, 2])
 
-    def whole(high: float) -> np.ndarray:
-        return np.floor(np.exp(random.uniform(0.0, np.log(high), rows))).astype(np.float32)
-
     def batch(family: Family) -> KernelBatch:
-        if family is TENSOR_CONV:  # drawn apart, as below
-            dims = random_convolutions(np.random.default_rng([seed, 5]), rows)
-        elif family is CONV:
-            dims = random_convolutions(random, rows)
-        elif family.generations == "attention":
-            heads = random.choice(np.array([1.0, 4.0, 8.0]), rows)
-            group = random.choice(np.array([1.0, 3.0, 8.0]), rows)
-            queries = whole(16384) if family.name == "prefill" else np.ones(rows)
-            sizes = {
-                "heads": heads * group,
-                "kv_heads": heads,
-                "head_size": random.choice(np.array([64.0, 128.0]), rows),
-                "window": random.choice(np.array([0.0, 128.0]), rows),
-                "kv_share": random.choice(np.array([0.5, 1.0]), rows),
-                "repeat": whole(256),
-            }
-            drawn = attention_dims(queries, queries - 1.0 + whole(131072), **sizes)  # type: ignore[arg-type]
-            dims = {name: np.asarray(values, np.float32) for name, values in drawn.items()}
-        elif family is GROUPED_GEMM:
-            experts = random.choice(np.array([8.0, 64.0, 256.0]), rows)
-            drawn = expert_dims(
-                whole(32768),
-                experts=experts,
-                local_experts=experts / random.choice(np.array([1.0, 8.0]), rows),
-                top_k=random.choice(np.array([1.0, 2.0, 8.0]), rows),
-                hidden=whole(8192),
-                inner=whole(16384),
-            )
-            dims = {name: np.asarray(values, np.float32) for name, values in drawn.items()}
-        elif family.matrix:
-            dims = {"batch": whole(256), "m": whole(32768), "n": whole(32768), "k": whole(32768)}
-        elif family is STRIDED:  # drawn apart: the families after it stay as they were
-            apart = np.random.default_rng([seed, 4])
-            dims = {name: np.floor(np.exp(apart.uniform(0.0, 11.0, rows))).astype(np.float32) for name in family.dims}
-            dims["reads"], dims["writes"] = np.full((2, rows), 2.0, np.float32)
-            dims["scattered"] = apart.choice(np.array([0.0, 1.0, 2.0], np.float32), rows)
-        else:
-            dims = {"rows": whole(1e6), "cols": whole(65536)}
-            dims["reads"] = random.choice(np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0], np.float32), rows)
-            dims["writes"] = random.choice(np.array([1.0, 2.0], np.float32), rows)
+        dims = random_dims(family, random, seed, rows)
         position = np.arange(rows, dtype=np.int32)
         return KernelBatch(
             dims=dims,

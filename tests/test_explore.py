@@ -34,6 +34,13 @@ MOVE = """(async (name, value) => {
   return document.querySelector(".card .value").textContent;
 })"""
 
+CHOOSE = """((chosen) => {
+  const form = document.getElementById("workload");
+  for (const [name, value] of Object.entries(chosen)) form.elements[name].value = value;
+  form.elements.gpus.dispatchEvent(new Event("change", { bubbles: true }));
+})"""
+SHOWN = "[...document.querySelectorAll('.card .value')].map((each) => each.textContent)"
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Explorer]:
@@ -116,9 +123,50 @@ def test_its_report_is_that_of_commands(server: Explorer) -> None:
     assert f"{NAME} with clock_hz 1.5 GHz" in text
 
 
+def job(*figures: dict[str, float], **asked: Any) -> dict[str, Any]:
+    sizes = {"mode": "training", "batch_size": 16, "sequence_length": 1024, "gpus": 16, "tensor": 2, "pipeline": 2}
+    load = {**LOAD, "model": "llama-3.2-1b", **sizes, **asked}
+    return {"workload": load, "machines": [{"base": "H100", "figures": each} for each in figures]}
+
+
+def test_a_job_on_a_cluster_is_forecast_as_everywhere(server: Explorer, tmp_path: Path) -> None:
+    slow = {"nic_bytes_per_s": 5e9, "link_bytes_per_s": 1e11, "mem_bytes_per_s": 2e12}
+    code, text = ask(server, "/forecast", job({}, slow))
+    found = json.loads(text)
+    assert code == 200, found
+    cluster = nj.load_cluster("16x H100")
+    layout = nj.Parallelism(tensor=2, pipeline=2, data=4)
+    own = nj.job_from_config("llama-3.2-1b", layout, global_batch_size=16, sequence_length=1024)
+    links = cluster.topology.replace(nic_bytes_per_s=5e9, link_bytes_per_s=1e11)
+    moved = cluster.replace(gpu=cluster.gpu.replace(mem_bytes_per_s=2e12), topology=links)
+    wanted = [nj.predict(RooflinePredictor(), each, own) for each in (cluster, moved)]
+    assert [each["total_s"] for each in found["machines"]] == pytest.approx([each.total_s for each in wanted])
+    assert found["machines"][1]["exposed_communication_s"] == pytest.approx(wanted[1].exposed_communication_s)
+    assert found["machines"][1]["cards"][1][0] == "Exposed communication"
+    assert [each["title"] for each in found["plots"]] == ["Where the step goes", "Memory of the fullest rank"]
+    code, text = ask(server, "/gpu.yaml", job(slow))
+    assert code == 200
+    (tmp_path / "cluster.yaml").write_text(text, encoding="utf-8")
+    saved = nj.load_cluster(tmp_path / "cluster.yaml")
+    assert saved == moved
+
+
+def test_sliders_of_a_cluster_are_those_of_its_links_too(server: Explorer) -> None:
+    found = {each["name"]: each for each in json.loads(ask(server, "/sliders?gpu=H100&gpus=16")[1])}
+    assert found["nic_bytes_per_s"]["value"] == 5e10
+    assert found["nic_latency_s"]["label"] == "nic_latency_s (us)"
+    assert {"link_bytes_per_s", "mem_bytes_per_s"} <= set(found)
+    assert not {"pair_share", "switch_reduction"} & set(found)
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
+        (job({}, mode="inference"), "jobs on many GPUs are training steps"),
+        (job({}, tensor=3), "16 GPUs are no multiple of tensor"),
+        (job({}, gpus="many"), "gpus is 'many', expected a whole number from 1"),
+        (job({}, zero=7), "zero is 7"),
+        (job({"nic_bytes_per_s": 1.0}), "nic_bytes_per_s is 1.0, expected bytes/s"),
         (machines({"clock": 1.0}), "a GPU has no field 'clock'"),
         (machines({"clock_hz": 1.0}), "clock_hz is 1, expected 1e8 to 1e10"),
         (machines(), "0 machines, expected 1 or 2"),
@@ -161,5 +209,14 @@ def test_a_slider_moves_the_number(server: Explorer, tmp_path: Path) -> None:
             "[...document.querySelectorAll('.machine')].map(m => m.querySelector('.card .value').textContent)"
         )
         assert shown == [slower, before]
+        page.run("document.getElementById('two').click()")
+        page.run(f"{CHOOSE}({{model: 'llama-3.2-1b', dtype: 'bf16', gpus: 8}})")
+        page.wait("document.querySelector('input[name=nic_bytes_per_s]')")
+        page.wait("document.querySelectorAll('#plots figure').length === 2")
+        before = page.run(SHOWN)
+        page.run(f"{MOVE}('link_bytes_per_s', -2)")
+        after = page.run(SHOWN)
+        assert after[0] != before[0]
+        assert after[1] != before[1]
         assert [url for url in page.requests if not url.startswith((server.url, "data:", "blob:"))] == []
         assert page.errors == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.scaling.demangle import name_parts, words
-from neusight_jax.scaling.names import KINDS, WORK, dtype_of, kind_of, read_name, tile_of
+from neusight_jax.scaling.names import KINDS, WORK, read_name
 
 FILE = Path(__file__).resolve().parent / "data" / "kernel_names.txt"
 
@@ -64,10 +64,10 @@ def test_a_name_in_a_wrapper_says_the_same() -> None:
 def test_words_are_whole() -> None:
     assert words("LayerNormForward_v2") == " layer norm forward v2 "
     assert words("c10::BFloat16") == " c10 b float16 "
-    assert kind_of("deconvert") == "unknown"  # neither a convolution nor a conversion
-    assert kind_of("my_gemmology") == "gemm"  # a word that begins with it
-    assert kind_of("fbgemm_gpu::my_thing") == "unknown"
-    assert kind_of("reduction_of_convoy") == "reduce"
+    assert read_name("deconvert").kind == "unknown"  # neither a convolution nor a conversion
+    assert read_name("my_gemmology").kind == "gemm"  # a word that begins with it
+    assert read_name("fbgemm_gpu::my_thing").kind == "unknown"
+    assert read_name("reduction_of_convoy").kind == "reduce"
 
 
 def test_parts_of_a_name() -> None:
@@ -80,7 +80,7 @@ def test_parts_of_a_name() -> None:
 
 
 def test_defaults() -> None:
-    assert (dtype_of("xyz"), tile_of("xyz")) == ("fp32", None)
+    assert (read_name("xyz").dtype, read_name("xyz").tile) == (None, None)
     assert read_name("matmul_kernel").dtype is None
     assert read_name("void gemv2T_kernel_val<float>").work == "vector"
     assert (read_name("fused_moe_kernel").work, read_name("moe_align_block_size_kernel").work) == ("product", "memory")

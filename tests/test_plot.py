@@ -13,38 +13,12 @@ pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
-from neusight_jax.designs.answers import Design
-from neusight_jax.designs.multipliers import Multipliers
 from neusight_jax.errors import InputError
 from neusight_jax.reports import figures
 from neusight_jax.reports.files import require_format, save, svg
 from neusight_jax.sensitivities import Sensitivity
 
 H100 = nj.load_gpu("H100")
-
-
-def design(area: float, latency: float) -> Design:
-    metrics = {"latency_s": latency, "tokens_per_s": 1 / latency, "area_mm2": area}
-    prices = Multipliers({"area_mm2": 0.5}, {"area_mm2": 0.0}, {}, 0.01)
-    trace = ((10, float("inf")), (20, 0.2), (30, 0.1))
-    return Design(
-        gpu=H100.replace(num_sms=area),
-        free={"num_sms": area},
-        metrics=metrics,
-        base_metrics={"latency_s": 0.5, "tokens_per_s": 2.0, "area_mm2": 800.0},
-        seconds={"a model": latency},
-        base_seconds={"a model": 0.5},
-        budgets={"area_mm2": area},
-        feasible=True,
-        multipliers=prices,
-        objective=0.1,
-        evaluations=30,
-        seed=0,
-        trace=trace,
-    )
-
-
-DESIGNS = [design(400.0, 0.9), design(600.0, 0.6)]
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +59,6 @@ def test_a_heat_map_is_the_sweep() -> None:
         figures.heat_map(frame[frame["num_sms"] == 10.0], "num_sms", "mem_bytes_per_s")
     with pytest.raises(InputError, match="unknown column 'sms'"):
         figures.heat_map(frame, "sms", "mem_bytes_per_s")
-
-
-def test_the_front_is_the_designs() -> None:
-    axes = figures.front(DESIGNS, "area_mm2").axes[0]
-    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[400, 0.9], [600, 0.6]])
-    np.testing.assert_allclose(axes.lines[1].get_xydata(), [[800, 0.5]])
-    with pytest.raises(InputError, match="no design on the front"):
-        figures.front([], "area_mm2")
 
 
 def test_files(result: Sensitivity, tmp_path: Path) -> None:

@@ -171,6 +171,8 @@ def test_every_result_is_a_table_a_frame_and_json(tmp_path: Path) -> None:
         assert list(content)[-1] == "notes"
         assert len(each.to_frame()) > 0
         assert "\n" in str(each)
+        assert repr(each).startswith(f"<{type(each).__name__}: ")
+        assert "\n" not in repr(each)
         assert each._repr_html_().startswith("<p><strong>")
         assert "<table" in each._repr_html_() or each.kind == "sweep"
     assert "note: [a] note" in str(results[0])

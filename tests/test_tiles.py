@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,17 @@ ROWS = 64
 GPU = nj.load_gpu("Tesla V100-PCIE-32GB")
 
 
+@cache
 def _case(name: str) -> tuple[Work, jax.Array]:
-    dims = {key: jnp.minimum(values, 4096.0) for key, values in random_kernels(2, ROWS).families[name].dims.items()}
-    size = jnp.full(ROWS, 4.0)
-    return FAMILIES[name].work(dims, size), FAMILIES[name].features(dims, size)
+    dims = {key: np.minimum(values, 4096.0) for key, values in random_kernels(2, ROWS).families[name].dims.items()}
+    size = np.full(ROWS, 4.0, np.float32)
+    case: tuple[Work, jax.Array] = jax.jit(
+        lambda dims, size: (FAMILIES[name].work(dims, size), FAMILIES[name].features(dims, size))
+    )(dims, size)
+    return case
 
 
+@cache
 def _choice(name: str) -> TileChoice:
     choice: TileChoice = random_predictor("mixture", 3).tiles[name]  # type: ignore[attr-defined]
     return choice

@@ -22,6 +22,7 @@ from neusight_jax.cli.options import (
 if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
 
+_CHAKRA = "Also write the job as Chakra traces, one a rank, for ASTRA-sim (extra `chakra`); needs --gpus."
 _TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfetto and `scale-trace`."
 
 
@@ -33,6 +34,7 @@ def predict(
     job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
     timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
+    chakra: Annotated[Path | None, option(_CHAKRA, metavar="DIR")] = None,
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,6 +47,7 @@ def predict(
     """
     from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
     from neusight_jax.cli.workloads import check_dtype, graph_of
+    from neusight_jax.errors import InputError
     from neusight_jax.forecast import predict as forecast_model
     from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.gpu_file import load_named_gpu
@@ -61,8 +64,16 @@ def predict(
 
             write_timeline(timeline, step_timeline(asked.predictor, asked.cluster, asked.job, step))
             remark(f"wrote {timeline}")
+        if chakra is not None:
+            from neusight_jax.reports.chakra import write_chakra
+
+            with busy("writing traces"):
+                written = write_chakra(chakra, asked.predictor, asked.cluster, asked.job)
+            remark(f"wrote {len(written)} files to {chakra}")
         answer(step, as_json, report, checkpoint=asked.checkpoint)
         return
+    if chakra is not None:
+        raise InputError("--chakra writes jobs on many GPUs; give --gpus N --mode training, or leave it out")
     gpu_name, machine = load_named_gpu(gpu)
     graph = graph_of(model, load).on(machine.paths)
     check_dtype(machine, gpu_name, graph.dtype)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from neusight_jax.cli import interrupts
-from neusight_jax.cli.console import progress_console, remark
+from neusight_jax.cli.console import busy, progress_console, remark
 from neusight_jax.cli.options import Checkpoint, DropInvalid, Gpu, MeasurementFolders, OutputFolder, Resume, option
 from neusight_jax.errors import InputError, unknown_name
 
@@ -74,7 +74,8 @@ def calibrate(
     from neusight_jax.training.calibrated_checkpoint import calibrate_checkpoint
     from neusight_jax.training.calibration import summary_lines
 
-    card = calibrate_checkpoint(measurements, gpu, output, checkpoint, drop_invalid=drop_invalid)
+    with busy("calibrating"):
+        card = calibrate_checkpoint(measurements, gpu, output, checkpoint, drop_invalid=drop_invalid)
     _remarks(card)
     for line in summary_lines(card["calibrated"]["summary"]):
         typer.echo(line)

@@ -33,8 +33,6 @@ NODE_NM = 4.0
 """Process of the area and wafer coefficients, nm."""
 WAFER_MM = 300.0
 """Diameter of a wafer, mm."""
-RETICLE_MM2 = 858.0
-"""Largest die one exposure prints: 26 mm x 33 mm."""
 
 
 @runtime_checkable

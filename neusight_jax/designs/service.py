@@ -32,7 +32,7 @@ from neusight_jax.serving.choices import CLOSED_FORM
 from neusight_jax.serving.engine import LEARNED, Engine, usual_options
 from neusight_jax.serving.layouts import TENSOR
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, demand, steady
-from neusight_jax.serving.steps import Steps, axes, load_model, steps
+from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
 from neusight_jax.serving.times import kernel_seconds, tabulated
 from neusight_jax.terms import Predictor
 from neusight_jax.workloads import Workload
@@ -130,13 +130,22 @@ def service(
         layout.gpus * (price_per_hour or 1.0),
         percentile,
     )
-    said = {
-        **{name: value for name, value in asdict(model.dtypes).items() if name in ("weight_dtype", "kv_dtype")},
-        **{"tensor_parallel": layout.tensor} | ({"expert_parallel": layout.expert} if layout.expert > 1 else {}),
+    given = {
         **{"input_tokens": input_tokens, "output_tokens": output_tokens, "ttft_s": ttft_s, "tpot_s": tpot_s},
         **{"percentile": percentile, "price_per_hour": price_per_hour},
     }
-    graph = Graph(
+    graph = _graph(model, layout, input_tokens, longest, given, _assumed(price_per_hour))
+    name = f"{graph.name} serving {input_tokens}+{output_tokens}"
+    return Workload(name, graph, written.kernels, weight, asked)
+
+
+def _graph(
+    model: Model, layout: Parallelism, input_tokens: int, longest: int, given: Mapping[str, Any], notes: tuple[str, ...]
+) -> Graph:
+    """What the workload is called and was asked for; its kernels are those of the steps."""
+    dtypes = {name: value for name, value in asdict(model.dtypes).items() if name in ("weight_dtype", "kv_dtype")}
+    experts = {"expert_parallel": layout.expert} if layout.expert > 1 else {}
+    return Graph(
         model.config.name,
         (),
         "serving",
@@ -145,11 +154,9 @@ def service(
         input_tokens,
         True,
         tokens=longest,
-        options=said,
-        notes=(*_assumed(price_per_hour), *model.notes),
+        options={**dtypes, "tensor_parallel": layout.tensor, **experts, **given},
+        notes=(*notes, *model.notes),
     )
-    name = f"{graph.name} serving {input_tokens}+{output_tokens}"
-    return Workload(name, graph, written.kernels, weight, asked)
 
 
 def _assumed(price: float | None) -> tuple[str, ...]:

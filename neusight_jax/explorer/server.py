@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
+from urllib.parse import parse_qsl
 
 from neusight_jax import __version__
 from neusight_jax.errors import InputError
@@ -64,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        path, _, base = self.path.partition("?gpu=")
+        path, _, query = self.path.partition("?")
         if not self._local():
             return
         if path == "/":
@@ -72,7 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/plotly.js":
             self._send(200, _SCRIPT, _plotly(), packed=True)
         elif path == "/sliders":
-            self._answer(lambda asked: script_json(answers.sliders(asked["gpu"])), {"gpu": _unquoted(base)}, _JSON)
+            said = dict(parse_qsl(query))
+            self._answer(lambda asked: script_json(answers.sliders(asked["gpu"], asked["gpus"])), _machine(said), _JSON)
         else:
             self._send(404, "text/plain", b"no such page")
 
@@ -131,7 +133,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: the page is the log."""
 
 
-def _unquoted(text: str) -> str:
-    from urllib.parse import unquote_plus
-
-    return unquote_plus(text)
+def _machine(said: Mapping[str, str]) -> dict[str, Any]:
+    gpus = said.get("gpus", "1")
+    return {"gpu": said.get("gpu", ""), "gpus": int(gpus) if gpus.isdigit() and len(gpus) < 8 else 1}

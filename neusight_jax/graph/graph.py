@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, table_from_kernels
+from neusight_jax.printed import Record
 from neusight_jax.units import GIB
 
 Shape: TypeAlias = tuple[int, ...]
@@ -53,7 +54,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Node:
+class Node(Record):
     """One operator of a model and the kernels it launches.
 
     Attributes:
@@ -82,6 +83,15 @@ class Node:
     traced: tuple[Traced, ...]
     optimizer: tuple[Kernel, ...] = ()
 
+    def figures(self) -> dict[str, Any]:
+        """What it is, and the kernels of its phases."""
+        names = ("name", "op", "shape", "repeat", "section", "fuse", *PHASES)
+        return {name: getattr(self, name) for name in names if getattr(self, name) != ()}
+
+    def summary(self) -> str:
+        """Its name and operator."""
+        return f"{self.name}, {self.op} to {'x'.join(map(str, self.shape))}, repeat {self.repeat}"
+
     @property
     def phases(self) -> tuple[tuple[Kernel, ...], ...]:
         """Kernels by phase, in the order of `PHASES`."""
@@ -89,7 +99,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Footprint:
+class Footprint(Record):
     """Device memory of a workload by what holds it, bytes; an estimate.
 
     Attributes:
@@ -106,6 +116,11 @@ class Footprint:
     inputs: float = 0.0
     buffers: float = 0.0
 
+    def figures(self) -> dict[str, float]:
+        """What holds any of it, and all."""
+        sizes = {f"{name}_bytes": size for name, size in asdict(self).items() if size}
+        return {**sizes, "total_bytes": self.total}
+
     @property
     def total(self) -> float:
         """All of it, bytes."""
@@ -113,7 +128,7 @@ class Footprint:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(Record):
     """A model with its workload.
 
     Attributes:
@@ -142,6 +157,13 @@ class Graph:
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     parameters: float | None = None
+
+    def summary(self) -> str:
+        """The model and its workload."""
+        sizes = f"batch {self.batch_size}, sequence {self.sequence_length}, " if self.sequence_length else ""
+        return (
+            f"{self.name}: {self.mode}, {sizes}{self.dtype}, {len(self.nodes)} nodes, {self.launches():,.0f} launches"
+        )
 
     @property
     def step_tokens(self) -> int:

@@ -25,6 +25,7 @@ from neusight_jax.job.stages import Stage, job_config, stages
 from neusight_jax.kernels.distinct import Pool
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable
+from neusight_jax.printed import Record
 
 WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "again", "optimizer")
 """Work of a stage: phases of a micro-batch, what of the forward pass is run again, and once a step the optimizer."""
@@ -70,7 +71,7 @@ class Plan:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Job:
+class Job(Record):
     """A step of a model on many GPUs.
 
     Attributes:
@@ -84,6 +85,12 @@ class Job:
     counts: dict[str, Float[Array, "kind work kernel"]]
     software: Software
     plan: Plan = dataclasses.field(metadata={"static": True})
+
+    def summary(self) -> str:
+        """The model, its layout and load."""
+        plan = self.plan
+        load = f"{plan.global_batch_size} x {plan.sequence_length} tokens, {plan.dtype}"
+        return f"{plan.model} on {plan.layout.gpus} GPUs: {plan.mode}, {load}"
 
     def replace(self, **changes: Any) -> Job:
         """This job with fields replaced, such as `software`."""

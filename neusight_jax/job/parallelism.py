@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from neusight_jax.errors import InputError
+from neusight_jax.printed import Record
 
 RECOMPUTE: tuple[str, ...] = ("none", "selective", "full")
 """What of the forward pass is run again in the backward pass: nothing, attention, or every layer."""
@@ -15,7 +16,7 @@ AXES: tuple[str, ...] = ("tensor", "context", "data", "pipeline")
 
 
 @dataclass(frozen=True)
-class Parallelism:
+class Parallelism(Record):
     """A layout of a job: static, hashable. Its GPUs are tensor · context · data · pipeline.
 
     Attributes:

@@ -9,6 +9,7 @@ import jax
 from jaxtyping import Array, ArrayLike
 
 from neusight_jax.physics import fitted
+from neusight_jax.printed import Record
 
 OVERLAPS: tuple[str, ...] = ("tensor", "context", "expert", "shards", "gradients")
 """Classes of communication a recipe may run beside compute."""
@@ -18,7 +19,7 @@ USUAL_OVERLAPS: tuple[str, ...] = ("context", "shards", "gradients")
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Software:
+class Software(Record):
     """Numbers of the software, traced; each with the width of its prior, in logarithms.
 
     Attributes:

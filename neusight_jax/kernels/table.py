@@ -14,6 +14,7 @@ from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.families import FAMILIES, family_of, table_families
 from neusight_jax.kernels.family import Family
+from neusight_jax.printed import Record, is_known, short
 
 PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient", "optimizer")
 """Phases of a training step, in the order of `KernelBatch.phase`."""
@@ -25,7 +26,7 @@ FINE_BATCH = 4096
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Record):
     """One kernel launch on the host: a family, an operator of it, and its dims.
 
     Attributes:
@@ -47,7 +48,7 @@ class Kernel:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KernelBatch:
+class KernelBatch(Record):
     """Kernels of one family as arrays of equal length, NumPy's until they are traced; `count` 0 marks padding.
 
     Attributes:
@@ -68,6 +69,14 @@ class KernelBatch:
     node: Int[Array, " kernel"]
     row: Int[Array, " kernel"]
 
+    def summary(self) -> str:
+        """Rows and dims."""
+        return f"{self.rows_text()} with {', '.join(self.dims)}"
+
+    def rows_text(self) -> str:
+        """Rows that are not padding, in words where they are traced."""
+        return f"{self.num_rows:,}" if is_known(self.row) else short(self.row)
+
     @property
     def num_rows(self) -> int:
         """Rows that are not padding. Host only."""
@@ -76,11 +85,15 @@ class KernelBatch:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KernelTable:
+class KernelTable(Record):
     """Kernels by family. Empty families are present too (`families.table_families`), so that tables of equal
     padded size share one program."""
 
     families: dict[str, KernelBatch] = field(default_factory=dict)
+
+    def summary(self) -> str:
+        """Kernels of each family."""
+        return ", ".join(f"{name} {batch.rows_text()}" for name, batch in self.families.items()) or "no kernels"
 
     @property
     def num_rows(self) -> int:

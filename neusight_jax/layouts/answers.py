@@ -25,6 +25,7 @@ from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines
 from neusight_jax.layouts.pieces import Ask, Pieces
 from neusight_jax.layouts.space import Space, layouts_of
 from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
+from neusight_jax.printed import Record
 from neusight_jax.progress import follow
 from neusight_jax.results import Result
 from neusight_jax.terms import Predictor
@@ -43,7 +44,7 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Record):
     """One layout on one machine.
 
     Attributes:
@@ -58,9 +59,15 @@ class Choice:
     why: str
     cost_per_million_tokens: float | None = None
 
+    def figures(self) -> dict[str, Any]:
+        """The step in short."""
+        layout = {name: value for name, value in self.step.workload["layout"].items() if name != "gpus"}
+        step = {"layout": repr(Parallelism(**layout)), "total_s": self.step.total_s}
+        return {"rank": self.rank, "tie": self.tie} | step | {"why": self.why, "cost": self.cost_per_million_tokens}
+
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(Record):
     """The layouts of one machine.
 
     Attributes:
@@ -78,6 +85,10 @@ class Machine:
     short_bytes: float = 0.0
     price_per_hour: float | None = None
     tie: bool = False
+
+    def summary(self) -> str:
+        """Its verdict."""
+        return self.verdict
 
     @property
     def verdict(self) -> str:

@@ -11,10 +11,11 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import Decoder
 from neusight_jax.graph.configs.parallel import check_split, part_of
 from neusight_jax.job.parallelism import RECOMPUTE, Parallelism
+from neusight_jax.printed import Record
 
 
 @dataclass(frozen=True)
-class Space:
+class Space(Record):
     """Values that are tried of fields of `Parallelism`, where they divide. All splits over ranks are.
 
     Attributes:

@@ -1,6 +1,7 @@
 const START = JSON.parse(document.getElementById("start").textContent);
 const STATUS = document.getElementById("status");
 const machines = [];
+const COUNTS = ["gpus", "tensor", "pipeline", "context", "zero", "micro_batch_size"];
 let shown = 0, busy = false, again = false;
 
 function fill(select, names, chosen, empty) {
@@ -15,7 +16,8 @@ function workload() {
   const form = new FormData(document.getElementById("workload"));
   const length = form.get("sequence_length");
   return { model: form.get("model"), mode: form.get("mode"), batch_size: Number(form.get("batch_size")),
-    sequence_length: length ? Number(length) : null, dtype: form.get("dtype") };
+    sequence_length: length ? Number(length) : null, dtype: form.get("dtype"), recompute: form.get("recompute"),
+    ...Object.fromEntries(COUNTS.map((name) => [name, Number(form.get(name))])) };
 }
 function asked(list) {
   return { workload: workload(), machines: list.map(({ base, figures }) => ({ base, figures })) };
@@ -50,6 +52,7 @@ function cards(place, list) {
 function showFigures(machine, figures) {
   for (const slider of machine.sliders) {
     const value = figures[slider.name];
+    if (value === undefined) continue;
     slider.output.textContent = Number((value / slider.scale).toPrecision(4)).toLocaleString("en");
     slider.row.classList.toggle("moved", Math.abs(value / slider.value - 1) > 1e-6);
     if (!(slider.name in machine.figures)) slider.input.value = Math.log(value / slider.value);
@@ -62,6 +65,7 @@ function showPlots(plots) {
     figure.innerHTML = "<figcaption><h2></h2></figcaption><div class='plot'></div>";
     place.append(figure);
   }
+  while (place.children.length > plots.length) place.lastChild.remove();
   return Promise.all(plots.map((plot, at) => {
     place.children[at].querySelector("h2").textContent = plot.title;
     return drawPlot(place.children[at].querySelector(".plot"), plot);
@@ -95,7 +99,7 @@ async function update() {
   busy = false;
 }
 async function choose(machine, base) {
-  const answer = await fetch(`sliders?gpu=${encodeURIComponent(base)}`);
+  const answer = await fetch(`sliders?gpu=${encodeURIComponent(base)}&gpus=${workload().gpus}`);
   const list = await answer.json();
   if (!answer.ok) { say(list.error, true); return; }
   Object.assign(machine, { base, figures: {} });
@@ -135,7 +139,23 @@ fill(form.elements.model, START.models.includes(START.first.model) ? START.model
 fill(form.elements.mode, START.modes, START.first.mode || "inference");
 fill(form.elements.dtype, START.dtypes, START.first.dtype || "", "the model's own");
 form.addEventListener("submit", (event) => event.preventDefault());
-form.addEventListener("change", (event) => { if (event.target.id !== "two") update(); });
+fill(form.elements.recompute, START.recompute, "none");
+async function changed(event) {
+  if (event.target.id === "two") return;
+  if (event.target.name !== "gpus") { update(); return; }
+  const many = Number(form.elements.gpus.value) > 1, layout = document.getElementById("layout");
+  if (many && layout.hidden) {  // a job trains: what a first answer needs
+    form.elements.mode.value = "training";
+    form.elements.sequence_length.value ||= 2048;
+    const least = Number(form.elements.gpus.value);
+    if (Number(form.elements.batch_size.value) < least) form.elements.batch_size.value = least;
+  }
+  const switched = layout.hidden === many;
+  layout.hidden = !many;
+  if (!switched) { update(); return; }
+  for (const machine of machines) await choose(machine, machine.base);
+}
+form.addEventListener("change", changed);
 document.getElementById("two").addEventListener("change", (event) => {
   if (event.target.checked) { addMachine(machines[0].base); return; }
   machines.pop().place.remove();

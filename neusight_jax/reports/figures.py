@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from matplotlib.figure import Figure
 
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.comparison import Comparison
-from neusight_jax.designs.answers import Design
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import Forecast
 from neusight_jax.gpu import GPU
@@ -165,26 +163,3 @@ def _plain_ticks(axis: Any, places: np.ndarray) -> None:
     chosen = places[np.unique(np.linspace(0, len(places) - 1, min(len(places), 8)).round().astype(int))]
     axis.set_ticks(chosen, labels=[f"{value:.4g}" for value in chosen])
     axis.set_ticks([], minor=True)
-
-
-def front(designs: Sequence[Design], metric: str, base: Design | None = None) -> Figure:
-    """A Pareto front: a metric across, latency up; the base machine beside it."""
-    if not designs:
-        raise InputError("no design on the front; widen the limits")
-    scale, label = _scaled(metric)
-    figure, axes = _axes("Pareto front", label, "latency, s (weighted geometric mean)")
-    points = [(each.metrics[metric] / scale, each.metrics["latency_s"]) for each in designs]
-    axes.plot(*zip(*points, strict=True), "o-", label="designs")
-    shown = base or designs[0]
-    axes.plot(shown.base_metrics[metric] / scale, shown.base_metrics["latency_s"], "k*", markersize=12, label="base")
-    axes.legend()
-    return figure
-
-
-def progress(design: Design) -> Figure:
-    """How a search came to its answer: evaluations across, best objective up."""
-    figure, axes = _axes("Search", "evaluations", "best objective, relative to the answer")
-    points = [(spent, np.exp(value - design.objective)) for spent, value in design.trace if np.isfinite(value)]
-    if points:
-        axes.plot(*zip(*points, strict=True), "o-")
-    return figure

@@ -13,13 +13,22 @@ function layoutOf(layout) {
   }
   return full;
 }
+const NARROW = 600;
+const taller = (data, height) => (data.length > 1 ? height + 22 * data.length : height);  // room for the legend
 function narrowed(data, layout) {
+  if (window.innerWidth > NARROW) return layout;
   const names = data.flatMap((trace) => (trace.orientation === "h" ? trace.y : []));
-  if (window.innerWidth > 600 || !names.length) return layout;
+  const below = { orientation: "h", yref: "container", yanchor: "bottom", y: 0, x: 0, font: { size: 11 } };
+  layout = { ...layout, legend: { ...layout.legend, ...below }, ...(layout.height && { height: taller(data, layout.height) }) };
+  if (!names.length) return layout;
   const short = names.map((name) => (name.length > 22 ? `${name.slice(0, 21)}\u2026` : name));
   return { ...layout, yaxis: { ...layout.yaxis, tickvals: names, ticktext: short, tickfont: { size: 10 } } };
 }
 function drawPlot(place, plot) {
+  if (window.innerWidth <= NARROW && !place.dataset.taller) {
+    place.dataset.taller = place.style.minHeight = `${taller(plot.data, place.clientHeight)}px`;
+  }
   return Plotly.react(place, plot.data, layoutOf(narrowed(plot.data, plot.layout)), { displaylogo: false, responsive: true,
+    displayModeBar: window.innerWidth > NARROW ? "hover" : false,
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
 }

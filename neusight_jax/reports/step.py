@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import RenderableType
 
 from neusight_jax.intervals import LEVEL
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.reports.forecast import memory_line
-from neusight_jax.reports.page import Report
+from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import stacked
 from neusight_jax.reports.text import headed, table
 from neusight_jax.units import GIB, MS, duration
@@ -42,14 +44,18 @@ def head(step: StepForecast) -> str:
     )
 
 
+def layout_text(layout: Mapping[str, Any]) -> str:
+    """The ways a job is split, in one line."""
+    return ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name != "zero")) or "one GPU"
+
+
 def tables(step: StepForecast) -> RenderableType:
     """Layout, total, parts, memory of the fullest rank."""
     load, layout, rate = step.workload, step.workload["layout"], step.tokens_per_s
-    split = ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name != "zero"))
     rows = [[NAMES[name], duration(seconds), f"{seconds / step.total_s:.1%}"] for name, seconds in step.parts().items()]
     return headed(
         head(step),
-        f"layout {split or 'one GPU'}; {load['micro_batches']} micro-batches of {layout['micro_batch_size']}, "
+        f"layout {layout_text(layout)}; {load['micro_batches']} micro-batches of {layout['micro_batch_size']}, "
         f"recompute {layout['recompute']}",
         f"step {duration(step.total_s)}{interval_text(step)} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",
         f"fullest rank: {memory_line(step.memory, step.mem_bytes)}",
@@ -59,25 +65,41 @@ def tables(step: StepForecast) -> RenderableType:
     )
 
 
+def cards(step: StepForecast) -> list[tuple[str, str, str]]:
+    """The numbers of a step that matter."""
+    share = step.exposed_communication_s / step.total_s
+    return [
+        ("Step", duration(step.total_s), interval_text(step).removeprefix(", ")),
+        ("Exposed communication", duration(step.exposed_communication_s), f"{share:.1%} of the step"),
+        ("Throughput", f"{step.tokens_per_s:,.0f} tokens/s", f"{step.tokens:,} tokens a step"),
+        ("Memory", f"{step.memory.total / GIB:.1f} GiB", f"{_verdict(step)}, the fullest rank"),
+    ]
+
+
+def pictures(steps: Mapping[str, StepForecast]) -> list[Plot]:
+    """Where steps go, and the memory of their fullest ranks, a bar for each."""
+    parts = {NAMES[name]: [step.parts()[name] / MS for step in steps.values()] for name in NAMES}
+    memory = [asdict(step.memory) for step in steps.values()]
+    held = {name: [each[name] / GIB for each in memory] for name in memory[0] if any(each[name] for each in memory)}
+    verdict = ", ".join(dict.fromkeys(map(_verdict, steps.values())))
+    return [
+        stacked("Where the step goes", list(steps), parts, "ms", "Of the busiest rank."),
+        stacked("Memory of the fullest rank", list(steps), held, "GiB", verdict),
+    ]
+
+
+def _verdict(step: StepForecast) -> str:
+    return f"{'fits' if step.fits else 'does not fit'} in {step.mem_bytes / GIB:.0f} GiB"
+
+
 def report(step: StepForecast) -> Report:
     """The page of a job's step."""
-    parts = {NAMES[name]: [seconds / MS] for name, seconds in step.parts().items()}
-    held = {name: [size / GIB] for name, size in asdict(step.memory).items() if size}
-    verdict = f"{'fits' if step.fits else 'does not fit'} in {step.mem_bytes / GIB:.0f} GiB"
     load, layout = step.workload, step.workload["layout"]
-    split = ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name != "zero")) or "one GPU"
     work = f"{load['mode']}, {load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
     return Report(
         title=f"{step.model} on {step.gpus} GPUs",
-        facts={"Workload": f"{step.model}: {work}", "Machine": step.cluster, "Layout": split},
-        cards=[
-            ("Step", duration(step.total_s), interval_text(step).removeprefix(", ")),
-            ("Throughput", f"{step.tokens_per_s:,.0f} tokens/s", f"{step.tokens:,} tokens a step"),
-            ("Memory", f"{step.memory.total / GIB:.1f} GiB", verdict),
-        ],
-        plots=[
-            stacked("Where the step goes", ["step"], parts, "ms", "Of the busiest rank."),
-            stacked("Memory of the fullest rank", ["memory"], held, "GiB", verdict),
-        ],
+        facts={"Workload": f"{step.model}: {work}", "Machine": step.cluster, "Layout": layout_text(layout)},
+        cards=cards(step),
+        plots=pictures({"step": step}),
         tables=tables(step),
     )

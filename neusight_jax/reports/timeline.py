@@ -14,21 +14,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from neusight_jax import __version__
-from neusight_jax.cluster import Machine, as_cluster
+from neusight_jax.cluster import Machine
 from neusight_jax.errors import InputError
 from neusight_jax.files import write_text_atomically
 from neusight_jax.forecast import Forecast
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.job.job import Job
-from neusight_jax.job.messages import SLOTS
-from neusight_jax.job.schedule import BACKWARD, WEIGHT
-from neusight_jax.job.stages import stage_kinds
-from neusight_jax.job.step import Seconds, compose, facts, once, schedule_of, seconds_of_job, silent, stage_durations
 from neusight_jax.kernels.table import PHASES, Kernel
+from neusight_jax.reports.step_pieces import WORK_NAMES, Piece, step_times, works
 from neusight_jax.results import json_text, plain, schema
 from neusight_jax.terms import Predictor
 from neusight_jax.units import US
@@ -42,7 +37,6 @@ LAUNCH_S = 1e-6
 _DTYPES = {"bf16": "c10::BFloat16", "fp16": "c10::Half", "fp32": "float", "int8": "signed char"}
 _WORDS = {"linear": "gemm_", "grouped_gemm": "moe_", "prefill": "attention_", "decode": "attention_"}
 _WORDS |= {"elementwise": "elementwise_"}
-_WORK = ("forward", "backward", "weight gradient")
 
 
 @dataclass
@@ -123,9 +117,9 @@ def forecast_timeline(forecast: Forecast, graph: Graph) -> dict[str, Any]:
             f"the forecast has {len(forecast.columns['seconds'])} kernels, the graph {len(rows)}; expected its own"
         )
     events, at = _Events(0), 0.0
-    for head, works in _sections(graph):
+    for head, listed in _sections(graph):
         begin = at
-        for node, phase in works:
+        for node, phase in listed:
             for kernel in node.phases[PHASES.index(phase)]:
                 row = rows[_key(graph, node, phase, kernel)]
                 launches, seconds = max(round(kernel.count), 1), float(forecast.columns["seconds"][row])
@@ -183,80 +177,31 @@ def step_timeline(predictor: Predictor, machine: Machine, job: Job, step: StepFo
     Every piece of work of a micro-batch is one kernel, and its messages are another on a stream of their own, of which
     the part that nothing hides comes after the computation.
     """
-    cluster, plan = as_cluster(machine), job.plan
-    own = seconds_of_job(predictor, cluster, job, run=once)
-    quiet_own = silent(own)
-    ranks, kinds = plan.layout.pipeline, stage_kinds(plan.layout)
-    whole, quiet = (
-        np.asarray(stage_durations(each, job.software, facts(plan))[0])[list(kinds)] for each in (own, quiet_own)
-    )
-    slower = float(np.asarray(job.software.messages))
-    sent = slower * _sent(own)[list(kinds)]
-    if ranks == 1 or plan.layout.schedule != "zero-bubble":  # gradients of weights are part of the backward pass
-        for each in (whole, quiet, sent):
-            each[:, BACKWARD] += each[:, WEIGHT]
-            each[:, WEIGHT] = 0.0
+    times = step_times(predictor, machine, job)
+    ranks = job.plan.layout.pipeline
     tracks = [_Events(rank) for rank in range(ranks)]
-    end = _pipeline(tracks, job, whole, quiet, sent, slower * float(own.between))
-    _tail(tracks, end, job, own, quiet_own)
-    names = [
-        f"{cluster_name}, pipeline rank {rank}" for rank in range(ranks) for cluster_name in (step.cluster or "GPU",)
-    ]
+    end_s = 0.0
+    for work in works(job.plan, times):
+        track = tracks[work.rank]
+        if work.arrives_s and times.between_s:
+            track.kernel("ncclDevKernel_SendRecv", work.arrives_s - times.between_s, times.between_s, MESSAGES)
+        name = f"{WORK_NAMES[work.kind]} of micro-batch {work.batch}, stage {work.stage}"
+        _piece(track, name, work.start_s, times.pieces[work.stage][work.kind])
+        end_s = max(end_s, work.end_s)
+    for track in tracks:
+        _piece(track, "optimizer of the step", end_s, times.tail)
+    names = [f"{step.cluster or 'GPU'}, pipeline rank {rank}" for rank in range(ranks)]
     gpu = step.cluster.partition("x ")[2]
     return _trace(tracks, names, gpu, step.gpus, step.values())
 
 
-def _sent(own: Seconds) -> np.ndarray:
-    """Seconds of all messages of a piece of work, [kind of stage, kind of work]."""
-    slots = dict(zip(SLOTS, np.moveaxis(np.asarray(own.messages), -1, 0), strict=True))
-    forward = sum(slots[name] for name in ("tensor_forward", "context_forward", "expert_forward", "gather"))
-    backward = sum(
-        slots[name] for name in ("tensor_backward", "context_backward", "expert_backward", "gather", "reduce")
-    )
-    return np.stack([forward, backward, np.zeros_like(forward)], axis=-1)
-
-
-def _pipeline(
-    tracks: Sequence[_Events], job: Job, whole: np.ndarray, quiet: np.ndarray, sent: np.ndarray, between_s: float
-) -> float:
-    """Draw the pipeline by its table; when its last piece ends, seconds."""
-    table, ranks = schedule_of(job.plan), len(tracks)
-    ends, last, seen = np.zeros((len(table.duration) + 1) * ranks), np.zeros(ranks), dict[tuple[int, int], int]()
-    for row, places in enumerate(table.duration):
-        for rank, place in enumerate(places):
-            stage, kind = divmod(int(place), 3)
-            if stage >= len(whole):
-                continue
-            batch = seen[stage, kind] = seen.get((stage, kind), -1) + 1
-            arrives = ends[table.needs[row, rank]] + table.messages[row, rank] * between_s
-            if table.messages[row, rank] and between_s:
-                tracks[rank].kernel("ncclDevKernel_SendRecv", arrives - between_s, between_s, MESSAGES)
-            start = max(last[rank], arrives)
-            times = (quiet[stage, kind], whole[stage, kind], sent[stage, kind])
-            _piece(tracks[rank], f"{_WORK[kind]} of micro-batch {batch}, stage {stage}", start, *times)
-            last[rank] = ends[(row + 1) * ranks + rank] = start + whole[stage, kind]
-    return float(last.max())
-
-
-def _piece(track: _Events, name: str, start_s: float, compute_s: float, whole_s: float, sent_s: float) -> None:
-    """Computation, and the messages beside it, the exposed part after it."""
-    if whole_s <= 0:
+def _piece(track: _Events, name: str, start_s: float, piece: Piece) -> None:
+    if piece.whole_s <= 0:
         return
-    track.span(name, start_s, whole_s)
-    track.kernel(name.partition(" of ")[0].replace(" ", "_"), start_s, compute_s)
-    if sent_s > 0:
-        length = min(max(sent_s, whole_s - compute_s), whole_s)
-        track.kernel("ncclDevKernel_messages", start_s + whole_s - length, length, MESSAGES)
-
-
-def _tail(tracks: Sequence[_Events], end_s: float, job: Job, own: Seconds, quiet: Seconds) -> None:
-    """What follows the pipeline once a step: gradients, optimizer, parameters."""
-    (_, tail, _), (_, rest, _) = (compose(each, job.software, job.plan) for each in (own, quiet))
-    fixed_s = float(np.asarray(job.software.step_s))
-    slots = np.asarray(job.software.messages * own.messages)
-    sent = float(sum(slots[:, SLOTS.index(name)].max() for name in ("gradients", "parameters")))
-    for track in tracks:
-        _piece(track, "optimizer of the step", end_s, float(rest) - fixed_s, float(tail) - fixed_s, sent)
+    track.span(name, start_s, piece.whole_s)
+    track.kernel(name.partition(" of ")[0].replace(" ", "_"), start_s, piece.compute_s)
+    if piece.drawn_s > 0:
+        track.kernel("ncclDevKernel_messages", start_s + piece.whole_s - piece.drawn_s, piece.drawn_s, MESSAGES)
 
 
 def _trace(

@@ -120,21 +120,6 @@ def read_name(name: str) -> KernelName:
     return KernelName(found[0].kind, dtype, None, WORK.get(found[0].kind, "") if work is None else work)
 
 
-def kind_of(name: str) -> str:
-    """Kind of a kernel by its name; "unknown" if no word of it is known."""
-    return read_name(name).kind
-
-
-def dtype_of(name: str) -> str:
-    """Dtype of a kernel's arithmetic by its name; fp32 if it does not say."""
-    return read_name(name).dtype or "fp32"
-
-
-def tile_of(name: str) -> tuple[int, int] | None:
-    """Output tile of a matrix product by its name, or None: `volta_sgemm_128x64_tn` is (128, 64)."""
-    return read_name(name).tile
-
-
 def dtype_in(text: str) -> str | None:
     """The first dtype whose word is in a text; None without one."""
     spaced = words(text)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from neusight_jax.errors import InputError
 from neusight_jax.hypothetical import check_field, require_field
+from neusight_jax.printed import Record, cell
 from neusight_jax.topology import TRACED_FIELDS
 
 WHOLE: tuple[str, ...] = ("num_sms",)
@@ -23,7 +24,7 @@ BLOCK = 4096
 
 
 @dataclass(frozen=True)
-class Range:
+class Range(Record):
     """Values a field may take, between `low` and `high` in the field's unit, spread evenly in log (or plainly).
 
     Attributes:
@@ -40,6 +41,11 @@ class Range:
     count: int = 0
     log: bool = True
     step: float = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """Its ends in the field's unit."""
+        ends = {name: cell(self.field, getattr(self, name)) for name in ("low", "high")}
+        return super().figures() | ends
 
     def __post_init__(self) -> None:
         where = f"range of {self.field if self.field in TRACED_FIELDS else require_field(self.field)}"
@@ -74,7 +80,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Space:
+class Space(Record):
     """Points over GPU fields that can be had slice by slice: a `Grid` or `Samples`."""
 
     ranges: tuple[Range, ...]

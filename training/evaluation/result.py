@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
 
+from neusight_jax.printed import Printed
 from neusight_jax.reports.text import table
 
 PERCENTILES: tuple[str, ...] = ("mean", "median", "p90")
@@ -39,7 +40,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Printed):
     """Errors of forecasts.
 
     Attributes:
@@ -67,6 +68,9 @@ class Evaluation:
         for view in self.views:
             lines += ["", *markdown_table([*view.columns], view.cells())]
         return "\n".join([*lines, *(f"\nNote: {note}." for note in self.notes)]) + "\n"
+
+    def __rich__(self) -> RenderableType:
+        return self.tables()
 
     def tables(self) -> RenderableType:
         """The views with a title that have rows, and the notes."""

@@ -41,9 +41,6 @@ DIFFERENCES: dict[str, Difference] = {
 }
 """Deliberate differences by name, from differences.yaml."""
 
-MATMUL_SLIP = "the reference takes any node named matmul_4… for a Linear: attention products 4 and 40 to 49 of Switch"
-"""Why `reference_kernels` turns up to eleven products of a Switch Transformer into Linear; this package does not."""
-
 
 def reference_kernels(
     config: str | Path | Mapping[str, Any], batch_size: int, sequence_length: int, mode: str = "inference"

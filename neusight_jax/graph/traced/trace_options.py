@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.printed import Record
 
 PRODUCT_FAMILIES = frozenset({"linear", "bmm", "conv"})
 """Families whose kernels multiply."""
 
 
 @dataclass(frozen=True)
-class TraceOptions:
+class TraceOptions(Record):
     """How a function or module is read.
 
     Attributes:

@@ -1,0 +1,154 @@
+"""What people see of records and results: tables when printed and in notebooks, one line as `repr`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from neusight_jax.units import figure_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDTH = 140
+"""Columns of a table as text."""
+LINE = 120
+"""Columns of a `repr`."""
+
+
+def as_text(renderable: RenderableType, width: int = WIDTH) -> str:
+    """Anything rich renders, as plain text without colours."""
+    from rich.console import Console
+
+    console = Console(width=width, force_terminal=False, markup=False, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+class Printed:
+    """Prints as a table, and shows as one in a notebook; its `repr` is one line.
+
+    The table is made by `tables` of the module `reports.KIND`, which is found by name: reports import records, records
+    no reports. A subclass is a dataclass; it has this `repr` instead of that of dataclasses.
+    """
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):  # else dataclasses write one
+            cls.__repr__ = super(cls, cls).__repr__  # type: ignore[method-assign]
+
+    def __rich__(self) -> RenderableType:
+        """Tables for people."""
+        tables: RenderableType = importlib.import_module(f"{__package__}.reports.{self.kind}").tables(self)
+        return tables
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._line()}>"
+
+    def _line(self) -> str:
+        """What the `repr` says: the head of the table."""
+        return next((line.strip() for line in str(self).splitlines() if line.strip()), "empty")
+
+    def _repr_html_(self) -> str:
+        from neusight_jax.reports.markup import markup
+
+        return markup(self.__rich__())
+
+
+class Record(Printed):
+    """A record of figures: a table of them with their units. Its `repr` is the call that makes it.
+
+    A record that holds arrays, or others that do, says `summary`: its `repr` where the call takes more than a line.
+    Records without it are told apart by their `repr` (`programs.one_shot`), so theirs is always the call.
+    """
+
+    kind: ClassVar[str] = "record"
+
+    def figures(self) -> dict[str, Any]:
+        """What the table shows, by name: all fields, unless a record has fewer to say."""
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def slopes(self) -> bool:
+        """Whether it holds what a gradient gives, a number per unit of each figure: its table then has no units."""
+        return False
+
+    def summary(self) -> str:
+        """The record in some words, "" = the call says it."""
+        return ""
+
+    def __repr__(self) -> str:
+        said = []
+        for each in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if not same(value, each.default):
+                said.append(f"{each.name}={short(value)}")
+        call = f"{type(self).__name__}({', '.join(said)})"
+        summary = self.summary() if len(call) > LINE else ""
+        return f"<{type(self).__name__}: {summary}>" if summary else call
+
+
+def number(value: Any) -> float | None:
+    """A single number that is known, else None."""
+    if is_array(value):
+        return float(np.asarray(value)) if np.ndim(value) == 0 and is_known(value) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def cell(name: str, value: Any) -> str:
+    """A figure as tables have it, with its unit; arrays by their ends, what is traced by its shape."""
+    single = number(value)
+    if single is not None:
+        return figure_text(name, single)
+    if is_array(value):
+        if not is_known(value) or not np.size(value):
+            return short(value)
+        flat = np.asarray(value, float).ravel()
+        return f"{figure_text(name, flat.min())} to {figure_text(name, flat.max())} ({flat.size:,} values)"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {cell(str(key), each)}" for key, each in value.items()) or "-"
+    if isinstance(value, tuple | list) and not any(isinstance(each, Record) for each in value):
+        return ", ".join(cell("", each) for each in value) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else value if isinstance(value, str) else short(value)
+
+
+def same(value: Any, default: Any) -> bool:
+    """Whether a field has its default, so that a call need not give it."""
+    return type(value) is type(default) and not is_array(value) and bool(value == default)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of NumPy or JAX, or stands for one while a function is traced."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def is_known(value: Any) -> bool:
+    """Whether an array has numbers: a tracer has none, nor has a shape that stands for an array."""
+    import jax
+
+    return isinstance(value, np.ndarray | np.generic | jax.Array) and not isinstance(value, jax.core.Tracer)
+
+
+def form(value: Any) -> str:
+    """Type and shape of an array, as JAX writes them: float32[1000]."""
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def short(value: Any) -> str:
+    """A value in one line; arrays by what they are, those of one number as it."""
+    if is_array(value):
+        if not is_known(value):
+            return f"traced {form(value)}"
+        return repr(np.asarray(value).item()) if np.ndim(value) == 0 else form(value)
+    return " ".join(repr(value).split())
