@@ -2,9 +2,9 @@
 
     python -m benchmarks.serving_sample [--fit] [--rows FILE.csv]
 
-Aggregated rows: time to the first token and time of a further one at a load generator's concurrency. H100 and H200 are
-development, which the numbers of `Engine` are fitted on (`--fit`); all other GPUs are test. Rows left out are counted
-by reason. Nothing of the file is copied; it is read from the installed package.
+Time to the first token and time of a further one at a load generator's concurrency. Aggregated rows of H100 and H200
+are development, which the numbers of `Engine` are fitted on (`--fit`); all other GPUs and all disaggregated rows are
+test. Rows left out are counted by reason. Nothing of the file is copied; it is read from the installed package.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from neusight_jax.cluster_file import load_cluster
 from neusight_jax.errors import InputError
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.capacity import capacity
+from neusight_jax.serving.disaggregated import link_bytes_per_s
 from neusight_jax.serving.engine import ENGINES, WIDTHS, Engine, Options
+from neusight_jax.serving.pools import pools as pooled
 from neusight_jax.serving.steady import Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import Axes, Model, axes, load_model, steps
 from neusight_jax.serving.times import Times, bounded_times
@@ -69,6 +71,14 @@ NATIVE = ("openai/gpt-oss-120b",)
 CHUNK, MOST, LENGTH = 8192, 1024, 16384
 """Tokens of a step and running requests of all engines, larger loads are left out; longest sequence of a table."""
 TARGETS = ("tpot", "ttft")
+GENERATORS = ("own", "dated")
+"""Load generators: of the package's own runs, and of those from a dated source. Each has its share of arrivals that
+come all at once (`Engine.wave`)."""
+WAVES: dict[str, dict[str, float]] = {
+    name: {each: float(np.asarray(engine.wave)) for each in GENERATORS} for name, engine in ENGINES.items()
+}
+WAVES["sglang"]["own"] = 0.598
+"""That share by engine and generator: one of both where they were not told apart by the fit."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ def folder() -> Path:
 
 
 def read() -> tuple[pd.DataFrame, Counter[str]]:
-    """Aggregated rows that can be forecast, with their set-up, and reasons of the others."""
+    """Rows that can be forecast, with their set-up, and reasons of the others."""
     frame = pd.read_csv(folder() / "systems" / "silicon_sample.csv", dtype=str, keep_default_na=False)
     kept, reasons = [], Counter[str]()
     for values in frame.to_dict("records"):
@@ -105,10 +115,42 @@ def read() -> tuple[pd.DataFrame, Counter[str]]:
 
 def row(values: Mapping[str, str]) -> dict[str, Any] | str:
     """A row of the file as what is forecast, or why it is not."""
-    if values["mode"] != "agg":
-        return "disaggregated prefill and decode"
+    disaggregated = values["mode"] != "agg"
+    names = ("prefill_", "decode_") if disaggregated else ("",)
+    said = re.search(r"silicon_concurrency=(\d+)", values["silicon_data_source"])
+    if disaggregated and not all(values[f"{each}num_workers"] for each in names):
+        return "disaggregated, without how many replicas"
+    if disaggregated and not said:
+        return "disaggregated, without its concurrency"
+    setups = [_setup(values, each) for each in names]
+    refused = next((each for each in setups if isinstance(each, str)), None)
+    if refused is not None:
+        return refused
+    load = int(said[1]) if said else int(values["batch_size"])
+    if load > MOST:
+        return f"more than {MOST:,} requests at once"
+    *_, decode = setups
+    return {
+        **vars(decode),
+        "setup": decode,
+        "prefill": setups[0] if disaggregated else None,
+        "prefill_replicas": int(values["prefill_num_workers"]) if disaggregated else 0,
+        "decode_replicas": int(values["decode_num_workers"]) if disaggregated else 1,
+        "backend": values["backend"],
+        "generator": "own" if values["silicon_data_source"].startswith("source_file=/") else "dated",
+        "input": int(values["isl"]),
+        "output": int(values["osl"]),
+        "load": load,
+        "ttft": float(values["silicon_ttft_ms"]) / 1e3,
+        "tpot": float(values["silicon_tpot_ms"]) / 1e3,
+        "id": values["id"],
+    }
+
+
+def _setup(values: Mapping[str, str], prefix: str) -> Setup | str:
+    """The set-up of the replicas whose columns begin so, or why it is not forecast."""
     tensor, expert, split, data = (
-        int(values[name] or 0) for name in ("tp_size", "moe_ep_size", "moe_tp_size", "attention_dp_size")
+        int(values[prefix + name] or 0) for name in ("tp_size", "moe_ep_size", "moe_tp_size", "attention_dp_size")
     )
     if data > 1:
         return "attention is data parallel"
@@ -118,24 +160,8 @@ def row(values: Mapping[str, str]) -> dict[str, Any] | str:
         return "experts are split both ways"
     if tensor > 8:
         return "a replica of more than 8 GPUs"
-    said = re.search(r"silicon_concurrency=(\d+)", values["silicon_data_source"])
-    load = int(said[1]) if said else int(values["batch_size"])
-    if load > MOST:
-        return f"more than {MOST:,} requests at once"
-    lengths = int(values["isl"]), int(values["osl"])
     quantization = values["gemm_quant_mode"].replace("_block", "") or "bf16"
-    setup = Setup(values["model_path"], quantization, values["system"], tensor, max(expert, 1))
-    return {
-        **vars(setup),
-        "setup": setup,
-        "backend": values["backend"],
-        "input": lengths[0],
-        "output": lengths[1],
-        "load": load,
-        "ttft": float(values["silicon_ttft_ms"]) / 1e3,
-        "tpot": float(values["silicon_tpot_ms"]) / 1e3,
-        "id": values["id"],
-    }
+    return Setup(values["model_path"], quantization, values["system"], tensor, max(expert, 1))
 
 
 @functools.cache
@@ -185,68 +211,107 @@ def tables(setups: Iterable[Setup]) -> dict[Setup, tuple[Times, float, float] | 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows stacked for one program: step times of each, what is asked, requests held, and how many run at most."""
+    """Rows stacked for one program: step times of each, what is asked, requests held, and how many run at most; of
+    disaggregated ones also of the replicas that prefill, seconds of a transfer, and how many there are of both."""
 
     times: Times
     asked: Demand
     load: np.ndarray
     most: np.ndarray
+    pools: tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
 def stacked(frame: pd.DataFrame, found: Mapping[Setup, Any]) -> Batch:
-    """All rows for one program."""
+    """All rows, aggregated or not, for one program."""
     own = [found[setup] for setup in frame["setup"]]
-    tables = {name: np.stack([each[0].tables[name] for each in own]) for name in own[0][0].tables}
     options = Options(CHUNK, MOST)
     lengths = [Lengths(*each) for each in zip(frame["input"], frame["output"], strict=True)]
     chunks = int(-(-frame["input"].max() // CHUNK))
     asked = [demand(each, options, most_chunks=chunks) for each in lengths]
-    most = [
-        min(MOST, max(room / one * LENGTH / each.mean_context, 1.0))
-        for (_, room, one), each in zip(own, lengths, strict=True)
-    ]
+    most = [min(MOST, max(_room(each, length.mean_context), 1.0)) for each, length in zip(own, lengths, strict=True)]
     rows = jax.tree.map(lambda *each: np.stack([np.asarray(one, np.float32) for one in each]), *asked)
-    return Batch(Times(tables, Engine(), own[0][0].axes), rows, frame["load"].to_numpy(np.float32), np.array(most))
+    pools = None
+    if frame["prefill"].notna().all():
+        sent = [_transfer_s(each, found) for each in frame.to_dict("records")]
+        counts = (frame[name].to_numpy(np.float32) for name in ("prefill_replicas", "decode_replicas"))
+        pools = (_tables([found[each] for each in frame["prefill"]]), np.array(sent, np.float32), *counts)
+    times = Times(_tables(own), Engine(), own[0][0].axes)
+    return Batch(times, rows, frame["load"].to_numpy(np.float32), np.array(most), pools)
+
+
+def _tables(own: list[Any]) -> dict[str, Any]:
+    return {name: np.stack([each[0].tables[name] for each in own]) for name in own[0][0].tables}
+
+
+def _room(found: tuple[Times, float, float], context: float) -> float:
+    """Requests of this mean length whose KV cache fits."""
+    return found[1] / found[2] * LENGTH / context
+
+
+def _transfer_s(row: Mapping[str, Any], found: Mapping[Setup, Any]) -> float:
+    """Seconds that the KV cache of a prompt takes to the replica that decodes."""
+    setups = row["prefill"], row["setup"]
+    gpus = sum(each.tensor * row[f"{name}_replicas"] for each, name in zip(setups, ("prefill", "decode"), strict=True))
+    sent = max(found[each][2] for each in setups) * row["input"] / LENGTH
+    return sent / link_bytes_per_s(load_cluster(f"{gpus}x {SYSTEMS[row['system']]}"), gpus)
 
 
 @jax.jit
-def _forecast(engine: Engine, batch_times: Times, asked: Demand, load: Any, most: Any) -> Any:
-    def one(tables: Any, asked: Demand, load: Any, most: Any) -> Any:
-        state = steady(Times(tables, engine, batch_times.axes), asked, load, most)
+def _forecast(engine: Engine, waves: Any, rows: Any) -> Any:
+    def one(wave: Any, times: Times, asked: Demand, load: Any, most: Any, pools: Any) -> Any:
+        own = engine.replace(wave=wave)
+        times = Times(times.tables, own, times.axes)
+        if pools is None:
+            state = steady(times, asked, load, most)
+        else:
+            first, *rest = pools
+            sent, *counts = rest
+            state = pooled(Times(first, own, times.axes), times, asked, load, sent, most, *counts)
         return jnp.stack([state.tpot_s, state.ttft_s])
 
-    return jax.vmap(one)(batch_times.tables, asked, load, most)
+    times, *rest = rows
+    return jax.vmap(lambda wave, tables, *each: one(wave, Times(tables, engine, times.axes), *each))(
+        waves, times.tables, *rest
+    )
 
 
-def forecast(rows: Batch, engine: Engine) -> np.ndarray:
-    """TPOT and TTFT of every row, seconds [row, 2]."""
-    return np.asarray(_forecast(engine, rows.times, rows.asked, rows.load, rows.most))
+def forecast(rows: Batch, engine: Engine, waves: np.ndarray) -> np.ndarray:
+    """TPOT and TTFT of every row, seconds [row, 2], with the share of its arrivals that come all at once."""
+    return np.asarray(_forecast(engine, waves, (rows.times, rows.asked, rows.load, rows.most, rows.pools)))
 
 
-def fit(rows: Batch, frame: pd.DataFrame, weights: np.ndarray) -> Engine:
-    """Numbers of an engine on rows of some weight, by absolute errors in logarithms under their priors."""
+def fit(rows: Batch, frame: pd.DataFrame, weights: np.ndarray) -> tuple[Engine, dict[str, float]]:
+    """Numbers of an engine, and the wave of each load generator, on rows of some weight, by absolute errors in
+    logarithms under their priors."""
     from scipy.optimize import minimize
 
-    names = list(WIDTHS)
-    prior = np.log([float(np.asarray(getattr(Engine(), name))) for name in names])
-    widths = np.array([WIDTHS[name] for name in names])
-    measured = frame[list(TARGETS)].to_numpy()
+    names = [*(name for name in WIDTHS if name != "wave"), *GENERATORS]
+    prior = np.log([float(np.asarray(getattr(Engine(), name, Engine().wave))) for name in names])
+    widths = np.array([WIDTHS.get(name, WIDTHS["wave"]) for name in names])
+    measured, generators = frame[list(TARGETS)].to_numpy(), frame["generator"].to_numpy()
+
+    def values(raw: np.ndarray) -> tuple[Engine, dict[str, float]]:
+        every = {name: float(np.exp(each)) for name, each in zip(names, raw, strict=True)}
+        waves = {name: min(every.pop(name), 1.0) for name in GENERATORS}
+        return Engine(**every), waves
 
     def loss(raw: np.ndarray) -> float:
-        engine = Engine(**{name: float(np.exp(each)) for name, each in zip(names, raw, strict=True)})
-        found = forecast(rows, engine)
+        engine, waves = values(raw)
+        found = forecast(rows, engine, np.array([waves[each] for each in generators], np.float32))
         error = np.abs(np.log(found / measured)) * weights[:, None]
         return float(np.nansum(error) / weights.sum() + 0.01 * np.sum(((raw - prior) / widths) ** 2))
 
-    best = minimize(loss, prior, method="Nelder-Mead", options={"maxiter": 300, "xatol": 0.01, "fatol": 1e-4}).x
-    return Engine(**{name: float(np.exp(each)) for name, each in zip(names, best, strict=True)})
+    best = minimize(loss, prior, method="Nelder-Mead", options={"maxiter": 400, "xatol": 0.01, "fatol": 1e-4})
+    return values(best.x)
 
 
 def scores(frame: pd.DataFrame, found: np.ndarray) -> pd.DataFrame:
     """Median and mean absolute errors in percent, by part of the rows."""
     rows = []
-    development = frame["system"].isin(DEVELOPMENT)
-    for part, chosen in (("development", development), ("test", ~development)):
+    pools = frame["prefill"].notna()
+    development = frame["system"].isin(DEVELOPMENT) & ~pools
+    parts = {"development": development, "test": ~development & ~pools, "disaggregated": pools}
+    for part, chosen in parts.items():
         for loads, few in (("at most 8", frame["load"] <= 8), ("all", frame["load"] > 0)):
             own = (chosen & few).to_numpy()
             entry: dict[str, Any] = {"part": part, "concurrency": loads, "rows": int(own.sum())}
@@ -259,15 +324,33 @@ def scores(frame: pd.DataFrame, found: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def prepared() -> tuple[pd.DataFrame, Batch, Counter[str], dict[Setup, Any]]:
-    """Rows that can be forecast, grouped, and why others cannot."""
+def prepared(
+    known: Mapping[Setup, Any] | None = None,
+) -> tuple[pd.DataFrame, Counter[str], dict[Setup, Any]]:
+    """Rows that can be forecast, why others cannot, and step times of every set-up, those `known` apart."""
     frame, reasons = read()
-    found = tables(dict.fromkeys(frame["setup"]))
-    for setup in frame["setup"]:
-        if isinstance(found[setup], str):
-            reasons[found[setup]] += 1
-    frame = frame[[not isinstance(found[setup], str) for setup in frame["setup"]]].reset_index(drop=True)
-    return frame, stacked(frame, found), reasons, found
+    setups = dict.fromkeys([*frame["setup"], *frame["prefill"].dropna()])
+    known = known or {}
+    found = {**known, **tables(each for each in setups if each not in known)}
+    kept = []
+    for values in frame.to_dict("records"):
+        reason = _unusable(values, found)
+        kept.append(reason is None)
+        if reason is not None:
+            reasons[reason] += 1
+    return frame[kept].reset_index(drop=True), reasons, found
+
+
+def _unusable(row: Mapping[str, Any], found: Mapping[Setup, Any]) -> str | None:
+    """Why a row has no forecast, given step times."""
+    own = [row["setup"], *([row["prefill"]] if row["prefill"] is not None else [])]
+    context = Lengths(row["input"], row["output"]).mean_context
+    for each in (found[setup] for setup in own):
+        if isinstance(each, str):
+            return each
+        if _room(each, context) < 1.0:
+            return "no request fits the memory of the GPUs it names"
+    return None
 
 
 def main() -> None:
@@ -276,21 +359,40 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="fit the numbers of Engine on development rows")
     parser.add_argument("--rows", type=Path, help="write every row with its forecast")
     asked = parser.parse_args()
-    frame, rows, reasons, _ = prepared()
-    found = np.full((len(frame), 2), np.nan)
-    for name, engine in ENGINES.items():
-        own = (frame["backend"] == name).to_numpy()
-        if asked.fit:
-            engine = fit(rows, frame, (own & frame["system"].isin(DEVELOPMENT).to_numpy()).astype(float))
-            print(name, engine)
-        found[own] = forecast(rows, engine)[own]
+    frame, reasons, tabled = prepared()
+    found, _ = forecasts(frame, tabled, fitted=asked.fit)
     print(scores(frame, found).to_string(index=False))
     for reason, count in reasons.most_common():
         print(f"left out {count}: {reason}")
     if asked.rows is not None:
         for at, name in enumerate(TARGETS):
             frame[f"{name}_forecast"] = found[:, at]
-        frame.drop(columns="setup").to_csv(asked.rows, index=False)
+        frame.drop(columns=["setup", "prefill"]).to_csv(asked.rows, index=False)
+
+
+def forecasts(
+    frame: pd.DataFrame, tabled: Mapping[Setup, Any], *, fitted: bool
+) -> tuple[np.ndarray, dict[str, tuple[Engine, dict[str, float]]]]:
+    """TPOT and TTFT of every row by the numbers of its engine and load generator, which come too; `fitted` here on
+    development rows, or those that ship."""
+    pools = frame["prefill"].notna().to_numpy()
+    development = frame["system"].isin(DEVELOPMENT).to_numpy() & ~pools
+    found, numbers = np.full((len(frame), 2), np.nan), {}
+    for name, engine in ENGINES.items():
+        backend = (frame["backend"] == name).to_numpy()
+        numbers[name] = engine, WAVES[name]
+        if fitted:
+            own = frame[backend & development].reset_index(drop=True)
+            numbers[name] = fit(stacked(own, tabled), own, np.ones(len(own)))
+            print(name, *numbers[name], flush=True)
+        for part in (backend & ~pools, backend & pools):
+            own = frame[part].reset_index(drop=True)
+            if len(own):
+                engine, waves = numbers[name]
+                found[part] = forecast(
+                    stacked(own, tabled), engine, np.array([waves[each] for each in own["generator"]], np.float32)
+                )
+    return found, numbers
 
 
 if __name__ == "__main__":

@@ -11,12 +11,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_configs import TINY
 
 import neusight_jax as nj
-from neusight_jax.serving import dynamo
+from neusight_jax import checkpoint
+from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.cli import run as command
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.serving import dynamo, under_load
+from neusight_jax.serving.capacity import Capacity
 from neusight_jax.serving.choices import Load, ServingChoice
-from neusight_jax.serving.dynamo import Run, read_trace, run, write_profile
+from neusight_jax.serving.dynamo import Prefill, Run, read_trace, run, write_profile
 from neusight_jax.serving.engine import Engine, Options
+from neusight_jax.serving.layouts import Replica
 from neusight_jax.serving.steady import Lengths
 from neusight_jax.serving.steps import axes
 from neusight_jax.serving.times import Times
@@ -128,6 +135,19 @@ def test_prices_and_bounds_follow_the_engine() -> None:
     assert found.costs["tokens"] == pytest.approx(1e6 * 10.0 / 3600 / 20.0 / 576)
 
 
+def test_what_an_engine_misses_is_said(own: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Run({"p95": 3.0}, {"p95": 0.02}, 10.0, 0.0)
+    monkeypatch.setattr(under_load, "run", lambda *_, **__: slow)
+    memory = Capacity(1e9, 1e8, 1e9, 6e10, 1e8, 8e10)
+    replica = Replica("H100", Parallelism(), OPTIONS, memory, (own,) * 3, 64.0)
+    choice, load = ServingChoice("H100", 1, 1, replicas=1, gpus=1), Load(LENGTHS, 9.0, None, ttft_s=1.0, max_gpus=2)
+    (found,) = under_load.under_load([choice], {("H100", 1, 1): replica}, load, None, lambda *_: (1.0, 1.0))
+    assert found.replicas is None
+    assert found.notes == (
+        "run by the engine, 2 replicas miss the targets: first token after 3 s, target 1 s (3 times)",
+    )
+
+
 needs_engine = pytest.mark.skipif(
     not dynamo.installed() or importlib.metadata.version(dynamo.PACKAGE) != dynamo.VERSION,
     reason="ai-dynamo-runtime is not installed",
@@ -152,3 +172,64 @@ def test_rates_and_traces(own: Times, tmp_path: Path) -> None:
     traced = run(own, OPTIONS, 1e5, trace=trace_file(tmp_path, 50), workers=2)
     assert traced.prefix_share == 0.0
     assert traced.tpot_s["p50"] < 0.02
+
+
+@needs_engine
+def test_guesses_that_are_right_are_tokens(own: Times) -> None:
+    def tpot(acceptance: float) -> float:
+        options = Options(1024, 64, draft_tokens=2, draft_acceptance=acceptance, draft_share=0.0)
+        return run(own, options, 1e5, lengths=LENGTHS, users=1).tpot_s["p50"]
+
+    assert tpot(0.0) / tpot(1.0) == pytest.approx(3.0, rel=0.05)
+    with pytest.raises(nj.InputError, match="the engine guesses at most 5 tokens, not 6"):
+        run(own, Options(1024, 64, draft_tokens=6), 1e5, lengths=LENGTHS, users=1)
+
+
+@needs_engine
+def test_a_prefix_that_is_held_is_not_computed(own: Times) -> None:
+    plain, held = (
+        run(own, Options(1024, 64, prefix_share=share), 1e5, lengths=LENGTHS, users=1) for share in (0.0, 0.5)
+    )
+    assert held.prefix_share == pytest.approx(0.5, abs=0.05)
+    assert held.ttft_s["p50"] < 0.7 * plain.ttft_s["p50"]
+
+
+@needs_engine
+def test_pools_send_what_they_computed(own: Times) -> None:
+    """512 tokens of 1 MB each at 1 GB/s take half a second."""
+    found = run(own, OPTIONS, 1e5, lengths=LENGTHS, users=1, prefill=Prefill(own, 1e5, 1, 1e6, 1e9))
+    assert found.ttft_s["p50"] == pytest.approx(0.512 + 0.0102, rel=0.05)
+    assert found.tpot_s["p50"] == pytest.approx(0.0101, rel=0.02)
+
+
+@needs_engine
+def test_the_command_runs_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checkpoint, "load_predictor", lambda *_: RooflinePredictor())
+    config = tmp_path / "tiny.json"
+    config.write_text(json.dumps(TINY))
+    trace = str(trace_file(tmp_path, 50))
+    options = [
+        "--gpu",
+        "H100",
+        "--dtype",
+        "bf16",
+        "--tensor-parallel",
+        "1",
+        "--max-batch",
+        "32",
+        "--chunk-tokens",
+        "1024",
+        "--disaggregated",
+    ]
+    assert command(["serve", str(config), *options, "--trace", trace, "--ttft", "1s", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert captured.err == ""
+    assert found["method"].startswith("ai-dynamo-runtime")
+    assert found["workload"]["trace"] == trace
+    assert [bool(each["prefill"]) for each in found["choices"]] == [False, True]
+    assert all(each["replicas"] == 1 for each in found["choices"])
+    assert command(["serve", str(config), *options, "--trace", trace, "--ttft", "1us"]) == 2
+    assert "no layout carries this load" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from neusight_jax.cli.console import answer
+from neusight_jax.cli.console import answer, busy
 from neusight_jax.cli.options import AsJson, ReportFile, WorkloadCheckpoint, argument, option
 from neusight_jax.errors import InputError
 
@@ -34,6 +34,9 @@ def serve(
     expert_parallel: Annotated[
         list[int] | None, option("1 = experts split as layers are, or as many as ranks.", default="both")
     ] = None,
+    disaggregated: Annotated[
+        bool, option("Also try GPUs that only take prompts beside others that only answer.")
+    ] = False,
     dtype: Annotated[str | None, option(_DTYPE, default="the model's own")] = None,
     weight_dtype: Annotated[str | None, option("What weights are stored in.", default="as the config says")] = None,
     kv_dtype: Annotated[str | None, option("Of the KV cache.", default="fp8 for fp8 and fp4, else as --dtype")] = None,
@@ -68,26 +71,28 @@ def serve(
         "draft_share": draft_share,
     }
     checkpoint = checkpoint or "tensorcore"
-    found = serve_load(
-        load_predictor(checkpoint),
-        gpu,
-        model,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        users=users,
-        request_rate=request_rate,
-        trace=trace,
-        method=method,
-        ttft_s=_seconds("--ttft", ttft),
-        tpot_s=_seconds("--tpot", tpot),
-        percentile=percentile,
-        prices=read_prices(prices) if prices is not None else None,
-        max_gpus=max_gpus,
-        dtypes={"dtype": dtype, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype},
-        options=options,
-        tensor_parallel=tensor_parallel,
-        expert_parallel=expert_parallel,
-    )
+    with busy("forecasting"):
+        found = serve_load(
+            load_predictor(checkpoint),
+            gpu,
+            model,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            users=users,
+            request_rate=request_rate,
+            trace=trace,
+            method=method,
+            ttft_s=_seconds("--ttft", ttft),
+            tpot_s=_seconds("--tpot", tpot),
+            percentile=percentile,
+            prices=read_prices(prices) if prices is not None else None,
+            max_gpus=max_gpus,
+            dtypes={"dtype": dtype, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype},
+            options=options,
+            tensor_parallel=tensor_parallel,
+            expert_parallel=expert_parallel,
+            disaggregated=disaggregated,
+        )
     answer(found, as_json, report, checkpoint=checkpoint)
 
 

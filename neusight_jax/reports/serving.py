@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from rich.console import RenderableType
@@ -56,13 +57,12 @@ def _head(found: Serving) -> str:
 def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
     """The cells of a choice by their columns."""
     key = f"p{found.workload['percentile']:g}"
-    split = f"{choice.replicas} x TP{choice.tensor}" + (f" EP{choice.expert}" if choice.expert > 1 else "")
     low, high = choice.intervals["gpus"]
     cells = {
         "rank": f"{choice.rank or '-'}{'=' if choice.tie else ''}",
         "GPU": choice.gpu.removeprefix("NVIDIA ").removeprefix("AMD Instinct "),
         "GPUs": f"{choice.gpus}" if low == high else f"{choice.gpus} ({low:g}-{high:g})",
-        "layout": split,
+        "layout": _layout(choice),
         f"TTFT {key}": _bounded(choice.ttft_s[key], choice.intervals["ttft_s"]),
         f"TPOT {key}": _bounded(choice.tpot_s[key], choice.intervals["tpot_s"]),
         "users": f"{choice.max_users or 0:,}",
@@ -77,8 +77,21 @@ def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
     return cells
 
 
+def _layout(choice: ServingChoice) -> str:
+    """Replicas and how each is split; those that prefill, then those that decode."""
+
+    def split(replicas: float | None, tensor: float, expert: float) -> str:
+        return f"{replicas:g} x TP{tensor:g}" + (f" EP{expert:g}" if expert > 1 else "")
+
+    own = split(choice.replicas, choice.tensor, choice.expert)
+    first = choice.prefill
+    return f"{split(first['replicas'], first['tensor'], first['expert'])} + {own}" if first else own
+
+
 def _bounded(value: float, interval: tuple[float, float]) -> str:
     low, high = interval
+    if math.isinf(high):
+        return f"{duration(value)} or more"
     return f"{duration(value)} ±{max(high / value, value / low) - 1:.0%}" if low > 0 else duration(value)
 
 

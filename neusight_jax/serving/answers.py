@@ -8,10 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.cluster import Machine
@@ -20,6 +19,9 @@ from neusight_jax.graph.configs.config import whole
 from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
+from neusight_jax.serving.disaggregated import disaggregated as pooled
+from neusight_jax.serving.disaggregated import sending
+from neusight_jax.serving.dynamo import Trace, installed, read_trace
 from neusight_jax.serving.engine import LEARNED, Engine, usual_options
 from neusight_jax.serving.layouts import Replica, named_machines, replicas
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
@@ -27,10 +29,6 @@ from neusight_jax.serving.steps import load_model
 from neusight_jax.serving.times import Times
 from neusight_jax.serving.under_load import METHOD, under_load
 from neusight_jax.terms import Predictor
-from neusight_jax.units import duration
-
-if TYPE_CHECKING:
-    pass
 
 EXPERTS = "tokens spread over experts at random and evenly; hot experts cost more"
 
@@ -55,6 +53,7 @@ def serve(
     options: Mapping[str, Any] | None = None,
     tensor_parallel: Sequence[int] | None = None,
     expert_parallel: Sequence[int] | None = None,
+    disaggregated: bool = False,
     engine: Engine = LEARNED,
     notes: Sequence[str] = (),
 ) -> Serving:
@@ -75,29 +74,21 @@ def serve(
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
       options: fields of `engine.Options` that are not vLLM's defaults.
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
+      disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
       engine: numbers of the engine's own time; notes: what else to say.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
-    priced = prices_of(prices)
-    engine_runs, requests = _method(method, trace is not None), None
-    if trace is not None:
-        from neusight_jax.serving.dynamo import read_trace
-
-        if any(each is not None for each in (input_tokens, output_tokens, users, request_rate)):
-            raise InputError("a trace says lengths and times itself; leave tokens, users and request_rate out")
-        requests = read_trace(trace)
-    elif input_tokens is None or output_tokens is None:
-        raise InputError("input_tokens and output_tokens are missing; give both, or a trace")
-    load = Load(
-        requests.lengths
-        if requests is not None
-        else Lengths(whole("input_tokens", input_tokens), whole("output_tokens", output_tokens)),
+    priced, engine_runs = prices_of(prices), _method(method, trace is not None)
+    load, requests = _load(
+        trace,
+        input_tokens,
+        output_tokens,
         users,
-        request_rate if requests is None else requests.rate,
-        math.inf if ttft_s is None else ttft_s,
-        math.inf if tpot_s is None else tpot_s,
-        float(percentile),
-        math.inf if max_gpus is None else whole("max_gpus", max_gpus),
+        request_rate,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        percentile=percentile,
+        max_gpus=max_gpus,
     )
     clusters = named_machines(machines)
     own = {
@@ -113,14 +104,17 @@ def serve(
         )
     }
     choices = [answer(each, load, priced) for each in tried.values()]
+    if disaggregated:
+        choices += pooled(list(tried.values()), clusters, model, load, priced)
     if priced is not None and all(priced.of(name) is None for name in clusters):
         raise InputError(f"no price for any of {', '.join(clusters)}; add them to the price file")
     _require_answer(choices, load)
     by = "cost" if priced is not None else "gpus"
     choices = ranked(choices, by)
     if engine_runs:
-        choices = ranked(under_load(choices, tried, load, requests), by)
+        choices = ranked(under_load(choices, tried, load, requests, sending(clusters, model)), by)
         _require_answer(choices, load)
+    asked = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": load.percentile, "max_gpus": max_gpus}
     workload = {
         "model": model.config.name,
         **asdict(model.dtypes),
@@ -128,27 +122,54 @@ def serve(
         "users": users,
         "request_rate": load.rate,
         "trace": None if trace is None else os.fspath(trace),
-        "ttft_s": ttft_s,
-        "tpot_s": tpot_s,
-        "percentile": load.percentile,
-        "max_gpus": max_gpus,
+        **asked,
+        "disaggregated": disaggregated,
         "options": {name: asdict(each) for name, each in own.items()},
         "engine": {name: float(np.asarray(value)) for name, value in vars(engine).items()},
     }
-    said = (
-        *([] if engine_runs else [CLOSED_FORM]),
-        *([EXPERTS] if any(each.expert > 1 for each in choices) else []),
-        *model.notes,
-        *notes,
-    )
+    experts = [EXPERTS] if any(each.expert > 1 for each in choices) else []
+    said = (*([] if engine_runs else [CLOSED_FORM]), *experts, *model.notes, *notes)
     how = METHOD if engine_runs else CLOSED_FORM
     return Serving(workload, by, tuple(choices), priced.currency if priced else "", how, said)
 
 
+def _load(
+    trace: str | os.PathLike[str] | None,
+    input_tokens: int | None,
+    output_tokens: int | None,
+    users: float | None,
+    request_rate: float | None,
+    *,
+    ttft_s: float | None,
+    tpot_s: float | None,
+    percentile: float,
+    max_gpus: int | None,
+) -> tuple[Load, Trace | None]:
+    """What is asked, and the trace that says it, if one does. `InputError` for both or neither."""
+    requests = None
+    if trace is not None:
+        if any(each is not None for each in (input_tokens, output_tokens, users, request_rate)):
+            raise InputError("a trace says lengths and times itself; leave tokens, users and request_rate out")
+        requests = read_trace(trace)
+        lengths = requests.lengths
+    elif input_tokens is None or output_tokens is None:
+        raise InputError("input_tokens and output_tokens are missing; give both, or a trace")
+    else:
+        lengths = Lengths(whole("input_tokens", input_tokens), whole("output_tokens", output_tokens))
+    load = Load(
+        lengths,
+        users,
+        request_rate if requests is None else requests.rate,
+        math.inf if ttft_s is None else ttft_s,
+        math.inf if tpot_s is None else tpot_s,
+        float(percentile),
+        math.inf if max_gpus is None else whole("max_gpus", max_gpus),
+    )
+    return load, requests
+
+
 def _method(method: str, needed: bool) -> bool:
     """Whether an engine runs the load."""
-    from neusight_jax.serving.dynamo import installed
-
     if method not in ("auto", "estimate", "engine"):
         raise InputError(f"method is {method!r}, expected auto, estimate or engine")
     if method == "estimate" and needed:
@@ -181,7 +202,7 @@ def curve(replica: Replica, load: Load) -> tuple[np.ndarray, Steady]:
     assert replica.times is not None
     requests = _loads(replica.most)
     padded = np.pad(requests, (0, -len(requests) % 64), mode="edge")
-    stacked = jax.tree.map(lambda *each: jnp.stack(list(each)), *replica.times)
+    stacked = jax.tree.map(lambda *each: np.stack([np.asarray(one) for one in each]), *replica.times)
     asked = demand(load.lengths, replica.options, poisson=load.rate is not None)
     found = _states(stacked, asked, padded, replica.most)
     return requests, Steady(*(np.asarray(each)[:, : len(requests)] for each in found))
@@ -280,14 +301,8 @@ def _costs(states: Steady, bound: int, count: int, at: float, load: Load, gpus: 
 
 def _missed(states: Steady, load: Load) -> str:
     """What one request alone misses, and by how much."""
-    said = []
-    for name, target, value in (
-        ("first token", load.ttft_s, _of(states.ttft(load.percentile), 0, 0)),
-        ("token", load.tpot_s, _of(states.tpot(load.percentile), 0, 0)),
-    ):
-        if value > target:
-            said.append(f"{name} after {duration(value)}, target {duration(target)} ({value / target:.2g} times)")
-    return f"one request alone misses: {', '.join(said)}"
+    times = (_of(each(load.percentile), 0, 0) for each in (states.ttft, states.tpot))
+    return f"one request alone misses: {load.missed(*times)}"
 
 
 def _require_answer(choices: Sequence[ServingChoice], load: Load) -> None:

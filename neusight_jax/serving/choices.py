@@ -11,6 +11,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.printed import Record
 from neusight_jax.results import Result
 from neusight_jax.serving.steady import PERCENTILES, Lengths
+from neusight_jax.units import duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +25,9 @@ class ServingChoice(Record):
 
     Attributes:
       gpu, tensor, expert: GPU type, and ranks of a replica that layers are split over, and experts.
+      prefill: where other replicas take the prompts (disaggregated): their `tensor`, `expert` and `replicas`, and
+        `transfer_s` of a prompt's KV cache; then tensor, expert and replicas are of those that decode, and users and
+        rate of all together.
       rank, tie: 1 is best; those whose interval reaches the best of their group share its rank. 0 = does not answer.
       replicas, gpus: smallest number that carries the load within the targets; None = none does.
       ttft_s, tpot_s: at the load of each replica, by percentile: {"p50": ..., "p95": ...}.
@@ -52,6 +56,7 @@ class ServingChoice(Record):
     requests_at_once: float = 0.0
     costs: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    prefill: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,3 +122,12 @@ class Load:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected a positive number")
         if self.percentile not in PERCENTILES:
             raise InputError(f"percentile is {self.percentile!r}, expected 50 or 95")
+
+    def missed(self, ttft_s: float, tpot_s: float) -> str:
+        """Which target these times miss, and by how much; empty if none."""
+        pairs = (("first token", self.ttft_s, ttft_s), ("token", self.tpot_s, tpot_s))
+        return ", ".join(
+            f"{name} after {duration(value)}, target {duration(target)} ({value / target:.2g} times)"
+            for name, target, value in pairs
+            if value > target
+        )

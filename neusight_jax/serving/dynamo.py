@@ -18,18 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from neusight_jax.errors import InputError
+from neusight_jax.programs import one_shot
 from neusight_jax.serving.engine import Options
 from neusight_jax.serving.steady import Lengths
 from neusight_jax.serving.times import Times
 
+PLAIN = Options()
 PACKAGE, VERSION = "ai-dynamo-runtime", "1.6.1"
 BLOCK_TOKENS = 64
 """Tokens of a block of the KV cache."""
 REQUESTS = 1000
 """Requests of a synthetic load, or ten for every user."""
+MOST_GUESSES = 5
+"""Guessed tokens that the mock engine takes (`aic_nextn`)."""
 TRACE_FIELDS: tuple[str, ...] = ("timestamp", "input_length", "output_length", "hash_ids")
 """Fields of a line of a Mooncake trace: milliseconds, tokens, and ids of blocks of the prompt (Qin et al., Mooncake,
 2024, github.com/kvcache-ai/Mooncake)."""
@@ -59,23 +64,31 @@ def _core() -> Any:
     return dynamo._core
 
 
-def write_profile(times: Times, path: str | os.PathLike[str]) -> None:
+def write_profile(times: Times, path: str | os.PathLike[str], options: Options = PLAIN) -> None:
     """Step times as Dynamo's `dynamo_profile` timing model reads them (`.npz`): milliseconds of a prompt by its length,
-    and of a decode step by the tokens in the KV cache of all requests and the mean length of one."""
+    and of a decode step by the tokens in the KV cache of all requests and the mean length of one. With the guesses of
+    `options`, if any, and the time they take."""
     axes = times.axes
-    contexts = np.array(axes.contexts, float)
-    batches = np.array(axes.batches, float)
+    contexts, batches = np.array(axes.contexts, np.float32), np.array(axes.batches, np.float32)
     tokens = np.unique(np.outer(batches, contexts))
     batch = np.maximum(tokens[:, None] / contexts[None, :], 1.0)
-    prompts = np.array(sorted({*axes.chunks, *(each for each in axes.starts if each > axes.chunks[-1])}), float)
+    prompts = np.array(sorted({*axes.chunks, *(each for each in axes.starts if each > axes.chunks[-1])}), np.float32)
+    prefill, decode = _steps_s(times, prompts, batch, contexts, np.float32(options.draft_tokens))
     np.savez(
         path,
-        prefill_isl=prompts,
-        prefill_ttft_ms=1e3 * np.asarray([float(times.step_s(0.0, 1.0, each, 0.0)) for each in prompts]),
-        decode_active_kv_tokens=tokens,
-        decode_context_length=contexts,
-        decode_itl=1e3 * np.asarray(times.step_s(batch, contexts[None, :] * np.ones_like(batch)), np.float64),
+        prefill_isl=prompts.astype(float),
+        prefill_ttft_ms=1e3 * np.asarray(prefill, float),
+        decode_active_kv_tokens=tokens.astype(float),
+        decode_context_length=contexts.astype(float),
+        decode_itl=1e3 * options.drafting * np.asarray(decode, float),
     )
+
+
+@one_shot
+def _steps_s(times: Times, prompts: Any, batch: Any, contexts: Any, guesses: Any) -> Any:
+    """Seconds of the step of each prompt alone, and of each batch [tokens held, context]."""
+    decode = times.step_s(batch, contexts[None, :] + 0.0 * batch, guesses=guesses)
+    return jax.vmap(lambda prompt: times.step_s(0.0, 1.0, prompt))(prompts), decode
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,22 @@ class Run:
     prefix_share: float
 
 
+@dataclass(frozen=True)
+class Prefill:
+    """A pool of replicas that only prefill.
+
+    Attributes:
+      times, cache_tokens, workers: of one, and how many; token_bytes: KV cache of a token on all ranks.
+      bytes_per_s: at which that of a prompt goes to a replica that decodes.
+    """
+
+    times: Times
+    cache_tokens: float
+    workers: int
+    token_bytes: float
+    bytes_per_s: float
+
+
 def run(
     times: Times,
     options: Options,
@@ -98,8 +127,9 @@ def run(
     users: float | None = None,
     rate: float | None = None,
     trace: Path | None = None,
+    prefill: Prefill | None = None,
 ) -> Run:
-    """A load on so many replicas, each taking requests in turn.
+    """A load on so many replicas, each taking requests in turn; with `prefill` they only decode.
 
     Args:
       cache_tokens: tokens that the KV cache of one replica holds.
@@ -107,20 +137,18 @@ def run(
     Raises: `InputError` where the package is missing or another version, or fails.
     """
     core = _core()
-    if options.draft_tokens:
-        raise InputError("speculative decoding is not run by the engine here; give --method estimate")
+    if options.draft_tokens > MOST_GUESSES:
+        raise InputError(
+            f"the engine guesses at most {MOST_GUESSES} tokens, not {options.draft_tokens}; give --method estimate"
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.npz"
-        write_profile(times, path)
-        engine = {
-            "backend": "vllm",
-            "block_size": BLOCK_TOKENS,
-            "num_gpu_blocks": max(int(cache_tokens) // BLOCK_TOKENS, 1),
-            "max_num_seqs": options.max_batch,
-            "max_num_batched_tokens": options.chunk_tokens,
-            "timing_model": {"type": "external", "provider": "dynamo_profile", "config": {"path": str(path)}},
-        }
-        shared: dict[str, Any] = {"extra_engine_args": {"engine": engine}, "num_workers": workers}
+        write_profile(times, path, options)
+        engine = _engine(options, cache_tokens, path)
+        if prefill is None:
+            shared: dict[str, Any] = {"extra_engine_args": {"engine": engine}, "num_workers": workers}
+        else:
+            shared = _pools(engine, workers, prefill, options, Path(folder) / "prefill.npz")
         try:
             if trace is not None:
                 found = core.run_mocker_trace_replay([str(trace)], **shared)
@@ -128,7 +156,37 @@ def run(
                 found = _synthetic(core, options, lengths, users, rate, shared)
         except (ValueError, RuntimeError) as error:
             raise InputError(f"{PACKAGE} refused the load: {' '.join(str(error).split())[:200]}") from None
-    return _read(found.summary)
+    return _read(found.summary, float(np.asarray(times.engine.request_s)))
+
+
+def _engine(options: Options, cache_tokens: float, path: Path) -> dict[str, Any]:
+    """An engine as the package has it, with a profile."""
+    guesses: dict[str, Any] = {}
+    if options.draft_tokens:  # each rate is given that the guesses before it were right
+        rates = ",".join([f"{options.draft_acceptance:g}"] * options.draft_tokens)
+        guesses = {"aic_nextn": options.draft_tokens, "aic_nextn_accept_rates": rates}
+    return {
+        "backend": "vllm",
+        "block_size": BLOCK_TOKENS,
+        "num_gpu_blocks": max(int(cache_tokens) // BLOCK_TOKENS, 1),
+        "max_num_seqs": options.max_batch,
+        "max_num_batched_tokens": options.chunk_tokens,
+        "timing_model": {"type": "external", "provider": "dynamo_profile", "config": {"path": str(path)}},
+        **guesses,
+    }
+
+
+def _pools(engine: dict[str, Any], workers: int, prefill: Prefill, options: Options, path: Path) -> dict[str, Any]:
+    """A pool of engines that decode, and one that prefills for them."""
+    write_profile(prefill.times, path, options)
+    sent = {"kv_bytes_per_token": round(prefill.token_bytes), "kv_transfer_bandwidth": prefill.bytes_per_s / 1e9}
+    first = {**_engine(options, prefill.cache_tokens, path), **sent, "worker_type": "prefill"}
+    return {
+        "prefill_engine_args": {"engine": first},
+        "decode_engine_args": {"engine": {**engine, **sent, "worker_type": "decode"}},
+        "num_prefill_workers": prefill.workers,
+        "num_decode_workers": workers,
+    }
 
 
 def _synthetic(
@@ -150,12 +208,14 @@ def _synthetic(
     return core.run_mocker_synthetic_trace_replay(lengths.input_tokens, lengths.output_tokens, count, **shared)
 
 
-def _read(summary: Mapping[str, Any]) -> Run:
-    def of(name: str) -> dict[str, float]:
-        return {"p50": summary[f"median_{name}_ms"] / 1e3, "p95": summary[f"p95_{name}_ms"] / 1e3}
+def _read(summary: Mapping[str, Any], request_s: float) -> Run:
+    """What requests met; `request_s` passes before an engine has one."""
+
+    def of(name: str, before: float = 0.0) -> dict[str, float]:
+        return {"p50": before + summary[f"median_{name}_ms"] / 1e3, "p95": before + summary[f"p95_{name}_ms"] / 1e3}
 
     ratio = float(summary["prefix_cache_reused_ratio"])
-    return Run(of("ttft"), of("tpot"), float(summary["request_throughput_rps"]), ratio)
+    return Run(of("ttft", request_s), of("tpot"), float(summary["request_throughput_rps"]), ratio)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.capacity import Capacity, capacity
 from neusight_jax.serving.engine import Engine, Options
 from neusight_jax.serving.steady import Lengths
-from neusight_jax.serving.steps import Model, Steps, axes, steps
+from neusight_jax.serving.steps import Model, Points, Steps, axes, needed_paths, points, tabled
 from neusight_jax.serving.times import Times, bounded_times
 from neusight_jax.terms import Predictor
 
@@ -118,8 +118,12 @@ def replicas(
     grid = axes(longest, chunk, most)
 
     @functools.cache
+    def points_of(layout: Parallelism, domain: int) -> Points:
+        return points(model, layout, domain, grid)
+
+    @functools.cache
     def steps_of(layout: Parallelism, domain: int, paths: tuple[str, ...]) -> Steps:
-        return steps(model, layout, domain, paths, grid)
+        return tabled(points_of(layout, domain), paths, grid, model.dtypes.products)
 
     for name, cluster in machines.items():
         own, domain = options[name], cluster.topology.gpus_per_domain or TENSOR[-1]
@@ -131,7 +135,8 @@ def replicas(
                 if not memory.fits:
                     yield replace(found, reason=_too_large(memory))
                     continue
-                written = steps_of(layout, domain, tuple(sorted(cluster.gpu.paths)))
+                paths = needed_paths(points_of(layout, domain), cluster.gpu.paths)
+                written = steps_of(layout, domain, paths)
                 _check_paths(written, cluster, model)
                 yield replace(found, times=bounded_times(predictor, cluster, written, engine))
             except InputError as error:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from neusight_jax.cluster import Machine, on_device
+from neusight_jax.cluster import Cluster, Machine, as_cluster, on_device
+from neusight_jax.errors import InputError
+from neusight_jax.serving.dynamo import Run
 from neusight_jax.serving.engine import Engine
 from neusight_jax.serving.steady import Demand, steady
 from neusight_jax.serving.steps import Steps
-from neusight_jax.serving.times import times
+from neusight_jax.serving.times import Times, bounded_times, times
 from neusight_jax.terms import Predictor
 
 
@@ -33,3 +38,47 @@ def elasticities(
         jax.tree.map(lambda slope, figure, row=row: slope[row] * jnp.nan_to_num(figure), slopes, own) for row in (0, 1)
     )
     return first, further
+
+
+STEP = 0.05
+"""Of a figure's logarithm to either side: wide enough that whole steps of requests do not show."""
+
+
+def run_elasticities(
+    predictor: Predictor,
+    machine: Machine,
+    steps: Steps,
+    engine: Engine,
+    run: Callable[[Times], Run],
+    figures: Sequence[str],
+    percentile: float = 50.0,
+) -> dict[str, dict[str, float]]:
+    """Percent that TTFT and TPOT change for a percent of each figure, where an engine runs the load: central
+    differences with common random numbers, so that chance falls out.
+
+    Args:
+      run: a load on step times with the same arrivals every time, as `dynamo.run` does; below saturation, where times
+        follow the machine and not the queue.
+      figures: names of fields of a GPU or a topology; percentile: 50 or 95 of requests.
+    Returns: by figure, `ttft_s` and `tpot_s`.
+    Raises: `InputError` for a figure that the machine has not.
+    """
+    cluster, key = as_cluster(machine), f"p{percentile:g}"
+
+    def logs(figure: str, step: float) -> np.ndarray:
+        own = bounded_times(predictor, _scaled(cluster, figure, math.exp(step)), steps, engine)[0]
+        found = run(own)
+        return np.log([found.ttft_s[key], found.tpot_s[key]])
+
+    slopes = {figure: (logs(figure, STEP) - logs(figure, -STEP)) / (2.0 * STEP) for figure in figures}
+    return {figure: dict(zip(("ttft_s", "tpot_s"), map(float, each), strict=True)) for figure, each in slopes.items()}
+
+
+def _scaled(cluster: Cluster, figure: str, factor: float) -> Cluster:
+    """A cluster with one figure of its topology or its GPU scaled."""
+    part = "topology" if hasattr(cluster.topology, figure) else "gpu"
+    holder = getattr(cluster, part)
+    value = float(np.asarray(getattr(holder, figure, math.nan)))
+    if not value > 0.0:
+        raise InputError(f"{figure} is no figure of this machine; expected one that is a positive number")
+    return cluster.replace(**{part: holder.replace(**{figure: value * factor})})

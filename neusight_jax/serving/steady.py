@@ -73,16 +73,14 @@ def demand(lengths: Lengths, options: Options, *, poisson: bool = False, most_ch
     """A demand from lengths and options; `most_chunks`: room for chunks of other demands of one program."""
     fresh = max(lengths.input_tokens * (1.0 - options.prefix_share), 1.0)
     chunks = max(math.ceil(fresh / options.chunk_tokens), most_chunks)
-    guesses = float(options.draft_tokens)
-    drafting = 1.0 + options.draft_share * guesses
     return Demand(
         float(lengths.input_tokens),
         float(lengths.output_tokens),
         fresh,
         float(options.chunk_tokens),
         options.tokens_per_step,
-        guesses,
-        drafting,
+        float(options.draft_tokens),
+        options.drafting,
         float(poisson),
         np.arange(chunks, dtype=np.float32),
     )

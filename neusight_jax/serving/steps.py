@@ -44,6 +44,8 @@ HEAD: tuple[str, ...] = ("head", "sampling")
 CUSTOM_BYTES = 8.0 * 2**20
 """Largest all_reduce that engines run by their own kernels (vLLM, `custom_all_reduce.py`, `max_size`)."""
 _Counted: TypeAlias = list[tuple[Kernel, float]]
+Points: TypeAlias = list[_Counted]
+"""Kernels of every point of a grid, and how often each launches them."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,16 @@ class Steps:
 
 
 def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str], grid: Axes) -> Steps:
-    """The steps of a model on one rank of a layout.
+    """The steps of a model on one rank of a layout: `tabled` of `points`."""
+    return tabled(points(model, layout, domain, grid), paths, grid, model.dtypes.products)
+
+
+def points(model: Model, layout: Parallelism, domain: int, grid: Axes) -> Points:
+    """What each point of the grid launches on one rank of a layout, group after group, for whatever GPU.
 
     Args:
       layout: tensor ranks, and `expert` equal to them where experts stay whole.
-      domain: GPUs of a domain of fast links; paths: arithmetic of the GPU, that quantized weights are multiplied in.
+      domain: GPUs of a domain of fast links.
     Raises: `InputError` for a layout that does not divide the model.
     """
     _check(layout)
@@ -167,27 +174,32 @@ def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str]
     moving |= _differ(nodes((2, max(long, 2))), nodes((2, max(long // 2, 3))))
 
     def of(found: Iterable[Node], wanted: Callable[[Node], bool]) -> _Counted:
-        return [
-            (_run(kernel, paths), kernel.count * node.repeat)
-            for node in found
-            if wanted(node)
-            for kernel in node.forward
-        ]
+        return [(kernel, kernel.count * node.repeat) for node in found if wanted(node) for kernel in node.forward]
 
     def body(found: list[Node], tokens: int) -> _Counted:
         own = of(found, lambda node: node.name not in moving and node.name not in HEAD)
         return own + _collectives(model.decoder, layout, domain, tokens, model.dtypes)
 
-    points = [body(nodes((1, short), repeat=each), each) for each in grid.batches]
-    points += [body(nodes((each, each)), each) for each in grid.tokens]
-    points += [of(nodes((1, short), repeat=each), lambda node: node.name in HEAD) for each in grid.batches]
+    found = [body(nodes((1, short), repeat=each), each) for each in grid.batches]
+    found += [body(nodes((each, each)), each) for each in grid.tokens]
+    found += [of(nodes((1, short), repeat=each), lambda node: node.name in HEAD) for each in grid.batches]
 
     def inside(node: Node) -> bool:
         return node.name in moving
 
-    points += [of(nodes((1, each), repeat=batch), inside) for batch in grid.batches for each in grid.contexts]
-    points += [of(nodes((each, start + each)), inside) for each in grid.chunks for start in grid.starts]
-    return Steps(*_table(points, model.dtypes.products), grid)
+    found += [of(nodes((1, each), repeat=batch), inside) for batch in grid.batches for each in grid.contexts]
+    return found + [of(nodes((each, start + each)), inside) for each in grid.chunks for start in grid.starts]
+
+
+def needed_paths(written: Points, paths: Collection[str]) -> tuple[str, ...]:
+    """Those of a GPU's arithmetic paths that decide which kernels run: GPUs alike in them share steps."""
+    asked = {kernel.dtype for point in written for kernel, _ in point if kernel.instead is not None}
+    return tuple(sorted(asked & set(paths)))
+
+
+def tabled(written: Points, paths: Collection[str], grid: Axes, dtype: str) -> Steps:
+    """Points as steps on a GPU with these arithmetic paths, that quantized weights are multiplied in."""
+    return Steps(*_table([[(_run(kernel, paths), count) for kernel, count in each] for each in written], dtype), grid)
 
 
 def _check(layout: Parallelism) -> None:

@@ -47,18 +47,40 @@ class Times:
 
         Between the points of the grid it goes as a power of each size; less than one request counts in proportion.
         """
-        axes, engine = self.axes, self.engine
+        axes = self.axes
         decode, chunk = jnp.asarray(decode, float), jnp.asarray(chunk, float)
         rows = decode * (1.0 + jnp.asarray(guesses))
-        some, prompt = jnp.minimum(decode, 1.0), jnp.minimum(chunk, 1.0)
+        prompts = jnp.minimum(chunk, 1.0)
+        taken = prompts * _between(self.tables["prefill"], (axes.chunks, chunk), (axes.starts, start))
+        return self._sum_s(decode, rows, context, chunk, prompts, taken)
+
+    def batch_s(self, queries: ArrayLike, held: ArrayLike) -> Array:
+        """Seconds of one step of requests as they are, arrays [request]: `queries` new tokens each, 1 = it decodes,
+        more = a chunk of its prompt, 0 = no request; after `held` tokens of its own."""
+        queries, held = jnp.asarray(queries, float), jnp.asarray(held, float)
+        runs, prefills = jnp.where(queries == 1.0, 1.0, 0.0), jnp.where(queries > 1.0, 1.0, 0.0)
+        decode, prompts = jnp.sum(runs), jnp.sum(prefills)
+        context = jnp.sum(runs * (held + 1.0)) / jnp.maximum(decode, 1.0)
+        each = jax.vmap(
+            lambda chunk, start: _between(self.tables["prefill"], (self.axes.chunks, chunk), (self.axes.starts, start))
+        )(queries, held)
+        return self._sum_s(decode, decode, context, jnp.sum(prefills * queries), prompts, jnp.sum(prefills * each))
+
+    def _sum_s(
+        self, decode: Array, rows: Array, context: ArrayLike, chunk: Array, prompts: Array, taken: Array
+    ) -> Array:
+        """Seconds of a step of so many rows of `decode` requests and tokens of so many prompts, whose attention takes
+        `taken` seconds."""
+        axes, engine = self.axes, self.engine
+        some = jnp.minimum(decode, 1.0)
         alone = _between(self.tables["decode_body"], (axes.batches, rows))
         mixed = _between(self.tables["prefill_body"], (axes.tokens, rows + chunk))
-        head = _between(self.tables["head"], (axes.batches, rows + prompt))
+        head = _between(self.tables["head"], (axes.batches, rows + prompts))
         running = _between(self.tables["decode"], (axes.batches, rows), (axes.contexts, context))
-        taken = _between(self.tables["prefill"], (axes.chunks, chunk), (axes.starts, start))
-        kernels = jnp.where(chunk > 0, mixed, alone) + head + some * running + prompt * taken
+        kernels = jnp.where(chunk > 0, mixed, alone) + head + some * running + taken
         host = jnp.asarray(engine.step_s) + jnp.asarray(engine.sequence_s) * decode
-        return jnp.maximum(some, prompt) * (jnp.asarray(engine.kernels) * kernels + host)
+        any_work = jnp.maximum(some, jnp.minimum(prompts, 1.0))
+        return any_work * (jnp.asarray(engine.kernels) * kernels + host)
 
 
 def _between(table: Array, *places: tuple[tuple[int, ...], ArrayLike]) -> Array:
@@ -115,10 +137,10 @@ def kernel_seconds(
 def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> tuple[Times, Times, Times]:
     """Times, and those of all kernels at the low and the high end of their 80 % intervals, which is wider than a sum
     whose errors cancel; without intervals all three are equal. By a program that is compiled fast; no gradients."""
-    found = {}
+    found, own = {}, on_device(machine)
     require_covered(predictor, steps.kernels)
     for name, batch in steps.kernels.families.items():  # one at a time, so that models share programs
-        found[name] = np.asarray(_bounded(predictor, on_device(machine), KernelTable({name: batch})))
+        found[name] = np.asarray(_bounded(predictor, own, KernelTable({name: batch})))
     middle, low, high = (
         tabulated(steps, {name: jnp.asarray(each[at]) for name, each in found.items()}, engine) for at in range(3)
     )

@@ -2,61 +2,132 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from neusight_jax.prices import SECONDS_PER_HOUR
 from neusight_jax.serving.choices import Load, ServingChoice
-from neusight_jax.serving.dynamo import PACKAGE, VERSION, Run, Trace, run
+from neusight_jax.serving.dynamo import PACKAGE, VERSION, Prefill, Run, Trace, run
 from neusight_jax.serving.layouts import Replica
+from neusight_jax.serving.pools import fewest
 
 METHOD = f"{PACKAGE} {VERSION}: its scheduler on a virtual clock, with step times forecast here"
 LAYOUTS = 2
 """Of each GPU, the best by the estimate are run."""
+MOST_GROWTH = 4
+"""Times the GPUs of the estimate that pools may grow to."""
+Sending: TypeAlias = Callable[[Replica, Replica, int], tuple[float, float]]
 TRIES = 10
 """Most runs of one layout."""
 
 
 def under_load(
-    choices: Sequence[ServingChoice], tried: Mapping[tuple[str, int, int], Replica], load: Load, trace: Trace | None
+    choices: Sequence[ServingChoice],
+    tried: Mapping[tuple[str, int, int], Replica],
+    load: Load,
+    trace: Trace | None,
+    sending: Sending,
 ) -> list[ServingChoice]:
-    """Choices in the order of the estimate, the first of each GPU as the engine answers them."""
+    """Choices in the order of the estimate, the first of each GPU as the engine answers them, several at a time.
+
+    Args:
+      sending: of a replica that prefills, one that decodes and all GPUs: `token_bytes` and `bytes_per_s` of `Prefill`.
+    """
     seen: dict[str, int] = {}
-    out = []
-    for choice in choices:
+
+    def of(choice: ServingChoice) -> Callable[[], ServingChoice]:
         seen[choice.gpu] = seen.get(choice.gpu, 0) + bool(choice.replicas)
         if not choice.replicas:
-            out.append(choice)
-        elif seen[choice.gpu] > LAYOUTS:
+            return lambda: choice
+        if seen[choice.gpu] > LAYOUTS:
             note = "not run: the estimate prefers other layouts of this GPU"
-            out.append(replace(choice, replicas=None, gpus=None, rank=0, tie=False, notes=(note, *choice.notes)))
-        else:
-            out.append(_measured(choice, tried[choice.gpu, choice.tensor, choice.expert], load, trace))
-    return out
+            return lambda: replace(choice, replicas=None, gpus=None, rank=0, tie=False, notes=(note, *choice.notes))
+        replica = tried[choice.gpu, choice.tensor, choice.expert]
+        if not choice.prefill:
+            return lambda: _measured(choice, replica, load, trace)
+        own = tried[choice.gpu, int(choice.prefill["tensor"]), int(choice.prefill["expert"])]
+        return lambda: _pools(choice, own, replica, load, trace, sending)
+
+    threads = ThreadPoolExecutor(os.cpu_count())  # the engine runs outside Python
+    try:
+        return [each.result() for each in [threads.submit(of(choice)) for choice in choices]]
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _held(replica: Replica, load: Load) -> float:
+    """Tokens that the KV cache of a replica holds."""
+    assert replica.memory is not None
+    return replica.memory.cache_bytes / replica.memory.request_bytes * load.lengths.mean_context
 
 
 def _measured(choice: ServingChoice, replica: Replica, load: Load, trace: Trace | None) -> ServingChoice:
     """A choice as the engine runs it, with the fewest replicas that meet the targets."""
-    assert replica.memory is not None
     assert replica.times is not None
-    memory, times = replica.memory, replica.times[0]
-    held = memory.cache_bytes / memory.request_bytes * load.lengths.mean_context
+    times, held = replica.times[0], _held(replica, load)
+
+    runs: dict[int, Run] = {}
 
     def of(count: int) -> Run:
         if trace is not None:
-            return run(times, replica.options, held, workers=count, trace=trace.path)
-        users = None if load.users is None else load.users / count
-        rate = None if load.rate is None else load.rate / count
-        return run(times, replica.options, held, lengths=load.lengths, users=users, rate=rate)
+            runs[count] = run(times, replica.options, held, workers=count, trace=trace.path)
+        else:
+            users = None if load.users is None else load.users / count
+            rate = None if load.rate is None else load.rate / count
+            runs[count] = run(times, replica.options, held, lengths=load.lengths, users=users, rate=rate)
+        return runs[count]
 
     most = min(load.max_gpus, 1e9) // replica.layout.gpus
     count, found = _fewest(of, load, choice.replicas or 1, int(most))
     if found is None:
-        note = f"run by the engine, {most:g} replicas miss the targets"
-        return replace(choice, replicas=None, gpus=None, notes=(note, *choice.notes))
+        return _none(choice, f"{max(runs):g} replicas", runs[max(runs)], load)
     return _answered(choice, count, found, load, whole=trace is not None)
+
+
+def _none(choice: ServingChoice, what: str, found: Run, load: Load) -> ServingChoice:
+    """A choice that answers nothing, with what a run missed."""
+    key = f"p{load.percentile:g}"
+    note = f"run by the engine, {what} miss the targets: {load.missed(found.ttft_s[key], found.tpot_s[key])}"
+    return replace(choice, replicas=None, gpus=None, notes=(note, *choice.notes))
+
+
+def _pools(
+    choice: ServingChoice, prefill: Replica, decode: Replica, load: Load, trace: Trace | None, sending: Sending
+) -> ServingChoice:
+    """A choice of two pools as the engine runs it, each with the fewest replicas that meet its target."""
+    assert prefill.times is not None
+    assert decode.times is not None
+    first_times, times, key = prefill.times[0], decode.times[0], f"p{load.percentile:g}"
+
+    def gpus(first: int, after: int) -> int:
+        return first * prefill.layout.gpus + after * decode.layout.gpus
+
+    @functools.cache
+    def of(first: int, after: int) -> Run:
+        token_bytes, rate = sending(prefill, decode, gpus(first, after))
+        pool = Prefill(first_times, _held(prefill, load), first, token_bytes, rate)
+        own: dict[str, Any] = {"workers": after, "prefill": pool}
+        asked = {"lengths": load.lengths, "users": load.users, "rate": load.rate}
+        asked = {"trace": trace.path} if trace is not None else asked
+        return run(times, decode.options, _held(decode, load), **own, **asked)
+
+    counts = int(choice.prefill["replicas"]), choice.replicas or 1
+    found = fewest(
+        lambda *each: of(*each).ttft_s[key] <= load.ttft_s,
+        lambda *each: of(*each).tpot_s[key] <= load.tpot_s,
+        lambda *each: gpus(*each) <= min(load.max_gpus, MOST_GROWTH * gpus(*counts)),
+        counts,
+    )
+    if found is None:
+        return _none(choice, f"up to {MOST_GROWTH} times as many replicas", of(*counts), load)
+    sent = {**choice.prefill, "replicas": found[0]}
+    changed = replace(choice, prefill=sent, replicas=found[1])
+    return _answered(changed, found[1], of(*found), load, whole=True, gpus=gpus(*found))
 
 
 def _fewest(of: Callable[[int], Run], load: Load, first: int, most: int) -> tuple[int, Run | None]:
@@ -78,9 +149,15 @@ def _fewest(of: Callable[[int], Run], load: Load, first: int, most: int) -> tupl
     return high or 0, best
 
 
-def _answered(choice: ServingChoice, count: int, found: Run, load: Load, *, whole: bool) -> ServingChoice:
-    """A choice with what the engine found; bounds keep their ratios, and so do prices of input and output."""
-    key, gpus = f"p{load.percentile:g}", count * choice.tensor
+def _answered(
+    choice: ServingChoice, count: int, found: Run, load: Load, *, whole: bool, gpus: int = 0
+) -> ServingChoice:
+    """A choice with what the engine found; bounds keep their ratios, and so do prices of input and output.
+
+    Args:
+      whole: the run is of all replicas, else of one; gpus: of all, where replicas are of two kinds.
+    """
+    key, gpus = f"p{load.percentile:g}", gpus or count * choice.tensor
     rate = found.rate if whole else found.rate * count
     tokens = load.lengths.input_tokens + load.lengths.output_tokens
     intervals: dict[str, Any] = dict(choice.intervals)

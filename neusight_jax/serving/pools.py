@@ -1,0 +1,187 @@
+"""Pools: prompts on some replicas, answers on others (disaggregated prefill and decode), in steady state.
+
+Prompts queue at n_p replicas that do nothing else; the KV cache of each is sent whole to one of n_d replicas that only
+decode. With P the steps of a prompt, K the seconds of the transfer, D(b) a decode step of b requests, E tokens of a
+request from a step, and a rate of r requests a second:
+
+    first token  request_s + wait + P + K
+    wait         P u v / (u + v),  u = q / 2 (1 - q), q = r P / n_p: deterministic service, random arrivals (M/D/1)
+                                   v = (others / n_p - 1 + g) / 2, where all come at once, g prompts to a step
+    decoding     (O - 1) D(b) / E,  b = 1 + r decoding / n_d of those before
+    life         first token + decoding;  r = users / life, or as asked
+
+No prompt delays a decode step, which is what the second pool is for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike
+
+from neusight_jax.programs import one_shot
+from neusight_jax.serving.steady import Z95, Demand, Steady
+from neusight_jax.serving.times import Times
+
+ITERATIONS = 48
+"""Of the life of a request; each brings it nearer by a half or more."""
+FULL = 0.999
+"""Most share of its time that a pool is busy."""
+
+
+def pools(
+    prefill: Times,
+    decode: Times,
+    asked: Demand,
+    load: ArrayLike,
+    transfer_s: ArrayLike,
+    most: ArrayLike,
+    prefill_replicas: ArrayLike,
+    decode_replicas: ArrayLike,
+) -> Steady:
+    """The steady state of two pools.
+
+    Args:
+      load: users, or where arrivals are random, requests a second.
+      transfer_s: of the KV cache of a prompt; most: requests that decode at once on one replica.
+    """
+    load, poisson = jnp.asarray(load, float), jnp.asarray(asked.poisson)
+    engine, per_step = prefill.engine, jnp.asarray(asked.per_step)
+    first_n, next_n = jnp.asarray(prefill_replicas, float), jnp.asarray(decode_replicas, float)
+    outputs = jnp.maximum(jnp.asarray(asked.outputs) - 1.0, 1.0)
+    context, fresh, wave = asked.inputs + asked.outputs / 2.0, jnp.asarray(asked.fresh), jnp.asarray(engine.wave)
+    chunks = jnp.ceil(fresh / asked.chunk_tokens)
+    chunk, there = fresh / chunks, jnp.asarray(asked.places) < chunks
+    starts = asked.inputs - fresh + chunk * asked.places
+    prompt = jnp.sum(jnp.where(there, prefill.step_s(0.0, context, chunk, starts), 0.0))
+    first = jnp.asarray(engine.request_s) + prompt + jnp.asarray(transfer_s)
+
+    def decode_s(batch: Array) -> Array:
+        return jnp.asarray(asked.drafting) * decode.step_s(batch, context, guesses=asked.guesses)
+
+    fullest = next_n * most / (outputs * decode_s(jnp.asarray(most, float)) / per_step)  # requests a second
+
+    def parts(life: Array, decoding: Array) -> tuple[Array, ...]:
+        """Of a life and its decoding: rate, requests that decode beside one, waits at random and in waves."""
+        limit = jnp.minimum(FULL * first_n / prompt, fullest)
+        rate = jnp.minimum(jnp.where(poisson > 0, load, load / life), limit)
+        others = jnp.maximum(jnp.where(poisson > 0, rate * life, load - 1.0), 0.0)
+        beside = jnp.minimum(others * decoding / life / next_n, most - 1.0)
+        busy = jnp.clip(rate * prompt / first_n * others / jnp.maximum(others + 1.0 - poisson, 1.0), 0.0, FULL)
+        random = busy / (2.0 * (1.0 - busy))
+        met = others / first_n
+        together = jnp.clip(asked.chunk_tokens / fresh, 1.0, met + 1.0)
+        waved = jnp.maximum(met - 1.0 + together, 0.0) / 2.0 * jnp.where(others > 0, 1.0, 0.0)
+        queued = random * waved / jnp.maximum(random + waved, 1e-9)
+        return rate, beside, busy, prompt * queued, prompt * waved
+
+    def iterate(state: tuple[Array, Array], __: None) -> tuple[tuple[Array, Array], None]:
+        _, beside, _, random, waved = parts(*state)
+        decoding = outputs * decode_s(1.0 + beside) / per_step
+        life = first + (1.0 - wave) * random + wave * waved + decoding
+        return (0.5 * (state[0] + life), 0.5 * (state[1] + decoding)), None
+
+    alone = outputs * decode_s(jnp.ones(())) / per_step
+    (life, decoding), __ = jax.lax.scan(iterate, (first + alone, alone), None, length=ITERATIONS)
+    rate, beside, busy, random, waved = parts(life, decoding)
+    over = jnp.where(poisson > 0, jnp.where(load > 1.001 * rate, jnp.inf, 0.0), jnp.maximum(load / rate - life, 0.0))
+
+    def quantile(level: float) -> Array:
+        """Of the wait: exponential beyond its chance of being none, or even over a wave."""
+        tail = random / jnp.maximum(busy, 1e-9) * jnp.maximum(jnp.log(jnp.maximum(busy, 1e-9) / (1.0 - level)), 0.0)
+        return (1.0 - wave) * tail + wave * 2.0 * level * waved + over
+
+    spread = jnp.sqrt(beside * (1.0 - (1.0 - poisson) * decoding / life) + 1e-12)
+    return Steady(
+        ttft_s=first + (1.0 - wave) * random + wave * waved + over,
+        ttft_p50_s=first + quantile(0.5),
+        ttft_p95_s=first + quantile(0.95),
+        tpot_s=decoding / outputs,
+        tpot_p95_s=decode_s(1.0 + jnp.minimum(beside + Z95 * spread, most - 1.0)) / per_step,
+        rate=rate,
+        batch=(1.0 + beside) * next_n,
+        prefill_share=jnp.zeros(()),
+    )
+
+
+@one_shot
+def _states(prefill: Any, decode: Any, asked: Demand, load: Any, rest: Any) -> list[Any]:
+    """Fields of the states of stacked times [bound]."""
+
+    def one(prefill: Times, decode: Times) -> Steady:
+        return pools(prefill, decode, asked, load, *rest)
+
+    return jax.tree.leaves(jax.vmap(one)(prefill, decode))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two kinds of replicas as what a load is put on.
+
+    Attributes:
+      prefill, decode: their times, stacked [middle, low, high of the kernels].
+      asked: a demand; load: users, or requests a second.
+      transfer_s: of a prompt's KV cache, by how many replicas there are of each.
+      most: requests that decode at once on one replica.
+    """
+
+    prefill: Times
+    decode: Times
+    asked: Demand
+    load: float
+    transfer_s: Callable[[int, int], float]
+    most: float
+
+    def at(self, prefill: int, decode: int) -> Steady:
+        """The steady states of so many replicas [bound]."""
+        rest = tuple(map(np.float32, (self.transfer_s(prefill, decode), self.most, prefill, decode)))
+        found = _states(self.prefill, self.decode, self.asked, np.float32(self.load), rest)
+        return Steady(*map(np.asarray, found))
+
+
+def fewest(
+    first_meets: Callable[[int, int], bool],
+    next_meets: Callable[[int, int], bool],
+    most: Callable[[int, int], bool],
+    guess: tuple[int, int] = (1, 1),
+) -> tuple[int, int] | None:
+    """The fewest replicas of each pool, given whether so many meet the target of the first and of further tokens, and
+    whether so many may be had. From a guess, each pool grows while its own target is missed, then shrinks while both
+    are met."""
+    prefill, decode = guess
+    for _ in range(400):
+        wanted = first_meets(prefill, decode), next_meets(prefill, decode)
+        if all(wanted):
+            break
+        if not most(prefill, decode):
+            return None
+        prefill = prefill if wanted[0] else max(prefill + 1, math.ceil(1.25 * prefill))
+        decode = decode if wanted[1] else max(decode + 1, math.ceil(1.25 * decode))
+    else:
+        return None
+
+    def meets(prefill: int, decode: int) -> bool:
+        return first_meets(prefill, decode) and next_meets(prefill, decode)
+
+    decode = _least(lambda count: meets(prefill, count), decode)
+    prefill = _least(lambda count: meets(count, decode), prefill)
+    return (prefill, decode) if most(prefill, decode) else None
+
+
+def _least(meets: Callable[[int], bool], high: int) -> int:
+    """The least count from 1 to `high`, which does, that meets, by bisection."""
+    low, step = high, 1
+    while low == high and low > 0:  # mostly the count is near
+        low = max(high - step, 0)
+        if low > 0 and meets(low):
+            high, step = low, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high
