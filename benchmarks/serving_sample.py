@@ -77,8 +77,7 @@ come all at once (`Engine.wave`)."""
 WAVES: dict[str, dict[str, float]] = {
     name: {each: float(np.asarray(engine.wave)) for each in GENERATORS} for name, engine in ENGINES.items()
 }
-WAVES["sglang"]["own"] = 0.598
-"""That share by engine and generator: one of both where they were not told apart by the fit."""
+"""That share by engine and generator, of both together as shipped; `--fit` tells them apart."""
 
 
 @dataclass(frozen=True)

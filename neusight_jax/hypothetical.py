@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def knob(name: str) -> str:
     return f"{name} with peaks"
 
 
-_Machine = TypeVar("_Machine", GPU, Cluster)
+_Machine = TypeVar("_Machine", bound=GPU | Cluster)
 
 
 def fields_of(machine: Machine) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool
         joined = {name: value for name, value in given.items() if name in TRACED_FIELDS}
         own = {name: value for name, value in given.items() if name in FIELDS}
         gpu = vary(base.gpu, own, peaks_follow=peaks_follow)
-        return base.replace(gpu=gpu, topology=base.topology.replace(**joined))
+        return cast(_Machine, base.replace(gpu=gpu, topology=base.topology.replace(**joined)))
     shape = jnp.broadcast_shapes(*(value.shape for value in given.values()))
     grown: Array = jnp.ones(shape)
     for name in ("num_sms", "clock_hz"):
@@ -95,7 +95,7 @@ def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool
             for name in FIELDS
         }
     )
-    return widened(base, machine, given)
+    return cast(_Machine, widened(base, machine, given))
 
 
 def vary_plainly(base: _Machine, figures: Mapping[str, float]) -> _Machine:

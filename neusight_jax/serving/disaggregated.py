@@ -124,10 +124,13 @@ def _choice(
     states, gpus, key = pair.at(*counts), _gpus(prefill, decode, counts), load.percentile
     ends = [_counts(prefill, decode, pair, load, bound) for bound in (1, 2)]
     sizes = [_gpus(prefill, decode, each) if each else math.inf for each in ends]
-    intervals = {name: tuple(map(float, getattr(states, name[:4])(key)[1:])) for name in ("ttft_s", "tpot_s")}
+    intervals: dict[str, Any] = {
+        name: tuple(map(float, getattr(states, name[:4])(key)[1:])) for name in ("ttft_s", "tpot_s")
+    }
     intervals["gpus"] = (min(*sizes, gpus), max(*sizes, gpus))
     rate, most = float(states.rate[0]), _most(pair, counts, load)
-    costs, price = {}, prices.of(decode.gpu) if prices is not None else None
+    price = prices.of(decode.gpu) if prices is not None else None
+    costs: dict[str, float] = {}
     if price is not None:
         share = counts[0] * prefill.layout.gpus / gpus
         costs = _costs(load, gpus * price, rate, share)

@@ -42,7 +42,7 @@ class Engine(Record):
 ENGINES: dict[str, Engine] = {
     "vllm": Engine(step_s=6.41e-4, sequence_s=9.70e-6, request_s=0.0242, kernels=1.084, wave=0.119),
     "trtllm": Engine(step_s=6.49e-4, sequence_s=8.71e-6, request_s=0.0947, kernels=1.072, wave=0.103),
-    "sglang": Engine(step_s=8.02e-4, sequence_s=1.11e-5, request_s=0.162, kernels=1.078, wave=0.0986),
+    "sglang": Engine(step_s=9.45e-4, sequence_s=1.32e-5, request_s=0.0950, kernels=1.081, wave=0.343),
 }
 """Fitted under those priors on public measurements of whole servers on H100 and H200 (`benchmarks.serving_sample`)."""
 LEARNED = ENGINES["vllm"].replace(wave=0.0)
