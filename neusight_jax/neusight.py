@@ -5,7 +5,8 @@
     time        = waves · block FLOP · SMs / (roofline · utilization)
 
 γ, α come from a network that sees four logarithms of (kernel, GPU): block FLOP over peak per SM, block bytes over
-bandwidth per SM, and bytes of all waves over memory and L2 per SM. One network per family, five in all; memory traffic
+bandwidth per SM, and bytes of all waves over memory and L2 per SM. One network per family, and one for convolutions, which
+the paper has not; memory traffic
 runs at full bandwidth, and there is no launch term. Deliberate differences: SI units throughout (the original mixes
 GiB and GB), σ(γ)(1 − σ(α)/waves) in place of σ(γ) − σ(α)/waves (which can be ≤ 0), a learned tile choice in place of
 a nearest-neighbour table. Source: Lee, Phanishayee, Mahajan, ASPLOS 2025.
@@ -37,7 +38,7 @@ MOST_OUTPUT = 9.0
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class NeuSightPredictor:
-    """Networks and tile choices of the five families that have them."""
+    """Networks and tile choices of the families that have them."""
 
     networks: dict[str, Network] = field(default_factory=dict)
     tiles: dict[str, TileChoice] = field(default_factory=dict)

@@ -51,7 +51,7 @@ def _job(load: Workload) -> Job:
         raise InputError(f"{load.gpus} GPUs are no multiple of tensor · pipeline · context = {taken}; mend one")
     layout = Parallelism(data=load.gpus // taken, **{name: getattr(load, name) for name in WAYS})
     dtype = load.dtype or "bf16"
-    sizes = {"global_batch_size": load.batch_size, "sequence_length": load.sequence_length}
+    sizes: dict[str, Any] = {"global_batch_size": load.batch_size, "sequence_length": load.sequence_length}
     return job_from_config(load.model, layout, dtype=dtype, **sizes)
 
 

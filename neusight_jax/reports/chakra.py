@@ -187,7 +187,7 @@ def _collective(
 ) -> tuple[int, ...]:
     """The nodes of a message: one, or two where a rank of a ring sends to the next and receives from the one before."""
     more: dict[str, Any] = {"bytes": size, "op": message.op, "group": message.group}
-    types = ("COMM_COLL_NODE",)
+    types: tuple[str, ...] = ("COMM_COLL_NODE",)
     if message.op == "send_recv":
         types, more["tag"] = ("COMM_SEND_NODE", "COMM_RECV_NODE"), len(rank.nodes)
     return tuple(rank.add(name, each, start_s, seconds, deps, **more) for each in types)

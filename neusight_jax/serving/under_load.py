@@ -112,7 +112,7 @@ def _pools(
         token_bytes, rate = sending(prefill, decode, gpus(first, after))
         pool = Prefill(first_times, _held(prefill, load), first, token_bytes, rate)
         own: dict[str, Any] = {"workers": after, "prefill": pool}
-        asked = {"lengths": load.lengths, "users": load.users, "rate": load.rate}
+        asked: dict[str, Any] = {"lengths": load.lengths, "users": load.users, "rate": load.rate}
         asked = {"trace": trace.path} if trace is not None else asked
         return run(times, decode.options, _held(decode, load), **own, **asked)
 
