@@ -5,11 +5,10 @@
     time        = waves · block FLOP · SMs / (roofline · utilization)
 
 γ, α come from a network that sees four logarithms of (kernel, GPU): block FLOP over peak per SM, block bytes over
-bandwidth per SM, and bytes of all waves over memory and L2 per SM. One network per family, and one for convolutions, which
-the paper has not; memory traffic
-runs at full bandwidth, and there is no launch term. Deliberate differences: SI units throughout (the original mixes
-GiB and GB), σ(γ)(1 − σ(α)/waves) in place of σ(γ) − σ(α)/waves (which can be ≤ 0), a learned tile choice in place of
-a nearest-neighbour table. Source: Lee, Phanishayee, Mahajan, ASPLOS 2025.
+bandwidth per SM, and bytes of all waves over memory and L2 per SM. One network per family, with one for convolutions,
+which the paper has not; memory traffic runs at full bandwidth, and there is no launch term. Deliberate differences: SI
+units throughout (the original mixes GiB and GB), σ(γ)(1 − σ(α)/waves) in place of σ(γ) − σ(α)/waves (which can be ≤ 0),
+a learned tile choice in place of a nearest-neighbour table. Source: Lee, Phanishayee, Mahajan, ASPLOS 2025.
 """
 
 from __future__ import annotations
