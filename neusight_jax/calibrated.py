@@ -96,6 +96,9 @@ class CalibratedPredictor:
     shapes: dict[str, ShapeEffect] = field(default_factory=dict)
     length: Float[Array, ""] = field(default_factory=lambda: jnp.ones(()))
 
+    def __repr__(self) -> str:
+        return f"<CalibratedPredictor: {', '.join(self.shapes) or 'no families'} of {self.base!r}>"
+
     @property
     def intervals(self) -> Intervals | None:
         """Intervals of the base: after `calibrate` those of the measured kernels, each forecast from the others."""

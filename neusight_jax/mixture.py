@@ -96,6 +96,9 @@ class MixturePredictor:
     tiles: dict[str, TileChoice] = field(default_factory=dict)
     intervals: Intervals | None = None
 
+    def __repr__(self) -> str:
+        return f"<MixturePredictor: {', '.join(self.families) or 'no families'}>"
+
     def covers(self, family: Family) -> bool:
         """Families whose network was trained."""
         return family.network in self.families

@@ -42,6 +42,9 @@ class NeuSightPredictor:
     networks: dict[str, Network] = field(default_factory=dict)
     tiles: dict[str, TileChoice] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<NeuSightPredictor: {', '.join(self.networks) or 'no families'}>"
+
     def covers(self, family: Family) -> bool:
         """Families whose network was trained."""
         return family.network in self.tiles

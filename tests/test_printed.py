@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import neusight_jax as nj
+from neusight_jax.checkpoint import untrained
 from neusight_jax.comparison import Candidate
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.printed import LINE, Printed, Record
@@ -115,3 +116,8 @@ def test_parts_of_results_are_tables_too() -> None:
     assert repr(best) == "Candidate(gpu='H100', rank=1, latency_s=0.0015, samples_per_s=20.0)"
     assert "1.5 ms" in str(best)
     assert "20 1/s" in str(best)
+
+
+def test_predictors_say_what_they_cover() -> None:
+    predictor = untrained("mixture", {"families": ["linear", "bmm"], "hidden": [8], "members": 1})
+    assert repr(predictor) == "<MixturePredictor: linear, bmm>"
