@@ -20,7 +20,9 @@ from neusight_jax.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from neusight_jax.cli.jobs import AskedJob
     from neusight_jax.graph.graph import Graph
+    from neusight_jax.job.forecast import StepForecast
 
 _CHAKRA = "Also write the job as Chakra traces, one a rank, for ASTRA-sim (extra `chakra`); needs --gpus."
 _TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfetto and `scale-trace`."
@@ -49,7 +51,6 @@ def predict(
     from neusight_jax.cli.workloads import check_dtype, graph_of
     from neusight_jax.errors import InputError
     from neusight_jax.forecast import predict as forecast_model
-    from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.gpu_file import load_named_gpu
 
     if job.gpus > 1:
@@ -59,17 +60,7 @@ def predict(
         with busy("forecasting"):
             asked = asked_job(model, gpu, load, job, checkpoint)
             step = predict_job(asked.predictor, asked.cluster, asked.job, name=asked.name)
-        if timeline is not None:
-            from neusight_jax.reports.timeline import step_timeline, write_timeline
-
-            write_timeline(timeline, step_timeline(asked.predictor, asked.cluster, asked.job, step))
-            remark(f"wrote {timeline}")
-        if chakra is not None:
-            from neusight_jax.reports.chakra import write_chakra
-
-            with busy("writing traces"):
-                written = write_chakra(chakra, asked.predictor, asked.cluster, asked.job)
-            remark(f"wrote {len(written)} files to {chakra}")
+        _write_job(asked, step, timeline, chakra)
         answer(step, as_json, report, checkpoint=asked.checkpoint)
         return
     if chakra is not None:
@@ -79,11 +70,7 @@ def predict(
     check_dtype(machine, gpu_name, graph.dtype)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
     card = load_card(checkpoint)
-    # A name, not a file: the figures are those of the GPU that was measured.
-    # A GPU the catalog does not have is known by the name in its file.
-    device = canonical_name(gpu)
-    if canonical_name(gpu_name) is None and gpu_name in card.get("device_effects", {}):
-        device = gpu_name
+    device = _measured_device(card, gpu, gpu_name)
     notes = forecast_notes(card, checkpoint, gpu_name, graph)
     known, unknown = measured_networks(card, device, graph)
     if known:
@@ -99,6 +86,31 @@ def predict(
         write_timeline(timeline, forecast_timeline(forecast, graph))
         remark(f"wrote {timeline}")
     answer(forecast, as_json, report, {"machine": machine}, checkpoint=checkpoint)
+
+
+def _measured_device(card: Mapping[str, Any], gpu: str, gpu_name: str) -> str | None:
+    """The GPU whose measured effects may be used: a name of the catalog, as a file's figures may be others; or, where
+    the catalog lacks it, the name in its file."""
+    from neusight_jax.gpu_catalog import canonical_name
+
+    if canonical_name(gpu_name) is None and gpu_name in card.get("device_effects", {}):
+        return gpu_name
+    return canonical_name(gpu)
+
+
+def _write_job(asked: AskedJob, step: StepForecast, timeline: Path | None, chakra: Path | None) -> None:
+    """Writes the files that are asked for of a job."""
+    if timeline is not None:
+        from neusight_jax.reports.timeline import step_timeline, write_timeline
+
+        write_timeline(timeline, step_timeline(asked.predictor, asked.cluster, asked.job, step))
+        remark(f"wrote {timeline}")
+    if chakra is not None:
+        from neusight_jax.reports.chakra import write_chakra
+
+        with busy("writing traces"):
+            written = write_chakra(chakra, asked.predictor, asked.cluster, asked.job)
+        remark(f"wrote {len(written)} files to {chakra}")
 
 
 def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph) -> list[str]:
