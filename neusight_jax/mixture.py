@@ -19,7 +19,6 @@ light.
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -187,11 +186,6 @@ def _head_logs(
 def head_widths(family: Family) -> tuple[int, ...]:
     """Components of each head for a family, in the order of `heads_of`."""
     return tuple(head.components(family) for head in heads_of(family).values())
-
-
-def offset_outputs(family: Family) -> tuple[int, ...]:
-    """Where the raw offset of each head stands among the network's outputs: after the head's mixing logits."""
-    return tuple(itertools.accumulate((width + 1 for width in head_widths(family)), initial=-1))[1:]
 
 
 def init_family(

@@ -91,10 +91,7 @@ def train(
     else:
         saved.discard()
     data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
-    devices = [name for name in measured_devices(data) if name not in held_out]
-    if not devices:
-        raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
-    run = _Run(chosen, data, tuple(devices), held_out, seed, saved, console)
+    run = _Run(chosen, data, _training_devices(data, held_out), held_out, seed, saved, console)
     sizes = run.sizes()
     begin = time.monotonic()
     predictor, effects = run.all_families()
@@ -114,6 +111,14 @@ def train(
     save_checkpoint(target, predictor, card)
     saved.discard()
     return card
+
+
+def _training_devices(data: Measurements, held_out: Sequence[str]) -> tuple[str, ...]:
+    """Measured GPUs that are not held out; `InputError` where there are none."""
+    devices = tuple(name for name in measured_devices(data) if name not in held_out)
+    if not devices:
+        raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
+    return devices
 
 
 def _command(recipe: str, hold_out: Sequence[str], seed: int, network: Mapping[str, Any] | None) -> str:

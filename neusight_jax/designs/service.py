@@ -29,7 +29,7 @@ from neusight_jax.prices import SECONDS_PER_HOUR
 from neusight_jax.roofline import Scalar
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.choices import CLOSED_FORM
-from neusight_jax.serving.engine import LEARNED, Engine, usual_options
+from neusight_jax.serving.engine import LEARNED, Engine, Options, usual_options
 from neusight_jax.serving.layouts import TENSOR
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
@@ -114,9 +114,7 @@ def service(
     model = load_model(config, **(dtypes or {}))
     own = usual_options(float(np.asarray(base.mem_bytes)), **(options or {}))
     longest = int(lengths.input_tokens + lengths.output_tokens)
-    read_decoder(model.config, longest)  # refuses what the model has no positions for
-    grid = axes(longest, own.chunk_tokens, own.max_batch * (own.draft_tokens + 1))
-    written = steps(model, layout, TENSOR[-1], tuple(sorted(base.paths)), grid)
+    written = _steps(model, layout, base, longest, own)
     memory = capacity(model, layout, float(np.asarray(base.mem_bytes)), own, lengths.mean_context)
     asked = Service(
         written,
@@ -137,6 +135,14 @@ def service(
     graph = _graph(model, layout, input_tokens, longest, given, _assumed(price_per_hour))
     name = f"{graph.name} serving {input_tokens}+{output_tokens}"
     return Workload(name, graph, written.kernels, weight, asked)
+
+
+def _steps(model: Model, layout: Parallelism, base: GPU, longest: int, options: Options) -> Steps:
+    """Kernels of the engine's steps, for sequences of up to `longest` tokens; `InputError` for more than the model has
+    positions for."""
+    read_decoder(model.config, longest)
+    grid = axes(longest, options.chunk_tokens, options.max_batch * (options.draft_tokens + 1))
+    return steps(model, layout, TENSOR[-1], tuple(sorted(base.paths)), grid)
 
 
 def _graph(

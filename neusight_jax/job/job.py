@@ -128,22 +128,15 @@ def job_from_config(
       software: numbers of the framework; None = those learned from measured steps.
     Raises: `InputError` for a layout, batch or model that cannot be used.
     """
-    if mode != "training":
-        raise InputError(f"mode is {mode!r}; jobs are training steps, expected 'training'")
-    check_options(attention, overlaps, optimizer)
+    check_options(attention, overlaps, optimizer, mode)
     parsed, sequence = job_config(config), whole("sequence_length", sequence_length)
     batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
     model, kinds = stages(parsed, layout, sequence, dtype, flash=attention != "unfused")
     size, own = dtype_bytes(gradient_dtype), activation_dtype(dtype)
-    messages = tuple(
-        (kind, message)
-        for kind, stage in kinds.items()
-        for message in stage_messages(model, layout, sizes_of(layout, stage, sequence, own, size))
-    )
+    sizes = {kind: sizes_of(layout, stage, sequence, own, size) for kind, stage in kinds.items()}
     added = added_bytes(batches, size, fused_accumulation)
     kernels, counts = _table(kinds, layout, optimizer, added, dtype)
     between = hidden_bytes(model, layout, rank_tokens(layout, sequence), own)
-    parts = {kind: stage.part for kind, stage in kinds.items()}
     held = Held(optimizer, dtype_bytes(dtype), size, between, added > 0.0, bucket_elements)
     plan = Plan(
         model=parsed.name,
@@ -155,9 +148,9 @@ def job_from_config(
         sequence_length=sequence,
         micro_batches=batches,
         layers=tuple(len(kinds[kind].layers) if kind in kinds else 1 for kind in range(KINDS)),
-        messages=messages,
+        messages=tuple((kind, each) for kind, of in sizes.items() for each in stage_messages(model, layout, of)),
         message_bytes=between,
-        memory=fullest(parts, layout, batches, held),
+        memory=fullest({kind: stage.part for kind, stage in kinds.items()}, layout, batches, held),
         overlaps=tuple(overlaps),
         attention=attention,
         notes=tuple(dict.fromkeys(parsed.notes)),
@@ -165,8 +158,10 @@ def job_from_config(
     return Job(kernels, counts, software or LEARNED, plan)
 
 
-def check_options(attention: str, overlaps: Sequence[str], optimizer: str | None) -> None:
+def check_options(attention: str, overlaps: Sequence[str], optimizer: str | None, mode: str = "training") -> None:
     """`InputError` for options of a job there are not."""
+    if mode != "training":
+        raise InputError(f"mode is {mode!r}; jobs are training steps, expected 'training'")
     if attention not in ATTENTION:
         raise InputError(f"attention is {attention!r}, expected one of {', '.join(ATTENTION)}")
     unknown = [name for name in overlaps if name not in OVERLAPS]
