@@ -6,14 +6,14 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from neusight_jax.cluster import Machine
+from neusight_jax.cluster import Cluster, Machine
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
@@ -22,10 +22,10 @@ from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoi
 from neusight_jax.serving.disaggregated import disaggregated as pooled
 from neusight_jax.serving.disaggregated import sending
 from neusight_jax.serving.dynamo import Trace, installed, read_trace
-from neusight_jax.serving.engine import LEARNED, Engine, usual_options
+from neusight_jax.serving.engine import LEARNED, Engine, Options, usual_options
 from neusight_jax.serving.layouts import Replica, named_machines, replicas
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
-from neusight_jax.serving.steps import load_model
+from neusight_jax.serving.steps import Model, load_model
 from neusight_jax.serving.times import Times
 from neusight_jax.serving.under_load import METHOD, under_load
 from neusight_jax.terms import Predictor
@@ -79,58 +79,88 @@ def serve(
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
     priced, engine_runs = prices_of(prices), _method(method, trace is not None)
-    load, requests = _load(
-        trace,
-        input_tokens,
-        output_tokens,
-        users,
-        request_rate,
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
-        percentile=percentile,
-        max_gpus=max_gpus,
-    )
+    targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile, "max_gpus": max_gpus}
+    load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
     clusters = named_machines(machines)
-    own = {
-        name: usual_options(float(np.asarray(each.gpu.mem_bytes)), name, **(options or {}))
-        for name, each in clusters.items()
+    served = _Served(clusters, _options(clusters, options or {}), load_model(config, **(dtypes or {})), load, requests)
+    tried = served.replicas(predictor, engine, tensor_parallel, expert_parallel)
+    choices = served.choices(tried, priced, disaggregated, engine_runs)
+    asked = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
+    workload = served.workload(engine, {"trace": None if trace is None else os.fspath(trace), **asked})
+    said = served.notes(choices, engine_runs)
+    how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
+    return Serving(workload, _by(priced), tuple(choices), currency, how, (*said, *notes))
+
+
+def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any]) -> dict[str, Options]:
+    """Options of the engine on each cluster."""
+    return {
+        name: usual_options(float(np.asarray(each.gpu.mem_bytes)), name, **changes) for name, each in clusters.items()
     }
-    model = load_model(config, **(dtypes or {}))
-    longest = sum(asdict(load.lengths).values()) if requests is None else requests.longest
-    tried = {
-        (each.gpu, each.layout.tensor, each.layout.expert): each
-        for each in replicas(
-            predictor, clusters, model, load.lengths, longest, own, engine, tensor_parallel, expert_parallel
-        )
-    }
-    choices = [answer(each, load, priced) for each in tried.values()]
-    if disaggregated:
-        choices += pooled(list(tried.values()), clusters, model, load, priced)
-    if priced is not None and all(priced.of(name) is None for name in clusters):
-        raise InputError(f"no price for any of {', '.join(clusters)}; add them to the price file")
-    _require_answer(choices, load)
-    by = "cost" if priced is not None else "gpus"
-    choices = ranked(choices, by)
-    if engine_runs:
-        choices = ranked(under_load(choices, tried, load, requests, sending(clusters, model)), by)
-        _require_answer(choices, load)
-    asked = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": load.percentile, "max_gpus": max_gpus}
-    workload = {
-        "model": model.config.name,
-        **asdict(model.dtypes),
-        **asdict(load.lengths),
-        "users": users,
-        "request_rate": load.rate,
-        "trace": None if trace is None else os.fspath(trace),
-        **asked,
-        "disaggregated": disaggregated,
-        "options": {name: asdict(each) for name, each in own.items()},
-        "engine": {name: float(np.asarray(value)) for name, value in vars(engine).items()},
-    }
-    experts = [EXPERTS] if any(each.expert > 1 for each in choices) else []
-    said = (*([] if engine_runs else [CLOSED_FORM]), *experts, *model.notes, *notes)
-    how = METHOD if engine_runs else CLOSED_FORM
-    return Serving(workload, by, tuple(choices), priced.currency if priced else "", how, said)
+
+
+def _by(prices: Prices | None) -> str:
+    """What choices are ranked by."""
+    return "gpus" if prices is None else "cost"
+
+
+@dataclass(frozen=True)
+class _Served:
+    """A model under a load, and the machines and engines it may be served by; `requests`: of a trace."""
+
+    clusters: Mapping[str, Cluster]
+    options: Mapping[str, Options]
+    model: Model
+    load: Load
+    requests: Trace | None
+
+    def replicas(
+        self, predictor: Predictor, engine: Engine, tensor: Sequence[int] | None, expert: Sequence[int] | None
+    ) -> dict[tuple[str, int, int], Replica]:
+        """Replicas to try by GPU and ranks."""
+        lengths = self.load.lengths
+        longest = sum(asdict(lengths).values()) if self.requests is None else self.requests.longest
+        found = replicas(predictor, self.clusters, self.model, lengths, longest, self.options, engine, tensor, expert)
+        return {(each.gpu, each.layout.tensor, each.layout.expert): each for each in found}
+
+    def choices(
+        self,
+        tried: Mapping[tuple[str, int, int], Replica],
+        prices: Prices | None,
+        disaggregated: bool,
+        engine_runs: bool,
+    ) -> list[ServingChoice]:
+        """What replicas do with the load, ranked. `InputError` where none carries it, or none has a price."""
+        found = [answer(each, self.load, prices) for each in tried.values()]
+        if disaggregated:
+            found += pooled(list(tried.values()), self.clusters, self.model, self.load, prices)
+        if prices is not None and all(prices.of(name) is None for name in self.clusters):
+            raise InputError(f"no price for any of {', '.join(self.clusters)}; add them to the price file")
+        _require_answer(found, self.load)
+        found = ranked(found, _by(prices))
+        if engine_runs:
+            sent = sending(self.clusters, self.model)
+            found = ranked(under_load(found, tried, self.load, self.requests, sent), _by(prices))
+            _require_answer(found, self.load)
+        return found
+
+    def workload(self, engine: Engine, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What was asked, as results have it."""
+        return {
+            "model": self.model.config.name,
+            **asdict(self.model.dtypes),
+            **asdict(self.load.lengths),
+            "users": self.load.users,
+            "request_rate": self.load.rate,
+            **asked,
+            "options": {name: asdict(each) for name, each in self.options.items()},
+            "engine": {name: float(np.asarray(value)) for name, value in vars(engine).items()},
+        }
+
+    def notes(self, choices: Sequence[ServingChoice], engine_runs: bool) -> list[str]:
+        """What to know before trusting the choices."""
+        experts = [EXPERTS] if any(each.expert > 1 for each in choices) else []
+        return [*([] if engine_runs else [CLOSED_FORM]), *experts, *self.model.notes]
 
 
 def _load(

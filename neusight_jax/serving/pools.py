@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from neusight_jax.programs import one_shot
-from neusight_jax.serving.steady import Z95, Demand, Steady
+from neusight_jax.serving.steady import Z95, Demand, Steady, Wait, waiting
 from neusight_jax.serving.times import Times
 
 ITERATIONS = 48
@@ -52,58 +52,43 @@ def pools(
       transfer_s: of the KV cache of a prompt; most: requests that decode at once on one replica.
     """
     load, poisson = jnp.asarray(load, float), jnp.asarray(asked.poisson)
-    engine, per_step = prefill.engine, jnp.asarray(asked.per_step)
     first_n, next_n = jnp.asarray(prefill_replicas, float), jnp.asarray(decode_replicas, float)
-    outputs = jnp.maximum(jnp.asarray(asked.outputs) - 1.0, 1.0)
-    context, fresh, wave = asked.inputs + asked.outputs / 2.0, jnp.asarray(asked.fresh), jnp.asarray(engine.wave)
-    chunks = jnp.ceil(fresh / asked.chunk_tokens)
-    chunk, there = fresh / chunks, jnp.asarray(asked.places) < chunks
-    starts = asked.inputs - fresh + chunk * asked.places
-    prompt = jnp.sum(jnp.where(there, prefill.step_s(0.0, context, chunk, starts), 0.0))
-    first = jnp.asarray(engine.request_s) + prompt + jnp.asarray(transfer_s)
+    outputs, per_step = asked.further, jnp.asarray(asked.per_step)
+    prompt = asked.prompt_s(prefill, 0.0)
+    first = jnp.asarray(prefill.engine.request_s) + prompt + jnp.asarray(transfer_s)
 
-    def decode_s(batch: Array) -> Array:
-        return jnp.asarray(asked.drafting) * decode.step_s(batch, context, guesses=asked.guesses)
+    def decoding_s(batch: Array) -> Array:
+        return outputs * asked.decode_s(decode, batch) / per_step
 
-    fullest = next_n * most / (outputs * decode_s(jnp.asarray(most, float)) / per_step)  # requests a second
+    fullest = next_n * most / decoding_s(jnp.asarray(most, float))  # requests a second
 
-    def parts(life: Array, decoding: Array) -> tuple[Array, ...]:
-        """Of a life and its decoding: rate, requests that decode beside one, waits at random and in waves."""
+    def parts(life: Array, decoding: Array) -> tuple[Array, Array, Wait]:
+        """Of a life and its decoding: rate, requests that decode beside one, and the wait."""
         limit = jnp.minimum(FULL * first_n / prompt, fullest)
         rate = jnp.minimum(jnp.where(poisson > 0, load, load / life), limit)
         others = jnp.maximum(jnp.where(poisson > 0, rate * life, load - 1.0), 0.0)
         beside = jnp.minimum(others * decoding / life / next_n, most - 1.0)
         busy = jnp.clip(rate * prompt / first_n * others / jnp.maximum(others + 1.0 - poisson, 1.0), 0.0, FULL)
-        random = busy / (2.0 * (1.0 - busy))
-        met = others / first_n
-        together = jnp.clip(asked.chunk_tokens / fresh, 1.0, met + 1.0)
-        waved = jnp.maximum(met - 1.0 + together, 0.0) / 2.0 * jnp.where(others > 0, 1.0, 0.0)
-        queued = random * waved / jnp.maximum(random + waved, 1e-9)
-        return rate, beside, busy, prompt * queued, prompt * waved
+        return rate, beside, waiting(asked, prompt, busy, others / first_n, prefill.engine.wave)
 
     def iterate(state: tuple[Array, Array], __: None) -> tuple[tuple[Array, Array], None]:
-        _, beside, _, random, waved = parts(*state)
-        decoding = outputs * decode_s(1.0 + beside) / per_step
-        life = first + (1.0 - wave) * random + wave * waved + decoding
+        _, beside, wait = parts(*state)
+        decoding = decoding_s(1.0 + beside)
+        life = first + wait.mean + decoding
         return (0.5 * (state[0] + life), 0.5 * (state[1] + decoding)), None
 
-    alone = outputs * decode_s(jnp.ones(())) / per_step
+    alone = decoding_s(jnp.ones(()))
     (life, decoding), __ = jax.lax.scan(iterate, (first + alone, alone), None, length=ITERATIONS)
-    rate, beside, busy, random, waved = parts(life, decoding)
+    rate, beside, wait = parts(life, decoding)
     over = jnp.where(poisson > 0, jnp.where(load > 1.001 * rate, jnp.inf, 0.0), jnp.maximum(load / rate - life, 0.0))
-
-    def quantile(level: float) -> Array:
-        """Of the wait: exponential beyond its chance of being none, or even over a wave."""
-        tail = random / jnp.maximum(busy, 1e-9) * jnp.maximum(jnp.log(jnp.maximum(busy, 1e-9) / (1.0 - level)), 0.0)
-        return (1.0 - wave) * tail + wave * 2.0 * level * waved + over
-
     spread = jnp.sqrt(beside * (1.0 - (1.0 - poisson) * decoding / life) + 1e-12)
+    fuller = 1.0 + jnp.minimum(beside + Z95 * spread, most - 1.0)
     return Steady(
-        ttft_s=first + (1.0 - wave) * random + wave * waved + over,
-        ttft_p50_s=first + quantile(0.5),
-        ttft_p95_s=first + quantile(0.95),
+        ttft_s=first + wait.mean + over,
+        ttft_p50_s=first + wait.quantile(0.5) + over,
+        ttft_p95_s=first + wait.quantile(0.95) + over,
         tpot_s=decoding / outputs,
-        tpot_p95_s=decode_s(1.0 + jnp.minimum(beside + Z95 * spread, most - 1.0)) / per_step,
+        tpot_p95_s=asked.decode_s(decode, fuller) / per_step,
         rate=rate,
         batch=(1.0 + beside) * next_n,
         prefill_share=jnp.zeros(()),

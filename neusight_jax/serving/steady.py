@@ -68,6 +68,31 @@ class Demand:
     poisson: Any
     places: Any
 
+    @property
+    def context(self) -> Any:
+        """Mean length of a sequence while it decodes."""
+        return self.inputs + self.outputs / 2.0
+
+    @property
+    def further(self) -> Array:
+        """Tokens after the first."""
+        return jnp.maximum(jnp.asarray(self.outputs) - 1.0, 1.0)
+
+    @property
+    def chunks(self) -> Array:
+        """Chunks of a prompt."""
+        return jnp.ceil(jnp.asarray(self.fresh) / self.chunk_tokens)
+
+    def decode_s(self, times: Times, batch: Array) -> Array:
+        """Seconds of a decode step of so many requests."""
+        return jnp.asarray(self.drafting) * times.step_s(batch, self.context, guesses=self.guesses)
+
+    def prompt_s(self, times: Times, beside: ArrayLike, guesses: Any = 0.0) -> Array:
+        """Seconds of the steps of a prompt, with so many requests that decode beside it."""
+        chunk, there = self.fresh / self.chunks, jnp.asarray(self.places) < self.chunks
+        starts = self.inputs - self.fresh + chunk * self.places
+        return jnp.sum(jnp.where(there, times.step_s(beside, self.context, chunk, starts, guesses), 0.0))
+
 
 def demand(lengths: Lengths, options: Options, *, poisson: bool = False, most_chunks: int = 0) -> Demand:
     """A demand from lengths and options; `most_chunks`: room for chunks of other demands of one program."""
@@ -115,64 +140,76 @@ class Steady:
         return self.tpot_s if percentile == 50.0 else self.tpot_p95_s
 
 
+@dataclass(frozen=True)
+class Wait:
+    """What a prompt waits for others, seconds.
+
+    Attributes:
+      busy: chance of having to wait; random, waved: mean wait where others come at random, and where all come at once.
+      wave: share of the second.
+    """
+
+    busy: Array
+    random: Array
+    waved: Array
+    wave: Array
+
+    @property
+    def mean(self) -> Array:
+        """The mean wait."""
+        return (1.0 - self.wave) * self.random + self.wave * self.waved
+
+    def quantile(self, level: float) -> Array:
+        """The wait at a level: exponential beyond its chance of being none, or even over a wave."""
+        busy = jnp.maximum(self.busy, 1e-9)
+        tail = self.random / busy * jnp.maximum(jnp.log(busy / (1.0 - level)), 0.0)
+        return (1.0 - self.wave) * tail + self.wave * 2.0 * level * self.waved
+
+
+def waiting(asked: Demand, prompt_s: Array, busy: Array, met: Array, wave: ArrayLike) -> Wait:
+    """What a prompt waits where `met` other requests are met (n')."""
+    random = busy / (2.0 * (1.0 - busy))
+    together = jnp.clip(asked.chunk_tokens / jnp.asarray(asked.fresh), 1.0, jnp.maximum(met + 1.0, 1.0))
+    waved = jnp.maximum(met - 1.0 + together, 0.0) / 2.0 * jnp.where(met > 0, 1.0, 0.0)
+    queued = random * waved / jnp.maximum(random + waved, 1e-9)
+    return Wait(busy, prompt_s * queued, prompt_s * waved, jnp.asarray(wave))
+
+
 def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) -> Steady:
     """The steady state of a replica that holds `requests` requests, of which at most `most` run and the others wait.
 
     Differentiable in the times, and `jax.vmap` takes many loads.
     """
-    held, wave = jnp.asarray(requests, float), jnp.asarray(times.engine.wave)
+    held = jnp.asarray(requests, float)
     running = jnp.minimum(held, most)
     others = running - 1.0 + jnp.asarray(asked.poisson)
-    outputs, per_step, guesses = jnp.maximum(jnp.asarray(asked.outputs) - 1.0, 1.0), asked.per_step, asked.guesses
-    context, fresh = asked.inputs + asked.outputs / 2.0, jnp.asarray(asked.fresh)
-    chunks = jnp.ceil(fresh / asked.chunk_tokens)
-    chunk, there = fresh / chunks, jnp.asarray(asked.places) < chunks
-    starts = asked.inputs - fresh + chunk * asked.places
-    together = jnp.clip(asked.chunk_tokens / fresh, 1.0, jnp.maximum(others + 1.0, 1.0))
+    outputs, per_step = asked.further, asked.per_step
 
-    def decode_s(batch: Array) -> Array:
-        return jnp.asarray(asked.drafting) * times.step_s(batch, context, guesses=guesses)
-
-    def at(share: Array) -> tuple[Array, Array, Array, Array]:
-        """Of a share: decode step, prompt, what it adds, decode step of the others."""
+    def parts(share: Array) -> tuple[Array, Array, Array, Wait]:
+        """Of a share: what a prompt adds to others, decoding, first token without its wait, and that."""
         beside = others * share
-        step, alone = decode_s(jnp.stack([1.0 + beside, beside]))
-        prompt = jnp.sum(jnp.where(there, times.step_s(beside, context, chunk, starts, guesses), 0.0))
-        return step, prompt, jnp.maximum(prompt - chunks * alone, 0.0), alone
-
-    def parts(share: Array) -> tuple[Array, ...]:
-        step, prompt, added, running_s = at(share)
+        step, alone = asked.decode_s(times, jnp.stack([1.0 + beside, beside]))
+        prompt = asked.prompt_s(times, beside, asked.guesses)
+        added = jnp.maximum(prompt - asked.chunks * alone, 0.0)
         decoding = outputs * step / per_step + others * share * added
-        first = jnp.asarray(times.engine.request_s) + 0.5 * running_s + prompt
+        first = jnp.asarray(times.engine.request_s) + 0.5 * alone + prompt
         busy = jnp.clip(others * prompt / (decoding + first), 0.0, 0.999)
-        random = busy / (2.0 * (1.0 - busy))
-        wave_wait = jnp.maximum(others - 1.0 + together, 0.0) / 2.0 * jnp.where(others > 0, 1.0, 0.0)
-        queued = random * wave_wait / jnp.maximum(random + wave_wait, 1e-9)
-        return added, decoding, first, busy, prompt * queued, prompt * wave_wait
+        return added, decoding, first, waiting(asked, prompt, busy, others, times.engine.wave)
 
     def iterate(share: Array, __: None) -> tuple[Array, None]:
-        decoding, first, random, waved = (parts(share)[at] for at in (1, 2, 4, 5))
-        wait = (1.0 - wave) * random + wave * waved
-        return 0.5 * (share + decoding / (decoding + first + wait)), None
+        _, decoding, first, wait = parts(share)
+        return 0.5 * (share + decoding / (decoding + first + wait.mean)), None
 
     share, __ = jax.lax.scan(iterate, jnp.ones_like(running), None, length=ITERATIONS)
-    added, decoding, first, busy, random, waved = parts(share)
-    wait = (1.0 - wave) * random + wave * waved
-    life = first + wait + decoding
-    rate = running / life
+    added, decoding, first, wait = parts(share)
+    rate = running / (first + wait.mean + decoding)
     queue = (held - running) / rate
-
-    def quantile(level: float) -> Array:
-        """Of the wait: exponential beyond its chance of being none, or even over a wave."""
-        tail = random / jnp.maximum(busy, 1e-9) * jnp.maximum(jnp.log(jnp.maximum(busy, 1e-9) / (1.0 - level)), 0.0)
-        return (1.0 - wave) * tail + wave * 2.0 * level * waved
-
     met, batch, tpot = jnp.maximum(others * share, 0.0), running * share, decoding / outputs
-    own = outputs / per_step * decode_s(jnp.maximum(batch, 1.0)) / jnp.maximum(batch, 1.0)
+    own = outputs / per_step * asked.decode_s(times, jnp.maximum(batch, 1.0)) / jnp.maximum(batch, 1.0)
     return Steady(
-        ttft_s=first + wait + queue,
-        ttft_p50_s=first + quantile(0.5) + queue,
-        ttft_p95_s=first + quantile(0.95) + queue,
+        ttft_s=first + wait.mean + queue,
+        ttft_p50_s=first + wait.quantile(0.5) + queue,
+        ttft_p95_s=first + wait.quantile(0.95) + queue,
         tpot_s=tpot,
         tpot_p95_s=tpot + Z95 * jnp.sqrt(met + 1e-12) * added / outputs,
         rate=rate,
