@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
 
 from neusight_jax.forecast import Forecast
@@ -95,8 +96,10 @@ def report(forecast: Forecast, machine: GPU | None = None) -> Report:
 
 def machine_fact(name: str, machine: GPU | None) -> dict[str, str]:
     """A machine in the header: its name and the figures that say most."""
-    names = ("num_sms", "clock_hz", "mem_bytes_per_s", "mem_bytes") if machine is not None else ()
+    names = ("num_sms", "clock_hz", "mem_bytes_per_s") if machine is not None else ()
     figures: list[Any] = [with_unit(each, float(getattr(machine, each))) for each in names]
+    if machine is not None:
+        figures.append(f"{float(np.asarray(machine.mem_bytes)) / GIB:.4g} GiB")
     return {"Machine": ", ".join([name or "the given GPU", *figures])}
 
 

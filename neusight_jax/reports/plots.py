@@ -82,9 +82,10 @@ def roofline(forecasts: Mapping[str, tuple[Forecast, GPU]]) -> Plot:
                 }
             )
         traces += _roofs(forecast, gpu, intensity, "" if single else f"{name}, ", place)
+    decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
     layout = {
-        "xaxis": {"type": "log", "title": {"text": "arithmetic intensity, FLOP/byte"}},
-        "yaxis": {"type": "log", "title": {"text": "TFLOP/s"}},
+        "xaxis": {**decades, "title": {"text": "arithmetic intensity, FLOP/byte"}},
+        "yaxis": {**decades, "title": {"text": "TFLOP/s"}},
     }
     caption = "Kernels with arithmetic; the larger the mark, the more time. Lines are what the machine allows."
     return Plot("Roofline", traces, layout, caption, height=480)
