@@ -14,7 +14,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.explorer import jobs
 from neusight_jax.explorer.asked import Variant, Workload, read
 from neusight_jax.forecast import Forecast
-from neusight_jax.gpu import FIELDS, GPU, SWITCHES
+from neusight_jax.gpu import FIELDS, GPU, SWITCHES, WIDTH, WIDTH_PEAKS
 from neusight_jax.gpu_catalog import list_gpus
 from neusight_jax.gpu_file import load_named_gpu
 from neusight_jax.graph.configs.build import graph_from_config
@@ -135,6 +135,8 @@ def gpu_yaml(asked: Mapping[str, Any]) -> str:
         return jobs.cluster_yaml(load, variant)
     base, (name, gpu) = load_named_gpu(variant.base), variant.named()
     changed = {each: float(getattr(gpu, each)) for each in FIELDS if getattr(gpu, each) != getattr(base[1], each)}
+    if changed.keys() & set(WIDTH_PEAKS):
+        changed[WIDTH] = float(gpu.matrix_flop_per_cycle)  # not told, it would follow the peaks
     return yaml.safe_dump({"name": name, "base": base[0], **changed}, sort_keys=False, allow_unicode=True)
 
 
