@@ -136,7 +136,7 @@ def gpu_yaml(asked: Mapping[str, Any]) -> str:
     base, (name, gpu) = load_named_gpu(variant.base), variant.named()
     changed = {each: float(getattr(gpu, each)) for each in FIELDS if getattr(gpu, each) != getattr(base[1], each)}
     if changed.keys() & set(WIDTH_PEAKS):
-        changed[WIDTH] = float(gpu.matrix_flop_per_cycle)  # not told, it would follow the peaks
+        changed[WIDTH] = float(getattr(gpu, WIDTH))  # not told, it would follow the peaks
     return yaml.safe_dump({"name": name, "base": base[0], **changed}, sort_keys=False, allow_unicode=True)
 
 
