@@ -80,8 +80,10 @@ def catalog_gpu(name: str) -> GPU:
     """A GPU of the catalog by name or alias. `InputError` if there is none of that name."""
     entry = _entry(name)[1]
     info = gpu_info(name)
-    said = {WIDTH: of_its_memory(info, WIDTH)} if of_its_memory(info, WIDTH) else {}
-    figures = with_derived(said | {field: float(entry[field]) for field in FIELDS if field in entry})
+    width = of_its_memory(info, WIDTH)
+    figures = with_derived(
+        ({WIDTH: width} if width else {}) | {field: float(entry[field]) for field in FIELDS if field in entry}
+    )
     return GPU(
         **figures,
         fp32_joule_per_flop=base_clock_energy(figures, float(entry.get("base_clock_hz", 0.0))),

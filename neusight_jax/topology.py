@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import jax
@@ -90,8 +91,8 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 def check_link_figure(name: str, value: object, where: str) -> None:
     """`InputError` unless a figure of a topology is a number of a believable size; `where` opens the message."""
     low, high, expected = _RANGES[name]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not low <= value <= high or (name == "gpus_per_domain" and value != int(value)):  # type: ignore
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not low <= number <= high or (name == "gpus_per_domain" and number != int(number)):
         raise InputError(f"{where}: {name} is {value!r}, expected {expected}")
 
 

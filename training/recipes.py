@@ -97,7 +97,7 @@ def train(
     predictor, effects = run.all_families()
     card = {
         "kind": chosen.kind,
-        "architecture": {**sizes, "intervals": bool(run.trust_card)},
+        "architecture": {**sizes, "intervals": bool(run.intervals_card)},
         "recipe": recipe,
         "settings": asdict(chosen.settings),
         "seconds": round(time.monotonic() - begin, 1),
@@ -155,7 +155,7 @@ class _Run:
         self.errors: dict[str, dict[str, dict[str, float]]] = {}
         self.tile_accuracy: dict[str, float] = {}
         self.generation_effects: dict[str, dict[str, list[float]]] = {}
-        self.trust_card: dict[str, Any] = {}
+        self.intervals_card: dict[str, Any] = {}
 
     def sizes(self) -> dict[str, Any]:
         """The architecture as cards have it. `InputError` for a network of one's own that does not fit."""
@@ -174,7 +174,7 @@ class _Run:
             "seed": self.seed,
             "errors_percent": self.errors,
             "tile_accuracy": self.tile_accuracy,
-            **self.trust_card,
+            **self.intervals_card,
             "notes": list(self.data.notes),
             "generation_effects": self.generation_effects,
         }
@@ -206,7 +206,7 @@ class _Run:
             return NeuSightPredictor(parts, tiles), {}
         predictor = MixturePredictor(parts, tiles)
         if evidence.left_out:
-            intervals, self.trust_card = make_intervals(
+            intervals, self.intervals_card = make_intervals(
                 evidence,
                 self.data,
                 self.devices,

@@ -16,7 +16,7 @@ import numpy as np
 from neusight_jax.cluster import Cluster, Machine
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
-from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
+from neusight_jax.prices import PriceList, Prices, prices_of
 from neusight_jax.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
 from neusight_jax.serving.disaggregated import disaggregated as pooled
@@ -318,15 +318,7 @@ def _at(states: Steady, bound: int, at: float, load: Load) -> dict[str, Any]:
 def _costs(states: Steady, bound: int, count: int, at: float, load: Load, gpus: int, price: float) -> dict[str, float]:
     """Of an hour, and of a million tokens; prompts bear the share of the time that they add."""
     rate = count * _of(states.rate, bound, at) if load.users is not None else float(load.rate or 0.0)
-    hour, share = count * gpus * price, _of(states.prefill_share, bound, at)
-    million = 1e6 * hour / SECONDS_PER_HOUR / rate
-    lengths = load.lengths
-    return {
-        "per_hour": hour,
-        "input": share * million / lengths.input_tokens,
-        "output": (1.0 - share) * million / lengths.output_tokens,
-        "tokens": million / (lengths.input_tokens + lengths.output_tokens),
-    }
+    return load.costs(count * gpus * price, rate, _of(states.prefill_share, bound, at))
 
 
 def _missed(states: Steady, load: Load) -> str:

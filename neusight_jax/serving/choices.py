@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from neusight_jax.errors import InputError
+from neusight_jax.prices import SECONDS_PER_HOUR
 from neusight_jax.printed import Record
 from neusight_jax.results import Result
 from neusight_jax.serving.steady import PERCENTILES, Lengths
@@ -131,3 +132,13 @@ class Load:
             for name, target, value in pairs
             if value > target
         )
+
+    def costs(self, per_hour: float, rate: float, share: float) -> dict[str, float]:
+        """Of an hour, and of a million tokens at a rate of requests a second; prompts bear their share of the time."""
+        million, lengths = 1e6 * per_hour / SECONDS_PER_HOUR / rate, self.lengths
+        return {
+            "per_hour": per_hour,
+            "input": share * million / lengths.input_tokens,
+            "output": (1.0 - share) * million / lengths.output_tokens,
+            "tokens": million / (lengths.input_tokens + lengths.output_tokens),
+        }

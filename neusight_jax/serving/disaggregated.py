@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from neusight_jax.cluster import Cluster
-from neusight_jax.prices import SECONDS_PER_HOUR, Prices
+from neusight_jax.prices import Prices
 from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.layouts import TENSOR, Replica
 from neusight_jax.serving.pools import Pair, fewest
@@ -133,7 +133,7 @@ def _choice(
     costs: dict[str, float] = {}
     if price is not None:
         share = counts[0] * prefill.layout.gpus / gpus
-        costs = _costs(load, gpus * price, rate, share)
+        costs = load.costs(gpus * price, rate, share)
         intervals["cost"] = tuple(costs["tokens"] * each / gpus for each in intervals["gpus"])
     parts = ("weights", "activations", "runtime", "cache_bytes", "mem_bytes")
     assert decode.memory is not None
@@ -179,14 +179,3 @@ def _most(pair: Pair, counts: tuple[int, int], load: Load) -> float:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if meets(middle) else (low, middle)
     return low
-
-
-def _costs(load: Load, per_hour: float, rate: float, share: float) -> dict[str, float]:
-    """Of an hour, and of a million tokens; prompts bear the replicas that prefill."""
-    million, lengths = 1e6 * per_hour / SECONDS_PER_HOUR / rate, load.lengths
-    return {
-        "per_hour": per_hour,
-        "input": share * million / lengths.input_tokens,
-        "output": (1.0 - share) * million / lengths.output_tokens,
-        "tokens": million / (lengths.input_tokens + lengths.output_tokens),
-    }

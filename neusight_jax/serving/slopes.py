@@ -12,6 +12,8 @@ import numpy as np
 
 from neusight_jax.cluster import Cluster, Machine, as_cluster, on_device
 from neusight_jax.errors import InputError
+from neusight_jax.hypothetical import fields_of, vary
+from neusight_jax.hypothetical import figure as figure_of
 from neusight_jax.serving.dynamo import Run
 from neusight_jax.serving.engine import Engine
 from neusight_jax.serving.steady import Demand, steady
@@ -76,9 +78,7 @@ def run_elasticities(
 
 def _scaled(cluster: Cluster, figure: str, factor: float) -> Cluster:
     """A cluster with one figure of its topology or its GPU scaled."""
-    part = "topology" if hasattr(cluster.topology, figure) else "gpu"
-    holder = getattr(cluster, part)
-    value = float(np.asarray(getattr(holder, figure, math.nan)))
+    value = float(np.asarray(figure_of(cluster, figure))) if figure in fields_of(cluster) else math.nan
     if not value > 0.0:
         raise InputError(f"{figure} is no figure of this machine; expected one that is a positive number")
-    return cluster.replace(**{part: holder.replace(**{figure: value * factor})})
+    return vary(cluster, {figure: value * factor}, peaks_follow=False)
