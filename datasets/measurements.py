@@ -20,7 +20,7 @@ from neusight_jax.datasets.row_checks import FRAME_COLUMNS, GoodRows, OnInvalid,
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name, fold_name
-from neusight_jax.kernels.families import FAMILIES, table_families
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.printed import Record
 
@@ -203,7 +203,7 @@ def table_from_frame(frame: pd.DataFrame) -> KernelTable:
     ops, dtypes = frame["op"].to_numpy(), frame["dtype"].to_numpy()
     dtype_index = pd.Series(dtypes, dtype=object).map({name: index for index, name in enumerate(DTYPES)}).to_numpy()
     batches = {}
-    for name in table_families(set(families)):
+    for name in [name for name in FAMILIES if name in families]:
         family = FAMILIES[name]
         where = np.flatnonzero(families == name)
         batches[name] = batch_from_columns(

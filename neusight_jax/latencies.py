@@ -198,6 +198,11 @@ def _latency(
     return total
 
 
+def _given(relaxation: Scalar) -> Scalar | None:
+    """None for an exact forecast, whose program is smaller than one that takes any relaxation."""
+    return None if isinstance(relaxation, int | float) and relaxation == 0 else relaxation
+
+
 def _switch(isolated: Isolated) -> Array:
     return jnp.asarray(isolated, dtype=float)
 
@@ -220,7 +225,7 @@ def kernel_latency(
     Gradients: reach predictor and GPU; at relaxation 0 the wave count is a step function of the SM count.
     """
     require_covered(predictor, kernels)
-    seconds: dict[str, Array] = _kernel_latency(predictor, on_device(machine), kernels, relaxation, _switch(isolated))
+    seconds: dict[str, Array] = _kernel_latency(predictor, on_device(machine), kernels, _given(relaxation), _switch(isolated))
     return seconds
 
 
@@ -238,7 +243,7 @@ def latency(
     machines with one program. Tables of equal padded size share a program too.
     """
     require_covered(predictor, kernels)
-    seconds: Array = _latency(predictor, on_device(machine), kernels, relaxation, _switch(isolated))
+    seconds: Array = _latency(predictor, on_device(machine), kernels, _given(relaxation), _switch(isolated))
     return seconds
 
 
@@ -253,14 +258,14 @@ def predict_kernels(
     require_covered(predictor, table)
     short = all(len(batch.row) <= BLOCK for batch in table.families.values())
     run = _kernel_latency_once if short else _kernel_latency
-    seconds = run(predictor, on_device(machine), table, relaxation, _switch(isolated))
+    seconds = run(predictor, on_device(machine), table, _given(relaxation), _switch(isolated))
     return in_row_order(table, {name: np.asarray(values) for name, values in seconds.items()})
 
 
 def in_row_order(table: KernelTable, values: Mapping[str, np.ndarray]) -> np.ndarray[Any, np.dtype[Any]]:
     """Per-family arrays as one array in the caller's row order, padding dropped."""
     rows = [np.asarray(batch.row) for batch in table.families.values()]
-    out = np.zeros(table.num_rows, next(iter(values.values())).dtype)
+    out = np.zeros(table.num_rows, np.result_type(*values.values()) if values else np.float32)
     for row, name in zip(rows, table.families, strict=True):
         real = row >= 0
         out[row[real]] = values[name][: len(row)][real]

@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neusight_jax.cluster import Machine, gpu_of, linked_topology
@@ -58,6 +59,8 @@ FLOOR_S = 25e-6
 """Launch floor before training, seconds."""
 TENSOR_FLOOR_S = 3e-6
 """The same for kernels of tensor cores, measured inside CUDA graphs."""
+LEAST_LOG = -60.0
+"""Logarithm of the least weight of a component over the largest of its family, so that no sum of weights is zero."""
 
 
 @jax.tree_util.register_dataclass
@@ -166,20 +169,25 @@ def mix(
 def _head_logs(
     outputs: Float[Array, "member kernel output"], at: Launch, residual: Float[Array, "#member #kernel effect"]
 ) -> dict[str, Float[Array, "member kernel"]]:
-    """log t_j of every head."""
-    most, logs, start = most_times(at), {}, 0
-    for place, (name, times) in enumerate(physical_times(at).items()):
-        head, width = heads_of(at.family)[name], times.shape[1]
-        weight = jax.nn.softmax(outputs[:, :, start : start + width], axis=-1)
-        low, high = head.bounds(at.family)
-        middle = (head.start - low) / (high - low)
-        raw = outputs[:, :, start + width] + jnp.log(middle / (1.0 - middle))
-        log_s = jnp.sum(weight * jnp.log(jnp.maximum(times, 1e-30)), axis=-1)
-        log_s = log_s + low + (high - low) * jax.nn.sigmoid(raw)
+    """log t_j of every head: a softmax over its own columns of the outputs, then its offset."""
+    heads, most, times = heads_of(at.family), most_times(at), physical_times(at)
+    ends = np.cumsum([component.shape[1] + 1 for component in times.values()]) - 1
+    share = jnp.exp(jnp.maximum(outputs - jax.lax.stop_gradient(jnp.max(outputs, axis=-1, keepdims=True)), LEAST_LOG))
+    log_times = jnp.log(jnp.maximum(jnp.concatenate(list(times.values()), axis=1), 1e-30))
+    low, high = np.array([head.bounds(at.family) for head in heads.values()]).T
+    middle = (np.array([head.start for head in heads.values()]) - low) / (high - low)
+    offset = low + (high - low) * jax.nn.sigmoid(outputs[:, :, ends] + np.log(middle / (1.0 - middle)))
+    columns = [EFFECTS.index(name) if name in EFFECTS else place for place, name in enumerate(heads)]
+    moved = residual[..., np.array(columns)]
+    logs = {}
+    for place, (name, end) in enumerate(zip(heads, ends, strict=True)):
+        width = times[name].shape[1]
+        own = share[:, :, end - width : end]
+        total = jnp.sum(own, axis=-1)
+        log_s = jnp.sum(own * log_times[:, end - place - width : end - place], axis=-1) / total + offset[:, :, place]
         if name in most:
-            log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(most[name]), axis=-1))
-        logs[name] = log_s + residual[..., EFFECTS.index(name) if name in EFFECTS else place]
-        start += width + 1
+            log_s = jnp.minimum(log_s, jnp.sum(own * jnp.log(most[name]), axis=-1) / total)
+        logs[name] = log_s + moved[..., place]
     return logs
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 
@@ -130,8 +131,6 @@ def fitted_physics(moved: Float[Array, " constant"]) -> Physics:
       moved: how far each of `FITTED` is from its default, in widths of its prior; zeros = as `STANDARD`.
     Gradients: reach `moved`; every constant stays positive.
     """
-    values = {
-        name: getattr(STANDARD, name) * jnp.exp(CONSTANTS[name].metadata["width"] * moved[place])
-        for place, name in enumerate(FITTED)
-    }
-    return dataclasses.replace(STANDARD, **values)
+    widths = np.array([CONSTANTS[name].metadata["width"] for name in FITTED])
+    values = np.array([getattr(STANDARD, name) for name in FITTED]) * jnp.exp(widths * moved)
+    return dataclasses.replace(STANDARD, **dict(zip(FITTED, values, strict=True)))

@@ -91,6 +91,8 @@ def whole_waves(blocks: Array, num_sms: Array, relaxation: Scalar) -> Array:
         biased low by less than `relaxation` waves, stays monotone in both arguments and has their gradient.
     """
     ratio = blocks / num_sms
+    if relaxation is None:
+        return jnp.ceil(ratio)
     return (1.0 - relaxation) * jnp.ceil(ratio) + relaxation * jnp.maximum(ratio, 1.0)
 
 

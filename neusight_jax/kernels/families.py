@@ -66,12 +66,7 @@ OPERATORS: dict[str, tuple[Family, Operator]] = {
 TENSOR_FAMILIES: frozenset[str] = frozenset(
     name for name in BUILT_IN if FAMILIES[name].tensor_core and name not in (TENSOR_CONV.name, COLLECTIVE.name)
 )
-"""Families of tensor cores and what runs between them: in a table all or none, so that others stay small."""
-
-RARE_FAMILIES: frozenset[str] = (
-    frozenset({STRIDED.name, TENSOR_CONV.name, COLLECTIVE.name}) | FAMILIES.keys() - BUILT_IN
-)
-"""Families that few tables have kernels of: in a table only where it has."""
+"""Families of tensor cores and what runs between them."""
 
 
 def family_of(family: str, dtype: str) -> str:
@@ -79,12 +74,3 @@ def family_of(family: str, dtype: str) -> str:
     if family == CONV.name and FAMILY_BY_DTYPE.get(dtype) is GEMM:
         return TENSOR_CONV.name
     return FAMILY_BY_DTYPE[dtype].name if family in (LINEAR.name, BMM.name) and dtype in FAMILY_BY_DTYPE else family
-
-
-def table_families(present: Iterable[str]) -> tuple[str, ...]:
-    """Families a table holds, empty ones included, given those it has kernels of."""
-    there = set(present)
-    left_out = RARE_FAMILIES - there
-    if not TENSOR_FAMILIES & there:
-        left_out |= TENSOR_FAMILIES
-    return tuple(name for name in FAMILIES if name not in left_out)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
-from neusight_jax.kernels.families import FAMILIES, family_of, table_families
+from neusight_jax.kernels.families import FAMILIES, family_of
 from neusight_jax.kernels.family import Family
 from neusight_jax.printed import Record, is_known, short
 
@@ -86,8 +86,8 @@ class KernelBatch(Record):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KernelTable(Record):
-    """Kernels by family. Empty families are present too (`families.table_families`), so that tables of equal
-    padded size share one program."""
+    """Kernels of each family there are any of, in the order of `FAMILIES`. Tables of the same families and padded
+    lengths share one program."""
 
     families: dict[str, KernelBatch] = field(default_factory=dict)
 
@@ -183,9 +183,8 @@ def table_from_kernels(
             raise InputError(f"kernel {position} of family {item.family} lacks the dim {absent[0]!r}")
         places.setdefault(family_of(item.family, item.dtype or dtype), []).append(position)
     families = {}
-    for name in table_families(places):
-        where = places.get(name, [])
-        family = FAMILIES[name]
+    for name in (name for name in FAMILIES if name in places):
+        where, family = places[name], FAMILIES[name]
         usual = dict(family.options)
         families[name] = batch_from_columns(
             family,
@@ -196,8 +195,8 @@ def table_from_kernels(
             },
             dtype=np.array([dtype_index(items[i].dtype or dtype) for i in where], np.int32),
             count=np.array([items[i].count for i in where], np.float32),
-            phase=phases[where] if where else np.zeros(0, np.int32),
-            node=nodes[where] if where else np.zeros(0, np.int32),
+            phase=phases[where],
+            node=nodes[where],
             row=np.array(where, np.int32),
         )
     return KernelTable(families)

@@ -254,7 +254,7 @@ def _table(points: Sequence[_Counted], dtype: str) -> tuple[KernelTable, dict[st
     for at, place, count in entries:
         dense[at, place] += count
     table = table_from_kernels(kernels, dtype=dtype)
-    table = KernelTable({name: _padded(batch) for name, batch in table.families.items() if batch.num_rows})
+    table = KernelTable({name: _padded(batch) for name, batch in table.families.items()})
     counts = {}
     for name, batch in table.families.items():
         row = np.asarray(batch.row)
