@@ -23,7 +23,7 @@ from neusight_jax.kernels.rowwise import TRAFFIC_DIMS
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.residuals import EFFECTS, add_to_effect
-from neusight_jax.roofline import Isolated, Scalar, element_bytes
+from neusight_jax.roofline import Isolated, Relaxation, Scalar, element_bytes
 from neusight_jax.terms import KernelTerms
 
 PADDING = 4.0
@@ -109,7 +109,7 @@ class CalibratedPredictor:
         return self.base.covers(family)
 
     def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latencies.kernel_latency`."""
         base = self.base

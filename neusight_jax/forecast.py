@@ -30,7 +30,7 @@ from neusight_jax.latencies import in_row_order, kernel_terms, require_covered
 from neusight_jax.memory import crowded_notes, footprint
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result, plain
-from neusight_jax.roofline import Scalar, element_bytes
+from neusight_jax.roofline import Relaxation, element_bytes
 from neusight_jax.terms import Predictor
 from neusight_jax.workloads import workload_dict
 
@@ -187,7 +187,7 @@ def predict(
     *,
     gpu_name: str = "",
     notes: Sequence[str] = (),
-    relaxation: Scalar = 0.0,
+    relaxation: Relaxation = 0.0,
 ) -> Forecast: ...
 
 
@@ -199,7 +199,7 @@ def predict(
     *,
     gpu_name: str = "",
     notes: Sequence[str] = (),
-    relaxation: Scalar = 0.0,
+    relaxation: Relaxation = 0.0,
 ) -> StepForecast: ...
 
 
@@ -210,7 +210,7 @@ def predict(
     *,
     gpu_name: str = "",
     notes: Sequence[str] = (),
-    relaxation: Scalar = 0.0,
+    relaxation: Relaxation = 0.0,
 ) -> Forecast | StepForecast:
     """Forecast a model on a GPU, kernels as they run inside the model; or a job on a cluster (`job.forecast`).
 
@@ -308,7 +308,7 @@ def _share_notes(graph: Graph, table: KernelTable, columns: Mapping[str, np.ndar
 
 
 def seconds_of(
-    predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: Scalar = 0.0
+    predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: Relaxation = 0.0
 ) -> Float[np.ndarray, " row"]:
     """Seconds of one launch of each kernel inside a model, by the program that `predict` has compiled already."""
     explained = _explained(predictor, on_device(gpu), table, relaxation)
@@ -322,7 +322,7 @@ def occupied(table: KernelTable) -> KernelTable:
 
 
 @one_shot
-def _explained(predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: Scalar) -> dict[str, dict[str, Any]]:
+def _explained(predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: Relaxation) -> dict[str, dict[str, Any]]:
     out = {}
     for name, term in kernel_terms(predictor, gpu, table, isolated=False, relaxation=relaxation).items():
         batch = table.families[name]

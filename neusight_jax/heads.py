@@ -20,7 +20,7 @@ from neusight_jax.physics import STANDARD, Physics
 from neusight_jax.roofline import (
     LEAST_SHARE,
     UNSAID_J,
-    Scalar,
+    Relaxation,
     column,
     dram_bytes,
     exponentials_per_s,
@@ -63,7 +63,7 @@ class Launch:
     peak: Float[Array, " kernel"]
     dtype: Int[Array, " kernel"]
     physics: Physics
-    relaxation: Scalar
+    relaxation: Relaxation
     waves: Float[Array, "kernel tile split"]
     block_s: Float[Array, "kernel tile split"]
     least_s: Float[Array, "kernel 1"]
@@ -93,7 +93,7 @@ def launched(
     work: Work,
     peak: Float[Array, " kernel"],
     dtype: Int[Array, " kernel"],
-    relaxation: Scalar = 0.0,
+    relaxation: Relaxation = 0.0,
     physics: Physics = STANDARD,
     topology: Topology | None = None,
 ) -> Launch:

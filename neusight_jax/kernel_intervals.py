@@ -13,12 +13,17 @@ from neusight_jax.intervals import has_intervals, kernel_interval
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import in_row_order, kernel_terms, predict_kernels, require_covered
-from neusight_jax.roofline import Isolated, Scalar
+from neusight_jax.roofline import Isolated, Relaxation
 from neusight_jax.terms import Predictor
 
 
 def predict_kernel_intervals(
-    predictor: Predictor, machine: Machine, table: KernelTable, *, isolated: Isolated = True, relaxation: Scalar = 0.0
+    predictor: Predictor,
+    machine: Machine,
+    table: KernelTable,
+    *,
+    isolated: Isolated = True,
+    relaxation: Relaxation = 0.0,
 ) -> tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]:
     """The 80 % interval of one launch per row of a table, in the order of its file, seconds.
 

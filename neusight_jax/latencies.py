@@ -20,7 +20,7 @@ from neusight_jax.kernels.distinct import in_chunks, merged
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.programs import one_shot
-from neusight_jax.roofline import Isolated, Scalar
+from neusight_jax.roofline import Isolated, Relaxation
 from neusight_jax.terms import KernelTerms, Predictor
 
 
@@ -30,7 +30,7 @@ def kernel_terms(
     kernels: KernelTable,
     *,
     isolated: Isolated = False,
-    relaxation: Scalar = 0.0,
+    relaxation: Relaxation = 0.0,
 ) -> dict[str, KernelTerms]:
     """Latency, bounds and launch share of every kernel, by family; pure and not jitted itself.
 
@@ -78,7 +78,7 @@ ROWS = 4
 
 
 def _all_kernels(
-    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
+    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> dict[str, Float[Array, " kernel"]]:
     def seconds(machine: Machine, block: KernelTable, isolated: Isolated) -> Array:
         (term,) = kernel_terms(predictor, machine, block, isolated=isolated, relaxation=relaxation).values()
@@ -121,7 +121,7 @@ _kernel_latency_once = one_shot(_all_kernels)
 
 
 def plain_sum(
-    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
+    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> Array:
     """Σ count · latency of a table row by row, on one machine; what `latency` sums faster on many."""
     total = jnp.zeros(())
@@ -132,7 +132,7 @@ def plain_sum(
 
 
 def _sum_of_chunks(
-    predictor: Predictor, machine: Machine, chunks: KernelTable, relaxation: Scalar, isolated: Isolated
+    predictor: Predictor, machine: Machine, chunks: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> Array:
     """`plain_sum` over columns [chunk, row], of the chunks that launch anything; those come first."""
     total = jnp.zeros(())
@@ -192,19 +192,16 @@ def _slope(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, 
 
 @jax.jit
 def _latency(
-    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Scalar, isolated: Isolated
+    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> Array:
     total: Array = _differentiable_sum(predictor, machine, kernels, relaxation, isolated)
     return total
 
 
-def _given(relaxation: Scalar) -> Scalar | None:
-    """None for an exact forecast, whose program is smaller than one that takes any relaxation."""
-    return None if isinstance(relaxation, int | float) and relaxation == 0 else relaxation
-
-
-def _switch(isolated: Isolated) -> Array:
-    return jnp.asarray(isolated, dtype=float)
+def _switches(relaxation: Relaxation, isolated: Isolated) -> tuple[Relaxation, Array]:
+    """Both as programs take them: a relaxation of 0 as None, since an exact forecast is a smaller program."""
+    exact = isinstance(relaxation, int | float) and relaxation == 0
+    return None if exact else relaxation, jnp.asarray(isolated, dtype=float)
 
 
 def kernel_latency(
@@ -213,7 +210,7 @@ def kernel_latency(
     kernels: KernelTable,
     *,
     isolated: Isolated = False,
-    relaxation: Scalar = 0.0,
+    relaxation: Relaxation = 0.0,
 ) -> dict[str, Float[Array, " kernel"]]:
     """Seconds of one launch of every kernel, by family (padding rows included).
 
@@ -225,7 +222,9 @@ def kernel_latency(
     Gradients: reach predictor and GPU; at relaxation 0 the wave count is a step function of the SM count.
     """
     require_covered(predictor, kernels)
-    seconds: dict[str, Array] = _kernel_latency(predictor, on_device(machine), kernels, _given(relaxation), _switch(isolated))
+    seconds: dict[str, Array] = _kernel_latency(
+        predictor, on_device(machine), kernels, *_switches(relaxation, isolated)
+    )
     return seconds
 
 
@@ -235,7 +234,7 @@ def latency(
     kernels: KernelTable,
     *,
     isolated: Isolated = False,
-    relaxation: Scalar = 0.0,
+    relaxation: Relaxation = 0.0,
 ) -> Float[Array, ""]:
     """Seconds of all kernels one after another: Σ count · latency. Same arguments and gradients as `kernel_latency`.
 
@@ -243,12 +242,17 @@ def latency(
     machines with one program. Tables of equal padded size share a program too.
     """
     require_covered(predictor, kernels)
-    seconds: Array = _latency(predictor, on_device(machine), kernels, _given(relaxation), _switch(isolated))
+    seconds: Array = _latency(predictor, on_device(machine), kernels, *_switches(relaxation, isolated))
     return seconds
 
 
 def predict_kernels(
-    predictor: Predictor, machine: Machine, table: KernelTable, *, isolated: Isolated = True, relaxation: Scalar = 0.0
+    predictor: Predictor,
+    machine: Machine,
+    table: KernelTable,
+    *,
+    isolated: Isolated = True,
+    relaxation: Relaxation = 0.0,
 ) -> Float[np.ndarray, " row"]:
     """Seconds of one launch per row of a table, in the order of its file.
 
@@ -258,7 +262,7 @@ def predict_kernels(
     require_covered(predictor, table)
     short = all(len(batch.row) <= BLOCK for batch in table.families.values())
     run = _kernel_latency_once if short else _kernel_latency
-    seconds = run(predictor, on_device(machine), table, _given(relaxation), _switch(isolated))
+    seconds = run(predictor, on_device(machine), table, *_switches(relaxation, isolated))
     return in_row_order(table, {name: np.asarray(values) for name, values in seconds.items()})
 
 

@@ -45,7 +45,7 @@ from neusight_jax.residuals import (
 from neusight_jax.roofline import (
     Isolated,
     LowerBounds,
-    Scalar,
+    Relaxation,
     element_bytes,
     joined_logs,
     lower_bounds,
@@ -59,8 +59,6 @@ FLOOR_S = 25e-6
 """Launch floor before training, seconds."""
 TENSOR_FLOOR_S = 3e-6
 """The same for kernels of tensor cores, measured inside CUDA graphs."""
-LEAST_LOG = -60.0
-"""Logarithm of the least weight of a component over the largest of its family, so that no sum of weights is zero."""
 
 
 @jax.tree_util.register_dataclass
@@ -106,7 +104,7 @@ class MixturePredictor:
         return family.network in self.families
 
     def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latencies.kernel_latency`."""
         gpu, topology = gpu_of(machine), linked_topology(family, machine)
@@ -172,7 +170,6 @@ def _head_logs(
     """log t_j of every head: a softmax over its own columns of the outputs, then its offset."""
     heads, most, times = heads_of(at.family), most_times(at), physical_times(at)
     ends = np.cumsum([component.shape[1] + 1 for component in times.values()]) - 1
-    share = jnp.exp(jnp.maximum(outputs - jax.lax.stop_gradient(jnp.max(outputs, axis=-1, keepdims=True)), LEAST_LOG))
     log_times = jnp.log(jnp.maximum(jnp.concatenate(list(times.values()), axis=1), 1e-30))
     low, high = np.array([head.bounds(at.family) for head in heads.values()]).T
     middle = (np.array([head.start for head in heads.values()]) - low) / (high - low)
@@ -182,11 +179,10 @@ def _head_logs(
     logs = {}
     for place, (name, end) in enumerate(zip(heads, ends, strict=True)):
         width = times[name].shape[1]
-        own = share[:, :, end - width : end]
-        total = jnp.sum(own, axis=-1)
-        log_s = jnp.sum(own * log_times[:, end - place - width : end - place], axis=-1) / total + offset[:, :, place]
+        weight = jax.nn.softmax(outputs[:, :, end - width : end], axis=-1)
+        log_s = jnp.sum(weight * log_times[:, end - place - width : end - place], axis=-1) + offset[:, :, place]
         if name in most:
-            log_s = jnp.minimum(log_s, jnp.sum(own * jnp.log(most[name]), axis=-1) / total)
+            log_s = jnp.minimum(log_s, jnp.sum(weight * jnp.log(most[name]), axis=-1))
         logs[name] = log_s + moved[..., place]
     return logs
 

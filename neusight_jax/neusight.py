@@ -23,7 +23,7 @@ from neusight_jax.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar, element_bytes, lower_bounds, peak_flop_per_s
+from neusight_jax.roofline import Isolated, Relaxation, element_bytes, lower_bounds, peak_flop_per_s
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
 from neusight_jax.utilization import Network, apply_network
@@ -50,7 +50,7 @@ class NeuSightPredictor:
         return family.network in self.tiles
 
     def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latencies.kernel_latency`. `isolated` changes nothing."""
         gpu = gpu_of(machine)

@@ -17,6 +17,8 @@ from neusight_jax.physics import STANDARD, Physics
 from neusight_jax.topology import Topology
 
 Scalar: TypeAlias = float | Float[Array, ""]
+Relaxation: TypeAlias = Scalar | None
+"""How far whole waves are smoothed, 0 to 1; None is 0, by a program of its own."""
 Isolated: TypeAlias = bool | Float[Array, "*kernel"]
 """Whether kernels run alone, as a sweep measures them: one answer, or one (0 or 1) for each kernel."""
 
@@ -82,7 +84,7 @@ def joined_logs(log_s: Array, other_log_s: Array, norm: ArrayLike) -> Array:
     return jnp.logaddexp(log_s * norm, other_log_s * norm) / norm
 
 
-def whole_waves(blocks: Array, num_sms: Array, relaxation: Scalar) -> Array:
+def whole_waves(blocks: Array, num_sms: Array, relaxation: Relaxation) -> Array:
     """Waves of blocks over SMs: ceil(blocks / SMs), blended with its streaming limit max(blocks / SMs, 1).
 
     Args:

@@ -30,7 +30,7 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import in_row_order, kernel_latency
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result
-from neusight_jax.roofline import Isolated, Scalar
+from neusight_jax.roofline import Isolated, Relaxation
 from neusight_jax.terms import Predictor
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Sensitivity(Result):
 
 
 def elasticities(
-    predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Scalar = 0.0
+    predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Relaxation = 0.0
 ) -> tuple[dict[str, Float[Array, " kernel"]], dict[str, dict[str, Float[Array, " kernel"]]]]:
     """Seconds of every kernel and their elasticities, by family.
 

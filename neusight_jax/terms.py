@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from neusight_jax.cluster import Machine
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, LowerBounds, Scalar
+from neusight_jax.roofline import Isolated, LowerBounds, Relaxation
 from neusight_jax.tiles import ChosenTile
 
 
@@ -55,7 +55,7 @@ class Predictor(Protocol):
         ...
 
     def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
         """Forecast the kernels of one family on one machine."""
         ...

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family, Work
-from neusight_jax.roofline import Scalar, whole_waves
+from neusight_jax.roofline import Relaxation, whole_waves
 from neusight_jax.utilization import Network, apply_network, init_network
 
 
@@ -63,7 +63,7 @@ def tile_scores(
 
 
 def choose_tile(
-    choice: TileChoice, gpu: GPU, work: Work, features: Float[Array, "kernel feature"], relaxation: Scalar = 0.0
+    choice: TileChoice, gpu: GPU, work: Work, features: Float[Array, "kernel feature"], relaxation: Relaxation = 0.0
 ) -> ChosenTile:
     """The tile of each kernel on a machine.
 
@@ -73,12 +73,13 @@ def choose_tile(
     """
     scores = tile_scores(choice, gpu, work, features)
     index = jnp.argmax(scores, axis=1)
-    weight = (1.0 - relaxation) * jax.nn.one_hot(index, scores.shape[1]) + relaxation * jax.nn.softmax(scores, axis=1)
+    soft = 0.0 if relaxation is None else relaxation
+    weight = (1.0 - soft) * jax.nn.one_hot(index, scores.shape[1]) + soft * jax.nn.softmax(scores, axis=1)
 
     def blend(quantity: Array) -> Array:
         return jnp.exp(jnp.sum(weight * jnp.log(jnp.maximum(quantity[:, :, 0], 1e-30)), axis=1))
 
-    blocks = jnp.round(blend(work.blocks)) * (1.0 - relaxation) + blend(work.blocks) * relaxation
+    blocks = jnp.round(blend(work.blocks)) * (1.0 - soft) + blend(work.blocks) * soft
     return ChosenTile(
         index=index,
         blocks=blocks,

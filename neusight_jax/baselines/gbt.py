@@ -22,7 +22,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.heads import launched, most_times, physical_times
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar, element_bytes
+from neusight_jax.roofline import Isolated, Relaxation, element_bytes
 from neusight_jax.terms import KernelTerms
 
 TREES, LEAVES = 300, 31
@@ -61,7 +61,7 @@ class GBTPredictor:
         return family.network in self.families
 
     def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latencies.kernel_latency`. `relaxation` changes nothing."""
         log_s = walk(self.families[family.network], gbt_inputs(family, gpu_of(machine), batch, isolated))

@@ -24,7 +24,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar, element_bytes, peak_flop_per_s
+from neusight_jax.roofline import Isolated, Relaxation, element_bytes, peak_flop_per_s
 from neusight_jax.terms import KernelTerms
 from neusight_jax.utilization import Network, apply_network
 
@@ -41,7 +41,7 @@ class HabitatMLPPredictor:
         return family.network in self.networks
 
     def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family, never below the speed of light. `relaxation` changes nothing."""
         inputs = habitat_inputs(family, gpu_of(machine), batch, isolated)

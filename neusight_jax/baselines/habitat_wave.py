@@ -28,7 +28,7 @@ from neusight_jax.cluster import Machine, gpu_of
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar
+from neusight_jax.roofline import Isolated, Relaxation
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import largest_tile
 
@@ -103,7 +103,7 @@ class WavePredictor:
         return family.name in self.families
 
     def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
         """Scale the kernels that were measured; `isolated` and `relaxation` change nothing."""
         gpu = gpu_of(machine)

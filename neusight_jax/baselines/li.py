@@ -26,7 +26,7 @@ from neusight_jax.baselines.roofline import bounded
 from neusight_jax.cluster import Machine, gpu_of
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar, element_bytes
+from neusight_jax.roofline import Isolated, Relaxation, element_bytes
 from neusight_jax.terms import KernelTerms
 
 
@@ -60,7 +60,7 @@ class LiPredictor:
         return family.network in self.families
 
     def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; see `latencies.kernel_latency`. `relaxation` changes nothing.
 

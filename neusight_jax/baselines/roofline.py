@@ -16,7 +16,15 @@ from neusight_jax.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family, Work
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, LowerBounds, Scalar, element_bytes, lower_bounds, peak_flop_per_s
+from neusight_jax.roofline import (
+    Isolated,
+    LowerBounds,
+    Relaxation,
+    Scalar,
+    element_bytes,
+    lower_bounds,
+    peak_flop_per_s,
+)
 from neusight_jax.terms import KernelTerms
 from neusight_jax.tiles import largest_tile
 
@@ -76,7 +84,7 @@ class RooflinePredictor:
         return True
 
     def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; `isolated` and `relaxation` change nothing."""
         found = bounded(family, machine, batch)

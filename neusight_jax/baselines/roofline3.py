@@ -15,7 +15,7 @@ from neusight_jax.baselines.roofline import bounded
 from neusight_jax.cluster import Machine
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Scalar
+from neusight_jax.roofline import Isolated, Relaxation
 from neusight_jax.terms import KernelTerms
 
 
@@ -41,7 +41,7 @@ class Roofline3Predictor:
         return family.network in self.families
 
     def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
         """Forecast kernels of one family; the floor is paid by isolated kernels only. `relaxation` changes nothing."""
         numbers = self.families[family.network]

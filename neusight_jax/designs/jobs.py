@@ -16,7 +16,7 @@ from neusight_jax.job.job import Job
 from neusight_jax.job.step import compose, seconds_of_job
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import kernel_latency
-from neusight_jax.roofline import Scalar
+from neusight_jax.roofline import Relaxation
 from neusight_jax.terms import Predictor
 from neusight_jax.workloads import Workload
 
@@ -44,7 +44,7 @@ def job_load(job: Job, weight: float = 1.0, name: str = "") -> Workload:
 
 
 def job_seconds(
-    job: Job, predictor: Predictor, machine: Machine, relaxation: Scalar = 0.0
+    job: Job, predictor: Predictor, machine: Machine, relaxation: Relaxation = 0.0
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Seconds of a step, and of the kernels and messages of one micro-batch of every kind of stage by family.
 

@@ -22,7 +22,7 @@ from neusight_jax.job.job import Job
 from neusight_jax.job.step import check_cluster
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import kernel_latency, require_covered
-from neusight_jax.roofline import Scalar
+from neusight_jax.roofline import Relaxation
 from neusight_jax.sweeps.space import WHOLE, Range
 from neusight_jax.terms import Predictor
 from neusight_jax.workloads import Workload, combined
@@ -184,7 +184,7 @@ class Given(NamedTuple):
 
 
 def metrics(
-    given: Given, figures: Mapping[str, Array], relaxation: Scalar
+    given: Given, figures: Mapping[str, Array], relaxation: Relaxation
 ) -> tuple[dict[str, Array], Float[Array, " workload"], dict[str, Float[Array, " workload"]]]:
     """All metrics of one machine, seconds of every workload, and the same by family.
 

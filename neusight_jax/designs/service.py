@@ -26,7 +26,7 @@ from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Graph
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.prices import SECONDS_PER_HOUR
-from neusight_jax.roofline import Scalar
+from neusight_jax.roofline import Relaxation
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.choices import CLOSED_FORM
 from neusight_jax.serving.engine import LEARNED, Engine, Options, usual_options
@@ -192,7 +192,7 @@ def _positive(name: str, value: float | None) -> None:
 
 
 def served(
-    asked: Service, predictor: Predictor, gpu: GPU, relaxation: Scalar = 0.0
+    asked: Service, predictor: Predictor, gpu: GPU, relaxation: Relaxation = 0.0
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Seconds of a replica per request (`seconds`) and the last four of `SERVED` on one machine; seconds of all steps
     of the grid by family.
@@ -235,7 +235,7 @@ def _between(values: Float[Array, " load"], at: tuple[Array, Array]) -> Array:
 
 
 def served_metrics(
-    asked: Sequence[Service], shares: Array, predictor: Predictor, gpu: GPU, dearer: Array, relaxation: Scalar
+    asked: Sequence[Service], shares: Array, predictor: Predictor, gpu: GPU, dearer: Array, relaxation: Relaxation
 ) -> tuple[dict[str, Any], Float[Array, " workload"], dict[str, Any]]:
     """`SERVED`, seconds per request of every service, and seconds of its steps by family [workload].
 

@@ -31,7 +31,7 @@ from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.kernels.tensor_gemm import GEMM, LOAD_BYTES, loaded_bytes
 from neusight_jax.latencies import kernel_latency, predict_kernels, require_covered
 from neusight_jax.latencies import latency as table_latency
-from neusight_jax.roofline import Isolated, Scalar
+from neusight_jax.roofline import Isolated, Relaxation
 from neusight_jax.terms import Predictor
 
 SIXTEEN_BITS: tuple[int, ...] = tuple(map(dtype_index, ("bf16", "fp16")))
@@ -244,7 +244,7 @@ def _unhidden(message: Array, overlaps: Array, facts: Facts) -> Array:
 
 
 def compose(
-    own: Seconds, software: Software, plan: Plan, relaxation: Scalar = 0.0
+    own: Seconds, software: Software, plan: Plan, relaxation: Relaxation = 0.0
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
     """Seconds of the pipeline, of what follows it, and of the busiest rank's own work of all micro-batches."""
     durations, tail = stage_durations(own, software, facts(plan))
@@ -276,7 +276,7 @@ def latency(
     work: KernelTable | Job,
     *,
     isolated: Isolated = False,
-    relaxation: Scalar = 0.0,
+    relaxation: Relaxation = 0.0,
 ) -> Float[Array, ""]:
     """Seconds of all kernels of a table one after another (`latencies.latency`), or of one step of a job.
 

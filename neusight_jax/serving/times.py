@@ -19,7 +19,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import kernel_latency, kernel_terms, require_covered
 from neusight_jax.programs import one_shot
-from neusight_jax.roofline import Scalar
+from neusight_jax.roofline import Relaxation
 from neusight_jax.serving.engine import Engine
 from neusight_jax.serving.steps import Axes, Steps
 from neusight_jax.terms import Predictor
@@ -127,7 +127,7 @@ def times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) 
 
 
 def kernel_seconds(
-    predictor: Predictor, machine: Machine, steps: Steps, relaxation: Scalar = 0.0
+    predictor: Predictor, machine: Machine, steps: Steps, relaxation: Relaxation = 0.0
 ) -> dict[str, Float[Array, " kernel"]]:
     """Seconds of every kernel of steps on a machine, by family; `relaxation` as of `kernel_latency`."""
     require_covered(predictor, steps.kernels)

@@ -19,7 +19,7 @@ from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import latency, require_covered
 from neusight_jax.results import Result, json_text, schema
-from neusight_jax.roofline import Scalar
+from neusight_jax.roofline import Relaxation
 from neusight_jax.sweeps.devices import Spread, barrier, on_host, spread_rows
 from neusight_jax.sweeps.parts import Parts
 from neusight_jax.sweeps.space import Space
@@ -86,7 +86,7 @@ class _Chunk:
 
 @jax.jit
 def _seconds(
-    predictor: Predictor, base: GPU, figures: Mapping[str, Array], kernels: KernelTable, relaxation: Scalar
+    predictor: Predictor, base: GPU, figures: Mapping[str, Array], kernels: KernelTable, relaxation: Relaxation
 ) -> Float[Array, " gpu"]:
     def one(each: Mapping[str, Array]) -> Array:
         return latency(predictor, vary(base, each), kernels, relaxation=relaxation)
