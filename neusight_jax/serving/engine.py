@@ -40,13 +40,13 @@ class Engine(Record):
 
 
 ENGINES: dict[str, Engine] = {
-    "vllm": Engine(step_s=6.41e-4, sequence_s=9.70e-6, request_s=0.0242, kernels=1.084, wave=0.119),
-    "trtllm": Engine(step_s=6.49e-4, sequence_s=8.71e-6, request_s=0.0947, kernels=1.072, wave=0.103),
-    "sglang": Engine(step_s=9.45e-4, sequence_s=1.32e-5, request_s=0.0950, kernels=1.081, wave=0.343),
+    "vllm": Engine(step_s=5.53e-4, sequence_s=9.12e-6, request_s=0.0232, kernels=1.075, wave=0.0),
+    "trtllm": Engine(step_s=7.44e-4, sequence_s=1.07e-5, request_s=0.0978, kernels=1.012, wave=0.0),
+    "sglang": Engine(step_s=7.81e-4, sequence_s=1.11e-5, request_s=0.1608, kernels=1.084, wave=0.0),
 }
-"""Fitted under those priors on public measurements of whole servers on H100 and H200 (`benchmarks.serving_sample`)."""
-LEARNED = ENGINES["vllm"].replace(wave=0.0)
-"""vLLM's, for users who do not know of each other."""
+"""Fitted under those priors on public measurements of whole servers on H100 and H200 (`benchmarks.serving_sample`), for
+users who do not know of each other."""
+LEARNED = ENGINES["vllm"]
 WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Engine)}
 """Width of each prior, in its logarithm."""
 
