@@ -230,10 +230,10 @@ def predict(
     for dtype in graph.arithmetic:
         gpu.peak_flop_per_s(dtype)
     require_covered(predictor, graph.kernels)
-    table = occupied(graph.kernels)
+    table = graph.kernels
     columns = _columns(table, _explained(predictor, on_device(gpu), table, relaxation))
     notes = (*notes, *graph.notes, *_share_notes(graph, table, columns))
-    columns["node"] = np.array([node.name for node in graph.nodes], object)[columns["node"]]
+    columns["node"] = np.array([node.name for node in graph.nodes], object)[columns["node"].astype(int)]
     memory = footprint(graph) if graph.nodes else None
     mem_bytes = float(np.asarray(gpu.mem_bytes))
     interval, warnings = _interval_of(predictor, gpu, columns)
@@ -315,10 +315,11 @@ def seconds_of(
     return in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})
 
 
-def occupied(table: KernelTable) -> KernelTable:
-    """The families that have kernels: a program without the others starts sooner."""
-    kept = {name: batch for name, batch in table.families.items() if batch.num_rows}
-    return KernelTable(kept) if kept else table
+_EXPLAINED = (
+    *("seconds", "seconds_low", "seconds_high", "widening", "shape_widening"),
+    *("flop", "bytes", "tile", "waves", "utilization", "bound"),
+)
+"""Columns of `_explained`."""
 
 
 @one_shot
@@ -353,7 +354,7 @@ def _columns(table: KernelTable, explained: dict[str, dict[str, Any]]) -> dict[s
         return in_row_order(table, {name: np.asarray(of(name)) for name in batches})
 
     def words(listed: Sequence[str], places: Any) -> np.ndarray:
-        chosen: np.ndarray = np.array(listed, object)[np.asarray(places)]
+        chosen: np.ndarray = np.array(listed, object)[np.asarray(places, int)]
         return chosen
 
     def explained_by(key: str) -> np.ndarray:
@@ -362,7 +363,7 @@ def _columns(table: KernelTable, explained: dict[str, dict[str, Any]]) -> dict[s
     def of_batches(key: str) -> np.ndarray:
         return rows(lambda name: getattr(batches[name], key))
 
-    found = {key: explained_by(key) for key in next(iter(explained.values()))}
+    found = {key: explained_by(key) for key in _EXPLAINED}
     given = {key: of_batches(key) for key in ("count", "node", "phase", "dtype")}
     return {
         **found,

@@ -239,7 +239,7 @@ def latency(
     """Seconds of all kernels one after another: Σ count · latency. Same arguments and gradients as `kernel_latency`.
 
     `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
-    machines with one program. Tables of equal padded size share a program too.
+    machines with one program. Tables of the same families and padded lengths share a program too.
     """
     require_covered(predictor, kernels)
     seconds: Array = _latency(predictor, on_device(machine), kernels, *_switches(relaxation, isolated))

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.cluster import Machine, gpu_of, on_device
-from neusight_jax.forecast import Forecast, occupied, predict, seconds_of
+from neusight_jax.forecast import Forecast, predict, seconds_of
 from neusight_jax.gpu import FIELDS, GPU, SWITCHES
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import ALL_RATES, KNOBS, RATES, knob
@@ -207,7 +207,7 @@ def sensitivity(
     gpu = gpu_of(gpu)
     graph = graph.on(gpu.paths)
     forecast = predict(predictor, gpu, graph, gpu_name=gpu_name, notes=notes)
-    table = occupied(graph.kernels)
+    table = graph.kernels
     seconds, slopes = elasticities(predictor, gpu, table, relaxation=relaxation)
     return Sensitivity(
         forecast=forecast,

@@ -114,8 +114,8 @@ def candidates(family: str) -> list[Kernel]:
     """Kernels of a family worth measuring: of the catalog's models first, then drawn; the same list every time."""
     random = np.random.default_rng(0)
     found: dict[tuple[float, ...], Kernel] = {}
-    for table in _model_tables():
-        for kernel in _measurable(family, table.families[family]):
+    for batch in (table.families[family] for table in _model_tables() if family in table.families):
+        for kernel in _measurable(family, batch):
             found.setdefault((*kernel.dims.values(),), kernel)
     of_models = list(found.values())
     order = random.permutation(len(of_models))[:MOST_MODEL_KERNELS]

@@ -268,8 +268,7 @@ def _table(
     dense = np.zeros((KINDS, len(WORK), len(pool.kernels)))
     for kind, work, place, count in entries:
         dense[kind, work, place] += count
-    # Without the families that have no kernels: programs, of gradients above all, compile several times faster.
-    table = KernelTable({name: batch for name, batch in pool.table(dtype).families.items() if batch.num_rows})
+    table = pool.table(dtype)
     counts: dict[str, Any] = {}
     for name, batch in table.families.items():
         row = np.asarray(batch.row)

@@ -187,9 +187,7 @@ def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], ma
                 f"{len(same)} kinds of products in {dtype} ({max(same, key=lambda item: item.seconds).name[:60]} ...)"
             )
             raise InputError(f"the run has {found}, and {error}; scale it to a GPU that has the path") from None
-    whole = table_from_kernels(replace(kernel, count=1.0, dtype=dtypes[at]) for at in chosen for kernel in work[at])
-    # A program without the families that no kernel is of starts sooner.
-    table = KernelTable({name: batch for name, batch in whole.families.items() if batch.num_rows})
+    table = table_from_kernels(replace(kernel, count=1.0, dtype=dtypes[at]) for at in chosen for kernel in work[at])
     seconds = np.asarray(predict_kernels(machine.predictor, machine.gpu, table, isolated=False), np.float64)
     owner = np.repeat(np.arange(len(chosen)), [len(work[at]) for at in chosen])
     out[chosen] = np.bincount(owner, weights=seconds, minlength=len(chosen))
