@@ -71,7 +71,7 @@ def require_covered(predictor: Predictor, kernels: KernelTable) -> None:
 
 BLOCK = 4096
 """Rows of a family at a time: what lies between two steps of a forecast then stays in the caches of a core."""
-MACHINES = 256
+MACHINES = 1024
 """Machines at a time, for the same reason."""
 ROWS = 4
 """Rows at a time where there are that many machines; as many times more as there are fewer of them."""
