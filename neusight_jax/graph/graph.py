@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -118,13 +118,13 @@ class Footprint(Record):
 
     def figures(self) -> dict[str, float]:
         """What holds any of it, and all."""
-        sizes = {f"{name}_bytes": size for name, size in asdict(self).items() if size}
+        sizes = {f"{name}_bytes": size for name, size in vars(self).items() if size}
         return {**sizes, "total_bytes": self.total}
 
     @property
     def total(self) -> float:
         """All of it, bytes."""
-        return float(sum(asdict(self).values()))
+        return float(sum(vars(self).values()))
 
 
 @dataclass(frozen=True)
