@@ -82,7 +82,6 @@ def design(
     from neusight_jax.designs.answers import pareto as front_of
     from neusight_jax.designs.notes import infeasible_note
     from neusight_jax.designs.search import Search, Settings
-    from neusight_jax.reports.design import front_table
 
     ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
     name, machine = _base(base, fixed or (), job.gpus)
@@ -104,7 +103,21 @@ def design(
     if metric and not front:
         found = replace(found, notes=(*found.notes, infeasible_note(metric, limits)))
     content = {**found.to_dict(), "objective": objective, **_pareto_content(found, front, metric)}
-    about = {**named, "front": front, "metric": metric}
+    _publish(found, content, {**named, "front": front, "metric": metric}, output, report, as_json)
+
+
+def _publish(
+    found: Design,
+    content: dict[str, Any],
+    about: dict[str, Any],
+    output: Path | None,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Show what was found and write it where it is asked for."""
+    from neusight_jax.reports.design import front_table
+
+    named = {key: value for key, value in about.items() if key not in ("front", "metric")}
     report_to(report, found, **about)
     if output is not None:
         _write(output, {"schema": content["schema"], **named, **content}, found, about)
@@ -113,8 +126,8 @@ def design(
         show_json(content, **named)
         return
     show(found)
-    if front:
-        show(front_table(front, metric, found.notes))
+    if about["front"]:
+        show(front_table(about["front"], about["metric"], found.notes))
 
 
 def _pareto_content(found: Design, front: list[Design], metric: str) -> dict[str, Any]:

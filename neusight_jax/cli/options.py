@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -175,27 +175,21 @@ class ServiceOptions:
     ] = None
 
 
-_GROUPS: dict[str, Any] = {"load": WorkloadOptions, "job": JobOptions, "serving": ServiceOptions}
-"""Parameters of commands that stand for groups of options."""
 _OF_FUNCTIONS = ("trip_count", "branch", "fp32_products", "parameters")
 """Options of models that are functions."""
 
 
 def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with every field of `WorkloadOptions` as an option in the place of its parameter `load`, of
-    `JobOptions` in that of `job`, and of `ServiceOptions` in that of `serving`.
+    """A command with the fields of its parameters that are records, as `WorkloadOptions`, as options in their place.
 
-    Options that the command has itself stay its own, and have their defaults in `load`.
+    Options that the command has itself stay its own, and have their defaults in the record.
     """
-    own = inspect.signature(command).parameters
-    groups = {name: group for name, group in _GROUPS.items() if name in own}
+    own, hints = inspect.signature(command).parameters, get_type_hints(command, include_extras=True)
+    groups = {name: hints[name] for name in own if is_dataclass(hints[name])}
     added = {name: {each.name: each.default for each in fields(group)} for name, group in groups.items()}
     added = {name: {key: value for key, value in each.items() if key not in own} for name, each in added.items()}
-    hints: dict[str, Any] = {}
     for group in groups.values():
-        hints |= get_type_hints(group, include_extras=True)
-    hints |= get_type_hints(command, include_extras=True)
-    for group in groups.values():
+        hints = get_type_hints(group, include_extras=True) | hints
         for each in fields(group):
             head = group.__doc__.partition(":")[0]
             hints[each.name].__metadata__[0].rich_help_panel = "Functions" if each.name in _OF_FUNCTIONS else head

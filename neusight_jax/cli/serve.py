@@ -2,59 +2,78 @@
 
 from __future__ import annotations
 
-import functools
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from neusight_jax.cli.console import answer, busy
-from neusight_jax.cli.options import AsJson, ReportFile, WorkloadCheckpoint, argument, option
+from neusight_jax.cli.options import AsJson, Checkpoint, ReportFile, argument, option, takes_workload
 from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
 _DTYPE = "Of the arithmetic of matrix products."
-_of_load, _of_engine = (functools.partial(option, group=group) for group in ("Load", "Engine"))
+_SETTINGS = (
+    *("chunk_tokens", "max_batch", "memory_share", "prefix_share"),
+    *("draft_tokens", "draft_acceptance", "draft_share"),
+)
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """Load: requests, and the targets they have to meet."""
+
+    input_tokens: Annotated[int | None, option("Of a prompt.")] = None
+    output_tokens: Annotated[int | None, option("Of an answer.")] = None
+    users: Annotated[float | None, option(_USERS)] = None
+    request_rate: Annotated[float | None, option("Requests a second, arriving at random; instead of --users.")] = None
+    trace: Annotated[Path | None, option("Requests in Mooncake's JSONL, instead of tokens and users.")] = None
+    ttft: Annotated[str | None, option("Most time to the first token: 1s, 800ms.")] = None
+    tpot: Annotated[str | None, option("Most time of a further token: 50ms.")] = None
+    percentile: Annotated[int, option("Of requests that have to meet the targets: 50 or 95.")] = 95
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Engine: how a model is laid out and served."""
+
+    tensor_parallel: Annotated[
+        list[int] | None, option("Ranks of a replica to try.", default="1 2 4 8, within a server")
+    ] = None
+    expert_parallel: Annotated[
+        list[int] | None, option("1 = experts split as layers are, or as many as ranks.", default="both")
+    ] = None
+    disaggregated: Annotated[bool, option("Also try GPUs that only take prompts beside others that only answer.")] = (
+        False
+    )
+    dtype: Annotated[str | None, option(_DTYPE, default="the model's own")] = None
+    weight_dtype: Annotated[str | None, option("What weights are stored in.", default="as the config says")] = None
+    kv_dtype: Annotated[str | None, option("Of the KV cache.", default="fp8 for fp8 and fp4, else as --dtype")] = None
+    chunk_tokens: Annotated[int | None, option("Most tokens of a step.", default="vLLM's, 8192 or 2048")] = None
+    max_batch: Annotated[int | None, option("Most running requests.", default="vLLM's, 1024 or 256")] = None
+    memory_share: Annotated[float, option("Of the device memory that the engine takes.")] = 0.9
+    prefix_share: Annotated[float, option("Of input tokens that the prefix cache holds.")] = 0.0
+    draft_tokens: Annotated[int, option("Tokens guessed ahead of each step (speculative decoding).")] = 0
+    draft_acceptance: Annotated[float, option("Chance that a guess is right.")] = 0.7
+    draft_share: Annotated[float, option("Time of a guess over that of a decode step.")] = 0.05
+    method: Annotated[str, option("estimate; engine, which needs '.[serving]'; auto.")] = "auto"
+
+    def settings(self) -> dict[str, Any]:
+        """Options of the engine itself (`serving.engine.Options`)."""
+        return {name: getattr(self, name) for name in _SETTINGS}
+
+
+@takes_workload
 def serve(
     model: Annotated[str, argument("A name of `neusight-jax models`, or a config.json, of a decoder.", "MODEL")],
     gpu: Annotated[list[str], option("GPUs to choose from: names, or JSON or YAML files.", metavar="GPU")],
-    input_tokens: Annotated[int | None, _of_load("Of a prompt.")] = None,
-    output_tokens: Annotated[int | None, _of_load("Of an answer.")] = None,
-    users: Annotated[float | None, _of_load(_USERS)] = None,
-    request_rate: Annotated[
-        float | None, _of_load("Requests a second, arriving at random; instead of --users.")
-    ] = None,
-    trace: Annotated[Path | None, _of_load("Requests in Mooncake's JSONL, instead of tokens and users.")] = None,
-    ttft: Annotated[str | None, _of_load("Most time to the first token: 1s, 800ms.")] = None,
-    tpot: Annotated[str | None, _of_load("Most time of a further token: 50ms.")] = None,
-    percentile: Annotated[int, _of_load("Of requests that have to meet the targets: 50 or 95.")] = 95,
     prices: Annotated[Path | None, option("JSON, YAML or CSV, GPU: price of an hour of one.", metavar="FILE")] = None,
     max_gpus: Annotated[int | None, option("Most GPUs of one type.")] = None,
-    tensor_parallel: Annotated[
-        list[int] | None, _of_engine("Ranks of a replica to try.", default="1 2 4 8, within a server")
-    ] = None,
-    expert_parallel: Annotated[
-        list[int] | None, _of_engine("1 = experts split as layers are, or as many as ranks.", default="both")
-    ] = None,
-    disaggregated: Annotated[
-        bool, _of_engine("Also try GPUs that only take prompts beside others that only answer.")
-    ] = False,
-    dtype: Annotated[str | None, _of_engine(_DTYPE, default="the model's own")] = None,
-    weight_dtype: Annotated[str | None, _of_engine("What weights are stored in.", default="as the config says")] = None,
-    kv_dtype: Annotated[
-        str | None, _of_engine("Of the KV cache.", default="fp8 for fp8 and fp4, else as --dtype")
-    ] = None,
-    chunk_tokens: Annotated[int | None, _of_engine("Most tokens of a step.", default="vLLM's, 8192 or 2048")] = None,
-    max_batch: Annotated[int | None, _of_engine("Most running requests.", default="vLLM's, 1024 or 256")] = None,
-    memory_share: Annotated[float, _of_engine("Of the device memory that the engine takes.")] = 0.9,
-    prefix_share: Annotated[float, _of_engine("Of input tokens that the prefix cache holds.")] = 0.0,
-    draft_tokens: Annotated[int, _of_engine("Tokens guessed ahead of each step (speculative decoding).")] = 0,
-    draft_acceptance: Annotated[float, _of_engine("Chance that a guess is right.")] = 0.7,
-    draft_share: Annotated[float, _of_engine("Time of a guess over that of a decode step.")] = 0.05,
-    method: Annotated[str, _of_engine("estimate; engine, which needs '.[serving]'; auto.")] = "auto",
-    checkpoint: WorkloadCheckpoint = None,
+    *,
+    load: LoadOptions,
+    engine: EngineOptions,
+    checkpoint: Checkpoint = "tensorcore",
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,37 +86,27 @@ def serve(
     from neusight_jax.prices import read_prices
     from neusight_jax.serving.answers import serve as serve_load
 
-    options: dict[str, Any] = {
-        "chunk_tokens": chunk_tokens,
-        "max_batch": max_batch,
-        "memory_share": memory_share,
-        "prefix_share": prefix_share,
-        "draft_tokens": draft_tokens,
-        "draft_acceptance": draft_acceptance,
-        "draft_share": draft_share,
-    }
-    checkpoint = checkpoint or "tensorcore"
     with busy("forecasting"):
         found = serve_load(
             load_predictor(checkpoint),
             gpu,
             model,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            users=users,
-            request_rate=request_rate,
-            trace=trace,
-            method=method,
-            ttft_s=_seconds("--ttft", ttft),
-            tpot_s=_seconds("--tpot", tpot),
-            percentile=percentile,
+            input_tokens=load.input_tokens,
+            output_tokens=load.output_tokens,
+            users=load.users,
+            request_rate=load.request_rate,
+            trace=load.trace,
+            method=engine.method,
+            ttft_s=_seconds("--ttft", load.ttft),
+            tpot_s=_seconds("--tpot", load.tpot),
+            percentile=load.percentile,
             prices=read_prices(prices) if prices is not None else None,
             max_gpus=max_gpus,
-            dtypes={"dtype": dtype, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype},
-            options=options,
-            tensor_parallel=tensor_parallel,
-            expert_parallel=expert_parallel,
-            disaggregated=disaggregated,
+            dtypes={"dtype": engine.dtype, "weight_dtype": engine.weight_dtype, "kv_dtype": engine.kv_dtype},
+            options=engine.settings(),
+            tensor_parallel=engine.tensor_parallel,
+            expert_parallel=engine.expert_parallel,
+            disaggregated=engine.disaggregated,
         )
     answer(found, as_json, report, checkpoint=checkpoint)
 
