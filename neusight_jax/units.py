@@ -61,8 +61,13 @@ def with_unit(name: str, value: float) -> str:
         return f"{value / TERA:.4g} TFLOP/s"
     if name in UNITS:
         scale, unit = UNITS[name]
-        return f"{value / scale:.5g} {unit}"
+        return f"{_digits(value / scale)} {unit}"
     return duration(value)
+
+
+def _digits(value: float) -> str:
+    """Five digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.5g}"
 
 
 def figure_text(name: str, value: float) -> str:
@@ -71,7 +76,7 @@ def figure_text(name: str, value: float) -> str:
     if name in UNITS or base in ("FLOP/s", "s"):
         return with_unit(name, value)
     scale, unit = {"B": (GIB, "GiB"), "B/s": (GB, "GB/s"), "Hz": (GIGA, "GHz")}.get(base, (1.0, base))
-    return f"{value / scale:.5g} {unit}".rstrip()
+    return f"{_digits(value / scale)} {unit}".rstrip()
 
 
 _PREFIXES = {"": 1.0, "n": 1e-9, "u": US, "µ": US, "m": MS, "k": 1e3, "M": MEGA, "G": GIGA, "T": TERA, "P": 1e15}

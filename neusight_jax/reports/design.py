@@ -38,7 +38,13 @@ def tables(design: Design) -> RenderableType:
 def _binding(design: Design) -> RenderableType:
     prices = design.multipliers
     rows = [
-        [name, with_unit(name, limit), f"{prices.left[name]:.1%}", "yes" if price > 0 else "no", f"{price:.2f} %"]
+        [
+            name,
+            with_unit(name, limit),
+            f"{round(prices.left[name], 3) + 0.0:.1%}",
+            "yes" if price > 0 else "no",
+            f"{price:.2f} %",
+        ]
         for (name, limit), price in zip(design.budgets.items(), prices.budgets.values(), strict=True)
     ]
     rows += [[f"bound of {name}", "", "", "yes", f"{price:.2f} %"] for name, price in prices.bounds.items()]

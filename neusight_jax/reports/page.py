@@ -42,6 +42,8 @@ GLOSSARY: dict[str, str] = {
     "kernel": "One program that runs on the GPU; a model's step launches hundreds.",
     "phase": "Forward pass, backward pass, gradients of weights, or the optimizer's step.",
     "roofline": "The most FLOP/s that a GPU reaches at an arithmetic intensity: its bandwidth or its peak limits it.",
+    "TPOT": "Time of a further token of an answer, after the first.",
+    "TTFT": "Time from a request to the first token of its answer.",
     "tile": "Part of the output that one thread block computes.",
     "utilization": "Achieved share of the roofline, from 0 to 1.",
     "wave": "Thread blocks that run at the same time; a kernel is as many waves as it needs, the last one whole.",

@@ -42,6 +42,10 @@ def _first_by_gpu(choices: Iterable[ServingChoice]) -> dict[str, ServingChoice]:
     return first
 
 
+_ORDERS = {"gpus": "number of GPUs"}
+"""What an order is called, where its name does not say it."""
+
+
 def _head(found: Serving) -> str:
     load = found.workload
     users, rate = load["users"], load["request_rate"]
@@ -51,7 +55,7 @@ def _head(found: Serving) -> str:
     whose = "half" if load["percentile"] == 50.0 else "95 %"
     met = f", {' and '.join(targets)} for {whose} of requests" if targets else ""
     lengths = f"{load['input_tokens']:,} tokens in, {load['output_tokens']:,} out"
-    return f"{load['model']} ({load['products']}): {asked}, {lengths}{met}; by {found.by}"
+    return f"{load['model']} ({load['products']}): {asked}, {lengths}{met}; by {_ORDERS.get(found.by, found.by)}"
 
 
 def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
@@ -118,6 +122,10 @@ def report(found: Serving) -> Report:
     if found.by == "cost" and len(priced) == len(shown):
         costs, bounds = [each.costs["tokens"] for each in shown], [each.intervals["cost"] for each in shown]
         pictures.insert(0, bars("Cost", f"{found.currency or 'cost'} per million tokens", costs, bounds))
-    cards = [(f"Best by {found.by}", names[0], f"{shown[0].gpus} GPUs")] if shown else []
+    cards = (
+        [(f"Best by {_ORDERS.get(found.by, found.by)}", names[0], f"{shown[0].gpus} GPU{'s' * (shown[0].gpus != 1)}")]
+        if shown
+        else []
+    )
     facts = {"Workload": _head(found), "Machine": ", ".join(dict.fromkeys(each.gpu for each in found.choices))}
     return Report(f"Serving {found.workload['model']}", facts, cards, pictures if shown else (), tables(found))
