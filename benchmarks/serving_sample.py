@@ -72,14 +72,13 @@ CHUNK, MOST, LENGTH = 8192, 1024, 16384
 """Tokens of a step and running requests of all engines, larger loads are left out; longest sequence of a table."""
 TARGETS = ("tpot", "ttft")
 GENERATORS = ("own", "dated")
-"""Load generators: of the package's own runs, and of those from a dated source. Each has its share of arrivals that
-come all at once (`Engine.wave`)."""
+"""Load generators: of the package's own runs, and of those from a dated source."""
 WAVES: dict[str, dict[str, float]] = {
     "vllm": {"own": 0.109, "dated": 0.115},
     "trtllm": {"own": 0.100, "dated": 0.125},
     "sglang": {"own": 0.597, "dated": 0.102},
 }
-"""That share by engine and generator, as `--fit` finds it."""
+"""Share of arrivals that come all at once (`Engine.wave`), as `--fit` finds it."""
 
 
 @dataclass(frozen=True)

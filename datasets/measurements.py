@@ -203,9 +203,10 @@ def table_from_frame(frame: pd.DataFrame) -> KernelTable:
     ops, dtypes = frame["op"].to_numpy(), frame["dtype"].to_numpy()
     dtype_index = pd.Series(dtypes, dtype=object).map({name: index for index, name in enumerate(DTYPES)}).to_numpy()
     batches = {}
-    for name in [name for name in FAMILIES if name in families]:
-        family = FAMILIES[name]
+    for name, family in FAMILIES.items():
         where = np.flatnonzero(families == name)
+        if not len(where):
+            continue
         batches[name] = batch_from_columns(
             family,
             ops[where],

@@ -230,9 +230,8 @@ def predict(
     for dtype in graph.arithmetic:
         gpu.peak_flop_per_s(dtype)
     require_covered(predictor, graph.kernels)
-    table = graph.kernels
-    columns = _columns(table, _explained(predictor, on_device(gpu), table, relaxation))
-    notes = (*notes, *graph.notes, *_share_notes(graph, table, columns))
+    columns = _columns(graph.kernels, _explained(predictor, on_device(gpu), graph.kernels, relaxation))
+    notes = (*notes, *graph.notes, *_share_notes(graph, columns))
     columns["node"] = np.array([node.name for node in graph.nodes], object)[columns["node"].astype(int)]
     memory = footprint(graph) if graph.nodes else None
     mem_bytes = float(np.asarray(gpu.mem_bytes))
@@ -287,7 +286,7 @@ def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[s
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def _share_notes(graph: Graph, table: KernelTable, columns: Mapping[str, np.ndarray]) -> list[str]:
+def _share_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:
     """Notes of time that nothing like it was measured for: unmodelled operators, and weights widened by the kernel."""
     notes, shares = [], unmodelled_shares(graph, columns)
     if shares:
@@ -295,9 +294,9 @@ def _share_notes(graph: Graph, table: KernelTable, columns: Mapping[str, np.ndar
         notes.append(f"not modelled, charged as memory traffic (inputs and outputs once): {listed} of the time")
     widths = {
         name: np.asarray(batch.dims.get(WEIGHT_SHARE, np.ones(batch.row.shape)))
-        for name, batch in table.families.items()
+        for name, batch in graph.kernels.families.items()
     }
-    narrow = in_row_order(table, widths) < 1.0
+    narrow = in_row_order(graph.kernels, widths) < 1.0
     cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
     if share := float(cost[narrow].sum() / max(cost.sum(), 1e-30)):
         notes.append(

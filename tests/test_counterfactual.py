@@ -107,4 +107,4 @@ def test_h100_to_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         print(name, found.round(3).to_dict())  # noqa: T201 - shown with -s
         assert found["kernels"] > 4_000
         assert found["mean_error"] < error
-        assert found["faster_right"] > 0.93
+        assert found["faster_right"] > (0.94 if name == "decode" else 0.95)

@@ -103,22 +103,22 @@ def design(
     if metric and not front:
         found = replace(found, notes=(*found.notes, infeasible_note(metric, limits)))
     content = {**found.to_dict(), "objective": objective, **_pareto_content(found, front, metric)}
-    _publish(found, content, {**named, "front": front, "metric": metric}, output, report, as_json)
+    about = {**named, "front": front, "metric": metric}
+    report_to(report, found, **about)
+    _publish(found, content, named, about, output, as_json)
 
 
 def _publish(
     found: Design,
     content: dict[str, Any],
+    named: dict[str, Any],
     about: dict[str, Any],
     output: Path | None,
-    report: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what was found and write it where it is asked for."""
+    """Show what was found, and write the folder where one is asked for."""
     from neusight_jax.reports.design import front_table
 
-    named = {key: value for key, value in about.items() if key not in ("front", "metric")}
-    report_to(report, found, **about)
     if output is not None:
         _write(output, {"schema": content["schema"], **named, **content}, found, about)
         remark(f"wrote {output}/design.json and {output}/report.html")

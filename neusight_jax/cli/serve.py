@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from neusight_jax.cli.console import answer, busy
 from neusight_jax.cli.options import AsJson, Checkpoint, ReportFile, argument, option, takes_workload
@@ -13,10 +13,6 @@ from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
 _DTYPE = "Of the arithmetic of matrix products."
-_SETTINGS = (
-    *("chunk_tokens", "max_batch", "memory_share", "prefix_share"),
-    *("draft_tokens", "draft_acceptance", "draft_share"),
-)
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 
 
@@ -59,10 +55,6 @@ class EngineOptions:
     draft_share: Annotated[float, option("Time of a guess over that of a decode step.")] = 0.05
     method: Annotated[str, option("estimate; engine, which needs '.[serving]'; auto.")] = "auto"
 
-    def settings(self) -> dict[str, Any]:
-        """Options of the engine itself (`serving.engine.Options`)."""
-        return {name: getattr(self, name) for name in _SETTINGS}
-
 
 @takes_workload
 def serve(
@@ -85,6 +77,7 @@ def serve(
     from neusight_jax.checkpoint import load_predictor
     from neusight_jax.prices import read_prices
     from neusight_jax.serving.answers import serve as serve_load
+    from neusight_jax.serving.engine import Options
 
     with busy("forecasting"):
         found = serve_load(
@@ -103,7 +96,7 @@ def serve(
             prices=read_prices(prices) if prices is not None else None,
             max_gpus=max_gpus,
             dtypes={"dtype": engine.dtype, "weight_dtype": engine.weight_dtype, "kv_dtype": engine.kv_dtype},
-            options=engine.settings(),
+            options={each.name: getattr(engine, each.name) for each in fields(Options)},
             tensor_parallel=engine.tensor_parallel,
             expert_parallel=engine.expert_parallel,
             disaggregated=engine.disaggregated,

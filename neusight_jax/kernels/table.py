@@ -183,8 +183,10 @@ def table_from_kernels(
             raise InputError(f"kernel {position} of family {item.family} lacks the dim {absent[0]!r}")
         places.setdefault(family_of(item.family, item.dtype or dtype), []).append(position)
     families = {}
-    for name in (name for name in FAMILIES if name in places):
-        where, family = places[name], FAMILIES[name]
+    for name, family in FAMILIES.items():
+        if name not in places:
+            continue
+        where = places[name]
         usual = dict(family.options)
         families[name] = batch_from_columns(
             family,

@@ -41,7 +41,7 @@ def _binding(design: Design) -> RenderableType:
         [
             name,
             with_unit(name, limit),
-            f"{round(prices.left[name], 3) + 0.0:.1%}",
+            f"{round(prices.left[name], 3) + 0.0:.1%}",  # no minus zero
             "yes" if price > 0 else "no",
             f"{price:.2f} %",
         ]
