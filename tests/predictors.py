@@ -17,6 +17,7 @@ from neusight_jax.gpu import GPU, MEMORY_KINDS, VENDORS
 from neusight_jax.hypothetical import PEAKS
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import CHANNELS, CONV, conv_dims
+from neusight_jax.kernels.depthwise import DEPTHWISE
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
@@ -172,6 +173,11 @@ def random_dims(family: Family, random: np.random.Generator, seed: int, rows: in
         dims = {name: np.floor(np.exp(apart.uniform(0.0, 11.0, rows))).astype(np.float32) for name in family.dims}
         dims["reads"], dims["writes"] = np.full((2, rows), 2.0, np.float32)
         dims["scattered"] = apart.choice(np.array([0.0, 1.0, 2.0], np.float32), rows)
+    elif family is DEPTHWISE:
+        apart = np.random.default_rng([seed, 5])
+        dims = {name: np.floor(np.exp(apart.uniform(0.0, 11.0, rows))).astype(np.float32) for name in family.dims}
+        dims["reads"], dims["writes"] = np.full((2, rows), 1.0, np.float32)
+        dims["taps"] = apart.choice(np.array([1.0, 9.0, 49.0], np.float32), rows)
     else:
         dims = {"rows": whole(1e6), "cols": whole(65536)}
         dims["reads"] = random.choice(np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0], np.float32), rows)

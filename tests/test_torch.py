@@ -69,7 +69,7 @@ def test_conv_net_by_hand(torch: Any) -> None:
         "conv_weight_gradient": pytest.approx(first + second + third),
     }
     ops = {kernel.op for kernel, _ in kernels(graph)}
-    norms = {"batchnorm", "batchnorm_backward", "groupnorm", "groupnorm_backward"}
+    norms = {"batchnorm_channels", "batchnorm_channels_backward", "groupnorm", "groupnorm_backward"}
     assert norms | {"pool", "pool_backward"} <= ops
     assert not [node.op for node in graph.nodes if node.op.startswith("unmodelled")]
 

@@ -242,7 +242,7 @@ def test_batch_norm_writes_its_statistics() -> None:
         net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.BatchNorm2d(8))
         graph = nj.graph_from_torch(net.train(), (torch.zeros(2, 3, 16, 16),), mode="training")
     found = Counter(kernel.op for kernel, _ in kernels(graph))
-    assert (found["batchnorm"], found["batchnorm_backward"]) == (1, 1)
+    assert (found["batchnorm_channels"], found["batchnorm_channels_backward"]) == (1, 1)
     # The counter of batches is one number, an argument of no kernel.
     assert graph.launches() == 4
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import Shape
+from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.collective import check_group, collective_dims
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.kernels.tensor_gemm import LOAD_BYTES
+
+FLASH: tuple[str, ...] = ("bf16", "fp16")
+"""Activations that fused attention takes; others run as two products and a softmax."""
+BACKWARD_ATTENTION = 2.5
+"""Products of the gradient of fused attention over those of its forward pass: five for two."""
 
 
 def stream(family: str, op: str, shape: Shape, reads: float, writes: float, count: int = 1) -> Kernel:
@@ -30,16 +39,33 @@ def streamed(
 
 
 def matrix_product(
-    batch: int, m: float, n: float, k: float, dtype: str, count: float = 1.0, weight_share: float = 1.0
+    batch: int,
+    m: float,
+    n: float,
+    k: float,
+    dtype: str,
+    count: float = 1.0,
+    weight_share: float = 1.0,
+    *,
+    upright: bool = True,
 ) -> Kernel:
     """A product M×K · K×N, K the contraction; `linear` when there is one, `bmm` when there is a batch of them.
 
-    `weight_share`: bytes of K×N as stored over those in `dtype`.
+    `weight_share`: bytes of K×N as stored over those in `dtype`. `upright`: whether rows of M×K lie in memory, and not
+    its columns, as in the gradient of weights: on tensor cores M's alignment then counts as N's does, so that the worse
+    of them is N.
     """
+    if not upright and dtype != "fp32" and _grain(m, dtype) < _grain(n, dtype):
+        m, n = n, m
     family = "bmm" if batch > 1 else "linear"
     dims = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
     narrow = {} if weight_share == 1.0 else {WEIGHT_SHARE: weight_share}
     return Kernel(family, family, {**dims, **narrow}, count, dtype)
+
+
+def _grain(size: float, dtype: str) -> float:
+    """Bytes that rows of a size are aligned to, at most the widest load."""
+    return float(np.gcd(int(size * dtype_bytes(dtype)), int(LOAD_BYTES)))
 
 
 def collective_kernel(
@@ -88,3 +114,25 @@ def attention_kernels(
         matrix_product(batch, keys, head, queries, dtype),
         matrix_product(batch, keys, value_head, queries, dtype),
     )
+
+
+def fused_attention(
+    batch: int,
+    queries: int,
+    keys: int,
+    heads: int,
+    kv_heads: int,
+    head_size: float,
+    dtype: str,
+    *,
+    causal: bool,
+    backward: bool = False,
+) -> Kernel:
+    """Attention as the one kernel of FlashAttention, or its gradient; arguments as of `attention_dims`."""
+    family = "decode" if queries == 1 else "prefill"
+    sizes = attention_dims(
+        *(np.asarray(queries), np.asarray(keys)),
+        **{"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "causal": causal, "repeat": batch},
+    )
+    dims = {name: float(size) for name, size in sizes.items()}
+    return Kernel(family, family, dims, BACKWARD_ATTENTION if backward else 1.0, dtype)

@@ -13,6 +13,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.kernels.attention import DECODE, PREFILL
 from neusight_jax.kernels.collective import COLLECTIVE
 from neusight_jax.kernels.conv import CONV
+from neusight_jax.kernels.depthwise import DEPTHWISE
 from neusight_jax.kernels.family import Family, Operator
 from neusight_jax.kernels.gemm import BMM, LINEAR
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
@@ -26,7 +27,7 @@ GROUP = "neusight_jax.families"
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY, STRIDED),
+        *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY, STRIDED, DEPTHWISE),
         *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE, STREAM, REDUCTION, TENSOR_CONV, COLLECTIVE),
     )
 }

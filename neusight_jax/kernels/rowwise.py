@@ -144,7 +144,12 @@ ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEME
 STRIDED_OPS: tuple[str, ...] = ("add_permuted", "pointwise_permuted", "copy_permuted")
 STRIDED = replace(_by_elements("strided", FLOP_PER_ELEMENT["strided"], STRIDED_OPS, "elementwise"), dims=STRIDED_DIMS)
 """Elementwise kernels with an operand in another order than the rest, as a permuted view leaves it."""
-SOFTMAX = _by_rows("softmax", FLOP_PER_ELEMENT["softmax"], ("softmax", "softmax_backward"))
+SOFTMAX = _by_rows(
+    "softmax",
+    FLOP_PER_ELEMENT["softmax"],
+    ("softmax", "softmax_backward", "batchnorm_channels", "batchnorm_channels_backward"),
+)
+"""Reductions of rows; so is batch norm where the pixels of a channel lie together, a block of threads a channel."""
 NORM = _by_rows("norm", FLOP_PER_ELEMENT["norm"], ("layernorm", "layernorm_backward", "layernorm_weight_gradient"))
 MEMORY = _by_elements(
     "memory",

@@ -19,7 +19,7 @@ from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.writer import Writer
 from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Operand
-from neusight_jax.graph.kernel import attention_kernels, matrix_product
+from neusight_jax.graph.kernel import BACKWARD_ATTENTION, FLASH, attention_kernels, matrix_product
 from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
 from neusight_jax.kernels.attention import attention_dims
@@ -29,12 +29,8 @@ from neusight_jax.kernels.table import Kernel
 
 NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
 """Dtypes of products only: activations beside them are bf16."""
-FLASH: tuple[str, ...] = ("bf16", "fp16")
-"""Activations that fused attention takes; others run as two products and a softmax."""
 UNGRAPHED: dict[str, str] = {"layernorm": "norm", "softmax": "softmax", "embedding": "memory"}
 """Families of row-wise operators beside fp32 products; all others are elementwise."""
-BACKWARD_ATTENTION = 2.5
-"""Products of the gradient of fused attention over those of its forward pass: five for two."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +198,7 @@ class Step(Writer):
             product, narrow = self._product(part, rows, features, width), part.weight_share(features, width, part.dtype)
             forward.append(product)
             backward.append(matrix_product(1, rows, width, features, part.dtype, part.share, narrow))
-            gradient.append(matrix_product(1, features, width, rows, part.dtype, part.share))
+            gradient.append(matrix_product(1, features, width, rows, part.dtype, part.share, upright=False))
             if self.shard is not None and part.dtype in NARROW:
                 # What is multiplied is cast, and kept transposed for the gradients of weights as well.
                 forward.append(self.cast(rows, width, part))
@@ -236,7 +232,7 @@ class Step(Writer):
             "bmm",
             [matrix_product(batch, rows, features, width, own)],
             [matrix_product(batch, rows, width, features, own)],
-            [matrix_product(batch, features, width, rows, own)],
+            [matrix_product(batch, features, width, rows, own, upright=False)],
             (batch, rows, features),
         )
 

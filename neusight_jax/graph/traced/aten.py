@@ -6,10 +6,11 @@ rest. A call is given as its operator's name, its arguments with tensors as `Val
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from neusight_jax.graph.kernel import attention_kernels, streamed
+from neusight_jax.graph.kernel import FLASH, attention_kernels, fused_attention, streamed
 from neusight_jax.graph.traced.call import (
     Call,
     Kernels,
@@ -33,6 +34,8 @@ REDUCTIONS = operators("aten", "reductions")
 FREE = operators("aten", "free")
 SCATTERS = operators("aten", "scatters")
 POOLS = operators("aten", "pools")
+BATCH_NORMS = operators("aten", "batch_norms")
+FP32_BYTES = 4.0
 OVERWRITES = operators("aten", "random") | {"copy", "fill", "zero"}
 """Operators whose in-place form does not read what it writes to."""
 
@@ -87,7 +90,10 @@ def _product(left: Value, right: Value) -> Kernels:
     """(…, M, K) · (…, K, N)."""
     *outer, m, k = left.shape if len(left.shape) > 1 else (1, *left.shape)
     n = right.shape[-1] if len(right.shape) > 1 else 1
-    return plain_product(prod(outer), m, n, k, product_dtype(left, right))
+    batch, upright = prod(outer), not (len(left.shape) > 1 and left.strides and left.strides[-1] > left.strides[-2] > 0)
+    if right.stored * batch == right.elements:  # all products are with one matrix
+        batch, m = 1, m * batch
+    return plain_product(batch, m, n, k, product_dtype(left, right), upright=upright)
 
 
 def _grouped(call: Call) -> Kernels:
@@ -148,8 +154,22 @@ def _convolution(call: Call) -> Kernels:
     image, weight = call.inputs[0], call.inputs[1]
     op = "conv_data_gradient" if call.args[6] else "conv"
     sizes = _conv_sizes(call, image, weight, call.outputs[0].shape[2:], 3)
-    kernels = conv_kernel(op, product_dtype(image, weight), sizes)
+    kernels = _in_layout(conv_kernel(op, product_dtype(image, weight), sizes), (image, call.outputs[0]), call)
     return (*kernels, *_bias(call)) if len(call.inputs) > 2 else kernels
+
+
+def _in_layout(kernels: Kernels, tensors: Sequence[Value], call: Call) -> Kernels:
+    """Tensor cores want channels innermost: images that lie otherwise are copied, there and back."""
+    paths = {"fp32": call.params.get("fp32_products", "fp32")}
+    narrow = any(each.family == "conv" and paths.get(each.dtype, each.dtype) != "fp32" for each in kernels)
+    copied = [value for value in tensors if narrow and value.strides and not _channels_last(value)]
+    return (*kernels, *(moved("copy", (value,), (value,)) for value in copied))
+
+
+def _channels_last(value: Value) -> bool:
+    """Whether channels, axis 1, are the innermost of an image in memory."""
+    steps = [step for size, step in zip(value.shape, value.strides or (), strict=False) if size > 1]
+    return value.shape[1] == 1 or (value.strides or (0, 1))[1] == min(steps, default=1)
 
 
 def _bias(call: Call) -> Kernels:
@@ -163,9 +183,10 @@ def _convolution_backward(call: Call) -> Kernels:
     dtype, transposed, wanted = product_dtype(image, weight), call.args[7], call.args[10]
     kernels: Kernels = ()
     if wanted[0]:
-        kernels += conv_kernel("conv" if transposed else "conv_data_gradient", dtype, sizes)
+        data = conv_kernel("conv" if transposed else "conv_data_gradient", dtype, sizes)
+        kernels += _in_layout(data, (gradient, image), call)
     if wanted[1]:
-        kernels += conv_kernel("conv_weight_gradient", dtype, sizes)
+        kernels += _in_layout(conv_kernel("conv_weight_gradient", dtype, sizes), (gradient, image), call)
     if len(wanted) > 2 and wanted[2]:
         kernels += (moved("reduce", (gradient,), ()),)
     return kernels
@@ -186,6 +207,31 @@ def _passes(family: str, op: str, reads: float, writes: float, row: int | str | 
         return (streamed(family, op, x.shape, reads * x.bytes, written, main_dtype((x,)), cols),)
 
     return rule
+
+
+def _batch_norm(call: Call) -> Kernels:
+    """Batch norm: by the statistics of the batch twice over it, four times for its gradient; by known ones once.
+
+    Its kernels take elements one by one, however narrow (aten/native/cuda/Normalization.cuh): time as in fp32.
+    """
+    backward = call.op.endswith("backward")
+    image, name = call.inputs[0], "batchnorm"
+    trains = next((given for given in call.args if isinstance(given, bool)), "no_training" not in call.op)
+    known = not (backward or trains)
+    reads = 4.0 if backward else 1.0 if known else 2.0
+    if known or not image.strides or _channels_last(image):
+        family, cols = "memory", image.shape[1]
+    else:
+        family, name, cols = "softmax", "batchnorm_channels", image.elements // image.shape[1]
+    full, op = float(image.elements) * FP32_BYTES, f"{name}_backward" if backward else name
+    return (streamed(family, op, image.shape, reads * full, full, "fp32", cols),)
+
+
+def _softmax_backward(call: Call) -> Kernels:
+    """The gradient times the result, then its kernel (aten/native/cuda/SoftMax.cu)."""
+    gradient, out = call.inputs[0], call.outputs[0]
+    product = streamed("elementwise", "mul", gradient.shape, 2.0 * gradient.bytes, gradient.bytes, main_dtype((out,)))
+    return (product, *_passes("softmax", "softmax_backward", 2, 1, 2)(call))
 
 
 def _layer_norm_backward(call: Call) -> Kernels:
@@ -228,19 +274,17 @@ def _dropout(call: Call) -> Kernels:
 
 
 def _attention(call: Call) -> Kernels:
-    """Attention as one operator: (batch, heads, length, width) of query, key and value."""
+    """Attention as one operator: (batch, heads, length, width) of query, key and value; one kernel in 16 bits."""
     backward = call.op.endswith("backward")
     query, key, value = call.inputs[1:4] if backward else call.inputs[:3]
     *outer, queries, head = query.shape
-    return attention_kernels(
-        prod(outer),
-        queries,
-        key.shape[-2],
-        head,
-        value.shape[-1],
-        arithmetic_dtype(query.dtype),
-        backward=backward,
-    )
+    keys, value_head, dtype = key.shape[-2], value.shape[-1], arithmetic_dtype(query.dtype)
+    if dtype not in FLASH:
+        return attention_kernels(prod(outer), queries, keys, head, value_head, dtype, backward=backward)
+    heads, kv_heads = (each.shape[-3] if len(each.shape) > 2 else 1 for each in (query, key))
+    sizes = (prod(outer) // heads, queries, keys, heads, kv_heads, (head + value_head) / 2)
+    causal = any(argument is True for argument in call.args)
+    return (fused_attention(*sizes, dtype, causal=causal, backward=backward),)
 
 
 _RULES: dict[str, Rule] = {
@@ -254,6 +298,8 @@ _RULES: dict[str, Rule] = {
     "grouped_mm_fallback_backward": _grouped_backward,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    **dict.fromkeys(BATCH_NORMS, _batch_norm),
+    "_softmax_backward_data": _softmax_backward,
     **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
     "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),

@@ -113,9 +113,11 @@ def pooling(inputs: Sequence[Value], outputs: Sequence[Value], *, backward: bool
     return (moved("pool_backward" if backward else "pool", inputs, outputs),)
 
 
-def plain_product(batch: int, m: int, n: int, k: int, dtype: str, count: float = 1.0) -> Kernels:
+def plain_product(
+    batch: int, m: int, n: int, k: int, dtype: str, count: float = 1.0, *, upright: bool = True
+) -> Kernels:
     """A matrix product, or nothing where a size is 0."""
-    return (matrix_product(batch, m, n, k, dtype, count),) if min(batch, m, n, k) else ()
+    return (matrix_product(batch, m, n, k, dtype, count, upright=upright),) if min(batch, m, n, k) else ()
 
 
 def remaining(value: Value, taken: Sequence[int]) -> int:

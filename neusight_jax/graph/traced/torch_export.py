@@ -189,7 +189,8 @@ class _Walk(Walk):
         plain = op[:-1] if in_place else op
         # On fake tensors autograd adds to its zeros out of place; on real ones it does so in place.
         in_place = in_place or (plain in ACCUMULATING and self._phase(node) == BACKWARD)
-        call = Call(plain, args, inputs, outputs + self._rewritten(written), in_place, phase=self._phase(node))
+        params = {"fp32_products": self.options.fp32_products}
+        call = Call(plain, args, inputs, outputs + self._rewritten(written), in_place, params, self._phase(node))
         parts = [value for value, root in zip(before, written, strict=True) if value.elements < self._size[root.id]]
         self._write(node, self._without_masks(call), len(written), parts)
         return returned

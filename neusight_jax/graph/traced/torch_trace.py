@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.traced.torch_caches import register_caches
+from neusight_jax.graph.traced.torch_operators import as_on_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -103,22 +104,28 @@ def _exported(
     """The exported program and the inputs it was exported with.
 
     Some code asks what the meta device cannot answer (autocast, in transformers before 5), and torch says so by errors
-    of any type; and autocast does nothing on it. A module on that device is then traced as if on a CPU. What fails
-    there is the error.
+    of any type; autocast does nothing on it, and convolutions there forget how images lie. A module on that device is
+    then traced as if on a CPU. What fails there is the error.
     """
     import torch
 
-    on_meta = any(leaf.is_meta for leaf in (*module.parameters(), *module.buffers()))
+    leaves = [leaf for leaf in (*module.parameters(), *module.buffers()) if leaf.is_meta]
+    on_meta, laid_out = bool(leaves), any(map(_channels_last, leaves))
     with _autocast_on_cpu() as cast:
         try:
             program = torch.export.export(module, args, kwargs, strict=False)
-            if not (cast and on_meta):
+            if not ((cast or laid_out) and on_meta):
                 return program, args, kwargs
         except Exception:
             if not on_meta:
                 raise
         module, args, kwargs = _as_on_cpu(module, args, kwargs)
         return torch.export.export(module, args, kwargs, strict=False), args, kwargs
+
+
+def _channels_last(tensor: torch.Tensor) -> bool:
+    """Whether the channels of a filter are its innermost axis, and could be another."""
+    return tensor.ndim in (4, 5) and not tensor.is_contiguous() and tensor.stride(1) == 1
 
 
 @contextmanager
@@ -173,7 +180,7 @@ def _interpreted(exported: Any) -> Any:
             self.exported = exported
 
         def forward(self, *leaves: Any) -> Any:
-            return torch.fx.Interpreter(self.exported).run(*leaves, enable_io_processing=False)
+            return as_on_gpu(self.exported, leaves)
 
     return Interpreted()
 

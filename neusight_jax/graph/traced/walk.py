@@ -47,7 +47,8 @@ class Walk:
           axes: of a reduction.
           scope: where it stands in the program; place: repeat, loop body.
         """
-        if self.options.fp32_products != "fp32":
+        # The fused attention of fp32 has no tf32.
+        if self.options.fp32_products != "fp32" and "attention" not in call.op:
             kernels = tuple(on_path(kernel, self.options.fp32_products) for kernel in kernels)
         loop, reduced = call.outputs[0].shape if call.outputs else (), 1
         if kind in ("row", "column"):

@@ -31,13 +31,33 @@ def conv_kernel(op: str, dtype: str, sizes: Mapping[str, Any]) -> tuple[Kernel, 
             "conv_data_gradient": (rows, inputs, outputs),
             "conv_weight_gradient": (outputs, inputs, rows),
         }[op]
-        return (matrix_product(1, m, n, k, dtype),)
+        return (matrix_product(1, m, n, k, dtype, upright=op != "conv_weight_gradient"),)
+    if sizes["groups"] == inputs > 1:
+        return (_depthwise(op, dtype, sizes),)
     listed: dict[str, Any] = {
         name: [float(each) for each in size] if isinstance(size, Sequence) else float(size)
         for name, size in sizes.items()
     }
     dims = conv_dims(op, **listed)
     return (Kernel("conv", op, {name: float(size) for name, size in dims.items()}, 1.0, dtype),)
+
+
+def _depthwise(op: str, dtype: str, sizes: Mapping[str, Any]) -> Kernel:
+    """One pass of a convolution with a group for every channel; it loops over what it writes, or the result."""
+    image = sizes["batch"] * sizes["in_channels"] * prod(sizes["in_size"])
+    result = sizes["batch"] * sizes["out_channels"] * prod(sizes["out_size"])
+    looped = image if op == "conv_data_gradient" else result
+    read = {"conv": image, "conv_data_gradient": result, "conv_weight_gradient": image + result}[op]
+    filters = sizes["out_channels"] * prod(sizes["window"])
+    written = filters if op == "conv_weight_gradient" else looped
+    dims = {
+        "rows": looped / sizes["out_channels"],
+        "cols": sizes["out_channels"],
+        "reads": (read if op == "conv_weight_gradient" else read + filters) / looped,
+        "writes": written / looped,
+        "taps": prod(sizes["window"]) * result / looped,
+    }
+    return Kernel("depthwise", f"depthwise_{op}", {name: float(size) for name, size in dims.items()}, 1.0, dtype)
 
 
 def convolution(
