@@ -1,6 +1,7 @@
 """Whole steps of models, in training and inference, with torch: phase by phase, and kernel by kernel.
 
     python benchmarks/training_steps.py FOLDER [--seconds 480]
+    python benchmarks/training_steps.py FOLDER --others     # other models first
     python benchmarks/training_steps.py FOLDER --small      # two tiny models, on the CPU too
 
 Needs `transformers` and `torchvision`. Weights and inputs are random. Writes `training_steps.csv`, one row a step, and
@@ -126,6 +127,18 @@ def llama(layers: int, hidden: int, heads: int, kv_heads: int, inner: int, words
     return Model(make, words, layers)
 
 
+def decoder(name: str, **sizes: Any) -> Model:
+    """A decoder of transformers by the name of its classes."""
+
+    def make(attention: str, length: int) -> torch.nn.Module:
+        import transformers
+
+        config = getattr(transformers, f"{name}Config")(**sizes, max_position_embeddings=max(length, 4096))
+        return _with_attention(getattr(transformers, f"{name}ForCausalLM"), config, attention)
+
+    return Model(make, sizes["vocab_size"], sizes["num_hidden_layers"])
+
+
 def _with_attention(kind: type, config: Any, attention: str) -> torch.nn.Module:
     config._attn_implementation, config.use_cache = attention, False
     made: torch.nn.Module = kind(config)
@@ -148,6 +161,10 @@ IMAGE_BATCHES = {
     **{"resnet50": 128, "vgg16": 64, "densenet121": 64, "vit_l_16": 32},
     **{"convnext_base": 64, "resnext50_32x4d": 64, "efficientnet_b0": 128, "mobilenet_v2": 128},
 }
+OTHER_IMAGE_BATCHES = {
+    **{"vit_b_16": 64, "swin_t": 64, "densenet161": 32, "wide_resnet50_2": 64, "efficientnet_v2_s": 64},
+    **{"convnext_tiny": 128, "mnasnet1_0": 128},
+}
 MODELS = {
     "gpt2": gpt2(12, 768, 12),
     "gpt2-large": gpt2(36, 1280, 20),
@@ -158,7 +175,19 @@ MODELS = {
     "llama-1b": llama(16, 2048, 32, 8, 8192, 128256),
     "llama-3b": llama(28, 3072, 24, 8, 8192, 128256),
     "gpt2-tiny": gpt2(1, 64, 2),
-    **{name: vision(name) for name in (*IMAGE_BATCHES, "resnet18")},
+    "gpt2-medium": gpt2(24, 1024, 16),
+    "bert-base": bert(12, 768, 12),
+    "pythia-1b": decoder(
+        "GPTNeoX",
+        **{"num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 8},
+        **{"intermediate_size": 8192, "vocab_size": 50304},
+    ),
+    "qwen2.5-0.5b": decoder(
+        "Qwen2",
+        **{"num_hidden_layers": 24, "hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2},
+        **{"intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True},
+    ),
+    **{name: vision(name) for name in (*IMAGE_BATCHES, *OTHER_IMAGE_BATCHES, "resnet18")},
 }
 
 
@@ -201,6 +230,33 @@ def steps() -> list[Step]:
         found.append(Step(name, batch, length, "bf16", "sdpa", "training", "adamw_fused", 0, 1))
     found.append(Step("resnet50", 128, 224, "amp-bf16", "", "training", "sgd_foreach", 1, 1))
     return found
+
+
+def other_steps() -> list[Step]:
+    """Models that `steps` has not, and then some that it has: for what was chosen with those in view."""
+    found = []
+    for mode, precision, attention, optimizer in (
+        ("training", "bf16", "sdpa", "adamw_fused"),
+        ("inference", "bf16", "sdpa", ""),
+        ("training", "amp-bf16", "sdpa", "adamw_fused"),
+        ("training", "tf32", "eager", ""),
+        ("training", "amp-fp16", "eager", ""),
+    ):
+        for name, batch, length in (
+            *(("gpt2-medium", 8, 1024), ("bert-base", 32, 512)),
+            *(("pythia-1b", 2, 2048), ("qwen2.5-0.5b", 2, 2048)),
+        ):
+            found.append(Step(name, batch, length, precision, attention, mode, optimizer))
+    for mode, precision, optimizer, last in (
+        ("training", "amp-bf16", "sgd_foreach", 1),
+        ("inference", "bf16", "", 1),
+        ("training", "amp-bf16", "sgd_foreach", 0),
+        ("inference", "fp16", "", 0),
+        ("training", "tf32", "", 0),
+    ):
+        for name, batch in OTHER_IMAGE_BATCHES.items():
+            found.append(Step(name, batch, 224, precision, "", mode, optimizer, last))
+    return found + [step for step in steps() if step.precision in ("bf16", "fp32") and not step.compiled]
 
 
 def small_steps() -> list[Step]:
@@ -346,6 +402,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=480.0, help="begin no step after that")
     parser.add_argument("--small", action="store_true", help="two tiny models")
+    parser.add_argument("--others", action="store_true", help="other models")
     chosen = parser.parse_args(arguments)
     if not (chosen.small or torch.cuda.is_available()):
         parser.error("torch finds no GPU; add --small to try this on the CPU")
@@ -353,7 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     chosen.folder.mkdir(parents=True, exist_ok=True)
     began, rows, kernel_rows = time.monotonic(), [], []
-    everything = small_steps() if chosen.small else steps()
+    everything = small_steps() if chosen.small else other_steps() if chosen.others else steps()
     for step in everything:
         if time.monotonic() - began > chosen.seconds:
             break
