@@ -255,7 +255,7 @@ def test_the_unmodelled_are_charged_and_listed() -> None:
     graph = trace(strange, array(256, 256))
     gpu = nj.load_gpu("V100-PCIE-32GB")
     forecast = nj.predict(load_baseline("roofline"), gpu, graph)
-    (note,) = forecast.notes
+    (note,) = (text for text in forecast.notes if "fft" in text)
     found = re.findall(r"(\w+) ([\d.]+)%", note)
     assert {name for name, _ in found} >= {"fft", "cholesky"}
     assert 0 < sum(float(share) for _, share in found) <= 100
@@ -263,7 +263,7 @@ def test_the_unmodelled_are_charged_and_listed() -> None:
     assert (fft.family, fft.op) == ("memory", "unmodelled")
     moved = fft.dims["rows"] * fft.dims["cols"] * (fft.dims["reads"] + fft.dims["writes"]) * 4
     assert moved == 256 * 256 * (8 + 8)  # complex64 in, complex64 out
-    assert not nj.predict(load_baseline("roofline"), gpu, trace(lambda x: x @ x, array(8, 8))).notes
+    assert not nj.predict(load_baseline("roofline"), gpu, trace(jnp.sin, array(8, 8))).notes
 
 
 def test_a_device_of_a_mesh_runs_its_shard() -> None:
@@ -355,3 +355,12 @@ def test_layers_that_are_alike_are_one_node() -> None:
         ("layer_*.tanh", 12),
     ]
     assert graph.launches() == 24
+
+
+def test_products_of_default_precision_are_said() -> None:
+    """On an H100 a GPT-2 of fp32 arrays took 19 ms by default, and 57 ms in fp32."""
+    note = "products in fp32"
+    assert [text for text in trace(lambda a: a @ a, array(16, 16)).notes if note in text]
+    exact = trace(lambda a: jnp.matmul(a, a, precision="highest"), array(16, 16))
+    for graph in (exact, trace(lambda a: a @ a, array(16, 16), fp32_products="tf32"), trace(jnp.sin, array(16, 16))):
+        assert not [text for text in graph.notes if note in text]

@@ -114,12 +114,13 @@ def test_backward_passes_are_those_of_the_script(folder: str) -> None:
     assert 1.9 < ratio < 2.6  # two products of the same FLOP, and the sum of the bias
 
 
-def test_steps_are_those_of_the_script() -> None:
-    folder = FOLDER / "h100/training"
-    frame = pd.read_csv(folder / "training_steps.csv")
-    kernels = pd.read_parquet(folder / "training_step_kernels.parquet")
-    assert len(frame) == 99
-    assert len(kernels) == 4981
+@on_both
+def test_steps_are_those_of_the_script(folder: str) -> None:
+    frame = pd.read_csv(FOLDER / folder / "training/training_steps.csv")
+    kernels = pd.read_parquet(FOLDER / folder / "training/training_step_kernels.parquet")
+    assert len(frame) == {"h100": 126, "h200": 95}[folder]
+    assert len(kernels) == {"h100": 6806, "h200": 4692}[folder]
+    assert set(frame["device"]) == {DEVICES[folder]}
     key = [*list(frame)[:11]]
     assert list(kernels)[:11] == key
     assert not frame.duplicated(key).any()
@@ -132,9 +133,30 @@ def test_steps_are_those_of_the_script() -> None:
     assert (found / known).between(0.98, 1.001).all()
     pytest.importorskip("torch", reason="torch is not installed; `pip install '.[torch]'`")
     script = _script("training_steps")
-    asked = {tuple(script._facts(step, DEVICES["h100"]).values()) for step in script.steps()}
+    steps = (*script.steps(), *script.other_steps())
+    asked = {tuple(script._facts(step, DEVICES[folder]).values()) for step in steps}
     for row in frame[key].astype(object).to_dict("records"):
         assert tuple(None if pd.isna(value) else value for value in row.values()) in asked
+
+
+def test_jax_steps_are_those_of_the_script() -> None:
+    frame, cases = pd.read_csv(FOLDER / "h100/training/jax_steps.csv"), _script("jax_steps").CASES
+    assert [tuple(row) for row in frame[["model", "precision", "mode"]].to_numpy()] == cases[: len(frame)]
+    exact = frame[frame["precision"] == "fp32"].set_index(["model", "mode"])["step_s"]
+    default = frame[frame["precision"] == "tf32"].set_index(["model", "mode"])["step_s"]
+    assert (exact / default.reindex(exact.index) > 2.0).all()
+
+
+def test_whole_steps_are_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one language model and one JAX program of the H100, none of which any fit has seen."""
+    for name in ("torch", "transformers", "torchvision"):
+        pytest.importorskip(name)
+    script = _script("step_forecasts")
+    frame = pd.DataFrame(list(script.forecasts(FOLDER / "h100", ["bert-large"])))
+    error = (frame["forecast_s"] / frame["gpu_busy_s"] - 1).abs()
+    assert len(frame) == 7
+    assert error.mean() < 0.08
+    assert error.max() < 0.20
 
 
 def test_kernels_are_timed_on_the_processor() -> None:

@@ -131,8 +131,13 @@ def fused_attention(
     """Attention as the one kernel of FlashAttention, or its gradient; arguments as of `attention_dims`."""
     family = "decode" if queries == 1 else "prefill"
     sizes = attention_dims(
-        *(np.asarray(queries), np.asarray(keys)),
-        **{"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "causal": causal, "repeat": batch},
+        np.asarray(queries),
+        np.asarray(keys),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        causal=np.asarray(causal),
+        repeat=batch,
     )
     dims = {name: float(size) for name, size in sizes.items()}
     return Kernel(family, family, dims, BACKWARD_ATTENTION if backward else 1.0, dtype)

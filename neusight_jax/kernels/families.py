@@ -46,7 +46,8 @@ def _registered(point: EntryPoint, known: Iterable[Family]) -> Family:
         raise InputError(f"{where} is a {type(family).__name__}, expected a neusight_jax.kernels.family.Family")
     taken = {name for each in known for name in (each.name, *each.ops)} & {family.name, *family.ops}
     if taken:
-        raise InputError(f"{where}: there is a family or operator {min(taken)!r} already; give it another name")
+        first = family.name if family.name in taken else min(taken)
+        raise InputError(f"{where}: there is a family or operator {first!r} already; give it another name")
     foreign = {op for op, _ in family.operators} - set(family.ops)
     if foreign or family.network not in (family.name, *(each.name for each in known)):
         wrong = f"operators has {min(foreign)!r}, which is not in ops" if foreign else f"no network {family.network!r}"

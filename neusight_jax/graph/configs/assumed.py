@@ -83,5 +83,5 @@ def longest_of(config: Config) -> int | None:
     if kind in STEP_ARCHITECTURES:
         STEP_ARCHITECTURES[kind](Step(requests(1, 1, "inference"), precision("fp32")), limit)
     else:
-        ARCHITECTURES[kind](Tape(False, 4.0), limit, 1, 1)
+        ARCHITECTURES[kind](Tape(False, "fp32"), limit, 1, 1)
     return limit.longest

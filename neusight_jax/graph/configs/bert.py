@@ -34,14 +34,10 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
             heads(tape.linear(f"attention.{part}", x, hidden, backward_copies=1), num_heads)
             for part in ("query", "key", "value")
         )
-        scores = tape.matmul("attention.scores", query, keys(key), copies=permuted(query, keys(key)))
-        scores = tape.unary("attention.scale", "divu", scores)
-        scores = tape.binary("attention.mask", "add", scores, mask)
-        probabilities = tape.softmax("attention.softmax", scores)
-        probabilities = tape.dropout("attention.dropout", probabilities, attn_drop)
-        context = tape.matmul(
-            "attention.context", probabilities, value, copies=permuted(value), backward_copies=permuted(value)
-        )
+        if tape.fused_attention:
+            context = tape.attention("attention.fused", query, key, value, causal=False)
+        else:
+            context = _eager_attention(tape, query, key, value, mask, attn_drop)
         x = merge_heads(tape, "attention.merge", context)
         x = tape.linear("attention.output", x, hidden)
         x = tape.dropout("attention.output_dropout", x, drop)
@@ -60,6 +56,17 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         _roberta_head(tape, config, x, act, drop)
     else:
         _bert_head(tape, config, x, act, drop)
+
+
+def _eager_attention(tape: Tape, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, drop: float) -> Tensor:
+    scores = tape.matmul("attention.scores", query, keys(key), copies=permuted(query, keys(key)))
+    scores = tape.unary("attention.scale", "divu", scores)
+    scores = tape.binary("attention.mask", "add", scores, mask)
+    probabilities = tape.softmax("attention.softmax", scores)
+    probabilities = tape.dropout("attention.dropout", probabilities, drop)
+    return tape.matmul(
+        "attention.context", probabilities, value, copies=permuted(value), backward_copies=permuted(value)
+    )
 
 
 def _mask(tape: Tape, batch: int, sequence: int, roberta: bool) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neusight_jax.arithmetic import dtype_bytes, dtype_index
+from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.architectures import ARCHITECTURES, STEP_ARCHITECTURES, model_type
 from neusight_jax.graph.configs.assumed import assumed_dtype, assumed_length
@@ -39,7 +39,7 @@ def _tape(config: Config, batch_size: int, sequence_length: Lengths, mode: str, 
     batch, sequence = whole("batch_size", batch_size), whole("sequence_length", sequence_length)
     if mode not in MODES:
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
-    tape = Tape(mode == "training", dtype_bytes(dtype))
+    tape = Tape(mode == "training", dtype)
     ARCHITECTURES[model_type(config, ARCHITECTURES)](tape, config, batch, sequence)
     return tape
 

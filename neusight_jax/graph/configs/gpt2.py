@@ -37,12 +37,15 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         tape.views("attention.split", [part, part, part], parts)
         query = heads(qkv.view(batch, sequence, 3 * hidden), 3 * num_heads)
         query = Tensor(query.name, (batch, num_heads, sequence, hidden // num_heads))
-        scores = _scores(tape, config, query, positions)
-        probabilities = tape.softmax("attention.softmax", scores)
-        probabilities = tape.dropout("attention.dropout", probabilities, attn_drop)
-        context = tape.matmul(
-            "attention.context", probabilities, query, copies=permuted(query), backward_copies=permuted(query)
-        )
+        if tape.fused_attention:
+            context = tape.attention("attention.fused", query, query, query, causal=True)
+        else:
+            scores = _scores(tape, config, query, positions)
+            probabilities = tape.softmax("attention.softmax", scores)
+            probabilities = tape.dropout("attention.dropout", probabilities, attn_drop)
+            context = tape.matmul(
+                "attention.context", probabilities, query, copies=permuted(query), backward_copies=permuted(query)
+            )
         x = merge_heads(tape, "attention.merge", context)
         x = tape.linear("attention.output", x, hidden)
         x = tape.dropout("attention.output_dropout", x, resid_drop)

@@ -84,6 +84,8 @@ def _attention(
         for name, part in (("key", key), ("value", value), ("query", query))
     )
     tape.gradient_sum(gradients, source, 3)
+    if tape.fused_attention:
+        return tape.attention("attention.fused", query, key, value, causal=True)
     scores = tape.matmul("attention.scores", query, keys(key))
     scores = tape.binary("attention.mask", "add", scores, mask, reread=True)  # by every head
     scores = _maximum(tape, scores)

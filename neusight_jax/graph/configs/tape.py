@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.writer import Writer
 from neusight_jax.graph.graph import Fuse, Operand, Shape, Traced
-from neusight_jax.graph.kernel import stream
+from neusight_jax.graph.kernel import FLASH, fused_attention, matrix_product, stream
 from neusight_jax.kernels.table import Kernel
 
 DROPOUT_GRADIENT_PASSES: tuple[float, float] = (1, 1)
@@ -56,11 +57,15 @@ class Tape(Writer):
 
     Attributes:
       parameters: elements of all parameters, each once.
+      dtype: of the model.
+      fused_attention: whether attention is one kernel, as torch runs it in 16 bits.
     """
 
-    def __init__(self, training: bool, element_bytes: float) -> None:
+    def __init__(self, training: bool, dtype: str) -> None:
         super().__init__(training)
+        element_bytes = dtype_bytes(dtype)
         self.parameters = 0.0
+        self.dtype, self.fused_attention = dtype, dtype in FLASH
         self.mask_share = 1.0 / element_bytes  # a boolean is one byte
         self.index_share = 8.0 / element_bytes  # an index is eight
 
@@ -105,7 +110,7 @@ class Tape(Writer):
         backward = [stream("memory", "copy", out, 1, 1)] * backward_copies
         if x.grad:
             backward.append(product("linear", 1, rows, width, features))
-        weight = [product("linear", 1, features, width, rows)]
+        weight = [matrix_product(1, features, width, rows, self.dtype, upright=False)]
         if bias:
             weight.append(stream("memory", "reduce", out, 1, 1 / rows))
         weight.append(accumulate((features, width)))
@@ -208,6 +213,13 @@ class Tape(Writer):
         return self.emit(
             name, "softmax", [x], x.shape, forward, backward if x.grad else (), traced=seen, fuse="softmax", grad=x.grad
         )
+
+    def attention(self, name: str, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
+        """Fused attention of (batch, heads, length, width) operands."""
+        batch, heads, length, width = query.shape
+        sizes = (batch, length, key.shape[-2], heads, key.shape[1], width, self.dtype)
+        forward, backward = (fused_attention(*sizes, causal=causal, backward=each) for each in (False, True))
+        return self.emit(name, "attention", [query, key, value], query.shape, [forward], [backward])
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Layer norm over the last axis, with scale and shift."""

@@ -20,12 +20,16 @@ from neusight_jax.graph.traced.call import Call
 from neusight_jax.graph.traced.collectives import COLLECTIVES, MESH, axes_of, collective, members, unknown_axis
 from neusight_jax.graph.traced.operation import Operation, Value, operators
 from neusight_jax.graph.traced.primitives import REDUCTIONS, kernels_of_primitive, kind_of, reduced_axes
-from neusight_jax.graph.traced.trace_options import TraceOptions
+from neusight_jax.graph.traced.trace_options import PRODUCT_FAMILIES, TraceOptions
 from neusight_jax.graph.traced.walk import Walk
 from neusight_jax.kernels.table import PHASES
 
 BACKWARD, AFTER = PHASES.index("backward"), PHASES.index("weight_gradient")
 
+DEFAULT_PRECISION = (
+    "products in fp32: unless jax_default_matmul_precision says otherwise, JAX computes them in tf32 on NVIDIA GPUs "
+    "since Ampere; fp32_products 'tf32' (--fp32-products tf32) forecasts that"
+)
 _INLINED: tuple[str, ...] = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CALLS = operators("jax", "calls")
 _VIEWS = operators("jax", "views")
@@ -69,6 +73,8 @@ def graph_from_function(
     made = list(zip(returned, results, strict=True))
     holding, notes = holding_of(leaves, walk.operations, made, walk.carried, walk.late, walk.memory, chosen)
     ids = [value.id for value in results]
+    if walk.default_precision and options.fp32_products == "fp32":
+        notes = (*notes, DEFAULT_PRECISION)
     return replace(assemble(name, walk.operations, ids, fused, mode, holding), notes=notes)
 
 
@@ -144,6 +150,7 @@ class _Walk(Walk):
     def __init__(self, options: TraceOptions) -> None:
         super().__init__(options)
         self.late: set[int] = set()  # arrays computed from gradients
+        self.default_precision = False  # whether products in fp32 do not say how exact they are
         self.constants: dict[int, Value] = {}  # arrays the function closes over, by the id of the object
         self.carried: set[tuple[int, int]] = set()  # (loop body, array) of what comes from the step before
         self._values = 0
@@ -251,6 +258,8 @@ class _Walk(Walk):
             kernels, known = collective(call, self.options.gpus_per_domain), True
         else:
             kernels, known = kernels_of_primitive(call) if kind == "opaque" else ((), True)
+        if any(kernel.family in PRODUCT_FAMILIES and kernel.dtype == "fp32" for kernel in kernels):
+            self.default_precision |= eqn.params.get("precision") is None
         if name.startswith(UPDATES):
             self.memory[outputs[0].id] = inputs[0].id  # updates are in place
         self.operations.append(
