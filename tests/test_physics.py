@@ -101,7 +101,7 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
         winograd = (name == "conv") & (dims["m_4x4"] > 0) & (size >= 4)  # F(4×4, 3×3) multiplies four times less
         flop = 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"] / np.where(winograd, 4, 1)
     else:
-        per_element = PER_ELEMENT[name]
+        per_element = 2.0 * dims["taps"] if name == "depthwise" else PER_ELEMENT[name]
         elements = dims["rows"] * dims["cols"]
         flop, moved = per_element * elements, (dims["reads"] + dims["writes"]) * elements * size
         peak = vector
