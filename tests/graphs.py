@@ -66,6 +66,8 @@ def conv_kernels(graph: Graph) -> dict[str, float]:
     """FLOP of convolutions by pass."""
     found: dict[str, float] = {}
     for kernel, count in kernels(graph):
-        if kernel.family == "conv":
-            found[kernel.op] = found.get(kernel.op, 0.0) + kernel_flop(kernel) * count
+        if kernel.family in ("conv", "depthwise"):
+            op, dims = kernel.op.removeprefix("depthwise_"), kernel.dims
+            flop = 2.0 * dims["taps"] * dims["rows"] * dims["cols"] if "taps" in dims else kernel_flop(kernel)
+            found[op] = found.get(op, 0.0) + flop * count
     return found

@@ -165,8 +165,8 @@ def test_a_gpu_is_as_far_as_it_is_from_those_that_measured_the_family() -> None:
     assert products.any()
     np.testing.assert_allclose(above[~products], 0.3, rtol=1e-4)
     assert above[products].min() > 0.3 * 1.5
-    assert len(forecast.notes) == 1
-    assert "outside those trained on for linear (SMs 80 against 20 to 20;" in forecast.notes[0]
+    assert len([note for note in forecast.notes if "tf32" not in note]) == 1
+    assert "outside those trained on for linear (SMs 80 against 20 to 20;" in forecast.notes[-1]
     copies = nj.graph_from_function(jnp.exp, jnp.ones((1024, 1024)))
     assert nj.predict(replace(wide, intervals=apart), v100, copies).notes == ()
 
@@ -317,8 +317,8 @@ def test_kernels_that_no_measured_model_had_add_their_own_bounds() -> None:
         expected = cost[~apart].sum() * np.exp(0.15) + (columns["seconds_high"] * columns["count"])[apart].sum()
         assert forecast.interval_s[1] == pytest.approx(expected, rel=1e-5)
         assert forecast.interval_s[0] < forecast.total_s
-        assert len(forecast.notes) == notes
-        assert all("no whole model with conv was measured" in note for note in forecast.notes)
+        assert len([note for note in forecast.notes if "tf32" not in note]) == notes
+        assert all("no whole model with conv was measured" in note for note in forecast.notes if "tf32" not in note)
 
 
 def test_a_measured_gpu_answers_for_itself() -> None:
