@@ -72,22 +72,15 @@ def bert(layers: int, hidden: int, heads: int) -> Model:
 
 def llama(layers: int, hidden: int, heads: int, kv_heads: int, inner: int, words: int) -> Model:
     """A Llama with its own output projection."""
-
-    def make(attention: str, length: int) -> torch.nn.Module:
-        import transformers
-
-        config = transformers.LlamaConfig(
-            num_hidden_layers=layers,
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            intermediate_size=inner,
-            vocab_size=words,
-            max_position_embeddings=max(length, 4096),
-        )
-        return _with_attention(transformers.LlamaForCausalLM, config, attention)
-
-    return Model(make, words, layers)
+    return decoder(
+        "Llama",
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=inner,
+        vocab_size=words,
+    )
 
 
 def decoder(name: str, **sizes: Any) -> Model:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -116,28 +118,24 @@ def attention_kernels(
     )
 
 
+def flash_kernels(dims: Mapping[str, float], dtype: str) -> tuple[Kernel, Kernel]:
+    """Attention as the one kernel of FlashAttention, and its gradient; a step of one token a request is a decode."""
+    family = "decode" if dims["queries"] == dims["requests"] else "prefill"
+    forward = Kernel(family, family, dims, 1.0, dtype)
+    return forward, replace(forward, count=BACKWARD_ATTENTION)
+
+
 def fused_attention(
-    batch: int,
-    queries: int,
-    keys: int,
-    heads: int,
-    kv_heads: int,
-    head_size: float,
-    dtype: str,
-    *,
-    causal: bool,
-    backward: bool = False,
-) -> Kernel:
-    """Attention as the one kernel of FlashAttention, or its gradient; arguments as of `attention_dims`."""
-    family = "decode" if queries == 1 else "prefill"
+    batch: int, queries: int, keys: int, heads: int, kv_heads: int, head_size: float, dtype: str, *, causal: bool
+) -> tuple[Kernel, Kernel]:
+    """`flash_kernels` of requests of equal length; arguments as of `attention_dims`."""
     sizes = attention_dims(
         np.asarray(queries),
         np.asarray(keys),
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        causal=np.asarray(causal),
+        causal=causal,
         repeat=batch,
     )
-    dims = {name: float(size) for name, size in sizes.items()}
-    return Kernel(family, family, dims, BACKWARD_ATTENTION if backward else 1.0, dtype)
+    return flash_kernels({name: float(size) for name, size in sizes.items()}, dtype)

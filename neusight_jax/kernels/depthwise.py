@@ -15,8 +15,8 @@ from jaxtyping import Array, Float
 from neusight_jax.kernels.family import Dims, Work
 from neusight_jax.kernels.rowwise import ELEMENTWISE, elements
 
-LOADS_PER_CYCLE = 32.0
-"""Words an SM loads from shared memory a clock."""
+BANKS = 32.0
+"""Banks of shared memory: words an SM loads from it a clock."""
 OPS: tuple[str, ...] = ("depthwise_conv", "depthwise_conv_data_gradient", "depthwise_conv_weight_gradient")
 
 
@@ -29,7 +29,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         flop=2.0 * taps * elements(dims),
         block_flop=2.0 * block_taps,
         load_blocks=streamed.blocks,
-        load_cycles=block_taps / LOADS_PER_CYCLE,
+        load_cycles=block_taps / BANKS,
     )
 
 

@@ -19,7 +19,7 @@ from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.writer import Writer
 from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Operand
-from neusight_jax.graph.kernel import BACKWARD_ATTENTION, FLASH, attention_kernels, matrix_product
+from neusight_jax.graph.kernel import FLASH, attention_kernels, flash_kernels, matrix_product
 from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
 from neusight_jax.kernels.attention import attention_dims
@@ -308,9 +308,7 @@ class Step(Writer):
         )
         summed = ("requests", "queries", "keys", "pairs", "context")
         dims = {key: float(value.sum() if key in summed else value[0]) for key, value in sizes.items()}
-        family = "decode" if max(batch.queries) == 1 else "prefill"
-        kernel = Kernel(family, family, dims, 1.0, precision.activations)
-        gradient = Kernel(family, family, dims, BACKWARD_ATTENTION, precision.activations)
+        kernel, gradient = flash_kernels(dims, precision.activations)
         self.emit("attention", "attention", [kernel], [gradient], (), shape)
 
     def _unfused(self, batch: Requests, heads: int, head_size: int) -> tuple[list[Kernel], list[Kernel]]:

@@ -217,8 +217,8 @@ class Tape(Writer):
     def attention(self, name: str, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
         """Fused attention of (batch, heads, length, width) operands."""
         batch, heads, length, width = query.shape
-        sizes = (batch, length, key.shape[-2], heads, key.shape[1], width, self.dtype)
-        forward, backward = (fused_attention(*sizes, causal=causal, backward=each) for each in (False, True))
+        sizes = (batch, length, key.shape[-2], heads, key.shape[1], width)
+        forward, backward = fused_attention(*sizes, self.dtype, causal=causal)
         return self.emit(name, "attention", [query, key, value], query.shape, [forward], [backward])
 
     def norm(self, name: str, x: Tensor) -> Tensor:

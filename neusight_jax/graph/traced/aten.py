@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.kernel import FLASH, attention_kernels, fused_attention, streamed
 from neusight_jax.graph.traced.call import (
     Call,
@@ -35,7 +36,6 @@ FREE = operators("aten", "free")
 SCATTERS = operators("aten", "scatters")
 POOLS = operators("aten", "pools")
 BATCH_NORMS = operators("aten", "batch_norms")
-FP32_BYTES = 4.0
 OVERWRITES = operators("aten", "random") | {"copy", "fill", "zero"}
 """Operators whose in-place form does not read what it writes to."""
 
@@ -223,7 +223,7 @@ def _batch_norm(call: Call) -> Kernels:
         family, cols = "memory", image.shape[1]
     else:
         family, name, cols = "softmax", "batchnorm_channels", image.elements // image.shape[1]
-    full, op = float(image.elements) * FP32_BYTES, f"{name}_backward" if backward else name
+    full, op = image.elements * dtype_bytes("fp32"), f"{name}_backward" if backward else name
     return (streamed(family, op, image.shape, reads * full, full, "fp32", cols),)
 
 
@@ -284,7 +284,7 @@ def _attention(call: Call) -> Kernels:
     heads, kv_heads = (each.shape[-3] if len(each.shape) > 2 else 1 for each in (query, key))
     sizes = (prod(outer) // heads, queries, keys, heads, kv_heads, (head + value_head) / 2)
     causal = any(argument is True for argument in call.args)
-    return (fused_attention(*sizes, dtype, causal=causal, backward=backward),)
+    return (fused_attention(*sizes, dtype, causal=causal)[backward],)
 
 
 _RULES: dict[str, Rule] = {
