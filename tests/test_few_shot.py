@@ -105,3 +105,26 @@ def test_whole_models_are_forecast_without_and_with_a_few_kernels(
     assert not np.allclose(first, second, rtol=1e-3)
     assert list(found.frames["scores"].groupby("system", sort=False)["draws"].first()) == [1, 2, 1]
     assert found.frames["scores"].groupby("device")["labels"].nunique().eq(1).all()
+
+
+def test_whole_models_may_leave_an_architecture_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_softmax_alone(tmp_path, rows=ROWS)
+    pascal = ("Tesla P100-PCIE-16GB", "Tesla P4")
+    for device in pascal:
+        synthetic_rows("softmax", device, ROWS).to_parquet(folder / "kernels" / f"{device}.parquet", index=False)
+    fitted: list[tuple[str, ...]] = []
+    usual = models_protocol.fit_left_out
+
+    def watched(*given: Any) -> LeftOut:
+        found = usual(*given)
+        fitted.extend(job.held_out for job in found.jobs)
+        return found
+
+    monkeypatch.setattr(models_protocol, "fit_left_out", watched)
+    monkeypatch.setattr(models_protocol, "DRAWS", 1)
+    monkeypatch.setattr(models_protocol, "model_scores", lambda *given: (pd.DataFrame(columns=["system"]), ["none here"]))
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(InputError, match="architecture-models.*none here"):
+        run_models_protocol([folder], "architecture-models", seeds=1, counts=(8,))
+    assert sorted(fitted) == [pascal, ("Tesla T4",), ("Tesla V100-PCIE-32GB",)]
+    with pytest.raises(InputError, match="architecture-models"):
+        run_models_protocol([folder], "architectures")

@@ -1,4 +1,7 @@
-"""The whole-model protocol: every label forecast by fits, kernels and in-model rows alike, that never saw its GPU."""
+"""The whole-model protocols: every label forecast by fits, kernels and in-model rows alike, that never saw its GPU.
+
+`logo-models` leaves one GPU out at a time, `architecture-models` all GPUs of one architecture together.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rich.console import Console
 
 from neusight_jax.baselines import load_baseline
 from neusight_jax.datasets.measurements import Measurements
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.terms import Predictor
 from neusight_jax.training.calibration import calibrate, prior_of
@@ -24,12 +27,12 @@ from neusight_jax.training.evaluation.result import Evaluation, View, scores
 from neusight_jax.training.evaluation.scores import System, model_scores
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, Settings
-from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_predictor
+from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, left_out_predictor
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties
 from neusight_jax.training.rows import Rows
 
-LOGO_MODELS = "logo-models"
-"""Name of the protocol."""
+LEFT_OUT_BY = {"logo-models": "device", "architecture-models": "architecture"}
+"""Protocol -> what is left out together."""
 SETTINGS = Settings()
 COUNTS: tuple[int, ...] = (10, 50)
 """Measured kernels of each family that the same fits are calibrated with."""
@@ -45,6 +48,7 @@ _COLUMNS: dict[str, str] = {
 
 def run_models_protocol(
     measurements: Sequence[Path | str],
+    protocol: str = "logo-models",
     *,
     seeds: int = 5,
     devices: Sequence[str] | None = None,
@@ -52,23 +56,26 @@ def run_models_protocol(
     drop_invalid: bool = False,
     console: Console | None = None,
 ) -> Evaluation:
-    """Fit every family with each GPU left out, and forecast that GPU's whole-model labels, beside the roofline.
+    """Fit every family with each GPU or architecture left out, and forecast its whole models, beside the roofline.
 
-    Once as it is, and after calibrations with a few measured kernels of that GPU, no model's among them, `DRAWS` times.
+    Once as it is, and after calibrations with a few measured kernels of a GPU, no model's among them, `DRAWS` times.
 
     Args:
-      measurements: files or folders of the schema with whole-model labels; seeds: members of every ensemble.
+      measurements: files or folders of the schema with whole-model labels; protocol: a key of `LEFT_OUT_BY`.
+      seeds: members of every ensemble.
       devices: only these GPUs; counts: kernels of each family to calibrate with; console: for progress.
     Returns: frame `scores` (system, option, device or "all", labels, draws, mean, median, p90, `sd` of the mean over
       draws); rows: those of `model_scores`, and the draw of the kernels (0 for a system without).
     Raises: `InputError` for fewer than two GPUs, or without whole-model labels.
     """
-    data, names = read_for(LOGO_MODELS, measurements, seeds, devices, drop_invalid)
+    if protocol not in LEFT_OUT_BY:
+        raise unknown_name("protocol", protocol, LEFT_OUT_BY)
+    data, names = read_for(protocol, measurements, seeds, devices, drop_invalid)
     labels = data.end_to_end
     if labels is None or not labels["device"].isin(names).any():
-        raise InputError(f"{LOGO_MODELS} scores whole models; the measurements hold no end_to_end.csv of these GPUs")
+        raise InputError(f"{protocol} scores whole models; the measurements hold no end_to_end.csv of these GPUs")
     console = console or Console(quiet=True)
-    unseen, calibrated = _predictors(data, names, seeds, max(counts), console)
+    unseen, calibrated = _predictors(data, names, LEFT_OUT_BY[protocol], seeds, max(counts), console)
     roofline = load_baseline("roofline")
     systems: dict[str, System] = {"mixture": unseen}
     drawn: dict[str, tuple[str, int]] = {}
@@ -80,20 +87,20 @@ def run_models_protocol(
     console.print(f"calibrating with {' and '.join(map(str, counts))} kernels of each family, {DRAWS} draws")
     rows, notes = model_scores(labels[labels["device"].isin(names)], systems, data.gpu)
     if rows.empty:
-        raise InputError(f"{LOGO_MODELS}: no whole model can be forecast; {'; '.join(notes)}")
+        raise InputError(f"{protocol}: no whole model can be forecast; {'; '.join(notes)}")
     for note in notes:
         console.print(note)
     parted = [drawn.get(name, (name, 0)) for name in rows["system"]]
     rows = rows.assign(system=[name for name, _ in parted], draw=[draw for _, draw in parted])
     table = scores_by_device(rows)
     means = [f"{row['mean']:.1f}" + (f" ({row['sd']:.1f})" if row["draws"] > 1 else "") for _, row in table.iterrows()]
-    title = f"{LOGO_MODELS}, {seeds} seeds as one ensemble: whole models on the GPU left out"
+    title = f"{protocol}, {seeds} seeds as one ensemble: whole models on the GPU left out"
     return Evaluation(
         {"scores": table},
         (View(table.assign(mean_sd=means), _COLUMNS, title, text_columns=3),),
         rows,
-        {"protocol": LOGO_MODELS, "seeds": seeds},
-        f"Protocol `{LOGO_MODELS}`, {seeds} seeds as one ensemble, absolute percentage error (standard deviation over "
+        {"protocol": protocol, "seeds": seeds},
+        f"Protocol `{protocol}`, {seeds} seeds as one ensemble, absolute percentage error (standard deviation over "
         "draws of the kernels).",
     )
 
@@ -110,7 +117,7 @@ def scores_by_device(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _predictors(
-    data: Measurements, names: Sequence[str], seeds: int, most: int, console: Console
+    data: Measurements, names: Sequence[str], by: str, seeds: int, most: int, console: Console
 ) -> tuple[System, Callable[..., Predictor]]:
     """Predictors that never saw a GPU: from its name, and from its name, a count of kernels to measure, and a draw."""
     parts: dict[str, LeftOut] = {}
@@ -122,10 +129,14 @@ def _predictors(
                 console.print(f"{name}: passed over, measured on {present[0]} alone")
             continue
         rows = join_rows([thin(sweep_rows(data, name, names), ROWS_PER_DEVICE), model_rows(data, name, names)])
-        console.print(f"{name}: fitting, {seeds * len(names)} fits together")
+        fits = len(left_out_jobs(seeds, rows.devices, by))
+        if not fits:
+            console.print(f"{name}: passed over, its GPUs are of one {by}")
+            continue
+        console.print(f"{name}: fitting, {fits} fits together")
         tiles[name] = fit_tile(rows, Job(0))
         kind = MixtureObjective(tiles[name], penalties=effect_penalties(rows))
-        parts[name] = fit_left_out(kind, rows, seeds, SETTINGS)
+        parts[name] = fit_left_out(kind, rows, seeds, SETTINGS, by)
 
     @functools.cache
     def unseen(device: str) -> MixturePredictor:
