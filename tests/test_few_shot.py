@@ -122,8 +122,9 @@ def test_whole_models_may_leave_an_architecture_out(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(models_protocol, "fit_left_out", watched)
     monkeypatch.setattr(models_protocol, "DRAWS", 1)
-    monkeypatch.setattr(models_protocol, "model_scores", lambda *given: (pd.DataFrame(columns=["system"]), ["none here"]))
-    with jax.numpy_dtype_promotion("standard"), pytest.raises(InputError, match="architecture-models.*none here"):
+    nothing = pd.DataFrame(columns=["system"]), ["none here"]
+    monkeypatch.setattr(models_protocol, "model_scores", lambda *given: nothing)
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(InputError, match=r"architecture-models.*none here"):
         run_models_protocol([folder], "architecture-models", seeds=1, counts=(8,))
     assert sorted(fitted) == [pascal, ("Tesla T4",), ("Tesla V100-PCIE-32GB",)]
     with pytest.raises(InputError, match="architecture-models"):

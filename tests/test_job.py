@@ -18,7 +18,7 @@ from neusight_jax.job.job import WORK, Job, job_from_config
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import FITTED, Software
-from neusight_jax.job.step import seconds_of_job
+from neusight_jax.job.step import facts, seconds_of_job, stage_durations
 from neusight_jax.topology import Topology
 
 MODEL = {
@@ -165,6 +165,22 @@ def test_numbers_of_the_software_have_slopes() -> None:
     assert all(np.isfinite(float(getattr(slope, name))) for name in FITTED)
     assert float(slope.tensor) > 0.0
     assert float(slope.step_s) == pytest.approx(1.0)
+
+
+def test_chunks_hide_the_gradients_of_those_done_before() -> None:
+    """In interleaved 1F1B a rank is done with its last chunk while every micro-batch of a group passes its others."""
+    given: dict[str, Any] = {"overlaps": ["gradients"], "batch": 8}
+    exposed = []
+    for chunks in (1, 2):
+        layout = Parallelism(data=2, pipeline=4, zero=1, chunks=chunks)
+        plan = job(layout, **given).plan
+        assert float(facts(plan).passes) == pytest.approx(1.0 + 3.0 * (chunks - 1.0) / chunks)
+        own = seconds_of_job(PREDICTOR, cluster(8), job(layout, **given))
+        slow = dataclasses.replace(own, messages=30.0 * own.messages)
+        _, tail = stage_durations(slow, Software(), facts(plan))
+        _, sooner = stage_durations(dataclasses.replace(own, messages=0.0 * own.messages), Software(), facts(plan))
+        exposed.append(float(tail - sooner))
+    assert exposed[1] < exposed[0]
 
 
 def test_bad_jobs() -> None:

@@ -80,12 +80,14 @@ class Facts:
     Attributes:
       layers: of each kind of stage; overlaps: 1 where a class of `OVERLAPS` runs beside compute.
       chunks: stages of each kind that a first, inner and last rank has; log_gpus: ln of the ranks.
+      passes: of one micro-batch through a rank that gradients, or gathered parameters, can travel beside.
     """
 
     layers: Float[Array, " kind"]
     overlaps: Float[Array, " class"]
     chunks: Float[Array, "rank kind"]
     log_gpus: Float[Array, ""]
+    passes: Float[Array, ""]
 
 
 def facts(plan: Plan) -> Facts:
@@ -103,8 +105,18 @@ def facts_of(layouts: Sequence[Parallelism], layers: Sequence[Sequence[int]], ov
         np.tile(classes, (len(layouts), 1)),
         np.array(chunks, np.float32),
         np.log(np.array([each.gpus for each in layouts], np.float32)),
+        np.array([_passes(each.pipeline, each.chunks) for each in layouts], np.float32),
     )
     return Facts(*columns)
+
+
+def _passes(ranks: int, chunks: int) -> float:
+    """How many passes of one micro-batch the messages of a step's end, or its start, run beside.
+
+    The last one, layer by layer. With chunks a rank is done with one while `ranks` micro-batches still pass through
+    each of its others (interleaved 1F1B: Narayanan et al., SC21, figure 4; Megatron-LM's `--overlap-grad-reduce`).
+    """
+    return 1.0 + (ranks - 1.0) * (chunks - 1.0) / chunks
 
 
 @functools.lru_cache(maxsize=256)
@@ -227,8 +239,8 @@ def stage_durations(
     tail = on_rank(optimizer)
     for slot, window in (("gradients", durations[..., BACKWARD] + durations[..., WEIGHT]), ("parameters", forward)):
         sent = slots[slot]
-        tail = tail + exposed(on_rank(window), on_rank(sent), "gradients")
-        tail = tail + on_rank(_unhidden(sent, overlaps["gradients"], facts))
+        tail = tail + exposed(facts.passes[..., None] * on_rank(window), on_rank(sent), "gradients")
+        tail = tail + on_rank(_unhidden(sent, overlaps["gradients"], facts)) / jnp.sum(facts.chunks, axis=-1)
     return durations, jnp.max(tail, axis=-1) + software.step_s
 
 
@@ -239,7 +251,7 @@ def _longer(kernels: Array, host: Array) -> Array:
 
 
 def _unhidden(message: Array, overlaps: Array, facts: Facts) -> Array:
-    """The part of one layer, which no compute hides; all is exposed already where nothing overlaps."""
+    """The part of one layer of a stage, which no compute hides; all is exposed already where nothing overlaps."""
     return jnp.where(overlaps[..., None] > 0, message / facts.layers, 0.0)
 
 
