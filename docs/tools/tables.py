@@ -17,7 +17,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -152,6 +152,19 @@ def models_left_out() -> str:
     return _by_gpu(errors, tuple(errors)).replace("family", "checkpoint", 1)
 
 
+def models_folds() -> str:
+    """Whole models of a GPU, or an architecture, left out of everything, by the protocols of `evaluate`."""
+    frame = pd.read_csv(SCORES / "left_out.csv").set_index(["protocol", "system", "device"])
+    names = {("logo-models", "mixture"): "**the GPU**", ("architecture-models", "mixture"): "**its architecture**"}
+    names[("architecture-models", "mixture, 50 kernels")] = "its architecture, but 50 kernels of each family"
+    names[("logo-models", "roofline")] = "roofline"
+    rows = []
+    for key, text in names.items():
+        errors = [number(frame.loc[(*key, device), "mean"]) for device in (*GPUS, H100, "all")]
+        rows.append([text, *errors, number(frame.loc[(*key, "all"), "median"])])
+    return table(["left out", *map(short, (*GPUS, H100)), "all models", "median"], rows)
+
+
 def intervals() -> str:
     """80 % intervals of a GPU nobody measured, and how many rows of each GPU left out they hold."""
     rows = []
@@ -200,7 +213,7 @@ def tiles() -> str:
 
 
 _KERNELS = (unseen, unseen_gpus, unseen_tensor, seen, intervals, tiles)
-_WHOLE = (models, models_short, models_left_out, fused, scaled, jobs)
+_WHOLE = (models, models_short, models_left_out, models_folds, fused, scaled, jobs)
 TABLES: dict[str, Callable[[], str]] = {each.__name__: each for each in (*_KERNELS, *_WHOLE, support, support_models)}
 
 
@@ -253,14 +266,27 @@ def measure(folder: Path) -> None:
         part.round(2).to_csv(SCORES / f"{name}.csv", index=False)
 
 
+def fold_scores(folders: Sequence[Path]) -> None:
+    """Writes `docs/scores/left_out.csv` from folders of `evaluate --protocol ... --output`, eager models alone."""
+    parts = []
+    for folder in folders:
+        content = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        frame = pd.DataFrame(content["scores"]).query("option == 'eager'").drop(columns=["option", "draws", "sd"])
+        parts.append(frame.assign(protocol=content["protocol"]))
+    pd.concat(parts).round(2).to_csv(SCORES / "left_out.csv", index=False)
+
+
 def main() -> int:
     """Writes or checks the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measurements", type=Path, help="the fp32 measurements, to score whole models again")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where a page would change")
+    parser.add_argument("--folds", type=Path, nargs="+", help="folders of evaluate --output, whole models left out")
     options = parser.parse_args()
     if options.measurements:
         measure(options.measurements)
+    if options.folds:
+        fold_scores(options.folds)
     changed = []
     for page in pages():
         before = page.read_text(encoding="utf-8")
