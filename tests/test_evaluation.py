@@ -234,7 +234,7 @@ def test_coverage_and_width_of_intervals(folder: Path) -> None:
     content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     for row in content["kernels"]:
         if row["system"] == "roofline":
-            assert (row["coverage"], row["width"]) == (None, None)
+            assert (row["coverage"], row["width"], row["interval_score"]) == (None, None, None)
             continue
         rows = data.frame[data.frame["device"] == row["device"]].reset_index(drop=True)
         low, high = nj.predict_kernel_intervals(own, nj.load_gpu(row["device"]), table_from_frame(rows))
@@ -242,6 +242,8 @@ def test_coverage_and_width_of_intervals(folder: Path) -> None:
         assert row["coverage"] == pytest.approx(100 * np.mean((low <= measured) & (measured <= high)))
         forecast = nj.predict_kernels(own, nj.load_gpu(row["device"]), table_from_frame(rows))
         assert row["width"] == pytest.approx(100 * np.mean((high - low) / forecast), rel=1e-6)
+        outside = np.where(measured < low, low - measured, np.where(measured > high, measured - high, 0.0))
+        assert row["interval_score"] == pytest.approx(100 * np.mean((high - low + 10 * outside) / forecast), rel=1e-6)
     labels = [row for row in content["models"] if row["system"] == "own"]
     for row in labels:
         mode = {"inf": "inference", "train": "training"}[row["mode"]]

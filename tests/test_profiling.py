@@ -65,6 +65,42 @@ def test_a_kernel_that_fails_is_skipped(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(reason) == ["failed: RuntimeError: RESOURCE_EXHAUSTED: out of memory"]
 
 
+COLLECTIVES = """
+import jax, numpy as np
+from neusight_jax.profiling.case import make_case
+from neusight_jax.profiling.jax_backend import _on_ranks, jax_operator
+
+own = np.arange(8, dtype=np.float32)
+for op, each in {
+    "all_reduce": [4 * own] * 4,
+    "all_gather": [np.tile(own, 4)] * 4,
+    "reduce_scatter": list((4 * own).reshape(4, 2)),
+    "all_to_all": [np.tile(own[2 * rank : 2 * rank + 2], 4) for rank in range(4)],
+    "send_recv": [0 * own, own, 0 * own, 0 * own],
+}.items():
+    case = make_case(op, {"bytes": 32, "ranks": 4, "nodes": 1})
+    np.testing.assert_array_equal(jax_operator(case)(_on_ranks(own, 4)), np.concatenate(each))
+"""
+
+
+def test_messages_between_devices_are_measured(tmp_path: Path) -> None:
+    """Four devices of the CPU; groups that are not here are skipped and said."""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, **flags}
+    subprocess.run([sys.executable, "-c", COLLECTIVES], env=environment, check=True)
+    ops = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    rows = [f"{op},65536,4,1" for op in ops] + ["send_recv,65536,2,1", "all_reduce,65536,8,1", "all_reduce,65536,4,2"]
+    plan, out = tmp_path / "plan.csv", tmp_path / "out"
+    plan.write_text("\n".join(["op,bytes,ranks,nodes", *rows]) + "\n")
+    command = [sys.executable, "-m", "neusight_jax", "profile", "--output", str(out), "--plan", str(plan)]
+    subprocess.run([*command, "--seconds", "0.02", "--dtype", "bf16"], env=environment, check=True)
+    frame = read_measurements(out).frame
+    assert set(frame["family"]) == {"collective"}
+    assert len(frame) == 5
+    reasons = pd.read_csv(out / "skipped.csv")["reason"]
+    assert list(reasons) == ["8 ranks on 1 nodes; JAX has 4 here", "4 ranks on 2 nodes; JAX has 4 here"]
+
+
 def test_killed_in_the_middle_and_resumed_no_row_is_lost_or_doubled(tmp_path: Path) -> None:
     plan, out = write_plan(tmp_path / "plan.csv", range(1, 13)), tmp_path / "out"
     command = [sys.executable, "-m", "neusight_jax", "profile", "--output", str(out), "--plan", str(plan)]

@@ -12,14 +12,18 @@ import pytest
 from small_kernels import Fake, small
 
 import neusight_jax as nj
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError
 from neusight_jax.gpu_catalog import catalog_gpu
+from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
 from neusight_jax.profiling import processor, sensors
 from neusight_jax.profiling.case import MEASURED_OPS, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import sample, spread
 from neusight_jax.profiling.jax_backend import JaxBackend, jax_operator
 from neusight_jax.profiling.plans import planned
+
+OF_ONE_DEVICE = tuple(op for op in MEASURED_OPS if op not in COLLECTIVE_OPS)
 
 
 def test_operands_by_hand() -> None:
@@ -61,7 +65,7 @@ def test_cases_that_cannot_be(op: str, dims: dict[str, float], words: str) -> No
         make_case(op, dims)
 
 
-@pytest.mark.parametrize("op", MEASURED_OPS)
+@pytest.mark.parametrize("op", OF_ONE_DEVICE)
 def test_jax_and_torch_run_the_same_operator(op: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from neusight_jax.profiling.torch_backend import torch_operator
@@ -97,7 +101,21 @@ def test_plans_are_drawn_within_limits_and_stay_the_same() -> None:
     assert len(both) == 2 * len(quick)
     full = planned("full", gpu, ("fp32",))
     assert len(full) > 10 * len(quick)
-    assert {case.op for case in full} == set(MEASURED_OPS)
+    assert {case.op for case in full} == set(OF_ONE_DEVICE)
+
+
+def test_messages_divide_by_their_ranks() -> None:
+    cases = planned("collectives", catalog_gpu("T4"), ("fp32", "bf16"))
+    assert {case.op for case in cases} == set(COLLECTIVE_OPS)
+    assert len({case.key for case in cases}) == len(cases)
+    assert {case.sizes["ranks"] for case in cases} == {2, 4, 8}
+    for case in cases:
+        (inputs,), out = operands(case).inputs, operands(case).output
+        shard = case.sizes["bytes"] // dtype_bytes(case.dtype) // case.sizes["ranks"]
+        assert inputs[0] == shard * (1 if case.op == "all_gather" else case.sizes["ranks"])
+        assert out[0] == shard * (1 if case.op == "reduce_scatter" else case.sizes["ranks"])
+    with pytest.raises(InputError, match="expected a multiple of ranks"):
+        operands(make_case("all_reduce", {"bytes": 1024, "ranks": 3, "nodes": 1}))
 
 
 def test_plan_files(tmp_path: Path) -> None:

@@ -130,9 +130,10 @@ def models() -> str:
     for name in (H100, *GPUS, "in training"):
         ours, bound = frame.loc[("fp32-heldout", name)], frame.loc[("roofline", name)]
         what = {H100: "**H100, in no fit**", "in training": "the five in training"}.get(name, short(name))
-        cells = [number(ours[column]) for column in ("mean", "median", "p90", "coverage")]
+        cells = [number(ours[column]) for column in ("mean", "median", "p90", "coverage", "interval_score")]
         rows.append([what, f"{ours['labels']:.0f}", *cells, number(bound["mean"])])
-    return table(["GPU", "models", "mean", "median", "90 % below", "in their interval, %", "roofline, mean"], rows)
+    head = ["GPU", "models", "mean", "median", "90 % below", "in their interval, %", "interval score", "roofline, mean"]
+    return table(head, rows)
 
 
 def models_short() -> str:

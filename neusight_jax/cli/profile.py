@@ -19,7 +19,9 @@ def profile(
     output: Annotated[
         Path | None, option("The folder to write, new or empty; or a .csv or .parquet file for a list.")
     ] = None,
-    plan: Annotated[str | None, option("quick, full, or a .csv or .parquet file of kernels.", default="quick")] = None,
+    plan: Annotated[
+        str | None, option("quick, full, collectives, or a .csv or .parquet file of kernels.", default="quick")
+    ] = None,
     backend: Annotated[str, option("jax or torch.")] = "jax",
     dtype: Annotated[list[str] | None, option("One or more: fp32, tf32, bf16, fp16, fp8.", default="fp32")] = None,
     resume: Resume = False,

@@ -18,8 +18,7 @@ from neusight_jax.kernels.rowwise import BINARY_OPS
 MEASURED_OPS: tuple[str, ...] = tuple(
     op
     for op in schema.OPS
-    if op not in (*schema.EXPERT_OPS, *schema.QUANTIZE_OPS, *COLLECTIVE_OPS)
-    and (op not in OPERATORS or OPERATORS[op][1].run)
+    if op not in (*schema.EXPERT_OPS, *schema.QUANTIZE_OPS) and (op not in OPERATORS or OPERATORS[op][1].run)
 )
 """Every operator that can be measured."""
 FLOP_PER_ELEMENT: dict[str, float] = {"softmax": 5.0, "ln": 6.0, "copy": 0.0}
@@ -120,7 +119,10 @@ class Operands:
 
 
 def operands(case: Case) -> Operands:
-    """Shapes and arithmetic of a case. Channels are innermost; attention is (batch, tokens, heads, head_dim)."""
+    """Shapes and arithmetic of a case. Channels are innermost; attention is (batch, tokens, heads, head_dim).
+
+    Of a collective they are those of one rank.
+    """
     d = case.sizes
     if case.op in OPERATORS:
         return Operands(*OPERATORS[case.op][1].tensors(d))
@@ -134,6 +136,8 @@ def operands(case: Case) -> Operands:
         return _conv(d)
     if case.op in schema.ATTENTION_OPS:
         return _attention(d)
+    if case.op in COLLECTIVE_OPS:
+        return _collective(case)
     shape = (d["b"], d["h"])
     flop = FLOP_PER_ELEMENT.get(case.op, 1.0) * d["b"] * d["h"]
     if case.op == "ln":
@@ -155,6 +159,19 @@ def _conv(d: Mapping[str, int]) -> Operands:
     window = (d["kernel_size"], d["kernel_size"], d["input_channels"], d["output_channels"])
     flop = 2.0 * d["b"] * out * out * math.prod(window)
     return Operands((image, window), (d["b"], out, out, d["output_channels"]), flop)
+
+
+def _collective(case: Case) -> Operands:
+    d = case.sizes
+    whole = d["ranks"] * dtype_bytes(case.dtype)
+    if d["bytes"] % whole:
+        raise InputError(
+            f"{case.op} of {d['bytes']} bytes: expected a multiple of ranks · bytes of a number = {whole:g}"
+        )
+    elements = int(d["bytes"] / dtype_bytes(case.dtype))
+    shard = elements // d["ranks"]
+    into, out = {"all_gather": (shard, elements), "reduce_scatter": (elements, shard)}.get(case.op, (elements,) * 2)
+    return Operands(((into,),), (out,), 0.0)
 
 
 def _attention(d: Mapping[str, int]) -> Operands:

@@ -21,8 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from neusight_jax.errors import InputError
+from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
 from neusight_jax.profiling.case import (
     MATRIX_DTYPES,
     POINTWISE,
@@ -38,6 +40,8 @@ _finished: Callable[[Any], Any] = jax.block_until_ready
 
 timer: Callable[[], float] = time.perf_counter
 """The clock of the host, s."""
+RANKS = "ranks"
+"""Axis of the devices of a group."""
 BLOCK = 2**18
 """Random numbers drawn for an input on the CPU before they repeat."""
 JAX_DTYPES: dict[str, Any] = {
@@ -71,6 +75,10 @@ class JaxBackend:
         """Empty, or why this kernel cannot run here."""
         if case.dtype in UNMEASURED_DTYPES:
             return f"{case.dtype} is not measured"
+        if case.op in COLLECTIVE_OPS and (case.sizes["nodes"] > 1 or case.sizes["ranks"] > jax.local_device_count()):
+            return (
+                f"{case.sizes['ranks']} ranks on {case.sizes['nodes']} nodes; JAX has {jax.local_device_count()} here"
+            )
         if case.dtype in MATRIX_DTYPES and (case.op not in ("linear", "bmm") or self.is_cpu):
             return f"no {case.op} in {case.dtype} here"
         return ""
@@ -116,9 +124,11 @@ class JaxPrepared:
             tuple(_draw((seed, each, index), shape, dtype, case.op, on_cpu) for index, shape in enumerate(shapes))
             for each in range(sets)
         )
+        if case.op in COLLECTIVE_OPS:
+            self._inputs = jax.tree.map(lambda own: _on_ranks(own, case.sizes["ranks"]), self._inputs)
         self._kernel = jax.jit(kernel)
-        out = jax.eval_shape(kernel, *self._inputs[0])
-        self._outputs = tuple(jnp.zeros(out.shape, out.dtype) for _ in range(sets))
+        out = self._kernel(*self._inputs[0])
+        self._outputs = tuple(jnp.zeros_like(out) for _ in range(sets))
         self._loop = jax.jit(functools.partial(_rounds, kernel), donate_argnums=2)
         _finished((self._inputs, self._outputs))
 
@@ -172,10 +182,32 @@ def _draw(seed: tuple[int, int, int], shape: tuple[int, ...], dtype: Any, op: st
     return jax.random.normal(key, shape, jnp.float32).astype(dtype)
 
 
+def _on_ranks(own: Any, ranks: int) -> Any:
+    """What one rank holds, on each of the first so many devices."""
+    mesh = jax.make_mesh((ranks,), (RANKS,), devices=jax.local_devices()[:ranks])
+    return jax.device_put(jnp.tile(own, ranks), NamedSharding(mesh, PartitionSpec(RANKS)))
+
+
+def _collective(case: Case) -> Callable[..., Any]:
+    """A collective of arrays of `_on_ranks`."""
+    ranks, each = case.sizes["ranks"], PartitionSpec(RANKS)
+    run: Callable[..., Any] = {
+        "all_reduce": lambda x: lax.psum(x, RANKS),
+        "all_gather": lambda x: lax.all_gather(x, RANKS, tiled=True),
+        "reduce_scatter": lambda x: lax.psum_scatter(x, RANKS, tiled=True),
+        "all_to_all": lambda x: lax.all_to_all(x, RANKS, 0, 0, tiled=True),
+        "send_recv": lambda x: lax.ppermute(x, RANKS, [(0, 1)]),
+    }[case.op]
+    mesh = jax.make_mesh((ranks,), (RANKS,), devices=jax.local_devices()[:ranks])
+    return jax.shard_map(run, mesh=mesh, in_specs=each, out_specs=each, check_vma=False)
+
+
 def jax_operator(case: Case) -> Callable[..., Any]:
     """A function of the case's inputs. fp32 products run in fp32; tf32 ones on tensor cores where there are any."""
     if own := own_operator(case, "jax"):
         return own
+    if case.op in COLLECTIVE_OPS:
+        return _collective(case)
     # fp8 has no precision to choose; fp32 must not become tf32.
     precision = lax.Precision.HIGHEST if case.dtype == "fp32" else lax.Precision.DEFAULT
     wide = jnp.bfloat16 if case.dtype == "fp8" else None

@@ -12,6 +12,7 @@ import pandas as pd
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
+from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
 from neusight_jax.kernels.families import OPERATORS
 from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
 from neusight_jax.profiling.case import MEASURED_OPS, Case, case_bytes, make_case, operands
@@ -28,6 +29,11 @@ QUICK |= dict.fromkeys((op for op in OPERATORS if op in MEASURED_OPS), 4)
 FULL |= dict.fromkeys((op for op in OPERATORS if op in MEASURED_OPS), 40)
 PLANS: dict[str, tuple[dict[str, int], float]] = {"quick": (QUICK, 2e-3), "full": (FULL, 50e-3)}
 """Kernels of each operator, and the longest of them in seconds at the speed of light."""
+COLLECTIVES = "collectives"
+"""Plan of messages between the GPUs of this machine."""
+GROUPS: tuple[int, ...] = (2, 4, 8)
+MESSAGE_BYTES: tuple[int, ...] = tuple(2**power for power in range(10, 30, 2))
+"""Its sizes: 1 KiB to 256 MiB."""
 LARGEST_BYTES = 2.0**32
 TRIES = 200
 """Draws before an operator is said not to fit."""
@@ -53,20 +59,27 @@ def planned(plan: str, gpu: GPU, dtypes: Sequence[str], seed: int = 0) -> list[C
     """The kernels of a plan, families mixed, each kernel once; the same list every time.
 
     Args:
-      plan: "quick", "full", or a .csv or .parquet file with the columns op and its dims.
+      plan: "quick", "full", "collectives", or a .csv or .parquet file with the columns op and its dims.
       gpu: kernels of drawn plans take it no longer than the plan's limit at the speed of light.
       dtypes: every kernel is measured in each; a file's own column `dtype` goes before.
     Raises: `InputError` for an unknown plan, an unreadable file or rows that are no kernels.
     """
     for dtype in dtypes:
         dtype_index(dtype)
-    cases = _drawn(plan, gpu, seed) if plan in PLANS else _read(plan)
+    cases = _messages() if plan == COLLECTIVES else _drawn(plan, gpu, seed) if plan in PLANS else _read(plan)
     spread = [
         case if dtype is None else Case(case.op, case.dims, dtype)
         for case, own in cases
         for dtype in ([None] if own else dtypes)
     ]
     return list({case.key: case for case in spread}.values())
+
+
+def _messages() -> list[tuple[Case, bool]]:
+    """Every collective in every group, small messages first; two ranks of a group send and receive."""
+    groups = [(op, ranks) for op in COLLECTIVE_OPS for ranks in (GROUPS[:1] if op == "send_recv" else GROUPS)]
+    sizes = [{"bytes": size, "ranks": ranks, "nodes": 1} for size in MESSAGE_BYTES for _, ranks in groups]
+    return [(make_case(op, dims), False) for (op, _), dims in zip(groups * len(MESSAGE_BYTES), sizes, strict=True)]
 
 
 def _drawn(plan: str, gpu: GPU, seed: int) -> list[tuple[Case, bool]]:
@@ -93,9 +106,13 @@ def _drawn(plan: str, gpu: GPU, seed: int) -> list[tuple[Case, bool]]:
 def _read(plan: str) -> list[tuple[Case, bool]]:
     path = Path(plan)
     if path.suffix.lower() not in (".csv", ".parquet"):
-        raise unknown_name("plan", plan, PLANS, "or give a .csv or .parquet file with the columns op and its dims")
+        raise unknown_name(
+            "plan", plan, (*PLANS, COLLECTIVES), "or give a .csv or .parquet file with the columns op and its dims"
+        )
     if not path.is_file():
-        raise InputError(f"{plan}: no such file; expected a plan, .csv or .parquet, or one of {', '.join(PLANS)}")
+        raise InputError(
+            f"{plan}: no such file; expected a plan, .csv or .parquet, or one of {', '.join((*PLANS, COLLECTIVES))}"
+        )
     try:
         frame = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
     except (OSError, ValueError, LookupError, TypeError) as error:  # what pyarrow, decoders and pandas raise

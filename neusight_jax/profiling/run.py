@@ -52,7 +52,8 @@ def profile(
     """Measure kernels on this machine and write them to a folder that `train` and `calibrate` take.
 
     Args:
-      output: folder to write, new or empty; plan: "quick", "full" or a file of kernels; backend: "jax" or "torch".
+      output: folder to write, new or empty; plan: "quick", "full", "collectives" or a file of kernels.
+      backend: "jax" or "torch"; collectives take "jax", which runs them over the devices of this machine.
       dtypes: each kernel is measured in all of them; seconds: for each kernel, compilation aside.
       timing: what `latency_s` holds: "loop" (without launch overhead) or "call" (with it); both are measured.
       gpu: name or file of the device's figures, if the catalog does not have it.

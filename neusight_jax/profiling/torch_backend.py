@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
 from neusight_jax.profiling.case import POINTWISE, POSITIVE, Case, operands, own_operator
 from neusight_jax.profiling.processor import free_bytes, processor_name
 
@@ -37,6 +38,8 @@ class TorchBackend:
 
     def supports(self, case: Case) -> str:
         """Empty, or why this kernel cannot run here."""
+        if case.op in COLLECTIVE_OPS:
+            return "collectives are measured with JAX: --backend jax"
         if case.dtype not in TORCH_DTYPES:
             return f"{case.dtype} is not measured with torch"
         if case.dtype == "tf32" and (self.is_cpu or case.op not in ("linear", "bmm", "conv")):

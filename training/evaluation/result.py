@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
 
+from neusight_jax.intervals import LEVEL
 from neusight_jax.printed import Printed
 from neusight_jax.reports.text import table
 
 PERCENTILES: tuple[str, ...] = ("mean", "median", "p90")
 """Columns of every table of scores, of absolute percentage errors."""
+_HELD = ("coverage", "width", "interval_score")
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,12 @@ def scores(rows: pd.DataFrame, keys: Sequence[str], count: str = "rows", repeat:
       rows: one row for each forecast: the keys, `error` in percent, signed or not.
       count: column for the number of rows; repeat: column that counts repetitions of the same rows, if any.
     Returns: keys, count, `PERCENTILES`; with bounds `low_s` and `high_s` of an 80 % interval also `coverage`, the
-      percentage of rows inside, and `width`, the mean width in percent of the forecast (NaN where a bound is); with
-      repetitions their number ("draws" of "draw"), and `sd` of the mean over them.
+      percentage of rows inside, `width`, the mean width in percent of the forecast (NaN where a bound is), and
+      `interval_score`, the same plus ten times what lies outside, lower is better (Gneiting and Raftery, JASA 2007);
+      with repetitions their number ("draws" of "draw"), and `sd` of the mean over them.
     """
     if rows.empty:
-        return pd.DataFrame(columns=[*keys, count, *PERCENTILES, "coverage", "width"])
+        return pd.DataFrame(columns=[*keys, count, *PERCENTILES, *_HELD])
     records = []
     for values, part in rows.groupby([*keys], sort=False):
         errors = part["error"].abs()
@@ -135,6 +138,9 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _held(measured_s: np.ndarray, forecast_s: np.ndarray, low_s: np.ndarray, high_s: np.ndarray) -> dict[str, float]:
-    """`coverage` and `width` of intervals, see `scores`."""
-    inside = np.where(np.isnan(low_s), np.nan, (low_s <= measured_s) & (measured_s <= high_s))
-    return {"coverage": float(100.0 * inside.mean()), "width": float(100.0 * ((high_s - low_s) / forecast_s).mean())}
+    """`_HELD` of intervals, see `scores`."""
+    outside_s = np.maximum(low_s - measured_s, 0.0) + np.maximum(measured_s - high_s, 0.0)
+    inside = np.where(np.isnan(low_s), np.nan, outside_s == 0.0)
+    width_s = high_s - low_s
+    found = inside, width_s / forecast_s, (width_s + 2.0 / (1.0 - LEVEL) * outside_s) / forecast_s
+    return {name: float(100.0 * each.mean()) for name, each in zip(_HELD, found, strict=True)}

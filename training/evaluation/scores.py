@@ -42,10 +42,10 @@ OPTIONS: dict[str, bool] = {"": False, "fusion": True}
 System = Callable[[str], Predictor]
 """What is scored: device name -> the predictor used for it."""
 
-_TITLE = "absolute percentage error; % in their 80 % interval, and its width in %"
+_TITLE = "absolute percentage error; % in their 80 % interval, and its width and score in %"
 _NUMBERS: dict[str, str] = {
     **{name: f"{{{name}:.1f}}" for name in ("mean", "median", "p90")},
-    **{"in 80 %": "{coverage:.1f}", "width": "{width:.1f}"},
+    **{"in 80 %": "{coverage:.1f}", "width": "{width:.1f}", "interval score": "{interval_score:.1f}"},
 }
 _MODEL_COLUMNS: dict[str, str] = {
     **{name: f"{{{name}}}" for name in ("system", "device", "model", "mode", "option")},
