@@ -42,6 +42,9 @@ timer: Callable[[], float] = time.perf_counter
 """The clock of the host, s."""
 RANKS = "ranks"
 """Axis of the devices of a group."""
+_lax: Any = lax  # its collectives have no types
+_spec: Any = PartitionSpec
+_EACH = _spec(RANKS)
 BLOCK = 2**18
 """Random numbers drawn for an input on the CPU before they repeat."""
 JAX_DTYPES: dict[str, Any] = {
@@ -182,24 +185,28 @@ def _draw(seed: tuple[int, int, int], shape: tuple[int, ...], dtype: Any, op: st
     return jax.random.normal(key, shape, jnp.float32).astype(dtype)
 
 
+def _ranks(count: int) -> NamedSharding:
+    """One part on each of the first so many devices of this machine."""
+    mesh = jax.make_mesh((count,), (RANKS,), devices=jax.local_devices()[:count])
+    return NamedSharding(mesh, _EACH)
+
+
 def _on_ranks(own: Any, ranks: int) -> Any:
-    """What one rank holds, on each of the first so many devices."""
-    mesh = jax.make_mesh((ranks,), (RANKS,), devices=jax.local_devices()[:ranks])
-    return jax.device_put(jnp.tile(own, ranks), NamedSharding(mesh, PartitionSpec(RANKS)))
+    """What one rank holds, on all of them."""
+    return jax.device_put(jnp.tile(own, ranks), _ranks(ranks))
 
 
 def _collective(case: Case) -> Callable[..., Any]:
     """A collective of arrays of `_on_ranks`."""
-    ranks, each = case.sizes["ranks"], PartitionSpec(RANKS)
     run: Callable[..., Any] = {
-        "all_reduce": lambda x: lax.psum(x, RANKS),
-        "all_gather": lambda x: lax.all_gather(x, RANKS, tiled=True),
-        "reduce_scatter": lambda x: lax.psum_scatter(x, RANKS, tiled=True),
-        "all_to_all": lambda x: lax.all_to_all(x, RANKS, 0, 0, tiled=True),
-        "send_recv": lambda x: lax.ppermute(x, RANKS, [(0, 1)]),
+        "all_reduce": lambda x: _lax.psum(x, RANKS),
+        "all_gather": lambda x: _lax.all_gather(x, RANKS, tiled=True),
+        "reduce_scatter": lambda x: _lax.psum_scatter(x, RANKS, tiled=True),
+        "all_to_all": lambda x: _lax.all_to_all(x, RANKS, 0, 0, tiled=True),
+        "send_recv": lambda x: _lax.ppermute(x, RANKS, [(0, 1)]),
     }[case.op]
-    mesh = jax.make_mesh((ranks,), (RANKS,), devices=jax.local_devices()[:ranks])
-    return jax.shard_map(run, mesh=mesh, in_specs=each, out_specs=each, check_vma=False)
+    mesh = _ranks(case.sizes["ranks"]).mesh
+    return jax.shard_map(run, mesh=mesh, in_specs=_EACH, out_specs=_EACH, check_vma=False)
 
 
 def jax_operator(case: Case) -> Callable[..., Any]:
