@@ -41,16 +41,22 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models_protocol, "SETTINGS", Settings(steps=3, batch_size=8))
 
 
-def test_few_shot_scores_the_kernels_that_were_not_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def left_out_by(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[tuple[str, ...]]:
+    """What each fit of a module leaves out, as it goes."""
     fitted: list[tuple[str, ...]] = []
-    usual = few_shot.fit_left_out
+    usual = module.fit_left_out
 
     def watched(*given: Any) -> LeftOut:
         found = usual(*given)
         fitted.extend(job.held_out for job in found.jobs)
         return found
 
-    monkeypatch.setattr(few_shot, "fit_left_out", watched)
+    monkeypatch.setattr(module, "fit_left_out", watched)
+    return fitted
+
+
+def test_few_shot_scores_the_kernels_that_were_not_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = left_out_by(monkeypatch, few_shot)
     with jax.numpy_dtype_promotion("standard"):
         found = run_few_shot([folder], seeds=2, counts=(2, 10, ROWS, 200))
     assert sorted(fitted) == [("Tesla T4",)] * 2 + [("Tesla V100-PCIE-32GB",)] * 2
@@ -112,15 +118,7 @@ def test_whole_models_may_leave_an_architecture_out(tmp_path: Path, monkeypatch:
     pascal = ("Tesla P100-PCIE-16GB", "Tesla P4")
     for device in pascal:
         synthetic_rows("softmax", device, ROWS).to_parquet(folder / "kernels" / f"{device}.parquet", index=False)
-    fitted: list[tuple[str, ...]] = []
-    usual = models_protocol.fit_left_out
-
-    def watched(*given: Any) -> LeftOut:
-        found = usual(*given)
-        fitted.extend(job.held_out for job in found.jobs)
-        return found
-
-    monkeypatch.setattr(models_protocol, "fit_left_out", watched)
+    fitted = left_out_by(monkeypatch, models_protocol)
     monkeypatch.setattr(models_protocol, "DRAWS", 1)
     nothing = pd.DataFrame(columns=["system"]), ["none here"]
     monkeypatch.setattr(models_protocol, "model_scores", lambda *given: nothing)
