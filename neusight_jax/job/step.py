@@ -92,12 +92,19 @@ class Facts:
 
 def facts(plan: Plan) -> Facts:
     """`Facts` of a plan."""
-    found: Facts = jax.tree.map(lambda each: each[0], facts_of([plan.layout], [plan.layers], plan.overlaps))
+    found: Facts = jax.tree.map(
+        lambda each: each[0], facts_of([plan.layout], [plan.layers], [plan.micro_batches], plan.overlaps)
+    )
     return found
 
 
-def facts_of(layouts: Sequence[Parallelism], layers: Sequence[Sequence[int]], overlaps: Sequence[str]) -> Facts:
-    """`Facts` of several layouts, stacked; layers: of each kind of stage."""
+def facts_of(
+    layouts: Sequence[Parallelism],
+    layers: Sequence[Sequence[int]],
+    micro_batches: Sequence[int],
+    overlaps: Sequence[str],
+) -> Facts:
+    """`Facts` of several layouts, stacked; layers: of each kind of stage; micro_batches: of a step."""
     chunks = [_chunks(stage_kinds(each), each.pipeline) for each in layouts]
     classes = np.array([float(name in overlaps) for name in OVERLAPS], np.float32)
     columns: tuple[Any, ...] = (
@@ -105,18 +112,19 @@ def facts_of(layouts: Sequence[Parallelism], layers: Sequence[Sequence[int]], ov
         np.tile(classes, (len(layouts), 1)),
         np.array(chunks, np.float32),
         np.log(np.array([each.gpus for each in layouts], np.float32)),
-        np.array([_passes(each.pipeline, each.chunks) for each in layouts], np.float32),
+        np.array(list(map(_passes, layouts, micro_batches)), np.float32),
     )
     return Facts(*columns)
 
 
-def _passes(ranks: int, chunks: int) -> float:
+def _passes(layout: Parallelism, micro_batches: int) -> float:
     """How many passes of one micro-batch the messages of a step's end, or its start, run beside.
 
-    The last one, layer by layer. With chunks a rank is done with one while `ranks` micro-batches still pass through
-    each of its others (interleaved 1F1B: Narayanan et al., SC21, figure 4; Megatron-LM's `--overlap-grad-reduce`).
+    The last one, layer by layer. With chunks a rank is done with one while a group of as many micro-batches as ranks
+    still passes through each of its others (interleaved 1F1B: Narayanan et al., SC21, figure 4; Megatron-LM's
+    `--overlap-grad-reduce`).
     """
-    return 1.0 + (ranks - 1.0) * (chunks - 1.0) / chunks
+    return 1.0 + (min(layout.pipeline, micro_batches) - 1.0) * (layout.chunks - 1.0) / layout.chunks
 
 
 @functools.lru_cache(maxsize=256)

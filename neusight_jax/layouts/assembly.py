@@ -179,6 +179,7 @@ def assemble(
             entries["sent"].add(block, at * KINDS * len(SLOTS))
         between.append(last)
         layers.append(tuple(len(form.layers.get(kind, (0,))) for kind in range(KINDS)))
+    batches = [layout.micro_batches(pieces.ask.global_batch_size) for layout in layouts]
     number = len(layouts) * KINDS
     sizes = {"passes": number * len(WORK), "updates": number * len(WORK), "sent": number * len(SLOTS)}
     sums = {name: Sum(*each.arrays(), sizes[name]) for name, each in entries.items()}
@@ -188,7 +189,7 @@ def assemble(
         layouts=tuple(layouts),
         memory=tuple(memory),
         layers=tuple(layers),
-        facts=facts_of(layouts, layers, pieces.ask.overlaps),
+        facts=facts_of(layouts, layers, batches, pieces.ask.overlaps),
         table=pieces.pool.table(pieces.ask.dtype),
         messages=messages.rows,
         sums=sums,

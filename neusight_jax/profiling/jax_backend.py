@@ -78,10 +78,9 @@ class JaxBackend:
         """Empty, or why this kernel cannot run here."""
         if case.dtype in UNMEASURED_DTYPES:
             return f"{case.dtype} is not measured"
-        if case.op in COLLECTIVE_OPS and (case.sizes["nodes"] > 1 or case.sizes["ranks"] > jax.local_device_count()):
-            return (
-                f"{case.sizes['ranks']} ranks on {case.sizes['nodes']} nodes; JAX has {jax.local_device_count()} here"
-            )
+        devices = jax.local_device_count()
+        if case.op in COLLECTIVE_OPS and (case.sizes["nodes"] > 1 or case.sizes["ranks"] > devices):
+            return f"{case.sizes['ranks']} ranks on {case.sizes['nodes']} nodes; JAX sees {devices} devices of one node"
         if case.dtype in MATRIX_DTYPES and (case.op not in ("linear", "bmm") or self.is_cpu):
             return f"no {case.op} in {case.dtype} here"
         return ""
