@@ -21,7 +21,7 @@ from neusight_jax.scaling.operators import operator_kernels
 from neusight_jax.scaling.per_op import node_kernels
 from neusight_jax.scaling.rules import BELIEVED, FAR_CARRIED, work_of
 from neusight_jax.scaling.scale import ScaledRun, read_trace
-from neusight_jax.scaling.trace import Launch, busy_seconds
+from neusight_jax.scaling.trace import Launch, busy_seconds, kernel_of_name
 
 DATA = Path(__file__).resolve().parent / "data"
 V100, T4 = "Tesla V100-PCIE-32GB", "Tesla T4"
@@ -282,6 +282,19 @@ def test_operators() -> None:
     assert dict(same.dims) == {"batch": 1, "m": 64, "n": 16, "k": 32}
     (add,) = operator_kernels("aten::add_", [[8, 4], [4], []])
     assert dict(add.dims) == {"rows": 8, "cols": 4, "reads": 1.125, "writes": 1}
+    tokens_first = operator_kernels("aten::_flash_attention_forward", [[2, 64, 8, 16], *[[2, 96, 4, 16]] * 2])
+    heads_first = [[2, 8, 64, 16], *[[2, 4, 96, 16]] * 2]
+    backward = operator_kernels("aten::_scaled_dot_product_flash_attention_backward", [[2, 8, 64, 16], *heads_first])
+    assert tokens_first == operator_kernels("aten::_scaled_dot_product_cudnn_attention", heads_first) == backward
+    (attention,) = tokens_first
+    assert (attention.family, attention.dims["queries"], attention.dims["kv_heads"]) == ("prefill", 128, 4)
+    assert attention.dims["pairs"] == 2 * sum(range(33, 97))
+    flash: dict[str, Any] = {"operator": "aten::_flash_attention_forward", "work": tokens_first}
+    assert kernel_of_name("pytorch_flash::flash_fwd_kernel", 1e-3, 1.0, **flash).kernels == tokens_first
+    assert kernel_of_name("ampere_sgemm_128x64_tn", 1e-3, 1.0, **flash).kernels == ()
+    (step,) = operator_kernels("aten::_efficient_attention_forward", [[2, 1, 8, 16], *[[2, 96, 8, 16]] * 2])
+    assert step.family == "decode"
+    assert operator_kernels("aten::_flash_attention_forward", [[128, 8, 16], *[[192, 4, 16]] * 2]) == ()
     assert operator_kernels("aten::mm", [[64, 32], [33, 16]]) == ()
     assert operator_kernels("aten::view", [[8, 4]]) == ()
     assert operator_kernels("aten::relu", [[0, 4]]) == ()

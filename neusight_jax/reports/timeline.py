@@ -1,8 +1,8 @@
 """Timelines: a forecast as a Chrome trace that Perfetto, TensorBoard and HolisticTraceAnalysis read, as Kineto writes.
 
 One process a rank, one thread a stream. Kernels have the category `kernel`, and each its launch (`cuda_runtime`) by its
-correlation; matrix products also an operator with shapes, so that `scale-trace` knows their work. Times in the file are
-microseconds.
+correlation; products and attention also an operator with shapes, so that `scale-trace` knows their work. Times in the
+file are microseconds.
 """
 
 from __future__ import annotations
@@ -39,6 +39,22 @@ _WORDS = {"linear": "gemm_", "grouped_gemm": "moe_", "prefill": "attention_", "d
 _WORDS |= {"elementwise": "elementwise_"}
 
 
+def _operator(kernel: Kernel) -> tuple[str, list[list[int]]] | None:
+    """PyTorch's operator of a kernel and the shapes of its operands; None of what a reader would go by name."""
+    size = {name: int(value) for name, value in kernel.dims.items()}
+    if kernel.family == "linear":
+        return "aten::mm", [[size["m"], size["k"]], [size["k"], size["n"]]]
+    if kernel.family == "bmm":
+        many = size["batch"]
+        return "aten::bmm", [[many, size["m"], size["k"]], [many, size["k"], size["n"]]]
+    if kernel.family in ("prefill", "decode"):
+        requests = size["requests"]
+        query = [requests, size["queries"] // requests, size["heads"], size["head_size"]]
+        kept = [requests, size["context"] // requests, size["kv_heads"], size["head_size"]]
+        return "aten::_flash_attention_forward", [query, kept, kept]
+    return None
+
+
 @dataclass
 class _Events:
     """Events of one rank; seconds in, microseconds out."""
@@ -65,15 +81,11 @@ class _Events:
         self._add("kernel", name, start_s, seconds, self.rank, stream, args)
         length = min(LAUNCH_S, seconds)
         self._add("cuda_runtime", "cudaLaunchKernel", start_s, length, HOST + self.rank, LAUNCHES, link)
-        if kernel is not None and kernel.family in ("linear", "bmm"):
-            batch, m, n, k = (int(kernel.dims[size]) for size in ("batch", "m", "n", "k"))
-            many = [batch] if kernel.family == "bmm" else []
-            shapes = {
-                "Input Dims": [[*many, m, k], [*many, k, n]],
-                "Input type": [_DTYPES.get(kernel.dtype, "float")] * 2,
-            }
-            name = "aten::bmm" if many else "aten::mm"
-            self._add("cpu_op", name, start_s, length, HOST + self.rank, LAUNCHES, {**shapes, **link})
+        if kernel is not None and (called := _operator(kernel)):
+            name, shapes = called
+            types = [_DTYPES.get(kernel.dtype, "float")] * len(shapes)
+            said = {"Input Dims": shapes, "Input type": types, **link}
+            self._add("cpu_op", name, start_s, length, HOST + self.rank, LAUNCHES, said)
 
     def _add(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from neusight_jax.graph.kernel import fused_attention
 from neusight_jax.kernels.table import Kernel
 
 _BINARY = {"add": "add", "sub": "add", "rsub": "add", "mul": "mul", "div": "div", "pow": "pow", "where": "mul"}
@@ -29,6 +30,12 @@ _ROWWISE: dict[str, tuple[tuple[str, str, float, float], ...]] = {
     **{f"{op}_backward": (("elementwise", "mul", 2, 1),) for op in ("gelu", "tanh", "silu", "sigmoid", "threshold")},
 }
 """Operator -> family, our op, passes read and written of each kernel it launches over its first operand."""
+_TOKENS_FIRST = ("_flash_attention", "_efficient_attention")
+"""Attention of (batch, tokens, heads, head size); the others have heads before tokens."""
+_HEADS_FIRST = (
+    *("scaled_dot_product_attention", "_cudnn_attention"),
+    *(f"_scaled_dot_product_{form}_attention" for form in ("flash", "efficient", "cudnn")),
+)
 _DTYPES: dict[str, str] = {
     **dict.fromkeys(("c10::half", "half"), "fp16"),
     **dict.fromkeys(("c10::bfloat16", "bfloat16"), "bf16"),
@@ -55,6 +62,8 @@ def operator_kernels(name: str, shapes: Sequence[Sequence[int]]) -> tuple[Kernel
         return ()
     if op in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_scaled_mm"):
         return _product(op, tensors)
+    if attention := _attention(op, tensors):
+        return attention
     if op == "embedding" and len(tensors) >= 2:
         return (_rowwise((*tensors[1], tensors[0][-1]), "memory", "embedding", 1, 1),)
     base, largest = op.removesuffix("_"), max(tensors, key=math.prod)
@@ -66,6 +75,18 @@ def operator_kernels(name: str, shapes: Sequence[Sequence[int]]) -> tuple[Kernel
         passes = min(sum(math.prod(shape) for shape in tensors) / math.prod(largest), 3.0)
         return (_rowwise(largest, "elementwise", _BINARY[base] + ("" if len(tensors) > 1 else "u"), passes, 1),)
     return ()
+
+
+def _attention(op: str, tensors: Sequence[tuple[int, ...]]) -> tuple[Kernel, ...]:
+    """Fused attention, or its gradient by the same sizes. As in decoders, tokens see none after them."""
+    base = op.removesuffix("_forward").removesuffix("_backward")
+    operands = tensors[op.endswith("_backward") :][:3]
+    if base not in (*_TOKENS_FIRST, *_HEADS_FIRST) or [*map(len, operands)] != [4, 4, 4]:
+        return ()
+    tokens, heads = (1, 2) if base in _TOKENS_FIRST else (2, 1)
+    query, key, _ = operands
+    sizes = query[0], query[tokens], key[tokens], query[heads], key[heads], query[3]
+    return (fused_attention(*sizes, "", causal=True)[0],)
 
 
 def _product(op: str, tensors: Sequence[tuple[int, ...]]) -> tuple[Kernel, ...]:

@@ -97,15 +97,17 @@ def kernel_of_name(
 
     Args:
       name: of the kernel; seconds, count: of all its launches; launch: grid and block.
-      operator: what launched it; work: what the operator computes. A product is the work of the kernel that multiplies,
-        not of a copy or a reduction launched beside it.
+      operator: what launched it; work: what the operator computes. A product, or attention, is the work of the kernel
+        that multiplies, not of a copy or a reduction launched beside it.
       operand_dtype: of the operator's operands; a product runs in the dtype its kernel names, as with tf32.
     """
     said = read_name(name)
     if said.kind == "unknown" and operator:
         said = replace(read_name(operator.removeprefix("aten::")), dtype=said.dtype)
     product = any(FAMILIES[kernel.family].matrix for kernel in work)
-    fits = said.kind in ("gemm", "moe", "unknown") if product else said.kind not in ("gemm", *MOVES)
+    attention = any(FAMILIES[kernel.family].generations == "attention" for kernel in work)
+    multiplying = ("attention", "unknown") if attention else ("gemm", "moe", "unknown")
+    fits = said.kind in multiplying if product else said.kind not in ("gemm", *MOVES)
     kernels = work if fits else ()
     dtype = said.dtype or operand_dtype if product or not work else operand_dtype or said.dtype
     multiplies = product or said.work in ("product", "vector")
