@@ -1,6 +1,6 @@
 """Forecasts of whole training jobs against measured steps (`measurements/distributed/training_steps.csv`).
 
-    python -m benchmarks.job_steps MEASUREMENTS_FOLDER [--fit]
+    python -m benchmarks.job_steps MEASUREMENTS_FOLDER
 
 Prints mean and median error by source and kind, leaving one source out for the numbers of `Software`; with those
 forecasts too, how bigscience's layouts are ranked, their memory, and how GPT-3 scales from 256 to 11,616 GPUs.
@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 import neusight_jax as nj
+from benchmarks.job_claims import claims
 from neusight_jax.cluster import Cluster
 from neusight_jax.errors import InputError
 from neusight_jax.gpu_catalog import canonical_name
@@ -369,30 +370,6 @@ def tables(rows: Rows, forecasts: dict[str, np.ndarray]) -> str:
     return "\n".join(lines)
 
 
-def claims(rows: Rows, forecast: np.ndarray) -> str:
-    """Lines about whole groups of rows: ranks of layouts, memory, and scaling over many GPUs."""
-    frame = rows.frame.assign(
-        measured=rows.truth, forecast=forecast, memory=[float(job.plan.memory.total) / 2**30 for job in rows.jobs]
-    )
-    layouts = frame[frame.source == "bigscience-176B"]
-    tau = layouts.measured.corr(layouts.forecast, "kendall")
-    usual = layouts[(layouts.gpus == layouts.gpus.mode()[0]) & (layouts.gbs == layouts.gbs.mode()[0])]
-    behind = usual.measured[usual.forecast.idxmin()] / usual.measured.min() - 1.0
-    printed = frame[frame.mem_gib.notna()]
-    off = 100.0 * np.abs(printed.memory / printed.mem_gib - 1.0)
-    scaled = frame[(frame.source == "mlperf-gpt3") & (frame.gpu == "H100-SXM-80GB")].sort_values("gpus").iloc[[0, -1]]
-    ratio = scaled.measured / scaled.forecast
-    return "\n".join(
-        [
-            f"bigscience: Kendall's tau of {len(layouts)} steps {tau:.2f}; of {len(usual)} layouts of one batch the "
-            f"fastest by forecast is measured {100.0 * behind:.1f} % over the fastest",
-            f"memory of {len(printed)} layouts that print it: {off.mean():.1f} % off, median {off.median():.1f}",
-            f"GPT-3 on {scaled.gpus.iloc[0]:.0f} and {scaled.gpus.iloc[1]:.0f} GPUs: ratio of tokens/s/GPU "
-            f"{100.0 * (ratio.iloc[1] / ratio.iloc[0] - 1.0):+.1f} % off",
-        ]
-    )
-
-
 def read(folder: Path) -> pd.DataFrame:
     """Rows to score."""
     frame = pd.read_csv(folder / "distributed" / "training_steps.csv")
@@ -406,7 +383,7 @@ def main() -> None:
     usual = Software()
     forecasts = {"priors": np.asarray(rows.forecast(usual, rows.counts(usual))), "source left out": left_out(rows)}
     print(tables(rows, forecasts))
-    print(claims(rows, forecasts["source left out"]), sep="\n")
+    print(claims(rows.frame, rows.jobs, rows.truth, forecasts["source left out"]))
     print(f"\nleft out: {len(rows.skipped)}", *sorted(set(rows.skipped.values())), sep="\n- ")
     everything = fit(rows, np.ones(len(rows.truth), bool))
     print({name: round(float(getattr(everything, name)), 6) for name in FITTED})

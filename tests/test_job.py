@@ -173,9 +173,10 @@ def test_chunks_hide_the_gradients_of_those_done_before() -> None:
     exposed = []
     for chunks in (1, 2):
         layout = Parallelism(data=2, pipeline=4, zero=1, chunks=chunks)
-        plan = job(layout, **given).plan
+        laid = job(layout, **given)
+        plan = laid.plan
         assert float(facts(plan).passes) == pytest.approx(1.0 + 3.0 * (chunks - 1.0) / chunks)
-        own = seconds_of_job(PREDICTOR, cluster(8), job(layout, **given))
+        own = seconds_of_job(PREDICTOR, cluster(8), laid)
         slow = dataclasses.replace(own, messages=30.0 * own.messages)
         _, tail = stage_durations(slow, Software(), facts(plan))
         _, sooner = stage_durations(dataclasses.replace(own, messages=0.0 * own.messages), Software(), facts(plan))

@@ -12,7 +12,8 @@ from neusight_jax.cli.train import measured_devices
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing, write_text_atomically
 
-PROTOCOLS = ("logo", "logo-size", "architecture", "seen", "logo-models", "architecture-models", "few-shot")
+_OF_MODELS = ("logo-models", "architecture-models")
+PROTOCOLS = ("logo", "logo-size", "architecture", "seen", *_OF_MODELS, "few-shot")
 _PROTOCOL = f"Own fits, not a checkpoint: {', '.join(PROTOCOLS)}."
 _EVALUATION = "With --protocol: a new folder for table.md, scores.json and rows.csv."
 _ENTRY = "Score these predictions: a filled --template."
@@ -74,7 +75,7 @@ def _by_protocol(protocol: str, baseline: Sequence[str], measurements: list[Path
         from neusight_jax.training.evaluation.few_shot import run_few_shot
 
         return run_few_shot(measurements, **options)
-    if protocol in ("logo-models", "architecture-models"):
+    if protocol in _OF_MODELS:
         from neusight_jax.training.evaluation.models_protocol import run_models_protocol
 
         return run_models_protocol(measurements, protocol, **options)
@@ -93,7 +94,7 @@ def _check_options(protocol: str | None, checkpoint: str | None, seeds: int | No
         raise InputError("--seeds belongs to --protocol: a checkpoint is scored as it is; leave it out")
     if protocol is not None and checkpoint is not None:
         raise InputError(f"--protocol {protocol} fits its own predictors; leave --checkpoint out")
-    if protocol in ("few-shot", "logo-models", "architecture-models") and baseline:
+    if protocol in ("few-shot", *_OF_MODELS) and baseline:
         raise InputError(f"--protocol {protocol} has no baselines to choose; leave --baseline out")
 
 

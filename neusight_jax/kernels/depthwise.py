@@ -16,7 +16,7 @@ from neusight_jax.kernels.family import Dims, Work
 from neusight_jax.kernels.rowwise import ELEMENTWISE, elements
 
 BANKS = 32.0
-"""Banks of shared memory: words an SM loads from it a clock."""
+"""Banks of shared memory, each a word a clock of an SM (NVIDIA, CUDA C++ Programming Guide, "Shared Memory")."""
 OPS: tuple[str, ...] = ("depthwise_conv", "depthwise_conv_data_gradient", "depthwise_conv_weight_gradient")
 
 

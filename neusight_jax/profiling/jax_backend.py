@@ -129,8 +129,8 @@ class JaxPrepared:
         if case.op in COLLECTIVE_OPS:
             self._inputs = jax.tree.map(lambda own: _on_ranks(own, case.sizes["ranks"]), self._inputs)
         self._kernel = jax.jit(kernel)
-        out = self._kernel(*self._inputs[0])
-        self._outputs = tuple(jnp.zeros_like(out) for _ in range(sets))
+        out, where = jax.eval_shape(kernel, *self._inputs[0]), self._inputs[0][0].sharding
+        self._outputs = tuple(jnp.zeros(out.shape, out.dtype, device=where) for _ in range(sets))
         self._loop = jax.jit(functools.partial(_rounds, kernel), donate_argnums=2)
         _finished((self._inputs, self._outputs))
 

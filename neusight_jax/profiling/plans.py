@@ -31,6 +31,7 @@ PLANS: dict[str, tuple[dict[str, int], float]] = {"quick": (QUICK, 2e-3), "full"
 """Kernels of each operator, and the longest of them in seconds at the speed of light."""
 COLLECTIVES = "collectives"
 """Plan of messages between the GPUs of this machine."""
+NAMES: tuple[str, ...] = (*PLANS, COLLECTIVES)
 GROUPS: tuple[int, ...] = (2, 4, 8)
 MESSAGE_BYTES: tuple[int, ...] = tuple(2**power for power in range(10, 30, 2))
 """Its sizes: 1 KiB to 256 MiB."""
@@ -77,9 +78,12 @@ def planned(plan: str, gpu: GPU, dtypes: Sequence[str], seed: int = 0) -> list[C
 
 def _messages() -> list[tuple[Case, bool]]:
     """Every collective in every group, small messages first; two ranks of a group send and receive."""
-    groups = [(op, ranks) for op in COLLECTIVE_OPS for ranks in (GROUPS[:1] if op == "send_recv" else GROUPS)]
-    sizes = [{"bytes": size, "ranks": ranks, "nodes": 1} for size in MESSAGE_BYTES for _, ranks in groups]
-    return [(make_case(op, dims), False) for (op, _), dims in zip(groups * len(MESSAGE_BYTES), sizes, strict=True)]
+    return [
+        (make_case(op, {"bytes": size, "ranks": ranks, "nodes": 1}), False)
+        for size in MESSAGE_BYTES
+        for op in COLLECTIVE_OPS
+        for ranks in (GROUPS[:1] if op == "send_recv" else GROUPS)
+    ]
 
 
 def _drawn(plan: str, gpu: GPU, seed: int) -> list[tuple[Case, bool]]:
@@ -106,13 +110,9 @@ def _drawn(plan: str, gpu: GPU, seed: int) -> list[tuple[Case, bool]]:
 def _read(plan: str) -> list[tuple[Case, bool]]:
     path = Path(plan)
     if path.suffix.lower() not in (".csv", ".parquet"):
-        raise unknown_name(
-            "plan", plan, (*PLANS, COLLECTIVES), "or give a .csv or .parquet file with the columns op and its dims"
-        )
+        raise unknown_name("plan", plan, NAMES, "or give a .csv or .parquet file with the columns op and its dims")
     if not path.is_file():
-        raise InputError(
-            f"{plan}: no such file; expected a plan, .csv or .parquet, or one of {', '.join((*PLANS, COLLECTIVES))}"
-        )
+        raise InputError(f"{plan}: no such file; expected a plan, .csv or .parquet, or one of {', '.join(NAMES)}")
     try:
         frame = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
     except (OSError, ValueError, LookupError, TypeError) as error:  # what pyarrow, decoders and pandas raise

@@ -124,16 +124,12 @@ def _predictors(
     tiles = {}
     for name in NETWORKS:
         present = devices_with(data, name, names)
-        if len(present) < 2:
+        if not left_out_jobs(seeds, present, by):
             if present:
-                console.print(f"{name}: passed over, measured on {present[0]} alone")
+                console.print(f"{name}: passed over, measured on {', '.join(present)} alone")
             continue
         rows = join_rows([thin(sweep_rows(data, name, names), ROWS_PER_DEVICE), model_rows(data, name, names)])
-        fits = len(left_out_jobs(seeds, rows.devices, by))
-        if not fits:
-            console.print(f"{name}: passed over, its GPUs are of one {by}")
-            continue
-        console.print(f"{name}: fitting, {fits} fits together")
+        console.print(f"{name}: fitting, {len(left_out_jobs(seeds, rows.devices, by))} fits together")
         tiles[name] = fit_tile(rows, Job(0))
         kind = MixtureObjective(tiles[name], penalties=effect_penalties(rows))
         parts[name] = fit_left_out(kind, rows, seeds, SETTINGS, by)
