@@ -93,26 +93,23 @@ def _attention_columns(op: str, kv_length: str) -> dict[str, str]:
     }
 
 
-_EXPERT_COLUMNS = {
-    "op": "'experts'",
-    "dtype": "'bf16'",
-    "tokens": "num_tokens",
-    "experts": "num_experts",
-    "local_experts": "(num_experts // moe_ep_size).clip(lower=1)",
-    "top_k": "topk",
-    "hidden": "hidden_size",
-    "inner": "(inter_size // moe_tp_size).clip(lower=1)",
-}
+def _expert_columns(dtype: str, share: float) -> dict[str, str]:
+    return {
+        "op": "'experts'",
+        "dtype": f"'{dtype}'",
+        "tokens": "num_tokens",
+        "experts": "num_experts",
+        "local_experts": "(num_experts // moe_ep_size).clip(lower=1)",
+        "top_k": "topk",
+        "hidden": "hidden_size",
+        "inner": "(inter_size // moe_tp_size).clip(lower=1)",
+        "weight_share": f"{share}",
+    }
+
+
 _SUPERSEDED = {"an older version measured again later": "version not in ['0.5.6.post2', '0.22.0']"}
 _WIDE = {"n or k below 64": "n >= 64 and k >= 64"}
 _BF16 = {"another dtype": "gemm_dtype == 'bfloat16'", **_SUPERSEDED, **_WIDE}
-_EXPERTS = {
-    "another framework": "framework == 'TRTLLM'",
-    "another version": "version == '1.3.0rc20'",
-    "another dtype": "moe_dtype == 'bfloat16'",
-    "another kernel": "kernel_source == 'moe_torch_flow_cutlass'",
-    "uneven spread of tokens": "distribution == 'balanced'",
-}
 _QUANTIZE = {"another framework": "framework == 'VLLM'", "another dtype": "quant_dtype == 'fp8'"}
 
 
@@ -122,6 +119,17 @@ def _quantized(dtype: str, kernel: str) -> dict[str, str]:
         "another framework: quantized products are software, and one source is taken": "framework == 'VLLM'",
         "another kernel; fp8_block is bound by its host": f"kernel_source.str.match('{kernel}')",
         **_WIDE,
+    }
+
+
+def _experts(dtype: str) -> dict[str, str]:
+    return {
+        "another dtype": f"moe_dtype == '{dtype}'",
+        "another framework": "framework == 'VLLM'",
+        "another version": "version == '0.24.0'",
+        "a fallback or trial kernel": "~kernel_source.str.match('.*(?:_as_silu|w4a4mxfp4moe_marlin.*)$')",
+        "uneven spread of tokens": "distribution == 'balanced'",
+        "experts of two matrices": "topk != 22 and hidden_size != 2688",  # Nemotron's
     }
 
 
@@ -165,6 +173,14 @@ def _exchange_columns(element_bytes: float, *, dense: bool) -> dict[str, str]:
     return _collective_columns("'all_to_all'", sent, _RANKS, 2 if dense else 1, **more)
 
 
+_EXPERT_DTYPES: dict[str, tuple[str, float]] = {
+    "bfloat16": ("bf16", 1.0),
+    "fp8_block": ("fp8", 1.0),
+    "nvfp4": ("fp4", 1.0),
+    "w4a16_mxfp4": ("bf16", 4.25 / 16),
+    "w4a8_mxfp4_mxfp8": ("fp8", 4.25 / 8),
+}
+"""Arithmetic of experts, and their weights as stored over the same; weights in mxfp4 have a scale of 8 bits for 32."""
 _RANKS = "(node_num * gpus_per_node)"
 _FP8, _BF16_BYTES = 1.03125, 2.0  # fp8 with a scale of four bytes for every 128 values
 _LOW = "comm/sglang/*/wideep_deepep_ll_perf.parquet"
@@ -187,7 +203,10 @@ RULES: tuple[Rule, ...] = (
         _attention(1),
         _attention_columns("decode", kv_length="step + 1"),
     ),
-    Rule("experts", "moe/*/*/moe_perf.parquet", _EXPERTS, _EXPERT_COLUMNS),
+    *(
+        Rule(f"experts_{measured}", "moe/*/*/moe_perf.parquet", _experts(measured), _expert_columns(dtype, share))
+        for measured, (dtype, share) in _EXPERT_DTYPES.items()
+    ),
     Rule(
         "collectives",
         "comm/nccl/*/nccl_perf.parquet",
@@ -213,7 +232,7 @@ RULES: tuple[Rule, ...] = (
     Rule("quantize_rows", _SCALE, _QUANTIZE, _quantize_columns("quantize_rows"), plus="computescale_perf.parquet"),
 )
 """What is taken. Products in bf16 are the vendor's BLAS in every framework, so their median is; for the rest one
-framework (vLLM; TensorRT-LLM for experts) is the stack a forecast speaks of."""
+framework (vLLM) is the stack a forecast speaks of."""
 _WARM = "faster than light (warm in a cache)"
 
 

@@ -29,7 +29,7 @@ CHUNK = 16384
 
 MAY_BE_ZERO: frozenset[str] = frozenset({"padding", "window", "causal", "software"})
 """Dims that may be 0."""
-SHARES: frozenset[str] = frozenset({"crossing_share"})
+SHARES: frozenset[str] = frozenset({"crossing_share", "weight_share"})
 """Dims that are shares: above 0 and at most 1."""
 
 FRAME_COLUMNS: tuple[str, ...] = (

@@ -109,8 +109,9 @@ def _rows(
     index = {name: position for position, name in enumerate(devices)}
     ops = {name: position for position, name in enumerate(family.ops)}
     dtypes = {name: position for position, name in enumerate(DTYPES)}
-    named = family.columns if family.linked else family.dims
-    dims = {name: frame[name].to_numpy(np.float32) for name in named}
+    dims = {name: frame[name].to_numpy(np.float32) for name in family.dims}
+    for name, usual in family.options:
+        dims[name] = frame[name].to_numpy(np.float32) if name in frame else np.full(count, usual, np.float32)
     if family.known_libraries:
         known = {name: known_library(name, family) for name in devices}
         dims[LIBRARY] = frame["device"].map(known).to_numpy(np.float32)

@@ -66,8 +66,9 @@ class Settings:
 TENSOR_SETTINGS = Settings(steps=400, batch_size=768)
 """For kernels of tensor cores: after more steps errors go on falling on the GPUs seen and rise on other architectures
 (docs/retraining.md)."""
-MORE_STEPS: dict[str, float] = {"gemm": 2.5}
-"""Times these where they do not: bf16 products are the vendor's own library on every GPU."""
+MORE_STEPS: dict[str, float] = {"gemm": 2.5, "grouped_gemm": 2.5}
+"""Times these where they do not: bf16 products are the vendor's own library on every GPU, and experts in several dtypes
+take longer to learn."""
 
 
 def settings_for(family: Family) -> Settings:

@@ -26,7 +26,8 @@ from neusight_jax.utilization import Network, apply_network, init_network
 
 EFFECT_SHARES: dict[str, float] = {
     "linear": 4.0,
-    **{"gemm": 0.5, "gemm_fp8": 0.25, "gemm_fp4": 0.25, "prefill": 0.25, "decode": 0.25, "collective": 0.01},
+    **{"gemm": 0.5, "gemm_fp8": 0.25, "gemm_fp4": 0.25, "prefill": 0.25, "decode": 0.25},
+    **{"grouped_gemm": 0.1, "collective": 0.01},
 }
 """Weight of the effects of a family over `Settings.effect_penalty`: less where libraries differ from one architecture
 to the next more than machines do, so that what belongs to one of them does not bend what is said of all; more where the

@@ -87,7 +87,7 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
     active, total, moved = dims["active"], flop(dims), bytes_moved(dims, element_bytes)
     sizes = (
         *(dims["tokens"], dims["rows"], dims["hidden"], dims["inner"]),
-        *(active, dims["rows"] / active, total, moved, total / moved, element_bytes),
+        *(active, dims["rows"] / active, total, moved, total / moved, element_bytes, weight_share(dims)),
     )
     return jnp.stack([jnp.log(value) for value in sizes], axis=-1)
 
