@@ -60,7 +60,7 @@ class Rule:
       keep: reason rows are left out -> which rows of a table pass, as a query.
       columns: the schema's columns from the package's, as expressions.
       latency: its column of times, milliseconds, as an expression.
-      plus: a second table of the same shapes, whose times are added; "" = none.
+      others: (1 or -1, table below the same folder) of quantizations, whose times are added or taken off, shape by shape.
       median: whether equal shapes of several frameworks become their median.
     """
 
@@ -69,7 +69,7 @@ class Rule:
     keep: dict[str, str]
     columns: dict[str, str]
     median: bool = False
-    plus: str = ""
+    others: tuple[tuple[float, str], ...] = ()
     latency: str = "latency"
 
 
@@ -113,10 +113,10 @@ _BF16 = {"another dtype": "gemm_dtype == 'bfloat16'", **_SUPERSEDED, **_WIDE}
 _QUANTIZE = {"another framework": "framework == 'VLLM'", "another dtype": "quant_dtype == 'fp8'"}
 
 
-def _quantized(dtype: str, kernel: str) -> dict[str, str]:
+def _quantized(dtype: str, framework: str, kernel: str) -> dict[str, str]:
     return {
         "another dtype": f"gemm_dtype == '{dtype}'",
-        "another framework: quantized products are software, and one source is taken": "framework == 'VLLM'",
+        "another framework: quantized products are software, and one source is taken": f"framework == '{framework}'",
         "another kernel; fp8_block is bound by its host": f"kernel_source.str.match('{kernel}')",
         **_WIDE,
     }
@@ -187,10 +187,17 @@ _LOW = "comm/sglang/*/wideep_deepep_ll_perf.parquet"
 _HIGH = "comm/sglang/*/wideep_deepep_normal_perf.parquet"
 _NCCL_OP = "op_name.str.replace('alltoall', 'all_to_all')"
 _GEMM, _SCALE = "gemm/*/*/gemm_perf.parquet", "quantize/*/*/scale_matrix_perf.parquet"
+_FOUND, _SCALED = (f"quantize/{{framework}}/{{version}}/{name}_perf.parquet" for name in ("computescale", "scale_matrix"))
 RULES: tuple[Rule, ...] = (
     Rule("gemm_bf16", _GEMM, _BF16, _gemm_columns("bf16"), median=True),
-    Rule("gemm_fp8", _GEMM, _quantized("fp8", "CutlassFP8ScaledMM"), _gemm_columns("fp8")),
-    Rule("gemm_fp4", _GEMM, _quantized("nvfp4", "FlashInfer.*NvFp4"), _gemm_columns("fp4")),
+    Rule(
+        "gemm_fp8",
+        _GEMM,
+        _quantized("fp8", "TRTLLM", "torch_flow"),
+        _gemm_columns("fp8"),
+        others=((-1.0, _FOUND), (-1.0, _SCALED)),
+    ),
+    Rule("gemm_fp4", _GEMM, _quantized("nvfp4", "VLLM", "FlashInfer.*NvFp4"), _gemm_columns("fp4")),
     Rule(
         "prefill",
         "attention/*/*/context_attention_perf.parquet",
@@ -229,7 +236,7 @@ RULES: tuple[Rule, ...] = (
         for phase, size in (("dispatch", _FP8), ("combine", _BF16_BYTES))
     ),
     Rule("quantize", _SCALE, _QUANTIZE, _quantize_columns("quantize")),
-    Rule("quantize_rows", _SCALE, _QUANTIZE, _quantize_columns("quantize_rows"), plus="computescale_perf.parquet"),
+    Rule("quantize_rows", _SCALE, _QUANTIZE, _quantize_columns("quantize_rows"), others=((1.0, _FOUND),)),
 )
 """What is taken. Products in bf16 are the vendor's BLAS in every framework, so their median is; for the rest one
 framework (vLLM) is the stack a forecast speaks of."""
@@ -347,9 +354,11 @@ def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
             raw = _table(file)
             raw = raw.assign(**{name: value for name, value in known.items() if name not in raw})
             try:
-                if rule.plus:
-                    raw = _added(raw, _table(file.with_name(rule.plus)))
-                parts.append(_taken(raw, rule, counts).assign(device=device))
+                raw = _kept(raw, rule.keep, counts)
+                for sign, table in rule.others if len(raw) else ():
+                    raw = _added(raw, sign, _table(root / DATA / folder / table.format(**known)))
+                raw = _kept(raw, {"not a time": f"{rule.latency} > 0"}, counts)
+                parts.append(_written(raw, rule).assign(device=device))
             except (KeyError, NameError) as error:
                 name = re.search("'.*?'", str(error))
                 raise InputError(
@@ -377,20 +386,26 @@ def _table(file: Path) -> pd.DataFrame:
         raise InputError(f"{file}: not a readable Parquet file ({reason}); install the package again") from None
 
 
-def _added(raw: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
-    """Times of two tables added, shape by shape; the second was measured as a difference, and may be 0."""
+def _added(raw: pd.DataFrame, sign: float, other: pd.DataFrame) -> pd.DataFrame:
+    """Times of two tables added, shape by shape, or taken off; the second may be 0, where it was a difference itself."""
     both = raw.merge(other[["m", "k", "latency"]], on=["m", "k"], suffixes=("", "_more"))
-    return both.assign(latency=both["latency"] + both["latency_more"].clip(lower=0))
+    both["latency"] += sign * both.pop("latency_more").clip(lower=0)
+    return both
 
 
-def _taken(raw: pd.DataFrame, rule: Rule, counts: dict[str, int]) -> pd.DataFrame:
-    """Rows of one table that pass, in the schema's columns and with where they come from; the others are counted."""
-    if "window_size" not in raw:
-        raw = raw.assign(window_size=0)  # older tables of attention have none
-    for reason, passes in (rule.keep | {"not a time": f"{rule.latency} > 0"}).items():
+def _kept(raw: pd.DataFrame, keep: dict[str, str], counts: dict[str, int]) -> pd.DataFrame:
+    """Rows of one table that pass; the others are counted by reason."""
+    for reason, passes in keep.items():
         kept = raw.query(passes, engine="python")
         counts[reason] += len(raw) - len(kept)
         raw = kept
+    return raw
+
+
+def _written(raw: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+    """Rows of one table in the schema's columns and with where they come from."""
+    if "window_size" not in raw:
+        raw = raw.assign(window_size=0)  # older tables of attention have none
     columns = {name: raw.eval(expression, engine="python") for name, expression in rule.columns.items()}
     return pd.DataFrame(columns, index=raw.index).assign(
         latency_s=np.asarray(raw.eval(rule.latency, engine="python"), np.float64) * 1e-3,
