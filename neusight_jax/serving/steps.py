@@ -174,7 +174,7 @@ def points(model: Model, layout: Parallelism, domain: int, grid: Axes) -> Points
     moving |= _differ(nodes((2, max(long, 2))), nodes((2, max(long // 2, 3))))
 
     def of(found: Iterable[Node], wanted: Callable[[Node], bool]) -> _Counted:
-        return [(kernel, kernel.count * node.repeat) for node in found if wanted(node) for kernel in node.forward]
+        return [(kernel, node.repeat) for node in found if wanted(node) for kernel in node.forward]
 
     def body(found: list[Node], tokens: int) -> _Counted:
         own = of(found, lambda node: node.name not in moving and node.name not in HEAD)
@@ -199,7 +199,8 @@ def needed_paths(written: Points, paths: Collection[str]) -> tuple[str, ...]:
 
 def tabled(written: Points, paths: Collection[str], grid: Axes, dtype: str) -> Steps:
     """Points as steps on a GPU with these arithmetic paths, that quantized weights are multiplied in."""
-    return Steps(*_table([[(_run(kernel, paths), count) for kernel, count in each] for each in written], dtype), grid)
+    run = [[(_run(kernel, paths), count) for kernel, count in each] for each in written]
+    return Steps(*_table([[(kernel, kernel.count * count) for kernel, count in each] for each in run], dtype), grid)
 
 
 def _check(layout: Parallelism) -> None:

@@ -27,7 +27,8 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
         for name in ("beside_norm", "experts_input_norm", "experts_norm"):
             step.norm(f"mlp.{name}", tokens, hidden)
     if block.shared:
-        write_dense(step, Dense(block.shared, block.gated, block.bias), hidden, "mlp.shared")
+        if not step.runs_beside(block):
+            write_dense(step, Dense(block.shared, block.gated, block.bias), hidden, "mlp.shared")
         step.weight(hidden * block.shared_gate)  # one more row of the router
     width = block.latent or hidden
     if block.latent:

@@ -29,6 +29,12 @@ from neusight_jax.kernels.table import Kernel
 
 NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
 """Dtypes of products only: activations beside them are bf16."""
+EIGHT_BITS: tuple[str, ...] = ("fp8", "int8")
+"""Those whose measured products do not hold the quantization of their activations."""
+UNFUSED: tuple[str, ...] = ("attention.output",)
+"""Products whose activations come from attention, which engines quantize in a kernel of its own. The kernels before all
+others, norms and activations, quantize on the way with scales that are given or one for a row (vLLM, `fuse_norm_quant`
+and `fuse_act_quant`), not with one for a block."""
 UNGRAPHED: dict[str, str] = {"layernorm": "norm", "softmax": "softmax", "embedding": "memory"}
 """Families of row-wise operators beside fp32 products; all others are elementwise."""
 
@@ -199,12 +205,22 @@ class Step(Writer):
             forward.append(product)
             backward.append(matrix_product(1, rows, width, features, part.dtype, part.share, narrow))
             gradient.append(matrix_product(1, features, width, rows, part.dtype, part.share, upright=False))
+            if self.serving and part.dtype in EIGHT_BITS and (part.scheme.group[0] > 1 or name in UNFUSED):
+                forward.append(self._quantized(rows, width, part))
             if self.shard is not None and part.dtype in NARROW:
                 # What is multiplied is cast, and kept transposed for the gradients of weights as well.
                 forward.append(self.cast(rows, width, part))
                 backward.append(self.cast(rows, features, part))
         self.emit(name, "linear", forward, backward, gradient, (rows, features))
         self.weight(bias)
+
+    def _quantized(self, rows: int, cols: int, part: Stored) -> Kernel:
+        """Activations brought to the dtype of a product, with a scale for every few of them where weights have some."""
+        own, found = self.precision.activations, part.scheme.group[0] > 1
+        family, op = ("reduction", "quantize_rows") if found else ("stream", "quantize")
+        dims = {"rows": float(rows), "cols": float(cols), "reads": dtype_bytes(own) / dtype_bytes(part.dtype)}
+        kernel = Kernel(family, op, {**dims, "writes": 1.0}, part.share, part.dtype)
+        return replace(kernel, instead=replace(kernel, count=0.0, dtype=own) if part.instead else None)
 
     def cast(self, rows: int, cols: int, part: Stored) -> Kernel:
         """Activations cast to the dtype of a product, twice: as they are and transposed."""
@@ -327,8 +343,15 @@ class Step(Writer):
                 backward.append(kernel)
         return forward, backward
 
+    def runs_beside(self, block: Experts) -> bool:
+        """Whether the shared expert runs beside the routed ones: in their kernel (SGLang), or a second stream (vLLM,
+        `shared_experts_stream`; TensorRT-LLM). Then it is so many more of them."""
+        alike = self.stored("mlp.shared.gate_up") == self.stored("mlp.experts")
+        return self.serving and block.gated and not block.bias and not block.latent and block.shared > 0 and alike
+
     def experts(self, name: str, block: Experts, hidden: int, expert_parallel: int) -> None:
-        """The routed experts of a layer, those on this device, tokens spread at random; `hidden`: what they read.
+        """The experts of a layer on this device, the routed ones with tokens spread at random and a shared one that runs
+        beside them; `hidden`: what they read.
 
         An expert of two matrices counts as one of three that is as much narrower.
         """
@@ -345,15 +368,16 @@ class Step(Writer):
             distribution="random",
         )
         dims = {key: float(value) for key, value in sizes.items()}
+        shared = block.shared / width if self.runs_beside(block) else 0.0
+        dims["rows"] += shared * tokens
+        dims["active"] += shared
         kernels = []
         for part in self.stored(name):
-            elements = float(matrices) * local * hidden * width
-            stored = local * (
-                part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
-            )
-            self._count(elements * part.share, stored * part.share)
-            self.expert_parameters += elements * part.share * self.repeat
-            self.ledger.add(name, part, elements * self.repeat)
+            elements = float(matrices) * hidden * width
+            stored = part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
+            self._count((local + shared) * elements * part.share, (local + shared) * stored * part.share)
+            self.expert_parameters += local * elements * part.share * self.repeat
+            self.ledger.add(name, part, (local + shared) * elements * self.repeat)
             kernels.append(_expert_kernel(dims, part, stored / elements))
         # Two gradients, each with the arithmetic of the forward pass.
         self.emit(name, "experts", kernels, kernels, kernels, (tokens, hidden))
