@@ -40,9 +40,9 @@ class Engine(Record):
 
 
 ENGINES: dict[str, Engine] = {
-    "vllm": Engine(step_s=5.53e-4, sequence_s=9.12e-6, request_s=0.0232, kernels=1.075, wave=0.0),
-    "trtllm": Engine(step_s=7.44e-4, sequence_s=1.07e-5, request_s=0.0978, kernels=1.012, wave=0.0),
-    "sglang": Engine(step_s=7.81e-4, sequence_s=1.11e-5, request_s=0.1608, kernels=1.084, wave=0.0),
+    "vllm": Engine(step_s=9.25e-4, sequence_s=1.29e-5, request_s=0.0223, kernels=1.078, wave=0.0),
+    "trtllm": Engine(step_s=9.10e-4, sequence_s=1.13e-5, request_s=0.0963, kernels=1.040, wave=0.0),
+    "sglang": Engine(step_s=1.013e-3, sequence_s=1.05e-5, request_s=0.1616, kernels=1.081, wave=0.0),
 }
 """Fitted under those priors on public measurements of whole servers on H100 and H200 (`benchmarks.serving_sample`), for
 users who do not know of each other."""

@@ -178,7 +178,8 @@ def points(model: Model, layout: Parallelism, domain: int, grid: Axes) -> Points
 
     def body(found: list[Node], tokens: int) -> _Counted:
         own = of(found, lambda node: node.name not in moving and node.name not in HEAD)
-        return own + _collectives(model.decoder, layout, domain, tokens, model.dtypes)
+        sums, engine = _sums(model.decoder, layout, domain, tokens, model.dtypes)
+        return [each for each in own if not (engine and _adds_residual(each[0]))] + sums
 
     found = [body(nodes((1, short), repeat=each), each) for each in grid.batches]
     found += [body(nodes((each, each)), each) for each in grid.tokens]
@@ -224,19 +225,28 @@ def _run(kernel: Kernel, paths: Collection[str]) -> Kernel:
     return kernel.instead if swapped and kernel.instead is not None else kernel
 
 
-def _collectives(model: Decoder, layout: Parallelism, domain: int, tokens: int, dtypes: Precision) -> _Counted:
-    """The sums after every block over the tensor ranks, after the embedding, and the gathered logits of a step."""
+def _adds_residual(kernel: Kernel) -> bool:
+    """Whether it is a norm that takes the residual sum with it, as after every block."""
+    return kernel.op == "layernorm" and kernel.dims["reads"] > 1.0
+
+
+def _sums(model: Decoder, layout: Parallelism, domain: int, tokens: int, dtypes: Precision) -> tuple[_Counted, bool]:
+    """The sums over the tensor ranks after every block and the embedding, and whether the engine's own kernels run them.
+
+    Those do the norm that follows as well (vLLM on Hopper and later, `fuse_allreduce_rms`; TensorRT-LLM; SGLang,
+    `flashinfer_allreduce_fusion`).
+    """
     ranks = layout.tensor
     if ranks == 1:
-        return []
+        return [], False
     blocks = sum(
         ((layer.mixer is not None) + (layer.feed_forward is not None)) * len(numbers)
         for layer, numbers in model.layers.items()
     )
     size = float(tokens) * model.hidden * dtype_bytes(dtypes.activations)
-    software = "engine" if size <= CUSTOM_BYTES else "library"
-    dims = collective_dims("all_reduce", size, ranks, -(-ranks // domain), software=software)
-    return [(Kernel("collective", "all_reduce", dims, 1.0, "bf16"), float(blocks + 1))]
+    engine = size <= CUSTOM_BYTES
+    dims = collective_dims("all_reduce", size, ranks, -(-ranks // domain), software="engine" if engine else "library")
+    return [(Kernel("collective", "all_reduce", dims, 1.0, "bf16"), float(blocks + 1))], engine
 
 
 def _table(points: Sequence[_Counted], dtype: str) -> tuple[KernelTable, dict[str, Any]]:
