@@ -16,11 +16,10 @@ import pandas as pd
 
 import neusight_jax as nj
 from neusight_jax.datasets.measurements import read_measurements
-from neusight_jax.gpu_catalog import gpu_info
 from neusight_jax.latencies import kernel_latency
 from neusight_jax.training.data import NETWORKS, devices_with, join_rows, measured_devices, model_rows, sweep_rows, thin
-from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE
 from neusight_jax.training.evaluation.few_shot import rows_table
+from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, Settings
 from neusight_jax.training.left_out import fit_left_out, left_out_jobs, left_out_predictor

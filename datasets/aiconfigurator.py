@@ -60,7 +60,7 @@ class Rule:
       keep: reason rows are left out -> which rows of a table pass, as a query.
       columns: the schema's columns from the package's, as expressions.
       latency: its column of times, milliseconds, as an expression.
-      others: (1 or -1, table below the same folder) of quantizations, whose times are added or taken off, shape by shape.
+      others: (1 or -1, table of the same GPU), quantizations, whose times are added or taken off, shape by shape.
       median: whether equal shapes of several frameworks become their median.
     """
 
@@ -187,7 +187,8 @@ _LOW = "comm/sglang/*/wideep_deepep_ll_perf.parquet"
 _HIGH = "comm/sglang/*/wideep_deepep_normal_perf.parquet"
 _NCCL_OP = "op_name.str.replace('alltoall', 'all_to_all')"
 _GEMM, _SCALE = "gemm/*/*/gemm_perf.parquet", "quantize/*/*/scale_matrix_perf.parquet"
-_FOUND, _SCALED = (f"quantize/{{framework}}/{{version}}/{name}_perf.parquet" for name in ("computescale", "scale_matrix"))
+_SCALES = "quantize/{framework}/{version}/"
+_FOUND, _SCALED = (_SCALES + f"{name}_perf.parquet" for name in ("computescale", "scale_matrix"))
 RULES: tuple[Rule, ...] = (
     Rule("gemm_bf16", _GEMM, _BF16, _gemm_columns("bf16"), median=True),
     Rule(
@@ -387,7 +388,7 @@ def _table(file: Path) -> pd.DataFrame:
 
 
 def _added(raw: pd.DataFrame, sign: float, other: pd.DataFrame) -> pd.DataFrame:
-    """Times of two tables added, shape by shape, or taken off; the second may be 0, where it was a difference itself."""
+    """Times of two tables added, shape by shape, or taken off; the second may be 0, where it was a difference."""
     both = raw.merge(other[["m", "k", "latency"]], on=["m", "k"], suffixes=("", "_more"))
     both["latency"] += sign * both.pop("latency_more").clip(lower=0)
     return both

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import neusight_jax as nj
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import WEIGHT_SHARE
 
 HIDDEN, INNER, LAYERS, VOCABULARY, HEAD, HEADS, KV_HEADS = 512, 1280, 3, 1000, 64, 8, 2
@@ -197,4 +198,5 @@ def products(work: nj.Graph, node: str) -> list[tuple[str, float, float]]:
         (kernel.dtype, round(kernel.count * each.repeat, 6), round(kernel.dims.get(WEIGHT_SHARE, 1.0), 9))
         for each in found
         for kernel in each.forward
+        if FAMILIES[kernel.family].matrix
     ]

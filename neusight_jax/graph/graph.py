@@ -182,18 +182,11 @@ class Graph(Record):
 
         Forward products of quantized weights whose path is not there run as their `Kernel.instead` has it, with a note.
         """
-        missing = {dtype for dtype in self.arithmetic if dtype not in paths}
-        swapped: dict[tuple[str, str], None] = {}
-
-        def swap(kernel: Kernel) -> Kernel:
-            if kernel.instead is None or kernel.dtype not in missing:
-                return kernel
-            swapped[kernel.dtype, kernel.instead.dtype] = None
-            return kernel.instead
-
-        nodes = tuple(replace(node, forward=tuple(map(swap, node.forward))) for node in self.nodes) if missing else ()
+        every = ((kernel, kernel.on(paths)) for node in self.nodes for kernel in node.forward)
+        swapped = {(own.path or own.dtype, run.dtype): None for own, run in every if run is not own}
         if not swapped:
             return self
+        nodes = tuple(replace(node, forward=tuple(each.on(paths) for each in node.forward)) for node in self.nodes)
         notes = (
             f"no {own} arithmetic on this GPU: products of those weights widen them to {other} (weight-only)"
             for own, other in swapped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,8 @@ class Kernel(Record):
       dims: the family's dims by name; its options may be left out.
       count: how many such launches.
       dtype: of its tensors; "" = that of the table it goes into.
-      instead: what runs in its place on a GPU without the arithmetic path of `dtype`; None = nothing does.
+      path: the arithmetic path it needs, where that is not the one of `dtype`.
+      instead: what runs in its place on a GPU without that path; None = nothing does.
     """
 
     family: str
@@ -43,7 +44,13 @@ class Kernel(Record):
     dims: Mapping[str, float]
     count: float = 1.0
     dtype: str = ""
+    path: str = ""
     instead: Kernel | None = None
+
+    def on(self, paths: Collection[str]) -> Kernel:
+        """What runs on a GPU with these arithmetic paths."""
+        lacking = self.instead is not None and (self.path or self.dtype) not in paths
+        return self.instead if lacking and self.instead is not None else self
 
 
 @jax.tree_util.register_dataclass

@@ -194,13 +194,13 @@ def points(model: Model, layout: Parallelism, domain: int, grid: Axes) -> Points
 
 def needed_paths(written: Points, paths: Collection[str]) -> tuple[str, ...]:
     """Those of a GPU's arithmetic paths that decide which kernels run: GPUs alike in them share steps."""
-    asked = {kernel.dtype for point in written for kernel, _ in point if kernel.instead is not None}
+    asked = {kernel.path or kernel.dtype for point in written for kernel, _ in point if kernel.instead is not None}
     return tuple(sorted(asked & set(paths)))
 
 
 def tabled(written: Points, paths: Collection[str], grid: Axes, dtype: str) -> Steps:
     """Points as steps on a GPU with these arithmetic paths, that quantized weights are multiplied in."""
-    run = [[(_run(kernel, paths), count) for kernel, count in each] for each in written]
+    run = [[(kernel.on(paths), count) for kernel, count in each] for each in written]
     return Steps(*_table([[(kernel, kernel.count * count) for kernel, count in each] for each in run], dtype), grid)
 
 
@@ -219,21 +219,15 @@ def _differ(one: Sequence[Node], other: Sequence[Node]) -> set[str]:
     return {name for name in {**left, **right} if left.get(name) != right.get(name)}
 
 
-def _run(kernel: Kernel, paths: Collection[str]) -> Kernel:
-    """What runs on a GPU with these arithmetic paths."""
-    swapped = kernel.instead is not None and kernel.dtype not in paths
-    return kernel.instead if swapped and kernel.instead is not None else kernel
-
-
 def _adds_residual(kernel: Kernel) -> bool:
     """Whether it is a norm that takes the residual sum with it, as after every block."""
     return kernel.op == "layernorm" and kernel.dims["reads"] > 1.0
 
 
 def _sums(model: Decoder, layout: Parallelism, domain: int, tokens: int, dtypes: Precision) -> tuple[_Counted, bool]:
-    """The sums over the tensor ranks after every block and the embedding, and whether the engine's own kernels run them.
+    """The sums over the tensor ranks after every block and the embedding, and whether the engine's kernel runs them.
 
-    Those do the norm that follows as well (vLLM on Hopper and later, `fuse_allreduce_rms`; TensorRT-LLM; SGLang,
+    That does the norm that follows as well (vLLM on Hopper and later, `fuse_allreduce_rms`; TensorRT-LLM; SGLang,
     `flashinfer_allreduce_fusion`).
     """
     ranks = layout.tensor

@@ -218,9 +218,10 @@ class Step(Writer):
         """Activations brought to the dtype of a product, with a scale for every few of them where weights have some."""
         own, found = self.precision.activations, part.scheme.group[0] > 1
         family, op = ("reduction", "quantize_rows") if found else ("stream", "quantize")
-        dims = {"rows": float(rows), "cols": float(cols), "reads": dtype_bytes(own) / dtype_bytes(part.dtype)}
-        kernel = Kernel(family, op, {**dims, "writes": 1.0}, part.share, part.dtype)
-        return replace(kernel, instead=replace(kernel, count=0.0, dtype=own) if part.instead else None)
+        written = dtype_bytes(part.dtype) / dtype_bytes(own)
+        dims = {"rows": float(rows), "cols": float(cols), "reads": 1.0, "writes": written}
+        kernel = Kernel(family, op, dims, part.share, own)
+        return replace(kernel, path=part.dtype, instead=replace(kernel, count=0.0)) if part.instead else kernel
 
     def cast(self, rows: int, cols: int, part: Stored) -> Kernel:
         """Activations cast to the dtype of a product, twice: as they are and transposed."""
@@ -234,7 +235,7 @@ class Step(Writer):
             share = part.weight_share(features, width, dtype)
             return matrix_product(1, rows, features, width, dtype, part.share, share)
 
-        return replace(product(part.dtype), instead=product(part.instead) if part.instead else None)
+        return part.either(product)
 
     def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
         """A batch of products with weights of `features` × `width` each, in the dtype of the activations.
@@ -350,7 +351,7 @@ class Step(Writer):
         return self.serving and block.gated and not block.bias and not block.latent and block.shared > 0 and alike
 
     def experts(self, name: str, block: Experts, hidden: int, expert_parallel: int) -> None:
-        """The experts of a layer on this device, the routed ones with tokens spread at random and a shared one that runs
+        """The experts of a layer on this device: the routed ones, tokens spread at random, and a shared one that runs
         beside them; `hidden`: what they read.
 
         An expert of two matrices counts as one of three that is as much narrower.
@@ -391,4 +392,4 @@ def _expert_kernel(dims: Mapping[str, float], part: Stored, stored_bytes: float)
         narrow = {} if same else {WEIGHT_SHARE: stored_bytes / dtype_bytes(dtype)}
         return Kernel("grouped_gemm", "experts", {**dims, **narrow}, part.share, dtype)
 
-    return replace(kernel(part.dtype), instead=kernel(part.instead) if part.instead else None)
+    return part.either(kernel)

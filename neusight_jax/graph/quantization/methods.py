@@ -8,7 +8,7 @@ from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.quantization.modules import Names, names
-from neusight_jax.graph.quantization.scheme import MXFP4, NVFP4, Scheme
+from neusight_jax.graph.quantization.scheme import MXFP4, MXFP4_EXPERTS, NVFP4, Scheme
 from neusight_jax.tables import table
 
 _EXCLUDED: tuple[str, ...] = (
@@ -339,7 +339,7 @@ METHODS: dict[str, Callable[[Section], Scheme | Read | None]] = {
     "awq": _awq,
     "gptq": _gptq,
     "fp8": _fp8,
-    "mxfp4": lambda section: Read((*section.excluded(), (names(["experts"], section.where), MXFP4))),
+    "mxfp4": lambda section: Read((*section.excluded(), (names(["experts"], section.where), MXFP4_EXPERTS))),
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,

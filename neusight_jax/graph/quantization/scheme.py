@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.errors import unknown_name
+from neusight_jax.kernels.table import Kernel
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Scheme:
       scale_bits: of a group: its scale, and its zero point where there is one.
       arithmetic: dtype of products where activations are quantized too; "" = weights alone are, and are widened to the
         dtype of the activations on the way to the arithmetic.
+      path: the arithmetic path that takes, where it is not that of `arithmetic`.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Scheme:
     group: tuple[int, int] = (0, 0)
     scale_bits: float = 0.0
     arithmetic: str = ""
+    path: str = ""
 
     def weight_bytes(self, features: float, width: float) -> float:
         """Bytes of a matrix, scales and zero points included."""
@@ -50,6 +53,9 @@ NVFP4 = Scheme("fp4", 4.0, (1, 16), 8.0)
 """NVIDIA's nvfp4: an fp8 scale for 16 elements, 4.5 bits each (NVIDIA, "Introducing NVFP4", 2025)."""
 MXFP4 = Scheme("fp4", 4.0, (1, 32), 8.0)
 """OCP Microscaling Formats 1.0: a power of two in 8 bits for 32 elements, 4.25 bits each."""
+MXFP4_EXPERTS = replace(MXFP4, arithmetic="fp8", path="fp4")
+"""gpt-oss: multiplied in mxfp8 where matrix units take scales themselves, as those that have fp4 do; widened elsewhere
+(vLLM's and TensorRT-LLM's recipes for gpt-oss)."""
 INT4 = Scheme("int4", 4.0, (1, 128), 20.0)
 """What AWQ and GPTQ write by default: groups of 128 with a 16-bit scale and a zero point as wide as an element."""
 
@@ -85,6 +91,11 @@ class Stored:
     dtype: str
     instead: str = ""
     plain: bool = False
+
+    def either(self, kernel: Callable[[str], Kernel]) -> Kernel:
+        """The kernel in the dtype of the products, and what runs where a GPU lacks its path."""
+        own = kernel(self.dtype)
+        return replace(own, path=self.scheme.path, instead=kernel(self.instead)) if self.instead else own
 
     def weight_share(self, features: float, width: float, dtype: str) -> float:
         """Bytes of a weight as stored over those in the dtype it is multiplied in.
