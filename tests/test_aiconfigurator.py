@@ -47,9 +47,9 @@ def attention(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 def experts(rows: list[dict[str, Any]]) -> pd.DataFrame:
     base = {
-        "framework": "TRTLLM",
-        "version": "1.3.0rc20",
-        "kernel_source": "moe_torch_flow_cutlass",
+        "framework": "VLLM",
+        "version": "0.24.0",
+        "kernel_source": "vllm_unquantizedfusedmoe_triton_tritonexperts",
         "moe_dtype": "bfloat16",
         "num_tokens": 64,
         "hidden_size": 4096,
@@ -81,23 +81,23 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pd.concat(
             [
                 gemm("TRTLLM", bf16, other, [(64, 4096, 1024, 0.012), (64, 32, 1024, 0.012)]),
-                gemm("TRTLLM", "fp8", other, [(64, 4096, 1024, 0.02)]),
+                # 17 us, 10 of them quantization; 2 × 8192³ FLOP in 0.1 ms would be eleven times the peak.
+                gemm("TRTLLM", "fp8", "torch_flow", [(128, 2048, 512, 0.017), (8192, 8192, 8192, 0.11)]),
+                gemm("TRTLLM", "fp8", "torch_flow", [(1, 2048, 512, 0.009)]),
+                gemm("TRTLLM", "fp8", "another", [(128, 2048, 512, 0.5)]),
             ]
         ),
         *("h100_sxm", "gemm", "trtllm", "9", "gemm_perf.parquet"),
     )
+    for name, time in (("computescale", 0.008), ("scale_matrix", 0.002)):
+        scales = pd.DataFrame({"m": [1, 128, 8192], "k": [512, 512, 8192], "latency": time})
+        scales = scales.assign(framework="TRTLLM", version="9", quant_dtype="fp8", kernel_source="torch_ops")
+        write(scales, "h100_sxm", "quantize", "trtllm", "9", f"{name}_perf.parquet")
     write(
         gemm("SGLANG", bf16, other, [(64, 4096, 1024, 0.020)]), "h100_sxm", "gemm", "sglang", "9", "gemm_perf.parquet"
     )
     write(
-        pd.concat(
-            [
-                gemm("VLLM", "fp8", "CutlassFP8ScaledMMLinearKernel", [(128, 2048, 512, 0.007)]),
-                gemm("VLLM", "fp8", "SomeOtherKernel", [(128, 2048, 512, 0.5)]),
-                # 2 × 8192³ FLOP in 0.1 ms would be eleven times the peak.
-                gemm("VLLM", "fp8", "CutlassFP8ScaledMMLinearKernel", [(8192, 8192, 8192, 0.1)]),
-            ]
-        ),
+        gemm("VLLM", "fp8", "CutlassFP8ScaledMMLinearKernel", [(128, 2048, 512, 0.012)]),
         *("h100_sxm", "gemm", "vllm", "10", "gemm_perf.parquet"),
     )
     write(
@@ -107,9 +107,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The older table of the A100 has no windows.
     decode = attention([{"isl": 1, "step": 1023}]).drop(columns="window_size")
     write(decode, "a100_sxm", "attention", "vllm", "0.14.0", "generation_attention_perf.parquet")
-    write(
-        experts([{}, {"distribution": "power_law_1.2"}]), "h100_sxm", "moe", "trtllm", "1.3.0rc20", "moe_perf.parquet"
-    )
+    narrow = {"moe_dtype": "w4a16_mxfp4", "latency": 0.5}
+    left_out = ({"distribution": "power_law_1.2"}, {"hidden_size": 2688}, {"version": "0.19.0"})
+    write(experts([{}, narrow, *left_out]), "h100_sxm", "moe", "vllm", "0.24.0", "moe_perf.parquet")
     info = wheel / "aiconfigurator_core-0.12.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: aiconfigurator-core")
@@ -124,14 +124,17 @@ def report(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Aiconfigu
 
 def test_rows_taken_and_counted(report: AiconfiguratorReport) -> None:
     assert report.version == "0.12.0"
-    assert report.rows == {"gemm_bf16": 1, "gemm_fp8": 1, "prefill": 1, "decode": 1, "experts": 1}
+    experts = {"experts_bfloat16": 1, "experts_w4a16_mxfp4": 1}
+    assert report.rows == {"gemm_bf16": 1, "gemm_fp8": 1, "prefill": 1, "decode": 1, **experts}
     left_out = report.left_out
     assert left_out["gemm_bf16", "n or k below 64"] == 1
     assert left_out["gemm_fp8", "faster than light (warm in a cache)"] == 1
     assert left_out["prefill", "fewer than 16 new tokens"] == 1
     assert left_out["prefill", "a fallback or trial kernel"] == 1
     assert left_out["prefill", "another dtype of tensors or cache"] == 1
-    assert left_out["experts", "uneven spread of tokens"] == 1
+    assert left_out["gemm_fp8", "not a time"] == 1  # shorter than its quantization
+    for reason in ("uneven spread of tokens", "experts of two matrices", "another version"):
+        assert left_out["experts_bfloat16", reason] == 1
     assert "Apache License" in (report.output / "ATTRIBUTION").read_text()
 
 
@@ -140,13 +143,15 @@ def test_what_the_rows_mean(report: AiconfiguratorReport) -> None:
     product = frame.loc["gemm"]
     assert (product["device"], product["dtype"], product["latency_s"]) == (H100, "bf16", pytest.approx(12e-6))
     assert (product["m"], product["n"], product["k"]) == (64, 4096, 1024)  # our K is the package's k, the contraction
-    assert frame.loc["gemm_fp8", "dtype"] == "fp8"
+    eight = frame.loc["gemm_fp8"]
+    assert (eight["dtype"], eight["latency_s"]) == ("fp8", pytest.approx(7e-6))  # its quantization taken off
     prefill = frame.loc["prefill"]
     assert (prefill["requests"], prefill["queries"], prefill["pairs"]) == (2, 1024, 2 * 512 * 513 / 2)
     decode = frame.loc["decode"]
     assert (decode["device"], decode["queries"], decode["keys"], decode["context"]) == (A100, 2, 2048, 2048)
-    layer = frame.loc["grouped_gemm"]
-    assert (layer["rows"], layer["active"], layer["inner"]) == (64 * 2 / 4, 2, 7168)
+    wide, narrow = (row for _, row in frame.loc["grouped_gemm"].iterrows())
+    assert (wide["rows"], wide["active"], wide["inner"], wide["weight_share"]) == (64 * 2 / 4, 2, 7168, 1.0)
+    assert (narrow["dtype"], narrow["weight_share"]) == ("bf16", 4.25 / 16)
 
 
 def test_a_wheel_is_read_too(package: Path, tmp_path: Path) -> None:
@@ -154,7 +159,7 @@ def test_a_wheel_is_read_too(package: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         for path in package.rglob("*"):
             archive.write(path, path.relative_to(package))
-    assert sum(import_aiconfigurator(wheel, tmp_path / "out").rows.values()) == 5
+    assert sum(import_aiconfigurator(wheel, tmp_path / "out").rows.values()) == 6
 
 
 def test_sources_that_hold_nothing(package: Path, tmp_path: Path) -> None:
@@ -175,7 +180,7 @@ def test_sources_that_hold_nothing(package: Path, tmp_path: Path) -> None:
 
 def test_command(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", "aiconfigurator", str(package), "--output", str(tmp_path / "out")]) == 0
-    assert "5 rows of aiconfigurator-core 0.12.0" in capsys.readouterr().out
+    assert "6 rows of aiconfigurator-core 0.12.0" in capsys.readouterr().out
     assert run(["import", "aiconfigurator", str(package), "--output", str(tmp_path / "out")]) == 2
 
 

@@ -73,9 +73,7 @@ def test_mxfp4_stores_experts_alone() -> None:
     experts = EXPERTS * sum(grouped(4, 32, 8)(n, k) for n, k in ((2 * EXPERT, HIDDEN), (HIDDEN, EXPERT)))
     assert footprint(work).weights == pytest.approx(LAYERS * (layer + experts) + 2 * EMBEDDING + NORMS, rel=1e-9)
     assert products(work, "mlp.experts") == [("fp8", LAYERS, 4.25 / 8)]
-    assert told(work) == [
-        "weights fp4 (mxfp4, group 32), products in fp8; embeddings, attention, router and head bf16"
-    ]
+    assert told(work) == ["weights fp4 (mxfp4, group 32), products in fp8; embeddings, attention, router and head bf16"]
     assert products(work.on(nj.load_gpu("B200").paths), "mlp.experts") == [("fp8", LAYERS, 4.25 / 8)]
     hopper = work.on(nj.load_gpu("H100").paths)  # it has fp8, but not scales of the format
     assert products(hopper, "mlp.experts") == [("bf16", LAYERS, 4.25 / 16)]
