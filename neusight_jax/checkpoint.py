@@ -320,7 +320,10 @@ def tree_from_arrays(template: Any, flat: Mapping[str, np.ndarray], path: Path) 
         if name not in flat:
             raise InputError(f"{path}: leaf {name} is missing; the card and the weights do not belong together")
         if flat[name].shape != leaf.shape:
-            raise InputError(f"{path}: leaf {name} has shape {flat[name].shape}, the card says {leaf.shape}")
+            raise InputError(
+                f"{path}: {name} has shape {flat[name].shape}, expected {leaf.shape}; where another version trained it, "
+                "train it again"
+            )
         if not np.isfinite(flat[name]).all():
             raise InputError(f"{path}: leaf {name} holds values that are not finite; copy the checkpoint again")
         arrays.append(np.asarray(flat[name], np.float32))

@@ -75,7 +75,7 @@ def test_card_that_is_no_card(predict_fails: Fails, own: Path) -> None:
 def test_leaf_of_another_shape(predict_fails: Fails, own: Path) -> None:
     leaf = sorted(load_file(own / WEIGHTS))[0]
     _rewrite_weights(own, lambda flat: {**flat, leaf: np.zeros((3, 1, 4), np.float32)})
-    assert f"leaf {leaf} has shape (3, 1, 4), the card says" in predict_fails(checkpoint=str(own))
+    assert f"{leaf} has shape (3, 1, 4), expected" in predict_fails(checkpoint=str(own))
 
 
 def test_leaf_missing_or_strange(predict_fails: Fails, own: Path) -> None:
