@@ -321,7 +321,7 @@ def tree_from_arrays(template: Any, flat: Mapping[str, np.ndarray], path: Path) 
             raise InputError(f"{path}: leaf {name} is missing; the card and the weights do not belong together")
         if flat[name].shape != leaf.shape:
             raise InputError(
-                f"{path}: {name} has shape {flat[name].shape}, expected {leaf.shape}; where another version trained it, "
+                f"{path}: {name} has shape {flat[name].shape}, expected {leaf.shape}; if another version trained it, "
                 "train it again"
             )
         if not np.isfinite(flat[name]).all():

@@ -26,9 +26,10 @@ from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, sched
 from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
 from neusight_jax.job.software import OVERLAPS, Software
 from neusight_jax.job.stages import stage_kinds
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.gemm import flop
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.kernels.tensor_gemm import GEMM, LOAD_BYTES, loaded_bytes
+from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8, LOAD_BYTES, loaded_bytes
 from neusight_jax.latencies import kernel_latency, predict_kernels, require_covered
 from neusight_jax.latencies import latency as table_latency
 from neusight_jax.roofline import Isolated, Relaxation
@@ -43,8 +44,10 @@ WIDE_FLOP_PER_CYCLE = 3000.0
 an H100 4096."""
 BATCHED = GEMM.ops.index("bmm")
 """Operator of batched products in their family."""
-MOE_FAMILY = "grouped_gemm"
-"""Family whose kernels the `experts` of `Software` hold for."""
+EXPERT = GEMM.ops.index("expert")
+"""Operator of an expert's product in its family."""
+PARTS: tuple[str, ...] = ("experts", "flash2", "flash2_wide", "eight_bits")
+"""Of `Seconds.work`, with numbers of `Software` of their own."""
 pipeline_seconds = jax.jit(_pipeline_seconds, static_argnames=("relaxation",))
 
 
@@ -54,10 +57,10 @@ class Seconds:
     """What a job is made of on a machine, seconds of each kind of stage.
 
     Attributes:
-      work: of kernels, by `job.WORK`; experts, flash2, flash2_wide: the parts of experts, of
-        FlashAttention-2, and of it on wide matrix units.
+      work: of kernels, by `job.WORK`; experts, flash2, flash2_wide, eight_bits: the parts of experts, of
+        FlashAttention-2, of it on wide matrix units, and of eight-bit products that accumulate in registers.
       plain: at the fp32 peak, of kernels that are not in `work` for they run without tensor cores.
-      launches, expert_launches: how many kernels, and how many of experts.
+      launches: how many kernels, but those of experts, which frameworks launch together.
       messages: by `messages.SLOTS`; between: one message between stages.
     """
 
@@ -65,9 +68,9 @@ class Seconds:
     experts: Float[Array, "kind work"]
     flash2: Float[Array, "kind work"]
     flash2_wide: Float[Array, "kind work"]
+    eight_bits: Float[Array, "kind work"]
     plain: Float[Array, "kind work"]
     launches: Float[Array, "kind work"]
-    expert_launches: Float[Array, "kind work"]
     messages: Float[Array, "kind slot"]
     between: Float[Array, ""]
 
@@ -159,6 +162,23 @@ def plain_seconds(gpu: GPU, products: KernelBatch) -> Float[Array, " kernel"]:
     return jnp.where(narrow & batched & old, flop(dims) / gpu.fp32_flop_per_s, 0.0)
 
 
+def parts_of(gpu: GPU, name: str, kernels: KernelBatch, attention: str) -> dict[str, Float[Array, " kernel"]]:
+    """Which kernels of a family are parts of `Seconds` that software makes longer, 1 or 0.
+
+    Matrix units without fp4 accumulate eight-bit products in registers, where gradients need the slower way of it
+    (Transformer Engine, `use_split_accumulator`); later ones have memory of their own for that.
+    """
+    op = jnp.asarray(kernels.op)
+    flash2 = jnp.full(op.shape, float(name == "prefill" and attention == "flash2"))
+    narrow = jnp.where(jnp.asarray(gpu.fp4_flop_per_s) > 0, 0.0, float(name == GEMM_FP8.name))
+    return {
+        "experts": jnp.where(op == EXPERT, float(FAMILIES[name].ops == GEMM.ops), 0.0),
+        "flash2": flash2,
+        "flash2_wide": jnp.where(jnp.asarray(gpu.matrix_flop_per_cycle) > WIDE_FLOP_PER_CYCLE, flash2, 0.0),
+        "eight_bits": jnp.broadcast_to(narrow, op.shape),
+    }
+
+
 def seconds_of_job(
     predictor: Predictor, machine: Machine, job: Job, run: Callable[..., Mapping[str, Any]] = kernel_latency
 ) -> Seconds:
@@ -171,12 +191,15 @@ def seconds_of_job(
         lanes = plain_seconds(cluster.gpu, job.kernels.families[GEMM.name])
         plain = jnp.sum(job.counts[GEMM.name] * lanes, axis=-1)
         seconds[GEMM.name] = jnp.where(lanes > 0.0, 0.0, seconds[GEMM.name])
-    sums = {
-        name: jnp.sum(jnp.where(job.counts[name] > 0, each, 0.0) * job.counts[name], axis=-1)
-        for name, each in seconds.items()
-    }
-    work = sum(sums.values(), jnp.zeros((KINDS, len(WORK))))
-    launches = {name: jnp.sum(jnp.asarray(each), axis=-1) for name, each in job.counts.items()}
+    none = jnp.zeros((KINDS, len(WORK)))
+    work, launches, parts = none, none, dict.fromkeys(PARTS, none)
+    for name, each in seconds.items():
+        every = jnp.where(job.counts[name] > 0, each, 0.0) * job.counts[name]
+        work += jnp.sum(every, axis=-1)
+        mine = parts_of(cluster.gpu, name, job.kernels.families[name], plan.attention)
+        launches += jnp.sum(jnp.asarray(job.counts[name]) * (1.0 - mine["experts"]), axis=-1)
+        for part, own in mine.items():
+            parts[part] += jnp.sum(every * own, axis=-1)
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     own = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
     listed = [message for _, message in plan.messages]
@@ -184,18 +207,11 @@ def seconds_of_job(
     share = np.zeros((KINDS, len(SLOTS), len(listed)), np.float32)
     for at, (kind, message) in enumerate(plan.messages):
         share[kind, SLOTS.index(message.slot), at] = message.count
-    wide = jnp.asarray(cluster.gpu.matrix_flop_per_cycle) > WIDE_FLOP_PER_CYCLE
-    old = plan.attention == "flash2" and "prefill" in sums
-    flash2 = sums["prefill"] if old else jnp.zeros_like(work)
-    experts, of_experts = (own.get(MOE_FAMILY, jnp.zeros_like(work)) for own in (sums, launches))
     return Seconds(
         work,
-        experts,
-        flash2,
-        jnp.where(wide, flash2, 0.0),
+        *(parts[name] for name in PARTS),
         plain,
-        sum(launches.values(), 0.0 * work),
-        of_experts,
+        launches,
         jnp.asarray(share) @ each[:-1],
         each[-1],
     )
@@ -220,8 +236,9 @@ def stage_durations(
 
     slower = (software.experts - 1.0) * own.experts + (software.flash2 - 1.0) * own.flash2
     slower = slower + software.flash2 * (software.flash2_wide - 1.0) * own.flash2_wide
+    slower = slower + (software.eight_bits - 1.0) * own.eight_bits
     kernels = software.kernels * (own.work + slower + own.plain / software.plain)
-    host = own.launches * software.launch_s + own.expert_launches * software.expert_launch_s
+    host = own.launches * software.launch_s
     forward, backward, weight, again, optimizer = jnp.moveaxis(_longer(jnp.asarray(kernels), jnp.asarray(host)), -1, 0)
 
     def with_layers(compute: Array, back: str) -> Array:

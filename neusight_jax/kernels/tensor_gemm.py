@@ -68,7 +68,7 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
 def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work] = _work) -> Family:
     return Family(
         name=name,
-        ops=("linear", "bmm"),
+        ops=("linear", "bmm", "expert"),
         dims=("batch", "m", "n", "k"),
         options=OPTIONS,
         tiles=tuple(f"{rows}x{cols}" for rows, cols in TILES),

@@ -20,12 +20,12 @@ from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, s
 from neusight_jax.job.software import Software
 from neusight_jax.job.stages import stage_kinds
 from neusight_jax.job.step import (
-    MOE_FAMILY,
-    WIDE_FLOP_PER_CYCLE,
+    PARTS,
     Facts,
     Seconds,
     facts_of,
     once,
+    parts_of,
     plain_seconds,
     stage_durations,
 )
@@ -103,29 +103,24 @@ class Assembly:
         forecast = in_chunks(run)
         by_family = forecast(predictor, cluster.gpu, self.table)
         rows = {name: np.asarray(self.table.families[name].row) for name in by_family}
-        kernel, experts, flash, plain = (np.zeros(self.table.num_rows) for _ in range(4))
+        kernel, plain = (np.zeros(self.table.num_rows) for _ in range(2))
+        parts = {name: np.zeros(self.table.num_rows) for name in PARTS}
         for name, seconds in by_family.items():
-            real = rows[name] >= 0
+            real, batch = rows[name] >= 0, self.table.families[name]
             if name == GEMM.name:
-                lanes = np.asarray(plain_seconds(cluster.gpu, self.table.families[name]))
+                lanes = np.asarray(plain_seconds(cluster.gpu, batch))
                 plain[rows[name][real]] = lanes[real]
                 seconds = np.where(lanes > 0.0, 0.0, seconds)
             kernel[rows[name][real]] = seconds[real]
-            experts[rows[name][real]] = name == MOE_FAMILY
-            flash[rows[name][real]] = name == "prefill" and self.ask.attention == "flash2"
-        work, of_experts, flash2 = (self._work(each) for each in (kernel, kernel * experts, kernel * flash))
-        launches, expert_launches = self._work(np.ones_like(kernel)), self._work(experts)
-        wide = float(np.asarray(cluster.gpu.matrix_flop_per_cycle)) > WIDE_FLOP_PER_CYCLE
+            for part, own in parts_of(cluster.gpu, name, batch, self.ask.attention).items():
+                parts[part][rows[name][real]] = np.asarray(own)[real]
         each = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
         sent = self.sums["sent"].of(each).reshape(-1, KINDS, len(SLOTS))
         found: tuple[Any, ...] = (
-            work,
-            of_experts,
-            flash2,
-            flash2 * wide,
+            self._work(kernel),
+            *(self._work(kernel * parts[name]) for name in PARTS),
             self._work(plain),
-            launches,
-            expert_launches,
+            self._work(1.0 - parts["experts"]),
             sent,
             each[self.between],
         )

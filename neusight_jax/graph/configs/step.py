@@ -380,8 +380,36 @@ class Step(Writer):
             self.expert_parameters += local * elements * part.share * self.repeat
             self.ledger.add(name, part, (local + shared) * elements * self.repeat)
             kernels.append(_expert_kernel(dims, part, stored / elements))
-        # Two gradients, each with the arithmetic of the forward pass.
-        self.emit(name, "experts", kernels, kernels, kernels, (tokens, hidden))
+        if self.training:
+            self._expert_products(name, dims, width, matrices)
+        else:
+            self.emit(name, "experts", kernels, shape=(tokens, hidden))
+
+    def _expert_products(self, name: str, dims: Mapping[str, float], width: int, matrices: int) -> None:
+        """Experts product by product, as frameworks train them (Transformer Engine, `GroupedLinear`)."""
+        rows, active, hidden = dims["rows"] / dims["active"], dims["active"], round(dims["hidden"])
+        forward, backward, gradient = [], [], []
+        for part in self.stored(name):
+            for features, wide in (((matrices - 1) * width, hidden), (hidden, width)):
+                sizes, share = (active * part.share, part.weight_share(features, wide, part.dtype)), part.dtype
+                forward.append(matrix_product(1, rows, features, wide, share, *sizes))
+                backward.append(matrix_product(1, rows, wide, features, share, *sizes))
+                gradient.append(matrix_product(1, features, wide, rows, share, sizes[0], upright=False))
+                if self.shard is not None and part.dtype in NARROW:
+                    forward.append(self.cast(dims["rows"], wide, part))
+                    backward.append(self.cast(dims["rows"], features, part))
+        gate = {"rows": dims["rows"], "cols": float(width)}
+        for phase, passes in ((forward, float(matrices)), (backward, 2.0 * matrices - 1.0)):
+            moved = {**gate, "reads": passes - 1.0, "writes": 1.0}
+            phase.append(Kernel("stream", "pointwise", moved, 1.0, self.precision.activations))
+        every = (map(_of_an_expert, phase) for phase in (forward, backward, gradient))
+        self.emit(name, "experts", *map(tuple, every), (self.requests.tokens, hidden))
+
+
+def _of_an_expert(kernel: Kernel) -> Kernel:
+    """A product as one of an expert; fp32 has no such operator."""
+    tensor = kernel.family == "linear" and kernel.dtype != "fp32"
+    return replace(kernel, op="expert") if tensor else kernel
 
 
 def _expert_kernel(dims: Mapping[str, float], part: Stored, stored_bytes: float) -> Kernel:
