@@ -81,10 +81,10 @@ LEARNED = Software(
     step_s=0.0266,
 )
 """Fitted on 342 measured steps of public sources under those priors (`benchmarks.job_steps`)."""
-STEP_SPREAD = 0.04
+STEP_SPREAD = 0.085
 """Half-width of the 80 % interval of a dense step beside those of its kernels, in logarithms: the least that holds 80 %
 of measured steps of sources left out, each source by the root of its rows (`benchmarks.job_spread`)."""
-EXPERT_SPREAD = 1.8
+EXPERT_SPREAD = 1.57
 """The same by the share of time in experts; of the one source that measured any, so it was not left out."""
 LAYOUT_SPREAD = 0.19
 """What the forecast ratio of two layouts of one job is off by at most, for 80 % of measured pairs."""

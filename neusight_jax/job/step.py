@@ -193,13 +193,13 @@ def seconds_of_job(
         seconds[GEMM.name] = jnp.where(lanes > 0.0, 0.0, seconds[GEMM.name])
     none = jnp.zeros((KINDS, len(WORK)))
     work, launches, parts = none, none, dict.fromkeys(PARTS, none)
-    for name, each in seconds.items():
-        every = jnp.where(job.counts[name] > 0, each, 0.0) * job.counts[name]
-        work += jnp.sum(every, axis=-1)
+    for name, of_kernels in seconds.items():
+        every = jnp.where(job.counts[name] > 0, of_kernels, 0.0) * job.counts[name]
+        work = work + jnp.sum(every, axis=-1)
         mine = parts_of(cluster.gpu, name, job.kernels.families[name], plan.attention)
-        launches += jnp.sum(jnp.asarray(job.counts[name]) * (1.0 - mine["experts"]), axis=-1)
-        for part, own in mine.items():
-            parts[part] += jnp.sum(every * own, axis=-1)
+        launches = launches + jnp.sum(jnp.asarray(job.counts[name]) * (1.0 - mine["experts"]), axis=-1)
+        for part, marked in mine.items():
+            parts[part] = parts[part] + jnp.sum(every * marked, axis=-1)
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     own = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
     listed = [message for _, message in plan.messages]
@@ -207,14 +207,8 @@ def seconds_of_job(
     share = np.zeros((KINDS, len(SLOTS), len(listed)), np.float32)
     for at, (kind, message) in enumerate(plan.messages):
         share[kind, SLOTS.index(message.slot), at] = message.count
-    return Seconds(
-        work,
-        *(parts[name] for name in PARTS),
-        plain,
-        launches,
-        jnp.asarray(share) @ each[:-1],
-        each[-1],
-    )
+    sent = jnp.asarray(share) @ each[:-1]
+    return Seconds(work=work, plain=plain, launches=launches, messages=sent, between=each[-1], **parts)
 
 
 def silent(own: Seconds) -> Seconds:

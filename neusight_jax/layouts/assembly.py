@@ -116,15 +116,14 @@ class Assembly:
                 parts[part][rows[name][real]] = np.asarray(own)[real]
         each = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
         sent = self.sums["sent"].of(each).reshape(-1, KINDS, len(SLOTS))
-        found: tuple[Any, ...] = (
-            self._work(kernel),
-            *(self._work(kernel * parts[name]) for name in PARTS),
-            self._work(plain),
-            self._work(1.0 - parts["experts"]),
-            sent,
-            each[self.between],
-        )
-        return Seconds(*(value.astype(np.float32) for value in found))
+        found: dict[str, Any] = {name: self._work(kernel * own) for name, own in parts.items()}
+        found |= {
+            "work": self._work(kernel),
+            "plain": self._work(plain),
+            "launches": self._work(1.0 - parts["experts"]),
+        }
+        found |= {"messages": sent, "between": each[self.between]}
+        return Seconds(**{name: value.astype(np.float32) for name, value in found.items()})
 
     def _work(self, values: np.ndarray) -> Float[np.ndarray, "layout kind work"]:
         """Sums of values of kernels by `job.WORK`."""

@@ -223,7 +223,7 @@ class Step(Writer):
         kernel = Kernel(family, op, dims, part.share, own)
         return replace(kernel, path=part.dtype, instead=replace(kernel, count=0.0)) if part.instead else kernel
 
-    def cast(self, rows: int, cols: int, part: Stored) -> Kernel:
+    def cast(self, rows: float, cols: float, part: Stored) -> Kernel:
         """Activations cast to the dtype of a product, twice: as they are and transposed."""
         own = self.precision.activations
         written = 2.0 * dtype_bytes(part.dtype) / dtype_bytes(own)
@@ -402,8 +402,8 @@ class Step(Writer):
         for phase, passes in ((forward, float(matrices)), (backward, 2.0 * matrices - 1.0)):
             moved = {**gate, "reads": passes - 1.0, "writes": 1.0}
             phase.append(Kernel("stream", "pointwise", moved, 1.0, self.precision.activations))
-        every = (map(_of_an_expert, phase) for phase in (forward, backward, gradient))
-        self.emit(name, "experts", *map(tuple, every), (self.requests.tokens, hidden))
+        phases = [[_of_an_expert(kernel) for kernel in phase] for phase in (forward, backward, gradient)]
+        self.emit(name, "experts", phases[0], phases[1], phases[2], (self.requests.tokens, hidden))
 
 
 def _of_an_expert(kernel: Kernel) -> Kernel:
