@@ -152,7 +152,7 @@ def _poison(flat: dict[str, np.ndarray], name: str) -> None:
         (_edit_card(kind="mixtur"), ["mixtur", "mixture"]),
         (_edit_card(architecture={}), [CARD, "architecture"]),
         (_edit_card(architecture={**_architecture(), "families": ["linear", "pool"]}), [CARD]),
-        (_edit_card(architecture=_architecture(3)), [WEIGHTS, "leaf ", "shape"]),
+        (_edit_card(architecture=_architecture(3)), [WEIGHTS, "has shape", "expected"]),
         (_edit_weights(_drop), [WEIGHTS, "weights/0", "missing"]),
         (_edit_weights(_add), [WEIGHTS, "unexpected leaf stranger"]),
         (_edit_weights(_reshape), [WEIGHTS, "weights/0", "has shape"]),

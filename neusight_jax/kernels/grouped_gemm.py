@@ -1,7 +1,8 @@
 """The expert layer of a mixture of experts: both grouped matrix products of its gated feed-forward block as one kernel.
 
 Every token goes to `top_k` of the experts; this device holds some of them, each `inner` wide after any split of the
-experts themselves. Weights may be stored narrower than the dtype of the products, as in `gemm`.
+experts themselves. Weights may be stored narrower than the dtype of the products; how long kernels take to widen them
+was measured, so the network sees it.
 """
 
 from __future__ import annotations
