@@ -240,7 +240,8 @@ RULES: tuple[Rule, ...] = (
     Rule("quantize_rows", _SCALE, _QUANTIZE, _quantize_columns("quantize_rows"), others=((1.0, _FOUND),)),
 )
 """What is taken. Products in bf16 are the vendor's BLAS in every framework, so their median is; for the rest one
-framework (vLLM) is the stack a forecast speaks of."""
+framework (vLLM) is the stack a forecast speaks of. Products in fp8 are TensorRT-LLM's, which measured by itself what
+quantizes their activations: engines do that in the kernel before, or in one of its own."""
 _WARM = "faster than light (warm in a cache)"
 
 

@@ -177,13 +177,19 @@ class Graph(Record):
         products = (each.dtype for each in every if each.dtype and FAMILIES[each.family].matrix)
         return tuple(dict.fromkeys((self.dtype, *products)))
 
+    @cached_property
+    def _conditional(self) -> tuple[Kernel, ...]:
+        """Forward kernels that run otherwise on GPUs without an arithmetic path."""
+        every = (kernel for node in self.nodes for kernel in node.forward)
+        return tuple(kernel for kernel in every if kernel.instead is not None)
+
     def on(self, paths: Collection[str]) -> Graph:
         """The graph as it runs on a GPU with these arithmetic paths.
 
         Forward products of quantized weights whose path is not there run as their `Kernel.instead` has it, with a note.
         """
-        every = ((kernel, kernel.on(paths)) for node in self.nodes for kernel in node.forward)
-        swapped = {(own.path or own.dtype, run.dtype): None for own, run in every if run is not own}
+        run = ((kernel, kernel.on(paths)) for kernel in self._conditional)
+        swapped = {(own.path or own.dtype, other.dtype): None for own, other in run if other is not own}
         if not swapped:
             return self
         nodes = tuple(replace(node, forward=tuple(each.on(paths) for each in node.forward)) for node in self.nodes)

@@ -35,8 +35,8 @@ class Kernel(Record):
       dims: the family's dims by name; its options may be left out.
       count: how many such launches.
       dtype: of its tensors; "" = that of the table it goes into.
-      path: the arithmetic path it needs, where that is not the one of `dtype`.
-      instead: what runs in its place on a GPU without that path; None = nothing does.
+      instead: what runs in its place on a GPU without the arithmetic path it needs; None = nothing does.
+      path: that path, where it is not the one of `dtype`.
     """
 
     family: str
@@ -44,8 +44,8 @@ class Kernel(Record):
     dims: Mapping[str, float]
     count: float = 1.0
     dtype: str = ""
-    path: str = ""
     instead: Kernel | None = None
+    path: str = ""
 
     def on(self, paths: Collection[str]) -> Kernel:
         """What runs on a GPU with these arithmetic paths."""
