@@ -17,13 +17,10 @@ import pandas as pd
 import neusight_jax as nj
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.latencies import kernel_latency
-from neusight_jax.training.data import NETWORKS, devices_with, join_rows, measured_devices, model_rows, sweep_rows, thin
+from neusight_jax.training.data import NETWORKS, devices_with, measured_devices, sweep_rows
 from neusight_jax.training.evaluation.few_shot import rows_table
-from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE
-from neusight_jax.training.evaluation.systems import fit_tile
-from neusight_jax.training.fit import Job, Settings
-from neusight_jax.training.left_out import fit_left_out, left_out_jobs, left_out_predictor
-from neusight_jax.training.objectives import MixtureObjective, effect_penalties
+from neusight_jax.training.evaluation.models_protocol import fit_family
+from neusight_jax.training.left_out import left_out_jobs, left_out_predictor
 
 
 def errors(folder: Path, by: str, seeds: int) -> pd.DataFrame:
@@ -36,12 +33,7 @@ def errors(folder: Path, by: str, seeds: int) -> pd.DataFrame:
         present = devices_with(scored, family, names)
         if not left_out_jobs(seeds, present, by):
             continue
-        rows = join_rows(
-            [thin(sweep_rows(everything, family, names), ROWS_PER_DEVICE), model_rows(everything, family, names)]
-        )
-        tile = fit_tile(rows, Job(0))
-        kind = MixtureObjective(tile, penalties=effect_penalties(rows))
-        part = fit_left_out(kind, rows, seeds, Settings(), by)
+        tile, part = fit_family(everything, family, names, by, seeds)
         for device in present:
             own = sweep_rows(scored, family, [device])
             predictor = left_out_predictor({family: part}, {family: tile}, device)

@@ -293,10 +293,12 @@ def _share_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:
     if shares:
         listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         notes.append(f"not modelled, charged as memory traffic (inputs and outputs once): {listed} of the time")
-    widths = {name: np.ones(batch.row.shape) for name, batch in graph.kernels.families.items()}
-    for name, batch in graph.kernels.families.items():
-        if WEIGHT_SHARE in batch.dims and name != GROUPED_GEMM.name:  # experts were measured so
-            widths[name] = np.asarray(batch.dims[WEIGHT_SHARE])
+    widths = {
+        name: np.asarray(batch.dims.get(WEIGHT_SHARE, np.ones(batch.row.shape)))
+        for name, batch in graph.kernels.families.items()
+    }
+    if GROUPED_GEMM.name in widths:  # experts were measured so
+        widths[GROUPED_GEMM.name] = np.ones_like(widths[GROUPED_GEMM.name])
     narrow = in_row_order(graph.kernels, widths) < 1.0
     cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
     if share := float(cost[narrow].sum() / max(cost.sum(), 1e-30)):

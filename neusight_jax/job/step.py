@@ -172,7 +172,7 @@ def parts_of(gpu: GPU, name: str, kernels: KernelBatch, attention: str) -> dict[
     flash2 = jnp.full(op.shape, float(name == "prefill" and attention == "flash2"))
     narrow = jnp.where(jnp.asarray(gpu.fp4_flop_per_s) > 0, 0.0, float(name == GEMM_FP8.name))
     return {
-        "experts": jnp.where(op == EXPERT, float(FAMILIES[name].ops == GEMM.ops), 0.0),
+        "experts": jnp.where(op == EXPERT, float("expert" in FAMILIES[name].ops), 0.0),
         "flash2": flash2,
         "flash2_wide": jnp.where(jnp.asarray(gpu.matrix_flop_per_cycle) > WIDE_FLOP_PER_CYCLE, flash2, 0.0),
         "eight_bits": jnp.broadcast_to(narrow, op.shape),

@@ -19,6 +19,7 @@ from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.mixture import MixturePredictor
 from neusight_jax.terms import Predictor
+from neusight_jax.tiles import TileChoice
 from neusight_jax.training.calibration import calibrate, prior_of
 from neusight_jax.training.data import NETWORKS, devices_with, join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.evaluation.few_shot import designed_order, rows_table
@@ -116,6 +117,13 @@ def scores_by_device(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def fit_family(data: Measurements, name: str, names: Sequence[str], by: str, seeds: int) -> tuple[TileChoice, LeftOut]:
+    """A family fitted to its sweep and to nodes of models, every device or architecture of `names` left out in turn."""
+    rows = join_rows([thin(sweep_rows(data, name, names), ROWS_PER_DEVICE), model_rows(data, name, names)])
+    tile = fit_tile(rows, Job(0))
+    return tile, fit_left_out(MixtureObjective(tile, penalties=effect_penalties(rows)), rows, seeds, SETTINGS, by)
+
+
 def _predictors(
     data: Measurements, names: Sequence[str], by: str, seeds: int, most: int, console: Console
 ) -> tuple[System, Callable[..., Predictor]]:
@@ -128,11 +136,8 @@ def _predictors(
             if present:
                 console.print(f"{name}: passed over, measured on {', '.join(present)} alone")
             continue
-        rows = join_rows([thin(sweep_rows(data, name, names), ROWS_PER_DEVICE), model_rows(data, name, names)])
-        console.print(f"{name}: fitting, {len(left_out_jobs(seeds, rows.devices, by))} fits together")
-        tiles[name] = fit_tile(rows, Job(0))
-        kind = MixtureObjective(tiles[name], penalties=effect_penalties(rows))
-        parts[name] = fit_left_out(kind, rows, seeds, SETTINGS, by)
+        console.print(f"{name}: fitting, {len(left_out_jobs(seeds, tuple(names), by))} fits together")
+        tiles[name], parts[name] = fit_family(data, name, names, by, seeds)
 
     @functools.cache
     def unseen(device: str) -> MixturePredictor:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.blocks import Dense, Experts
 from neusight_jax.graph.configs.step import Step
+from neusight_jax.graph.quantization.scheme import Stored
+from neusight_jax.kernels.family import WEIGHT_SHARE
+from neusight_jax.kernels.grouped_gemm import expert_dims
+from neusight_jax.kernels.table import Kernel
 
 
 def write_dense(step: Step, block: Dense, hidden: int, name: str = "mlp") -> None:
@@ -26,8 +34,9 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
         write_dense(step, Dense(block.beside, block.gated), hidden)
         for name in ("beside_norm", "experts_input_norm", "experts_norm"):
             step.norm(f"mlp.{name}", tokens, hidden)
+    beside = _runs_beside(step, block)
     if block.shared:
-        if not step.runs_beside(block):
+        if not beside:
             write_dense(step, Dense(block.shared, block.gated, block.bias), hidden, "mlp.shared")
         step.weight(hidden * block.shared_gate)  # one more row of the router
     width = block.latent or hidden
@@ -38,8 +47,77 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
     if step.shard is not None:
         # Tokens in the order of their experts and back, gradients likewise.
         step.stream("mlp.permute", "stream", "pointwise", tokens * block.top_k, width, 2, 2)
-    step.experts("mlp.experts", block, width, expert_parallel)
+    _write_routed(step, block, width, expert_parallel, float(block.shared * beside))
     local = block.count // expert_parallel
     step.weight(local * (block.inner * (2 if block.gated else 1) + width) * block.bias)
     if block.latent:
         step.linear("mlp.latent_up", tokens, hidden, width, bias=hidden * block.bias)
+
+
+def _runs_beside(step: Step, block: Experts) -> bool:
+    """Whether the shared expert runs beside the routed ones: in their kernel (SGLang), or a second stream (vLLM,
+    `shared_experts_stream`; TensorRT-LLM). Then it is so many more of them."""
+    alone = not step.serving or not block.shared or not block.gated or bool(block.bias or block.latent)
+    return not alone and step.stored("mlp.shared.gate_up") == step.stored("mlp.experts")
+
+
+def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int, beside: float) -> None:
+    """The experts of a layer on this device, tokens spread at random.
+
+    Args:
+      hidden: what they read; beside: width of a shared one that runs with them, 0 = none does.
+
+    An expert of two matrices counts as one of three that is as much narrower.
+    """
+    local, width = max(block.count // expert_parallel, 1), max(block.inner, 1)
+    tokens, matrices = step.requests.tokens, 3 if block.gated else 2
+    gathered = 1.0 if step.shard is None else step.shard.gathered
+    sizes = expert_dims(
+        float(tokens) * gathered,
+        experts=block.count,
+        local_experts=local,
+        top_k=block.top_k,
+        hidden=hidden,
+        inner=width * matrices / 3.0,
+        distribution="random",
+    )
+    shared = beside / width
+    dims = {key: float(value) for key, value in sizes.items()}
+    dims |= {"rows": dims["rows"] + shared * tokens, "active": dims["active"] + shared}
+    phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
+    for part in step.stored("mlp.experts"):
+        elements = float(matrices) * hidden * width
+        stored = part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
+        step.count((local + shared) * elements * part.share, (local + shared) * stored * part.share)
+        step.expert_parameters += local * elements * part.share * step.repeat
+        step.ledger.add("mlp.experts", part, (local + shared) * elements * step.repeat)
+        if not step.training:
+            phases[0].append(_expert_kernel(dims, part, stored / elements))
+            continue
+        # Frameworks train them product by product (Transformer Engine, `GroupedLinear`).
+        rows, count = dims["rows"] / dims["active"], dims["active"] * part.share
+        for features, read in (((matrices - 1) * width, hidden), (hidden, width)):
+            for phase, kernels in zip(phases, step.products(part, rows, features, read, count), strict=True):
+                phase += map(_of_an_expert, kernels)
+    if step.training:
+        for phase, passes in zip(phases, (matrices, 2 * matrices - 1), strict=False):
+            moved = {"rows": dims["rows"], "cols": float(width), "reads": passes - 1.0, "writes": 1.0}
+            phase.append(Kernel("stream", "pointwise", moved, 1.0, step.precision.activations))
+    step.emit("mlp.experts", "experts", *phases, (tokens, hidden))
+
+
+def _of_an_expert(kernel: Kernel) -> Kernel:
+    """A product as one of an expert; fp32 has no such operator."""
+    tensor = kernel.family == "linear" and kernel.dtype != "fp32"
+    return replace(kernel, op="expert") if tensor else kernel
+
+
+def _expert_kernel(dims: Mapping[str, float], part: Stored, stored_bytes: float) -> Kernel:
+    """The kernel of experts; `stored_bytes`: of one weight, scales included."""
+
+    def kernel(dtype: str) -> Kernel:
+        same = part.scheme.bits == 8.0 * dtype_bytes(dtype)
+        narrow = {} if same else {WEIGHT_SHARE: stored_bytes / dtype_bytes(dtype)}
+        return Kernel("grouped_gemm", "experts", {**dims, **narrow}, part.share, dtype)
+
+    return part.either(kernel)

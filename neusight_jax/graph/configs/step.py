@@ -7,14 +7,13 @@ their products run: all of them alike (`Precision.weights`), or module by module
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.blocks import Experts
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.writer import Writer
@@ -23,8 +22,6 @@ from neusight_jax.graph.kernel import FLASH, attention_kernels, flash_kernels, m
 from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
 from neusight_jax.kernels.attention import attention_dims
-from neusight_jax.kernels.family import WEIGHT_SHARE
-from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.table import Kernel
 
 NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
@@ -155,9 +152,10 @@ class Step(Writer):
 
     def weight(self, elements: float) -> None:
         """Count parameters in the dtype of the activations, of a layer that runs as often as the section says."""
-        self._count(elements, elements * dtype_bytes(self.precision.activations))
+        self.count(elements, elements * dtype_bytes(self.precision.activations))
 
-    def _count(self, elements: float, stored_bytes: float) -> None:
+    def count(self, elements: float, stored_bytes: float) -> None:
+        """Count parameters stored in so many bytes, of a layer that runs as often as the section says."""
         self.parameters += elements * self.repeat
         self.parameter_bytes += stored_bytes * self.repeat
 
@@ -195,47 +193,52 @@ class Step(Writer):
         Args:
           bias: elements of biases and the like; tied: whether the weight is counted elsewhere.
         """
-        forward, backward, gradient = [], [], []
+        phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
         for part in self.stored(name, dtype, tied):
             elements = float(features) * width
             if not tied:
-                self._count(elements * part.share, part.scheme.weight_bytes(features, width) * part.share)
+                self.count(elements * part.share, part.scheme.weight_bytes(features, width) * part.share)
             self.ledger.add(name, part, elements * self.repeat)
-            product, narrow = self._product(part, rows, features, width), part.weight_share(features, width, part.dtype)
-            forward.append(product)
-            backward.append(matrix_product(1, rows, width, features, part.dtype, part.share, narrow))
-            gradient.append(matrix_product(1, features, width, rows, part.dtype, part.share, upright=False))
+            for phase, kernels in zip(phases, self.products(part, rows, features, width, part.share), strict=True):
+                phase += kernels
             if self.serving and part.dtype in EIGHT_BITS and (part.scheme.group[0] > 1 or name in UNFUSED):
-                forward.append(self._quantized(rows, width, part))
-            if self.shard is not None and part.dtype in NARROW:
-                # What is multiplied is cast, and kept transposed for the gradients of weights as well.
-                forward.append(self.cast(rows, width, part))
-                backward.append(self.cast(rows, features, part))
-        self.emit(name, "linear", forward, backward, gradient, (rows, features))
+                phases[0].append(self._quantized(rows, width, part))
+        self.emit(name, "linear", *phases, (rows, features))
         self.weight(bias)
+
+    def products(
+        self, part: Stored, rows: float, features: int, width: int, count: float
+    ) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
+        """`count` products of `rows` × `width` activations with weights, and of their gradients, by phase."""
+
+        def product(dtype: str) -> Kernel:
+            share = part.weight_share(features, width, dtype)
+            return matrix_product(1, rows, features, width, dtype, count, share)
+
+        narrow = part.weight_share(features, width, part.dtype)
+        forward = [part.either(product)]
+        backward = [matrix_product(1, rows, width, features, part.dtype, count, narrow)]
+        gradient = [matrix_product(1, features, width, rows, part.dtype, count, upright=False)]
+        if self.shard is not None and part.dtype in NARROW:
+            # What is multiplied is cast, and kept transposed for the gradients of weights as well.
+            times = count / part.share
+            forward.append(self.cast(times * rows, width, part))
+            backward.append(self.cast(times * rows, features, part))
+        return forward, backward, gradient
 
     def _quantized(self, rows: int, cols: int, part: Stored) -> Kernel:
         """Activations brought to the dtype of a product, with a scale for every few of them where weights have some."""
-        own, found = self.precision.activations, part.scheme.group[0] > 1
-        family, op = ("reduction", "quantize_rows") if found else ("stream", "quantize")
-        written = dtype_bytes(part.dtype) / dtype_bytes(own)
-        dims = {"rows": float(rows), "cols": float(cols), "reads": 1.0, "writes": written}
-        kernel = Kernel(family, op, dims, part.share, own)
+        kernel = self.cast(rows, cols, part, 1.0)
+        if part.scheme.group[0] > 1:
+            kernel = replace(kernel, family="reduction", op="quantize_rows")
         return replace(kernel, path=part.dtype, instead=replace(kernel, count=0.0)) if part.instead else kernel
 
-    def cast(self, rows: float, cols: float, part: Stored) -> Kernel:
-        """Activations cast to the dtype of a product, twice: as they are and transposed."""
+    def cast(self, rows: float, cols: float, part: Stored, copies: float = 2.0) -> Kernel:
+        """Activations cast to the dtype of a product, in training twice: as they are and transposed."""
         own = self.precision.activations
-        written = 2.0 * dtype_bytes(part.dtype) / dtype_bytes(own)
+        written = copies * dtype_bytes(part.dtype) / dtype_bytes(own)
         dims = {"rows": float(rows), "cols": float(cols), "reads": 1.0, "writes": written}
         return Kernel("stream", "quantize", dims, part.share, own)
-
-    def _product(self, part: Stored, rows: int, features: int, width: int) -> Kernel:
-        def product(dtype: str) -> Kernel:
-            share = part.weight_share(features, width, dtype)
-            return matrix_product(1, rows, features, width, dtype, part.share, share)
-
-        return part.either(product)
 
     def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
         """A batch of products with weights of `features` × `width` each, in the dtype of the activations.
@@ -343,81 +346,3 @@ class Step(Writer):
                 forward.append(kernel)
                 backward.append(kernel)
         return forward, backward
-
-    def runs_beside(self, block: Experts) -> bool:
-        """Whether the shared expert runs beside the routed ones: in their kernel (SGLang), or a second stream (vLLM,
-        `shared_experts_stream`; TensorRT-LLM). Then it is so many more of them."""
-        alike = self.stored("mlp.shared.gate_up") == self.stored("mlp.experts")
-        return self.serving and block.gated and not block.bias and not block.latent and block.shared > 0 and alike
-
-    def experts(self, name: str, block: Experts, hidden: int, expert_parallel: int) -> None:
-        """The experts of a layer on this device: the routed ones, tokens spread at random, and a shared one that runs
-        beside them; `hidden`: what they read.
-
-        An expert of two matrices counts as one of three that is as much narrower.
-        """
-        local, width = max(block.count // expert_parallel, 1), max(block.inner, 1)
-        tokens, matrices = self.requests.tokens, 3 if block.gated else 2
-        gathered = 1.0 if self.shard is None else self.shard.gathered
-        sizes = expert_dims(
-            float(tokens) * gathered,
-            experts=block.count,
-            local_experts=local,
-            top_k=block.top_k,
-            hidden=hidden,
-            inner=width * matrices / 3.0,
-            distribution="random",
-        )
-        dims = {key: float(value) for key, value in sizes.items()}
-        shared = block.shared / width if self.runs_beside(block) else 0.0
-        dims["rows"] += shared * tokens
-        dims["active"] += shared
-        kernels = []
-        for part in self.stored(name):
-            elements = float(matrices) * hidden * width
-            stored = part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
-            self._count((local + shared) * elements * part.share, (local + shared) * stored * part.share)
-            self.expert_parameters += local * elements * part.share * self.repeat
-            self.ledger.add(name, part, (local + shared) * elements * self.repeat)
-            kernels.append(_expert_kernel(dims, part, stored / elements))
-        if self.training:
-            self._expert_products(name, dims, width, matrices)
-        else:
-            self.emit(name, "experts", kernels, shape=(tokens, hidden))
-
-    def _expert_products(self, name: str, dims: Mapping[str, float], width: int, matrices: int) -> None:
-        """Experts product by product, as frameworks train them (Transformer Engine, `GroupedLinear`)."""
-        rows, active, hidden = dims["rows"] / dims["active"], dims["active"], round(dims["hidden"])
-        forward, backward, gradient = [], [], []
-        for part in self.stored(name):
-            for features, wide in (((matrices - 1) * width, hidden), (hidden, width)):
-                sizes, share = (active * part.share, part.weight_share(features, wide, part.dtype)), part.dtype
-                forward.append(matrix_product(1, rows, features, wide, share, *sizes))
-                backward.append(matrix_product(1, rows, wide, features, share, *sizes))
-                gradient.append(matrix_product(1, features, wide, rows, share, sizes[0], upright=False))
-                if self.shard is not None and part.dtype in NARROW:
-                    forward.append(self.cast(dims["rows"], wide, part))
-                    backward.append(self.cast(dims["rows"], features, part))
-        gate = {"rows": dims["rows"], "cols": float(width)}
-        for phase, passes in ((forward, float(matrices)), (backward, 2.0 * matrices - 1.0)):
-            moved = {**gate, "reads": passes - 1.0, "writes": 1.0}
-            phase.append(Kernel("stream", "pointwise", moved, 1.0, self.precision.activations))
-        phases = [[_of_an_expert(kernel) for kernel in phase] for phase in (forward, backward, gradient)]
-        self.emit(name, "experts", phases[0], phases[1], phases[2], (self.requests.tokens, hidden))
-
-
-def _of_an_expert(kernel: Kernel) -> Kernel:
-    """A product as one of an expert; fp32 has no such operator."""
-    tensor = kernel.family == "linear" and kernel.dtype != "fp32"
-    return replace(kernel, op="expert") if tensor else kernel
-
-
-def _expert_kernel(dims: Mapping[str, float], part: Stored, stored_bytes: float) -> Kernel:
-    """The kernel of experts; `stored_bytes`: of one weight, scales included."""
-
-    def kernel(dtype: str) -> Kernel:
-        same = part.scheme.bits == 8.0 * dtype_bytes(dtype)
-        narrow = {} if same else {WEIGHT_SHARE: stored_bytes / dtype_bytes(dtype)}
-        return Kernel("grouped_gemm", "experts", {**dims, **narrow}, part.share, dtype)
-
-    return part.either(kernel)
