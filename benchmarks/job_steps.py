@@ -58,6 +58,8 @@ ADDED_GRADIENTS = ("megatron-2020", "megatron-sc21", "bigscience-176B", "llm-fou
 TENSOR_OVERLAP = ("mlperf-gpt3", "megatron-bridge")
 """Sources whose public recipes run tensor-parallel communication beside products."""
 DTYPES = {"fp16": "fp16", "mxfp8": "fp8", "nvfp4": "fp4"}
+LORA = nj.Lora(16, ("qkv",))
+"""Of Megatron-Bridge's recipe for Llama 3 70B."""
 CHUNKS = (1, 2, 3, 4, 6)
 """Tried where the source does not say how many chunks a rank has: the fastest by forecast."""
 
@@ -161,6 +163,7 @@ def jobs_of(row: Any) -> list[Job]:
             "fused_accumulation": row.source not in ADDED_GRADIENTS,
             "bucket_elements": 5e8 if row.framework == "Megatron-DeepSpeed" else 0.0,
             "overlaps": overlaps,
+            "lora": LORA if row.mode == "lora" else None,
         }
         job = job_from_config(config_of(row), layout, **given)
         memory = np.asarray(nj.load_gpu(GPUS[row.gpu]).mem_bytes)
@@ -179,6 +182,7 @@ def kinds_of(row: Any) -> list[str]:
         "CP": row.cp > 1,
         "EP": row.ep > 1,
         "multi-node": row.gpus > row.gpus_per_node,
+        "LoRA": row.mode == "lora",
     }
     return [name for name, has in ways.items() if has]
 
@@ -358,7 +362,7 @@ def tables(rows: Rows, forecasts: dict[str, np.ndarray]) -> str:
     kinds = [kinds_of(row) for row in records(frame)]
     groups |= {
         f"kind {name}": np.array([name in each for each in kinds])
-        for name in ("FSDP", "TP", "PP", "CP", "EP", "multi-node")
+        for name in ("FSDP", "TP", "PP", "CP", "EP", "multi-node", "LoRA")
     }
     groups |= {f"GPU {name}": (frame.gpu == name).to_numpy() for name in frame.gpu.unique()}
     lines = ["| rows | number | " + " | ".join(forecasts) + " |", "|---|---|" + "---|" * len(forecasts)]
@@ -374,7 +378,7 @@ def read(folder: Path) -> pd.DataFrame:
     """Rows to score."""
     frame = pd.read_csv(folder / "distributed" / "training_steps.csv")
     measured = np.isfinite(frame.step_s) | np.isfinite(frame.tokens_per_s_gpu)
-    return frame[frame.noise.isna() & measured & (frame["mode"] != "lora")]
+    return frame[frame.noise.isna() & measured]
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from neusight_jax.gpu import GPU, stack_gpus
     from neusight_jax.gpu_catalog import list_gpus
     from neusight_jax.gpu_file import load_gpu
+    from neusight_jax.graph.configs.adapters import Lora
     from neusight_jax.graph.configs.build import graph_from_config
     from neusight_jax.graph.configs.catalog import list_models
     from neusight_jax.graph.graph import Graph
@@ -72,6 +73,7 @@ __all__ = [
     "Job",
     "KernelTable",
     "Layouts",
+    "Lora",
     "Parallelism",
     "Prices",
     "Range",
@@ -137,6 +139,7 @@ _HOMES = {
     "gpu": ("GPU", "stack_gpus"),
     "gpu_catalog": ("list_gpus",),
     "gpu_file": ("load_gpu",),
+    "graph.configs.adapters": ("Lora",),
     "graph.configs.build": ("graph_from_config",),
     "graph.configs.catalog": ("list_models",),
     "graph.graph": ("Graph",),

@@ -65,6 +65,8 @@ def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
         parts.append(f"weights {load['weight_dtype']}")
     if load["kv_dtype"] not in (None, load["dtype"]) and load["mode"] in ("prefill", "decode"):
         parts.append(f"KV cache {load['kv_dtype']}")
+    if load.get("lora"):
+        parts.append(f"LoRA of rank {load['lora']['rank']}")
     if load["fused"]:
         parts.append("fused")
     split = [f"{load[name]}-way {name.split('_')[0]} parallel" for name in _SPLITS if load[name] != 1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from neusight_jax.cli.options import JobOptions, WorkloadOptions
-from neusight_jax.cli.workloads import lengths
+from neusight_jax.cli.workloads import lengths, lora_of
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,4 +71,5 @@ def job_of(model: str, load: WorkloadOptions, asked: JobOptions) -> Job:
         sequence_length=sequence,
         dtype=load.dtype or "bf16",
         optimizer=load.optimizer or "adamw",
+        lora=lora_of(load.lora_rank, load.lora_targets),
     )

@@ -77,6 +77,8 @@ MeasurementFolders = Annotated[list[Path], option("Folders or Parquet files of t
 DropInvalid = Annotated[bool, option("Leave bad rows out instead of refusing them.", "--drop-invalid")]
 OutputFolder = Annotated[Path, option("The folder to write; new or empty.")]
 Resume = Annotated[bool, option("Go on where an interrupted run stopped; nothing twice.", "--resume")]
+LORA_RANK = "Training of decoders with LoRA: rank of the adapters that alone are trained."
+LORA_TARGETS = "With --lora-rank: parts of names of the products that have one: qkv, attention, mlp.down ..."
 _KV_DTYPE = "as the config's quantization, fp8 for fp8 and fp4, else as --dtype"
 _WEIGHT_DTYPE = (
     "What weights are stored in, decoders only: int4, fp4, fp8, int8 or wider. Narrower than --dtype, they are widened "
@@ -129,6 +131,8 @@ class WorkloadOptions:
         str | None,
         option("Training: adamw (fused), adamw-foreach, adamw-8bit, sgd, sgd-momentum.", default="no optimizer step"),
     ] = None
+    lora_rank: Annotated[int | None, option(LORA_RANK, default="all weights are trained")] = None
+    lora_targets: Annotated[str | None, option(LORA_TARGETS, default="all of a layer")] = None
     trip_count: Annotated[int | None, option(_LOOPS, default="a function with one is refused")] = None
     branch: Annotated[
         str, option("PATH.py:FUNCTION: branch of a cond or switch that runs, worst or its index from 0.")

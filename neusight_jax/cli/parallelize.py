@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from neusight_jax.cli.console import answer, progress_console
-from neusight_jax.cli.options import AsJson, Model, ReportFile, WorkloadCheckpoint, option
+from neusight_jax.cli.options import LORA_RANK, LORA_TARGETS, AsJson, Model, ReportFile, WorkloadCheckpoint, option
+from neusight_jax.cli.workloads import lora_of
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def parallelize(
     dtype: Annotated[str, option("Of matrix products.")] = "bf16",
     recompute: Annotated[list[str] | None, option("none, selective, full.", default="none and full")] = None,
     optimizer: Annotated[str, option("adamw, adamw-foreach, adamw-8bit, sgd, sgd-momentum.")] = "adamw",
+    lora_rank: Annotated[int | None, option(LORA_RANK, default="all weights are trained")] = None,
+    lora_targets: Annotated[str | None, option(LORA_TARGETS, default="all of a layer")] = None,
     prices: Annotated[Path | None, option(_PRICES, metavar="FILE")] = None,
     top: Annotated[int, option("Layouts shown of every machine.")] = 5,
     checkpoint: WorkloadCheckpoint = None,
@@ -55,6 +58,7 @@ def parallelize(
         sequence_length=sequence_length,
         dtype=dtype,
         optimizer=optimizer,
+        lora=lora_of(lora_rank, lora_targets),
         space=Space(recompute=tuple(recompute)) if recompute else None,
         prices=listed,
         top=top,

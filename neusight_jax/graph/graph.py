@@ -143,6 +143,7 @@ class Graph(Record):
       options: what else says which workload it is (`weight_dtype`, `tensor_parallel` ...), plain values for reports.
       notes: what the front-end assumed or left out, one line each; every forecast of the graph shows them.
       parameters: elements of all parameters, each once; None where the front-end does not say.
+      trained: those of them that are trained; None = all.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Graph(Record):
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     parameters: float | None = None
+    trained: float | None = None
 
     def summary(self) -> str:
         """The model and its workload."""

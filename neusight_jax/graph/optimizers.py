@@ -73,7 +73,8 @@ def with_optimizer(graph: Graph, name: str) -> Graph:
     """
     if graph.mode != "training":
         raise InputError(f"mode is {graph.mode}; an optimizer goes with mode training, leave it out")
-    own, parameters = optimizer_of(name), parameter_count(graph)
+    own = optimizer_of(name)
+    parameters = parameter_count(graph) if graph.trained is None else graph.trained
     tensor_cores = any(FAMILIES[family].tensor_core for family in graph.kernels.families)
     kernels = optimizer_kernels(name, parameters, tensor_cores)
     node = Node("optimizer", "optimizer", (), (), (), 1, "", (), (1,), "", (), kernels)

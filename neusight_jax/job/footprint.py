@@ -9,6 +9,7 @@ from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint
 from neusight_jax.graph.optimizers import OPTIMIZERS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.stages import Part, stage_kinds
+from neusight_jax.job.weights import Weights, summed
 from neusight_jax.units import GIB
 
 COMMUNICATION_BYTES = 1.0 * GIB
@@ -65,27 +66,26 @@ def fullest(kinds: Mapping[int, Part], layout: Parallelism, micro_batches: int, 
 
 
 def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -> Footprint:
-    parameters = sum(stage.parameters for stage in own)
-    experts = sum(stage.expert_parameters for stage in own)
+    every, trained = (summed([getattr(stage, name) for stage in own]) for name in ("weights", "trained"))
     size = max(held.element_bytes, 2.0)
 
-    def kept(each: float, since: int) -> float:
+    def kept(weights: Weights, each: float, since: int) -> float:
         """Bytes of so many a parameter, sharded from one of the stages of ZeRO on."""
-        return each * layout.held(parameters, experts, sharded=layout.zero >= since)
+        return each * weights.held(layout, sharded=layout.zero >= since)
 
     states = 0.0 if held.optimizer is None else OPTIMIZERS[held.optimizer].state_bytes + 4.0 * (size < 4.0)
     twice = held.added and held.gradient_bytes > size  # in the dtype of the weights, until they are added to wider sums
     buckets = BUCKET_BYTES * held.bucket_elements * (layout.zero > 0)
     if layout.zero == 3:  # weights of one layer and of the next, gathered, and the gradients of one
         layers = max(sum(stage.layers for stage in own), 1)
-        buckets += (2.0 * size + held.gradient_bytes) * parameters / layers
+        buckets += (2.0 * size * every.total + held.gradient_bytes * trained.total) / layers
     activations = sum(_activations(stage, layout, batches, held.boundary_bytes) for stage in own)
     if layout.pipeline > 1:  # a stage's output stays until its backward pass
         activations += held.boundary_bytes * batches * len(own)
     return Footprint(
-        weights=kept(size, 3),
-        gradients=kept(held.gradient_bytes + size * twice, 2),
-        optimizer=kept(states, 1),
+        weights=kept(every, size, 3),
+        gradients=kept(trained, held.gradient_bytes + size * twice, 2),
+        optimizer=kept(trained, states, 1),
         activations=activations,
         kv_cache=0.0,
         runtime=RUNTIME_BYTES + COMMUNICATION_BYTES * (layout.gpus > 1),

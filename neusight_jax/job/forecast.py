@@ -96,9 +96,10 @@ class StepForecast(Result):
 
 def job_workload(plan: Plan) -> dict[str, Any]:
     """The workload of a plan as plain values."""
-    names = ("model", "mode", "dtype", "optimizer", "global_batch_size", "sequence_length", "micro_batches", "overlaps")
+    names = ("model", "mode", "dtype", "optimizer", "global_batch_size", "sequence_length")
     layout = {**asdict(plan.layout), "gpus": plan.layout.gpus}
-    return {**{name: getattr(plan, name) for name in names}, "layout": layout}
+    lora = {} if plan.lora is None else {"lora": plan.lora.values()}
+    return {**{name: getattr(plan, name) for name in (*names, "micro_batches", "overlaps")}, **lora, "layout": layout}
 
 
 def predict_job(

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.graph.optimizers import flat_stream, optimizer_kernels, optimizer_of
@@ -22,6 +23,7 @@ from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messag
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import LEARNED, OVERLAPS, USUAL_OVERLAPS, Software
 from neusight_jax.job.stages import Stage, job_config, stages
+from neusight_jax.job.weights import Weights
 from neusight_jax.kernels.distinct import Pool
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable
@@ -44,6 +46,7 @@ class Plan:
       global_batch_size, sequence_length: of a step; micro_batches: of one replica.
       layers: of each kind of stage; messages: (kind of stage, message).
       message_bytes: of activations between stages, one rank's.
+      lora: adapters that alone are trained.
       memory: of the fullest rank; overlaps: classes of communication that run beside compute.
     """
 
@@ -59,6 +62,7 @@ class Plan:
     memory: Footprint
     mode: str = "training"
     optimizer: str | None = None
+    lora: Lora | None = None
     overlaps: tuple[str, ...] = USUAL_OVERLAPS
     attention: str = "flash"
     notes: tuple[str, ...] = ()
@@ -112,6 +116,7 @@ def job_from_config(
     bucket_elements: float = 0.0,
     overlaps: Sequence[str] = USUAL_OVERLAPS,
     software: Software | None = None,
+    lora: Lora | None = None,
 ) -> Job:
     """One training step of a decoder on `layout.gpus` GPUs.
 
@@ -126,12 +131,13 @@ def job_from_config(
       bucket_elements: of DeepSpeed's ZeRO, whose usual 5e8 take 9 GB; for the memory.
       overlaps: classes of `software.OVERLAPS` that the recipe runs beside compute.
       software: numbers of the framework; None = those learned from measured steps.
+      lora: adapters that alone are trained, None = all weights are.
     Raises: `InputError` for a layout, batch or model that cannot be used.
     """
     check_options(attention, overlaps, optimizer, mode)
     parsed, sequence = job_config(config), whole("sequence_length", sequence_length)
     batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
-    model, kinds = stages(parsed, layout, sequence, dtype, flash=attention != "unfused")
+    model, kinds = stages(parsed, layout, sequence, dtype, flash=attention != "unfused", lora=lora)
     size, own = dtype_bytes(gradient_dtype), activation_dtype(dtype)
     sizes = {kind: sizes_of(layout, stage, sequence, own, size) for kind, stage in kinds.items()}
     added = added_bytes(batches, size, fused_accumulation)
@@ -144,6 +150,7 @@ def job_from_config(
         dtype=dtype,
         mode=mode,
         optimizer=optimizer,
+        lora=lora,
         global_batch_size=int(global_batch_size),
         sequence_length=sequence,
         micro_batches=batches,
@@ -193,8 +200,8 @@ def sizes_of(layout: Parallelism, stage: Stage, sequence_length: int, dtype: str
         rank_tokens(layout, sequence_length),
         stage.embeds,
         stage.predicts,
-        stage.parameters,
-        stage.expert_parameters,
+        stage.weights,
+        stage.trained,
         dtype,
         gradient_bytes,
     )
@@ -215,14 +222,13 @@ def pass_kernels(graph: Graph) -> Iterable[tuple[int, float, Kernel]]:
 
 
 def parameter_kernels(
-    parameters: float,
-    expert_parameters: float,
+    trained: Weights,
     layout: Parallelism,
     optimizer: str | None,
     added_bytes: float,
     tensor_cores: bool,
 ) -> Iterable[tuple[int, Kernel]]:
-    """Kernels that run over the parameters of a stage, with their work.
+    """Kernels that run over the parameters of a stage that are trained, with their work.
 
     Args:
       added_bytes: of a gradient that is added to a sum, 0 = none; tensor_cores: as in `optimizers.flat_stream`.
@@ -230,9 +236,9 @@ def parameter_kernels(
     if added_bytes:  # read the gradient and the sum, write the sum; of FSDP after shards were summed
         shards = layout.data * layout.context if layout.zero == 3 else 1
         moved = 2.0 + 2.0 * added_bytes
-        yield WORK.index("weight_gradient"), flat_stream(parameters / shards, moved, tensor_cores)
+        yield WORK.index("weight_gradient"), flat_stream(trained.total / shards, moved, tensor_cores)
     if optimizer is not None:
-        owned = layout.held(parameters, expert_parameters, sharded=layout.zero > 0)
+        owned = trained.held(layout, sharded=layout.zero > 0)
         clip = flat_stream(owned, 4.0, tensor_cores)
         for kernel in (clip, *optimizer_kernels(optimizer, owned, tensor_cores)):
             yield WORK.index("optimizer"), kernel
@@ -250,7 +256,7 @@ def _works(
     yield from pass_kernels(stage.graph)
     for repeat, kernel in again_kernels(stage.graph, layout.recompute):
         yield WORK.index("again"), repeat, kernel
-    own = (stage.parameters, stage.expert_parameters, layout, optimizer, added_bytes, tensor_cored(stage.graph))
+    own = (stage.trained, layout, optimizer, added_bytes, tensor_cored(stage.graph))
     for work, kernel in parameter_kernels(*own):
         yield work, 1.0, kernel
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.blocks import Attention, Decoder, Experts, Latent, Layer
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.weights import Weights
 
 SLOTS: tuple[str, ...] = (
     *("tensor_forward", "tensor_backward", "context_forward", "context_backward"),
@@ -40,7 +41,7 @@ class Sizes:
 
     Attributes:
       layers: its layers; tokens: of a micro-batch on this rank; embeds, predicts: as in `Shard`.
-      parameters, expert_parameters: of the stage on this rank, those of routed experts apart, elements.
+      weights, trained: of the stage on this rank, all and those that are trained.
       dtype: of activations; gradient_bytes: of an element of the accumulated gradients.
     """
 
@@ -48,8 +49,8 @@ class Sizes:
     tokens: float
     embeds: bool
     predicts: bool
-    parameters: float
-    expert_parameters: float
+    weights: Weights
+    trained: Weights
     dtype: str
     gradient_bytes: float
 
@@ -130,34 +131,32 @@ def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     return _summed(found)
 
 
-def _by_group(layout: Parallelism, own: Sizes) -> dict[str, float]:
-    """Parameters by the ranks that hold copies of them."""
-    experts = own.expert_parameters if layout.expert > 1 else 0.0
-    return {"data": own.parameters - experts, "expert_data": experts}
-
-
 def _sharded(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     """FSDP: parameters of one layer after another, before each pass; gradients after."""
-    found = []
     layers = max(len(own.layers), 1)
-    for group, parameters in _by_group(layout, own).items():
-        if parameters > 0.0:
-            weights, gradients = (parameters / layers * size for size in (dtype_bytes(own.dtype), own.gradient_bytes))
-            found.append(Message("all_gather", weights, group, "gather", layers))
-            found.append(Message("reduce_scatter", gradients, group, "reduce", layers))
-    return found
+    sent = (
+        ("all_gather", own.weights, dtype_bytes(own.dtype), "gather"),
+        ("reduce_scatter", own.trained, own.gradient_bytes, "reduce"),
+    )
+    return [
+        Message(op, elements / layers * size, group, slot, layers)
+        for op, weights, size, slot in sent
+        for group, elements in weights.by_group(layout).items()
+        if elements > 0.0
+    ]
 
 
 def _replicated(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     """Gradients of a step summed over the replicas, and where the optimizer is sharded its parameters handed round."""
     found = []
-    for group, parameters in _by_group(layout, own).items():
+    for group, parameters in own.trained.by_group(layout).items():
         if parameters > 0.0:
             op = "reduce_scatter" if layout.zero else "all_reduce"
             found.append(Message(op, parameters * own.gradient_bytes, group, "gradients"))
             if layout.zero:
                 found.append(Message("all_gather", parameters * dtype_bytes(own.dtype), group, "parameters"))
-    if model.tied and layout.pipeline > 1 and own.embeds != own.predicts:
+    learned = own.trained == own.weights
+    if model.tied and learned and layout.pipeline > 1 and own.embeds != own.predicts:
         table = float(model.vocabulary) * model.hidden / layout.tensor
         found.append(Message("all_reduce", table * own.gradient_bytes, "pipeline", "gradients"))
     return found

@@ -76,14 +76,6 @@ class Parallelism(Record):
         """Pieces the layers are cut into: pipeline ranks times chunks."""
         return self.pipeline * self.chunks
 
-    def held(self, parameters: float, expert_parameters: float, sharded: bool) -> float:
-        """Of the parameters of stages on a rank, those of routed experts among them, how many it keeps: its shard of
-        them, or all."""
-        experts = expert_parameters if self.expert > 1 else 0.0
-        ranks = self.data * self.context if sharded else 1
-        copies = self.replica_ranks / self.expert if sharded else 1
-        return (parameters - experts) / ranks + experts / copies
-
     def micro_batches(self, global_batch_size: int) -> int:
         """Micro-batches of one replica in a step; `InputError` where the batch does not divide."""
         at_once = self.data * self.micro_batch_size

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.blocks import Decoder, Layer
 from neusight_jax.graph.configs.config import Config, read_config
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
 from neusight_jax.graph.configs.language import language_config
-from neusight_jax.graph.configs.requests import Requests
+from neusight_jax.graph.configs.requests import Requests, requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.graph import Graph
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,12 @@ class Part:
     """What memory of a stage is counted by.
 
     Attributes:
-      parameters, expert_parameters: on the rank, those of routed experts apart, elements.
+      weights, trained: on the rank, all and those that are trained.
       activations: of one micro-batch, bytes; layers: how many.
     """
 
-    parameters: float
-    expert_parameters: float
+    weights: Weights
+    trained: Weights
     activations: float
     layers: int
 
@@ -40,22 +42,22 @@ class Stage:
 
     Attributes:
       graph: one micro-batch of it on one rank; layers: its layers.
-      parameters, expert_parameters: as in `Part`.
+      weights, trained: as in `Part`.
     """
 
     graph: Graph
     layers: tuple[Layer, ...]
     embeds: bool
     predicts: bool
-    parameters: float
-    expert_parameters: float
+    weights: Weights
+    trained: Weights
 
     @property
     def part(self) -> Part:
         """What its memory is counted by."""
         footprint = self.graph.footprint
         activations = 0.0 if footprint is None else footprint.activations
-        return Part(self.parameters, self.expert_parameters, activations, len(self.layers))
+        return Part(self.weights, self.trained, activations, len(self.layers))
 
 
 def job_config(config: str | Path | Mapping[str, Any]) -> Config:
@@ -86,6 +88,14 @@ def job_config(config: str | Path | Mapping[str, Any]) -> Config:
     return parsed
 
 
+def check_lora(config: Config, model: Decoder, lora: Lora | None) -> None:
+    """`InputError` for targets that no product of a model's layers has in its name."""
+    if lora is not None:
+        step = Step(requests(1, 1, "training"), precision("bf16"), "training", shard=Shard(), lora=lora)
+        record(step, Config(config.name, config.values, config.defaults), model=model)
+        lora.check(step.adapted)
+
+
 def stage_kinds(layout: Parallelism) -> tuple[int, ...]:
     """Kind of each stage: 0 the first, 1 an inner one, 2 the last; a lone stage is 0."""
     count = layout.stages
@@ -93,21 +103,29 @@ def stage_kinds(layout: Parallelism) -> tuple[int, ...]:
 
 
 def stages(
-    config: Config, layout: Parallelism, sequence_length: int, dtype: str, *, flash: bool = True
+    config: Config,
+    layout: Parallelism,
+    sequence_length: int,
+    dtype: str,
+    *,
+    flash: bool = True,
+    lora: Lora | None = None,
 ) -> tuple[Decoder, dict[int, Stage]]:
     """The model, and the kinds of stages there are (`stage_kinds`).
 
     Args:
       flash: attention as one kernel, forward and backward; False = as products and a softmax.
+      lora: adapters that alone are trained, None = all weights are.
     """
     model = read_decoder(config, sequence_length)
     layout.check(layout.gpus, model.depth, sequence_length)
+    check_lora(config, model, lora)
     order = {at: layer for layer, numbers in model.layers.items() for at in numbers}
     found = {}
     for kind, (first, last) in stage_ranges(layout, model.depth).items():
         shard = shard_of(layout, first, last, embeds=kind == 0, predicts=last == model.depth, flash=flash)
         layers = tuple(order[at] for at in range(first, last))
-        found[kind] = stage_of(config, model, layout, shard, sequence_length, dtype, layers)
+        found[kind] = stage_of(config, model, layout, shard, sequence_length, dtype, layers, lora)
     return model, found
 
 
@@ -144,10 +162,11 @@ def stage_of(
     sequence_length: int,
     dtype: str,
     layers: tuple[Layer, ...],
+    lora: Lora | None = None,
 ) -> Stage:
     """One micro-batch of a shard with these layers."""
     lengths = (sequence_length // layout.context,) * layout.micro_batch_size
-    step = Step(Requests(lengths, lengths), precision(dtype), "training", shard=shard)
+    step = Step(Requests(lengths, lengths), precision(dtype), "training", shard=shard, lora=lora)
     record(step, config, layout.tensor, layout.expert, model)
     graph = Graph(
         name=config.name,
@@ -161,4 +180,6 @@ def stage_of(
         footprint=step.footprint(),
         parameters=step.parameters,
     )
-    return Stage(graph, layers, shard.embeds, shard.predicts, step.parameters, step.expert_parameters)
+    every = Weights(step.parameters - step.expert_parameters, step.expert_parameters)
+    trained = Weights(step.trained, 0.0) if lora else every
+    return Stage(graph, layers, shard.embeds, shard.predicts, every, trained)

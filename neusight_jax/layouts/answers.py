@@ -11,6 +11,7 @@ import numpy as np
 
 from neusight_jax.cluster import Cluster
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Footprint
@@ -19,7 +20,7 @@ from neusight_jax.job.interval import carries_intervals, expert_share, once_at, 
 from neusight_jax.job.job import check_options
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import LAYOUT_SPREAD, LEARNED, USUAL_OVERLAPS, Software
-from neusight_jax.job.stages import job_config
+from neusight_jax.job.stages import check_lora, job_config
 from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed
 from neusight_jax.layouts.pieces import Ask, Pieces
@@ -172,6 +173,7 @@ def parallelize(
     fused_accumulation: bool = True,
     overlaps: Sequence[str] = USUAL_OVERLAPS,
     software: Software | None = None,
+    lora: Lora | None = None,
     space: Space | None = None,
     prices: PriceList = None,
     top: int = 5,
@@ -185,7 +187,7 @@ def parallelize(
 
     Args:
       predictor, cluster: what forecasts and on which GPUs; several as mappings with the same names.
-      model, dtype to software: as `nj.job_from_config`.
+      model, dtype to lora: as `nj.job_from_config`.
       space: which values of a layout's fields are tried; prices: of an hour of one GPU (`nj.read_prices`).
       top: layouts of every machine that are returned; notes: for the report;
         console: where progress goes.
@@ -196,7 +198,8 @@ def parallelize(
     config, sequence = job_config(model), whole("sequence_length", sequence_length)
     batch = whole("global_batch_size", global_batch_size)
     split = read_decoder(config, sequence)
-    own = (dtype, optimizer, gradient_dtype, attention, fused_accumulation, tuple(overlaps))
+    check_lora(config, split, lora)
+    own = (dtype, optimizer, gradient_dtype, attention, fused_accumulation, tuple(overlaps), lora)
     ask = Ask(config, split, batch, sequence, *own)
     clusters = cluster if isinstance(cluster, Mapping) else {f"{cluster.count} GPUs": cluster}
     search = _Search(ask, space or Space(), whole("top", top), software or LEARNED, console)
@@ -213,6 +216,7 @@ def parallelize(
     order = _tied(sorted(machines, key=_order))
     asked = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
     asked |= {"dtype": dtype, "optimizer": optimizer, "attention": attention, "overlaps": tuple(overlaps)}
+    asked |= {} if lora is None else {"lora": lora.values()}
     return Layouts(asked, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(config.notes)))
 
 

@@ -150,6 +150,7 @@ class Assembly:
             message_bytes=0.0,
             memory=self.memory[at],
             optimizer=ask.optimizer,
+            lora=ask.lora,
             overlaps=ask.overlaps,
             attention=ask.attention,
             notes=tuple(dict.fromkeys(ask.config.notes)),

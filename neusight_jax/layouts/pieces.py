@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from neusight_jax.arithmetic import dtype_bytes
+from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.blocks import Decoder, Layer
 from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.graph import Footprint
@@ -28,6 +29,7 @@ from neusight_jax.job.network import message_size
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.placement import Group, groups
 from neusight_jax.job.stages import Part, Stage, shard_of, stage_kinds, stage_of, stage_ranges
+from neusight_jax.job.weights import summed
 from neusight_jax.kernels.distinct import Pool
 
 AGAIN: tuple[str, ...] = ("selective", "full")
@@ -50,6 +52,7 @@ class Ask:
     attention: str
     fused_accumulation: bool
     overlaps: tuple[str, ...]
+    lora: Lora | None = None
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,13 @@ class Pieces:
             found += [(self._piece(layout, layer), own.count(layer)) for layer in dict.fromkeys(own)]
             pieces += [(kind, piece, times) for piece, times in found]
             each = [(self.stages[piece].part, times) for piece, times in found]
-            sums = {
-                name: sum(getattr(part, name) * times for part, times in each)
-                for name in ("parameters", "expert_parameters", "activations")
-            }
-            parts[kind], layers[kind] = Part(**sums, layers=len(own)), tuple(own)
+            parts[kind] = Part(
+                weights=summed([part.weights.times(times) for part, times in each]),
+                trained=summed([part.trained.times(times) for part, times in each]),
+                activations=sum(part.activations * times for part, times in each),
+                layers=len(own),
+            )
+            layers[kind] = tuple(own)
         return Form(tuple(pieces), parts, layers)
 
     def _piece(self, layout: Parallelism, what: Layer | tuple[bool, bool]) -> int:
@@ -138,7 +143,8 @@ class Pieces:
         flash = ask.attention != "unfused"
         shard = shard_of(layout, at, at + (not ends), embeds=embeds, predicts=predicts, flash=flash)
         layers = () if isinstance(what, tuple) else (what,)
-        stage = stage_of(ask.config, ask.model, layout, shard, ask.sequence_length, ask.dtype, layers)
+        own = (ask.sequence_length, ask.dtype, layers, ask.lora)
+        stage = stage_of(ask.config, ask.model, layout, shard, *own)
         place = self._pieces[key] = len(self.stages)
         self.stages.append(stage)
         kernels = list(pass_kernels(stage.graph))
@@ -147,8 +153,8 @@ class Pieces:
             for at, name in enumerate(AGAIN)
             for repeat, kernel in again_kernels(stage.graph, name)
         ]
-        own = ((work, self.pool.place(kernel), kernel.count * repeat) for work, repeat, kernel in kernels)
-        self.work.add(block(own), place * PIECE_WORK)
+        placed = ((work, self.pool.place(kernel), kernel.count * repeat) for work, repeat, kernel in kernels)
+        self.work.add(block(placed), place * PIECE_WORK)
         return place
 
     @property
@@ -182,9 +188,7 @@ class Pieces:
             self._updates[key] = block(
                 (kind * len(WORK) + work, self.pool.place(kernel), kernel.count)
                 for kind, part in form.parts.items()
-                for work, kernel in parameter_kernels(
-                    part.parameters, part.expert_parameters, layout, ask.optimizer, added, self.tensor_cores
-                )
+                for work, kernel in parameter_kernels(part.trained, layout, ask.optimizer, added, self.tensor_cores)
             )
         return self._updates[key]
 
@@ -226,7 +230,7 @@ class Messages:
     def _sizes(self, layout: Parallelism, layers: tuple[Layer, ...], embeds: bool, predicts: bool, part: Part) -> Sizes:
         ask = self.pieces.ask
         tokens, gradient = rank_tokens(layout, ask.sequence_length), dtype_bytes(ask.gradient_dtype)
-        own = (layers, tokens, embeds, predicts, part.parameters, part.expert_parameters)
+        own = (layers, tokens, embeds, predicts, part.weights, part.trained)
         return Sizes(*own, activation_dtype(ask.dtype), gradient)
 
     def _of_layers(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.architectures import ARCHITECTURES, STEP_ARCHITECTURES, model_type
 from neusight_jax.graph.configs.assumed import assumed_dtype, assumed_length
 from neusight_jax.graph.configs.catalog import load_model_config
@@ -63,6 +64,7 @@ def graph_from_config(
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
     optimizer: str | None = None,
+    lora: Lora | None = None,
 ) -> Graph:
     """Operator graph of a model from its config.
 
@@ -87,6 +89,8 @@ def graph_from_config(
       tensor_parallel, expert_parallel: devices the layers, and the experts, are split over; the graph is one device's
         part. Collectives are not modelled.
       optimizer: mode "training": the optimizer whose step follows (`optimizers.OPTIMIZERS`); None = there is none.
+      lora: mode "training", decoders: adapters that alone are trained (with a quantized model QLoRA); None = all
+        weights are.
     Raises: InputError for an unusable config or workload.
     """
     graph = _graph(
@@ -98,6 +102,7 @@ def graph_from_config(
         fused,
         {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype},
         {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel},
+        lora,
     )
     return graph if optimizer is None else with_optimizer(graph, optimizer)
 
@@ -111,6 +116,7 @@ def _graph(
     fused: bool,
     given: Mapping[str, Any],
     split: Mapping[str, int],
+    lora: Lora | None,
 ) -> Graph:
     """`graph_from_config` without an optimizer; `given`: what only decoders have, `split`: over how many devices."""
     parsed = language_config(read_config(config))
@@ -131,8 +137,9 @@ def _graph(
             given["weight_dtype"],
             given["kv_dtype"],
             (tensor, expert),
+            lora,
         )
-    _refuse_for_eager(parsed, kind, mode, given, **split)
+    _refuse_for_eager(parsed, kind, mode, {**given, "lora": lora}, **split)
     tape = _tape(parsed, batch_size, sequence_length, mode, dtype)
     nodes = fuse(tape.nodes) if fused else tape.nodes
     return Graph(
@@ -175,6 +182,7 @@ def _step_graph(
     weight_dtype: str | None,
     kv_dtype: str | None,
     split: tuple[int, int],
+    lora: Lora | None,
 ) -> Graph:
     allowed = MODES if kind == "vit" else STEP_MODES
     if mode not in allowed:
@@ -189,8 +197,10 @@ def _step_graph(
     batch = requests(batch_size, sequence_length, mode, kv_length)
     said = read_quantization(config.name, config.values) if weight_dtype is None else None
     dtypes = precision(dtype, weight_dtype, kv_dtype, said)
-    step = Step(batch, dtypes, mode, said)
+    step = Step(batch, dtypes, mode, said, lora=lora)
     STEP_ARCHITECTURES[kind](step, config, *split)
+    if lora is not None:
+        lora.check(step.adapted)
     options = {
         "new_tokens": _short(batch.queries),
         "kv_length": _short(batch.context),
@@ -199,6 +209,7 @@ def _step_graph(
         "kv_dtype": step.precision.kv_cache,
         "tensor_parallel": split[0],
         "expert_parallel": split[1],
+        **({} if lora is None else {"lora": lora.values()}),
     }
     return Graph(
         name=config.name,
@@ -218,6 +229,7 @@ def _step_graph(
             *parallel_notes(*split),
         ),
         parameters=step.parameters,
+        trained=step.trained,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.adapters import Lora, adapter_kernels
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.writer import Writer
@@ -74,6 +75,8 @@ class Step(Writer):
       training: whether backward kernels are written.
       serving: whether the KV cache is kept after the step, and of the logits those of each request's last token only.
       parameters, parameter_bytes: of the weights; expert_parameters: of routed experts; cache_bytes: of the KV cache.
+      lora: adapters that alone are trained, None = all weights are; adapted: names of products that could have one;
+        adapters: elements of those there are.
       ledger: how weights are stored, for the notes.
       shard: of a job, what one rank has of the step, and with it what else a training framework runs: the loss, tokens
         sorted by expert, casts to eight and four bits. None = the plain step.
@@ -86,20 +89,29 @@ class Step(Writer):
         mode: str = "inference",
         quantization: Quantization | None = None,
         shard: Shard | None = None,
+        lora: Lora | None = None,
     ) -> None:
         super().__init__(mode == "training")
-        self.shard = shard
+        self.shard, self.lora = shard, lora
         self.requests, self.precision, self.mode = requests, precision, mode
         self.serving = mode in ("prefill", "decode")
         self.quantization = quantization
         self.parameters = self.parameter_bytes = self.cache_bytes = self.expert_parameters = 0.0
+        self.adapters, self.adapted = 0.0, list[str]()
         self.ledger = Ledger()
-        if self.training and (quantization is not None or self._narrow):
+        if lora is not None and not self.training:
+            raise InputError(f"adapters (lora) are trained, but mode is {mode}; expected mode training")
+        if self.training and lora is None and (quantization is not None or self._narrow):
             stored = f"{precision.weights} weights" if quantization is None else f"weights in {quantization.method}"
             raise InputError(
                 f"{stored} are not trained; expected weight_dtype (--weight-dtype) bf16, say, for the model before "
-                "quantization, or a forward pass"
+                "quantization, adapters beside them (lora, --lora-rank), or a forward pass"
             )
+
+    @property
+    def trained(self) -> float:
+        """Elements of what is trained."""
+        return self.adapters if self.lora else self.parameters
 
     def weight_notes(self, asked: str | None, quantized: bool) -> tuple[str, ...]:
         """How weights are stored, where a config says so or they are narrower than their products.
@@ -130,8 +142,8 @@ class Step(Writer):
         mixed = dtype_bytes(self.precision.products) < 4.0
         return Footprint(
             weights=self.parameter_bytes,
-            gradients=self.parameter_bytes if self.training else 0.0,
-            optimizer=self.parameters * (OPTIMIZER_BYTES + 4.0 * mixed) if self.training else 0.0,
+            gradients=(self.trained * size if self.lora else self.parameter_bytes) if self.training else 0.0,
+            optimizer=self.trained * (OPTIMIZER_BYTES + 4.0 * mixed) if self.training else 0.0,
             activations=kept if self.training else 2.0 * max(outputs),
             kv_cache=0.0 if self.training or not self.serving else self.cache_bytes,
             runtime=RUNTIME_BYTES,
@@ -145,10 +157,13 @@ class Step(Writer):
         backward: Sequence[Kernel] = (),
         weight_gradient: Sequence[Kernel] = (),
         shape: tuple[int, ...] = (1,),
+        *,
+        adapter: bool = False,
     ) -> None:
-        """Write a node."""
+        """Write a node; beside adapters only they have gradients of weights."""
         operands = (Operand("input", int(np.prod(shape)), True),)
-        self.write(name, op, (forward, backward, weight_gradient), operands, shape)
+        learned = () if self.lora and not adapter else weight_gradient
+        self.write(name, op, (forward, backward, learned), operands, shape)
 
     def weight(self, elements: float) -> None:
         """Count parameters in the dtype of the activations, of a layer that runs as often as the section says."""
@@ -205,6 +220,19 @@ class Step(Writer):
                 phases[0].append(self._quantized(rows, width, part))
         self.emit(name, "linear", *phases, (rows, features))
         self.weight(bias)
+        if self.lora is not None and self._section and dtype is None:
+            self.adapted.append(name)
+            if self.lora.has(name):
+                self._adapter(f"{name}.lora", rows, features, width, self.lora)
+
+    def _adapter(self, name: str, rows: int, features: int, width: int, lora: Lora) -> None:
+        """An adapter beside a product of a layer."""
+        elements, own = lora.elements(features, width), self.precision.activations
+        stream = "stream" if own in FLASH else "elementwise"
+        self.weight(elements)
+        self.adapters += elements * self.repeat
+        phases = adapter_kernels(rows, features, width, lora.rank, own, stream)
+        self.emit(name, "linear", *phases, (rows, lora.rank), adapter=True)
 
     def products(
         self, part: Stored, rows: float, features: int, width: int, count: float
@@ -221,20 +249,20 @@ class Step(Writer):
         gradient = [matrix_product(1, features, width, rows, part.dtype, count, upright=False)]
         if self.shard is not None and part.dtype in NARROW:
             # What is multiplied is cast, and kept transposed for the gradients of weights as well.
-            times = count / part.share
-            forward.append(self.cast(times * rows, width, part))
-            backward.append(self.cast(times * rows, features, part))
+            times, copies = count / part.share, 1.0 if self.lora else 2.0
+            forward.append(self.cast(times * rows, width, part, copies))
+            backward.append(self.cast(times * rows, features, part, copies))
         return forward, backward, gradient
 
     def _quantized(self, rows: int, cols: int, part: Stored) -> Kernel:
         """Activations brought to the dtype of a product, with a scale for every few of them where weights have some."""
-        kernel = self.cast(rows, cols, part, 1.0)
+        kernel = self.cast(rows, cols, part)
         if part.scheme.group[0] > 1:
             kernel = replace(kernel, family="reduction", op="quantize_rows")
         return replace(kernel, path=part.dtype, instead=replace(kernel, count=0.0)) if part.instead else kernel
 
-    def cast(self, rows: float, cols: float, part: Stored, copies: float = 2.0) -> Kernel:
-        """Activations cast to the dtype of a product, in training twice: as they are and transposed."""
+    def cast(self, rows: float, cols: float, part: Stored, copies: float = 1.0) -> Kernel:
+        """Activations cast to the dtype of a product, so many copies: as they are, and transposed."""
         own = self.precision.activations
         written = copies * dtype_bytes(part.dtype) / dtype_bytes(own)
         dims = {"rows": float(rows), "cols": float(cols), "reads": 1.0, "writes": written}

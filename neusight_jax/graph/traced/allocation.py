@@ -16,13 +16,14 @@ class Holding:
 
     Attributes:
       footprint: all of it but the activations.
-      parameters: elements of the parameters, each once.
+      parameters: elements of the parameters, each once; trained: those of them that are.
       counted: ids of arrays that the footprint counts: arguments, gradients, what is updated in place.
       memory: id of an array -> id of the array whose memory it is, where that is another.
     """
 
     footprint: Footprint
     parameters: float = 0.0
+    trained: float = 0.0
     counted: frozenset[int] = frozenset()
     memory: Mapping[int, int] = field(default_factory=dict)
 

@@ -301,6 +301,7 @@ def holding_of(
             sizes["optimizer"] if updates else None,
         ),
         parameters=float(sum(leaf.value.elements for leaf in parameters)),
+        trained=float(sum(leaf.value.elements for leaf in trained)),
         counted=frozenset(gradients | {leaf.value.id for leaf in leaves}),
         memory=memory,
     )

@@ -63,6 +63,7 @@ def assemble(
         fused=fused,
         footprint=replace(holding.footprint, activations=peak_bytes(live, steps, unstored, needed, holding)),
         parameters=holding.parameters,
+        trained=holding.trained,
     )
 
 

@@ -89,6 +89,7 @@ def _holding(module: torch.nn.Module, walk: _Walk, gradients: Sequence[int] | No
     return Holding(
         footprint=given_footprint(sum(map(_bytes, parameters)), inputs, buffers, learned),
         parameters=float(sum(item.numel() for item in parameters)),
+        trained=sum(elements for elements, _ in learned),
         counted=frozenset((*(gradients or ()), *(value.id for value in walk.given.values()))),
         memory=walk.memory,
     )

@@ -1,0 +1,73 @@
+"""Adapters: the small products LoRA trains beside frozen weights (Hu et al., "LoRA", 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.config import whole
+from neusight_jax.graph.kernel import matrix_product
+from neusight_jax.kernels.table import Kernel
+from neusight_jax.printed import Record
+
+
+@dataclass(frozen=True)
+class Lora(Record):
+    """Adapters that alone are trained, all other weights frozen; static.
+
+    Attributes:
+      rank: width of the product between their two matrices.
+      targets: parts of names of products that have one, such as "qkv" or "attention"; () = all of a layer's but those
+        of routed experts and of the router.
+    Raises: `InputError` for a rank that is no positive whole number.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole("lora rank", self.rank)
+
+    def has(self, name: str) -> bool:
+        """Whether a product has an adapter."""
+        return not self.targets or any(word in name for word in self.targets)
+
+    def elements(self, features: int, width: int) -> float:
+        """Of both matrices of a product of `features` x `width`."""
+        return float(self.rank) * (features + width)
+
+    def values(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"rank": self.rank, "targets": list(self.targets)}
+
+    def check(self, names: Iterable[str]) -> None:
+        """`InputError` for a target that none of a model's products has in its name."""
+        own = list(dict.fromkeys(names))
+        for word in self.targets:
+            if not any(word in name for name in own):
+                raise InputError(f"lora target {word!r} is in no product's name; expected parts of {', '.join(own)}")
+
+
+def adapter_kernels(
+    rows: int, features: int, width: int, rank: int, dtype: str, stream: str
+) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
+    """Kernels of an adapter of a product, by phase.
+
+    Down to `rank` and up again, scaled, added to what the frozen weight makes; its gradient is added to that of the
+    activations. Both matrices have gradients.
+
+    Args:
+      rows, features, width: as of `Step.linear`; dtype: of activations; stream: family of what moves memory.
+    """
+
+    def added(cols: int, passes: float) -> Kernel:
+        dims = {"rows": float(rows), "cols": float(cols), "reads": passes, "writes": passes / 2.0 + 0.5}
+        return Kernel(stream, "pointwise", dims, 1.0, dtype)
+
+    down, up = (rank, width), (features, rank)
+    forward = [matrix_product(1, rows, *size, dtype) for size in (down, up)]
+    backward = [matrix_product(1, rows, size[1], size[0], dtype) for size in (up, down)]
+    weights = [matrix_product(1, *size, rows, dtype, upright=False) for size in (up, down)]
+    return [*forward, added(features, 3.0)], [*backward, added(width, 2.0)], weights
