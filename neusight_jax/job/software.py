@@ -65,22 +65,22 @@ class Software(Record):
 
 
 LEARNED = Software(
-    tensor=0.434,
+    tensor=0.428,
     context=0.2,
     expert=0.2,
-    shards=0.593,
-    gradients=0.379,
+    shards=0.587,
+    gradients=0.375,
     launch_s=1.5e-5,
-    kernels=1.1,
-    experts=1.82,
-    flash2=1.448,
+    kernels=1.102,
+    experts=1.81,
+    flash2=1.445,
     flash2_wide=2.086,
-    eight_bits=1.279,
-    plain=0.611,
-    wait=0.0051,
+    eight_bits=1.28,
+    plain=0.612,
+    wait=0.005,
     step_s=0.0266,
 )
-"""Fitted on 342 measured steps of public sources under those priors (`benchmarks.job_steps`)."""
+"""Fitted on 344 measured steps of public sources under those priors (`benchmarks.job_steps`)."""
 STEP_SPREAD = 0.085
 """Half-width of the 80 % interval of a dense step beside those of its kernels, in logarithms: the least that holds 80 %
 of measured steps of sources left out, each source by the root of its rows (`benchmarks.job_spread`)."""
