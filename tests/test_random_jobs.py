@@ -26,7 +26,7 @@ SLOWER: dict[str, tuple[str, ...]] = {
 }
 """Figures that fall together; latencies rise."""
 OF_LINKS = ("link_bytes_per_s", "nic_bytes_per_s", "link_latency_s", "nic_latency_s")
-HOST = ("launch_s", "step_s")
+HOST = ("launch_s", "expert_launch_s", "step_s")
 FIGURES = (*dict.fromkeys((*RATES, *OF_LINKS)), *HOST)
 TIMES = np.array([-1.0 if name.endswith("_s") and not name.endswith("_per_s") else 1.0 for name in FIGURES])
 LAYOUT = nj.Parallelism(tensor=2, pipeline=2, data=4, expert=2, zero=1, sequence_parallel=True)

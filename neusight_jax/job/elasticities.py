@@ -46,7 +46,7 @@ ROWS: dict[str, dict[str, float]] = {
 latencies that fall with them: their row is -1 less the share of the host, and of launches in the kernels."""
 HOST = "host"
 """Row of the seconds that no machine buys: launches, and what a step takes beside its work."""
-_HOST: tuple[str, ...] = ("launch_s", "step_s")
+_HOST: tuple[str, ...] = ("launch_s", "expert_launch_s", "step_s")
 
 
 @dataclass(frozen=True)

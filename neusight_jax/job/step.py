@@ -60,7 +60,7 @@ class Seconds:
       work: of kernels, by `job.WORK`; experts, flash2, flash2_wide, eight_bits: the parts of experts, of
         FlashAttention-2, of it on wide matrix units, and of eight-bit products that accumulate in registers.
       plain: at the fp32 peak, of kernels that are not in `work` for they run without tensor cores.
-      launches: how many kernels, but those of experts, which frameworks launch together.
+      launches, expert_launches: how many kernels, products of experts apart.
       messages: by `messages.SLOTS`; between: one message between stages.
     """
 
@@ -71,6 +71,7 @@ class Seconds:
     eight_bits: Float[Array, "kind work"]
     plain: Float[Array, "kind work"]
     launches: Float[Array, "kind work"]
+    expert_launches: Float[Array, "kind work"]
     messages: Float[Array, "kind slot"]
     between: Float[Array, ""]
 
@@ -192,12 +193,14 @@ def seconds_of_job(
         plain = jnp.sum(job.counts[GEMM.name] * lanes, axis=-1)
         seconds[GEMM.name] = jnp.where(lanes > 0.0, 0.0, seconds[GEMM.name])
     none = jnp.zeros((KINDS, len(WORK)))
-    work, launches, parts = none, none, dict.fromkeys(PARTS, none)
+    work, launches, expert_launches, parts = none, none, none, dict.fromkeys(PARTS, none)
     for name, of_kernels in seconds.items():
         every = jnp.where(job.counts[name] > 0, of_kernels, 0.0) * job.counts[name]
         work = work + jnp.sum(every, axis=-1)
         mine = parts_of(cluster.gpu, name, job.kernels.families[name], plan.attention)
-        launches = launches + jnp.sum(jnp.asarray(job.counts[name]) * (1.0 - mine["experts"]), axis=-1)
+        counts = jnp.asarray(job.counts[name])
+        launches = launches + jnp.sum(counts * (1.0 - mine["experts"]), axis=-1)
+        expert_launches = expert_launches + jnp.sum(counts * mine["experts"], axis=-1)
         for part, marked in mine.items():
             parts[part] = parts[part] + jnp.sum(every * marked, axis=-1)
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
@@ -208,7 +211,8 @@ def seconds_of_job(
     for at, (kind, message) in enumerate(plan.messages):
         share[kind, SLOTS.index(message.slot), at] = message.count
     sent = jnp.asarray(share) @ each[:-1]
-    return Seconds(work=work, plain=plain, launches=launches, messages=sent, between=each[-1], **parts)
+    host = {"launches": launches, "expert_launches": expert_launches}
+    return Seconds(work=work, plain=plain, messages=sent, between=each[-1], **host, **parts)
 
 
 def silent(own: Seconds) -> Seconds:
@@ -232,7 +236,7 @@ def stage_durations(
     slower = slower + software.flash2 * (software.flash2_wide - 1.0) * own.flash2_wide
     slower = slower + (software.eight_bits - 1.0) * own.eight_bits
     kernels = software.kernels * (own.work + slower + own.plain / software.plain)
-    host = own.launches * software.launch_s
+    host = own.launches * software.launch_s + own.expert_launches * software.expert_launch_s
     forward, backward, weight, again, optimizer = jnp.moveaxis(_longer(jnp.asarray(kernels), jnp.asarray(host)), -1, 0)
 
     def with_layers(compute: Array, back: str) -> Array:

@@ -121,6 +121,7 @@ class Assembly:
             "work": self._work(kernel),
             "plain": self._work(plain),
             "launches": self._work(1.0 - parts["experts"]),
+            "expert_launches": self._work(parts["experts"]),
         }
         found |= {"messages": sent, "between": each[self.between]}
         return Seconds(**{name: value.astype(np.float32) for name, value in found.items()})
