@@ -182,9 +182,28 @@ def test_experts_stay_whole() -> None:
     assert "collective" in split.kernels.families
 
 
+def test_an_engine_that_looks_up_rarely_lets_prompts_wait(own: Times) -> None:
+    plain, rare = at(own, 8.0), at(own, 8.0, poll_steps=30)
+    step = float(own.step_s(float(rare.batch) - float(rare.batch) / 8.0, 576.0))
+    assert float(rare.ttft_p50_s - plain.ttft_p50_s) == pytest.approx(14.5 * step, rel=0.1)
+    assert float(rare.ttft_p95_s - plain.ttft_p95_s) == pytest.approx(28.0 * step, rel=0.15)
+    assert float(rare.tpot_s) < float(plain.tpot_s)  # who waits decodes beside nobody
+    alone, alone_rare = at(own, 1.0), at(own, 1.0, poll_steps=30)
+    assert float(alone_rare.ttft_s) == pytest.approx(float(alone.ttft_s), rel=1e-4)
+
+
+def test_engines_by_name() -> None:
+    found = {name: asked(engine=name) for name in ("vllm", "sglang")}
+    assert found["sglang"].best.ttft_s["p50"] > found["vllm"].best.ttft_s["p50"]  # its requests take longer to come in
+    assert found["vllm"].workload["engine"]["request_s"] == pytest.approx(0.0223)
+    with pytest.raises(nj.InputError, match="unknown engine 'tgi'"):
+        asked(engine="tgi")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"options": {"poll_steps": 0}}, "poll_steps is 0, expected a whole number from 1"),
         ({"ttft_s": 1e-6}, "no layout carries this load; nearest is .* first token after .* times"),
         ({"tpot_s": 1e-6}, "one request alone misses: token after"),
         ({"users": 4000, "max_gpus": 2, "tpot_s": 0.05}, "2 GPUs carry .* of the load; it takes"),

@@ -183,6 +183,8 @@ def test_guesses_that_are_right_are_tokens(own: Times) -> None:
     assert tpot(0.0) / tpot(1.0) == pytest.approx(3.0, rel=0.05)
     with pytest.raises(nj.InputError, match="the engine guesses at most 5 tokens, not 6"):
         run(own, Options(1024, 64, draft_tokens=6), 1e5, lengths=LENGTHS, users=1)
+    with pytest.raises(nj.InputError, match="looks for new requests at every step"):
+        run(own, Options(1024, 64, poll_steps=10), 1e5, lengths=LENGTHS, users=1)
 
 
 @needs_engine

@@ -53,6 +53,8 @@ class EngineOptions:
     draft_tokens: Annotated[int, option("Tokens guessed ahead of each step (speculative decoding).")] = 0
     draft_acceptance: Annotated[float, option("Chance that a guess is right.")] = 0.7
     draft_share: Annotated[float, option("Time of a guess over that of a decode step.")] = 0.05
+    poll_steps: Annotated[int, option("Decode steps from one look for new requests to the next.")] = 1
+    engine: Annotated[str, option("Whose own time is counted: vllm, trtllm or sglang.")] = "vllm"
     method: Annotated[str, option("estimate; engine, which needs '.[serving]'; auto.")] = "auto"
 
 
@@ -64,7 +66,7 @@ def serve(
     max_gpus: Annotated[int | None, option("Most GPUs of one type.")] = None,
     *,
     load: LoadOptions,
-    engine: EngineOptions,
+    setup: EngineOptions,
     checkpoint: Checkpoint = "tensorcore",
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -89,17 +91,18 @@ def serve(
             users=load.users,
             request_rate=load.request_rate,
             trace=load.trace,
-            method=engine.method,
+            method=setup.method,
             ttft_s=_seconds("--ttft", load.ttft),
             tpot_s=_seconds("--tpot", load.tpot),
             percentile=load.percentile,
             prices=read_prices(prices) if prices is not None else None,
             max_gpus=max_gpus,
-            dtypes={"dtype": engine.dtype, "weight_dtype": engine.weight_dtype, "kv_dtype": engine.kv_dtype},
-            options={each.name: getattr(engine, each.name) for each in fields(Options)},
-            tensor_parallel=engine.tensor_parallel,
-            expert_parallel=engine.expert_parallel,
-            disaggregated=engine.disaggregated,
+            dtypes={"dtype": setup.dtype, "weight_dtype": setup.weight_dtype, "kv_dtype": setup.kv_dtype},
+            options={each.name: getattr(setup, each.name) for each in fields(Options)},
+            tensor_parallel=setup.tensor_parallel,
+            expert_parallel=setup.expert_parallel,
+            disaggregated=setup.disaggregated,
+            engine=setup.engine,
         )
     answer(found, as_json, report, checkpoint=checkpoint)
 

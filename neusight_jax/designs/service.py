@@ -29,7 +29,7 @@ from neusight_jax.prices import SECONDS_PER_HOUR
 from neusight_jax.roofline import Relaxation
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.choices import CLOSED_FORM
-from neusight_jax.serving.engine import LEARNED, Engine, Options, usual_options
+from neusight_jax.serving.engine import LEARNED, Engine, Options, engine_of, usual_options
 from neusight_jax.serving.layouts import TENSOR
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
@@ -89,7 +89,7 @@ def service(
     expert_parallel: int = 1,
     dtypes: Mapping[str, str | None] | None = None,
     options: Mapping[str, Any] | None = None,
-    engine: Engine = LEARNED,
+    engine: Engine | str = LEARNED,
     weight: float = 1.0,
 ) -> Workload:
     """A model served by vLLM's continuous batching within targets, as a workload of `nj.design`.
@@ -119,7 +119,7 @@ def service(
     asked = Service(
         written,
         demand(lengths, own),
-        engine,
+        engine_of(engine),
         memory.weights + memory.activations + memory.runtime,
         memory.request_bytes,
         own.memory_share,

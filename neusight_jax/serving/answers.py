@@ -22,7 +22,7 @@ from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoi
 from neusight_jax.serving.disaggregated import disaggregated as pooled
 from neusight_jax.serving.disaggregated import sending
 from neusight_jax.serving.dynamo import Trace, installed, read_trace
-from neusight_jax.serving.engine import LEARNED, Engine, Options, usual_options
+from neusight_jax.serving.engine import LEARNED, Engine, Options, engine_of, usual_options
 from neusight_jax.serving.layouts import Replica, named_machines, replicas
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, load_model
@@ -54,7 +54,7 @@ def serve(
     tensor_parallel: Sequence[int] | None = None,
     expert_parallel: Sequence[int] | None = None,
     disaggregated: bool = False,
-    engine: Engine = LEARNED,
+    engine: Engine | str = LEARNED,
     notes: Sequence[str] = (),
 ) -> Serving:
     """How many of which GPU serve a load within targets, ranked by cost, or without prices by GPUs.
@@ -75,18 +75,18 @@ def serve(
       options: fields of `engine.Options` that are not vLLM's defaults.
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
       disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
-      engine: numbers of the engine's own time; notes: what else to say.
+      engine: numbers of the engine's own time, or "vllm", "trtllm", "sglang"; notes: what else to say.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
     priced, engine_runs = prices_of(prices), _method(method, trace is not None)
     targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile, "max_gpus": max_gpus}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
-    clusters = named_machines(machines)
+    clusters, own = named_machines(machines), engine_of(engine)
     served = _Served(clusters, _options(clusters, options or {}), load_model(config, **(dtypes or {})), load, requests)
-    tried = served.replicas(predictor, engine, tensor_parallel, expert_parallel)
+    tried = served.replicas(predictor, own, tensor_parallel, expert_parallel)
     choices = served.choices(tried, priced, disaggregated, engine_runs)
     asked = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
-    workload = served.workload(engine, {"trace": None if trace is None else os.fspath(trace), **asked})
+    workload = served.workload(own, {"trace": None if trace is None else os.fspath(trace), **asked})
     said = served.notes(choices, engine_runs)
     how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
     return Serving(workload, _by(priced), tuple(choices), currency, how, (*said, *notes))

@@ -141,6 +141,10 @@ def run(
         raise InputError(
             f"the engine guesses at most {MOST_GUESSES} tokens, not {options.draft_tokens}; give --method estimate"
         )
+    if options.poll_steps > 1:
+        raise InputError(
+            "the engine looks for new requests at every step: leave --poll-steps out, or --method estimate"
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.npz"
         write_profile(times, path, options)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jaxtyping import ArrayLike
 
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.physics import fitted
 from neusight_jax.printed import Record
 
@@ -41,12 +41,23 @@ class Engine(Record):
 
 ENGINES: dict[str, Engine] = {
     "vllm": Engine(step_s=9.25e-4, sequence_s=1.29e-5, request_s=0.0223, kernels=1.078, wave=0.0),
-    "trtllm": Engine(step_s=9.10e-4, sequence_s=1.13e-5, request_s=0.0963, kernels=1.040, wave=0.0),
+    "trtllm": Engine(step_s=9.29e-4, sequence_s=1.13e-5, request_s=0.0943, kernels=1.042, wave=0.0),
     "sglang": Engine(step_s=1.013e-3, sequence_s=1.05e-5, request_s=0.1616, kernels=1.081, wave=0.0),
 }
 """Fitted under those priors on public measurements of whole servers on H100 and H200 (`benchmarks.serving_sample`), for
 users who do not know of each other."""
 LEARNED = ENGINES["vllm"]
+
+
+def engine_of(engine: Engine | str) -> Engine:
+    """Numbers of an engine, or those of one of `ENGINES` by its name; `InputError` listing them for an unknown one."""
+    if isinstance(engine, Engine):
+        return engine
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    return ENGINES[engine]
+
+
 WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Engine)}
 """Width of each prior, in its logarithm."""
 
@@ -64,6 +75,7 @@ class Options(Record):
       draft_tokens: tokens guessed ahead of every step, 0 = no speculative decoding.
       draft_acceptance: chance that a guessed token is right, given those before it.
       draft_share: time of guessing a token over that of a decode step.
+      poll_steps: decode steps from one look for new requests to the next (SGLang's `--scheduler-recv-interval`).
     """
 
     chunk_tokens: int = 8192
@@ -73,9 +85,10 @@ class Options(Record):
     draft_tokens: int = 0
     draft_acceptance: float = 0.7
     draft_share: float = 0.05
+    poll_steps: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("chunk_tokens", "max_batch"):
+        for name in ("chunk_tokens", "max_batch", "poll_steps"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise InputError(f"{name} is {value!r}, expected a whole number from 1")

@@ -5,7 +5,7 @@ with the decodes, which it delays. With f the share of its life that a request d
 a prompt, of which x is added by the prompt, E tokens of a request from a step, and n' the others a request meets:
 
     decoding    (O - 1) (D / E) + n' f x
-    first token  request_s + D / 2 if there are others + wait + P
+    first token  request_s + k D / 2 if there are others + wait + P, looked for every k steps
     wait        P u v / (u + v),   u = r / 2 (1 - r), r = n' P / life: deterministic service, random arrivals (M/D/1)
                                    v = (n' - 1 + g) / 2, where all come at once, g prompts to a step
 
@@ -55,6 +55,7 @@ class Demand:
       inputs, outputs: tokens; fresh: of the input, those the prefix cache has not.
       chunk_tokens: most of a step; places: 0, 1, ... of as many chunks as a prompt may have.
       per_step: tokens a request gets from a step; guesses: tokens guessed for it; drafting: its factor on a step.
+      polls: decode steps from one look for new requests to the next.
       poisson: 1 = arrivals are random, 0 = each follows an answer.
     """
 
@@ -65,6 +66,7 @@ class Demand:
     per_step: Any
     guesses: Any
     drafting: Any
+    polls: Any
     poisson: Any
     places: Any
 
@@ -106,6 +108,7 @@ def demand(lengths: Lengths, options: Options, *, poisson: bool = False, most_ch
         options.tokens_per_step,
         float(options.draft_tokens),
         options.drafting,
+        float(options.poll_steps),
         float(poisson),
         np.arange(chunks, dtype=np.float32),
     )
@@ -185,23 +188,25 @@ def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) ->
     others = running - 1.0 + jnp.asarray(asked.poisson)
     outputs, per_step = asked.further, asked.per_step
 
-    def parts(share: Array) -> tuple[Array, Array, Array, Wait]:
-        """Of a share: what a prompt adds to others, decoding, first token without its wait, and that."""
+    def parts(share: Array) -> tuple[Array, Array, Array, Array, Wait]:
+        """Of a share: what a prompt adds to others, decoding, the look for it, first token without waiting for others,
+        and that."""
         beside = others * share
         step, alone = asked.decode_s(times, jnp.stack([1.0 + beside, beside]))
         prompt = asked.prompt_s(times, beside, asked.guesses)
         added = jnp.maximum(prompt - asked.chunks * alone, 0.0)
         decoding = outputs * step / per_step + others * share * added
-        first = jnp.asarray(times.engine.request_s) + 0.5 * alone + prompt
+        looked = 0.5 * asked.polls * alone
+        first = jnp.asarray(times.engine.request_s) + looked + prompt
         busy = jnp.clip(others * prompt / (decoding + first), 0.0, 0.999)
-        return added, decoding, first, waiting(asked, prompt, busy, others, times.engine.wave)
+        return added, decoding, looked, first, waiting(asked, prompt, busy, others, times.engine.wave)
 
     def iterate(share: Array, __: None) -> tuple[Array, None]:
-        _, decoding, first, wait = parts(share)
+        _, decoding, _, first, wait = parts(share)
         return 0.5 * (share + decoding / (decoding + first + wait.mean)), None
 
     share, __ = jax.lax.scan(iterate, jnp.ones_like(running), None, length=ITERATIONS)
-    added, decoding, first, wait = parts(share)
+    added, decoding, looked, first, wait = parts(share)
     rate = running / (first + wait.mean + decoding)
     queue = (held - running) / rate
     met, batch, tpot = jnp.maximum(others * share, 0.0), running * share, decoding / outputs
@@ -209,7 +214,7 @@ def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) ->
     return Steady(
         ttft_s=first + wait.mean + queue,
         ttft_p50_s=first + wait.quantile(0.5) + queue,
-        ttft_p95_s=first + wait.quantile(0.95) + queue,
+        ttft_p95_s=first + 0.9 * (1.0 - 1.0 / asked.polls) * looked + wait.quantile(0.95) + queue,
         tpot_s=tpot,
         tpot_p95_s=tpot + Z95 * jnp.sqrt(met + 1e-12) * added / outputs,
         rate=rate,
