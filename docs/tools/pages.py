@@ -17,7 +17,7 @@ from neusight_jax.cli.app import app
 GROUPS: dict[str, tuple[str, ...]] = {
     "Machines": ("GPU", "load_gpu", "list_gpus", "stack_gpus", "Cluster", "Topology", "load_cluster", "list_nodes"),
     "Workloads": ("graph_from_", "Graph", "KernelTable", "TraceOptions", "list_models", "workload", "read_kernels"),
-    "Jobs on many GPUs": ("Job", "job_f", "Paral", "paral", "Layouts", "Space", "Softw", "Step", "calibrate_s"),
+    "Jobs on many GPUs": ("Job", "job_f", "Lora", "Paral", "paral", "Layouts", "Space", "Softw", "Step", "calibrate_s"),
     "Forecasts": ("predict", "latency", "kernel_latency", "Forecast"),
     "Which GPU": ("compare", "Comparison", "Prices", "read_prices", "serve", "scale_trace", "ScaledRun"),
     "Which chip": ("sensitivity", "Sensitivity", "sweep", "Sweep", "Grid", "Range", "Samples", "design", "Design"),
