@@ -14,10 +14,12 @@ import pytest
 from neusight_jax import InputError, calibrate_steps, latency, load_gpu, predict, sensitivity
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import Cluster
+from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.job.job import WORK, Job, job_from_config
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import FITTED, Software
+from neusight_jax.job.stages import stage_kinds
 from neusight_jax.job.step import facts, seconds_of_job, stage_durations
 from neusight_jax.topology import Topology
 
@@ -226,3 +228,55 @@ def test_one_measured_step_calibrates_other_layouts() -> None:
         calibrate_steps(PREDICTOR, machine, [])
     with pytest.raises(InputError, match=r"is -1.0 s, expected a positive number"):
         calibrate_steps(PREDICTOR, machine, [(first, -1.0)])
+
+
+def eager(mbs: int = 2, **fields: Any) -> Job:
+    """A forward and backward pass of a small GPT-2 in fp32."""
+    layout = Parallelism(micro_batch_size=mbs, **fields)
+    return job_from_config(
+        GPT2, layout, global_batch_size=2 * layout.data, sequence_length=64, dtype="fp32", optimizer=None
+    )
+
+
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 256,
+    "n_layer": 4,
+    "n_head": 4,
+    "vocab_size": 1000,
+    "n_positions": 128,
+    "activation_function": "gelu_new",
+}
+
+
+def test_a_job_of_one_gpu_in_fp32_is_the_graph() -> None:
+    """GPT-2 in fp32 runs as eager PyTorch runs it in jobs too: the same kernels, parameters and seconds."""
+    own, graph = eager(), graph_from_config(GPT2, 2, 64, "training", "fp32")
+    free = own.replace(software=dataclasses.replace(own.software, launch_s=0.0))
+    machine = load_gpu("H100")
+    expected = float(latency(RooflinePredictor(), machine, graph.kernels))
+    assert float(latency(RooflinePredictor(), machine, free)) == pytest.approx(expected, rel=1e-4)
+    assert float(np.asarray(own.software.step_s)) == 0.0
+    assert own.plan.memory.weights == 4 * (graph.parameters or 0.0)
+
+
+@pytest.mark.parametrize("ways", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 4}])
+def test_eager_stages_have_the_models_products(ways: dict[str, int]) -> None:
+    """The FLOP of all ranks' products are those of the model."""
+
+    def flop(work: Job) -> float:
+        batch, counts = work.kernels.families["linear"], np.asarray(work.counts["linear"])
+        sizes = [np.asarray(batch.dims[name]) for name in ("m", "n", "k")]
+        kinds = np.bincount(stage_kinds(work.plan.layout), minlength=3)
+        return float(kinds @ (counts.sum(axis=1) @ np.prod(sizes, axis=0))) * work.plan.layout.tensor
+
+    assert flop(eager(**ways)) == pytest.approx(flop(eager()), rel=1e-6)
+
+
+def test_eager_jobs_split_as_their_heads_do() -> None:
+    """Four heads are no three; and what eager PyTorch does not split runs fused."""
+    with pytest.raises(InputError, match="3"):
+        eager(tensor=3)
+    assert "elementwise" in eager(tensor=2).kernels.families
+    fused, plain = eager(tensor=2, sequence_parallel=True), eager(tensor=2)
+    assert fused.kernels.families["elementwise"].num_rows < plain.kernels.families["elementwise"].num_rows

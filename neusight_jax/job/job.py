@@ -21,7 +21,7 @@ from neusight_jax.graph.optimizers import flat_stream, optimizer_kernels, optimi
 from neusight_jax.job.footprint import Held, fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.job.software import LEARNED, OVERLAPS, USUAL_OVERLAPS, Software
+from neusight_jax.job.software import OVERLAPS, USUAL_OVERLAPS, Software, usual_software
 from neusight_jax.job.stages import Stage, job_config, stages
 from neusight_jax.job.weights import Weights
 from neusight_jax.kernels.distinct import Pool
@@ -162,7 +162,7 @@ def job_from_config(
         attention=attention,
         notes=tuple(dict.fromkeys(parsed.notes)),
     )
-    return Job(kernels, counts, software or LEARNED, plan)
+    return Job(kernels, counts, software or usual_software(optimizer), plan)
 
 
 def check_options(attention: str, overlaps: Sequence[str], optimizer: str | None, mode: str = "training") -> None:

@@ -35,7 +35,8 @@ class Software(Record):
       eight_bits: time of eight-bit products in training over that of inference, where they accumulate in registers.
       plain: what products reach of the fp32 peak where tensor cores do not take them (`step.plain_seconds`).
       wait: what a rank waits for the slowest of n others, over a stage's seconds and ln n.
-      step_s: what a step takes beside its work: data, logs, checks of gradients, seconds.
+      step_s: what a step takes beside its work: data, logs, checks of gradients, seconds; without an optimizer there is
+        no step.
     """
 
     tensor: ArrayLike = field(default=0.2, metadata=fitted(1.0, "estimate"))
@@ -86,6 +87,8 @@ LEARNED = Software(
     step_s=0.0269,
 )
 """Fitted on 344 measured steps of public sources under those priors (`benchmarks.job_steps`)."""
+BARE = dataclasses.replace(LEARNED, step_s=0.0)
+"""Those of forward and backward passes that no optimizer follows."""
 STEP_SPREAD = 0.09
 """Half-width of the 80 % interval of a dense step beside those of its kernels, in logarithms: the least that holds 80 %
 of measured steps of sources left out, each source by the root of its rows (`benchmarks.job_spread`)."""
@@ -102,3 +105,8 @@ STEP_NOISE = 0.1
 """Spread of measured steps of one source around forecasts with its own software, in logarithms."""
 WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Software)}
 """Width of each prior, in its logarithm."""
+
+
+def usual_software(optimizer: str | None) -> Software:
+    """Numbers of a job that nobody says any of."""
+    return BARE if optimizer is None else LEARNED

@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs import gpt2
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.blocks import Decoder, Layer
+from neusight_jax.graph.configs.build import eager_graph
 from neusight_jax.graph.configs.config import Config, read_config
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
 from neusight_jax.graph.configs.language import language_config
+from neusight_jax.graph.configs.parallel import part_of
 from neusight_jax.graph.configs.requests import Requests, requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.step import Step, precision
+from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import Graph
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.weights import Weights
+from neusight_jax.memory import footprint
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,15 @@ class Stage:
     @property
     def part(self) -> Part:
         """What its memory is counted by."""
-        footprint = self.graph.footprint
-        activations = 0.0 if footprint is None else footprint.activations
-        return Part(self.weights, self.trained, activations, len(self.layers))
+        return Part(self.weights, self.trained, footprint(self.graph).activations, len(self.layers))
+
+
+class Respelled(Config):
+    """A config in the spelling of another type; `eager`: as eager PyTorch reads it."""
+
+    def __init__(self, eager: Config, values: Mapping[str, Any]) -> None:
+        super().__init__(eager.name, values, notes=eager.notes)
+        self.eager = eager
 
 
 def job_config(config: str | Path | Mapping[str, Any]) -> Config:
@@ -81,7 +92,7 @@ def job_config(config: str | Path | Mapping[str, Any]) -> Config:
             "tie_word_embeddings": parsed.flag("tie_word_embeddings", True),
             "no_rope_layers": [0] * layers,
         }
-        return Config(parsed.name, values, notes=parsed.notes)
+        return Respelled(parsed, values)
     if parsed.values.get("model_type") not in MODEL_TYPES:
         kind = parsed.values.get("model_type")
         raise InputError(f"{parsed.name}: jobs are of decoders such as llama, qwen3 or gpt2; {kind!r} is none")
@@ -164,7 +175,10 @@ def stage_of(
     layers: tuple[Layer, ...],
     lora: Lora | None = None,
 ) -> Stage:
-    """One micro-batch of a shard with these layers."""
+    """One micro-batch of a shard with these layers; in fp32 GPT-2 runs as eager PyTorch runs it, if it is split as that
+    can be."""
+    if isinstance(config, Respelled) and dtype == "fp32" and lora is None and shard.context == shard.sequence == 1:
+        return _eager_stage(config, model, layout, shard, sequence_length, layers)
     lengths = (sequence_length // layout.context,) * layout.micro_batch_size
     step = Step(Requests(lengths, lengths), precision(dtype), "training", shard=shard, lora=lora)
     record(step, config, layout.tensor, layout.expert, model)
@@ -183,3 +197,21 @@ def stage_of(
     every = Weights(step.parameters - step.expert_parameters, step.expert_parameters)
     trained = Weights(step.trained, 0.0) if lora else every
     return Stage(graph, layers, shard.embeds, shard.predicts, every, trained)
+
+
+def _eager_stage(
+    config: Respelled,
+    model: Decoder,
+    layout: Parallelism,
+    shard: Shard,
+    sequence_length: int,
+    layers: tuple[Layer, ...],
+) -> Stage:
+    """`stage_of` of eager PyTorch."""
+    for layer in model.layers:
+        part_of(config.name, layer, layout.tensor, False)
+    tape = Tape(True, "fp32")
+    gpt2.record(tape, config.eager, layout.micro_batch_size, sequence_length, shard)
+    graph = eager_graph(config.eager, tape, layout.micro_batch_size, sequence_length)
+    weights = Weights(tape.parameters, 0.0)
+    return Stage(graph, layers, shard.embeds, shard.predicts, weights, weights)

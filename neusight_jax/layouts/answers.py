@@ -19,7 +19,7 @@ from neusight_jax.job.forecast import StepForecast, step_forecast
 from neusight_jax.job.interval import carries_intervals, expert_share, once_at, step_interval
 from neusight_jax.job.job import check_options
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.job.software import LAYOUT_SPREAD, LEARNED, USUAL_OVERLAPS, Software
+from neusight_jax.job.software import LAYOUT_SPREAD, USUAL_OVERLAPS, Software, usual_software
 from neusight_jax.job.stages import check_lora, job_config
 from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed
@@ -202,7 +202,7 @@ def parallelize(
     own = (dtype, optimizer, gradient_dtype, attention, fused_accumulation, tuple(overlaps), lora)
     ask = Ask(config, split, batch, sequence, *own)
     clusters = cluster if isinstance(cluster, Mapping) else {f"{cluster.count} GPUs": cluster}
-    search = _Search(ask, space or Space(), whole("top", top), software or LEARNED, console)
+    search = _Search(ask, space or Space(), whole("top", top), software or usual_software(optimizer), console)
     machines = []
     for name, each in clusters.items():
         each.gpu.peak_flop_per_s(dtype)

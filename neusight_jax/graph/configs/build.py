@@ -141,16 +141,21 @@ def _graph(
         )
     _refuse_for_eager(parsed, kind, mode, {**given, "lora": lora}, **split)
     tape = _tape(parsed, batch_size, sequence_length, mode, dtype)
+    return eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
+
+
+def eager_graph(config: Config, tape: Tape, batch_size: int, sequence_length: int, *, fused: bool = False) -> Graph:
+    """The graph of what a tape holds; `fused`: elementwise chains merged."""
     nodes = fuse(tape.nodes) if fused else tape.nodes
     return Graph(
-        name=parsed.name,
+        name=config.name,
         nodes=tuple(node for node in nodes if any(node.phases)),
-        mode=mode,
-        dtype=dtype,
-        batch_size=int(batch_size),
-        sequence_length=whole("sequence_length", sequence_length),
-        fused=bool(fused),
-        notes=tuple(parsed.notes),
+        mode="training" if tape.training else "inference",
+        dtype=tape.dtype,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        fused=fused,
+        notes=tuple(config.notes),
         parameters=tape.parameters,
     )
 

@@ -4,39 +4,44 @@ from __future__ import annotations
 
 from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.configs.layers import ACTIVATIONS, activation, heads, keys, merge_heads, permuted, sliced
+from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.tape import Tape, Tensor
 from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.kernel import stream
 
 
-def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
-    """Write a forward (and backward) pass on the tape."""
+def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard | None = None) -> None:
+    """Write a forward (and backward) pass on the tape; `shard`: of a job, what one rank has of it."""
+    own = shard or Shard()
     hidden, num_heads = config.size("n_embd"), config.size("n_head")
     config.head_size("n_embd", "n_head")
     positions = config.limit_sequence(sequence, "n_positions")
-    vocabulary, layers = config.size("vocab_size"), config.size("n_layer")
-    inner = config.size("n_inner", 4 * hidden)
+    vocabulary, layers = -(-config.size("vocab_size") // own.tensor), len(own.own(list(range(config.size("n_layer")))))
+    split, inner = hidden // own.tensor, config.size("n_inner", 4 * hidden) // own.tensor
+    num_heads //= own.tensor
     act = config.choice("activation_function", "gelu_new", ACTIVATIONS)
     config.require("add_cross_attention", False, False)
     attn_drop, embed_drop = config.rate("attn_pdrop", 0.1), config.rate("embd_pdrop", 0.1)
     resid_drop = config.rate("resid_pdrop", 0.1)
 
-    tape.small("position_ids", "fill", (1, sequence), 0)
-    tokens = tape.embedding("token_embedding", (batch, sequence), (vocabulary, hidden))
-    places = tape.embedding("position_embedding", (1, sequence), (positions, hidden), traced=False)
-    x = tape.binary("embedding_add", "add", tokens, places)
-    x = tape.dropout("embedding_dropout", x, embed_drop)
+    x = Tensor("input", (batch, sequence, hidden))
+    if own.embeds:
+        tape.small("position_ids", "fill", (1, sequence), 0)
+        tokens = tape.embedding("token_embedding", (batch, sequence), (vocabulary, hidden))
+        places = tape.embedding("position_embedding", (1, sequence), (positions, hidden), traced=False)
+        x = tape.binary("embedding_add", "add", tokens, places)
+        x = tape.dropout("embedding_dropout", x, embed_drop)
 
     with tape.section("layer", layers):
         residual = x
         x = tape.norm("norm_1", x)
-        qkv = tape.linear("attention.qkv", x, 3 * hidden)
+        qkv = tape.linear("attention.qkv", x, 3 * split)
         # Gradients of q, k and v: each copied out of its heads, then joined.
-        parts = [stream("memory", "copy", x.shape, 1, 1, 3), stream("memory", "copy", qkv.shape, 1, 1)]
+        parts = [stream("memory", "copy", (*x.shape[:2], split), 1, 1, 3), stream("memory", "copy", qkv.shape, 1, 1)]
         part = Traced("MEM", ((1,),), x.shape)
         tape.views("attention.split", [part, part, part], parts)
-        query = heads(qkv.view(batch, sequence, 3 * hidden), 3 * num_heads)
-        query = Tensor(query.name, (batch, num_heads, sequence, hidden // num_heads))
+        query = heads(qkv.view(batch, sequence, 3 * split), 3 * num_heads)
+        query = Tensor(query.name, (batch, num_heads, sequence, split // num_heads))
         if tape.fused_attention:
             context = tape.attention("attention.fused", query, query, query, causal=True)
         else:
@@ -59,8 +64,10 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         tape.gradient_sum("attention.gradient_sum", residual, 2)
         tape.gradient_sum("mlp.gradient_sum", middle, 2)
 
-    x = tape.norm("norm", x)
-    tape.linear("head", x, vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))
+    if own.predicts:
+        x = tape.norm("norm", x)
+        tied = own.embeds and config.flag("tie_word_embeddings", True)
+        tape.linear("head", x, vocabulary, bias=False, tied=tied)
 
 
 def _scores(tape: Tape, config: Config, query: Tensor, positions: int) -> Tensor:
