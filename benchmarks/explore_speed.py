@@ -51,8 +51,8 @@ def main() -> None:
             shown = page.run("document.querySelector('.card .value').textContent")
             print(f"{name}: median {np.median(took):.0f} ms, p95 {np.quantile(took, 0.95):.0f} ms of {MOVES} moves")
             print(f"  of {', '.join(present)}; it shows {shown} at the end")
-        if len(sys.argv) > 1:
-            page.picture(Path(sys.argv[1]))
+            if len(sys.argv) > 1 and not chosen:
+                page.picture(Path(sys.argv[1]))
     server.shutdown()
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from neusight_jax.errors import InputError, require_fields
 from neusight_jax.gpu import FIELDS, GPU, stack_gpus
@@ -87,11 +88,18 @@ def stack_clusters(clusters: Sequence[Cluster]) -> Cluster:
     return Cluster(stack_gpus([each.gpu for each in clusters]), topology, counts.pop() if len(counts) == 1 else 0)
 
 
+def _inexact(value: Any) -> Any:
+    """A figure as an array of JAX's default width; on the host, where it is no array of JAX."""
+    if isinstance(value, jax.Array):
+        return jnp.asarray(value, dtype=float)
+    return np.asarray(value, jax.dtypes.canonicalize_dtype(float))
+
+
 def on_device(machine: _Machine) -> _Machine:
     """Every figure as an inexact array of JAX's default width, and no counts, so that all GPUs share one program, and
     so do all clusters."""
     if isinstance(machine, Cluster):
         joined = machine.topology
-        figures = {name: jnp.asarray(getattr(joined, name), dtype=float) for name in TRACED_FIELDS}
+        figures = {name: _inexact(getattr(joined, name)) for name in TRACED_FIELDS}
         return cast(_Machine, Cluster(on_device(machine.gpu), Topology(0, **figures), 0))
-    return cast(_Machine, GPU(**{name: jnp.asarray(getattr(machine, name), dtype=float) for name in FIELDS}))
+    return cast(_Machine, GPU(**{name: _inexact(getattr(machine, name)) for name in FIELDS}))

@@ -32,6 +32,7 @@ from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8, LOAD_BYTES, loaded_bytes
 from neusight_jax.latencies import kernel_latency, predict_kernels, require_covered
 from neusight_jax.latencies import latency as table_latency
+from neusight_jax.programs import one_shot
 from neusight_jax.roofline import Isolated, Relaxation
 from neusight_jax.terms import Predictor
 
@@ -270,6 +271,12 @@ def stage_durations(
     return durations, jnp.max(tail, axis=-1) + software.step_s
 
 
+@one_shot
+def durations_of(own: Seconds, software: Software, facts: Facts) -> list[Any]:
+    """`stage_durations` as one program."""
+    return list(stage_durations(own, software, facts))
+
+
 def _longer(kernels: Array, host: Array) -> Array:
     """Nearly the maximum of the time of kernels and that of launching them, which overlap: a norm of order 4."""
     most = jax.lax.stop_gradient(jnp.maximum(jnp.maximum(kernels, host), 1e-12))
@@ -285,7 +292,7 @@ def compose(
     own: Seconds, software: Software, plan: Plan, relaxation: Relaxation = 0.0
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
     """Seconds of the pipeline, of what follows it, and of the busiest rank's own work of all micro-batches."""
-    durations, tail = stage_durations(own, software, facts(plan))
+    durations, tail = durations_of(own, software, facts(plan))
     ranks = plan.layout.pipeline
     of_stage = durations[np.array(stage_kinds(plan.layout))]
     busy = jnp.max(jnp.sum(of_stage.reshape(-1, ranks, 3), axis=(0, 2))) * plan.micro_batches

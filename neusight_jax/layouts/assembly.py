@@ -23,16 +23,15 @@ from neusight_jax.job.step import (
     PARTS,
     Facts,
     Seconds,
+    durations_of,
     facts_of,
     once,
     parts_of,
     plain_seconds,
-    stage_durations,
 )
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.kernels.tensor_gemm import GEMM
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
-from neusight_jax.programs import one_shot
 from neusight_jax.terms import Predictor
 
 CHUNK = 1024
@@ -206,12 +205,6 @@ def _passes(pieces: tuple[tuple[int, int, int], ...], recompute: str) -> np.ndar
         ],
         np.float64,
     )
-
-
-@one_shot
-def durations_of(own: Seconds, software: Software, facts: Facts) -> list[Any]:
-    """`step.stage_durations` of many layouts."""
-    return list(stage_durations(own, software, facts))
 
 
 def least_seconds(assembly: Assembly, durations: np.ndarray, between: np.ndarray) -> np.ndarray:
