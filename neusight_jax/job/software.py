@@ -28,7 +28,8 @@ class Software(Record):
       launch_s: host time of one kernel of a graph, seconds: an eager step takes no less.
       expert_launch_s: likewise of a product of one expert, seconds: casts of what it reads included.
       messages: seconds of a message in a step over those of one by itself.
-      kernels: seconds of a kernel in a long step over those of one by itself, power and clocks included.
+      kernels: seconds of a kernel of tensor cores in a long step over those of one by itself, power and clocks
+        included.
       experts: likewise of the products of experts, their uneven loads included.
       flash2: time of FlashAttention-2 over what kernels of inference engines take.
       flash2_wide: and where those use wider matrix units than Ampere's, with instructions that it lacks.

@@ -47,7 +47,7 @@ BATCHED = GEMM.ops.index("bmm")
 """Operator of batched products in their family."""
 EXPERT = GEMM.ops.index("expert")
 """Operator of an expert's product in its family."""
-PARTS: tuple[str, ...] = ("experts", "flash2", "flash2_wide", "eight_bits", "eager")
+PARTS: tuple[str, ...] = ("experts", "flash2", "flash2_wide", "eight_bits", "fp32")
 """Of `Seconds.work`, with numbers of `Software` of their own."""
 pipeline_seconds = jax.jit(_pipeline_seconds, static_argnames=("relaxation",))
 
@@ -58,9 +58,9 @@ class Seconds:
     """What a job is made of on a machine, seconds of each kind of stage.
 
     Attributes:
-      work: of kernels, by `job.WORK`; experts, flash2, flash2_wide, eight_bits, eager: the parts of experts, of
-        FlashAttention-2, of it on wide matrix units, of eight-bit products that accumulate in registers, and of eager
-        fp32, which was measured inside long steps.
+      work: of kernels, by `job.WORK`; experts, flash2, flash2_wide, eight_bits, fp32: the parts of experts, of
+        FlashAttention-2, of it on wide matrix units, of eight-bit products that accumulate in registers, and of
+        families of fp32, which were measured inside long steps.
       plain: at the fp32 peak, of kernels that are not in `work` for they run without tensor cores.
       launches, expert_launches: how many kernels, products of experts apart.
       messages: by `messages.SLOTS`; between: one message between stages.
@@ -71,7 +71,7 @@ class Seconds:
     flash2: Float[Array, "kind work"]
     flash2_wide: Float[Array, "kind work"]
     eight_bits: Float[Array, "kind work"]
-    eager: Float[Array, "kind work"]
+    fp32: Float[Array, "kind work"]
     plain: Float[Array, "kind work"]
     launches: Float[Array, "kind work"]
     expert_launches: Float[Array, "kind work"]
@@ -180,7 +180,7 @@ def parts_of(gpu: GPU, name: str, kernels: KernelBatch, attention: str) -> dict[
         "flash2": flash2,
         "flash2_wide": jnp.where(jnp.asarray(gpu.matrix_flop_per_cycle) > WIDE_FLOP_PER_CYCLE, flash2, 0.0),
         "eight_bits": jnp.broadcast_to(narrow, op.shape),
-        "eager": jnp.full(op.shape, float(not FAMILIES[name].tensor_core)),
+        "fp32": jnp.full(op.shape, float(not FAMILIES[name].tensor_core)),
     }
 
 
@@ -239,7 +239,7 @@ def stage_durations(
     slower = (software.experts - 1.0) * own.experts + (software.flash2 - 1.0) * own.flash2
     slower = slower + software.flash2 * (software.flash2_wide - 1.0) * own.flash2_wide
     slower = slower + (software.eight_bits - 1.0) * own.eight_bits
-    kernels = software.kernels * (own.work - own.eager + slower + own.plain / software.plain) + own.eager
+    kernels = software.kernels * (own.work - own.fp32 + slower + own.plain / software.plain) + own.fp32
     host = own.launches * software.launch_s + own.expert_launches * software.expert_launch_s
     forward, backward, weight, again, optimizer = jnp.moveaxis(_longer(jnp.asarray(kernels), jnp.asarray(host)), -1, 0)
 
