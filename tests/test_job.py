@@ -260,23 +260,28 @@ def test_a_job_of_one_gpu_in_fp32_is_the_graph() -> None:
     assert own.plan.memory.weights == 4 * (graph.parameters or 0.0)
 
 
-@pytest.mark.parametrize("ways", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 4}])
+@pytest.mark.parametrize("ways", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 4}, {"context": 2}])
 def test_eager_stages_have_the_models_products(ways: dict[str, int]) -> None:
     """The FLOP of all ranks' products are those of the model."""
 
     def flop(work: Job) -> float:
-        batch, counts = work.kernels.families["linear"], np.asarray(work.counts["linear"])
-        sizes = [np.asarray(batch.dims[name]) for name in ("m", "n", "k")]
-        kinds = np.bincount(stage_kinds(work.plan.layout), minlength=3)
-        return float(kinds @ (counts.sum(axis=1) @ np.prod(sizes, axis=0))) * work.plan.layout.tensor
+        kinds, total = np.bincount(stage_kinds(work.plan.layout), minlength=3), 0.0
+        for name in ("linear", "bmm"):
+            batch, counts = work.kernels.families[name], np.asarray(work.counts[name])
+            sizes = np.prod([np.asarray(batch.dims[each]) for each in ("batch", "m", "n", "k")], axis=0)
+            total += float(kinds @ (counts.sum(axis=1) @ sizes))
+        return total * work.plan.layout.tensor * work.plan.layout.context
 
     assert flop(eager(**ways)) == pytest.approx(flop(eager()), rel=1e-6)
 
 
 def test_eager_jobs_split_as_their_heads_do() -> None:
-    """Four heads are no three; and what eager PyTorch does not split runs fused."""
+    """Four heads are no three; and norms over a part of the tokens leave the products as they are."""
     with pytest.raises(InputError, match="3"):
         eager(tensor=3)
-    assert "elementwise" in eager(tensor=2).kernels.families
-    fused, plain = eager(tensor=2, sequence_parallel=True), eager(tensor=2)
-    assert fused.kernels.families["elementwise"].num_rows < plain.kernels.families["elementwise"].num_rows
+    plain, split = eager(tensor=2), eager(tensor=2, sequence_parallel=True)
+    for name in ("linear", "bmm"):
+        for dim, sizes in plain.kernels.families[name].dims.items():
+            np.testing.assert_array_equal(sizes, split.kernels.families[name].dims[dim])
+    rows = [np.max(np.asarray(work.kernels.families["norm"].dims["rows"])) for work in (plain, split)]
+    assert rows[0] == 2 * rows[1]

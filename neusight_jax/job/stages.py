@@ -175,9 +175,8 @@ def stage_of(
     layers: tuple[Layer, ...],
     lora: Lora | None = None,
 ) -> Stage:
-    """One micro-batch of a shard with these layers; in fp32 GPT-2 runs as eager PyTorch runs it, if it is split as that
-    can be."""
-    if isinstance(config, Respelled) and dtype == "fp32" and lora is None and shard.context == shard.sequence == 1:
+    """One micro-batch of a shard with these layers; GPT-2 in fp32 runs as eager PyTorch runs it."""
+    if isinstance(config, Respelled) and dtype == "fp32" and lora is None:
         return _eager_stage(config, model, layout, shard, sequence_length, layers)
     lengths = (sequence_length // layout.context,) * layout.micro_batch_size
     step = Step(Requests(lengths, lengths), precision(dtype), "training", shard=shard, lora=lora)
@@ -211,7 +210,7 @@ def _eager_stage(
     for layer in model.layers:
         part_of(config.name, layer, layout.tensor, False)
     tape = Tape(True, "fp32")
-    gpt2.record(tape, config.eager, layout.micro_batch_size, sequence_length, shard)
+    gpt2.record(tape, config.eager, layout.micro_batch_size, sequence_length // layout.context, shard)
     graph = eager_graph(config.eager, tape, layout.micro_batch_size, sequence_length)
     weights = Weights(tape.parameters, 0.0)
     return Stage(graph, layers, shard.embeds, shard.predicts, weights, weights)

@@ -15,7 +15,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
     own = shard or Shard()
     hidden, num_heads = config.size("n_embd"), config.size("n_head")
     config.head_size("n_embd", "n_head")
-    positions = config.limit_sequence(sequence, "n_positions")
+    positions = config.limit_sequence(sequence * own.context, "n_positions")
     vocabulary, layers = -(-config.size("vocab_size") // own.tensor), len(own.own(list(range(config.size("n_layer")))))
     split, inner = hidden // own.tensor, config.size("n_inner", 4 * hidden) // own.tensor
     num_heads //= own.tensor
@@ -24,41 +24,50 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
     attn_drop, embed_drop = config.rate("attn_pdrop", 0.1), config.rate("embd_pdrop", 0.1)
     resid_drop = config.rate("resid_pdrop", 0.1)
 
-    x = Tensor("input", (batch, sequence, hidden))
+    def gathered(x: Tensor) -> Tensor:
+        """All tokens of what norms and residuals have a part of."""
+        return Tensor(x.name, (batch, sequence, hidden), x.grad)
+
+    def scattered(x: Tensor) -> Tensor:
+        """That part."""
+        return Tensor(x.name, (batch, -(-sequence // own.sequence), hidden), x.grad)
+
+    x = scattered(Tensor("input", (batch, sequence, hidden)))
     if own.embeds:
         tape.small("position_ids", "fill", (1, sequence), 0)
         tokens = tape.embedding("token_embedding", (batch, sequence), (vocabulary, hidden))
         places = tape.embedding("position_embedding", (1, sequence), (positions, hidden), traced=False)
         x = tape.binary("embedding_add", "add", tokens, places)
-        x = tape.dropout("embedding_dropout", x, embed_drop)
+        x = tape.dropout("embedding_dropout", scattered(x), embed_drop)
 
     with tape.section("layer", layers):
         residual = x
         x = tape.norm("norm_1", x)
-        qkv = tape.linear("attention.qkv", x, 3 * split)
+        qkv = tape.linear("attention.qkv", gathered(x), 3 * split)
         # Gradients of q, k and v: each copied out of its heads, then joined.
-        parts = [stream("memory", "copy", (*x.shape[:2], split), 1, 1, 3), stream("memory", "copy", qkv.shape, 1, 1)]
+        parts = [stream("memory", "copy", (batch, sequence, split), 1, 1, 3), stream("memory", "copy", qkv.shape, 1, 1)]
         part = Traced("MEM", ((1,),), x.shape)
         tape.views("attention.split", [part, part, part], parts)
         query = heads(qkv.view(batch, sequence, 3 * split), 3 * num_heads)
         query = Tensor(query.name, (batch, num_heads, sequence, split // num_heads))
+        seen = Tensor(query.name, (batch, num_heads, sequence * own.context, split // num_heads))
         if tape.fused_attention:
-            context = tape.attention("attention.fused", query, query, query, causal=True)
+            context = tape.attention("attention.fused", query, seen, seen, causal=True)
         else:
-            scores = _scores(tape, config, query, positions)
+            scores = _scores(tape, config, query, seen, positions)
             probabilities = tape.softmax("attention.softmax", scores)
             probabilities = tape.dropout("attention.dropout", probabilities, attn_drop)
             context = tape.matmul(
-                "attention.context", probabilities, query, copies=permuted(query), backward_copies=permuted(query)
+                "attention.context", probabilities, seen, copies=permuted(seen), backward_copies=permuted(seen)
             )
         x = merge_heads(tape, "attention.merge", context)
-        x = tape.linear("attention.output", x, hidden)
+        x = scattered(tape.linear("attention.output", x, hidden))
         x = tape.dropout("attention.output_dropout", x, resid_drop)
         x = middle = tape.binary("attention.residual", "add", x, residual)
         x = tape.norm("norm_2", x)
-        x = tape.linear("mlp.up", x, inner)
+        x = tape.linear("mlp.up", gathered(x), inner)
         x = activation(tape, "mlp.activation", x, act)
-        x = tape.linear("mlp.down", x, hidden)
+        x = scattered(tape.linear("mlp.down", x, hidden))
         x = tape.dropout("mlp.dropout", x, resid_drop)
         x = tape.binary("mlp.residual", "add", x, middle)
         tape.gradient_sum("attention.gradient_sum", residual, 2)
@@ -67,12 +76,12 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
     if own.predicts:
         x = tape.norm("norm", x)
         tied = own.embeds and config.flag("tie_word_embeddings", True)
-        tape.linear("head", x, vocabulary, bias=False, tied=tied)
+        tape.linear("head", gathered(x), vocabulary, bias=False, tied=tied)
 
 
-def _scores(tape: Tape, config: Config, query: Tensor, positions: int) -> Tensor:
+def _scores(tape: Tape, config: Config, query: Tensor, seen: Tensor, positions: int) -> Tensor:
     """Scores of queries and keys, scaled, with the causal mask; `positions`: rows of the mask that is sliced."""
-    scores = tape.matmul("attention.scores", query, keys(query), copies=permuted(query, keys(query)))
+    scores = tape.matmul("attention.scores", query, keys(seen), copies=permuted(query, keys(seen)))
     if config.flag("scale_attn_weights", True):
         tape.small("attention.scale_value", "fill", (1, 1), 0)
         scores = tape.unary("attention.scale", "divu", scores, traced="VECdiv", extra=[(1,)])
