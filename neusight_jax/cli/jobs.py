@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from neusight_jax.cli.options import JobOptions, WorkloadOptions
-from neusight_jax.cli.workloads import lengths, lora_of
+from neusight_jax.cli.options import JobOptions, WorkloadOptions, lora_of
+from neusight_jax.cli.workloads import lengths
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:

@@ -7,11 +7,15 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from neusight_jax.cli.help import gpu_names, model_names
+from neusight_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from neusight_jax.graph.configs.adapters import Lora
 
 
 def option(
@@ -177,6 +181,16 @@ class ServiceOptions:
         float | None,
         option("Of an hour of the base; other GPUs in proportion to their dollars.", default="1, hours of the base"),
     ] = None
+
+
+def lora_of(rank: int | None, targets: str | None) -> Lora | None:
+    """Adapters as a command line says; `InputError` for targets without a rank."""
+    from neusight_jax.graph.configs.adapters import Lora
+
+    if rank is None and targets is not None:
+        raise InputError(f"--lora-targets {targets}: of which rank? give --lora-rank, such as --lora-rank 16")
+    words = tuple(word.strip() for word in (targets or "").split(",") if word.strip())
+    return None if rank is None else Lora(rank, words)
 
 
 _OF_FUNCTIONS = ("trip_count", "branch", "fp32_products", "parameters")

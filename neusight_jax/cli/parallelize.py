@@ -6,8 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from neusight_jax.cli.console import answer, progress_console
-from neusight_jax.cli.options import LORA_RANK, LORA_TARGETS, AsJson, Model, ReportFile, WorkloadCheckpoint, option
-from neusight_jax.cli.workloads import lora_of
+from neusight_jax.cli.options import (
+    LORA_RANK,
+    LORA_TARGETS,
+    AsJson,
+    Model,
+    ReportFile,
+    WorkloadCheckpoint,
+    lora_of,
+    option,
+)
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from neusight_jax.cli.options import WorkloadOptions
+from neusight_jax.cli.options import WorkloadOptions, lora_of
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.configs.requests import Lengths
@@ -14,7 +14,6 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.units import base_unit, quantity
 
 if TYPE_CHECKING:
-    from neusight_jax.graph.configs.adapters import Lora
     from neusight_jax.graph.traced.trace_options import TraceOptions
 
 TRACING = ("trip_count", "branch", "fp32_products", "parameters")
@@ -74,16 +73,6 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
         note = f"{graph.name} is forecast with its framework's fused kernels: --eager changes nothing"
         return replace(graph, notes=(*graph.notes, note))
     return graph
-
-
-def lora_of(rank: int | None, targets: str | None) -> Lora | None:
-    """Adapters as a command line says; `InputError` for targets without a rank."""
-    from neusight_jax.graph.configs.adapters import Lora
-
-    if rank is None and targets is not None:
-        raise InputError(f"--lora-targets {targets}: of which rank? give --lora-rank, such as --lora-rank 16")
-    words = tuple(word.strip() for word in (targets or "").split(",") if word.strip())
-    return None if rank is None else Lora(rank, words)
 
 
 def trace_options(load: WorkloadOptions) -> TraceOptions:
