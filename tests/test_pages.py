@@ -116,6 +116,22 @@ def test_every_command_exists(page: Path) -> None:
             assert option in known, line
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "docs/prices.yaml" in page.read_text("utf-8")], ids=str)
+def test_prices_are_those_of_the_example(page: Path) -> None:
+    """Every GPU of a command with the example's prices has one, and what a page shows of them is in the file."""
+    file, text = ROOT / "docs" / "prices.yaml", page.read_text(encoding="utf-8")
+    prices = nj.read_prices(file)
+    commands = re.findall(r"^\$ (.*docs/prices\.yaml.*)$", text.replace("\\\n", " "), re.MULTILINE)
+    assert commands
+    for command in commands:
+        named = re.findall(r"--gpu ((?:[A-Z0-9]+ )+)", command + " ")
+        assert named
+        assert all(prices.of(gpu) is not None for gpu in named[0].split()), command
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        shown = [line for line in block.splitlines() if re.fullmatch(r"[A-Z0-9]+: [0-9.]+", line)]
+        assert set(shown) <= set(file.read_text(encoding="utf-8").splitlines())
+
+
 @needs_weights
 @pytest.mark.parametrize("name", SHORT_EXAMPLES)
 def test_python_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
