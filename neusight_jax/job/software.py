@@ -71,26 +71,26 @@ class Software(Record):
 
 
 LEARNED = Software(
-    tensor=0.452,
+    tensor=0.441,
     context=0.2,
     expert=0.2,
-    shards=0.606,
-    gradients=0.364,
+    shards=0.593,
+    gradients=0.365,
     launch_s=1.5e-05,
     expert_launch_s=7.9e-05,
-    kernels=1.093,
-    experts=1.427,
-    flash2=1.459,
+    kernels=1.098,
+    experts=1.423,
+    flash2=1.45,
     flash2_wide=2.086,
     eight_bits=1.278,
-    plain=0.609,
-    wait=0.0059,
-    step_s=0.0269,
+    plain=0.61,
+    wait=0.0056,
+    step_s=0.0268,
 )
 """Fitted on 344 measured steps of public sources under those priors (`benchmarks.job_steps`)."""
 BARE = dataclasses.replace(LEARNED, step_s=0.0)
 """Those of forward and backward passes that no optimizer follows."""
-STEP_SPREAD = 0.09
+STEP_SPREAD = 0.085
 """Half-width of the 80 % interval of a dense step beside those of its kernels, in logarithms: the least that holds 80 %
 of measured steps of sources left out, each source by the root of its rows (`benchmarks.job_spread`)."""
 EXPERT_SPREAD = 1.49
