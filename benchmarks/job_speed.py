@@ -54,7 +54,6 @@ def main() -> None:
     def ranked() -> list[int]:
         return best_of(assembly, timed(assembly, assembly.seconds(predictor, cluster), LEARNED), 5)
 
-    ranked()
     seconds = fastest(ranked, 3)
     print(
         f"{MODEL} on {GPUS} GPUs: {len(fit):,} of {len(every):,} layouts fit, {assembly.table.num_rows:,} kernels, ",

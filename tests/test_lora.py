@@ -1,5 +1,7 @@
 """Adapters: what is trained, what travels, what memory holds, against sizes counted by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -29,9 +31,9 @@ PRODUCTS = {
 RANK = 8
 
 
-def graph(**given: object) -> Graph:
+def graph(**given: Any) -> Graph:
     """A step of the small model."""
-    return nj.graph_from_config(TINY, 1, TOKENS, "training", **given)  # type: ignore[arg-type]
+    return nj.graph_from_config(TINY, 1, TOKENS, "training", **given)
 
 
 def product_flop(work: Graph, phase: str) -> float:
@@ -100,9 +102,9 @@ def test_quantized_models_have_adapters_too() -> None:
         nj.graph_from_config(config, 1, TOKENS, "training")
 
 
-def job(lora: Lora | None = None, **layout: int) -> nj.Job:
+def job(lora: Lora | None = None, **layout: Any) -> nj.Job:
     """A job of the small model on four GPUs."""
-    return nj.job_from_config(TINY, Parallelism(**layout), global_batch_size=4, sequence_length=TOKENS, lora=lora)  # type: ignore[arg-type]
+    return nj.job_from_config(TINY, Parallelism(**layout), global_batch_size=4, sequence_length=TOKENS, lora=lora)
 
 
 @pytest.mark.parametrize(("zero", "slot"), [(0, "gradients"), (1, "gradients"), (3, "reduce")])
@@ -179,10 +181,10 @@ def test_routed_experts_are_frozen() -> None:
         ({"rank": 1.5}, "lora rank is 1.5"),
     ],
 )
-def test_ranks_are_whole(given: dict[str, float], told: str) -> None:
+def test_ranks_are_whole(given: dict[str, Any], told: str) -> None:
     """Others are refused."""
     with pytest.raises(InputError, match=told):
-        Lora(**given)  # type: ignore[arg-type]
+        Lora(**given)
 
 
 def test_adapters_are_for_training_of_decoders() -> None:
