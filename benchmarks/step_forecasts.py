@@ -23,7 +23,7 @@ from step_models import MODELS
 
 import neusight_jax as nj
 from neusight_jax.graph.graph import Graph
-from neusight_jax.graph.optimizers import with_optimizer
+from neusight_jax.graph.optimizers import with_states
 
 ROOT = Path(__file__).resolve().parents[1]
 REDUCED = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
@@ -63,7 +63,7 @@ def torch_graph(row: Any) -> Graph:
     whole.train(row.mode == "training")
     options = nj.TraceOptions(fp32_products="tf32" if row.precision == "tf32" else "fp32", name=row.model)
     graph = nj.graph_from_torch(whole, (x, labels), mode=row.mode, trace_options=options)
-    return with_optimizer(graph, OPTIMIZERS[row.optimizer]) if isinstance(row.optimizer, str) else graph
+    return with_states(graph, OPTIMIZERS[row.optimizer], graph.dtype) if isinstance(row.optimizer, str) else graph
 
 
 def jax_graph(row: Any) -> Graph:

@@ -63,8 +63,9 @@ def list_checkpoints() -> list[str]:
 
 
 def default_checkpoint(kernels: KernelTable) -> str:
-    """The shipped checkpoint for a workload: `tensorcore` when any kernel runs on tensor cores, else `fp32`."""
-    return "tensorcore" if any(FAMILIES[name].tensor_core for name in kernels.families) else "fp32"
+    """The shipped checkpoint for a workload: `fp32` for kernels of its families alone, messages between GPUs aside."""
+    plain = [not FAMILIES[name].tensor_core for name in kernels.families if not FAMILIES[name].linked]
+    return "fp32" if plain and all(plain) else "tensorcore"
 
 
 def checkpoint_folder(name_or_path: str | os.PathLike[str]) -> Path:

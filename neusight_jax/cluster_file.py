@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neusight_jax.cluster import Cluster
+from neusight_jax.cluster import Cluster, as_cluster
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name, fold_name
@@ -76,6 +76,16 @@ def load_named_cluster(name_or_path: str | os.PathLike[str]) -> tuple[str, Clust
     count, named = _count(int(counted[1]), f"cluster {given!r}"), counted[2].strip()
     gpu_name, gpu, topology = _named(named)
     return f"{count}x {gpu_name}", Cluster(gpu, topology, count)
+
+
+def load_named_server(name_or_path: str | os.PathLike[str]) -> tuple[str, Cluster]:
+    """A GPU in its usual server, of which nobody says how many there are, and its name; a GPU of an unknown server is
+    one of many behind a switch."""
+    gpu_name, gpu = load_named_gpu(name_or_path)
+    try:
+        return gpu_name, Cluster(gpu, usual_topology(gpu_name, gpu), 0)
+    except InputError:
+        return gpu_name, as_cluster(gpu)
 
 
 def _named(named: str) -> tuple[str, GPU, Topology]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.cluster import Machine, gpu_of, on_device
+from neusight_jax.cluster import Machine, gpu_of, on_device, topology_of
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import UNMODELLED, Footprint, Graph
 from neusight_jax.intervals import (
@@ -183,7 +183,7 @@ class Forecast(Result):
 @overload
 def predict(
     predictor: Predictor,
-    gpu: GPU,
+    gpu: Machine,
     graph: Graph,
     *,
     gpu_name: str = "",
@@ -204,6 +204,18 @@ def predict(
 ) -> StepForecast: ...
 
 
+@overload
+def predict(
+    predictor: Predictor,
+    gpu: Machine,
+    graph: Graph | Job,
+    *,
+    gpu_name: str = "",
+    notes: Sequence[str] = (),
+    relaxation: Relaxation = 0.0,
+) -> Forecast | StepForecast: ...
+
+
 def predict(
     predictor: Predictor,
     gpu: Machine,
@@ -216,7 +228,7 @@ def predict(
     """Forecast a model on a GPU, kernels as they run inside the model; or a job on a cluster (`job.forecast`).
 
     Args:
-      predictor, gpu: what forecasts, and for which machine.
+      predictor, gpu: what forecasts, and for which machine: a GPU, or the cluster that a model is split over.
       graph: the model and its workload.
       gpu_name, notes: for the report only.
       relaxation: see `latencies.kernel_latency`; 0 = exact.
@@ -226,12 +238,12 @@ def predict(
         from neusight_jax.job.forecast import predict_job
 
         return predict_job(predictor, gpu, graph, name=gpu_name, notes=notes, relaxation=relaxation)
-    gpu = gpu_of(gpu)
-    graph = graph.on(gpu.paths)
+    machine, gpu = gpu, gpu_of(gpu)
+    graph = graph.on(gpu.paths, topology_of(machine).gpus_per_domain)
     for dtype in graph.arithmetic:
         gpu.peak_flop_per_s(dtype)
     require_covered(predictor, graph.kernels)
-    columns = _columns(graph.kernels, _explained(predictor, on_device(gpu), graph.kernels, relaxation))
+    columns = _columns(graph.kernels, _explained(predictor, on_device(machine), graph.kernels, relaxation))
     notes = (*notes, *graph.notes, *_share_notes(graph, columns))
     columns["node"] = np.array([node.name for node in graph.nodes], object)[columns["node"].astype(int)]
     memory = footprint(graph) if graph.nodes else None
@@ -310,10 +322,10 @@ def _share_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def seconds_of(
-    predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: Relaxation = 0.0
+    predictor: Predictor, machine: Machine, table: KernelTable, relaxation: Relaxation = 0.0
 ) -> Float[np.ndarray, " row"]:
     """Seconds of one launch of each kernel inside a model, by the program that `predict` has compiled already."""
-    explained = _explained(predictor, on_device(gpu), table, relaxation)
+    explained = _explained(predictor, on_device(machine), table, relaxation)
     return in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})
 
 
@@ -325,12 +337,14 @@ _EXPLAINED = (
 
 
 @one_shot
-def _explained(predictor: Predictor, gpu: GPU, table: KernelTable, relaxation: Relaxation) -> dict[str, dict[str, Any]]:
+def _explained(
+    predictor: Predictor, machine: Machine, table: KernelTable, relaxation: Relaxation
+) -> dict[str, dict[str, Any]]:
     out = {}
-    for name, term in kernel_terms(predictor, gpu, table, isolated=False, relaxation=relaxation).items():
+    for name, term in kernel_terms(predictor, machine, table, isolated=False, relaxation=relaxation).items():
         batch = table.families[name]
         work = FAMILIES[name].work(batch.dims, element_bytes(batch.dtype))
-        interval = kernel_interval(predictor, FAMILIES[name], gpu, batch)
+        interval = kernel_interval(predictor, FAMILIES[name], gpu_of(machine), batch)
         body = jnp.where(term.compute_s >= term.memory_s, BOUNDS.index("compute"), BOUNDS.index("memory"))
         out[name] = {
             "seconds": term.seconds,

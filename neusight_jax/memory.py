@@ -21,6 +21,18 @@ CROWDED_SHARE = 0.85
 fifth."""
 
 
+def training_bytes(
+    trained: float, dtype: str, gradient_dtype: str, state_bytes: float = OPTIMIZER_BYTES
+) -> dict[str, float]:
+    """Bytes of gradients and of an optimizer's states, those of Adam unless others are given.
+
+    Weights of fewer than four bytes have a copy in fp32 among the states. With AdamW a 16-bit weight takes 18 bytes
+    (Megatron-LM, distributed optimizer: gradients in fp32), or 16 with gradients in 16 bits (ZeRO, Rajbhandari et al.).
+    """
+    copy = 4.0 if dtype_bytes(dtype) < 4.0 else 0.0
+    return {"gradients": trained * dtype_bytes(gradient_dtype), "optimizer": trained * (state_bytes + copy)}
+
+
 def parameter_count(graph: Graph) -> float:
     """Elements of all parameters, each once, as the front-end says; else those of all products, layers repeated."""
     if graph.parameters is not None:
@@ -52,17 +64,18 @@ def footprint(graph: Graph) -> Footprint:
     """Memory of a workload by what holds it: an estimate, right to perhaps a fifth.
 
     Inference holds the weights and the largest node's operands and output. Training holds weights, gradients, Adam's
-    moments and what the backward pass needs of the forward one, nothing recomputed. Traced programs and decoders say it
-    themselves, those with what is alive at each operation (`graph.allocation`), these with their KV cache.
+    states (`training_bytes`) and what the backward pass needs of the forward one, nothing recomputed. Traced programs
+    and decoders say it themselves, those with what is alive at each operation (`graph.allocation`), these with their KV
+    cache.
     """
     if graph.footprint is not None:
         return graph.footprint
     size, parameters, training = dtype_bytes(graph.dtype), parameter_count(graph), graph.mode == "training"
+    states = training_bytes(parameters * training, graph.dtype, "fp32")
     widest = max(math.prod(node.shape) + sum(operand.elements for operand in node.operands) for node in graph.nodes)
     return Footprint(
         weights=parameters * size,
-        gradients=parameters * size * training,
-        optimizer=parameters * OPTIMIZER_BYTES * training,
+        **states,
         activations=_saved_bytes(graph) if training else widest * size,
         kv_cache=0.0,
         runtime=RUNTIME_BYTES,

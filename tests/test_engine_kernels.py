@@ -10,9 +10,10 @@ import pytest
 from quantized import DENSE, EXPERTS, HIDDEN, INNER, LAYERS, SECTIONS, SPARSE
 
 import neusight_jax as nj
+from neusight_jax.graph.configs.parallel import CUSTOM_BYTES
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.kernels.grouped_gemm import flop as expert_flop
-from neusight_jax.serving.steps import CUSTOM_BYTES, axes, load_model, points
+from neusight_jax.serving.steps import axes, load_model, points
 
 SHARED = {**SPARSE, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1}
 
@@ -61,7 +62,7 @@ def test_a_shared_expert_is_one_more_of_them(mode: str) -> None:
 def residual_norms(ranks: int, tokens: int) -> float:
     """Norms with the residual sum in a step of one prompt."""
     grid = axes(8192, 8192, 1)
-    written = points(load_model(DENSE, "bf16"), Parallelism(tensor=ranks), 8, grid)
+    written = points(load_model(DENSE, "bf16"), Parallelism(tensor=ranks), grid)
     step = written[len(grid.batches) + grid.tokens.index(tokens)]
     return sum(count for kernel, count in step if kernel.op == "layernorm" and kernel.dims["reads"] > 1.0)
 
@@ -73,7 +74,5 @@ def test_a_sum_takes_the_norm_after_it_along() -> None:
     assert residual_norms(2, 8192) == 0
     wide = {**DENSE, "hidden_size": 2 * HIDDEN, "intermediate_size": INNER, "head_dim": 64}
     grid = axes(8192, 8192, 1)
-    [step] = [
-        points(load_model(wide, "bf16"), Parallelism(tensor=2), 8, grid)[len(grid.batches) + grid.tokens.index(8192)]
-    ]
+    step = points(load_model(wide, "bf16"), Parallelism(tensor=2), grid)[len(grid.batches) + grid.tokens.index(8192)]
     assert sum(count for kernel, count in step if kernel.op == "layernorm") == 2 * LAYERS + 1

@@ -198,12 +198,12 @@ def test_adapters_are_for_training_of_decoders() -> None:
 def test_a_frozen_torch_module_has_a_smaller_optimizer() -> None:
     """An optimizer of a module goes over the parameters that have gradients."""
     torch = pytest.importorskip("torch")
-    from neusight_jax.graph.optimizers import with_optimizer
+    from neusight_jax.graph.optimizers import with_states
 
     module = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.Linear(64, 8, bias=False))
     module[0].weight.requires_grad_(False)
     work = nj.graph_from_torch(module, (torch.zeros(16, 64),), mode="training")
     assert (work.parameters, work.trained) == (64 * 72, 64 * 8)
-    own = with_optimizer(work, "adamw").footprint
+    own = with_states(work, "adamw", work.dtype).footprint
     assert own is not None
     assert own.optimizer == np.float64(8 * 64 * 8)

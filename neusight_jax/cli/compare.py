@@ -8,6 +8,7 @@ from typing import Annotated
 from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
+    JobOptions,
     Model,
     ReportFile,
     WorkloadCheckpoint,
@@ -15,6 +16,7 @@ from neusight_jax.cli.options import (
     option,
     takes_workload,
 )
+from neusight_jax.errors import InputError
 
 
 @takes_workload
@@ -22,6 +24,7 @@ def compare(
     model: Model,
     gpu: Annotated[list[str], option("GPUs to rank: names, or JSON or YAML files.", metavar="GPU")],
     load: WorkloadOptions,
+    job: JobOptions,
     prices: Annotated[Path | None, option("JSON, YAML or CSV, GPU: price of one for an hour.", metavar="FILE")] = None,
     by: Annotated[str, option("latency; throughput, the same order for one batch; or cost.")] = "latency",
     plot: Annotated[Path | None, option("Draw it: .png, .svg or .pdf.", metavar="FILE")] = None,
@@ -29,15 +32,15 @@ def compare(
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank GPUs for a model by latency, throughput or cost.
+    """Rank GPUs for a model, or for a training job, by latency, throughput or cost.
 
     Every GPU is forecast from its figures alone, so that all are treated alike; `predict` also uses what was measured
-    of a GPU. A GPU that lacks the dtype or the memory comes last, without a rank. A model split over several GPUs is
-    priced at that many.
+    of a GPU. A GPU that lacks the dtype or the memory comes last, without a rank. Work on several GPUs is priced at
+    that many.
     """
     from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
     from neusight_jax.cli.predict import plain_notes
-    from neusight_jax.cli.workloads import graph_of
+    from neusight_jax.cli.workloads import work_of
     from neusight_jax.comparison import compare as compare_gpus
     from neusight_jax.gpu_file import load_named_gpu
     from neusight_jax.prices import read_prices
@@ -48,12 +51,14 @@ def compare(
         require_format(plot)
     listed = read_prices(prices) if prices is not None else None
     names = [load_named_gpu(name)[0] for name in gpu]
-    graph = graph_of(model, load)
-    checkpoint = checkpoint or default_checkpoint(graph.kernels)
+    if job.cluster is not None:
+        raise InputError("--cluster is of one machine; name several with --gpu, and how many with --gpus")
+    work = work_of(model, load, job)
+    checkpoint = checkpoint or default_checkpoint(work.kernels)
     card = load_card(checkpoint)
-    notes = {name: plain_notes(card, checkpoint, name, graph) for name in names}
+    notes = {name: plain_notes(card, checkpoint, name, work) for name in names}
     with busy("comparing"):
-        found = compare_gpus(load_predictor(checkpoint), gpu, graph, prices=listed, by=by, notes=notes)
+        found = compare_gpus(load_predictor(checkpoint), gpu, work, prices=listed, by=by, notes=notes)
     if plot is not None:
         from neusight_jax.reports import figures
         from neusight_jax.reports.files import save

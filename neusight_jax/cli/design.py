@@ -21,6 +21,7 @@ from neusight_jax.cli.options import (
     WorkloadCheckpoint,
     WorkloadOptions,
     option,
+    option_names,
     takes_workload,
 )
 from neusight_jax.errors import InputError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from neusight_jax.cluster import Machine
     from neusight_jax.designs.answers import Design
     from neusight_jax.designs.problem import Problem
+    from neusight_jax.gpu import GPU
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.sweeps.space import Range
     from neusight_jax.workloads import Workload
@@ -70,7 +72,8 @@ def design(
 ) -> None:
     """Search the machine that does best for models under budgets; peaks follow SM count and clock.
 
-    With --gpus of the cluster that trains a job: costs are then of one GPU with its share of links and network.
+    With --gpus or any option of a layout of the cluster that trains a job, or with --tensor-parallel of the server a
+    model is split over: costs are then of one GPU with its share of links and network.
 
     MODEL may carry its own workload, any option of it and a weight:
     gpt3-xl,mode=training,batch_size=2,sequence_length=2048,weight=2
@@ -78,14 +81,18 @@ def design(
     if output is not None:
         _require_writable(output)
     from neusight_jax.cli.workloads import numbers
+    from neusight_jax.cluster import gpu_of
     from neusight_jax.designs.answers import answer, read_costs
     from neusight_jax.designs.answers import pareto as front_of
     from neusight_jax.designs.notes import infeasible_note
     from neusight_jax.designs.search import Search, Settings
 
     ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
-    name, machine = _base(base, fixed or (), job.gpus)
-    loads = [_load(text, load, serving, machine, job) for text in models]
+    if job.cluster is not None:
+        raise InputError("--cluster has a GPU of its own; give --base, --gpus, and --set for figures of its links")
+    served = gpu_of(_base(base, fixed or (), ())[1]) if serving.slo else None
+    loads = [_load(text, load, serving, served, job) for text in models]
+    name, machine = _base(base, fixed or (), loads if served is None else ())
     ask, named = _asking(machine, name, ranges, loads, checkpoint)
     if target is not None:
         if len(ranges) != 1 or len(models) != 1 or budgets or serving.slo:
@@ -239,14 +246,19 @@ def _budget(text: str) -> tuple[str, float]:
     return metric.strip(), numbers("--budget", text, [value], metric.strip())[0]
 
 
-def _base(name: str, changes: Sequence[str], gpus: int = 1) -> tuple[str, Machine]:
-    """Name and figures of the machine to start from, so many GPUs in their usual servers."""
-    from neusight_jax.cli.workloads import numbers, split_assignment
-    from neusight_jax.cluster_file import load_named_cluster
+def _base(name: str, changes: Sequence[str], loads: Sequence[Workload]) -> tuple[str, Machine]:
+    """Name and figures of the machine to start from, in its usual servers where loads occupy several GPUs."""
+    from neusight_jax.cli.workloads import machine_of, numbers, split_assignment
     from neusight_jax.gpu_file import load_named_gpu
     from neusight_jax.hypothetical import check_field, require_field, vary_plainly
+    from neusight_jax.workloads import num_gpus
 
-    found, machine = load_named_gpu(name) if gpus == 1 else load_named_cluster(f"{gpus}x {name}")
+    occupied = {each.name: num_gpus(each.graph) for each in loads}
+    if len(set(occupied.values())) > 1:
+        listed = ", ".join(f"{load}: {gpus}" for load, gpus in occupied.items())
+        raise InputError(f"the models occupy different numbers of GPUs ({listed}); expected one number")
+    work = loads[0].job or loads[0].graph if loads else None
+    found, machine = load_named_gpu(name) if work is None else machine_of(work, name, _ONE)
     figures = {}
     for text in changes:
         field, value = split_assignment("--set", text)
@@ -259,13 +271,13 @@ def _load(
     text: str,
     load: WorkloadOptions,
     serving: ServiceOptions = _STEPS,
-    base: Machine | None = None,
+    served: GPU | None = None,
     job: JobOptions = _ONE,
 ) -> Workload:
-    """A workload from `MODEL[,key=value...]`; what it does not say is as the options have it."""
-    from neusight_jax.cli.jobs import job_of
-    from neusight_jax.cli.workloads import graph_of
+    """A workload from `MODEL[,key=value...]`, the options for what it does not say; `served`: the GPU of a service."""
+    from neusight_jax.cli.workloads import work_of
     from neusight_jax.designs.jobs import job_load
+    from neusight_jax.graph.graph import Graph
     from neusight_jax.workloads import workload
 
     name, *rest = text.split(",")
@@ -281,29 +293,25 @@ def _load(
     chosen: dict[str, Any] = {key: _value(text, key, value) for key, value in given.items()}
     weight, jobs = chosen.pop("weight", 1.0), {key: chosen.pop(key) for key in [*chosen] if key in _JOB}
     own, layout = replace(load, **chosen), replace(job, **jobs)
-    if job.gpus == 1 and layout != _ONE:
-        raise InputError(f"{text}: layouts are of jobs on many GPUs; give --gpus")
-    if serving.slo is not None and base is not None:
-        if job.gpus > 1:
-            raise InputError("--slo is of one replica, and --gpus of a training job; leave one of them out")
-        return _service(name, own, serving, base, weight)
-    if serving != _STEPS:
-        raise InputError("--input-tokens, --output-tokens, --percentile and --gpu-price go with --slo; give targets")
-    if job.gpus > 1:
-        return job_load(job_of(name, own, layout), weight)
-    return workload(graph_of(name, own), weight)
+    if served is not None:
+        if layout.given():
+            raise InputError(f"--slo is of one replica; leave {', '.join(option_names(layout.given()))} out")
+        return _service(name, own, serving, served, weight)
+    if serving.given():
+        raise InputError(f"{', '.join(option_names(serving.given()))}: these go with --slo; give targets")
+    work = work_of(name, own, layout)
+    return workload(work, weight) if isinstance(work, Graph) else job_load(work, weight)
 
 
 _LAYOUT, _DTYPES = ("tensor_parallel", "expert_parallel"), ("dtype", "weight_dtype", "kv_dtype")
 
 
-def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, base: Machine, weight: float) -> Workload:
+def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, gpu: GPU, weight: float) -> Workload:
     """A model that is served within targets."""
-    from neusight_jax.cluster import gpu_of
     from neusight_jax.designs.service import service
     from neusight_jax.graph.traced.source_file import is_source
 
-    other = [f"--{each.replace('_', '-')}" for each in load.given() if each not in (*_LAYOUT, *_DTYPES)]
+    other = option_names(each for each in load.given() if each not in (*_LAYOUT, *_DTYPES))
     if other or is_source(name):
         said = ", ".join(other) or name
         raise InputError(f"with --slo the engine decides what a step is, of a decoder; leave {said} out")
@@ -313,7 +321,7 @@ def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, base: Ma
     layout = {each: getattr(load, each) for each in _LAYOUT}
     return service(
         name,
-        gpu_of(base),
+        gpu,
         serving.input_tokens,
         serving.output_tokens,
         **targets,
@@ -338,7 +346,7 @@ def _targets(text: str) -> dict[str, Any]:
     return found
 
 
-_JOB: tuple[str, ...] = tuple(each.name for each in fields(JobOptions) if each.name != "gpus")
+_JOB: tuple[str, ...] = tuple(each.name for each in fields(JobOptions) if each.name not in ("gpus", "cluster"))
 _FLAG: Callable[[str], Any] = {"true": True, "false": False}.__getitem__
 _KINDS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys((each.name for each in fields(WorkloadOptions)), str),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
@@ -50,6 +50,9 @@ Models = Annotated[
     argument("Names of `neusight-jax models`, config.json files, or PATH.py:FUNCTION.", "MODEL...", model_names),
 ]
 Gpu = Annotated[str, option("A name of `neusight-jax gpus`, or a JSON or YAML file.", complete=gpu_names)]
+MachineGpu = Annotated[
+    str | None, option("A name of `neusight-jax gpus`, or a JSON or YAML file; or give --cluster.", complete=gpu_names)
+]
 OwnGpu = Annotated[str | None, option("File of the device's figures, if the catalog lacks it; for a list: any GPU.")]
 Checkpoint = Annotated[str, option(_CHECKPOINT)]
 WorkloadCheckpoint = Annotated[
@@ -94,11 +97,36 @@ _LENGTHS = "2,048 for decoders, else the longest the model takes"
 _ARGUMENTS = "PATH.py:FUNCTION, in JAX: arguments that hold parameters, by name or position: w,u. For the memory."
 
 
+OptimizerName = Annotated[
+    str | None,
+    option(
+        "Training: adamw (fused), adamw-foreach, adamw-8bit, sgd, sgd-momentum.",
+        default="no step of one on one GPU, adamw for a job",
+    ),
+]
+GradientDtype = Annotated[
+    str, option("Training: what gradients are kept in: fp32 (18 bytes a 16-bit weight with AdamW) or bf16 (16).")
+]
+LoraRank = Annotated[int | None, option(LORA_RANK, default="all weights are trained")]
+LoraTargets = Annotated[str | None, option(LORA_TARGETS, default="all of a layer")]
+WeightDtype = Annotated[str | None, option(_WEIGHT_DTYPE, default="as the config's quantization, else as --dtype")]
+KvDtype = Annotated[str | None, option("Of the KV cache, decoders only.", default=_KV_DTYPE)]
+
+
+class _Options:
+    """Options of a command line as a record; those at their defaults were not given."""
+
+    def given(self) -> dict[str, Any]:
+        """What differs from the defaults, by name."""
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(cast(Any, self))}
+        return {name: value for name, (value, default) in values.items() if value != default}
+
+
 @dataclass(frozen=True)
-class WorkloadOptions:
+class WorkloadOptions(_Options):
     """Workload: what a command line says of it beside its model: the same in every command that forecasts models."""
 
-    batch_size: Annotated[int, option("Sequences in a batch.")] = 1
+    batch_size: Annotated[int, option("Sequences in a batch; of a job, those of one forward pass of a replica.")] = 1
     sequence_length: Annotated[
         str | None, option("Tokens in a sequence; decoders take one for each request too: 512,2048.", default=_LENGTHS)
     ] = None
@@ -123,20 +151,16 @@ class WorkloadOptions:
             default="the sequence length",
         ),
     ] = None
-    weight_dtype: Annotated[
-        str | None, option(_WEIGHT_DTYPE, default="as the config's quantization, else as --dtype")
-    ] = None
-    kv_dtype: Annotated[str | None, option("Of the KV cache, decoders only.", default=_KV_DTYPE)] = None
-    tensor_parallel: Annotated[
-        int, option("GPUs a decoder's layers are split over; collectives are not in forecasts.")
+    weight_dtype: WeightDtype = None
+    kv_dtype: KvDtype = None
+    tensor_parallel: Annotated[int, option("GPUs a decoder's layers are split over; their sums are counted.")] = 1
+    expert_parallel: Annotated[
+        int, option("GPUs the experts are split over, on top of --tensor-parallel; of a job, of all its GPUs.")
     ] = 1
-    expert_parallel: Annotated[int, option("GPUs the experts are split over, on top of --tensor-parallel.")] = 1
-    optimizer: Annotated[
-        str | None,
-        option("Training: adamw (fused), adamw-foreach, adamw-8bit, sgd, sgd-momentum.", default="no optimizer step"),
-    ] = None
-    lora_rank: Annotated[int | None, option(LORA_RANK, default="all weights are trained")] = None
-    lora_targets: Annotated[str | None, option(LORA_TARGETS, default="all of a layer")] = None
+    optimizer: OptimizerName = None
+    gradient_dtype: GradientDtype = "fp32"
+    lora_rank: LoraRank = None
+    lora_targets: LoraTargets = None
     trip_count: Annotated[int | None, option(_LOOPS, default="a function with one is refused")] = None
     branch: Annotated[
         str, option("PATH.py:FUNCTION: branch of a cond or switch that runs, worst or its index from 0.")
@@ -144,31 +168,39 @@ class WorkloadOptions:
     fp32_products: Annotated[str, option("PATH.py:FUNCTION: path of fp32 matrix products, fp32 or tf32.")] = "fp32"
     parameters: Annotated[str | None, option(_ARGUMENTS, default="as their use tells")] = None
 
-    def given(self) -> dict[str, Any]:
-        """What differs from the defaults."""
-        return {
-            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
-        }
-
 
 @dataclass(frozen=True)
-class JobOptions:
-    """Jobs: what a command line says of a training job on many GPUs beside its workload."""
+class JobOptions(_Options):
+    """Jobs: what a command line says of how a training step is laid out; any of it makes the step a job."""
 
-    gpus: Annotated[int, option("GPUs of a training job; above 1 the step of the whole job is forecast.")] = 1
+    gpus: Annotated[int | None, option("GPUs of a training job.", default="as many as the layout takes")] = None
+    cluster: Annotated[
+        Path | None, option("A cluster (gpu, count, topology) in place of --gpu and --gpus.", metavar="FILE")
+    ] = None
     pipeline_parallel: Annotated[int, option("Stages the layers are cut into.")] = 1
     data_parallel: Annotated[int | None, option("Replicas.", default="what is left of --gpus")] = None
     context_parallel: Annotated[int, option("GPUs a sequence is split over.")] = 1
     chunks: Annotated[int, option("Stages of one pipeline rank (interleaving).")] = 1
     zero: Annotated[int, option("What replicas shard: 0 nothing to 3 parameters too (FSDP).")] = 0
-    micro_batch_size: Annotated[int, option("Sequences of one forward pass.")] = 1
+    micro_batch_size: Annotated[
+        int | None, option("Sequences of one forward pass of a replica.", default="--batch-size")
+    ] = None
     global_batch_size: Annotated[int | None, option("Sequences of a step.", default="one pass of each")] = None
     recompute: Annotated[str, option("none, selective (attention) or full.")] = "none"
     sequence_parallel: Annotated[bool, option("Norms split over --tensor-parallel.")] = False
 
+    def layout(self) -> list[str]:
+        """What was given beside which machine, as it is written."""
+        return option_names(name for name in self.given() if name not in ("gpus", "cluster"))
+
+
+def option_names(names: Iterable[str]) -> list[str]:
+    """Names of fields as they are written on a command line."""
+    return [f"--{name.replace('_', '-')}" for name in names]
+
 
 @dataclass(frozen=True)
-class ServiceOptions:
+class ServiceOptions(_Options):
     """Serving: what a command line says of requests and targets of models that are served, in place of steps."""
 
     slo: Annotated[

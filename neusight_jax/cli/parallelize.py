@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from neusight_jax.cli.console import answer, progress_console
 from neusight_jax.cli.options import (
-    LORA_RANK,
-    LORA_TARGETS,
     AsJson,
+    GradientDtype,
+    LoraRank,
+    LoraTargets,
     Model,
+    OptimizerName,
     ReportFile,
     WorkloadCheckpoint,
     lora_of,
@@ -31,11 +33,12 @@ def parallelize(
     global_batch_size: Annotated[int, option("Sequences of a step.")],
     sequence_length: Annotated[int, option("Tokens of a sequence.")],
     gpus: Annotated[list[int] | None, option("How many GPUs.", metavar="N", default="as cluster files say")] = None,
-    dtype: Annotated[str, option("Of matrix products.")] = "bf16",
+    dtype: Annotated[str | None, option("Of matrix products.", default="the model's own")] = None,
     recompute: Annotated[list[str] | None, option("none, selective, full.", default="none and full")] = None,
-    optimizer: Annotated[str, option("adamw, adamw-foreach, adamw-8bit, sgd, sgd-momentum.")] = "adamw",
-    lora_rank: Annotated[int | None, option(LORA_RANK, default="all weights are trained")] = None,
-    lora_targets: Annotated[str | None, option(LORA_TARGETS, default="all of a layer")] = None,
+    optimizer: OptimizerName = None,
+    gradient_dtype: GradientDtype = "fp32",
+    lora_rank: LoraRank = None,
+    lora_targets: LoraTargets = None,
     prices: Annotated[Path | None, option(_PRICES, metavar="FILE")] = None,
     top: Annotated[int, option("Layouts shown of every machine.")] = 5,
     checkpoint: WorkloadCheckpoint = None,
@@ -49,12 +52,16 @@ def parallelize(
     """
     from neusight_jax.checkpoint import load_predictor
     from neusight_jax.gpu_catalog import canonical_name
+    from neusight_jax.graph.configs.assumed import assumed_dtype
+    from neusight_jax.graph.configs.config import read_config
+    from neusight_jax.graph.configs.language import language_config
     from neusight_jax.layouts.answers import parallelize as ranked
     from neusight_jax.layouts.space import Space
     from neusight_jax.prices import read_prices
 
     listed = read_prices(prices) if prices is not None else None
     clusters = _clusters(gpu, gpus or [])
+    dtype, notes = assumed_dtype(language_config(read_config(model)), dtype)
     used = checkpoint or ("fp32" if dtype == "fp32" else "tensorcore")
     devices = {name: canonical_name(name.partition("x ")[2] or name) for name in clusters}
     loaded = {device: load_predictor(used, device) for device in dict.fromkeys(devices.values())}
@@ -65,11 +72,13 @@ def parallelize(
         global_batch_size=global_batch_size,
         sequence_length=sequence_length,
         dtype=dtype,
-        optimizer=optimizer,
+        optimizer=optimizer or "adamw",
+        gradient_dtype=gradient_dtype,
         lora=lora_of(lora_rank, lora_targets),
         space=Space(recompute=tuple(recompute)) if recompute else None,
         prices=listed,
         top=top,
+        notes=notes,
         console=progress_console(),
     )
     answer(found, as_json, report, checkpoint=used)

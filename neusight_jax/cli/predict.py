@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
-    Gpu,
     JobOptions,
+    MachineGpu,
     Model,
     ReportFile,
     WorkloadCheckpoint,
@@ -20,9 +20,12 @@ from neusight_jax.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from neusight_jax.cli.jobs import AskedJob
+    from neusight_jax.cluster import Machine
+    from neusight_jax.forecast import Forecast
     from neusight_jax.graph.graph import Graph
     from neusight_jax.job.forecast import StepForecast
+    from neusight_jax.job.job import Job
+    from neusight_jax.terms import Predictor
 
 _CHAKRA = "Also write the job as Chakra traces, one a rank, for ASTRA-sim (extra `chakra`); needs --gpus."
 _TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfetto and `scale-trace`."
@@ -31,7 +34,8 @@ _TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfet
 @takes_workload
 def predict(
     model: Model,
-    gpu: Gpu,
+    gpu: MachineGpu = None,
+    *,
     load: WorkloadOptions,
     job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
@@ -40,7 +44,7 @@ def predict(
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a model on a GPU, kernel by kernel; or with --gpus a training job on many.
+    """Forecast a model on a GPU, kernel by kernel; or a training job on many, with --gpus or any option of its layout.
 
     MODEL may be a function in a Python file, path/to/file.py:function, that returns a JAX function or a torch module
     and its example arguments: batch, lengths and dtypes are then those of the arguments.
@@ -48,44 +52,36 @@ def predict(
     A GPU the checkpoint was trained on is forecast with its own measured effect, as `evaluate` does.
     """
     from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
-    from neusight_jax.cli.workloads import check_dtype, graph_of
+    from neusight_jax.cli.workloads import check_dtype, machine_of, work_of
+    from neusight_jax.cluster import gpu_of
     from neusight_jax.errors import InputError
     from neusight_jax.forecast import predict as forecast_model
-    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.graph.graph import Graph
 
-    if job.gpus > 1:
-        from neusight_jax.cli.jobs import asked_job
-        from neusight_jax.job.forecast import predict_job
-
-        with busy("forecasting"):
-            asked = asked_job(model, gpu, load, job, checkpoint)
-            step = predict_job(asked.predictor, asked.cluster, asked.job, name=asked.name)
-        _write_job(asked, step, timeline, chakra)
-        answer(step, as_json, report, checkpoint=asked.checkpoint)
-        return
-    if chakra is not None:
-        raise InputError("--chakra writes jobs on many GPUs; give --gpus N --mode training, or leave it out")
-    gpu_name, machine = load_named_gpu(gpu)
-    graph = graph_of(model, load).on(machine.paths)
-    check_dtype(machine, gpu_name, graph.dtype)
-    checkpoint = checkpoint or default_checkpoint(graph.kernels)
+    work = work_of(model, load, job)
+    name, machine = machine_of(work, gpu, job)
+    gpu_name = name if isinstance(work, Graph) else name.partition("x ")[2] or name
+    if isinstance(work, Graph):
+        if chakra is not None:
+            raise InputError("--chakra writes training jobs; give --mode training with --gpus N, or leave it out")
+        work = work.on(gpu_of(machine).paths)
+    for dtype in work.arithmetic:
+        check_dtype(gpu_of(machine), gpu_name, dtype)
+    checkpoint = checkpoint or default_checkpoint(work.kernels)
     card = load_card(checkpoint)
-    device = _measured_device(card, gpu, gpu_name)
-    notes = forecast_notes(card, checkpoint, gpu_name, graph)
-    known, unknown = measured_networks(card, device, graph)
+    device = _measured_device(card, gpu or gpu_name, gpu_name)
+    notes = forecast_notes(card, checkpoint, gpu_name, work)
+    known, unknown = measured_networks(card, device, work)
     if known:
         but = f", but for {', '.join(unknown)}" if unknown else ""
         notes.append(
             f"with the effect {checkpoint} measured on this GPU{but}; other GPUs are forecast from figures alone"
         )
+    predictor = load_predictor(checkpoint, device)
     with busy("forecasting"):
-        forecast = forecast_model(load_predictor(checkpoint, device), machine, graph, gpu_name=gpu_name, notes=notes)
-    if timeline is not None:
-        from neusight_jax.reports.timeline import forecast_timeline, write_timeline
-
-        write_timeline(timeline, forecast_timeline(forecast, graph))
-        remark(f"wrote {timeline}")
-    answer(forecast, as_json, report, {"machine": machine}, checkpoint=checkpoint)
+        forecast = forecast_model(predictor, machine, work, gpu_name=name, notes=notes)
+    _write(forecast, work, predictor, machine, timeline, chakra)
+    answer(forecast, as_json, report, {"machine": machine} if isinstance(work, Graph) else {}, checkpoint=checkpoint)
 
 
 def _measured_device(card: Mapping[str, Any], gpu: str, gpu_name: str) -> str | None:
@@ -98,22 +94,43 @@ def _measured_device(card: Mapping[str, Any], gpu: str, gpu_name: str) -> str | 
     return canonical_name(gpu)
 
 
-def _write_job(asked: AskedJob, step: StepForecast, timeline: Path | None, chakra: Path | None) -> None:
-    """Writes the files that are asked for of a job."""
+def _write(
+    forecast: Forecast | StepForecast,
+    work: Graph | Job,
+    predictor: Predictor,
+    machine: Machine,
+    timeline: Path | None,
+    chakra: Path | None,
+) -> None:
+    """Writes the files that are asked for."""
     if timeline is not None:
-        from neusight_jax.reports.timeline import step_timeline, write_timeline
+        from neusight_jax.graph.graph import Graph
+        from neusight_jax.reports.timeline import forecast_timeline, step_timeline, write_timeline
 
-        write_timeline(timeline, step_timeline(asked.predictor, asked.cluster, asked.job, step))
+        made = (
+            forecast_timeline(cast(Any, forecast), work)
+            if isinstance(work, Graph)
+            else step_timeline(predictor, machine, work, cast(Any, forecast))
+        )
+        write_timeline(timeline, made)
         remark(f"wrote {timeline}")
     if chakra is not None:
         from neusight_jax.reports.chakra import write_chakra
 
         with busy("writing traces"):
-            written = write_chakra(chakra, asked.predictor, asked.cluster, asked.job)
+            written = write_chakra(chakra, predictor, machine, cast(Any, work))
         remark(f"wrote {len(written)} files to {chakra}")
 
 
-def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph) -> list[str]:
+def job_predictor(checkpoint: str, gpu: str | None) -> Predictor:
+    """A predictor with what it measured of a job's GPU, if the catalog has it; None: it is in a cluster file."""
+    from neusight_jax.checkpoint import load_predictor
+    from neusight_jax.gpu_catalog import canonical_name
+
+    return load_predictor(checkpoint, None if gpu is None else canonical_name(gpu))
+
+
+def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph | Job) -> list[str]:
     """`forecast_notes` of a command that treats every GPU as unmeasured, and whether `predict` would not."""
     notes = forecast_notes(card, checkpoint, gpu_name, graph)
     if measured_networks(card, gpu_name, graph)[0]:
@@ -121,13 +138,13 @@ def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: 
     return notes
 
 
-def measured_networks(card: Mapping[str, Any], device: str | None, graph: Graph) -> tuple[list[str], list[str]]:
+def measured_networks(card: Mapping[str, Any], device: str | None, graph: Graph | Job) -> tuple[list[str], list[str]]:
     """Networks of a model that the card has effects of a device for, and those that it has none for."""
     effects, networks = card.get("device_effects", {}).get(device, {}), sorted(graph.kernels.networks)
     return [name for name in networks if name in effects], [name for name in networks if name not in effects]
 
 
-def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph) -> list[str]:
+def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph | Job) -> list[str]:
     """What to know before trusting a forecast: figures that are estimates, and what training did not see.
 
     A GPU on which only other families were measured was not in training, for this model.

@@ -8,8 +8,8 @@ from typing import Annotated
 from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
-    Gpu,
     JobOptions,
+    MachineGpu,
     Model,
     Relaxation,
     ReportFile,
@@ -18,12 +18,14 @@ from neusight_jax.cli.options import (
     option,
     takes_workload,
 )
+from neusight_jax.errors import InputError
 
 
 @takes_workload
 def sensitivity(
     model: Model,
-    gpu: Gpu,
+    gpu: MachineGpu = None,
+    *,
     load: WorkloadOptions,
     job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
@@ -32,35 +34,34 @@ def sensitivity(
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """What one percent more of every figure of a GPU does to a model's latency, in percent (elasticities); or with
-    --gpus of a cluster to the step of a training job.
+    """What one percent more of every figure of a GPU does to a model's latency, in percent (elasticities); or of
+    a cluster to the step of a training job, with --gpus or any option of its layout.
 
     The GPU is forecast from its figures alone; `predict` also uses what was measured of it.
     """
     from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
-    from neusight_jax.cli.predict import plain_notes
-    from neusight_jax.cli.workloads import check_dtype, check_relaxation, graph_of
-    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.cli.predict import job_predictor, plain_notes
+    from neusight_jax.cli.workloads import check_dtype, check_relaxation, machine_of, work_of
+    from neusight_jax.cluster import gpu_of
+    from neusight_jax.graph.graph import Graph
     from neusight_jax.sensitivities import sensitivity as elasticities_of
 
-    if job.gpus > 1:
-        from neusight_jax.cli.jobs import asked_job
-        from neusight_jax.job.elasticities import step_sensitivity
-
-        asked = asked_job(model, gpu, load, job, checkpoint)
-        with busy("differentiating"):
-            step = step_sensitivity(asked.predictor, asked.cluster, asked.job, asked.name)
-        answer(step, as_json, report, checkpoint=asked.checkpoint)
-        return
     check_relaxation(relaxation)
     if plot is not None:
         from neusight_jax.reports.files import require_format
 
         require_format(plot)
-    gpu_name, machine = load_named_gpu(gpu)
-    graph = graph_of(model, load)
-    check_dtype(machine, gpu_name, graph.dtype)
+    graph = work_of(model, load, job)
+    gpu_name, machine = machine_of(graph, gpu, job)
     checkpoint = checkpoint or default_checkpoint(graph.kernels)
+    if not isinstance(graph, Graph):
+        if plot is not None or relaxation:
+            raise InputError("--plot and --relaxation are of steps on one machine; leave them out for a job")
+        with busy("differentiating"):
+            step = elasticities_of(job_predictor(checkpoint, gpu), machine, graph, gpu_name=gpu_name)
+        answer(step, as_json, report, checkpoint=checkpoint)
+        return
+    check_dtype(gpu_of(machine), gpu_name, graph.dtype)
     notes = plain_notes(load_card(checkpoint), checkpoint, gpu_name, graph)
     predictor = load_predictor(checkpoint)
     with busy("differentiating"):

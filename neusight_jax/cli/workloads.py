@@ -1,12 +1,14 @@
-"""What commands that forecast models share: the graphs of their workloads, and checks of their options."""
+"""What commands that forecast models share: the work of a command line and its machine, and checks of options."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from neusight_jax.cli.options import WorkloadOptions, lora_of
+from neusight_jax.cli.options import JobOptions, WorkloadOptions, lora_of, option_names
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.configs.requests import Lengths
@@ -14,7 +16,10 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.units import base_unit, quantity
 
 if TYPE_CHECKING:
+    from neusight_jax.cluster import Machine
     from neusight_jax.graph.traced.trace_options import TraceOptions
+    from neusight_jax.job.job import Job
+    from neusight_jax.job.parallelism import Parallelism
 
 TRACING = ("trip_count", "branch", "fp32_products", "parameters")
 """Options of functions and modules alone."""
@@ -35,6 +40,130 @@ def check_relaxation(relaxation: float) -> None:
         raise InputError(f"--relaxation is {relaxation:g}, expected 0 (whole waves) to 1 (none)")
 
 
+def work_of(model: str, load: WorkloadOptions, job: JobOptions) -> Graph | Job:
+    """What a command line asks to forecast: a step on one machine, or a training job where any of its layout is given.
+
+    Raises: `InputError` for an unusable model, workload or layout, and for options that would change nothing.
+    """
+    from neusight_jax.workloads import num_gpus
+
+    split = load.tensor_parallel * load.expert_parallel > 1
+    if load.mode == "training" and (job.layout() or split or count_of(job) not in (None, 1)):
+        return job_of(model, load, job)
+    if job.layout():
+        raise InputError(f"{', '.join(job.layout())}: of training jobs; give --mode training, or leave out")
+    graph, gpus = graph_of(model, load), job.gpus
+    if gpus is not None and gpus != num_gpus(graph):
+        raise InputError(
+            f"--gpus {gpus}: the step occupies {num_gpus(graph)}; give --mode training for a job, --tensor-parallel to "
+            "split a model, or take `serve` for replicas"
+        )
+    return graph
+
+
+def count_of(job: JobOptions) -> int | None:
+    """GPUs that a command line says; None where the layout is to say it."""
+    if job.cluster is None:
+        return job.gpus
+    from neusight_jax.cluster_file import load_cluster
+
+    count = load_cluster(job.cluster).count
+    if job.gpus not in (None, count):
+        raise InputError(f"--gpus {job.gpus}: {job.cluster} has {count}; leave --gpus out, or change the file")
+    return count
+
+
+def machine_of(work: Graph | Job, gpu: str | os.PathLike[str] | None, job: JobOptions) -> tuple[str, Machine]:
+    """Name and figures of the machine that work runs on: a GPU, the server it is split over, or a job's cluster."""
+    from neusight_jax.cluster_file import load_named_cluster, load_named_server
+    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.workloads import num_gpus
+
+    if (gpu is None) == (job.cluster is None):
+        raise InputError("which machine? give either --gpu NAME, with --gpus for several, or --cluster FILE")
+    if job.cluster is not None:
+        return load_named_cluster(job.cluster)
+    name = os.fspath(gpu or "")
+    if not isinstance(work, Graph):
+        return load_named_cluster(f"{work.plan.layout.gpus}x {name}")
+    return load_named_gpu(name) if num_gpus(work) == 1 else load_named_server(name)
+
+
+_OF_JOBS = (
+    *("batch_size", "sequence_length", "mode", "dtype", "tensor_parallel", "expert_parallel"),
+    *("optimizer", "gradient_dtype", "lora_rank", "lora_targets"),
+)
+"""Options of workloads that jobs have too."""
+
+
+def job_of(model: str, load: WorkloadOptions, job: JobOptions) -> Job:
+    """A training job; `InputError` for a layout or workload that cannot be used."""
+    from neusight_jax.graph.configs.assumed import assumed_dtype, assumed_length
+    from neusight_jax.graph.configs.config import read_config
+    from neusight_jax.graph.configs.language import language_config
+    from neusight_jax.graph.traced.source_file import is_source
+    from neusight_jax.job.job import job_from_config
+
+    if is_source(model):
+        split = [name for name in ("tensor_parallel", "expert_parallel") if name in load.given()]
+        words = ", ".join(option_names([*job.given(), *split]))
+        raise InputError(f"{model}: jobs are of decoders by name or config.json; leave {words} out")
+    if others := option_names(name for name in load.given() if name not in _OF_JOBS):
+        raise InputError(f"{', '.join(others)}: training jobs have no such choice; leave out")
+    given = lengths("--sequence-length", load.sequence_length)
+    if not (given is None or isinstance(given, int)):
+        raise InputError(f"--sequence-length {load.sequence_length}: a job has one length; give one number")
+    config = language_config(read_config(model))
+    dtype, dtype_notes = assumed_dtype(config, load.dtype)
+    sequence, length_notes = assumed_length(config, given, "training", None)
+    layout = _layout(load, job)
+    made = job_from_config(
+        model,
+        layout,
+        global_batch_size=job.global_batch_size or layout.data * layout.micro_batch_size,
+        sequence_length=int(sequence),  # type: ignore[arg-type]
+        dtype=dtype,
+        optimizer=load.optimizer or "adamw",
+        gradient_dtype=load.gradient_dtype,
+        lora=lora_of(load.lora_rank, load.lora_targets),
+    )
+    optimizer = ["optimizer adamw assumed"] if load.optimizer is None else []
+    notes = (*dtype_notes, *length_notes, *optimizer, *made.plan.notes)
+    return made.replace(plan=replace(made.plan, notes=tuple(dict.fromkeys(notes))))
+
+
+def _layout(load: WorkloadOptions, job: JobOptions) -> Parallelism:
+    """The layout of a job; replicas are what is left of its GPUs, or as few as the experts need."""
+    from neusight_jax.job.parallelism import Parallelism
+
+    micro = job.micro_batch_size
+    if micro is not None and load.batch_size not in (1, micro):
+        raise InputError(f"--batch-size {load.batch_size}, --micro-batch-size {micro}: both say one thing; give one")
+    gpus, within = count_of(job), load.tensor_parallel * job.context_parallel
+    taken = within * job.pipeline_parallel
+    if gpus is not None and job.data_parallel is None and (taken < 1 or gpus % taken):
+        raise InputError(f"--gpus {gpus} is no multiple of tensor · pipeline · context = {taken}; expected a multiple")
+    fewest = load.expert_parallel // math.gcd(load.expert_parallel, within) if within > 0 else 1
+    layout = Parallelism(
+        tensor=load.tensor_parallel,
+        pipeline=job.pipeline_parallel,
+        data=job.data_parallel or (fewest if gpus is None else gpus // taken),
+        context=job.context_parallel,
+        expert=load.expert_parallel,
+        chunks=job.chunks,
+        zero=job.zero,
+        sequence_parallel=job.sequence_parallel,
+        micro_batch_size=load.batch_size if micro is None else micro,
+        recompute=job.recompute,
+    )
+    if gpus not in (None, layout.gpus):
+        raise InputError(
+            f"--gpus {gpus}, but the layout takes {layout.gpus} (tensor · context · data · pipeline); leave "
+            "--data-parallel out, or mend one"
+        )
+    return layout
+
+
 def graph_of(model: str, load: WorkloadOptions) -> Graph:
     """The graph of a model on the command line: a catalog name, a config.json, or PATH.py:FUNCTION.
 
@@ -43,13 +172,13 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
     from neusight_jax.graph.traced.source_file import graph_from_source, is_source
 
     if is_source(model):
-        twice = _options(name for name in load.given() if name not in ("mode", "fused", *TRACING))
+        twice = option_names(name for name in load.given() if name not in ("mode", "fused", *TRACING))
         if twice:
             raise InputError(
                 f"{model}: its example arguments say batch, lengths and dtypes; leave {', '.join(twice)} out"
             )
         return graph_from_source(model, load.mode, trace_options(load))
-    tracing = _options(name for name in load.given() if name in TRACING)
+    tracing = option_names(name for name in load.given() if name in TRACING)
     if tracing:
         raise InputError(f"{model} is no PATH.py:FUNCTION; leave {', '.join(tracing)} out")
     from neusight_jax.graph.configs.build import graph_from_config
@@ -67,9 +196,10 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
         tensor_parallel=load.tensor_parallel,
         expert_parallel=load.expert_parallel,
         optimizer=load.optimizer,
+        gradient_dtype=load.gradient_dtype,
         lora=lora_of(load.lora_rank, load.lora_targets),
     )
-    if load.fused is False and graph.fused:
+    if load.fused is not None and graph.fused != load.fused:
         note = f"{graph.name} is forecast with its framework's fused kernels: --eager changes nothing"
         return replace(graph, notes=(*graph.notes, note))
     return graph
@@ -82,11 +212,6 @@ def trace_options(load: WorkloadOptions) -> TraceOptions:
     named = None if load.parameters is None else tuple(part.strip() for part in load.parameters.split(","))
     branch = int(load.branch) if load.branch.isdecimal() else load.branch
     return TraceOptions(load.fused, load.trip_count, branch, load.fp32_products, parameters=named)
-
-
-def _options(names: Iterable[str]) -> list[str]:
-    """Names of fields as they are written on a command line."""
-    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 def lengths(option: str, text: str | None) -> Lengths | None:

@@ -181,20 +181,21 @@ class Graph(Record):
 
     @cached_property
     def _conditional(self) -> tuple[Kernel, ...]:
-        """Forward kernels that run otherwise on GPUs without an arithmetic path."""
+        """Forward kernels that run otherwise on some machines."""
         every = (kernel for node in self.nodes for kernel in node.forward)
-        return tuple(kernel for kernel in every if kernel.instead is not None)
+        return tuple(kernel for kernel in every if kernel.instead is not None or FAMILIES[kernel.family].linked)
 
-    def on(self, paths: Collection[str]) -> Graph:
-        """The graph as it runs on a GPU with these arithmetic paths.
+    def on(self, paths: Collection[str], gpus_per_domain: int = 0) -> Graph:
+        """The graph as it runs on GPUs with these arithmetic paths, in domains of so many (`Kernel.on`).
 
         Forward products of quantized weights whose path is not there run as their `Kernel.instead` has it, with a note.
         """
-        run = ((kernel, kernel.on(paths)) for kernel in self._conditional)
-        swapped = {(own.path or own.dtype, other.dtype): None for own, other in run if other is not own}
-        if not swapped:
+        where = (paths, gpus_per_domain)
+        changed = [(own, other) for own in self._conditional if (other := own.on(*where)) is not own]
+        if not changed:
             return self
-        nodes = tuple(replace(node, forward=tuple(each.on(paths) for each in node.forward)) for node in self.nodes)
+        swapped = {(own.path or own.dtype, other.dtype): None for own, other in changed if other is own.instead}
+        nodes = tuple(replace(node, forward=tuple(each.on(*where) for each in node.forward)) for node in self.nodes)
         notes = (
             f"no {own} arithmetic on this GPU: products of those weights widen them to {other} (weight-only)"
             for own, other in swapped

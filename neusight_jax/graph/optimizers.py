@@ -9,7 +9,7 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel
-from neusight_jax.memory import footprint, parameter_count
+from neusight_jax.memory import footprint, parameter_count, training_bytes
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,47 @@ def optimizer_kernels(name: str, parameters: float, tensor_cores: bool) -> tuple
     return (flat_stream(parameters, own.step_bytes, tensor_cores, launches),)
 
 
-def with_optimizer(graph: Graph, name: str) -> Graph:
-    """A training graph with a step of an optimizer at its end, and the memory of its states.
+def with_states(graph: Graph, optimizer: str | None, gradient_dtype: str) -> Graph:
+    """A graph with the memory of gradients and of an optimizer's states, and a step of the optimizer at its end.
 
-    Raises: `InputError` for an unknown optimizer or another workload than training.
+    Args:
+      optimizer: of `OPTIMIZERS`; None = no step, and the states of Adam in memory; gradient_dtype: of gradients.
+    Raises: `InputError` for an unknown optimizer or dtype, or either of them with another workload than training.
     """
+    dtype_bytes(gradient_dtype)
     if graph.mode != "training":
-        raise InputError(f"mode is {graph.mode}; an optimizer goes with mode training, leave it out")
-    own = optimizer_of(name)
+        if optimizer is not None:
+            raise InputError(f"mode is {graph.mode}; an optimizer goes with mode training, leave it out")
+        if gradient_dtype != "fp32":
+            raise InputError(f"mode is {graph.mode}; gradient_dtype goes with mode training, leave it out")
+        return graph
+    own = optimizer_of(optimizer or "adamw")
     parameters = parameter_count(graph) if graph.trained is None else graph.trained
+    states = training_bytes(parameters, graph.dtype, gradient_dtype, own.state_bytes)
+    changed = replace(
+        graph,
+        footprint=replace(footprint(graph), **states),
+        options={**graph.options, "optimizer": optimizer, "gradient_dtype": gradient_dtype},
+        notes=(*graph.notes, *state_notes(graph.dtype, gradient_dtype, optimizer)),
+    )
+    if optimizer is None:
+        return changed
     tensor_cores = any(FAMILIES[family].tensor_core for family in graph.kernels.families)
-    kernels = optimizer_kernels(name, parameters, tensor_cores)
+    kernels = optimizer_kernels(optimizer, parameters, tensor_cores)
     node = Node("optimizer", "optimizer", (), (), (), 1, "", (), (1,), "", (), kernels)
-    master = 4.0 * (dtype_bytes(graph.dtype) < 4.0)
-    memory = replace(footprint(graph), optimizer=parameters * (own.state_bytes + master))
-    return replace(graph, nodes=(*graph.nodes, node), footprint=memory, options={**graph.options, "optimizer": name})
+    return replace(changed, nodes=(*graph.nodes, node))
+
+
+def state_notes(dtype: str, gradient_dtype: str, optimizer: str | None) -> tuple[str, ...]:
+    """How many bytes a trained weight takes, where there is a choice: of weights below four bytes."""
+    if dtype_bytes(dtype) >= 4.0:
+        return ()
+    size = max(dtype_bytes(dtype), 2.0)
+    total = size + sum(
+        training_bytes(1.0, dtype, gradient_dtype, optimizer_of(optimizer or "adamw").state_bytes).values()
+    )
+    other = "bf16" if gradient_dtype == "fp32" else "fp32"
+    return (
+        f"a trained weight takes {total:g} bytes: {size:g} of its own, gradient in {gradient_dtype}, states of "
+        f"{optimizer or 'adamw'} and an fp32 copy; --gradient-dtype {other} for the other convention",
+    )

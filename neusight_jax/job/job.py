@@ -96,6 +96,11 @@ class Job(Record):
         load = f"{plan.global_batch_size} x {plan.sequence_length} tokens, {plan.dtype}"
         return f"{plan.model} on {plan.layout.gpus} GPUs: {plan.mode}, {load}"
 
+    @property
+    def arithmetic(self) -> tuple[str, ...]:
+        """Dtypes of its products: the arithmetic paths a GPU must have."""
+        return (self.plan.dtype,)
+
     def replace(self, **changes: Any) -> Job:
         """This job with fields replaced, such as `software`."""
         return dataclasses.replace(self, **changes)

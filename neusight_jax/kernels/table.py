@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -47,8 +47,14 @@ class Kernel(Record):
     instead: Kernel | None = None
     path: str = ""
 
-    def on(self, paths: Collection[str]) -> Kernel:
-        """What runs on a GPU with these arithmetic paths."""
+    def on(self, paths: Collection[str], gpus_per_domain: int = 0) -> Kernel:
+        """What runs on a GPU with these arithmetic paths, in domains of so many GPUs with fast links (0 = all in one).
+
+        A message to more ranks than a domain has crosses domains.
+        """
+        if gpus_per_domain and FAMILIES[self.family].linked:
+            domains = -(-self.dims["ranks"] // gpus_per_domain)
+            return self if domains <= self.dims["domains"] else replace(self, dims={**self.dims, "domains": domains})
         lacking = self.instead is not None and (self.path or self.dtype) not in paths
         return self.instead if lacking and self.instead is not None else self
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neusight_jax.cluster import Cluster, Machine, as_cluster
-from neusight_jax.cluster_file import load_named_cluster, usual_topology
+from neusight_jax.cluster_file import load_named_cluster, load_named_server
 from neusight_jax.errors import InputError
 from neusight_jax.gpu_file import load_named_gpu
 from neusight_jax.graph.configs.blocks import Experts
@@ -68,17 +68,13 @@ def named_machines(
 
 def _named(name: str | os.PathLike[str]) -> tuple[str, Cluster]:
     try:
-        found, gpu = load_named_gpu(name)
+        return load_named_server(name)
     except InputError:
         try:
             return load_named_cluster(name)
         except InputError:
             load_named_gpu(name)  # its own message says which GPUs there are
             raise
-    try:
-        return found, Cluster(gpu, usual_topology(found, gpu), 0)
-    except InputError:
-        return found, as_cluster(gpu)
 
 
 def layouts(
@@ -118,12 +114,12 @@ def replicas(
     grid = axes(longest, chunk, most)
 
     @functools.cache
-    def points_of(layout: Parallelism, domain: int) -> Points:
-        return points(model, layout, domain, grid)
+    def points_of(layout: Parallelism) -> Points:
+        return points(model, layout, grid)
 
     @functools.cache
     def steps_of(layout: Parallelism, domain: int, paths: tuple[str, ...]) -> Steps:
-        return tabled(points_of(layout, domain), paths, grid, model.dtypes.products)
+        return tabled(points_of(layout), paths, domain, grid, model.dtypes.products)
 
     for name, cluster in machines.items():
         own, domain = options[name], cluster.topology.gpus_per_domain or TENSOR[-1]
@@ -135,7 +131,7 @@ def replicas(
                 if not memory.fits:
                     yield replace(found, reason=_too_large(memory))
                     continue
-                paths = needed_paths(points_of(layout, domain), cluster.gpu.paths)
+                paths = needed_paths(points_of(layout), cluster.gpu.paths)
                 written = steps_of(layout, domain, paths)
                 _check_paths(written, cluster, model)
                 yield replace(found, times=bounded_times(predictor, cluster, written, engine))

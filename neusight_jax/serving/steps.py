@@ -21,7 +21,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.assumed import assumed_dtype
 from neusight_jax.graph.configs.blocks import Decoder
@@ -34,15 +33,12 @@ from neusight_jax.graph.configs.step import Precision, Step, precision
 from neusight_jax.graph.graph import Node
 from neusight_jax.graph.quantization.quantization import Quantization, has_quantization, read_quantization
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.kernels.collective import collective_dims
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
 
 GROUPS: tuple[str, ...] = ("decode_body", "prefill_body", "head", "decode", "prefill")
 """Groups of kernels; the body of a pure decode step apart, whose kernels may be others (state-space layers)."""
 HEAD: tuple[str, ...] = ("head", "sampling")
 """Nodes of the head."""
-CUSTOM_BYTES = 8.0 * 2**20
-"""Largest all_reduce that engines run by their own kernels (vLLM, `custom_all_reduce.py`, `max_size`)."""
 _Counted: TypeAlias = list[tuple[Kernel, float]]
 Points: TypeAlias = list[_Counted]
 """Kernels of every point of a grid, and how often each launches them."""
@@ -152,15 +148,14 @@ class Steps:
 
 def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str], grid: Axes) -> Steps:
     """The steps of a model on one rank of a layout: `tabled` of `points`."""
-    return tabled(points(model, layout, domain, grid), paths, grid, model.dtypes.products)
+    return tabled(points(model, layout, grid), paths, domain, grid, model.dtypes.products)
 
 
-def points(model: Model, layout: Parallelism, domain: int, grid: Axes) -> Points:
+def points(model: Model, layout: Parallelism, grid: Axes) -> Points:
     """What each point of the grid launches on one rank of a layout, group after group, for whatever GPU.
 
     Args:
       layout: tensor ranks, and `expert` equal to them where experts stay whole.
-      domain: GPUs of a domain of fast links.
     Raises: `InputError` for a layout that does not divide the model.
     """
     _check(layout)
@@ -176,13 +171,11 @@ def points(model: Model, layout: Parallelism, domain: int, grid: Axes) -> Points
     def of(found: Iterable[Node], wanted: Callable[[Node], bool]) -> _Counted:
         return [(kernel, node.repeat) for node in found if wanted(node) for kernel in node.forward]
 
-    def body(found: list[Node], tokens: int) -> _Counted:
-        own = of(found, lambda node: node.name not in moving and node.name not in HEAD)
-        sums, engine = _sums(model.decoder, layout, domain, tokens, model.dtypes)
-        return [each for each in own if not (engine and _adds_residual(each[0]))] + sums
+    def body(found: list[Node]) -> _Counted:
+        return of(found, lambda node: node.name not in moving and node.name not in HEAD)
 
-    found = [body(nodes((1, short), repeat=each), each) for each in grid.batches]
-    found += [body(nodes((each, each)), each) for each in grid.tokens]
+    found = [body(nodes((1, short), repeat=each)) for each in grid.batches]
+    found += [body(nodes((each, each))) for each in grid.tokens]
     found += [of(nodes((1, short), repeat=each), lambda node: node.name in HEAD) for each in grid.batches]
 
     def inside(node: Node) -> bool:
@@ -198,9 +191,9 @@ def needed_paths(written: Points, paths: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(asked & set(paths)))
 
 
-def tabled(written: Points, paths: Collection[str], grid: Axes, dtype: str) -> Steps:
-    """Points as steps on a GPU with these arithmetic paths, that quantized weights are multiplied in."""
-    run = [[(kernel.on(paths), count) for kernel, count in each] for each in written]
+def tabled(written: Points, paths: Collection[str], domain: int, grid: Axes, dtype: str) -> Steps:
+    """Points as steps on GPUs with these arithmetic paths in domains of so many (`Kernel.on`)."""
+    run = [[(kernel.on(paths, domain), count) for kernel, count in each] for each in written]
     return Steps(*_table([[(kernel, kernel.count * count) for kernel, count in each] for each in run], dtype), grid)
 
 
@@ -217,30 +210,6 @@ def _differ(one: Sequence[Node], other: Sequence[Node]) -> set[str]:
     """Names of nodes whose kernels differ, or that one of the steps lacks."""
     left, right = ({node.name: node.forward for node in nodes} for nodes in (one, other))
     return {name for name in {**left, **right} if left.get(name) != right.get(name)}
-
-
-def _adds_residual(kernel: Kernel) -> bool:
-    """Whether it is a norm that takes the residual sum with it, as after every block."""
-    return kernel.op == "layernorm" and kernel.dims["reads"] > 1.0
-
-
-def _sums(model: Decoder, layout: Parallelism, domain: int, tokens: int, dtypes: Precision) -> tuple[_Counted, bool]:
-    """The sums over the tensor ranks after every block and the embedding, and whether the engine's kernel runs them.
-
-    That does the norm that follows as well (vLLM on Hopper and later, `fuse_allreduce_rms`; TensorRT-LLM; SGLang,
-    `flashinfer_allreduce_fusion`).
-    """
-    ranks = layout.tensor
-    if ranks == 1:
-        return [], False
-    blocks = sum(
-        ((layer.mixer is not None) + (layer.feed_forward is not None)) * len(numbers)
-        for layer, numbers in model.layers.items()
-    )
-    size = float(tokens) * model.hidden * dtype_bytes(dtypes.activations)
-    engine = size <= CUSTOM_BYTES
-    dims = collective_dims("all_reduce", size, ranks, -(-ranks // domain), software="engine" if engine else "library")
-    return [(Kernel("collective", "all_reduce", dims, 1.0, "bf16"), float(blocks + 1))], engine
 
 
 def _table(points: Sequence[_Counted], dtype: str) -> tuple[KernelTable, dict[str, Any]]:

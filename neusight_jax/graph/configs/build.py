@@ -19,7 +19,7 @@ from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import MODES, Graph, Node
-from neusight_jax.graph.optimizers import with_optimizer
+from neusight_jax.graph.optimizers import with_states
 from neusight_jax.graph.quantization.quantization import has_quantization, read_quantization
 from neusight_jax.graph.quantization.scheme import stored_as
 
@@ -64,6 +64,7 @@ def graph_from_config(
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
     optimizer: str | None = None,
+    gradient_dtype: str = "fp32",
     lora: Lora | None = None,
 ) -> Graph:
     """Operator graph of a model from its config.
@@ -87,8 +88,9 @@ def graph_from_config(
         `quantization_config`, or else `dtype`, has it. Where narrower than `dtype` products widen them (weight-only).
       kv_dtype: of the KV cache, likewise.
       tensor_parallel, expert_parallel: devices the layers, and the experts, are split over; the graph is one device's
-        part. Collectives are not modelled.
+        part, with the sums over all of them. A training step that is split is a job (`nj.job_from_config`).
       optimizer: mode "training": the optimizer whose step follows (`optimizers.OPTIMIZERS`); None = there is none.
+      gradient_dtype: mode "training": what gradients are kept in, for the memory; see `memory.training_bytes`.
       lora: mode "training", decoders: adapters that alone are trained (with a quantized model QLoRA); None = all
         weights are.
     Raises: InputError for an unusable config or workload.
@@ -104,7 +106,7 @@ def graph_from_config(
         {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel},
         lora,
     )
-    return graph if optimizer is None else with_optimizer(graph, optimizer)
+    return with_states(graph, optimizer, gradient_dtype)
 
 
 def _graph(
@@ -194,6 +196,11 @@ def _step_graph(
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(allowed)}")
     if kind == "vit" and split != (1, 1):
         raise InputError(f"{config.name}: tensor_parallel and expert_parallel are for decoders; leave them out for vit")
+    if mode == "training" and split != (1, 1):
+        raise InputError(
+            f"{config.name}: a training step over several GPUs is a job; expected job_from_config with a layout such "
+            "as Parallelism(tensor=8)"
+        )
     for name in (dtype, kv_dtype):
         if name is not None:
             dtype_index(name)
@@ -231,7 +238,6 @@ def _step_graph(
             *config.notes,
             *class_notes(config),
             *step.weight_notes(weight_dtype, has_quantization(config.values)),
-            *parallel_notes(*split),
         ),
         parameters=step.parameters,
         trained=step.trained,
@@ -251,11 +257,3 @@ def class_notes(config: Config) -> tuple[str, ...]:
     if not told:
         return ()
     return (f"not in the config, defaults of {config.values['model_type']}: {', '.join(told)}",)
-
-
-def parallel_notes(tensor_parallel: int, expert_parallel: int) -> tuple[str, ...]:
-    """What a forecast of one device's part leaves out; nothing for a model that is not split."""
-    if tensor_parallel == expert_parallel == 1:
-        return ()
-    devices = tensor_parallel * expert_parallel
-    return (f"one of {devices} GPUs' part: the collectives between them are not in this forecast",)

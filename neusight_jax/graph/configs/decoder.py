@@ -24,7 +24,7 @@ from neusight_jax.graph.configs.hybrids import read_granite_hybrid, read_kimi_li
 from neusight_jax.graph.configs.indexing import write_compressed
 from neusight_jax.graph.configs.latent_models import LATENT_TYPES, read_deepseek_v4, read_latent
 from neusight_jax.graph.configs.mixers import write_attention, write_latent, write_square
-from neusight_jax.graph.configs.parallel import check_split, part_of
+from neusight_jax.graph.configs.parallel import check_split, part_of, write_sums
 from neusight_jax.graph.configs.positions import positions_of
 from neusight_jax.graph.configs.recurrent import write_delta, write_mamba2
 from neusight_jax.graph.configs.shard import Shard
@@ -103,6 +103,8 @@ def record(
     parts = {layer: part_of(config.name, layer, tensor_parallel, whole_experts) for layer in model.layers}
     tokens = step.requests.tokens
     vocabulary = -(-model.vocabulary // tensor_parallel)
+    if step.shard is None:  # the ranks of a job send messages of their own
+        write_sums(step, model, tensor_parallel, tensor_parallel * (1 if whole_experts else expert_parallel))
     if shard.embeds:
         step.weight(float(vocabulary) * model.hidden)
         step.stream("embedding", "stream", "embedding", tokens, model.hidden, 1, 1)

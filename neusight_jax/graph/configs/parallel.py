@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import (
     Attention,
@@ -17,6 +18,9 @@ from neusight_jax.graph.configs.blocks import (
     Layer,
     Mamba2,
 )
+from neusight_jax.graph.configs.step import Step
+from neusight_jax.kernels.collective import collective_dims
+from neusight_jax.kernels.table import Kernel
 
 SPLIT: dict[type, dict[str, str]] = {
     Attention: {"heads": "heads"},
@@ -78,3 +82,36 @@ def _shared_heads(heads: int, shared: int, local: int) -> int:
     """Most shared heads that `local` neighbouring heads need."""
     group = max(heads // shared, 1)
     return max((first + local - 1) // group - first // group + 1 for first in range(0, heads, local))
+
+
+CUSTOM_BYTES = 8.0 * 2**20
+"""Largest all_reduce that engines run by their own kernels (vLLM, `custom_all_reduce.py`, `max_size`)."""
+
+
+def write_sums(step: Step, model: Decoder, tensor_parallel: int, expert_ranks: int) -> None:
+    """Write the all_reduces of a forward pass: after the embedding and every block, over the ranks that split it.
+
+    An engine's own kernel does the residual norm that follows as well (vLLM on Hopper and later, `fuse_allreduce_rms`;
+    TensorRT-LLM; SGLang, `flashinfer_allreduce_fusion`), so those norms are left out (`Step.norms_in_sums`).
+
+    Args:
+      tensor_parallel: ranks every block is split over; expert_ranks: ranks a block of routed experts is split over.
+    """
+    size = float(step.requests.tokens) * model.hidden * dtype_bytes(step.precision.activations)
+    engine = step.serving and size <= CUSTOM_BYTES
+    step.norms_in_sums = engine and tensor_parallel > 1
+    routed = sum(isinstance(layer.feed_forward, Experts) * len(numbers) for layer, numbers in model.layers.items())
+    blocks = sum(
+        ((layer.mixer is not None) + (layer.feed_forward is not None)) * len(numbers)
+        for layer, numbers in model.layers.items()
+    )
+    counts = {tensor_parallel: 1.0 + blocks - routed}  # one after the embedding
+    counts[expert_ranks] = counts.get(expert_ranks, 0.0) + routed
+    software = "engine" if engine else "library"
+    sums = [
+        Kernel("collective", "all_reduce", collective_dims("all_reduce", size, ranks, software=software), count, "bf16")
+        for ranks, count in counts.items()
+        if ranks > 1 and count
+    ]
+    if sums:
+        step.emit("tensor_parallel", "all_reduce", sums, shape=(step.requests.tokens, model.hidden))

@@ -18,7 +18,7 @@ from neusight_jax.graph.configs.adapters import Lora, adapter_kernels
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.writer import Writer
-from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Operand
+from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint, Operand
 from neusight_jax.graph.kernel import FLASH, attention_kernels, flash_kernels, matrix_product
 from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
@@ -77,6 +77,7 @@ class Step(Writer):
       parameters, parameter_bytes: of the weights; expert_parameters: of routed experts; cache_bytes: of the KV cache.
       lora: adapters that alone are trained, None = all weights are; adapted: names of products that could have one;
         adapters: elements of those there are.
+      norms_in_sums: whether residual norms are part of the kernel that sums over tensor-parallel ranks before them.
       ledger: how weights are stored, for the notes.
       shard: of a job, what one rank has of the step, and with it what else a training framework runs: the loss, tokens
         sorted by expert, casts to eight and four bits. None = the plain step.
@@ -98,6 +99,7 @@ class Step(Writer):
         self.quantization = quantization
         self.parameters = self.parameter_bytes = self.cache_bytes = self.expert_parameters = 0.0
         self.adapters, self.adapted = 0.0, list[str]()
+        self.norms_in_sums = False
         self.ledger = Ledger()
         if lora is not None and not self.training:
             raise InputError(f"adapters (lora) are trained, but mode is {mode}; expected mode training")
@@ -135,15 +137,14 @@ class Step(Writer):
         return stored_as(self.precision.weights).bits < 8.0 * dtype_bytes(self.precision.products)
 
     def footprint(self) -> Footprint:
-        """Memory of the step. Training keeps every node's output, fp32 master weights and Adam's moments."""
+        """Memory of the step, in training with every node's output, without states (`optimizers.with_states`)."""
         size = dtype_bytes(self.precision.activations)
         outputs = [float(np.prod(node.shape)) * size for node in self.nodes]
         kept = sum(output * node.repeat for output, node in zip(outputs, self.nodes, strict=True))
-        mixed = dtype_bytes(self.precision.products) < 4.0
         return Footprint(
             weights=self.parameter_bytes,
-            gradients=(self.trained * size if self.lora else self.parameter_bytes) if self.training else 0.0,
-            optimizer=self.trained * (OPTIMIZER_BYTES + 4.0 * mixed) if self.training else 0.0,
+            gradients=0.0,
+            optimizer=0.0,
             activations=kept if self.training else 2.0 * max(outputs),
             kv_cache=0.0 if self.training or not self.serving else self.cache_bytes,
             runtime=RUNTIME_BYTES,
@@ -301,7 +302,8 @@ class Step(Writer):
         """A norm over `cols`; with `residual` it adds the residual on the way and writes the sum too."""
         passes = 2.0 if residual else 1.0
         self.weight(float(cols))
-        self.stream(name, "reduction", "layernorm", rows, cols, passes, passes, grad=1.5)
+        if not (residual and self.norms_in_sums):
+            self.stream(name, "reduction", "layernorm", rows, cols, passes, passes, grad=1.5)
 
     def attention(
         self,
