@@ -30,7 +30,6 @@ from neusight_jax.job.job import KINDS, Job, job_from_config
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import critical_counts
 from neusight_jax.job.software import FITTED, WIDTHS, Software
-from neusight_jax.job.stages import stage_kinds
 from neusight_jax.job.step import facts, once, schedule_of, seconds_of_job, stage_durations
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
@@ -287,7 +286,7 @@ _critical = jax.jit(critical_counts)
 
 def path(job: Job, durations: np.ndarray, between: Any) -> tuple[np.ndarray, float]:
     """Counts [kind of stage, kind of work] and messages of a job's critical path."""
-    plan, order = job.plan, np.array(stage_kinds(job.plan.layout))
+    plan, order = job.plan, np.array(job.plan.kinds)
     counts = np.zeros((KINDS, 3))
     if plan.layout.pipeline == 1:
         counts[0] = plan.micro_batches

@@ -120,7 +120,7 @@ class CalibratedPredictor:
         return base.terms(family, machine, batch, isolated=isolated, relaxation=relaxation)
 
 
-def shifted(base: MixturePredictor, network: str, effect: Float[Array, "*kernel effect"]) -> MixturePredictor:
+def shifted(base: MixturePredictor, network: str, effect: Float[Array, "*kernel tilted"]) -> MixturePredictor:
     """The predictor with other device effects for one network."""
     return replace(base, families={**base.families, network: replace(base.families[network], effect=effect)})
 

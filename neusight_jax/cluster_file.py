@@ -18,6 +18,7 @@ from neusight_jax.topology import TOPOLOGY_FIELDS, Topology, check_link_figure
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _COUNTED = re.compile(r"^\s*(\d+)\s*[xX×*]\s*(\S.*)$")
+_CLUSTER = re.compile(r"^\d+x (.+?)(?: in .+)?$")
 _LARGEST = 10_000_000
 _EXAMPLE = '"64x H100"'
 
@@ -38,19 +39,39 @@ def node_topology(node: str, gpu: GPU) -> Topology:
     return Topology(**{"link_bytes_per_s": gpu.link_bytes_per_s, **figures})
 
 
-def usual_topology(name: str, gpu: GPU) -> Topology:
-    """How a GPU of the catalog is joined in its usual server, by the GPU's name.
+def usual_node(name: str, count: int = 0) -> str | None:
+    """The server that so many GPUs of a name usually are in: a board of exactly as many where there is one, such as
+    HGX H100 4-GPU; None where the catalog knows none."""
+    canonical, entries = canonical_name(name), table("datasets", "nodes")
+    boards = (node for node, entry in entries.items() if canonical in entry.get("boards_of", ()))
+    board = next((node for node in boards if entries[node]["gpus_per_domain"] == count), None)
+    return board or next((node for node, entry in entries.items() if canonical in entry["gpus"]), None)
+
+
+def usual_topology(name: str, gpu: GPU, count: int = 0) -> Topology:
+    """How so many GPUs of the catalog are joined in their usual server, by the GPU's name.
 
     Raises: `InputError` where the catalog knows none.
     """
-    canonical = canonical_name(name)
-    for node, entry in table("datasets", "nodes").items():
-        if canonical in entry["gpus"]:
-            return node_topology(node, gpu)
+    node = usual_node(name, count)
+    if node is not None:
+        return node_topology(node, gpu)
     raise InputError(
         f"no usual server of {name} is known; give a YAML file with gpu, count and topology, one of "
         f"{', '.join(list_nodes())} or a mapping of {', '.join(TOPOLOGY_FIELDS[:3])}"
     )
+
+
+def cluster_name(gpu_name: str, count: int) -> str:
+    """What so many GPUs in their usual server are called, the server said where it is not that of other counts."""
+    node = usual_node(gpu_name, count)
+    return f"{count}x {gpu_name}" + (f" in {node}" if node != usual_node(gpu_name) else "")
+
+
+def gpu_in(name: str) -> str:
+    """The GPU of a `cluster_name`; other names as they are."""
+    found = _CLUSTER.match(name)
+    return found[1] if found else name
 
 
 def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
@@ -74,8 +95,9 @@ def load_named_cluster(name_or_path: str | os.PathLike[str]) -> tuple[str, Clust
     if counted is None:
         raise InputError(f"cluster {given!r}: expected a count and a GPU such as {_EXAMPLE}, or a YAML file")
     count, named = _count(int(counted[1]), f"cluster {given!r}"), counted[2].strip()
-    gpu_name, gpu, topology = _named(named)
-    return f"{count}x {gpu_name}", Cluster(gpu, topology, count)
+    gpu_name, gpu, topology = _named(named, count)
+    name = cluster_name(gpu_name, count) if canonical_name(named) else f"{count}x {gpu_name}"
+    return name, Cluster(gpu, topology, count)
 
 
 def load_named_server(name_or_path: str | os.PathLike[str]) -> tuple[str, Cluster]:
@@ -88,8 +110,8 @@ def load_named_server(name_or_path: str | os.PathLike[str]) -> tuple[str, Cluste
         return gpu_name, as_cluster(gpu)
 
 
-def _named(named: str) -> tuple[str, GPU, Topology]:
-    """Name, GPU and topology of a GPU or server of the catalog."""
+def _named(named: str, count: int) -> tuple[str, GPU, Topology]:
+    """Name, GPU and topology of so many GPUs, by the name of a GPU or of a server of the catalog."""
     entries = table("datasets", "nodes")
     if canonical_name(named) is None:
         for name, entry in entries.items():
@@ -97,7 +119,7 @@ def _named(named: str) -> tuple[str, GPU, Topology]:
                 gpu_name, gpu = load_named_gpu(entry["gpus"][0])
                 return gpu_name, gpu, node_topology(name, gpu)
     gpu_name, gpu = load_named_gpu(named)
-    return gpu_name, gpu, usual_topology(gpu_name, gpu)
+    return gpu_name, gpu, usual_topology(gpu_name, gpu, count)
 
 
 def _read_cluster(path: Path) -> tuple[str, Cluster]:
@@ -114,8 +136,9 @@ def _read_cluster(path: Path) -> tuple[str, Cluster]:
         gpu_name, gpu = gpu_from_fields({str(key): value for key, value in said.items()}, path)
     else:
         gpu_name, gpu = load_named_gpu(str(said))
-    topology = _topology(content.get("topology"), gpu_name, gpu, where)
-    return str(content.get("name") or f"{count}x {gpu_name}"), Cluster(gpu, topology, count)
+    topology = _topology(content.get("topology"), gpu_name, gpu, count, where)
+    usual = cluster_name(gpu_name, count) if content.get("topology") is None else f"{count}x {gpu_name}"
+    return str(content.get("name") or usual), Cluster(gpu, topology, count)
 
 
 def _count(value: object, where: str) -> int:
@@ -124,10 +147,10 @@ def _count(value: object, where: str) -> int:
     return value
 
 
-def _topology(said: object, gpu_name: str, gpu: GPU, where: str) -> Topology:
+def _topology(said: object, gpu_name: str, gpu: GPU, count: int, where: str) -> Topology:
     """The topology that a cluster file speaks of."""
     if said is None:
-        return usual_topology(gpu_name, gpu)
+        return usual_topology(gpu_name, gpu, count)
     if isinstance(said, str):
         return node_topology(said, gpu)
     if not isinstance(said, Mapping):
@@ -140,7 +163,7 @@ def _topology(said: object, gpu_name: str, gpu: GPU, where: str) -> Topology:
         return node_topology(str(said["node"]), gpu).replace(**figures)
     if {"gpus_per_domain", "nic_bytes_per_s"} <= figures.keys():
         return Topology(**{"link_bytes_per_s": gpu.link_bytes_per_s, **figures})
-    return usual_topology(gpu_name, gpu).replace(**figures)
+    return usual_topology(gpu_name, gpu, count).replace(**figures)
 
 
 def check_topology(figures: Mapping[str, Any], where: str) -> None:

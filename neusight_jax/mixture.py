@@ -83,7 +83,7 @@ class FamilyMixture:
     raw_norm: Float[Array, " member"]
     residual: Float[Array, "member row effect"]
     physics: Float[Array, " constant"]
-    effect: Float[Array, "*kernel effect"]
+    effect: Float[Array, "*kernel tilted"]
     library: Float[Array, ""] | None = None
 
 

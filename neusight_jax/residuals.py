@@ -35,8 +35,8 @@ def effect_width(family: Family) -> int:
 
 
 def add_to_effect(
-    effect: Float[Array, "*kernel effect"], shift: Float[Array, "*row head"]
-) -> Float[Array, "*row effect"]:
+    effect: Float[Array, "*kernel tilted"], shift: Float[Array, "*row effect"]
+) -> Float[Array, "*row tilted"]:
     """A device effect with its `EFFECTS` moved by `shift`, its tilts as they are."""
     tilt = effect[..., len(EFFECTS) :]
     return jnp.concatenate(
@@ -45,7 +45,7 @@ def add_to_effect(
 
 
 def device_residual(
-    effect: Float[Array, "*kernel effect"], network: Network, family: Family, features: Float[Array, "kernel feature"]
+    effect: Float[Array, "*kernel tilted"], network: Network, family: Family, features: Float[Array, "kernel feature"]
 ) -> Float[Array, "#member #kernel effect"]:
     """What sets one device apart, for kernels of these shapes."""
     constant = effect[..., : len(EFFECTS)]

@@ -31,15 +31,14 @@ _OWNER = _PROGRAMS not in os.environ  # workers inherit it
 if _OWNER:
     os.environ[_PROGRAMS] = tempfile.mkdtemp(prefix="programs-")
 
-# Array shapes and types of the physics are checked at run time. Left out: modules that define parameter records, which
-# pytree transformations rebuild with leaves of any kind, and the front doors, which check what they are given.
-install_import_hook(
-    [
-        f"neusight_jax.{name}"
-        for name in ("roofline", "latency", "forecast", "kernels.gemm", "kernels.conv", "kernels.rowwise")
-    ],
-    "typecheck.checked",
+# Array shapes and types of the physics are checked at run time.
+CHECKED = (
+    *("roofline", "latencies", "forecast", "heads", "tiles", "mixture", "residuals", "intervals", "kernel_intervals"),
+    *("kernels.gemm", "kernels.grouped_gemm", "kernels.tensor_gemm", "kernels.conv", "kernels.tensor_conv"),
+    *("kernels.depthwise", "kernels.rowwise", "kernels.attention", "kernels.collective"),
 )
+"""Modules whose annotations are checked; `test_imports` asks that there are such."""
+install_import_hook([f"neusight_jax.{name}" for name in CHECKED], "typecheck.checked")
 
 import jax  # noqa: E402 - the hook comes before the first import of what it checks
 

@@ -31,7 +31,7 @@ def listing(folder: Path) -> list[str]:
     ("arguments", "message"),
     [
         (("predikt",), "No such command 'predikt'"),
-        (("predict", "gpt2"), "Missing option '--gpu'"),
+        (("predict", "gpt2"), "which machine? give either --gpu NAME"),
         (("predict", "--gpu", "T4"), "Missing argument 'MODEL'"),
         (("predict", "gpt2", "--gpu", "T4", "--batchsize", "2"), "No such option: --batchsize"),
         (("predict", "gpt2", "--gpu", "T4", "--batch-size", "two"), "Invalid value for '--batch-size'"),

@@ -201,7 +201,7 @@ def test_groups() -> None:
 
 def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     assert run(["predict", "bert-tiny", "--gpu", "H100", "--chakra", str(tmp_path / "out")]) == 2
-    assert "--chakra writes jobs on many GPUs; give --gpus N" in capsys.readouterr().err
+    assert "--chakra writes training jobs; give --mode training" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     messages.cache_clear()
     with pytest.raises(nj.InputError, match=r"pip install '\.\[chakra\]'"):

@@ -276,7 +276,7 @@ def test_bad_problems(change: dict[str, Any], message: str) -> None:
 
 def test_peaks_follow_figures_that_are_set() -> None:
     """As they follow free ones: half of the SMs at the same clock have half of the peaks."""
-    base, half = nj.load_gpu("H100"), _base("H100", ["num_sms=66", "mem_bytes_per_s=2e12"])[1]
+    base, half = nj.load_gpu("H100"), _base("H100", ["num_sms=66", "mem_bytes_per_s=2e12"], ())[1]
     assert isinstance(half, nj.GPU)
     assert half.bf16_flop_per_s == pytest.approx(0.5 * base.bf16_flop_per_s)
     assert (half.num_sms, half.mem_bytes_per_s, half.tdp_w) == (66.0, pytest.approx(2e12), 700.0)

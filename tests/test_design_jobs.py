@@ -83,13 +83,13 @@ def test_a_gpu_of_a_cluster_costs_its_share_of_links_and_network() -> None:
 
 
 def test_a_command_line_of_a_job() -> None:
-    name, cluster = _base("H100", ["nic_bytes_per_s=25GB/s", "mem_bytes_per_s=3TB/s"], 16)
+    load = WorkloadOptions(mode="training", sequence_length="512", tensor_parallel=2)
+    text = "llama-3.2-1b,weight=2,zero=1,sequence_parallel=true,recompute=full"
+    asked = _load(text, load, job=JobOptions(gpus=16))
+    name, cluster = _base("H100", ["nic_bytes_per_s=25GB/s", "mem_bytes_per_s=3TB/s"], [asked])
     assert name.startswith("16x ")
     assert isinstance(cluster, nj.Cluster)
     assert (cluster.topology.nic_bytes_per_s, cluster.gpu.mem_bytes_per_s) == pytest.approx((25e9, 3e12))
-    load = WorkloadOptions(mode="training", sequence_length="512", tensor_parallel=2)
-    text = "llama-3.2-1b,weight=2,zero=1,sequence_parallel=true,recompute=full"
-    asked = _load(text, load, base=cluster, job=JobOptions(gpus=16))
     assert asked.weight == 2.0
     assert asked.job is not None
     layout = asked.job.plan.layout
@@ -106,7 +106,7 @@ CLI = ("design", "llama-3.2-1b", "--base", "H100", "--mode", "training", "--sequ
         (("nic_bytes_per_s=1e3:1e11", "--gpus", "16"), "nic_bytes_per_s is 1000.0, expected bytes/s of one GPU"),
         (("num_nics=1:8", "--gpus", "16"), "no field 'num_nics'"),
         (("num_sms=60:220", "--gpus", "16", "--tensor-parallel", "3"), "--gpus 16 is no multiple"),
-        (("num_sms=60:220", "--zero", "1"), "layouts are of jobs on many GPUs; give --gpus"),
+        (("num_sms=60:220", "--zero", "1", "--mode", "inference"), "--zero: of training jobs; give --mode training"),
         (("num_sms=60:220", "--gpus", "16", "--slo", "tpot<=9ms"), "--slo is of one replica"),
     ],
 )

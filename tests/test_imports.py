@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from jaxtyping import TypeCheckError
 
 import neusight_jax
 
@@ -75,3 +80,21 @@ def test_rooms_of_graphs_go_one_way() -> None:
         imports = _imported(ast.parse(path.read_text()), modules)
         used = {other.removeprefix(prefix).split(".")[0] for other in imports if other.startswith(prefix)}
         assert {other if other in below else "graph" for other in used} <= {own, *below[own]}, name
+
+
+def test_shape_checks_are_hooked_into_modules_there_are() -> None:
+    """The hook says nothing of a module that does not exist, so a renamed one would go unchecked."""
+    from conftest import CHECKED
+
+    for name in CHECKED:
+        module = importlib.import_module(f"neusight_jax.{name}")
+        functions = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
+        assert any(hasattr(each, "__wrapped__") for each in functions), name
+
+
+def test_shape_checks_catch_a_wrong_shape() -> None:
+    from neusight_jax.intervals import outside
+
+    assert outside(jnp.ones(2), jnp.zeros(2), jnp.ones(2)).shape == (2,)
+    with pytest.raises(TypeCheckError):
+        outside(jnp.ones(3), jnp.zeros(2), jnp.ones(2))

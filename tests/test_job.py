@@ -15,11 +15,10 @@ from neusight_jax import InputError, calibrate_steps, latency, load_gpu, predict
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import Cluster
 from neusight_jax.graph.configs.build import graph_from_config
-from neusight_jax.job.job import WORK, Job, job_from_config
+from neusight_jax.job.job import KINDS, WORK, Job, job_from_config
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import FITTED, Software
-from neusight_jax.job.stages import stage_kinds
 from neusight_jax.job.step import facts, seconds_of_job, stage_durations
 from neusight_jax.topology import Topology
 
@@ -265,7 +264,7 @@ def test_eager_stages_have_the_models_products(ways: dict[str, int]) -> None:
     """The FLOP of all ranks' products are those of the model."""
 
     def flop(work: Job) -> float:
-        kinds, total = np.bincount(stage_kinds(work.plan.layout), minlength=3), 0.0
+        kinds, total = np.bincount(work.plan.kinds, minlength=KINDS), 0.0
         for name in ("linear", "bmm"):
             batch, counts = work.kernels.families[name], np.asarray(work.counts[name])
             sizes = np.prod([np.asarray(batch.dims[each]) for each in ("batch", "m", "n", "k")], axis=0)

@@ -71,10 +71,10 @@ def test_targets_choose_products() -> None:
 
 
 def test_memory_holds_gradients_of_adapters_only() -> None:
-    """Of what is trained two bytes of a gradient, twelve of Adam and the master weight; QLoRA's base is narrow."""
+    """Of what is trained four bytes of a gradient, twelve of Adam and the master weight; QLoRA's base is narrow."""
     held = graph(lora=Lora(RANK)).footprint
     assert held is not None
-    assert (held.gradients, held.optimizer) == (2 * adapter_elements(), 12 * adapter_elements())
+    assert (held.gradients, held.optimizer) == (4 * adapter_elements(), 12 * adapter_elements())
     narrow = graph(lora=Lora(RANK), weight_dtype="int4").footprint
     assert narrow is not None
     assert narrow.weights < 0.6 * held.weights

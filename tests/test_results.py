@@ -48,7 +48,6 @@ WORKLOAD = {
     "num_gpus": 2,
     "fused": True,
 }
-COLLECTIVES = "one of 2 GPUs' part: the collectives between them are not in this forecast"
 
 
 @pytest.fixture
@@ -99,13 +98,6 @@ def test_commands_that_forecast(command: str, model: str, tmp_path: Path, capsys
     assert "NVIDIA H100 80GB HBM3" in json.dumps(content)
     loads = content["workloads"] if "workloads" in content else [content["workload"]]
     assert [{key: load[key] for key in WORKLOAD} for load in loads] == [WORKLOAD]
-    assert COLLECTIVES in content["notes"]
-
-
-@pytest.mark.parametrize("command", ["compare", "sweep", "design", "target"])
-def test_tables_say_what_the_json_says(command: str, model: str, tmp_path: Path, capsys: Capture) -> None:
-    assert run(asked(command, model, tmp_path)) == 0
-    assert f"note: {COLLECTIVES}" in capsys.readouterr().out
 
 
 def test_metadata_of_a_sweep(model: str, tmp_path: Path, capsys: Capture) -> None:
@@ -191,7 +183,6 @@ def test_workloads_in_words() -> None:
         "mixtral-8x7b", 2, [64, 128], "prefill", "bf16", kv_length=[100, 200], tensor_parallel=2, expert_parallel=4
     )
     assert num_gpus(mixed) == 8
-    assert mixed.notes[0].startswith("one of 8 GPUs' part")
     load = workload_dict(mixed)
     assert (load["new_tokens"], load["kv_length"], load["tokens"]) == ([64, 128], [100, 200], 192)
     assert workload_text(load, "H100") == (

@@ -51,6 +51,7 @@ def parallelize(
     Several GPUs and numbers of GPUs are compared by their best layouts; with prices by cost.
     """
     from neusight_jax.checkpoint import load_predictor
+    from neusight_jax.cluster_file import gpu_in
     from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.graph.configs.assumed import assumed_dtype
     from neusight_jax.graph.configs.config import read_config
@@ -63,7 +64,7 @@ def parallelize(
     clusters = _clusters(gpu, gpus or [])
     dtype, notes = assumed_dtype(language_config(read_config(model)), dtype)
     used = checkpoint or ("fp32" if dtype == "fp32" else "tensorcore")
-    devices = {name: canonical_name(name.partition("x ")[2] or name) for name in clusters}
+    devices = {name: canonical_name(gpu_in(name)) for name in clusters}
     loaded = {device: load_predictor(used, device) for device in dict.fromkeys(devices.values())}
     found = ranked(
         {name: loaded[device] for name, device in devices.items()},

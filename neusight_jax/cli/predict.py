@@ -54,13 +54,14 @@ def predict(
     from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
     from neusight_jax.cli.workloads import check_dtype, machine_of, work_of
     from neusight_jax.cluster import gpu_of
+    from neusight_jax.cluster_file import gpu_in
     from neusight_jax.errors import InputError
     from neusight_jax.forecast import predict as forecast_model
     from neusight_jax.graph.graph import Graph
 
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
-    gpu_name = name if isinstance(work, Graph) else name.partition("x ")[2] or name
+    gpu_name = gpu_in(name)
     if isinstance(work, Graph):
         if chakra is not None:
             raise InputError("--chakra writes training jobs; give --mode training with --gpus N, or leave it out")

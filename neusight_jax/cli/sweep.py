@@ -123,6 +123,8 @@ def _space(grid: Sequence[str], span: Sequence[str], samples: int, method: str, 
         raise InputError(
             "say what to sweep: either --grid FIELD=LO:HI:N ..., or --range FIELD=LO:HI ... with --samples N"
         )
+    if grid and (method != "sobol" or seed):
+        raise InputError("--method and --seed are of random points; give --range and --samples, or leave them out")
     if grid:
         return Grid(tuple(_range("--grid", text) for text in grid))
     if method not in ("sobol", "random"):

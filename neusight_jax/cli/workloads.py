@@ -199,8 +199,9 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
         gradient_dtype=load.gradient_dtype,
         lora=lora_of(load.lora_rank, load.lora_targets),
     )
-    if load.fused is not None and graph.fused != load.fused:
-        note = f"{graph.name} is forecast with its framework's fused kernels: --eager changes nothing"
+    if load.fused is not None and "weight_dtype" in graph.options:  # a decoder or ViT
+        flag = "--fused" if load.fused else "--eager"
+        note = f"{graph.name} is forecast with its framework's fused kernels: {flag} changes nothing"
         return replace(graph, notes=(*graph.notes, note))
     return graph
 

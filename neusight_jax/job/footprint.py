@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint
 from neusight_jax.graph.optimizers import OPTIMIZERS
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.job.stages import Part, stage_kinds
+from neusight_jax.job.stages import Part
 from neusight_jax.job.weights import Weights, summed
 from neusight_jax.units import GIB
 
@@ -49,20 +49,18 @@ def in_flight(layout: Parallelism, rank: int, micro_batches: int) -> float:
     return min(micro_batches * chunks, warm) / chunks
 
 
-def fullest(kinds: Mapping[int, Part], layout: Parallelism, micro_batches: int, held: Held) -> Footprint:
-    """Memory of the rank that holds most, an estimate."""
-    order = stage_kinds(layout)
-    ranks = {0, min(1, layout.pipeline - 1), layout.pipeline - 1}  # ends may have fewer layers than inner stages
-    found = [
-        _of_rank(
-            [kinds[kind] for kind in order[rank :: layout.pipeline]],
-            layout,
-            in_flight(layout, rank, micro_batches),
-            held,
-        )
-        for rank in sorted(ranks)
+def fullest(
+    parts: Mapping[int, Part], kinds: Sequence[int], layout: Parallelism, micro_batches: int, held: Held
+) -> Footprint:
+    """Memory of the rank that holds most, an estimate; parts: by kind of stage, kinds: of each stage."""
+    ranks = layout.pipeline
+    # Of ranks with equal stages the first holds most micro-batches.
+    earliest = {tuple(kinds[rank::ranks]): rank for rank in reversed(range(ranks))}
+    footprints = [
+        _of_rank([parts[kind] for kind in of_rank], layout, in_flight(layout, rank, micro_batches), held)
+        for of_rank, rank in earliest.items()
     ]
-    return max(found, key=lambda each: each.total)
+    return max(footprints, key=lambda each: each.total)
 
 
 def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -> Footprint:

@@ -141,8 +141,12 @@ def step_forecast(
     notes: Sequence[str] = (),
     interval_s: tuple[float, float] | None = None,
 ) -> StepForecast:
-    """The forecast of a step from its shares: what the busiest rank does, bubble, exposed communication, seconds."""
-    busy, bubble, exposed = shares
+    """The forecast of a step from its shares: what the busiest rank does, bubble, exposed communication, seconds.
+
+    The last two are differences of sums, so that rounding may leave less than nothing; the first takes it.
+    """
+    bubble, exposed = max(shares[1], 0.0), max(shares[2], 0.0)
+    busy = sum(shares) - bubble - exposed
     fixed, mem_bytes = float(np.asarray(software.step_s)), float(np.asarray(cluster.gpu.mem_bytes))
     return StepForecast(
         model=plan.model,

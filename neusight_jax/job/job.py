@@ -22,7 +22,7 @@ from neusight_jax.job.footprint import Held, fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import OVERLAPS, USUAL_OVERLAPS, Software, usual_software
-from neusight_jax.job.stages import Stage, job_config, stages
+from neusight_jax.job.stages import Stage, job_config, stage_kinds, stages
 from neusight_jax.job.weights import Weights
 from neusight_jax.kernels.distinct import Pool
 from neusight_jax.kernels.families import FAMILIES
@@ -33,7 +33,7 @@ WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "again", "opt
 """Work of a stage: phases of a micro-batch, what of the forward pass is run again, and once a step the optimizer."""
 ATTENTION: tuple[str, ...] = ("flash", "flash2", "unfused")
 """Ways attention is computed."""
-KINDS = 3
+KINDS = 4
 """Kinds of stages (`stages.stage_kinds`)."""
 
 
@@ -44,7 +44,7 @@ class Plan:
     Attributes:
       model: its name; layout: how it is split; dtype: of its products; mode: its workload.
       global_batch_size, sequence_length: of a step; micro_batches: of one replica.
-      layers: of each kind of stage; messages: (kind of stage, message).
+      layers: of each kind of stage; kinds: of each stage (`stages.stage_kinds`); messages: (kind of stage, message).
       message_bytes: of activations between stages, one rank's.
       lora: adapters that alone are trained.
       memory: of the fullest rank; overlaps: classes of communication that run beside compute.
@@ -57,6 +57,7 @@ class Plan:
     sequence_length: int
     micro_batches: int
     layers: tuple[int, ...]
+    kinds: tuple[int, ...]
     messages: tuple[tuple[int, Message], ...]
     message_bytes: float
     memory: Footprint
@@ -146,6 +147,7 @@ def job_from_config(
     size, own = dtype_bytes(gradient_dtype), activation_dtype(dtype)
     sizes = {kind: sizes_of(layout, stage, sequence, own, size) for kind, stage in kinds.items()}
     added = added_bytes(batches, size, fused_accumulation)
+    order = stage_kinds(layout, model.depth)
     kernels, counts = _table(kinds, layout, optimizer, added, dtype)
     between = hidden_bytes(model, layout, rank_tokens(layout, sequence), own)
     held = Held(optimizer, dtype_bytes(dtype), size, between, added > 0.0, bucket_elements)
@@ -160,9 +162,10 @@ def job_from_config(
         sequence_length=sequence,
         micro_batches=batches,
         layers=tuple(len(kinds[kind].layers) if kind in kinds else 1 for kind in range(KINDS)),
+        kinds=order,
         messages=tuple((kind, each) for kind, of in sizes.items() for each in stage_messages(model, layout, of)),
         message_bytes=between,
-        memory=fullest({kind: stage.part for kind, stage in kinds.items()}, layout, batches, held),
+        memory=fullest({kind: stage.part for kind, stage in kinds.items()}, order, layout, batches, held),
         overlaps=tuple(overlaps),
         attention=attention,
         notes=tuple(dict.fromkeys(parsed.notes)),

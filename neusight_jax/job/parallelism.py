@@ -46,8 +46,11 @@ class Parallelism(Record):
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.type == "int" and not (type(value) is int and value >= (item.name != "zero")):
+            if item.type != "int":
+                continue
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < (item.name != "zero"):
                 raise InputError(f"{item.name} is {value!r}, expected a positive whole number")
+            object.__setattr__(self, item.name, int(value))  # whole numbers of NumPy too
         for name, choices in (("recompute", RECOMPUTE), ("schedule", SCHEDULES), ("zero", (0, 1, 2, 3))):
             if getattr(self, name) not in choices:
                 listed = ", ".join(map(str, choices))
@@ -84,7 +87,13 @@ class Parallelism(Record):
                 f"global_batch_size {global_batch_size} is no multiple of data · micro_batch_size = {self.data} · "
                 f"{self.micro_batch_size} = {at_once}; expected a multiple"
             )
-        return global_batch_size // at_once
+        batches = global_batch_size // at_once
+        if self.chunks > 1 and batches % self.pipeline:
+            raise InputError(
+                f"{batches} micro-batches of a replica are no multiple of pipeline = {self.pipeline}, which "
+                f"interleaving (chunks={self.chunks}) needs; expected another global_batch_size, or chunks=1"
+            )
+        return batches
 
     def check(self, gpus: int, layers: int, sequence_length: int) -> None:
         """`InputError` where the layout does not fit a number of GPUs, layers or a sequence length."""
@@ -99,19 +108,12 @@ class Parallelism(Record):
             raise InputError(f"sequence_length {sequence_length} is no multiple of context={self.context}")
 
     def layers_of(self, layers: int) -> tuple[int, ...]:
-        """Layers of each stage: as even as can be, ends (which embed and predict) with fewer, all inner ones alike.
+        """Layers of each stage, as even as can be; the ends, which embed and predict, have more last of all.
 
-        An end may have none where stages are more even for it: 61 layers on 32 stages are 1, 30 times 2, and 0.
+        Of two inner stages the earlier one, whose rank holds more micro-batches, has no more than the later.
         """
         count = self.stages
-        if layers % count == 0:
-            return (layers // count,) * count
-        if count <= 2:
-            return tuple((layers + place) // count for place in range(count))
-
-        def split(inner: int) -> tuple[int, ...]:
-            ends = layers - (count - 2) * inner
-            return (ends - ends // 2, *(inner,) * (count - 2), ends // 2)
-
-        fewer, more = split(layers // count), split(-(-layers // count))
-        return more if min(more) >= 1 or (min(more) >= 0 and max(more) < max(fewer)) else fewer
+        fewer, more = divmod(layers, count)
+        order = [*range(count - 2, 0, -1), 0, count - 1] if count > 2 else [*range(count)][::-1]
+        longer = set(order[:more])
+        return tuple(fewer + (place in longer) for place in range(count))

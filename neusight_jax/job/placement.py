@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
-from itertools import product
+
+import numpy as np
 
 from neusight_jax.job.parallelism import AXES, Parallelism
 
@@ -45,23 +48,34 @@ def groups(layout: Parallelism, gpus_per_domain: int) -> dict[str, Group]:
 
     Experts take the nearest ranks of their stage; the replicas of an expert ("expert_data") the rest of it.
     """
-    step = strides(layout)
-
-    def spanned(members: list[int]) -> Group:
-        return Group(len(members), len({rank // gpus_per_domain for rank in members}))
-
-    def of(axes: tuple[str, ...]) -> list[int]:
-        near = sorted(axes, key=layout.order.index, reverse=True)
-        places = product(*(range(getattr(layout, axis)) for axis in near))
-        return sorted(sum(step[axis] * at for axis, at in zip(near, place, strict=True)) for place in places)
-
-    found = {name: spanned(of(axes)) for name, axes in GROUPS.items() if name != "expert"}
-    stage = of(GROUPS["expert"])
-    found["expert"] = spanned(stage[: layout.expert])
-    found["expert_data"] = spanned(stage[:: layout.expert])
-    found["pipeline"] = spanned([0, step["pipeline"]] if layout.pipeline > 1 else [0])
+    members = {name: _members(layout, axes) for name, axes in GROUPS.items()}
+    stage = members["expert"]
+    members |= {"expert": stage[: layout.expert], "expert_data": stage[:: layout.expert]}
+    found = {name: _spanned(ranks, gpus_per_domain) for name, ranks in members.items()}
     # A message of the pipeline crosses domains wherever one of its neighbours does.
-    edges = [step["pipeline"] * at for at in range(layout.pipeline)]
-    if len({rank // gpus_per_domain for rank in edges}) > 1:
-        found["pipeline"] = Group(2, 2)
+    step = strides(layout)["pipeline"]
+    crosses = _spanned(range(0, step * layout.pipeline, step), gpus_per_domain).domains > 1
+    found["pipeline"] = Group(min(layout.pipeline, 2), 1 + crosses)
     return found
+
+
+def _members(layout: Parallelism, axes: tuple[str, ...]) -> range | np.ndarray:
+    """Ranks of the group of rank 0 over some axes, in order: evenly spaced where no other axis lies between them."""
+    step = strides(layout)
+    near = sorted(axes, key=layout.order.index)
+    ways = [getattr(layout, axis) for axis in near]
+    first, count = step[near[0]], math.prod(ways)
+    if all(step[axis] == first * math.prod(ways[:at]) for at, axis in enumerate(near)):
+        return range(0, first * count, first)
+    places = [step[axis] * np.arange(way) for axis, way in zip(near, ways, strict=True)]
+    return np.sort(functools.reduce(np.add.outer, places).reshape(-1))
+
+
+def _spanned(ranks: range | np.ndarray, gpus_per_domain: int) -> Group:
+    """A group of these ranks."""
+    if isinstance(ranks, range):
+        # Ranks less than a domain apart leave none out between the first and the last.
+        domains = len(ranks) if ranks.step >= gpus_per_domain else ranks[-1] // gpus_per_domain + 1
+    else:
+        domains = len(np.unique(ranks // gpus_per_domain))
+    return Group(len(ranks), domains)

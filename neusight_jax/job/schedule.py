@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from neusight_jax.roofline import Relaxation
+
 FORWARD, BACKWARD, WEIGHT = range(3)
 """Kinds of work of a micro-batch on a stage; BACKWARD holds the gradients of weights too where they are not apart."""
 Work = tuple[int, int, int]
@@ -181,14 +183,14 @@ def pipeline_seconds(
     schedule: Schedule,
     durations: Float[Array, "stage kind"],
     message_s: Float[Array, ""] | float = 0.0,
-    relaxation: float = 0.0,
+    relaxation: Relaxation = 0.0,
 ) -> Float[Array, ""]:
     """Seconds from the first forward to the last backward pass of a step.
 
     Args:
       durations: of one micro-batch on a stage, by kind of work, seconds; message_s: between neighbouring stages.
-      relaxation: 0 = exact. Above, a soft maximum (below the exact one) over the paths that are critical when one
-        stage is slower by that share, so that the slope reaches stages that nearly bind.
+      relaxation: 0 (or None) = exact. Above, a soft maximum (below the exact one) over the paths that are critical
+        when one stage is slower by that share, so that the slope reaches stages that nearly bind. May be traced.
     Gradients: reach durations and message_s, exact almost everywhere at relaxation 0.
     """
     message_s = jnp.asarray(message_s, durations.dtype)
@@ -198,9 +200,12 @@ def pipeline_seconds(
         return jnp.sum(counts * durations) + messages * message_s
 
     stages = durations.shape[0]
-    if relaxation == 0.0:
-        return of_path(jnp.ones(stages, durations.dtype))
-    paths = jax.vmap(of_path)(1.0 + relaxation * jnp.eye(stages, dtype=durations.dtype))
+    exact = of_path(jnp.ones(stages, durations.dtype))
+    if relaxation is None or (isinstance(relaxation, int | float) and relaxation == 0.0):
+        return exact
+    share = jnp.where(jnp.asarray(relaxation) > 0.0, relaxation, 1.0)
+    paths = jax.vmap(of_path)(1.0 + share * jnp.eye(stages, dtype=durations.dtype))
     most = jax.lax.stop_gradient(jnp.max(paths))
-    softly = most * relaxation
-    return most + softly * jnp.log(jnp.mean(jnp.exp((paths - most) / softly)))
+    softly = most * share
+    relaxed = most + softly * jnp.log(jnp.mean(jnp.exp((paths - most) / softly)))
+    return jnp.where(jnp.asarray(relaxation) > 0.0, relaxed, exact)

@@ -107,10 +107,16 @@ def check_lora(config: Config, model: Decoder, lora: Lora | None) -> None:
         lora.check(step.adapted)
 
 
-def stage_kinds(layout: Parallelism) -> tuple[int, ...]:
-    """Kind of each stage: 0 the first, 1 an inner one, 2 the last; a lone stage is 0."""
-    count = layout.stages
-    return (0,) if count == 1 else (0, *(1,) * (count - 2), 2)
+FIRST, INNER, LAST, SHORT = range(4)
+"""Kinds of stages: the first, an inner one, the last, and an inner one with one layer less than the others."""
+
+
+def stage_kinds(layout: Parallelism, depth: int) -> tuple[int, ...]:
+    """Kind of each stage of so many layers; a lone stage is the first."""
+    counts = layout.layers_of(depth)
+    inner = counts[1:-1]
+    ends = (FIRST, LAST) if len(counts) > 1 else (FIRST,)
+    return (ends[0], *(INNER if count == max(inner) else SHORT for count in inner), *ends[1:])
 
 
 def stages(
@@ -141,10 +147,11 @@ def stages(
 
 
 def stage_ranges(layout: Parallelism, depth: int) -> dict[int, tuple[int, int]]:
-    """First layer and the one after the last, by kind of stage."""
-    counts, found = layout.layers_of(depth), {}
-    for kind in sorted(set(stage_kinds(layout))):
-        place = {0: 0, 1: layout.stages // 2, 2: layout.stages - 1}[kind]
+    """First layer and the one after the last, by kind of stage: of the stage in the middle of those alike."""
+    counts, order, found = layout.layers_of(depth), stage_kinds(layout, depth), {}
+    for kind in sorted(set(order)):
+        alike = [at for at, each in enumerate(order) if each == kind]
+        place = alike[len(alike) // 2]
         first = sum(counts[:place])
         found[kind] = (first, first + counts[place])
     return found

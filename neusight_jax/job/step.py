@@ -25,7 +25,7 @@ from neusight_jax.job.placement import groups
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, schedule_table
 from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
 from neusight_jax.job.software import OVERLAPS, Software
-from neusight_jax.job.stages import stage_kinds
+from neusight_jax.job.stages import INNER
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.gemm import flop
 from neusight_jax.kernels.table import KernelBatch, KernelTable
@@ -49,7 +49,7 @@ EXPERT = GEMM.ops.index("expert")
 """Operator of an expert's product in its family."""
 PARTS: tuple[str, ...] = ("experts", "flash2", "flash2_wide", "eight_bits", "fp32")
 """Of `Seconds.work`, with numbers of `Software` of their own."""
-pipeline_seconds = jax.jit(_pipeline_seconds, static_argnames=("relaxation",))
+pipeline_seconds = jax.jit(_pipeline_seconds)
 
 
 @jax.tree_util.register_dataclass
@@ -100,19 +100,24 @@ class Facts:
 def facts(plan: Plan) -> Facts:
     """`Facts` of a plan."""
     found: Facts = jax.tree.map(
-        lambda each: each[0], facts_of([plan.layout], [plan.layers], [plan.micro_batches], plan.overlaps)
+        lambda each: each[0], facts_of([plan.layout], [plan.kinds], [plan.layers], [plan.micro_batches], plan.overlaps)
     )
     return found
 
 
 def facts_of(
     layouts: Sequence[Parallelism],
+    kinds: Sequence[tuple[int, ...]],
     layers: Sequence[Sequence[int]],
     micro_batches: Sequence[int],
     overlaps: Sequence[str],
 ) -> Facts:
-    """`Facts` of several layouts, stacked; layers: of each kind of stage; micro_batches: of a step."""
-    chunks = [_chunks(stage_kinds(each), each.pipeline) for each in layouts]
+    """`Facts` of several layouts, stacked.
+
+    Args:
+      kinds: of each stage; layers: of each kind of stage; micro_batches: of a step.
+    """
+    chunks = [_chunks(order, each.pipeline) for order, each in zip(kinds, layouts, strict=True)]
     classes = np.array([float(name in overlaps) for name in OVERLAPS], np.float32)
     columns: tuple[Any, ...] = (
         np.maximum(np.array(layers, np.float32), 1.0),
@@ -135,9 +140,11 @@ def _passes(layout: Parallelism, micro_batches: int) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def _chunks(order: tuple[int, ...], ranks: int) -> np.ndarray:
-    """Stages of each kind that a first, inner and last rank has, [rank, kind]."""
-    return np.array([np.bincount(order[rank::ranks], minlength=KINDS) for rank in (0, ranks // 2, ranks - 1)])
+def _chunks(kinds: tuple[int, ...], ranks: int) -> np.ndarray:
+    """Stages of each kind that the first, the longest inner and the last rank have, [rank, kind]."""
+    stages = np.array([np.bincount(kinds[rank::ranks], minlength=KINDS) for rank in range(ranks)])
+    inner = stages[1:-1] if ranks > 2 else stages[ranks // 2 : ranks // 2 + 1]
+    return np.stack([stages[0], inner[np.argmax(inner[:, INNER])], stages[-1]])
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -294,7 +301,7 @@ def compose(
     """Seconds of the pipeline, of what follows it, and of the busiest rank's own work of all micro-batches."""
     durations, tail = durations_of(own, software, facts(plan))
     ranks = plan.layout.pipeline
-    of_stage = durations[np.array(stage_kinds(plan.layout))]
+    of_stage = durations[np.array(plan.kinds)]
     busy = jnp.max(jnp.sum(of_stage.reshape(-1, ranks, 3), axis=(0, 2))) * plan.micro_batches
     if ranks == 1:
         return busy, tail, busy
@@ -302,7 +309,8 @@ def compose(
         whole = of_stage[:, BACKWARD] + of_stage[:, WEIGHT]
         of_stage = jnp.stack([of_stage[:, FORWARD], whole, jnp.zeros_like(whole)], axis=-1)
     between = software.messages * own.between
-    return pipeline_seconds(schedule_of(plan), of_stage, between, relaxation=relaxation), tail, busy
+    exact = isinstance(relaxation, int | float) and relaxation == 0.0  # a smaller program
+    return pipeline_seconds(schedule_of(plan), of_stage, between, None if exact else relaxation), tail, busy
 
 
 def check_cluster(machine: Machine, job: Job) -> None:
@@ -326,11 +334,22 @@ def latency(
     """Seconds of all kernels of a table one after another (`latencies.latency`), or of one step of a job.
 
     A step is its kernels and messages along the critical path. `jax.grad(latency, argnums=1)` is a GPU or a Cluster of
-    derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many machines with one program.
+    derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many machines with one program. A GPU without
+    the arithmetic path of a kernel gives infinity, with slopes of 0. `relaxation` is of the waves of kernels, and of
+    a job's critical path too (`schedule.pipeline_seconds`).
     """
     if isinstance(work, KernelTable):
         return table_latency(predictor, machine, work, isolated=isolated, relaxation=relaxation)
     check_cluster(machine, work)
-    own = seconds_of_job(predictor, machine, work)
+    lacking = [jnp.zeros((), bool)]
+
+    def run(using: Predictor, where: Machine, kernels: KernelTable) -> dict[str, Array]:
+        seconds = kernel_latency(using, where, kernels, relaxation=relaxation)
+        for name, each in seconds.items():
+            launched = jnp.asarray(kernels.families[name].count) > 0
+            lacking.append(jnp.any(launched & jnp.isinf(each)))
+        return {name: jnp.where(jnp.isinf(each), 0.0, each) for name, each in seconds.items()}
+
+    own = seconds_of_job(predictor, machine, work, run=run)
     pipeline, tail, _ = compose(own, work.software, work.plan, relaxation)
-    return pipeline + tail
+    return jnp.where(jnp.any(jnp.stack(lacking)), jnp.inf, pipeline + tail)

@@ -83,7 +83,7 @@ def attention_dims(
     sums = {"requests": np.ones_like(queries), "queries": queries, "keys": keys, "pairs": pairs, "context": context}
     same = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "kv_share": kv_share}
     same["windowed"] = np.where(np.asarray(window) > 0, 1.0, 0.0)
-    dims = {name: values * repeat for name, values in sums.items()}
+    dims = {name: np.asarray(values * repeat) for name, values in sums.items()}
     return dims | {name: np.broadcast_to(np.asarray(value, np.float64), queries.shape) for name, value in same.items()}
 
 

@@ -123,12 +123,15 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
 
 
 def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
-    """Sizes within a domain, the operator and who runs it; a message is as its half of an exchange between two. How
+    """Sizes within a domain, the operator and who runs it. A message inside a domain reaches the rate of two ranks that
+    sum a tensor of its size, each of which sends it whole; one between domains is its half of an exchange of two. How
     many domains a group spans is left to the physical times: few rows cross any, and a network could only guess."""
     here = jnp.maximum(dims["ranks"] / jnp.maximum(dims["domains"], 1.0), 1.0)
     message = _at(dims, "send_recv")
-    sizes = [jnp.log(dims["bytes"] * jnp.where(message, 2.0, 1.0)), jnp.log(jnp.where(message, 2.0, here))]
-    kinds = [jnp.where(_at(dims, op), 1.0, 0.0) for op in OPS[:3]]
+    near = message & (dims["domains"] <= 1.0)
+    half = jnp.where(message & ~near, 2.0, 1.0)
+    sizes = [jnp.log(dims["bytes"] * half), jnp.log(jnp.where(message, 2.0, here))]
+    kinds = [jnp.where(_at(dims, op) | (near & (op == "all_reduce")), 1.0, 0.0) for op in OPS[:3]]
     software = jnp.round(jnp.broadcast_to(jnp.asarray(_option(dims, "software"), jnp.float32), here.shape))
     who = [jnp.where(software == number, 1.0, 0.0) for number in range(1, len(SOFTWARE))]
     narrow = jnp.where(_at(dims, "all_to_all"), jnp.log(element_bytes / 2.0), 0.0)  # dispatched narrow, combined wide

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from neusight_jax.cluster import Cluster
+from neusight_jax.cluster_file import gpu_in
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.config import whole
@@ -250,7 +251,7 @@ def _tied(order: Sequence[Machine]) -> list[Machine]:
 
 def _price(prices: Prices | None, name: str) -> float | None:
     """The price of one GPU of a cluster, which is named after it: COUNTx GPU."""
-    return None if prices is None else prices.of(name.partition("x ")[2] or name)
+    return None if prices is None else prices.of(gpu_in(name))
 
 
 class _Search:

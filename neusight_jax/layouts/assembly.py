@@ -18,7 +18,6 @@ from neusight_jax.job.network import row_seconds
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
 from neusight_jax.job.software import Software
-from neusight_jax.job.stages import stage_kinds
 from neusight_jax.job.step import (
     PARTS,
     Facts,
@@ -81,7 +80,7 @@ class Assembly:
     """Layouts as sparse sums over distinct kernels and messages.
 
     Attributes:
-      ask, layouts: what they share, and each; memory, layers: of each; facts: stacked.
+      ask, layouts: what they share, and each; memory, kinds (of stages), layers: of each; facts: stacked.
       table: the distinct kernels, in the order of the sums' columns; messages: rows of `network.sizes`.
       pieces: kernels -> work of pieces; passes: pieces -> passes of kinds of stages, by recompute.
       updates: kernels -> what runs over parameters; sent: messages -> slots; between: the message between stages.
@@ -90,6 +89,7 @@ class Assembly:
     ask: Ask
     layouts: tuple[Parallelism, ...]
     memory: tuple[Footprint, ...]
+    kinds: tuple[tuple[int, ...], ...]
     layers: tuple[tuple[int, ...], ...]
     facts: Facts
     table: KernelTable
@@ -146,6 +146,7 @@ class Assembly:
             sequence_length=ask.sequence_length,
             micro_batches=layout.micro_batches(ask.global_batch_size),
             layers=self.layers[at],
+            kinds=self.kinds[at],
             messages=(),
             message_bytes=0.0,
             memory=self.memory[at],
@@ -175,6 +176,7 @@ def assemble(
         between.append(last)
         layers.append(tuple(len(form.layers.get(kind, (0,))) for kind in range(KINDS)))
     batches = [layout.micro_batches(pieces.ask.global_batch_size) for layout in layouts]
+    kinds = tuple(map(pieces.kinds, layouts))
     number = len(layouts) * KINDS
     sizes = {"passes": number * len(WORK), "updates": number * len(WORK), "sent": number * len(SLOTS)}
     sums = {name: Sum(*each.arrays(), sizes[name]) for name, each in entries.items()}
@@ -183,8 +185,9 @@ def assemble(
         ask=pieces.ask,
         layouts=tuple(layouts),
         memory=tuple(memory),
+        kinds=kinds,
         layers=tuple(layers),
-        facts=facts_of(layouts, layers, batches, pieces.ask.overlaps),
+        facts=facts_of(layouts, kinds, layers, batches, pieces.ask.overlaps),
         table=pieces.pool.table(pieces.ask.dtype),
         messages=messages.rows,
         sums=sums,
@@ -218,10 +221,14 @@ def least_seconds(assembly: Assembly, durations: np.ndarray, between: np.ndarray
     of = assembly.layouts
     batches = np.array([each.micro_batches(assembly.ask.global_batch_size) for each in of], float)
     ranks, stages = (np.array([getattr(each, name) for each in of], float) for name in ("pipeline", "stages"))
-    first, inner, last = whole.T
     plain = ranks * (stages == ranks) > 1
-    through = first + np.maximum(ranks - 2.0, 0.0) * inner + np.where(plain, last, 0.0)
-    most = np.where(plain, np.maximum(np.maximum(first, last), np.where(ranks > 2, inner, 0.0)), 0.0)
+    # Stages on the way to the last rank, and through it where it has only one.
+    passed = [
+        np.bincount(kinds[: each.pipeline - (each.chunks > 1)], minlength=KINDS)
+        for kinds, each in zip(assembly.kinds, of, strict=True)
+    ]
+    through = np.einsum("lk,lk->l", np.array(passed), whole)
+    most = np.max(np.where(np.array(passed) > 0, whole, 0.0), axis=-1)
     flow = through + (batches - 1.0) * most + 2.0 * (ranks - 1.0) * between
     chunked = np.maximum(batches * busy[:, 0], batches * busy[:, 2] + through + 2.0 * (ranks - 1.0) * between)
     found: np.ndarray = np.where(ranks == 1, batches * busy[:, 0], np.where(plain, flow, chunked))
@@ -271,7 +278,7 @@ def pipelines(assembly: Assembly, times: Timed, chosen: np.ndarray) -> tuple[np.
     whole, busy = np.zeros(len(chosen)), np.zeros(len(chosen))
     for (ranks, batches, chunks), places in same.items():
         own = chosen[places]
-        of_stage = times.durations[own][:, np.array(stage_kinds(assembly.layouts[own[0]]))]
+        of_stage = times.durations[own][:, np.array(assembly.kinds[own[0]])]
         busy[places] = of_stage.reshape(len(own), -1, ranks, 3).sum(axis=(1, 3)).max(axis=-1) * batches
         backward = of_stage[..., BACKWARD] + of_stage[..., WEIGHT]
         of_stage = np.stack([of_stage[..., FORWARD], backward, 0.0 * backward], axis=-1)

@@ -170,7 +170,11 @@ class Pieces:
         batches, gradient = layout.micro_batches(ask.global_batch_size), dtype_bytes(ask.gradient_dtype)
         added = added_bytes(batches, gradient, ask.fused_accumulation) > 0.0
         held = Held(ask.optimizer, dtype_bytes(ask.dtype), gradient, self.between_bytes(layout), added)
-        return fullest(self.form(layout).parts, layout, batches, held)
+        return fullest(self.form(layout).parts, self.kinds(layout), layout, batches, held)
+
+    def kinds(self, layout: Parallelism) -> tuple[int, ...]:
+        """Kind of each stage."""
+        return stage_kinds(layout, self.ask.model.depth)
 
     def between_bytes(self, layout: Parallelism) -> float:
         """Activations between two stages, bytes of one rank."""
@@ -245,7 +249,7 @@ class Messages:
         return block(found)
 
     def _of_parameters(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
-        form, order, found = self.pieces.form(layout), stage_kinds(layout), []
+        form, order, found = self.pieces.form(layout), self.pieces.kinds(layout), []
         for kind, part in form.parts.items():
             sizes = self._sizes(layout, form.layers[kind], kind == order[0], kind == order[-1], part)
             found += [

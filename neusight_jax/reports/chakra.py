@@ -27,7 +27,6 @@ from neusight_jax.job.network import message_seconds, message_size
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.placement import GROUPS, groups, strides
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT
-from neusight_jax.job.stages import stage_kinds
 from neusight_jax.job.step import once
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.reports.chakra_schema import COLLECTIVES, NODE_TYPES, VERSION, messages
@@ -102,7 +101,7 @@ class _Sizes:
 def rank_nodes(predictor: Predictor, machine: Machine, job: Job) -> list[list[Node]]:
     """Nodes of each rank of the pipeline; ranks of the other axes run alike."""
     plan, times = job.plan, step_times(predictor, machine, job)
-    sizes, order = _sizes(predictor, machine, job), stage_kinds(job.plan.layout)
+    sizes, order = _sizes(predictor, machine, job), job.plan.kinds
     ranks = [_Rank() for _ in range(plan.layout.pipeline)]
     ended: dict[int, tuple[int, tuple[int, ...], float]] = {}
     both = weight_in_backward(plan.layout)
@@ -204,7 +203,7 @@ def _sizes(predictor: Predictor, machine: Machine, job: Job) -> _Sizes:
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     listed = [message for _, message in plan.messages]
     seconds = np.asarray(message_seconds(predictor, cluster, listed, placed, once)) if listed else np.zeros(0)
-    sent: dict[int, list[tuple[Message, float, float]]] = {kind: [] for kind in stage_kinds(plan.layout)}
+    sent: dict[int, list[tuple[Message, float, float]]] = {kind: [] for kind in plan.kinds}
     for (kind, message), each in zip(plan.messages, seconds, strict=True):
         ranks = placed[message.group].ranks
         if ranks > 1 and message.count > 0:

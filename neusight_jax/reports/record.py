@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.graph.graph import Graph
 from neusight_jax.job.job import WORK, Job
-from neusight_jax.job.stages import stage_kinds
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.prices import Prices
@@ -126,7 +125,7 @@ def _(job: Job) -> RenderableType:
     """Layout, memory, and what the first stage launches and sends."""
     plan = job.plan
     layout = layout_text(dataclasses.asdict(plan.layout))
-    first = min((kind for kind, _ in plan.messages), default=min(stage_kinds(plan.layout)))
+    first = min((kind for kind, _ in plan.messages), default=min(plan.kinds))
     launched = [[name, *_launched(counts, first)] for name, counts in job.counts.items()]
     sent = [
         [message.slot.replace("_", " "), message.op, message.group, f"{message.count:g}", _size(message.payload_bytes)]

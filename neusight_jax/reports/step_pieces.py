@@ -12,7 +12,6 @@ from neusight_jax.job.job import Job, Plan
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import BACKWARD, WEIGHT
-from neusight_jax.job.stages import stage_kinds
 from neusight_jax.job.step import Seconds, compose, facts, once, schedule_of, seconds_of_job, silent, stage_durations
 from neusight_jax.terms import Predictor
 
@@ -78,7 +77,7 @@ def step_times(predictor: Predictor, machine: Machine, job: Job) -> StepTimes:
     """Times of a job's pieces on a machine."""
     plan = job.plan
     own = seconds_of_job(predictor, as_cluster(machine), job, run=once)
-    quiet_own, order = silent(own), list(stage_kinds(plan.layout))
+    quiet_own, order = silent(own), list(plan.kinds)
     whole, quiet = (np.asarray(stage_durations(each, job.software, facts(plan))[0])[order] for each in (own, quiet_own))
     slower = float(np.asarray(job.software.messages))
     sent = slower * _sent(own)[order]

@@ -16,6 +16,7 @@ from typing import Any
 
 from neusight_jax import __version__
 from neusight_jax.cluster import Machine
+from neusight_jax.cluster_file import gpu_in
 from neusight_jax.errors import InputError
 from neusight_jax.files import write_text_atomically
 from neusight_jax.forecast import Forecast
@@ -203,7 +204,7 @@ def step_timeline(predictor: Predictor, machine: Machine, job: Job, step: StepFo
     for track in tracks:
         _piece(track, "optimizer of the step", end_s, times.tail)
     names = [f"{step.cluster or 'GPU'}, pipeline rank {rank}" for rank in range(ranks)]
-    gpu = step.cluster.partition("x ")[2]
+    gpu = gpu_in(step.cluster)
     return _trace(tracks, names, gpu, step.gpus, step.values())
 
 

@@ -48,6 +48,8 @@ def graph_from_source(model: str, mode: str = "inference", options: TraceOptions
         return graph_from_torch(target, tuple(args), kwargs, mode, chosen)
     from neusight_jax.graph.traced.jaxpr import graph_from_function
 
+    if mode != "inference":
+        raise InputError(f"{model} is a JAX function, which says itself whether it trains; leave --mode {mode} out")
     return graph_from_function(target, *args, trace_options=chosen, **kwargs)
 
 
