@@ -67,7 +67,7 @@ class Respelled(Config):
     """A config in the spelling of another type; `eager`: as eager PyTorch reads it."""
 
     def __init__(self, eager: Config, values: Mapping[str, Any]) -> None:
-        super().__init__(eager.name, values, notes=eager.notes)
+        super().__init__(eager.name, values, notes=eager.notes, origin=eager.origin)
         self.eager = eager
 
 

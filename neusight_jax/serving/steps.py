@@ -25,7 +25,7 @@ from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.assumed import assumed_dtype
 from neusight_jax.graph.configs.blocks import Decoder
-from neusight_jax.graph.configs.build import class_notes
+from neusight_jax.graph.configs.build import reading_notes
 from neusight_jax.graph.configs.config import Config, read_config
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
 from neusight_jax.graph.configs.language import language_config
@@ -78,7 +78,7 @@ def load_model(
     model = Model(parsed, read_decoder(parsed, 1), precision(dtype, weight_dtype, kv_dtype, said), said, ())
     step = _step(model, Requests((1,), (2,)), Parallelism())
     weights = step.weight_notes(weight_dtype, has_quantization(parsed.values))
-    every = dict.fromkeys((*notes, *parsed.notes, *class_notes(parsed), *weights))
+    every = dict.fromkeys((*notes, *parsed.notes, *reading_notes(parsed), *weights))
     parsed.notes = []
     return dataclasses.replace(model, notes=tuple(every))
 

@@ -52,6 +52,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         tape.gradient_sum("attention.gradient_sum", source, 4)
         tape.gradient_sum("mlp.gradient_sum", middle, 2)
 
+    config.values.settle("tie_word_embeddings")  # of the head of training alone
     if roberta:
         _roberta_head(tape, config, x, act, drop)
     else:

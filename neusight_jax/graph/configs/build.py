@@ -14,6 +14,7 @@ from neusight_jax.graph.configs.assumed import assumed_dtype, assumed_length
 from neusight_jax.graph.configs.catalog import load_model_config
 from neusight_jax.graph.configs.config import Config, read_config, whole
 from neusight_jax.graph.configs.fusion import fuse
+from neusight_jax.graph.configs.keys import unread_notes
 from neusight_jax.graph.configs.language import language_config
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.configs.step import Step, precision
@@ -155,7 +156,7 @@ def eager_graph(config: Config, tape: Tape, batch_size: int, sequence_length: in
         batch_size=batch_size,
         sequence_length=sequence_length,
         fused=fused,
-        notes=tuple(config.notes),
+        notes=(*config.notes, *reading_notes(config)),
         parameters=tape.parameters,
     )
 
@@ -229,7 +230,7 @@ def _step_graph(
         options=options,
         notes=(
             *config.notes,
-            *class_notes(config),
+            *reading_notes(config),
             *step.weight_notes(weight_dtype, has_quantization(config.values)),
             *parallel_notes(*split),
         ),
@@ -243,8 +244,12 @@ def _short(lengths: tuple[int, ...]) -> int | list[int]:
     return lengths[0] if len(set(lengths)) == 1 else list(lengths)
 
 
-def class_notes(config: Config) -> tuple[str, ...]:
-    """Which sizes a config left to its class."""
+def reading_notes(config: Config) -> tuple[str, ...]:
+    """Which sizes a config left to its class, and which of its keys were not read, once all of it was."""
+    return (*_class_notes(config), *unread_notes(config.origin))
+
+
+def _class_notes(config: Config) -> tuple[str, ...]:
     sizes = {key: config.assumed[key] for key in config.defaults if config.assumed.get(key)}
     sizes = {key: value for key, value in sizes.items() if not isinstance(value, str)}
     told = [f"{key} {str(value).lower()}" for key, value in sizes.items()]

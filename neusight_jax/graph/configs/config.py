@@ -10,6 +10,7 @@ from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.catalog import load_model_config, model_names
+from neusight_jax.graph.configs.keys import Keys, keys_of
 
 _MISSING = object()
 LARGEST = 10**9
@@ -24,9 +25,10 @@ class Config:
     """A model config with its name; reads keys, and raises `InputError` naming the key when one is unusable.
 
     Attributes:
-      values: what the config says.
+      values: what the config says; they remember which keys were read.
       defaults: what its class says of keys the config has not.
       assumed: those of them that were used; notes: what else was assumed or left out, one line each.
+      origin: the values as they were given, where `values` is a part or another spelling of them.
     """
 
     def __init__(
@@ -35,12 +37,14 @@ class Config:
         values: Mapping[str, Any],
         defaults: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
+        origin: Keys | None = None,
     ) -> None:
         self.name = name
-        self.values = values
+        self.values: Keys = keys_of(values)
         self.defaults: Mapping[str, Any] = {} if defaults is None else defaults
         self.assumed: dict[str, Any] = {}
         self.notes = list(notes)
+        self.origin = self.values if origin is None else origin
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key, _MISSING)

@@ -119,6 +119,7 @@ def read_family(config: Config) -> Decoder:
         qk_norm=traits.qk_norm if wants_norm else "",
         sinks=traits.sinks,
     )
+    config.listed("attn_type_list", layers, (1,))  # MiniMax: 0 is its linear attention
     if config.flag("qk_layernorm", False) and kind == "stablelm":
         raise InputError(f"{config.name}: qk_layernorm true is not supported: norms of queries and keys by head")
     pairs = zip(windows, rotary_layers(config, layers), strict=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import Config, shown
+from neusight_jax.graph.configs.keys import Keys
 from neusight_jax.tables import table
 
 NESTED: tuple[str, ...] = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -40,21 +41,20 @@ def language_config(config: Config) -> Config:
     elif isinstance(kind, str) and kind in table("graph.configs", "model_types")["wrappers"]:
         notes.append(f"the language part of {kind}; its other towers are left out, time and parameters")
     if isinstance(kind, str):
-        values = {**values, "model_type": _text_type(kind, values, inside)}
+        values = Keys({**values, "model_type": _text_type(kind, values, inside)}, values)
     name = values.get("model_type")
     defaults = dict(table("graph.configs", "model_types")["defaults"].get(name, {})) if isinstance(name, str) else {}
     if not inside:
         defaults = {key: value for key, value in defaults.items() if key not in OWN_SIZES}
-    return Config(config.name, values, defaults, notes)
+    return Config(config.name, values, defaults, notes, config.values)
 
 
-def _joined(outer: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def _joined(outer: Mapping[str, Any], part: Mapping[str, Any]) -> Keys:
     joined = {key: outer[key] for key in OUTER if outer.get(key) is not None}
     joined |= {key: value for key, value in part.items() if value is not None or key not in joined}
     # The head belongs to the whole model: what that says of it counts.
-    if outer.get("tie_word_embeddings") is not None:
-        joined["tie_word_embeddings"] = outer["tie_word_embeddings"]
-    return joined
+    joined |= {key: outer[key] for key in ("tie_word_embeddings", "architectures") if outer.get(key) is not None}
+    return Keys(joined, outer, part)
 
 
 def _text_type(outer: str, values: Mapping[str, Any], inside: bool) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.keys import Keys
 from neusight_jax.graph.quantization.methods import METHODS, Read, Section, read_method
 from neusight_jax.graph.quantization.modules import known_node, modules_of
 from neusight_jax.graph.quantization.scheme import Scheme
@@ -60,7 +61,7 @@ class Quantization:
                 return scheme
         if node in ("mlp.router", "mlp.shared.gate", "embedding"):
             return None
-        return self.read.head if node == "head" else self.read.otherwise
+        return self.read.head if node == "head" or node.startswith("score") else self.read.otherwise
 
     def blind(self, node: str) -> bool:
         """Whether the modules of a node are not known, where the config goes by name."""
@@ -81,7 +82,7 @@ def read_quantization(name: str, config: Mapping[str, Any]) -> Quantization | No
         raise InputError(f"{where} is {values!r}, expected an object with quant_method")
     values = _flat(values)
     if config.get("expert_dtype") is not None:  # DeepSeek-V4 says it beside the rest
-        values = {"expert_dtype": config["expert_dtype"], **values}
+        values = Keys({"expert_dtype": config["expert_dtype"], **values}, values)
     method = _method(values, where)
     if values.get("dequantize") is True:  # fp8 and mxfp4: the loader widens all weights
         return None
@@ -116,7 +117,9 @@ def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """modelopt's `hf_quant_config.json` has all of it one level down."""
     inner = values.get("quantization")
-    return {**values, "quant_method": "modelopt", **inner} if isinstance(inner, Mapping) else values
+    return (
+        Keys({**values, "quant_method": "modelopt", **inner}, values, inner) if isinstance(inner, Mapping) else values
+    )
 
 
 def _method(values: Mapping[str, Any], where: str) -> str:
