@@ -122,11 +122,12 @@ def record(
 
 
 def _check_mode(step: Step, config: Config, model: Decoder) -> None:
-    """`InputError` for a decode of attention that sees later tokens."""
+    """`InputError` for a decode of a model that sees later tokens and makes none."""
     both = any(isinstance(layer.mixer, Attention) and not layer.mixer.causal for layer in model.layers)
-    if both and step.mode == "decode":
+    if both and model.outputs is not None and step.mode == "decode":
         raise InputError(
-            f"{config.name}: its attention sees later tokens, so it has no decode step; give mode inference"
+            f"{config.name}: its attention sees later tokens and it makes none, so it has no decode step; give mode "
+            "inference or prefill"
         )
 
 

@@ -152,6 +152,9 @@ def _windows(config: Config, layers: int, traits: Traits) -> list[int]:
 
 def _windowed(config: Config, layers: int, rule: str) -> list[bool]:
     """Which layers have the window."""
+    key = config.first("sliding_window_pattern", "_sliding_window_pattern")
+    if isinstance(config.values.get(key), str | list):  # as letters, for types of any rule
+        return [word == SLIDING for word in config.listed(key, layers, (SLIDING, FULL)) or []]
     if rule == "upper":  # layers from max_window_layers on
         first = config.count("max_window_layers", 0)
         return [at >= first for at in range(layers)]
@@ -161,7 +164,7 @@ def _windowed(config: Config, layers: int, rule: str) -> list[bool]:
     if rule == "no_rope":
         return [not rotary for rotary in rotary_layers(config, layers)]
     if rule.startswith("pattern:"):
-        every = config.size("sliding_window_pattern", int(rule.removeprefix("pattern:")))
+        every = config.size(key, int(rule.removeprefix("pattern:")))
         return [every == 1 or (at + 1) % every != 0 for at in range(layers)]
     return [True] * layers
 

@@ -17,7 +17,7 @@ _EXCLUDED: tuple[str, ...] = (
 )
 """Keys under which methods list the modules they leave alone."""
 
-_NO_CACHE = frozenset({"bitsandbytes", "torchao", "hqq", "quanto", "eetq"})
+_NO_CACHE = frozenset({"bitsandbytes", "torchao", "hqq", "quanto", "eetq", "mlx"})
 """Methods that say nothing of the KV cache."""
 
 Rule = tuple[Names, Scheme | None]
@@ -30,13 +30,14 @@ class Read:
     Attributes:
       rules: names and their scheme, None = not quantized; the first that matches holds.
       otherwise: scheme of linear layers and experts that no rule names.
-      head: scheme of `lm_head` where no rule names it.
+      head, embedding: schemes of `lm_head` and of the embedding where no rule names them.
       kv_cache: dtype of the KV cache, where it is said.
     """
 
     rules: tuple[Rule, ...] = ()
     otherwise: Scheme | None = None
     head: Scheme | None = None
+    embedding: Scheme | None = None
     kv_cache: str | None = None
 
 
@@ -335,6 +336,33 @@ def _modelopt(section: Section) -> Scheme | Read | None:
     return Read((*section.excluded(), *layers))
 
 
+def _mlx(section: Section) -> Read:
+    """MLX's: every product, the embedding and the head, but for modules that have an entry of their own."""
+    own = _mlx_scheme(section, section)
+    by_scheme: dict[Scheme | None, list[str]] = {}
+    for name in section.values:
+        if name in ("bits", "group_size", "mode", "quant_method"):
+            continue
+        value = section.values.get(name)
+        if isinstance(value, Mapping):
+            by_scheme.setdefault(_mlx_scheme(Section(value, f"{section.where}.{name}"), section), []).append(name)
+        elif value is False:
+            by_scheme.setdefault(None, []).append(name)
+        elif value is not True:
+            raise InputError(f"{section.where}.{name} is {str(value)[:60]!r}, expected an object with bits, or false")
+    rules = tuple((names(listed, section.where), scheme) for scheme, listed in by_scheme.items())
+    return Read(rules, own, own, own)
+
+
+def _mlx_scheme(section: Section, outer: Section) -> Scheme:
+    """Of a module or of all: groups with a scale and a bias of 16 bits, or formats that fix both."""
+    bits = section.whole("bits", default=outer.whole("bits"))
+    mode = section.word("mode", ("affine", "mxfp4", "mxfp8", "nvfp4"), "affine")
+    group = section.whole("group_size", default=outer.whole("group_size", default=64))
+    fixed = {"mxfp4": MXFP4, "nvfp4": NVFP4, "mxfp8": Scheme("fp8", 8.0, (1, 32), 8.0)}
+    return fixed.get(mode) or _grouped(f"int{bits}", bits, group, 16)
+
+
 METHODS: dict[str, Callable[[Section], Scheme | Read | None]] = {
     "awq": _awq,
     "gptq": _gptq,
@@ -349,5 +377,6 @@ METHODS: dict[str, Callable[[Section], Scheme | Read | None]] = {
     "hqq": _hqq,
     "quanto": _quanto,
     "eetq": _eetq,
+    "mlx": _mlx,
 }
 """Readers by `quant_method`: the scheme of all linear layers and experts, or more than that."""

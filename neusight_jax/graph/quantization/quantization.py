@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.keys import Keys
+from neusight_jax.graph.configs.keys import Keys, keys_of
 from neusight_jax.graph.quantization.methods import METHODS, Read, Section, read_method
 from neusight_jax.graph.quantization.modules import known_node, modules_of
 from neusight_jax.graph.quantization.scheme import Scheme
 from neusight_jax.tables import table
+
+QUANTIZED: tuple[str, ...] = ("quantization_config", "compression_config", "quantization")
+"""Keys under which configs say how weights are stored; the last is MLX's."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,10 @@ class Quantization:
         for names, scheme in self.read.rules:
             if names.match(aliases):
                 return scheme
-        if node in ("mlp.router", "mlp.shared.gate", "embedding"):
+        if node in ("mlp.router", "mlp.shared.gate"):
             return None
+        if node == "embedding":
+            return self.read.embedding
         return self.read.head if node == "head" or node.startswith("score") else self.read.otherwise
 
     def blind(self, node: str) -> bool:
@@ -80,11 +85,13 @@ def read_quantization(name: str, config: Mapping[str, Any]) -> Quantization | No
     where = f"{name}: {key}"
     if not isinstance(values, Mapping):
         raise InputError(f"{where} is {values!r}, expected an object with quant_method")
-    values = _flat(values)
+    mlx = key == "quantization" and not {"quant_algo", "quant_method"} & set(values)
+    values = Keys({**values, "quant_method": "mlx"}, values) if mlx else _flat(values)
     if config.get("expert_dtype") is not None:  # DeepSeek-V4 says it beside the rest
         values = Keys({"expert_dtype": config["expert_dtype"], **values}, values)
     method = _method(values, where)
     if values.get("dequantize") is True:  # fp8 and mxfp4: the loader widens all weights
+        keys_of(config).settle(key)
         return None
     _, text = _places(config)
     layers = text.get("num_hidden_layers", config.get("num_hidden_layers", 1))
@@ -109,9 +116,16 @@ def _places(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, 
 
 def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for place in _places(config):
-        for key in ("quantization_config", "compression_config"):
-            if place.get(key):
-                yield key, place[key]
+        given = {key: place[key] for key in QUANTIZED if place.get(key)}
+        mlx, other = given.get("quantization"), given.get("quantization_config")
+        if mlx is not None and mlx == other:  # mlx-lm writes it twice
+            keys_of(place).settle("quantization_config")
+            del given["quantization_config"]
+        elif mlx is not None and other is not None:
+            raise InputError(
+                "config has MLX's quantization and another quantization_config; expected one, take the other out"
+            )
+        yield from given.items()
 
 
 def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
