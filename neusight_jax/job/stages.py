@@ -92,6 +92,7 @@ def job_config(config: str | Path | Mapping[str, Any]) -> Config:
             "mlp_bias": True,
             "tie_word_embeddings": parsed.flag("tie_word_embeddings", True),
             "no_rope_layers": [0] * layers,
+            **{key: parsed.values.get(key) for key in ("architectures", "num_labels", "id2label")},
         }
         return Respelled(parsed, values)
     kind = model_type(parsed)

@@ -51,6 +51,6 @@ def model_type(config: Config, known: Mapping[str, Any] | None = None) -> str:
     missing = missing_layer(kind) if isinstance(kind, str) else None
     if missing is not None and known is None:
         raise InputError(f"{config.name}: model_type {kind!r} is not supported: it has {missing}, not written here")
-    near = difflib.get_close_matches(str(kind)[:60].lower(), names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(kind)[:60].lower(), names, n=3, cutoff=0.6)
     others = f"nearest: {', '.join(near)}" if near else f"expected one of {len(names)} such as {', '.join(names[:4])}"
     raise InputError(f"{config.name}: model_type {shown(kind)} is not supported; {others} (docs/graphs.md lists all)")
