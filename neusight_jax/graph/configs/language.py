@@ -35,7 +35,7 @@ def language_config(config: Config) -> Config:
     kind = values.get("model_type")
     nested = next((key for key in NESTED if values.get(key) is not None), None)
     inside = nested is not None
-    towers = f"the language part of {shown(kind)}; its other towers are left out, time and parameters"
+    towers = f"the language part of {str(kind)[:60]}; its other towers are left out, time and parameters"
     if nested is not None:
         part = values[nested]
         if not isinstance(part, Mapping):
