@@ -15,12 +15,12 @@ from neusight_jax.graph.configs.assumed import assumed_dtype, assumed_length
 from neusight_jax.graph.configs.catalog import load_model_config
 from neusight_jax.graph.configs.config import Config, read_config, whole
 from neusight_jax.graph.configs.fusion import fuse
-from neusight_jax.graph.configs.keys import Keys, unread_notes
 from neusight_jax.graph.configs.language import language_config
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import MODES, Graph, Node
+from neusight_jax.graph.keys import Keys, unread_notes
 from neusight_jax.graph.optimizers import with_optimizer
 from neusight_jax.graph.quantization.quantization import (
     QUANTIZED,

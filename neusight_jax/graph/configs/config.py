@@ -10,7 +10,7 @@ from typing import Any
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.catalog import load_model_config, model_names
 from neusight_jax.graph.configs.folder import Files, read_files
-from neusight_jax.graph.configs.keys import Keys, keys_of
+from neusight_jax.graph.keys import Keys, keys_of
 
 _MISSING = object()
 LARGEST = 10**9
@@ -260,7 +260,7 @@ def read_config(config: str | Path | Mapping[str, Any]) -> Config:
     Raises `InputError` for an unknown model, a missing file, or one that is not a JSON object.
     """
     if isinstance(config, Mapping):
-        return Config(str(config.get("model_type", "config")), config)
+        return Config(str(config.get("model_type", "config"))[:60], config)
     if not isinstance(config, str | Path):
         raise InputError(
             f"config is {type(config).__name__}, expected a model name, a path to a JSON file or a mapping"

@@ -10,7 +10,7 @@ from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import Config, shown
-from neusight_jax.graph.configs.keys import Keys
+from neusight_jax.graph.keys import Keys
 from neusight_jax.tables import table
 
 DRAFT = "transformer_layer_config"

@@ -26,7 +26,7 @@ from neusight_jax.graph.configs.families import (
     rotary_layers,
     sparse_layers,
 )
-from neusight_jax.graph.configs.keys import Keys
+from neusight_jax.graph.keys import Keys
 
 FFN_MULTIPLE = 256
 """Nemotron-NAS rounds widths of feed-forward blocks up to a multiple of it."""

@@ -41,6 +41,12 @@ class Read:
     kv_cache: str | None = None
 
 
+def brief(value: Any) -> str:
+    """A value as an error shows it: not too long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 class Section:
     """An object of a config; reads keys, and raises `InputError` naming the key when one is unusable."""
 
@@ -54,7 +60,7 @@ class Section:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{self.where}.{key} is {value!r}, expected a whole number of at least {least}")
+                raise InputError(f"{self.where}.{key} is {brief(value)}, expected a whole number of at least {least}")
             return value
         if default is None:
             raise InputError(f"{self.where} has no {keys[0]}; expected a whole number")
@@ -67,14 +73,14 @@ class Section:
             return default
         folded = {choice.lower(): choice for choice in choices}
         if str(value).lower() not in folded:
-            raise InputError(f"{self.where}.{key} is {value!r}, expected one of {', '.join(choices)}")
+            raise InputError(f"{self.where}.{key} is {brief(value)}, expected one of {', '.join(choices)}")
         return folded[str(value).lower()]
 
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
-            raise InputError(f"{self.where}.{key} is {value!r}, expected true or false")
+            raise InputError(f"{self.where}.{key} is {brief(value)}, expected true or false")
         return default if value is None else value
 
     def words(self, key: str) -> list[str]:
@@ -84,7 +90,7 @@ class Section:
             return []
         value = [value] if isinstance(value, str) else value
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise InputError(f"{self.where}.{key} is {str(value)[:60]}, expected a list of module names")
+            raise InputError(f"{self.where}.{key} is {brief(value)}, expected a list of module names")
         return list(value)
 
     def section(self, key: str) -> Section | None:
@@ -93,7 +99,7 @@ class Section:
         if value is None or value == {}:
             return None
         if not isinstance(value, Mapping):
-            raise InputError(f"{self.where}.{key} is {str(value)[:60]!r}, expected an object")
+            raise InputError(f"{self.where}.{key} is {brief(value)}, expected an object")
         return Section(value, f"{self.where}.{key}")
 
     def entries(self, key: str) -> dict[str, Section]:
@@ -198,7 +204,7 @@ def _fp8(section: Section) -> Read:
 def _pair(value: Any, where: str) -> tuple[int, int]:
     right = isinstance(value, list | tuple) and len(value) == 2
     if not right or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in value):
-        raise InputError(f"{where} is {value!r}, expected two whole numbers, rows and columns of a block")
+        raise InputError(f"{where} is {brief(value)}, expected two whole numbers, rows and columns of a block")
     return value[0], value[1]
 
 
@@ -258,7 +264,7 @@ def _torchao(section: Section) -> Scheme:
     own = _named("torchao").get(str(given).replace("_", "").lower().removesuffix("config"))
     if own is None:
         known = "int4_weight_only, int8_weight_only, float8_weight_only, or those with dynamic activations"
-        raise InputError(f"{section.where}: torchao quant_type {given!r} is not read; expected {known}")
+        raise InputError(f"{section.where}: torchao quant_type {brief(given)} is not read; expected {known}")
     return replace(own, group=(1, group.whole("group_size", default=own.group[1]))) if own.bits < 8.0 else own
 
 
@@ -349,7 +355,7 @@ def _mlx(section: Section) -> Read:
         elif value is False:
             by_scheme.setdefault(None, []).append(name)
         elif value is not True:
-            raise InputError(f"{section.where}.{name} is {str(value)[:60]!r}, expected an object with bits, or false")
+            raise InputError(f"{section.where}.{name} is {brief(value)}, expected an object with bits, or false")
     rules = tuple((names(listed, section.where), scheme) for scheme, listed in by_scheme.items())
     return Read(rules, own, own, own)
 

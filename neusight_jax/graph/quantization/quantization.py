@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.keys import Keys, keys_of
-from neusight_jax.graph.quantization.methods import METHODS, Read, Section, read_method
+from neusight_jax.graph.keys import Keys, keys_of
+from neusight_jax.graph.quantization.methods import METHODS, Read, Section, brief, read_method
 from neusight_jax.graph.quantization.modules import known_node, modules_of
 from neusight_jax.graph.quantization.scheme import Scheme
 from neusight_jax.tables import table
@@ -84,7 +84,7 @@ def read_quantization(name: str, config: Mapping[str, Any]) -> Quantization | No
     key, values = found[0]
     where = f"{name}: {key}"
     if not isinstance(values, Mapping):
-        raise InputError(f"{where} is {values!r}, expected an object with quant_method")
+        raise InputError(f"{where} is {brief(values)}, expected an object with quant_method")
     mlx = key == "quantization" and not {"quant_algo", "quant_method"} & set(values)
     values = Keys({**values, "quant_method": "mlx"}, values) if mlx else _flat(values)
     if config.get("expert_dtype") is not None:  # DeepSeek-V4 says it beside the rest
@@ -153,6 +153,6 @@ def _method(values: Mapping[str, Any], where: str) -> str:
     needs = table("graph.quantization", "schemes")["refused"].get(name.replace("-", "_"))
     why = f" ({needs})" if needs else ""
     raise InputError(
-        f"{where}: quant_method {given!r} is not read{why}; expected one of {', '.join(METHODS)}, "
+        f"{where}: quant_method {brief(given)} is not read{why}; expected one of {', '.join(METHODS)}, "
         "or give weight_dtype (--weight-dtype) to say how weights are stored"
     )

@@ -96,7 +96,7 @@ def unread_notes(values: Keys) -> tuple[str, ...]:
 @cache
 def _without_effect(name: str) -> bool:
     """Whether a key is in the table by its last word, or with the keys around it."""
-    last, rows = name.rpartition(".")[2], table("graph.configs", "keys")
+    last, rows = name.rpartition(".")[2], table("graph", "keys")
     return any(fnmatchcase(last, word) for row in rows["anywhere"] for word in row) or any(
         fnmatchcase(name, f"*{word}") for row in rows["inside"] for word in row
     )
@@ -104,7 +104,7 @@ def _without_effect(name: str) -> bool:
 
 def _decided(values: Keys, key: str) -> bool:
     """Whether keys beside a key decide what it would."""
-    for row in table("graph.configs", "keys")["decided"]:
+    for row in table("graph", "keys")["decided"]:
         if any(fnmatchcase(key, word) for word in row["keys"]):
             by, same = row.get("by", ()), row.get("same_as", ())
             if any(word in values.read and dict.get(values, word) is not None for word in by):
