@@ -329,6 +329,15 @@ def test_a_tied_head_may_be_stored_twice(tmp_path: Path) -> None:
     assert not any("files beside" in note for note in graph(folder).notes)
 
 
+def test_embedding_models_of_sentence_transformers_have_no_head(tmp_path: Path) -> None:
+    config = {**DENSE, "architectures": ["LlamaForCausalLM"]}
+    work = graph(
+        written(tmp_path, config=config, modules=[{"idx": 0, "type": "sentence_transformers.models.Transformer"}])
+    )
+    assert work.parameters == graph({**DENSE, "architectures": ["LlamaModel"]}).parameters
+    assert "LlamaModel has no head" in work.notes
+
+
 ADAPTERS = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "down_proj"], "lora_alpha": 16}
 
 

@@ -1,11 +1,13 @@
 """A model as a folder or a config.json in one: the config, and what lies beside it.
 
-That is how weights are stored, as older quantizers write it, adapters, and how many bytes the files of weights have.
+That is how weights are stored, as older quantizers write it, adapters, whether it is an embedding model, and how many
+bytes the files of weights have.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,8 @@ QUANTIZERS: dict[str, str] = {
 """Files of quantizers beside a config.json, and their method where they do not say it."""
 INDICES: tuple[str, ...] = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Files that say how many bytes the weights have."""
+SENTENCES = "modules.json"
+"""File that makes an embedding model of sentence-transformers of a model."""
 ADAPTERS = "adapter_config.json"
 """PEFT's file of adapters; without a config.json beside it, it names the model they belong to."""
 
@@ -75,6 +79,14 @@ def _beside(folder: Path, name: str, file: str, values: dict[str, Any]) -> Files
             found.notes.append(f"how weights are stored is read from {beside.name}")
     if file == "config.json" and (folder / ADAPTERS).is_file():
         values["adapter_config"] = json_object(folder / ADAPTERS, "adapters of PEFT")
+    if file == "config.json" and (folder / SENTENCES).is_file():
+        # Some are named after the class they were trained as, such as Qwen3ForCausalLM; their head is not loaded.
+        listed = values.get("architectures")
+        named = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+        values["architectures"] = [
+            re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)?$", "Model", name, count=1) for name in named
+        ]
+        found.notes.append(f"{SENTENCES} beside the config: an embedding model, without head")
     return found
 
 

@@ -169,7 +169,8 @@ def read_minimax_m3(config: Config) -> Decoder:
     if words is None:
         rows = Config(config.name, Keys({**inside.values, "num_nextn_predict_layers": None}, inside.values))
         flags = rows.listed("sparse_attention_freq", layers, (0, 1)) or [0] * layers
-        words = ["minimax_m3_sparse" if flag else FULL for flag in flags]
+        sparse = inside.flag("use_sparse_attention", True)
+        words = ["minimax_m3_sparse" if flag and sparse else FULL for flag in flags]
     heads, size, chosen, block = (
         inside.size(other) if inside.has(other) else config.size(key) for key, other in INDEX_KEYS.items()
     )
