@@ -349,11 +349,11 @@ def _mlx(section: Section) -> Read:
     for name in section.values:
         if name in ("bits", "group_size", "mode", "quant_method"):
             continue
-        value = section.values.get(name)
+        value, module = section.values.get(name), name.replace(".switch_mlp.", ".experts.0.")  # experts as one
         if isinstance(value, Mapping):
-            by_scheme.setdefault(_mlx_scheme(Section(value, f"{section.where}.{name}"), section), []).append(name)
+            by_scheme.setdefault(_mlx_scheme(Section(value, f"{section.where}.{name}"), section), []).append(module)
         elif value is False:
-            by_scheme.setdefault(None, []).append(name)
+            by_scheme.setdefault(None, []).append(module)
         elif value is not True:
             raise InputError(f"{section.where}.{name} is {brief(value)}, expected an object with bits, or false")
     rules = tuple((names(listed, section.where), scheme) for scheme, listed in by_scheme.items())
