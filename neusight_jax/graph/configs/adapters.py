@@ -60,10 +60,10 @@ def lora_of(part: Config, model_type: str, products: Iterable[str]) -> Lora:
     modules = part.values.get("target_modules")
     if modules is None or modules == "all-linear":
         return Lora(part.size("r", 8))
-    if not isinstance(modules, str) and not (isinstance(modules, list) and all(isinstance(e, str) for e in modules)):
+    listed = [modules] if isinstance(modules, str) else modules
+    if not isinstance(listed, list) or not all(isinstance(word, str) for word in listed):
         raise InputError(f"{part.name}.target_modules is {shown(modules)}, expected a list of names, or all-linear")
-    regular = isinstance(modules, str)
-    meant = names([modules] if regular else modules, f"{part.name}.target_modules", regular)
+    meant = names(listed, f"{part.name}.target_modules", isinstance(modules, str))
     targets = [name for name in products if any(map(meant.match, modules_of(name, model_type, 0)))]
     if not targets:
         raise InputError(f"{part.name}.target_modules {shown(modules)} names no product of {model_type} layers")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.blocks import Attention, Decoder, by_kind
+from neusight_jax.graph.configs.blocks import Attention, Decoder, Layer, by_kind
 from neusight_jax.graph.configs.config import Config, shown
 
 KINDS: tuple[tuple[str, str], ...] = (
@@ -98,9 +98,11 @@ def _both_ways(config: Config, name: str, model: Decoder) -> Decoder:
     said = word is True or word == "all" or not config.flag("is_causal", True)
     if not (said or re.search(r"Bidirectional|Bidirec|BiModel|EncoderModel", name)):
         return model
-    if not all(isinstance(layer.mixer, Attention) for layer in model.layers):
-        raise InputError(f"{config.name}: attention both ways is written for softmax attention alone")
-    layers = {replace(layer, mixer=replace(layer.mixer, causal=False)): at for layer, at in model.layers.items()}
+    layers: dict[Layer, list[int]] = {}
+    for layer, numbers in model.layers.items():
+        if not isinstance(layer.mixer, Attention):
+            raise InputError(f"{config.name}: attention both ways is written for softmax attention alone")
+        layers[replace(layer, mixer=replace(layer.mixer, causal=False))] = numbers
     return replace(model, layers=layers, notes=(*model.notes, "attention sees later tokens too"))
 
 
