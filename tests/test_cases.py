@@ -262,6 +262,72 @@ def _() -> tuple[str, bool]:
     return f"{value:,.0f} FLOP", value == 104_857_600
 
 
+DRAFTED = ("--mode", "decode", "--batch-size", "1", "--sequence-length")
+LOAD = ("--input-tokens", "1000", "--output-tokens", "500", "--users", "8", "--ttft", "3s", "--tpot", "80ms")
+
+
+def stored(model: str, length: int, gpu: str = "H200") -> tuple[float, float, Answer]:
+    """Weights and KV cache of a decode step of one request, GiB, and the answer."""
+    found = answer("predict", model, "--gpu", gpu, *DRAFTED, str(length))
+    return memory(found, "weights") / GIB, memory(found, "kv_cache") / GIB, found
+
+
+@case("2A eagle3_llama8b_draft", "424.7M parameters, 0.791 GiB")
+def _() -> tuple[str, bool]:
+    weights, _, _ = stored(str(FOLDER / "eagle3_llama8b_draft.json"), 2048)
+    return f"{weights * GIB / 2e6:.1f}M, {weights:.3f} GiB", close(weights * GIB / 2, 424.7e6, 2e-4)
+
+
+@case("2A reward_llama8b_seqcls", "7.505B, 13.979 GiB")
+def _() -> tuple[str, bool]:
+    weights, _, _ = stored(str(FOLDER / "reward_llama8b_seqcls.json"), 2048)
+    return f"{weights:.3f} GiB", close(weights, 13.979, 1e-4)
+
+
+@case("2A embeddinggemma_300m", "0.73 TFLOP")
+def _() -> tuple[str, bool]:
+    found = predicted("embeddinggemma_300m.json", "--mode", "inference", "--sequence-length", "2048")
+    return f"{found['flop'] / 1e12:.3f} TFLOP", close(found["flop"], 0.73e12, 0.01)
+
+
+@case("2B deepseek-v3", "8 GPUs")
+def _() -> tuple[str, bool]:
+    found = answer("serve", "deepseek-v3", "--gpu", "H200", *LOAD, "--method", "estimate")
+    gpus = found["choices"][0]["gpus"] if found.get("choices") else 0
+    return f"{gpus} GPUs", gpus == 8
+
+
+@case("2B kimi-k2", "about 959 GiB")
+def _() -> tuple[str, bool]:
+    weights, _, _ = stored("kimi-k2", 8192)
+    return f"{weights:.1f} GiB", close(weights, 959.0, 1e-3)
+
+
+@case("2F mlx4_llama8b", "4.21 GiB")
+def _() -> tuple[str, bool]:
+    weights, _, _ = stored(str(FOLDER / "mlx4_llama8b.json"), 8192)
+    return f"{weights:.2f} GiB", close(weights, 4.21, 2e-3)
+
+
+@case("2I exaone4_32b_pattern_string", "32.003B, KV 1.25 GiB")
+def _() -> tuple[str, bool]:
+    weights, cache, _ = stored(str(FOLDER / "exaone4_32b_pattern_string.json"), 8192)
+    return f"{weights * GIB / 2e9:.3f}B, KV {cache:.2f} GiB", close(weights * GIB / 2, 32.003e9, 1e-4) and cache == 1.25
+
+
+@case("2L mistral_params", "one short line")
+def _() -> tuple[str, bool]:
+    found = predicted("mistral_params.json")
+    return found["error"][-60:], found["code"] == 2 and len(found["error"]) < 250 and "model_type" in found["error"]
+
+
+@case("2M qwen25_7b_1m_dual_chunk", "a note: dual_chunk_attention_config")
+def _() -> tuple[str, bool]:
+    found = predicted("qwen25_7b_1m_dual_chunk.json", "--mode", "prefill", "--sequence-length", "1000000")
+    notes = [note for note in found["notes"] if "dual_chunk_attention_config" in note]
+    return (notes or ["nothing"])[0][-60:], bool(notes)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_is_right(name: str) -> None:
     if not FOLDER.is_dir():

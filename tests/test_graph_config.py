@@ -12,6 +12,7 @@ from test_graph import BERT, GPT, OPT, SWITCH
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.graph.configs.catalog import list_models, load_model_config
+from neusight_jax.memory import footprint
 
 
 def message(*args: object, **kwargs: object) -> str:
@@ -49,11 +50,11 @@ def test_missing_key_is_named(config: dict[str, object], key: str) -> None:
         ({"attn_pdrop": 1.5}, "attn_pdrop is 1.5, expected a rate"),
         ({"activation_function": "swish"}, "activation_function 'swish' is not supported; expected one of gelu"),
         ({"scale_attn_weights": 1}, "scale_attn_weights is 1, expected true or false"),
-        ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported; expected one of bert, roberta, gpt2, opt"),
+        ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported; nearest: gpt2"),
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported: it has selective scan (Mamba-1)"),
-        ({"model_type": ["gpt2"]}, "model_type ['gpt2'] is not supported; expected one of bert"),
+        ({"model_type": ["gpt2"]}, "model_type ['gpt2'] is not supported; nearest: gpt2"),
         ({"n_layer": 10**30}, "n_layer is a whole number of over 18 digits, expected at most 1,000,000,000"),
-        ({"model_type": None}, "config has no 'model_type'; expected one of bert"),
+        ({"model_type": None}, "config has no 'model_type' among its keys"),
     ],
 )
 def test_bad_value_is_named(change: dict[str, object], text: str) -> None:
@@ -106,7 +107,7 @@ def test_files(tmp_path: Path) -> None:
     assert "holds a list, expected a JSON object" in message(bad, 1, 8)
     bad.write_bytes(b"\xff\xfe{")
     assert "bad.json: not JSON" in message(bad, 1, 8)
-    assert "cannot be read" in message(tmp_path, 1, 8)
+    assert "holds no config.json" in message(tmp_path, 1, 8)
     assert "config is int, expected a model name" in message(3, 1, 8)
 
 
@@ -146,3 +147,54 @@ def test_catalog_lists_and_loads() -> None:
     config = load_model_config("gpt2")
     config["vocab_size"] = 1  # a copy: the catalog stays as it is
     assert load_model_config("gpt2")["vocab_size"] > 1
+
+
+PUBLISHED: tuple[tuple[str, float, float, str], ...] = (
+    ("llama-2-7b", 6738415616, 13476831232, "fp16"),
+    ("llama-2-70b", 68976648192, 137953296384, "fp16"),
+    ("llama-3.1-8b", 8030261248, 16060522496, "bf16"),
+    ("llama-3.1-70b", 70553706496, 141107412992, "bf16"),
+    ("mistral-7b-v0.1", 7241732096, 14483464192, "bf16"),
+    ("mistral-7b", 7248023552, 14496047104, "bf16"),
+    ("mixtral-8x7b", 46702792704, 93405585408, "bf16"),
+    ("mixtral-8x22b", 140620634112, 281241268224, "bf16"),
+    ("qwen2.5-7b", 7615616512, 15231233024, "bf16"),
+    ("qwen2.5-32b", 32763876352, 65527752704, "bf16"),
+    ("qwen2.5-72b", 72706203648, 145412407296, "bf16"),
+    ("qwen3-8b", 8190735360, 16381470720, "bf16"),
+    ("qwen3-32b", 32762123264, 65524246528, "bf16"),
+    ("qwen3-30b-a3b", 30532122624, 61064245248, "bf16"),
+    ("qwen3-235b-a22b", 235093634560, 470187269120, "bf16"),
+    ("gpt-oss-20b", 20914757184, 13761264768, "mxfp4"),
+    ("gpt-oss-120b", 116829156672, 65248815744, "mxfp4"),
+)
+"""Names, parameters, bytes and format. Bytes: `total_size` of the model's model.safetensors.index.json on Hugging Face;
+parameters: half of it, and of gpt-oss those of the module that transformers builds (model card: 20.9B and 116.8B)."""
+
+
+@pytest.mark.parametrize(("name", "parameters", "stored", "format_"), PUBLISHED, ids=[row[0] for row in PUBLISHED])
+def test_catalog_is_as_published(name: str, parameters: float, stored: float, format_: str) -> None:
+    graph = graph_from_config(name, 1, 64, "decode")
+    assert graph.parameters == parameters
+    assert footprint(graph).weights == stored
+    assert format_ == (graph.options["quantization"] or graph.options["weight_dtype"])
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "stored"),
+    # Model cards: 671B parameters in fp8 (the files have 685B, an extra layer included); 1T in fp8, block scales.
+    [("deepseek-v3", 671e9, 672e9), ("deepseek-r1", 671e9, 672e9), ("kimi-k2", 1.03e12, 1.03e12)],
+)
+def test_fp8_names_of_the_catalog_are_published_in_fp8(name: str, card: float, stored: float) -> None:
+    graph = graph_from_config(name, 1, 64, "decode")
+    assert graph.parameters == pytest.approx(card, rel=0.005)
+    assert footprint(graph).weights == pytest.approx(stored, rel=0.005)
+    assert graph.options["quantization"] == "fp8"
+    wide = graph_from_config(name, 1, 64, "decode", weight_dtype="bf16")
+    assert footprint(wide).weights == 2 * graph.parameters
+
+
+def test_quantized_names_are_trained_before_quantization() -> None:
+    graph = graph_from_config("gpt-oss-20b", 1, 64, "training")
+    assert footprint(graph).weights == 2 * graph.parameters
+    assert "quantized as published, for inference; training is of the weights before quantization" in graph.notes

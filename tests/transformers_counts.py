@@ -23,6 +23,17 @@ HEADS: dict[str, tuple[str, str]] = {
 """Classes in inference and in training, where it is not the one for causal language."""
 
 
+def elements(module: Any, values: Mapping[str, Any]) -> int:
+    """Elements of the parameters of a class of transformers made from a config."""
+    import torch
+    import transformers
+
+    settings = {key: value for key, value in values.items() if key != "model_type"}
+    with torch.device("meta"):
+        made = module(transformers.CONFIG_MAPPING[values["model_type"]](**settings))
+    return sum(parameter.numel() for parameter in made.parameters())
+
+
 def parameter_total(values: Mapping[str, Any], training: bool = False) -> int:
     """Elements of the parameters of a config's language model (or encoder), shared ones once.
 

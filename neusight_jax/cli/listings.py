@@ -63,25 +63,32 @@ def _show_rows(kind: str, rows: list[dict[str, Any]]) -> None:
 
 
 def models(as_json: AsJson = False) -> None:
-    """List the models of the catalog."""
+    """List the models of the catalog, with the format their weights are published in."""
     from neusight_jax.graph.configs.assumed import longest_sequence
     from neusight_jax.graph.configs.catalog import list_models, load_model_config
+    from neusight_jax.graph.configs.config import TORCH_DTYPES
 
+    def weights(config: dict[str, Any]) -> str:
+        quantization = config.get("quantization_config", {})
+        return str(quantization.get("quant_method") or TORCH_DTYPES[config.get("torch_dtype", "float32")])
+
+    configs = {name: load_model_config(name) for name in list_models()}
     rows = [
         {
             "name": name,
-            "architecture": load_model_config(name)["model_type"],
+            "architecture": config["model_type"],
             "longest_sequence": longest_sequence(name),
+            "weights": weights(config),
         }
-        for name in list_models()
+        for name, config in configs.items()
     ]
     if as_json:
         _show_rows("models", rows)
         return
     from neusight_jax.reports.text import table
 
-    shown = [[row["name"], row["architecture"], str(row["longest_sequence"] or "any")] for row in rows]
-    show(table("", ["model", "architecture", "longest sequence"], shown, text_columns=2))
+    shown = [[row["name"], row["architecture"], row["weights"], str(row["longest_sequence"] or "any")] for row in rows]
+    show(table("", ["model", "architecture", "weights", "longest sequence"], shown, text_columns=3))
 
 
 def checkpoints(as_json: AsJson = False) -> None:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.adapters import Lora
+from neusight_jax.graph.configs.build import reading_notes
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.graph.optimizers import flat_stream, optimizer_kernels, optimizer_of
@@ -168,7 +169,7 @@ def job_from_config(
         memory=fullest({kind: stage.part for kind, stage in kinds.items()}, order, layout, batches, held),
         overlaps=tuple(overlaps),
         attention=attention,
-        notes=tuple(dict.fromkeys(parsed.notes)),
+        notes=tuple(dict.fromkeys((*parsed.notes, *reading_notes(parsed)))),
     )
     return Job(kernels, counts, software or usual_software(optimizer), plan)
 

@@ -10,8 +10,9 @@ from typing import Any
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs import gpt2
 from neusight_jax.graph.configs.adapters import Lora
+from neusight_jax.graph.configs.architectures import model_type
 from neusight_jax.graph.configs.blocks import Decoder, Layer
-from neusight_jax.graph.configs.build import eager_graph
+from neusight_jax.graph.configs.build import eager_graph, unquantized
 from neusight_jax.graph.configs.config import Config, read_config
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
 from neusight_jax.graph.configs.language import language_config
@@ -67,7 +68,7 @@ class Respelled(Config):
     """A config in the spelling of another type; `eager`: as eager PyTorch reads it."""
 
     def __init__(self, eager: Config, values: Mapping[str, Any]) -> None:
-        super().__init__(eager.name, values, notes=eager.notes)
+        super().__init__(eager.name, values, notes=eager.notes, origin=eager.origin)
         self.eager = eager
 
 
@@ -76,7 +77,7 @@ def job_config(config: str | Path | Mapping[str, Any]) -> Config:
 
     Raises: `InputError` for other models.
     """
-    parsed = language_config(read_config(config))
+    parsed = unquantized(language_config(read_config(config)))
     if parsed.values.get("model_type") == "gpt2":
         hidden, layers = parsed.size("n_embd"), parsed.size("n_layer")
         values = {
@@ -91,10 +92,11 @@ def job_config(config: str | Path | Mapping[str, Any]) -> Config:
             "mlp_bias": True,
             "tie_word_embeddings": parsed.flag("tie_word_embeddings", True),
             "no_rope_layers": [0] * layers,
+            **{key: parsed.values.get(key) for key in ("architectures", "num_labels", "id2label")},
         }
         return Respelled(parsed, values)
-    if parsed.values.get("model_type") not in MODEL_TYPES:
-        kind = parsed.values.get("model_type")
+    kind = model_type(parsed)
+    if kind not in MODEL_TYPES:
         raise InputError(f"{parsed.name}: jobs are of decoders such as llama, qwen3 or gpt2; {kind!r} is none")
     return parsed
 

@@ -13,6 +13,7 @@ from neusight_jax.cluster import Cluster
 from neusight_jax.cluster_file import gpu_in
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.adapters import Lora
+from neusight_jax.graph.configs.build import reading_notes
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Footprint
@@ -218,7 +219,12 @@ def parallelize(
     asked = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
     asked |= {"dtype": dtype, "optimizer": optimizer, "attention": attention, "overlaps": tuple(overlaps)}
     asked |= {} if lora is None else {"lora": lora.values()}
-    return Layouts(asked, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(config.notes)))
+    return Layouts(
+        asked,
+        tuple(order),
+        priced.currency if priced else "",
+        (*notes, *dict.fromkeys((*config.notes, *reading_notes(config)))),
+    )
 
 
 def _numbers(machines: Sequence[Machine]) -> str:

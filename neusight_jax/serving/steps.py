@@ -22,16 +22,18 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.architectures import model_type
 from neusight_jax.graph.configs.assumed import assumed_dtype
 from neusight_jax.graph.configs.blocks import Decoder
-from neusight_jax.graph.configs.build import class_notes
+from neusight_jax.graph.configs.build import quantization_of, reading_notes
+from neusight_jax.graph.configs.classes import generates
 from neusight_jax.graph.configs.config import Config, read_config
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
 from neusight_jax.graph.configs.language import language_config
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.step import Precision, Step, precision
 from neusight_jax.graph.graph import Node
-from neusight_jax.graph.quantization.quantization import Quantization, has_quantization, read_quantization
+from neusight_jax.graph.quantization.quantization import Quantization, has_quantization
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
 
@@ -66,15 +68,17 @@ def load_model(
     Raises: `InputError` for a model that is no decoder, or unusable dtypes.
     """
     parsed = language_config(read_config(config))
-    kind = parsed.values.get("model_type")
+    kind = model_type(parsed)
     if kind not in MODEL_TYPES:
         raise InputError(f"{parsed.name}: engines serve decoders such as llama or qwen3; {kind!r} is none")
     dtype, notes = assumed_dtype(parsed, dtype)
-    said = read_quantization(parsed.name, parsed.values) if weight_dtype is None else None
-    model = Model(parsed, read_decoder(parsed, 1), precision(dtype, weight_dtype, kv_dtype, said), said, ())
+    said = quantization_of(parsed, weight_dtype)
+    decoder = read_decoder(parsed, 1)
+    generates(parsed.name, decoder)
+    model = Model(parsed, decoder, precision(dtype, weight_dtype, kv_dtype, said), said, ())
     step = _step(model, Requests((1,), (2,)), Parallelism())
     weights = step.weight_notes(weight_dtype, has_quantization(parsed.values))
-    every = dict.fromkeys((*notes, *parsed.notes, *class_notes(parsed), *weights))
+    every = dict.fromkeys((*notes, *parsed.notes, *reading_notes(parsed, step.parameter_bytes), *weights))
     parsed.notes = []
     return dataclasses.replace(model, notes=tuple(every))
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.config import whole
+from neusight_jax.graph.configs.config import Config, shown, whole
 from neusight_jax.graph.kernel import matrix_product
+from neusight_jax.graph.quantization.modules import modules_of, names
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.printed import Record
 
@@ -48,6 +49,25 @@ class Lora(Record):
         for word in self.targets:
             if not any(word in name for name in own):
                 raise InputError(f"lora target {word!r} is in no product's name; expected parts of {', '.join(own)}")
+
+
+def lora_of(part: Config, model_type: str, products: Iterable[str]) -> Lora:
+    """Adapters as PEFT's adapter_config.json has them; `products`: names of those of a model that may have one.
+
+    Raises: `InputError` for other adapters than LoRA, and for modules that no product runs.
+    """
+    part.choice("peft_type", "LORA", ("LORA",))
+    modules = part.values.get("target_modules")
+    if modules is None or modules == "all-linear":
+        return Lora(part.size("r", 8))
+    listed = [modules] if isinstance(modules, str) else modules
+    if not isinstance(listed, list) or not all(isinstance(word, str) for word in listed):
+        raise InputError(f"{part.name}.target_modules is {shown(modules)}, expected a list of names, or all-linear")
+    meant = names(listed, f"{part.name}.target_modules", isinstance(modules, str))
+    targets = [name for name in products if any(map(meant.match, modules_of(name, model_type, 0)))]
+    if not targets:
+        raise InputError(f"{part.name}.target_modules {shown(modules)} names no product of {model_type} layers")
+    return Lora(part.size("r", 8), tuple(targets))
 
 
 def adapter_kernels(

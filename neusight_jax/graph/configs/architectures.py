@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -39,10 +40,17 @@ def model_type(config: Config, known: Mapping[str, Any] | None = None) -> str:
     names = (*ARCHITECTURES, *STEP_ARCHITECTURES) if known is None else tuple(known)
     kind = config.values.get("model_type")
     if kind is None:
-        raise InputError(f"{config.name}: config has no 'model_type'; expected one of {', '.join(names)}")
+        keys = ", ".join(shown(key) for key in [*config.values][:3])
+        among = f" among its keys {keys} ..." if keys else ""
+        raise InputError(
+            f"{config.name}: config has no 'model_type'{among}; expected Hugging Face's config.json, where it says "
+            "which layers there are, e.g. llama"
+        )
     if isinstance(kind, str) and kind in names:
         return kind
     missing = missing_layer(kind) if isinstance(kind, str) else None
     if missing is not None and known is None:
         raise InputError(f"{config.name}: model_type {kind!r} is not supported: it has {missing}, not written here")
-    raise InputError(f"{config.name}: model_type {shown(kind)} is not supported; expected one of {', '.join(names)}")
+    near = difflib.get_close_matches(str(kind)[:60].lower(), names, n=3, cutoff=0.6)
+    others = f"nearest: {', '.join(near)}" if near else f"expected one of {len(names)} such as {', '.join(names[:4])}"
+    raise InputError(f"{config.name}: model_type {shown(kind)} is not supported; {others} (docs/graphs.md lists all)")

@@ -1,12 +1,23 @@
 """BERT and RoBERTa: encoder-only, post-norm.
 
 Inference: sequence classification. Training: BERT with its pre-training heads, RoBERTa with its language-model head.
+`architectures` may say otherwise: labels of a sequence or of tokens, an answer's span, or no head.
 """
 
 from __future__ import annotations
 
+from neusight_jax.graph.configs.classes import eager_kind
 from neusight_jax.graph.configs.config import Config
-from neusight_jax.graph.configs.layers import ACTIVATIONS, activation, heads, keys, merge_heads, permuted, sliced
+from neusight_jax.graph.configs.layers import (
+    ACTIVATIONS,
+    activation,
+    heads,
+    keys,
+    merge_heads,
+    outputs,
+    permuted,
+    sliced,
+)
 from neusight_jax.graph.configs.tape import Tape, Tensor
 from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.kernel import stream
@@ -52,6 +63,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         tape.gradient_sum("attention.gradient_sum", source, 4)
         tape.gradient_sum("mlp.gradient_sum", middle, 2)
 
+    config.values.settle("tie_word_embeddings")  # of the head of training alone
     if roberta:
         _roberta_head(tape, config, x, act, drop)
     else:
@@ -106,12 +118,29 @@ def _first_token(tape: Tape, name: str, x: Tensor) -> Tensor:
     return Tensor(x.name, (batch, hidden))
 
 
+def _kind(tape: Tape, config: Config) -> str:
+    """The kind of head: in training the language model's, and else labels of the sequence, unless a class says it."""
+    usual = ("masked vocabulary", "vocabulary") if tape.training else ("sequence labels",)
+    return eager_kind(config, *usual, "sequence labels", "token labels", "answer span", "none")
+
+
+def _token_outputs(tape: Tape, config: Config, x: Tensor, kind: str, drop: float) -> bool:
+    """Write the head of a class that scores tokens; whether it is one."""
+    if kind not in ("token labels", "answer span"):
+        return False
+    tape.linear("classifier", tape.dropout("classifier_dropout", x, drop), outputs(config, kind))
+    return True
+
+
 def _bert_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) -> None:
-    hidden = x.shape[-1]
+    hidden, kind = x.shape[-1], _kind(tape, config)
+    if _token_outputs(tape, config, x, kind, drop):
+        return
     first = tape.linear("pooler", _first_token(tape, "first_token", x), hidden)
     first = tape.unary("pooler.activation", "tanh", first, traced="VECrelu")
-    if not tape.training:
+    if kind == "sequence labels":
         tape.linear("classifier", tape.dropout("classifier_dropout", first, drop), config.labels())
+    if kind in ("sequence labels", "none"):
         return
     tape.gradient_sum("head.gradient_sum", x, 2)
     y = tape.linear("predictions.transform", x, hidden)
@@ -121,12 +150,15 @@ def _bert_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) -> 
 
 
 def _roberta_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) -> None:
-    hidden = x.shape[-1]
-    if tape.training:
+    hidden, kind = x.shape[-1], _kind(tape, config)
+    if _token_outputs(tape, config, x, kind, drop):
+        return
+    if kind not in ("sequence labels", "none"):
         y = activation(tape, "head.activation", tape.linear("head.transform", x, hidden), "gelu")
         tied = config.flag("tie_word_embeddings", True)
         tape.linear("head.decoder", tape.norm("head.norm", y), config.size("vocab_size"), tied=tied)
         return
     first = tape.linear("classifier.dense", _first_token(tape, "first_token", x), hidden)
     first = tape.unary("classifier.activation", "tanh", first)
-    tape.linear("classifier.output", first, config.labels())
+    if kind == "sequence labels":
+        tape.linear("classifier.output", first, config.labels())

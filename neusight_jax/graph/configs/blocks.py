@@ -42,6 +42,7 @@ class Attention:
       sinks: one learned logit a head.
       values: whether values have a projection; without, they are the keys.
       cached: whether it has keys and values of its own; without, those of an earlier layer.
+      causal: whether later keys are hidden; inputs: vectors as wide as the model that the projections read, joined.
     """
 
     heads: int
@@ -58,6 +59,8 @@ class Attention:
     rotary: bool = True
     values: bool = True
     cached: bool = True
+    causal: bool = True
+    inputs: int = 1
     indexer: Indexer | None = None
 
 
@@ -216,6 +219,11 @@ class Decoder:
       streams: residual streams that layers read and write (hyper-connections), 1 = the usual residual.
       residual_block: layers whose sum later layers attend to (attention residuals), 0 = the usual residual.
       layer_inputs: width of an embedding each layer has of its own, 0 = none; layer_vocabulary: its rows.
+      outputs: widths of the products of a head that is not the vocabulary's, () = no head; None = the vocabulary's.
+      head_bias: of the head; predicted: words it knows, 0 = the vocabulary.
+      joined: width of hidden states of another model that a first product brings to this one's, 0 = there are none;
+      shared: what of "embedding" and "head" are another model's weights.
+      notes: what else a reader should know, one line each.
     """
 
     hidden: int
@@ -228,6 +236,11 @@ class Decoder:
     residual_block: int = 0
     layer_inputs: int = 0
     layer_vocabulary: int = 0
+    outputs: tuple[int, ...] | None = None
+    predicted: int = 0
+    joined: int = 0
+    shared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def depth(self) -> int:

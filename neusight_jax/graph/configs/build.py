@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neusight_jax.arithmetic import dtype_index
+from neusight_jax.arithmetic import dtype_bytes, dtype_index
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.adapters import Lora
+from neusight_jax.graph.configs.adapters import Lora, lora_of
 from neusight_jax.graph.configs.architectures import ARCHITECTURES, STEP_ARCHITECTURES, model_type
 from neusight_jax.graph.configs.assumed import assumed_dtype, assumed_length
 from neusight_jax.graph.configs.catalog import load_model_config
@@ -19,9 +20,19 @@ from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import MODES, Graph, Node
+from neusight_jax.graph.keys import Keys, unread_notes
 from neusight_jax.graph.optimizers import with_states
-from neusight_jax.graph.quantization.quantization import has_quantization, read_quantization
+from neusight_jax.graph.quantization.quantization import (
+    QUANTIZED,
+    Quantization,
+    has_quantization,
+    read_quantization,
+)
 from neusight_jax.graph.quantization.scheme import stored_as
+from neusight_jax.units import GIB
+
+STORED_WITHIN = 0.02
+"""Weights counted may differ so much from those stored, relatively, before a note says so."""
 
 
 def trace(
@@ -123,10 +134,13 @@ def _graph(
     """`graph_from_config` without an optimizer; `given`: what only decoders have, `split`: over how many devices."""
     parsed = language_config(read_config(config))
     kind = model_type(parsed)
+    if dtype is not None and not has_quantization(parsed.values) and dtype != _stored_dtype(parsed):
+        parsed.stored_bytes = None  # other weights are asked for than the files have
     dtype, notes = assumed_dtype(parsed, dtype)
     sequence_length, more = assumed_length(parsed, sequence_length, mode, given["kv_length"])
     parsed.notes = [*notes, *more, *parsed.notes]
     if kind in STEP_ARCHITECTURES:
+        lora = _adapters(parsed, kind, mode, lora)
         tensor, expert = (whole(name, split[name]) for name in ("tensor_parallel", "expert_parallel"))
         return _step_graph(
             parsed,
@@ -146,6 +160,30 @@ def _graph(
     return eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
 
 
+def _stored_dtype(config: Config) -> str | None:
+    """Dtype of the weights' files, as the config says."""
+    return config.dtype(config.first("dtype", "torch_dtype"))
+
+
+def _adapters(config: Config, kind: str, mode: str, lora: Lora | None) -> Lora | None:
+    """Adapters that are asked for, or those beside the config where it is trained; with a note."""
+    if not config.has("adapter_config"):
+        return lora
+    part, name = config.part("adapter_config"), "adapter_config.json"
+    part.values.settle("peft_type", "target_modules", "r")
+    if lora is not None:
+        config.notes.append(f"adapters as asked for, in place of those of {name}")
+        return lora
+    if mode != "training":
+        config.notes.append(f"adapters of {name} are taken as merged into the weights: no time, no memory of their own")
+        return None
+    probe = Step(requests(1, 1, mode), precision("bf16"), mode, lora=Lora(1))
+    STEP_ARCHITECTURES[kind](probe, config.like(config.values))
+    lora = lora_of(part, kind, dict.fromkeys(probe.adapted))
+    config.notes.append(f"adapters of rank {lora.rank} on {', '.join(lora.targets) or 'all products'}, as {name} says")
+    return lora
+
+
 def eager_graph(config: Config, tape: Tape, batch_size: int, sequence_length: int, *, fused: bool = False) -> Graph:
     """The graph of what a tape holds; `fused`: elementwise chains merged."""
     nodes = fuse(tape.nodes) if fused else tape.nodes
@@ -157,7 +195,7 @@ def eager_graph(config: Config, tape: Tape, batch_size: int, sequence_length: in
         batch_size=batch_size,
         sequence_length=sequence_length,
         fused=fused,
-        notes=tuple(config.notes),
+        notes=(*config.notes, *reading_notes(config, float(tape.parameters) * dtype_bytes(tape.dtype))),
         parameters=tape.parameters,
     )
 
@@ -207,7 +245,9 @@ def _step_graph(
     if weight_dtype is not None:
         stored_as(weight_dtype)
     batch = requests(batch_size, sequence_length, mode, kv_length)
-    said = read_quantization(config.name, config.values) if weight_dtype is None else None
+    if mode == "training" and config.catalog and weight_dtype is None:
+        config = unquantized(config)
+    said = quantization_of(config, weight_dtype)
     dtypes = precision(dtype, weight_dtype, kv_dtype, said)
     step = Step(batch, dtypes, mode, said, lora=lora)
     STEP_ARCHITECTURES[kind](step, config, *split)
@@ -236,7 +276,7 @@ def _step_graph(
         options=options,
         notes=(
             *config.notes,
-            *class_notes(config),
+            *reading_notes(config, step.parameter_bytes if split == (1, 1) and weight_dtype is None else None),
             *step.weight_notes(weight_dtype, has_quantization(config.values)),
         ),
         parameters=step.parameters,
@@ -249,8 +289,49 @@ def _short(lengths: tuple[int, ...]) -> int | list[int]:
     return lengths[0] if len(set(lengths)) == 1 else list(lengths)
 
 
-def class_notes(config: Config) -> tuple[str, ...]:
-    """Which sizes a config left to its class."""
+def quantization_of(config: Config, weight_dtype: str | None) -> Quantization | None:
+    """What a config says of its weights, None where it says nothing or somebody asks for another `weight_dtype`."""
+    if weight_dtype is None:
+        return read_quantization(config.name, config.values)
+    config.values.settle(*QUANTIZED)
+    return None
+
+
+def unquantized(config: Config) -> Config:
+    """A config as its model is trained: before its weights were quantized, with a note; itself where they are not."""
+    if not has_quantization(config.values):
+        return config
+    config.values.settle(*QUANTIZED)
+    plain = Keys({key: value for key, value in config.values.items() if key not in QUANTIZED}, config.values)
+    note = "quantized as published, for inference; training is of the weights before quantization"
+    return config.like(plain, notes=(note,))
+
+
+def reading_notes(config: Config, weight_bytes: float | None = None) -> tuple[str, ...]:
+    """What a config left to its class, which keys were not read, and weights that are not as large as their files.
+
+    Args:
+      config: all of which was read; weight_bytes: of the whole model in the dtype of its files, if they were counted.
+    """
+    return (*_class_notes(config), *unread_notes(config.origin), *_stored_notes(config, weight_bytes))
+
+
+def _stored_notes(config: Config, counted: float | None) -> tuple[str, ...]:
+    stored = config.stored_bytes
+    if stored is None or counted is None:
+        return ()
+    # Some files hold a tied head beside the embedding.
+    sizes = [config.values.get(key) for key in ("vocab_size", "hidden_size")]
+    table = math.prod(size for size in sizes if isinstance(size, int)) * dtype_bytes(_stored_dtype(config) or "fp32")
+    if any(abs(have / stored - 1.0) <= STORED_WITHIN for have in (counted, counted + table)):
+        return ()
+    return (
+        f"the files beside the config hold {stored / GIB:.2f} GiB of weights, counted are {counted / GIB:.2f} "
+        f"({counted / stored - 1.0:+.1%}): something is in one and not in the other",
+    )
+
+
+def _class_notes(config: Config) -> tuple[str, ...]:
     sizes = {key: config.assumed[key] for key in config.defaults if config.assumed.get(key)}
     sizes = {key: value for key, value in sizes.items() if not isinstance(value, str)}
     told = [f"{key} {str(value).lower()}" for key, value in sizes.items()]

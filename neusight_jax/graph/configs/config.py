@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.catalog import load_model_config, model_names
+from neusight_jax.graph.configs.folder import Files, read_files
+from neusight_jax.graph.keys import Keys, keys_of
 
 _MISSING = object()
 LARGEST = 10**9
 """No size of a model is larger."""
 MOST_LAYERS = 10_000
 """No model has more layers."""
+LETTERS: dict[str, tuple[str, ...]] = {
+    "L": ("sliding_attention", "chunked_attention", "linear_attention"),
+    "S": ("sliding_attention", "shared", "sparse"),
+    "W": ("sliding_attention",),
+    "G": ("full_attention",),
+    "F": ("full_attention", "full"),
+    "D": ("dense",),
+    "M": ("mamba",),
+    "A": ("attention", "full_attention"),
+    "*": ("attention", "full_attention"),
+    **{str(digit): (str(digit),) for digit in range(10)},
+}
+"""Letters of a pattern, and the words they may stand for."""
 TORCH_DTYPES: dict[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
 """Dtypes as configs spell them, and their names here."""
 
@@ -24,9 +38,12 @@ class Config:
     """A model config with its name; reads keys, and raises `InputError` naming the key when one is unusable.
 
     Attributes:
-      values: what the config says.
+      values: what the config says; they remember which keys were read.
       defaults: what its class says of keys the config has not.
       assumed: those of them that were used; notes: what else was assumed or left out, one line each.
+      origin: the values as they were given, where `values` is a part or another spelling of them.
+      catalog: whether they are the catalog's, which has weights as they are published.
+      stored_bytes: of the files of weights beside the config, None where there are none.
     """
 
     def __init__(
@@ -35,12 +52,26 @@ class Config:
         values: Mapping[str, Any],
         defaults: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
+        origin: Keys | None = None,
     ) -> None:
         self.name = name
-        self.values = values
+        self.values: Keys = keys_of(values)
         self.defaults: Mapping[str, Any] = {} if defaults is None else defaults
         self.assumed: dict[str, Any] = {}
         self.notes = list(notes)
+        self.origin = self.values if origin is None else origin
+        self.catalog = False
+        self.stored_bytes: float | None = None
+
+    def like(
+        self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
+    ) -> Config:
+        """The same config with other values, defaults (None = the same), and further notes."""
+        other = Config(
+            self.name, values, self.defaults if defaults is None else defaults, (*self.notes, *notes), self.origin
+        )
+        other.catalog, other.stored_bytes = self.catalog, self.stored_bytes
+        return other
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key, _MISSING)
@@ -113,14 +144,17 @@ class Config:
     def listed(self, key: str, layers: int, choices: Sequence[Any]) -> list[Any] | None:
         """A list with one of `choices` for each layer, None where the config has none.
 
-        Layers of multi-token prediction (`num_nextn_predict_layers`) may stand at its end; they are cut off.
+        Layers of multi-token prediction (`num_nextn_predict_layers`) may stand at its end; they are cut off. A pattern
+        of `LETTERS` repeats to the last layer.
         """
         value = self._value(key, None)
         if value is None:
             return None
+        extra = self.count(self.first("num_nextn_predict_layers", "num_mtp_layers"), 0)
+        if isinstance(value, str) or (_letters(value) and not set(value) <= set(choices)):
+            return self._spelled(key, "".join(value), layers, extra, choices)
         if not isinstance(value, list | tuple):
             raise InputError(f"{self.name}: {key} is {shown(value)}, expected a list with an entry for each layer")
-        extra = self.count(self.first("num_nextn_predict_layers", "num_mtp_layers"), 0)
         if len(value) not in (layers, layers + extra):
             raise InputError(
                 f"{self.name}: {key} has {len(value)} entries, expected one for each of the {layers} layers; "
@@ -134,6 +168,17 @@ class Config:
                     f"expected one of {words}"
                 )
         return list(value[:layers])
+
+    def _spelled(self, key: str, pattern: str, layers: int, extra: int, choices: Sequence[Any]) -> list[Any]:
+        """A pattern of letters such as "LLLG", repeated to the last layer, as the choices it stands for."""
+        words = {letter: [each for each in choices if str(each) in (letter, *may)] for letter, may in LETTERS.items()}
+        known = {letter: found[0] for letter, found in words.items() if found}
+        if not pattern or len(pattern) > layers + extra or set(pattern.upper()) - set(known):
+            raise InputError(
+                f"{self.name}: {key} is {shown(pattern)}, expected a list with an entry for each layer, or at most "
+                f"{layers} letters of {', '.join(f'{letter} ({word})' for letter, word in known.items())}"
+            )
+        return [known[pattern[at % len(pattern)].upper()] for at in range(layers)]
 
     def indices(self, key: str) -> set[int]:
         """A list of layers by number, empty where the config has none."""
@@ -189,6 +234,12 @@ class Config:
         return limit
 
 
+def _letters(value: Any) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(entry, str) and len(entry) == 1 for entry in value)
+    )
+
+
 def _real(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -209,40 +260,43 @@ def read_config(config: str | Path | Mapping[str, Any]) -> Config:
     Raises `InputError` for an unknown model, a missing file, or one that is not a JSON object.
     """
     if isinstance(config, Mapping):
-        return Config(str(config.get("model_type", "config")), config)
+        return Config(str(config.get("model_type", "config"))[:60], config)
     if not isinstance(config, str | Path):
         raise InputError(
             f"config is {type(config).__name__}, expected a model name, a path to a JSON file or a mapping"
         )
     path = Path(config)
-    if isinstance(config, str) and path.suffix != ".json" and (config.lower() in model_names() or not path.exists()):
-        return Config(config, load_model_config(config))
+    place = path.exists() or path.is_absolute() or str(config).startswith((".", "~")) or path.suffix == ".json"
+    if isinstance(config, str) and (config.lower() in model_names() or not place):
+        named = Config(config, load_model_config(config))
+        named.catalog = True
+        return named
+    files = read_files(path)
+    if files.base:
+        return _with_adapters(path, files)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such file; give a config.json, or a model name (`neusight-jax models` lists all)"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); expected a config.json") from None
+        found = Config(files.name, files.values, notes=files.notes)
     except RecursionError:
         raise InputError(f"{path}: nested too deeply; expected a Hugging Face config.json") from None
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}); expected a Hugging Face config.json") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: holds a {type(values).__name__}, expected a JSON object such as a config.json")
-    beside = () if values.get("quantization_config") else _quantized_beside(path)
-    return Config(path.stem, {**values, **dict(beside)})
+    found.stored_bytes = files.stored_bytes
+    return found
 
 
-def _quantized_beside(path: Path) -> Iterator[tuple[str, Any]]:
-    """`quantization_config` from the file that modelopt writes beside config.json."""
-    own = path.with_name(path.name.removesuffix("config.json") + "hf_quant_config.json")
-    if path.name.endswith("config.json") and own.exists():
-        try:
-            yield "quantization_config", json.loads(own.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{own}: cannot be read ({error}); expected modelopt's quantization as JSON") from None
+def _with_adapters(path: Path, files: Files) -> Config:
+    """The model that a folder's adapters belong to, from the catalog or another folder, with them."""
+    near = path.parent / Path(files.base).name
+    local = next((place for place in (Path(files.base), near) if place.is_dir()), None)
+    if local is None and files.base.lower() not in model_names():
+        raise InputError(
+            f"{path}: its adapters are of {shown(files.base)}, which is neither in the catalog nor a folder here; put "
+            "that model's config.json beside adapter_config.json"
+        )
+    base = read_config(files.base if local is None else local)
+    if "adapter_config" in base.values and not base.catalog:
+        raise InputError(f"{path}: the model its adapters are of, {shown(files.base)}, has adapters too; expected none")
+    found = Config(files.name, {**base.values, **files.values}, notes=[*base.notes, f"adapters of {base.name}"])
+    found.catalog, found.stored_bytes = base.catalog, base.stored_bytes
+    return found
 
 
 def whole(name: str, value: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import (
     Attention,
     Compressed,
@@ -17,6 +18,7 @@ from neusight_jax.graph.configs.blocks import (
     Mamba2,
     Square,
 )
+from neusight_jax.graph.configs.classes import of_class
 from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.configs.families import TRAITS, read_family
 from neusight_jax.graph.configs.feed_forward import write_dense, write_experts
@@ -76,7 +78,7 @@ UNMEASURED: tuple[tuple[type, str], ...] = (
 
 def read_decoder(config: Config, context: int) -> Decoder:
     """Sizes from a config; `InputError` naming the key that is missing, or a `context` beyond the model's."""
-    model = READERS[str(config.values["model_type"])](config)
+    model = of_class(config, READERS[str(config.values["model_type"])](config))
     config.limit_sequence(context, "max_position_embeddings", positions=positions_of(config))
     return model
 
@@ -103,11 +105,13 @@ def record(
     parts = {layer: part_of(config.name, layer, tensor_parallel, whole_experts) for layer in model.layers}
     tokens = step.requests.tokens
     vocabulary = -(-model.vocabulary // tensor_parallel)
+    _check_mode(step, config, model)
     if step.shard is None:  # the ranks of a job send messages of their own
         write_sums(step, model, tensor_parallel, tensor_parallel * (1 if whole_experts else expert_parallel))
     if shard.embeds:
-        step.weight(float(vocabulary) * model.hidden)
-        step.stream("embedding", "stream", "embedding", tokens, model.hidden, 1, 1)
+        step.embedding(vocabulary, model.hidden, shared="embedding" in model.shared)
+        if model.joined:
+            step.linear("draft.join", tokens, model.hidden, model.joined)
         _layer_embedding(step, model, -(-model.layer_vocabulary // tensor_parallel))
     names = _section_names(list(model.layers))
     for layer, numbers in model.layers.items():
@@ -116,19 +120,34 @@ def record(
                 _layer(step, model, parts[layer], expert_parallel)
     config.notes += _notes(config, model)
     if shard.predicts:
-        _head(step, model, vocabulary)
+        _head(step, model, tensor_parallel)
 
 
-def _head(step: Step, model: Decoder, vocabulary: int) -> None:
+def _check_mode(step: Step, config: Config, model: Decoder) -> None:
+    """`InputError` for a decode of a model that sees later tokens and makes none."""
+    both = any(isinstance(layer.mixer, Attention) and not layer.mixer.causal for layer in model.layers)
+    if both and model.outputs is not None and step.mode == "decode":
+        raise InputError(
+            f"{config.name}: its attention sees later tokens and it makes none, so it has no decode step; give mode "
+            "inference or prefill"
+        )
+
+
+def _head(step: Step, model: Decoder, tensor_parallel: int) -> None:
     """What follows the last layer; of a job also the loss, and the head's weight where the embedding is elsewhere."""
     tokens = step.requests.tokens
     if model.streams > 1:
         _collapse(step, "streams", model, model.streams)
         step.weight(model.streams + 1)
     _norm(step, "norm", model, residual=True)
-    rows = len(step.requests.queries) if step.serving else tokens
-    own, bias = step.precision.activations, vocabulary * model.head_bias
-    tied = model.tied and (step.shard is None or step.shard.embeds)
+    own = step.precision.activations
+    if model.outputs is not None:
+        _outputs(step, model, model.outputs)
+        return
+    rows, vocabulary = len(step.requests.queries) if step.serving else tokens, model.predicted or model.vocabulary
+    vocabulary = -(-vocabulary // tensor_parallel)
+    bias = vocabulary * model.head_bias
+    tied = "head" in model.shared or (model.tied and (step.shard is None or step.shard.embeds))
     step.linear("head", rows, vocabulary, model.hidden, dtype=own, tied=tied, bias=bias)
     if step.serving:
         step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
@@ -137,8 +156,19 @@ def _head(step: Step, model: Decoder, vocabulary: int) -> None:
         step.stream("loss", "reduction", "softmax", rows, vocabulary, 3, 2)
 
 
+def _outputs(step: Step, model: Decoder, widths: tuple[int, ...]) -> None:
+    """A head of a few outputs for every token: products one after the other, with an activation between them."""
+    tokens, width = step.requests.tokens, model.hidden
+    for at, features in enumerate(widths):
+        if at:
+            step.stream("score.activation", "stream", "pointwise", tokens, width, 1, 1, grad=1.5)
+        name, own = f"score.{at}" if len(widths) > 1 else "score", step.precision.activations
+        step.linear(name, tokens, features, width, dtype=own, bias=features * model.head_bias)
+        width = features
+
+
 def _notes(config: Config, model: Decoder) -> list[str]:
-    notes = []
+    notes = list(model.notes)
     mixers = [layer.mixer for layer in model.layers]
     unmeasured = [word for kind, word in UNMEASURED if any(isinstance(mixer, kind) for mixer in mixers)]
     if any(getattr(mixer, "indexer", None) for mixer in mixers):
@@ -185,6 +215,8 @@ def _layer(step: Step, model: Decoder, layer: Layer, expert_parallel: int) -> No
     if layer.mixer is not None:
         if not layer.post_norm:
             _before(step, "attention", model)
+        if isinstance(layer.mixer, Attention) and layer.mixer.inputs > 1:
+            _norm(step, "attention_hidden_norm", model)
         WRITERS[type(layer.mixer)](step, layer.mixer, hidden)
         if layer.sandwich or layer.post_norm:
             _norm(step, "attention_post_norm", model, residual=layer.post_norm)

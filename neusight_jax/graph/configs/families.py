@@ -119,6 +119,7 @@ def read_family(config: Config) -> Decoder:
         qk_norm=traits.qk_norm if wants_norm else "",
         sinks=traits.sinks,
     )
+    config.listed("attn_type_list", layers, (1,))  # MiniMax: 0 is its linear attention
     if config.flag("qk_layernorm", False) and kind == "stablelm":
         raise InputError(f"{config.name}: qk_layernorm true is not supported: norms of queries and keys by head")
     pairs = zip(windows, rotary_layers(config, layers), strict=True)
@@ -151,6 +152,9 @@ def _windows(config: Config, layers: int, traits: Traits) -> list[int]:
 
 def _windowed(config: Config, layers: int, rule: str) -> list[bool]:
     """Which layers have the window."""
+    key = config.first("sliding_window_pattern", "_sliding_window_pattern")
+    if isinstance(config.values.get(key), str | list):  # as letters, for types of any rule
+        return [word == SLIDING for word in config.listed(key, layers, (SLIDING, FULL)) or []]
     if rule == "upper":  # layers from max_window_layers on
         first = config.count("max_window_layers", 0)
         return [at >= first for at in range(layers)]
@@ -160,7 +164,7 @@ def _windowed(config: Config, layers: int, rule: str) -> list[bool]:
     if rule == "no_rope":
         return [not rotary for rotary in rotary_layers(config, layers)]
     if rule.startswith("pattern:"):
-        every = config.size("sliding_window_pattern", int(rule.removeprefix("pattern:")))
+        every = config.size(key, int(rule.removeprefix("pattern:")))
         return [every == 1 or (at + 1) % every != 0 for at in range(layers)]
     return [True] * layers
 

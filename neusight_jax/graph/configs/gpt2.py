@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from neusight_jax.graph.configs.config import Config
-from neusight_jax.graph.configs.layers import ACTIVATIONS, activation, heads, keys, merge_heads, permuted, sliced
+from neusight_jax.graph.configs.layers import (
+    ACTIVATIONS,
+    activation,
+    heads,
+    keys,
+    merge_heads,
+    permuted,
+    sliced,
+    write_head,
+)
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.tape import Tape, Tensor
 from neusight_jax.graph.graph import Traced
@@ -76,7 +85,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
     if own.predicts:
         x = tape.norm("norm", x)
         tied = own.embeds and config.flag("tie_word_embeddings", True)
-        tape.linear("head", gathered(x), vocabulary, bias=False, tied=tied)
+        write_head(tape, config, gathered(x), vocabulary, tied=tied)
 
 
 def _scores(tape: Tape, config: Config, query: Tensor, seen: Tensor, positions: int) -> Tensor:

@@ -66,12 +66,15 @@ def read_kimi_linear(config: Config) -> Decoder:
         ("short_conv_kernel_size", "linear_conv_kernel_dim"),
     )
     heads, size, conv = (inside.size(own) if inside.has(own) else config.size(key) for own, key in spelled)
+    inside.values.settle("kda_layers", "full_attn_layers")  # what `layer_types` says too, where it is there
     gates = "vector_wide" if inside.flag("use_full_rank_gate", False) else "vector"
     delta = DeltaNet(heads, heads, size, size, conv, gates, _state_bytes(config, "mamba_ssm_dtype"))
     latent = replace(latent_attention(config), gate=config.flag("mla_use_output_gate", False))
     words = config.listed("layer_types", layers, (LINEAR, FULL))
     if words is None:
         usual = set(range(5, layers + 1, 4))  # counted from 1
+        if inside.has("kda_layers"):
+            usual = set(range(1, layers + 1)) - inside.indices("kda_layers")
         full = inside.indices("full_attn_layers") if inside.has("full_attn_layers") else usual
         if any(at < 1 or at > layers for at in full):
             raise InputError(f"{config.name}: full_attn_layers names layers beyond the {layers} there are")

@@ -5,16 +5,22 @@ The tables are in model_types.yaml.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import Config, shown
+from neusight_jax.graph.keys import Keys
 from neusight_jax.tables import table
 
-NESTED: tuple[str, ...] = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Keys under which multimodal configs keep their language part."""
-OUTER: tuple[str, ...] = ("quantization_config", "expert_dtype", "dtype", "torch_dtype")
+DRAFT = "transformer_layer_config"
+"""Key under which the library `speculators` keeps the layers of a draft."""
+NESTED: tuple[str, ...] = ("text_config", "llm_config", "language_config", "thinker_config", DRAFT)
+"""Keys under which configs keep their language part."""
+OUTER: tuple[str, ...] = (
+    *("quantization_config", "quantization", "expert_dtype", "dtype", "torch_dtype"),
+    *("adapter_config", "is_causal", "num_labels", "id2label"),
+)
 """Keys of the whole model that hold for the language part where it does not say them itself."""
 OWN_SIZES: tuple[str, ...] = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"),
@@ -25,36 +31,38 @@ OWN_SIZES: tuple[str, ...] = (
 
 def language_config(config: Config) -> Config:
     """The config of the language model in a config, its `model_type` the one its layers are read by."""
-    values, notes = config.values, list(config.notes)
+    values, notes = config.values, list[str]()
     kind = values.get("model_type")
     nested = next((key for key in NESTED if values.get(key) is not None), None)
     inside = nested is not None
+    towers = f"the language part of {str(kind)[:60]}; its other towers are left out, time and parameters"
     if nested is not None:
         part = values[nested]
         if not isinstance(part, Mapping):
             raise InputError(f"{config.name}: {nested} is {shown(part)}, expected a JSON object")
         if nested == "thinker_config" and isinstance(part.get("text_config"), Mapping):
             part = part["text_config"]
-        values = _joined(values, part)
-        notes.append(f"the language part of {kind}; its other towers are left out, time and parameters")
+        draft = nested == DRAFT
+        values = _joined(values, part, [key for key in values if key != nested] if draft else OUTER)
+        kind = part.get("model_type") if draft else kind
+        notes += [towers] * (not draft)
     elif isinstance(kind, str) and kind in table("graph.configs", "model_types")["wrappers"]:
-        notes.append(f"the language part of {kind}; its other towers are left out, time and parameters")
+        notes.append(towers)
     if isinstance(kind, str):
-        values = {**values, "model_type": _text_type(kind, values, inside)}
+        values = Keys({**values, "model_type": _text_type(kind, values, inside)}, values)
     name = values.get("model_type")
     defaults = dict(table("graph.configs", "model_types")["defaults"].get(name, {})) if isinstance(name, str) else {}
     if not inside:
         defaults = {key: value for key, value in defaults.items() if key not in OWN_SIZES}
-    return Config(config.name, values, defaults, notes)
+    return config.like(values, defaults, notes)
 
 
-def _joined(outer: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    joined = {key: outer[key] for key in OUTER if outer.get(key) is not None}
+def _joined(outer: Mapping[str, Any], part: Mapping[str, Any], keys: Iterable[str]) -> Keys:
+    joined = {key: outer[key] for key in keys if outer.get(key) is not None}
     joined |= {key: value for key, value in part.items() if value is not None or key not in joined}
     # The head belongs to the whole model: what that says of it counts.
-    if outer.get("tie_word_embeddings") is not None:
-        joined["tie_word_embeddings"] = outer["tie_word_embeddings"]
-    return joined
+    joined |= {key: outer[key] for key in ("tie_word_embeddings", "architectures") if outer.get(key) is not None}
+    return Keys(joined, outer, part)
 
 
 def _text_type(outer: str, values: Mapping[str, Any], inside: bool) -> Any:

@@ -63,10 +63,9 @@ def _own_indexers(config: Config, layers: int) -> list[bool]:
     words = config.listed("indexer_types", layers, ("full", "shared"))
     if words is not None:
         return [word == "full" for word in words]
-    pattern = config.values.get("index_topk_pattern")
-    if isinstance(pattern, str):
-        spelled = Config(config.name, {**config.values, "index_topk_pattern": list(pattern)}, config.defaults)
-        return [letter == "F" for letter in spelled.listed("index_topk_pattern", layers, ("F", "S")) or []]
+    words = config.listed("index_topk_pattern", layers, ("full", "shared"))
+    if words is not None:
+        return [word == "full" for word in words]
     every, offset = max(config.count("index_topk_freq", 1), 1), config.count("index_skip_topk_offset", 2)
     return [max(at - offset + 1, 0) % every == 0 for at in range(layers)]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from neusight_jax.graph.configs.classes import eager_kind
+from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.configs.tape import Tape, Tensor
 from neusight_jax.graph.graph import Shape, Traced
 
 ACTIVATIONS: tuple[str, ...] = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 """Activation names of the configs that are understood; `gelu_new` is unrolled into eight kernels."""
+SCORES: dict[str, bool] = {"sequence labels": False, "token labels": True, "answer span": True}
+"""Kinds of classes of a decoder that score every token, and whether the product has a bias."""
 
 
 def activation(tape: Tape, name: str, x: Tensor, kind: str) -> Tensor:
@@ -49,6 +53,21 @@ def merge_heads(tape: Tape, name: str, x: Tensor, *, traced: bool = True) -> Ten
     batch, num_heads, sequence, size = x.shape
     merged = tape.copy(name, x.view(batch, sequence, num_heads, size), traced=traced)
     return merged.view(batch, sequence, num_heads * size)
+
+
+def outputs(config: Config, kind: str) -> int:
+    """Outputs of a head of labels, or of the first and last word of an answer."""
+    return 2 if kind == "answer span" else config.labels()
+
+
+def write_head(tape: Tape, config: Config, x: Tensor, vocabulary: int, *, tied: bool) -> Tensor:
+    """The head of the class that a decoder's config names: the vocabulary's, one that scores every token, or none."""
+    kind = eager_kind(config, "vocabulary", "none", *SCORES)
+    if kind == "none":
+        return x
+    if kind in SCORES:
+        return tape.linear("score", x, outputs(config, kind), bias=SCORES[kind])
+    return tape.linear("head", x, vocabulary, bias=False, tied=tied)
 
 
 def sliced(source: Shape, out: Shape, *extra: Shape) -> Traced:

@@ -15,7 +15,7 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
     own = mixer.cached * kv * (size + mixer.values * value)
     gate = heads * value if mixer.gate == "element" else 0
     features = heads * size + own + gate
-    step.linear("attention.qkv", tokens, features, hidden, bias=features * mixer.bias)
+    step.linear("attention.qkv", tokens, features, hidden * mixer.inputs, bias=features * mixer.bias)
     _norms(step, mixer)
     if mixer.rotary:
         step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + kv * mixer.cached) * size, 1, 1)
@@ -31,6 +31,7 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
         read,
         kept_per_token=None if mixer.cached else 0.0,
         window=window,
+        causal=mixer.causal,
         requests=seen,
         kept_tokens=mixer.chunk or (0 if mixer.indexer is not None else None),
     )

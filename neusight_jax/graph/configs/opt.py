@@ -5,7 +5,16 @@ from __future__ import annotations
 from math import prod
 
 from neusight_jax.graph.configs.config import Config
-from neusight_jax.graph.configs.layers import ACTIVATIONS, activation, heads, keys, merge_heads, permuted, sliced
+from neusight_jax.graph.configs.layers import (
+    ACTIVATIONS,
+    activation,
+    heads,
+    keys,
+    merge_heads,
+    permuted,
+    sliced,
+    write_head,
+)
 from neusight_jax.graph.configs.tape import Tape, Tensor
 from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.kernel import stream
@@ -66,7 +75,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         x = tape.norm("norm", x)
     if width != hidden:
         x = tape.linear("project_out", x, width, bias=False)
-    x = tape.linear("head", x, vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))
+    x = write_head(tape, config, x, vocabulary, tied=config.flag("tie_word_embeddings", True))
     tape.views("head.contiguous", [Traced("MEM", (x.shape,), x.shape)])
 
 

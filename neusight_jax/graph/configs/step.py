@@ -178,8 +178,8 @@ class Step(Writer):
     def stored(self, name: str, dtype: str | None = None, tied: bool = False) -> list[Stored]:
         """How the layers of this section hold the weights of a node; `dtype`: of those that are not quantized."""
         shares: dict[Scheme | None, float] = {None: 1.0}
-        if self.quantization is not None and not tied:
-            shares = self.quantization.shares(name, self.layers)
+        if self.quantization is not None:
+            shares = self.quantization.shares("embedding" if tied else name, self.layers)
         return [self._stored(share, scheme, dtype) for scheme, share in shares.items()]
 
     def _stored(self, share: float, scheme: Scheme | None, dtype: str | None) -> Stored:
@@ -192,6 +192,14 @@ class Step(Writer):
         if own.products in NARROW and 8.0 * dtype_bytes(own.products) >= scheme.bits:
             return Stored(share, scheme, own.products)
         return Stored(share, scheme, scheme.arithmetic or own.activations, own.activations if scheme.arithmetic else "")
+
+    def embedding(self, vocabulary: int, hidden: int, *, shared: bool = False) -> None:
+        """The rows of the new tokens looked up; `shared`: whether the weights are another model's."""
+        for part in () if shared else self.stored("embedding", self.precision.activations):
+            stored = part.scheme.weight_bytes(vocabulary, hidden) * part.share
+            self.count(float(vocabulary) * hidden * part.share, stored)
+            self.ledger.add("embedding", part, float(vocabulary) * hidden)
+        self.stream("embedding", "stream", "embedding", self.requests.tokens, hidden, 1, 1)
 
     def linear(
         self,

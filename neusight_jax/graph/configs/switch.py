@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from neusight_jax.graph.configs.classes import eager_kind
 from neusight_jax.graph.configs.config import MOST_LAYERS, Config
 from neusight_jax.graph.configs.layers import heads, keys, merge_heads, permuted, sliced
 from neusight_jax.graph.configs.tape import Tape, Tensor
@@ -43,6 +44,7 @@ class _Sizes:
 def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
     """Write a forward (and backward) pass on the tape; encoder and decoder both read `sequence` tokens."""
     config.require("is_gated_act", False, False)
+    eager_kind(config, "vocabulary")
     sizes = _Sizes(
         batch=batch,
         sequence=sequence,

@@ -26,6 +26,7 @@ from neusight_jax.graph.configs.families import (
     rotary_layers,
     sparse_layers,
 )
+from neusight_jax.graph.keys import Keys
 
 FFN_MULTIPLE = 256
 """Nemotron-NAS rounds widths of feed-forward blocks up to a multiple of it."""
@@ -80,6 +81,9 @@ def read_gemma4(config: Config) -> Decoder:
         window=0,
         values=not shares,
     )
+    wide_layers = config.part("per_layer_config").values
+    if all(entry == {"head_dim": full.head_size} for entry in wide_layers.values()):
+        config.values.settle("per_layer_config")  # as configs of transformers spell `global_head_dim`
     reused = config.count("num_kv_shared_layers", 0)
     if reused >= layers:
         raise InputError(f"{config.name}: num_kv_shared_layers is {reused}, expected fewer than the {layers} layers")
@@ -163,15 +167,16 @@ def read_minimax_m3(config: Config) -> Decoder:
     words = config.listed("layer_types", layers, (FULL, "minimax_m3_sparse"))
     inside = config.part("sparse_attention_config")
     if words is None:
-        rows = Config(config.name, {**inside.values, "num_nextn_predict_layers": None})
+        rows = Config(config.name, Keys({**inside.values, "num_nextn_predict_layers": None}, inside.values))
         flags = rows.listed("sparse_attention_freq", layers, (0, 1)) or [0] * layers
-        words = ["minimax_m3_sparse" if flag else FULL for flag in flags]
+        sparse = inside.flag("use_sparse_attention", True)
+        words = ["minimax_m3_sparse" if flag and sparse else FULL for flag in flags]
     heads, size, chosen, block = (
         inside.size(other) if inside.has(other) else config.size(key) for key, other in INDEX_KEYS.items()
     )
     config.require("attention_output_gate", False, False)
     indexer = Indexer(heads, size, chosen * block, query_rank=0, block=block, norms=2 * size, head_weights=False)
-    plain = attention(config, qk_norm="head")
+    plain = attention(config, qk_norm="head" if config.flag("use_qk_norm", True) else "")
     mixers = [plain if word == FULL else replace(plain, indexer=indexer) for word in words]
     return decoder(config, mixers, feed_forward(config, layers, "minimax_m3_vl_text", key="dense_intermediate_size"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from neusight_jax.graph.configs.classes import eager_kind
 from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.configs.step import Step
 
@@ -29,5 +30,6 @@ def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel
         step.stream("mlp.activation", "stream", "gelu", tokens, inner, 1, 1, grad=1.5)
         step.linear("mlp.down", tokens, hidden, inner)
     step.norm("norm", tokens, hidden, residual=True)
-    labels = config.labels()
-    step.linear("head", images, labels, hidden, bias=hidden + labels)
+    bare = eager_kind(config, "sequence labels", "none") == "none"
+    labels = hidden if bare else config.labels()
+    step.linear("pooler" if bare else "head", images, labels, hidden, bias=hidden + labels)

@@ -17,7 +17,7 @@ _EXCLUDED: tuple[str, ...] = (
 )
 """Keys under which methods list the modules they leave alone."""
 
-_NO_CACHE = frozenset({"bitsandbytes", "torchao", "hqq", "quanto", "eetq"})
+_NO_CACHE = frozenset({"bitsandbytes", "torchao", "hqq", "quanto", "eetq", "mlx"})
 """Methods that say nothing of the KV cache."""
 
 Rule = tuple[Names, Scheme | None]
@@ -30,14 +30,21 @@ class Read:
     Attributes:
       rules: names and their scheme, None = not quantized; the first that matches holds.
       otherwise: scheme of linear layers and experts that no rule names.
-      head: scheme of `lm_head` where no rule names it.
+      head, embedding: schemes of `lm_head` and of the embedding where no rule names them.
       kv_cache: dtype of the KV cache, where it is said.
     """
 
     rules: tuple[Rule, ...] = ()
     otherwise: Scheme | None = None
     head: Scheme | None = None
+    embedding: Scheme | None = None
     kv_cache: str | None = None
+
+
+def brief(value: Any) -> str:
+    """A value as an error shows it: not too long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Section:
@@ -53,7 +60,7 @@ class Section:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{self.where}.{key} is {value!r}, expected a whole number of at least {least}")
+                raise InputError(f"{self.where}.{key} is {brief(value)}, expected a whole number of at least {least}")
             return value
         if default is None:
             raise InputError(f"{self.where} has no {keys[0]}; expected a whole number")
@@ -66,14 +73,14 @@ class Section:
             return default
         folded = {choice.lower(): choice for choice in choices}
         if str(value).lower() not in folded:
-            raise InputError(f"{self.where}.{key} is {value!r}, expected one of {', '.join(choices)}")
+            raise InputError(f"{self.where}.{key} is {brief(value)}, expected one of {', '.join(choices)}")
         return folded[str(value).lower()]
 
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
-            raise InputError(f"{self.where}.{key} is {value!r}, expected true or false")
+            raise InputError(f"{self.where}.{key} is {brief(value)}, expected true or false")
         return default if value is None else value
 
     def words(self, key: str) -> list[str]:
@@ -83,7 +90,7 @@ class Section:
             return []
         value = [value] if isinstance(value, str) else value
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise InputError(f"{self.where}.{key} is {str(value)[:60]}, expected a list of module names")
+            raise InputError(f"{self.where}.{key} is {brief(value)}, expected a list of module names")
         return list(value)
 
     def section(self, key: str) -> Section | None:
@@ -92,7 +99,7 @@ class Section:
         if value is None or value == {}:
             return None
         if not isinstance(value, Mapping):
-            raise InputError(f"{self.where}.{key} is {str(value)[:60]!r}, expected an object")
+            raise InputError(f"{self.where}.{key} is {brief(value)}, expected an object")
         return Section(value, f"{self.where}.{key}")
 
     def entries(self, key: str) -> dict[str, Section]:
@@ -197,7 +204,7 @@ def _fp8(section: Section) -> Read:
 def _pair(value: Any, where: str) -> tuple[int, int]:
     right = isinstance(value, list | tuple) and len(value) == 2
     if not right or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in value):
-        raise InputError(f"{where} is {value!r}, expected two whole numbers, rows and columns of a block")
+        raise InputError(f"{where} is {brief(value)}, expected two whole numbers, rows and columns of a block")
     return value[0], value[1]
 
 
@@ -257,7 +264,7 @@ def _torchao(section: Section) -> Scheme:
     own = _named("torchao").get(str(given).replace("_", "").lower().removesuffix("config"))
     if own is None:
         known = "int4_weight_only, int8_weight_only, float8_weight_only, or those with dynamic activations"
-        raise InputError(f"{section.where}: torchao quant_type {given!r} is not read; expected {known}")
+        raise InputError(f"{section.where}: torchao quant_type {brief(given)} is not read; expected {known}")
     return replace(own, group=(1, group.whole("group_size", default=own.group[1]))) if own.bits < 8.0 else own
 
 
@@ -335,6 +342,33 @@ def _modelopt(section: Section) -> Scheme | Read | None:
     return Read((*section.excluded(), *layers))
 
 
+def _mlx(section: Section) -> Read:
+    """MLX's: every product, the embedding and the head, but for modules that have an entry of their own."""
+    own = _mlx_scheme(section, section)
+    by_scheme: dict[Scheme | None, list[str]] = {}
+    for name in section.values:
+        if name in ("bits", "group_size", "mode", "quant_method"):
+            continue
+        value, module = section.values.get(name), name.replace(".switch_mlp.", ".experts.0.")  # experts as one
+        if isinstance(value, Mapping):
+            by_scheme.setdefault(_mlx_scheme(Section(value, f"{section.where}.{name}"), section), []).append(module)
+        elif value is False:
+            by_scheme.setdefault(None, []).append(module)
+        elif value is not True:
+            raise InputError(f"{section.where}.{name} is {brief(value)}, expected an object with bits, or false")
+    rules = tuple((names(listed, section.where), scheme) for scheme, listed in by_scheme.items())
+    return Read(rules, own, own, own)
+
+
+def _mlx_scheme(section: Section, outer: Section) -> Scheme:
+    """Of a module or of all: groups with a scale and a bias of 16 bits, or formats that fix both."""
+    bits = section.whole("bits", default=outer.whole("bits"))
+    mode = section.word("mode", ("affine", "mxfp4", "mxfp8", "nvfp4"), "affine")
+    group = section.whole("group_size", default=outer.whole("group_size", default=64))
+    fixed = {"mxfp4": MXFP4, "nvfp4": NVFP4, "mxfp8": Scheme("fp8", 8.0, (1, 32), 8.0)}
+    return fixed.get(mode) or _grouped(f"int{bits}", bits, group, 16)
+
+
 METHODS: dict[str, Callable[[Section], Scheme | Read | None]] = {
     "awq": _awq,
     "gptq": _gptq,
@@ -349,5 +383,6 @@ METHODS: dict[str, Callable[[Section], Scheme | Read | None]] = {
     "hqq": _hqq,
     "quanto": _quanto,
     "eetq": _eetq,
+    "mlx": _mlx,
 }
 """Readers by `quant_method`: the scheme of all linear layers and experts, or more than that."""

@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.quantization.methods import METHODS, Read, Section, read_method
+from neusight_jax.graph.keys import Keys, keys_of
+from neusight_jax.graph.quantization.methods import METHODS, Read, Section, brief, read_method
 from neusight_jax.graph.quantization.modules import known_node, modules_of
 from neusight_jax.graph.quantization.scheme import Scheme
 from neusight_jax.tables import table
+
+QUANTIZED: tuple[str, ...] = ("quantization_config", "compression_config", "quantization")
+"""Keys under which configs say how weights are stored; the last is MLX's."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,11 @@ class Quantization:
         for names, scheme in self.read.rules:
             if names.match(aliases):
                 return scheme
-        if node in ("mlp.router", "mlp.shared.gate", "embedding"):
+        if node in ("mlp.router", "mlp.shared.gate"):
             return None
-        return self.read.head if node == "head" else self.read.otherwise
+        if node == "embedding":
+            return self.read.embedding
+        return self.read.head if node == "head" or node.startswith("score") else self.read.otherwise
 
     def blind(self, node: str) -> bool:
         """Whether the modules of a node are not known, where the config goes by name."""
@@ -78,12 +84,14 @@ def read_quantization(name: str, config: Mapping[str, Any]) -> Quantization | No
     key, values = found[0]
     where = f"{name}: {key}"
     if not isinstance(values, Mapping):
-        raise InputError(f"{where} is {values!r}, expected an object with quant_method")
-    values = _flat(values)
+        raise InputError(f"{where} is {brief(values)}, expected an object with quant_method")
+    mlx = key == "quantization" and not {"quant_algo", "quant_method"} & set(values)
+    values = Keys({**values, "quant_method": "mlx"}, values) if mlx else _flat(values)
     if config.get("expert_dtype") is not None:  # DeepSeek-V4 says it beside the rest
-        values = {"expert_dtype": config["expert_dtype"], **values}
+        values = Keys({"expert_dtype": config["expert_dtype"], **values}, values)
     method = _method(values, where)
     if values.get("dequantize") is True:  # fp8 and mxfp4: the loader widens all weights
+        keys_of(config).settle(key)
         return None
     _, text = _places(config)
     layers = text.get("num_hidden_layers", config.get("num_hidden_layers", 1))
@@ -108,15 +116,24 @@ def _places(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, 
 
 def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for place in _places(config):
-        for key in ("quantization_config", "compression_config"):
-            if place.get(key):
-                yield key, place[key]
+        given = {key: place[key] for key in QUANTIZED if place.get(key)}
+        mlx, other = given.get("quantization"), given.get("quantization_config")
+        if mlx is not None and mlx == other:  # mlx-lm writes it twice
+            keys_of(place).settle("quantization_config")
+            del given["quantization_config"]
+        elif mlx is not None and other is not None:
+            raise InputError(
+                "config has MLX's quantization and another quantization_config; expected one, take the other out"
+            )
+        yield from given.items()
 
 
 def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """modelopt's `hf_quant_config.json` has all of it one level down."""
     inner = values.get("quantization")
-    return {**values, "quant_method": "modelopt", **inner} if isinstance(inner, Mapping) else values
+    return (
+        Keys({**values, "quant_method": "modelopt", **inner}, values, inner) if isinstance(inner, Mapping) else values
+    )
 
 
 def _method(values: Mapping[str, Any], where: str) -> str:
@@ -136,6 +153,6 @@ def _method(values: Mapping[str, Any], where: str) -> str:
     needs = table("graph.quantization", "schemes")["refused"].get(name.replace("-", "_"))
     why = f" ({needs})" if needs else ""
     raise InputError(
-        f"{where}: quant_method {given!r} is not read{why}; expected one of {', '.join(METHODS)}, "
+        f"{where}: quant_method {brief(given)} is not read{why}; expected one of {', '.join(METHODS)}, "
         "or give weight_dtype (--weight-dtype) to say how weights are stored"
     )

@@ -109,7 +109,14 @@ class Stored:
 
 
 _WORDS: tuple[tuple[str, str], ...] = (
-    *(("head", "head"), ("attention", "attention"), ("mlp.router", "router"), ("mlp.experts", "experts")),
+    *(
+        ("embedding", "embeddings"),
+        ("head", "head"),
+        ("score", "head"),
+        ("attention", "attention"),
+        ("mlp.router", "router"),
+        ("mlp.experts", "experts"),
+    ),
     *(("mlp.shared", "shared experts"), ("mlp", "feed-forward")),
 )
 """What people call the nodes whose names start so."""
@@ -128,6 +135,8 @@ class Ledger:
         """Write down the `elements` of a node, `part.share` of which are stored so."""
         self.nodes[node] = None
         self._seen[_word(node)].add(part.plain)
+        if node == "embedding" and part.plain:
+            return  # shares are of the layers' weights
         self._elements += elements * part.share
         if not part.plain:
             self._narrow[part.scheme, part.dtype] += elements * part.share
@@ -150,8 +159,8 @@ class Ledger:
             parts.append(f"{scheme.name} ({means}), products in {dtype}{some}")
         plain = [word for word, seen in self._seen.items() if seen == {True}]
         partly = [f"part of {word}" for word, seen in self._seen.items() if len(seen) > 1]
-        left = f"{_listed(['embeddings', *plain, *partly])} {plain_dtype}"
-        return f"weights {'; '.join(parts)}; {left}" if parts else f"{method} leaves all weights {plain_dtype}"
+        left = f"; {_listed([*plain, *partly])} {plain_dtype}" if plain or partly else ""
+        return f"weights {'; '.join(parts)}{left}" if parts else f"{method} leaves all weights {plain_dtype}"
 
 
 def _word(node: str) -> str:

@@ -1,0 +1,120 @@
+"""A model as a folder or a config.json in one: the config, and what lies beside it.
+
+That is how weights are stored, as older quantizers write it, adapters, whether it is an embedding model, and how many
+bytes the files of weights have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from neusight_jax.errors import InputError
+
+QUANTIZERS: dict[str, str] = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
+"""Files of quantizers beside a config.json, and their method where they do not say it."""
+INDICES: tuple[str, ...] = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+"""Files that say how many bytes the weights have."""
+SENTENCES = "modules.json"
+"""File that makes an embedding model of sentence-transformers of a model."""
+ADAPTERS = "adapter_config.json"
+"""PEFT's file of adapters; without a config.json beside it, it names the model they belong to."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a model's files say.
+
+    Attributes:
+      name: of the folder, or of the file without its ending.
+      values: of config.json, with `quantization_config` and `adapter_config` from files beside it.
+      base: the model that adapters without a config.json belong to, "" where there is one.
+      stored_bytes: of the weights' files, where they are there.
+      notes: which files were read beside the config.
+    """
+
+    name: str
+    values: dict[str, Any]
+    base: str = ""
+    stored_bytes: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def read_files(path: Path) -> Files:
+    """What a folder, or a config.json with its neighbours, says of a model.
+
+    Raises: `InputError` for a folder without config.json and adapters, and for files that are no JSON objects.
+    """
+    if not path.is_dir():
+        return _beside(path.parent, path.stem, path.name, json_object(path, "a config.json"))
+    name = path.resolve().name or "model"
+    if (path / "config.json").is_file():
+        return _beside(path, name, "config.json", json_object(path / "config.json", "a Hugging Face config.json"))
+    if (path / ADAPTERS).is_file():
+        values = json_object(path / ADAPTERS, "adapters of PEFT")
+        base = values.get("base_model_name_or_path")
+        if not isinstance(base, str) or not base:
+            raise InputError(f"{path / ADAPTERS}: no base_model_name_or_path; put the model's config.json beside it")
+        return Files(name, {"adapter_config": values}, base)
+    raise InputError(f"{path}: holds no config.json; give the folder of a model of Hugging Face, or a config.json")
+
+
+def _beside(folder: Path, name: str, file: str, values: dict[str, Any]) -> Files:
+    """A config with what lies beside it; files of quantizers may share the letters before `config.json`."""
+    found = Files(name, values, stored_bytes=_stored_bytes(folder) if file == "config.json" else None)
+    prefix = file.removesuffix("config.json")
+    for other, method in QUANTIZERS.items() if file.endswith("config.json") else ():
+        beside = folder / f"{prefix}{other}"
+        if not values.get("quantization_config") and beside.is_file():
+            section = json_object(beside, "a quantizer's settings")
+            values["quantization_config"] = {"quant_method": method, **section}
+            found.notes.append(f"how weights are stored is read from {beside.name}")
+    if file == "config.json" and (folder / ADAPTERS).is_file():
+        values["adapter_config"] = json_object(folder / ADAPTERS, "adapters of PEFT")
+    if file == "config.json" and (folder / SENTENCES).is_file():
+        # Some are named after the class they were trained as, such as Qwen3ForCausalLM; their head is not loaded.
+        listed = values.get("architectures")
+        named = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+        values["architectures"] = [
+            re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)?$", "Model", name, count=1) for name in named
+        ]
+        found.notes.append(f"{SENTENCES} beside the config: an embedding model, without head")
+    return found
+
+
+def _stored_bytes(folder: Path) -> float | None:
+    """Bytes of a model's weights as its files say, None where they do not."""
+    for name in INDICES:
+        if (folder / name).is_file():
+            metadata = json_object(folder / name, "an index of weights").get("metadata")
+            size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+            return float(size) if isinstance(size, int | float) and not isinstance(size, bool) and size > 0 else None
+    lone = folder / "model.safetensors"
+    return float(lone.stat().st_size) if lone.is_file() else None
+
+
+def json_object(path: Path, expected: str) -> dict[str, Any]:
+    """A JSON object from a file; `InputError` naming the file for anything else."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: no such file; give a config.json, or a model name (`neusight-jax models` lists all)"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); expected {expected}") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply; expected {expected}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error}); expected {expected}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: holds a {type(values).__name__}, expected a JSON object such as a config.json")
+    return values
