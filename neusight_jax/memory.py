@@ -22,15 +22,15 @@ fifth."""
 
 
 def training_bytes(
-    trained: float, dtype: str, gradient_dtype: str, state_bytes: float = OPTIMIZER_BYTES
+    trained: float, weight_bytes: float, gradient_bytes: float, state_bytes: float = OPTIMIZER_BYTES
 ) -> dict[str, float]:
-    """Bytes of gradients and of an optimizer's states, those of Adam unless others are given.
+    """Bytes of gradients and of an optimizer's states, those of Adam unless others are given; others are of an element.
 
     Weights of fewer than four bytes have a copy in fp32 among the states. With AdamW a 16-bit weight takes 18 bytes
     (Megatron-LM, distributed optimizer: gradients in fp32), or 16 with gradients in 16 bits (ZeRO, Rajbhandari et al.).
     """
-    copy = 4.0 if dtype_bytes(dtype) < 4.0 else 0.0
-    return {"gradients": trained * dtype_bytes(gradient_dtype), "optimizer": trained * (state_bytes + copy)}
+    copy = 4.0 if weight_bytes < 4.0 else 0.0
+    return {"gradients": trained * gradient_bytes, "optimizer": trained * (state_bytes + copy)}
 
 
 def parameter_count(graph: Graph) -> float:
@@ -71,7 +71,7 @@ def footprint(graph: Graph) -> Footprint:
     if graph.footprint is not None:
         return graph.footprint
     size, parameters, training = dtype_bytes(graph.dtype), parameter_count(graph), graph.mode == "training"
-    states = training_bytes(parameters * training, graph.dtype, "fp32")
+    states = training_bytes(parameters * training, size, dtype_bytes("fp32"))
     widest = max(math.prod(node.shape) + sum(operand.elements for operand in node.operands) for node in graph.nodes)
     return Footprint(
         weights=parameters * size,

@@ -73,7 +73,7 @@ def with_states(graph: Graph, optimizer: str | None, gradient_dtype: str) -> Gra
       optimizer: of `OPTIMIZERS`; None = no step, and the states of Adam in memory; gradient_dtype: of gradients.
     Raises: `InputError` for an unknown optimizer or dtype, or either of them with another workload than training.
     """
-    dtype_bytes(gradient_dtype)
+    gradient_bytes = dtype_bytes(gradient_dtype)
     if graph.mode != "training":
         if optimizer is not None:
             raise InputError(f"mode is {graph.mode}; an optimizer goes with mode training, leave it out")
@@ -82,7 +82,7 @@ def with_states(graph: Graph, optimizer: str | None, gradient_dtype: str) -> Gra
         return graph
     own = optimizer_of(optimizer or "adamw")
     parameters = parameter_count(graph) if graph.trained is None else graph.trained
-    states = training_bytes(parameters, graph.dtype, gradient_dtype, own.state_bytes)
+    states = training_bytes(parameters, dtype_bytes(graph.dtype), gradient_bytes, own.state_bytes)
     changed = replace(
         graph,
         footprint=replace(footprint(graph), **states),
@@ -101,10 +101,8 @@ def state_notes(dtype: str, gradient_dtype: str, optimizer: str | None) -> tuple
     """How many bytes a trained weight takes, where there is a choice: of weights below four bytes."""
     if dtype_bytes(dtype) >= 4.0:
         return ()
-    size = max(dtype_bytes(dtype), 2.0)
-    total = size + sum(
-        training_bytes(1.0, dtype, gradient_dtype, optimizer_of(optimizer or "adamw").state_bytes).values()
-    )
+    size, own = max(dtype_bytes(dtype), 2.0), optimizer_of(optimizer or "adamw")
+    total = size + sum(training_bytes(1.0, size, dtype_bytes(gradient_dtype), own.state_bytes).values())
     other = "bf16" if gradient_dtype == "fp32" else "fp32"
     return (
         f"a trained weight takes {total:g} bytes: {size:g} of its own, gradient in {gradient_dtype}, states of "

@@ -10,6 +10,7 @@ from neusight_jax.graph.optimizers import OPTIMIZERS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.stages import Part
 from neusight_jax.job.weights import Weights, summed
+from neusight_jax.memory import training_bytes
 from neusight_jax.units import GIB
 
 COMMUNICATION_BYTES = 1.0 * GIB
@@ -71,7 +72,9 @@ def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -
         """Bytes of so many a parameter, sharded from one of the stages of ZeRO on."""
         return each * weights.held(layout, sharded=layout.zero >= since)
 
-    states = 0.0 if held.optimizer is None else OPTIMIZERS[held.optimizer].state_bytes + 4.0 * (size < 4.0)
+    states = 0.0
+    if held.optimizer is not None:
+        states = training_bytes(1.0, size, held.gradient_bytes, OPTIMIZERS[held.optimizer].state_bytes)["optimizer"]
     twice = held.added and held.gradient_bytes > size  # in the dtype of the weights, until they are added to wider sums
     buckets = BUCKET_BYTES * held.bucket_elements * (layout.zero > 0)
     if layout.zero == 3:  # weights of one layer and of the next, gathered, and the gradients of one

@@ -96,7 +96,7 @@ class StepForecast(Result):
 
 def job_workload(plan: Plan) -> dict[str, Any]:
     """The workload of a plan as plain values."""
-    names = ("model", "mode", "dtype", "optimizer", "global_batch_size", "sequence_length")
+    names = ("model", "mode", "dtype", "optimizer", "gradient_dtype", "global_batch_size", "sequence_length")
     layout = {**asdict(plan.layout), "gpus": plan.layout.gpus}
     lora = {} if plan.lora is None else {"lora": plan.lora.values()}
     return {**{name: getattr(plan, name) for name in (*names, "micro_batches", "overlaps")}, **lora, "layout": layout}

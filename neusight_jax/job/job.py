@@ -18,7 +18,7 @@ from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import reading_notes
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.graph import Footprint, Graph
-from neusight_jax.graph.optimizers import flat_stream, optimizer_kernels, optimizer_of
+from neusight_jax.graph.optimizers import flat_stream, optimizer_kernels, optimizer_of, state_notes
 from neusight_jax.job.footprint import Held, fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
 from neusight_jax.job.parallelism import Parallelism
@@ -47,7 +47,8 @@ class Plan:
       global_batch_size, sequence_length: of a step; micro_batches: of one replica.
       layers: of each kind of stage; kinds: of each stage (`stages.stage_kinds`); messages: (kind of stage, message).
       message_bytes: of activations between stages, one rank's.
-      lora: adapters that alone are trained.
+      optimizer, gradient_dtype: of a step, and what gradients are kept and sent in; lora: adapters that alone are
+        trained.
       memory: of the fullest rank; overlaps: classes of communication that run beside compute.
     """
 
@@ -64,6 +65,7 @@ class Plan:
     memory: Footprint
     mode: str = "training"
     optimizer: str | None = None
+    gradient_dtype: str = "fp32"
     lora: Lora | None = None
     overlaps: tuple[str, ...] = USUAL_OVERLAPS
     attention: str = "flash"
@@ -158,6 +160,7 @@ def job_from_config(
         dtype=dtype,
         mode=mode,
         optimizer=optimizer,
+        gradient_dtype=gradient_dtype,
         lora=lora,
         global_batch_size=int(global_batch_size),
         sequence_length=sequence,
@@ -169,7 +172,9 @@ def job_from_config(
         memory=fullest({kind: stage.part for kind, stage in kinds.items()}, order, layout, batches, held),
         overlaps=tuple(overlaps),
         attention=attention,
-        notes=tuple(dict.fromkeys((*parsed.notes, *reading_notes(parsed)))),
+        notes=tuple(
+            dict.fromkeys((*parsed.notes, *reading_notes(parsed), *state_notes(dtype, gradient_dtype, optimizer)))
+        ),
     )
     return Job(kernels, counts, software or usual_software(optimizer), plan)
 

@@ -17,6 +17,7 @@ from neusight_jax.graph.configs.build import reading_notes
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Footprint
+from neusight_jax.graph.optimizers import state_notes
 from neusight_jax.job.forecast import StepForecast, step_forecast
 from neusight_jax.job.interval import carries_intervals, expert_share, once_at, step_interval
 from neusight_jax.job.job import check_options
@@ -217,14 +218,11 @@ def parallelize(
         )
     order = _tied(sorted(machines, key=_order))
     asked = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
-    asked |= {"dtype": dtype, "optimizer": optimizer, "attention": attention, "overlaps": tuple(overlaps)}
+    asked |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, "attention": attention}
+    asked |= {"overlaps": tuple(overlaps)}
     asked |= {} if lora is None else {"lora": lora.values()}
-    return Layouts(
-        asked,
-        tuple(order),
-        priced.currency if priced else "",
-        (*notes, *dict.fromkeys((*config.notes, *reading_notes(config)))),
-    )
+    told = (*config.notes, *reading_notes(config), *state_notes(dtype, gradient_dtype, optimizer))
+    return Layouts(asked, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(told)))
 
 
 def _numbers(machines: Sequence[Machine]) -> str:

@@ -151,6 +151,7 @@ class Assembly:
             message_bytes=0.0,
             memory=self.memory[at],
             optimizer=ask.optimizer,
+            gradient_dtype=ask.gradient_dtype,
             lora=ask.lora,
             overlaps=ask.overlaps,
             attention=ask.attention,
