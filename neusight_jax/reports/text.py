@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from neusight_jax.intervals import LEVEL
+from neusight_jax.units import duration
+
+INTERVAL = f"{LEVEL:.0%} interval"
+"""What an interval is called in tables and sentences."""
+
+
+def between(bounds: tuple[float, float], text: Callable[[float], str] = duration) -> str:
+    """An interval as every table and sentence has it, with a unit that both ends have once: 533.4 to 697.7 ms."""
+    low, high = map(text, bounds)
+    number, _, unit = low.partition(" ")
+    return f"{number if unit and high.endswith(f' {unit}') else low} to {high}"
+
+
+def interval_text(bounds: tuple[float, float] | None) -> str:
+    """The interval of a time in a sentence, "" where there is none."""
+    return f"{INTERVAL} {between(bounds)}" if bounds is not None else ""
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Table:
