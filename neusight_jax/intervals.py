@@ -56,10 +56,10 @@ KIND_FIELDS: tuple[str, ...] = ("vendor", "memory_kind", "l2_partitions", "warp_
 """Figures that, with the arithmetic paths, tell one architecture from another."""
 SIZE_FIELDS: tuple[str, ...] = ("num_sms", "clock_hz", "mem_bytes_per_s", "l2_bytes", "tdp_w", "process_nm")
 """Figures of a GPU, beside its peaks, that two machines of one architecture may differ in."""
-REACH = 1.1
+REACH = 1.2
 """Distance of two machines of one architecture, natural logarithm, over which their errors come apart
-(`error_correlation`): the largest at which ratio intervals hold 80 %, as the mean of two experiments, A100 at eleven
-clocks (66 %) and H100 against H200 (95 %; `benchmarks.ratio_spread`, docs/renting.md)."""
+(`error_correlation`): the largest at which ratio intervals hold 80 %, as the mean of two experiments, an A100 at eleven
+clocks (67 %) and H100 against H200 (94 %; `benchmarks.ratio_spread`, docs/renting.md)."""
 
 
 @jax.tree_util.register_dataclass

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from neusight_jax.comparison import Candidate, Comparison
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval
-from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, table
+from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, prices_fact, table
 from neusight_jax.units import GIB, MS, duration
 from neusight_jax.workloads import workload_text
 
@@ -64,13 +64,6 @@ def _against_best(item: Candidate) -> str:
     return f"{item.ratio:.3g} ({between((item.ratio_low, item.ratio_high), '{:.3g}'.format)})"
 
 
-def prices_text(found: Comparison) -> str:
-    """The prices used: of an hour of one GPU each, their currency, and the file they are from."""
-    listed = ", ".join(f"{item.gpu} {item.price_per_hour:,.4g}" for item in found.candidates if item.price_per_hour)
-    file = f" ({found.price_file})" if found.price_file else ""
-    return f"an hour of one GPU{f' in {found.currency}' if found.currency else ''}: {listed}{file}"
-
-
 def _own_notes(found: Comparison) -> list[str]:
     """The notes of single GPUs, each once with the GPUs that it is of."""
     whose: dict[str, list[str]] = {}
@@ -96,8 +89,8 @@ def report(found: Comparison) -> Report:
         costs = [item.cost_per_million_tokens for item in items]
         pictures.append(bars_with_interval("Cost", names, costs, None, unit))
     facts = {"Workload": workload_text(found.workload), "Machine": ", ".join(item.gpu for item in found.candidates)}
-    if found.priced:
-        facts["Prices"] = prices_text(found)
+    prices = {item.gpu: item.price_per_hour for item in found.candidates if item.price_per_hour is not None}
+    facts |= prices_fact(prices, found.currency, found.price_file)
     title = f"{found.workload['model']} on {len(found.candidates)} GPUs"
     return Report(title, facts, _cards(found), pictures, tables(found))
 

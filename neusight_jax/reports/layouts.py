@@ -13,7 +13,7 @@ from neusight_jax.memory import CROWDED_SHARE
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval, stacked
 from neusight_jax.reports.step import NAMES
-from neusight_jax.reports.text import INTERVAL, between, headed, table
+from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, prices_fact, table
 from neusight_jax.units import GIB, MS, duration
 from neusight_jax.workloads import workload_text
 
@@ -99,6 +99,16 @@ def _machine_cells(each: Machine) -> dict[str, str]:
     return cells
 
 
+def _best_layout(machine: Machine) -> str:
+    """The first layout of a machine, how many others tie with it, and the interval of its step."""
+    first = machine.choices[0]
+    others = sum(item.rank == first.rank for item in machine.choices) - 1
+    words = [layout_text(first.step.workload["layout"])]
+    words += [f"a tie with {others} more"] if others else []
+    words += [interval_text(first.step.interval_s)] if first.step.interval_s is not None else []
+    return "; ".join(words)
+
+
 def report(found: Layouts) -> Report:
     """The page of a search for layouts: the best of every machine, and where their steps go."""
     load = found.workload
@@ -119,11 +129,15 @@ def report(found: Layouts) -> Report:
     known = any(step.interval_s for step in steps)
     parts = {name: [step.parts()[key] / MS for step in steps] for key, name in NAMES.items()}
     cards = [
-        (name, duration(item.step.total_s), layout_text(item.step.workload["layout"])) for name, item in best.items()
+        (f"{each.name}{', a tie' if each.tie else ''}", duration(each.choices[0].step.total_s), _best_layout(each))
+        for each in found.machines
+        if each.choices
     ]
     pictures = [
         bars_with_interval("Step", list(shown), latencies, bounds if known else None, "ms"),
         stacked("Where the step goes", list(shown), parts, "ms", "Of the busiest rank."),
     ]
     facts = {"Workload": workload_text(load), "Machine": ", ".join(each.name for each in found.machines)}
+    prices = {each.name.partition("x ")[2] or each.name: each.price_per_hour for each in found.machines}
+    facts |= prices_fact({name: price for name, price in prices.items() if price is not None}, found.currency)
     return Report(f"Layouts of {load['model']}", facts, cards, pictures if steps else (), tables(found))
