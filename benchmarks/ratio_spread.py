@@ -133,17 +133,18 @@ class Pairs:
             rest = [name for name in figures if name not in (one, other)]
             apart = errors[~(errors.one.isin((one, other)) | errors.other.isin((one, other)))]
             residuals: Residuals = {
-                name: own.groupby(RUN).error.mean().to_numpy() / widening(name, [each for each in rest if each != name])
-                for name, own in apart.groupby("device")
+                name: part.groupby(RUN).error.mean().to_numpy() / widening(name, [gpu for gpu in rest if gpu != name])
+                for name, part in apart.groupby("device")
             }
             width = conformal_interval(residuals).width
             sides = [rows[rows.device == name].set_index(RUN).error for name in (one, other)]
             gap = (sides[0] - sides[1]).dropna()
             widths = {"one": width * widening(one, rest), "other": width * widening(other, rest)}
-            records += [{"unit": f"{one} | {other}", "error": each, **widths} for each in gap]
-            for side, own in zip(("one", "other"), sides, strict=True):
+            records += [{"unit": f"{one} | {other}", "error": error, **widths} for error in gap]
+            for side, side_errors in zip(("one", "other"), sides, strict=True):
                 singles += [
-                    {"unit": f"{one} | {other}", "error": each, "one": widths[side], "other": 0.0} for each in own
+                    {"unit": f"{one} | {other}", "error": error, "one": widths[side], "other": 0.0}
+                    for error in side_errors
                 ]
         return pd.DataFrame(records), pd.DataFrame(singles)
 
@@ -210,16 +211,16 @@ def main() -> None:
     print(f"  single forecasts of the same: {coverage(singles, 0.0):.1%} in their intervals")
     rest = of_pairs[~of_pairs.unit.str.contains("P4")]
     for correlation in (0.0, 0.3, 0.6, 0.9):
-        held = f"{coverage(of_pairs, correlation):.1%} in their intervals, {coverage(rest, correlation):.1%} without P4"
-        print(f"  correlation {correlation}: {held}")
+        text = f"{coverage(of_pairs, correlation):.1%} in their intervals, {coverage(rest, correlation):.1%} without P4"
+        print(f"  correlation {correlation}: {text}")
     experiments = {"clocks": clock_ratios(clocks), "bandwidth": bandwidth_ratios(imported)}
-    held = pd.DataFrame(
-        {name: [at_reach(each, reach) for reach in REACHES] for name, each in experiments.items()}, index=REACHES
+    table = pd.DataFrame(
+        {name: [at_reach(ratios, reach) for reach in REACHES] for name, ratios in experiments.items()}, index=REACHES
     )
-    held["mean"] = held.mean(axis=1)
-    print({name: f"{len(each)} ratios, {each.unit.nunique()} units" for name, each in experiments.items()})
-    print(held.round(3).to_string())
-    print(f"REACH {held.index[held['mean'] >= 0.8].max()}")
+    table["mean"] = table.mean(axis=1)
+    print({name: f"{len(ratios)} ratios, {ratios.unit.nunique()} units" for name, ratios in experiments.items()})
+    print(table.round(3).to_string())
+    print(f"REACH {table.index[table['mean'] >= 0.8].max()}")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,11 @@ class Candidate(Record):
     cost_per_million_tokens: float | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def interval_s(self) -> Interval:
+        """The interval of a step, None where there is none."""
+        return None if self.low_s is None or self.high_s is None else (self.low_s, self.high_s)
+
 
 @dataclass(frozen=True)
 class Comparison(Result):
@@ -277,9 +282,6 @@ def _ratio(
     item: Candidate, best: Candidate, scale: Callable[[Candidate], float | None], machines: Mapping[str, Machine]
 ) -> tuple[float, Interval]:
     """Time or cost of a GPU over that of another, and the interval of it."""
-    seconds = tuple((scale(each) or 0.0) * (each.latency_s or 0.0) for each in (item, best))
-    bounds = tuple(
-        None if each.low_s is None or each.high_s is None else (each.low_s, each.high_s) for each in (item, best)
-    )
+    values = (scale(item) or 0.0) * (item.latency_s or 0.0), (scale(best) or 0.0) * (best.latency_s or 0.0)
     pair = machines[item.gpu], machines[best.gpu]
-    return seconds[0] / seconds[1], ratio_interval((seconds[0], seconds[1]), (bounds[0], bounds[1]), pair)
+    return values[0] / values[1], ratio_interval(values, (item.interval_s, best.interval_s), pair)

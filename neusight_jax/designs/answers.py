@@ -224,24 +224,24 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
 
 
 def time_intervals(
-    asked: Problem, machine: Machine
+    task: Problem, machine: Machine
 ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
     """Intervals of a machine's seconds, and of these over the base's: of every workload, and of `latency_s`."""
     intervals, changes = {}, {}
-    for load in asked.workloads:
-        if load.service is not None or not carries_intervals(asked.predictor):
+    for load in task.workloads:
+        if load.service is not None or not carries_intervals(task.predictor):
             return {}, {}
         work: Any = load.job or load.graph
-        found, base = (predict(asked.predictor, each, work) for each in (machine, asked.base))
+        forecast, base = (predict(task.predictor, place, work) for place in (machine, task.base))
         change = ratio_interval(
-            (found.total_s, base.total_s), (found.interval_s, base.interval_s), (machine, asked.base)
+            (forecast.total_s, base.total_s), (forecast.interval_s, base.interval_s), (machine, task.base)
         )
-        if found.interval_s is None or change is None:
+        if forecast.interval_s is None or change is None:
             return {}, {}
-        intervals[load.name], changes[load.name] = found.interval_s, change
-    weights = [load.weight for load in asked.workloads]
-    own, ratios = ({"latency_s": _weighed(each, weights), **each} for each in (intervals, changes))
-    return own, ratios
+        intervals[load.name], changes[load.name] = forecast.interval_s, change
+    weights = [load.weight for load in task.workloads]
+    spans, ratios = ({"latency_s": _weighed(bounds, weights), **bounds} for bounds in (intervals, changes))
+    return spans, ratios
 
 
 def _weighed(bounds: Mapping[str, tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:

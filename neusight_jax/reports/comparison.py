@@ -42,7 +42,7 @@ def _cells(item: Candidate, found: Comparison) -> dict[str, str]:
         cells["GPUs"] = str(found.num_gpus)
     cells["latency"] = "-" if item.latency_s is None else duration(item.latency_s)
     if found.has_intervals:
-        cells[INTERVAL] = "-" if item.low_s is None or item.high_s is None else between((item.low_s, item.high_s))
+        cells[INTERVAL] = "-" if item.interval_s is None else between(item.interval_s)
     cells["against the best"] = _against_best(item)
     cells |= {"samples/s": _number(item.samples_per_s), "tokens/s": _number(item.tokens_per_s)}
     cells |= {"memory": "-" if item.memory_bytes is None else f"{item.memory_bytes / GIB:.1f} GiB"}
@@ -101,10 +101,9 @@ def _cards(found: Comparison) -> list[tuple[str, str, str]]:
     if not best:
         return [(f"Best by {found.by}", "none", "no GPU can run it")]
     first = best[0]
-    span = None if first.low_s is None or first.high_s is None else (first.low_s, first.high_s)
     tie = "a tie" if len(best) > 1 else ""
     cards = [(f"Best by {found.by}", ", ".join(item.gpu for item in best), tie)]
-    cards.append((f"Latency of {first.gpu}", duration(first.latency_s or 0.0), interval_text(span)))
+    cards.append((f"Latency of {first.gpu}", duration(first.latency_s or 0.0), interval_text(first.interval_s)))
     following = next((item for item in found.candidates if item.rank > 1), None)
     if following is not None:
         measure = "cost" if found.by == "cost" else "time"

@@ -99,7 +99,7 @@ def _machine_cells(each: Machine) -> dict[str, str]:
     return cells
 
 
-def _best_layout(machine: Machine) -> str:
+def _best(machine: Machine) -> str:
     """The first layout of a machine, how many others tie with it, and the interval of its step."""
     first = machine.choices[0]
     others = sum(item.rank == first.rank for item in machine.choices) - 1
@@ -129,15 +129,15 @@ def report(found: Layouts) -> Report:
     known = any(step.interval_s for step in steps)
     parts = {name: [step.parts()[key] / MS for step in steps] for key, name in NAMES.items()}
     cards = [
-        (f"{each.name}{', a tie' if each.tie else ''}", duration(each.choices[0].step.total_s), _best_layout(each))
-        for each in found.machines
-        if each.choices
+        (f"{machine.name}{', a tie' if machine.tie else ''}", duration(machine.choices[0].step.total_s), _best(machine))
+        for machine in found.machines
+        if machine.choices
     ]
     pictures = [
         bars_with_interval("Step", list(shown), latencies, bounds if known else None, "ms"),
         stacked("Where the step goes", list(shown), parts, "ms", "Of the busiest rank."),
     ]
     facts = {"Workload": workload_text(load), "Machine": ", ".join(each.name for each in found.machines)}
-    prices = {each.name.partition("x ")[2] or each.name: each.price_per_hour for each in found.machines}
+    prices = {machine.name.partition("x ")[2] or machine.name: machine.price_per_hour for machine in found.machines}
     facts |= prices_fact({name: price for name, price in prices.items() if price is not None}, found.currency)
     return Report(f"Layouts of {load['model']}", facts, cards, pictures if steps else (), tables(found))

@@ -125,10 +125,10 @@ def report(found: Serving) -> Report:
         pictures.insert(0, bars("Cost", f"{found.currency or 'cost'} per million tokens", costs, bounds))
     cards = []
     if shown:
-        tied = [each.gpu for each in shown if each.rank == shown[0].rank]
+        tied = [choice.gpu for choice in shown if choice.rank == shown[0].rank]
         count = f"{shown[0].gpus} GPU{'s' * (shown[0].gpus != 1)}"
         tie = f"a tie; of {names[0]} {count}" if len(tied) > 1 else count
         cards = [(f"Best by {_ORDERS.get(found.by, found.by)}", ", ".join(tied), tie)]
     facts = {"Workload": _head(found), "Machine": ", ".join(dict.fromkeys(each.gpu for each in found.choices))}
-    facts |= prices_fact({each.gpu: each.costs["per_hour"] / (each.gpus or 1) for each in priced}, found.currency)
+    facts |= prices_fact({item.gpu: item.costs["per_hour"] / (item.gpus or 1) for item in priced}, found.currency)
     return Report(f"Serving {found.workload['model']}", facts, cards, pictures if shown else (), tables(found))
