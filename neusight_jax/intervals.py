@@ -301,8 +301,8 @@ def error_correlation(distance: float) -> float:
 
         exp(−(distance / REACH)² / 2)
 
-    So errors of a slope are of a size, and on two architectures errors share nothing, as those of left-out GPUs did
-    (`benchmarks.ratio_spread`).
+    So the error of a ratio grows in proportion to a small distance, as that of a wrong slope does; on two architectures
+    errors share nothing, as those of GPUs left out together did (`benchmarks.ratio_spread`).
     """
     return math.exp(-((distance / REACH) ** 2) / 2.0)
 
