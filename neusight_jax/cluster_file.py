@@ -101,13 +101,18 @@ def load_named_cluster(name_or_path: str | os.PathLike[str]) -> tuple[str, Clust
 
 
 def load_named_server(name_or_path: str | os.PathLike[str]) -> tuple[str, Cluster]:
-    """A GPU in its usual server, of which nobody says how many there are, and its name; a GPU of an unknown server is
-    one of many behind a switch."""
+    """The `usual_server` of a GPU by its name or file, and the GPU's name."""
     gpu_name, gpu = load_named_gpu(name_or_path)
+    return gpu_name, usual_server(gpu_name, gpu)
+
+
+def usual_server(name: str, gpu: GPU) -> Cluster:
+    """A GPU in its usual server, of which nobody says how many there are; one of an unknown server is behind a switch,
+    over its own links."""
     try:
-        return gpu_name, Cluster(gpu, usual_topology(gpu_name, gpu), 0)
+        return Cluster(gpu, usual_topology(name, gpu), 0)
     except InputError:
-        return gpu_name, as_cluster(gpu)
+        return as_cluster(gpu)
 
 
 def _named(named: str, count: int) -> tuple[str, GPU, Topology]:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from neusight_jax.cluster import Cluster, Machine, gpu_of
+from neusight_jax.cluster_file import usual_server, usual_topology
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import predict
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_file import load_named_gpus
 from neusight_jax.graph.graph import Graph
-from neusight_jax.memory import memory_bytes
+from neusight_jax.intervals import ratio_interval
+from neusight_jax.job.forecast import StepForecast, job_workload
+from neusight_jax.job.job import Job
 from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.printed import Record
 from neusight_jax.results import Result
 from neusight_jax.terms import Predictor
-from neusight_jax.workloads import num_gpus, workload_dict
+from neusight_jax.workloads import workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from neusight_jax.forecast import Forecast
+
 ORDERS: tuple[str, ...] = ("latency", "throughput", "cost")
 """What a comparison may be ranked by."""
+Interval: TypeAlias = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -32,13 +38,16 @@ class Candidate(Record):
 
     Attributes:
       gpu: its name.
-      rank: 1 is best; GPUs whose intervals overlap the best of their group share its rank. 0 = cannot run it.
+      rank: 1 is best; GPUs that cannot be told from the best of their group share its rank. 0 = cannot run it.
       tie: whether another GPU shares the rank.
       latency_s, low_s, high_s: of one step, and the interval around it where the predictor gives one (else None).
-      samples_per_s, tokens_per_s: throughput, of all GPUs that the model is split over together.
-      memory_bytes, fits: what the workload needs on one GPU, by estimate, and whether the GPU has it.
+      ratio, ratio_low, ratio_high: its time, or by cost its cost, over that of the first GPU, and the interval of this
+        ratio (`intervals.ratio_interval`), which is not that of the two times: they are off alike.
+      samples_per_s, tokens_per_s: throughput, of all GPUs that the work occupies together.
+      memory_bytes, fits: what the workload needs on the fullest GPU, by estimate, and whether the GPU has it; None of
+        a GPU that was not forecast.
       price_per_hour: of one GPU, with prices, in their currency.
-      cost_per_run, cost_per_1k_samples, cost_per_million_tokens: of all GPUs that the model is split over.
+      cost_per_run, cost_per_1k_samples, cost_per_million_tokens: of all GPUs that the work occupies.
       notes: why it cannot run the workload or has no rank, and what to know that does not go for all.
     """
 
@@ -48,15 +57,23 @@ class Candidate(Record):
     latency_s: float | None = None
     low_s: float | None = None
     high_s: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
-    memory_bytes: float = 0.0
-    fits: bool = True
+    memory_bytes: float | None = None
+    fits: bool | None = None
     price_per_hour: float | None = None
     cost_per_run: float | None = None
     cost_per_1k_samples: float | None = None
     cost_per_million_tokens: float | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def interval_s(self) -> Interval:
+        """The interval of a step, None where there is none."""
+        return None if self.low_s is None or self.high_s is None else (self.low_s, self.high_s)
 
 
 @dataclass(frozen=True)
@@ -64,7 +81,8 @@ class Comparison(Result):
     """Candidates in order, best first; those that cannot run the workload last.
 
     Attributes:
-      workload: see `workload_dict`; by: what they are ranked by; currency: of the prices, if any.
+      workload: see `workload_dict`, of a job `job_workload`, with `num_gpus`.
+      by: what they are ranked by; currency, price_file: of the prices, if any.
       candidates: see `Candidate`.
       notes: what to know that goes for every GPU.
     """
@@ -75,10 +93,11 @@ class Comparison(Result):
     candidates: tuple[Candidate, ...]
     currency: str = ""
     notes: tuple[str, ...] = ()
+    price_file: str = ""
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one kind that the workload is split over."""
+        """GPUs of one kind that the workload occupies."""
         return int(self.workload["num_gpus"])
 
     @property
@@ -99,13 +118,14 @@ class Comparison(Result):
 
     def values(self) -> dict[str, Any]:
         """What was asked, and every GPU."""
-        return {**self._fields("workload", "by", "currency", "num_gpus"), "gpus": self.candidates, "notes": self.notes}
+        head = self._fields("workload", "by", "currency", "price_file", "num_gpus")
+        return {**head, "gpus": self.candidates, "notes": self.notes}
 
 
 def compare(
     predictor: Predictor,
     gpus: Sequence[str],
-    graph: Graph,
+    work: Graph | Job,
     *,
     prices: PriceList = None,
     by: str = "latency",
@@ -114,11 +134,12 @@ def compare(
     """Rank GPUs for one workload.
 
     Every GPU is forecast as if nobody had measured it, which is right for comparing machines. A GPU that lacks the
-    arithmetic path or the memory comes last, with its reason.
+    arithmetic path or the memory comes last, with its reason. Work on several GPUs runs on as many of each kind, in
+    their usual server.
 
     Args:
-      predictor: of a checkpoint; gpus: names or files; graph: the workload.
-      prices: see `read_prices`, of one GPU: a model split over several costs that many times as much.
+      predictor: of a checkpoint; gpus: names or files; work: the model and its workload, or a job.
+      prices: see `read_prices`, of one GPU: work on several costs that many times as much.
       by: one of `ORDERS`; throughput ranks as latency does, since the batch is fixed.
       notes: what else to say of a GPU, by its name (`load_named_gpus`).
     Raises: `InputError` for an unknown order, an unknown GPU, or cost without any price.
@@ -128,17 +149,36 @@ def compare(
         raise unknown_name("order", by, ORDERS)
     if by == "cost" and priced is None:
         raise InputError("ranking by cost needs prices; give a price file, GPU: price of an hour")
-    needed = memory_bytes(graph)
+    load, common = _workload(work)
+    loaded = load_named_gpus(gpus)
+    machines = {name: _machine(name, gpu, work, load["num_gpus"]) for name, gpu in loaded.items()}
     items = [
-        _candidate(predictor, name, gpu, graph, needed, priced, (notes or {}).get(name, ()))
-        for name, gpu in load_named_gpus(gpus).items()
+        _candidate(predictor, name, machine, work, load["num_gpus"], priced, (notes or {}).get(name, ()))
+        for name, machine in machines.items()
     ]
     if by == "cost" and all(item.price_per_hour is None for item in items):
         raise InputError(f"no price for any of {', '.join(item.gpu for item in items)}; add them to the price file")
     if by == "cost":
         items = [_noted(item, "has no price: not ranked") if item.price_per_hour is None else item for item in items]
-    order, shared = _shared_notes(ranked(items, by), graph.notes)
-    return Comparison(workload_dict(graph), by, order, priced.currency if priced else "", shared)
+    order, shared = _shared_notes(ranked(items, by, machines), common)
+    currency, file = (priced.currency, priced.file) if priced else ("", "")
+    return Comparison(load, by, order, currency, shared, file)
+
+
+def _workload(work: Graph | Job) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A workload as plain values, with the `num_gpus` that it occupies, and its notes."""
+    if isinstance(work, Graph):
+        return workload_dict(work), work.notes
+    return {**job_workload(work.plan), "num_gpus": work.plan.layout.gpus}, work.plan.notes
+
+
+def _machine(name: str, gpu: GPU, work: Graph | Job, count: int) -> Machine:
+    """So many GPUs in their usual server, a single one as it is."""
+    if count == 1:
+        return gpu
+    if isinstance(work, Graph):
+        return usual_server(name, gpu)
+    return Cluster(gpu, usual_topology(name, gpu, count), count)
 
 
 def _noted(item: Candidate, note: str) -> Candidate:
@@ -147,38 +187,46 @@ def _noted(item: Candidate, note: str) -> Candidate:
 
 def _shared_notes(items: Sequence[Candidate], notes: tuple[str, ...]) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """Candidates without these notes and those that all forecast ones have; and these and those."""
-    each = [item.notes for item in items if item.latency_s is not None]
-    common = [note for note in each[0] if all(note in other for other in each)] if len(each) > 1 else []
+    noted = [item.notes for item in items if item.latency_s is not None]
+    common = [note for note in noted[0] if all(note in other for other in noted)] if len(noted) > 1 else []
     shared = tuple(dict.fromkeys((*notes, *common)))
-    own = [replace(item, notes=tuple(note for note in item.notes if note not in shared)) for item in items]
-    return tuple(own), shared
+    rest = [replace(item, notes=tuple(note for note in item.notes if note not in shared)) for item in items]
+    return tuple(rest), shared
+
+
+def _lacking(gpu: GPU, work: Graph | Job) -> str:
+    """The dtype of a workload that a GPU has no arithmetic path for, "" if there is none."""
+    for dtype in (work.on(gpu.paths) if isinstance(work, Graph) else work).arithmetic:
+        try:
+            gpu.peak_flop_per_s(dtype)
+        except InputError:
+            return dtype
+    return ""
 
 
 def _candidate(
     predictor: Predictor,
     name: str,
-    gpu: GPU,
-    graph: Graph,
-    needed: float,
+    machine: Machine,
+    work: Graph | Job,
+    count: int,
     prices: Prices | None,
     notes: Sequence[str],
 ) -> Candidate:
-    fits = needed <= float(gpu.mem_bytes)  # type: ignore[arg-type]
-    price = prices.of(name) if prices else None
-    item = Candidate(name, memory_bytes=needed, fits=fits, price_per_hour=price)
-    try:
-        gpu.peak_flop_per_s(graph.dtype)
-    except InputError:
-        return _noted(item, f"has no {graph.dtype} path, only {', '.join(gpu.paths)}: not forecast")
-    forecast = predict(predictor, gpu, graph, gpu_name=name, notes=notes)
-    seconds, tokens = forecast.total_s, graph.step_tokens
+    gpu = gpu_of(machine)
+    item = Candidate(name, price_per_hour=prices.of(name) if prices else None)
+    if lacking := _lacking(gpu, work):
+        return _noted(item, f"has no {lacking} path, only {', '.join(gpu.paths)}: not forecast")
+    forecast: Forecast | StepForecast = predict(predictor, machine, work, gpu_name=name, notes=notes)  # type: ignore[arg-type]
+    seconds, tokens, memory = forecast.total_s, forecast.tokens, forecast.memory
     low, high = forecast.interval_s or (None, None)
+    samples = forecast.workload["global_batch_size" if isinstance(forecast, StepForecast) else "batch_size"]
     costs: dict[str, Any] = {}
-    if price is not None:
-        run = num_gpus(graph) * price * seconds / SECONDS_PER_HOUR
+    if item.price_per_hour is not None:
+        run = count * item.price_per_hour * seconds / SECONDS_PER_HOUR
         costs = {
             "cost_per_run": run,
-            "cost_per_1k_samples": 1e3 * run / graph.batch_size,
+            "cost_per_1k_samples": 1e3 * run / samples,
             "cost_per_million_tokens": 1e6 * run / tokens,
         }
     item = replace(
@@ -186,16 +234,21 @@ def _candidate(
         latency_s=seconds,
         low_s=low,
         high_s=high,
-        samples_per_s=graph.batch_size / seconds,
+        samples_per_s=samples / seconds,
         tokens_per_s=tokens / seconds,
+        memory_bytes=None if memory is None else memory.total,
+        fits=forecast.fits is not False,
         notes=forecast.notes,
         **costs,
     )
-    return item if fits else _noted(item, "may not fit in memory: not ranked")
+    return item if item.fits else _noted(item, "may not fit in memory: not ranked")
 
 
-def ranked(candidates: Sequence[Candidate], by: str) -> list[Candidate]:
-    """In order of time or cost, with ranks: a GPU whose interval reaches the leader's of its group ties with it."""
+def ranked(candidates: Sequence[Candidate], by: str, machines: Mapping[str, Machine]) -> list[Candidate]:
+    """In order of time or cost, with ratios to the first and ranks.
+
+    A GPU ties with the first of its group where the interval of their ratio holds 1; else it opens a group.
+    """
 
     def scale(item: Candidate) -> float | None:
         if item.latency_s is None or not item.fits:
@@ -206,13 +259,23 @@ def ranked(candidates: Sequence[Candidate], by: str) -> list[Candidate]:
     rest = [item for item in candidates if scale(item) is None]
     runs.sort(key=lambda item: (scale(item) or 0.0) * (item.latency_s or 0.0))
     out: list[Candidate] = []
-    leader_high, rank = -math.inf, 0
-    for position, item in enumerate(runs, start=1):
-        factor, seconds = scale(item) or 0.0, item.latency_s or 0.0
-        low = factor * (seconds if item.low_s is None else item.low_s)
-        if low > leader_high or not out:
-            rank, leader_high = position, factor * (seconds if item.high_s is None else item.high_s)
-        out.append(replace(item, rank=rank))
+    leader, rank = 0, 0
+    for place, item in enumerate(runs):
+        interval = _ratio(item, runs[leader], scale, machines)[1]
+        if not out or interval is None or interval[0] > 1.0:
+            leader, rank = place, place + 1
+        ratio, ends = _ratio(item, runs[0], scale, machines)
+        low, high = ends or (None, None)
+        out.append(replace(item, rank=rank, ratio=ratio, ratio_low=low, ratio_high=high))
     shared = [item.rank for item in out]
     out = [replace(item, tie=shared.count(item.rank) > 1) for item in out]
     return out + sorted(rest, key=lambda item: (item.latency_s is None, item.latency_s or 0.0))
+
+
+def _ratio(
+    item: Candidate, best: Candidate, scale: Callable[[Candidate], float | None], machines: Mapping[str, Machine]
+) -> tuple[float, Interval]:
+    """Time or cost of a GPU over that of another, and the interval of it."""
+    values = (scale(item) or 0.0) * (item.latency_s or 0.0), (scale(best) or 0.0) * (best.latency_s or 0.0)
+    pair = machines[item.gpu], machines[best.gpu]
+    return values[0] / values[1], ratio_interval(values, (item.interval_s, best.interval_s), pair)

@@ -26,11 +26,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from neusight_jax.cluster import Cluster, Machine, gpu_of
 from neusight_jax.gpu import GPU
+from neusight_jax.hypothetical import PEAKS
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.residuals import other_vendor
 from neusight_jax.roofline import element_bytes
+from neusight_jax.topology import TOPOLOGY_FIELDS
 
 if TYPE_CHECKING:
     from neusight_jax.terms import Predictor
@@ -49,6 +52,14 @@ WORTH_SAYING = 0.05
 """Smallest distance of a GPU, natural logarithm, that is put into words."""
 WIDEST = math.log(1000.0)
 """Largest distance of a bound from the forecast, natural logarithm: further out an interval says nothing more."""
+KIND_FIELDS: tuple[str, ...] = ("vendor", "memory_kind", "l2_partitions", "warp_schedulers")
+"""Figures that, with the arithmetic paths, tell one architecture from another."""
+SIZE_FIELDS: tuple[str, ...] = ("num_sms", "clock_hz", "mem_bytes_per_s", "l2_bytes", "tdp_w", "process_nm")
+"""Figures of a GPU, beside its peaks, that two machines of one architecture may differ in."""
+REACH = 1.2
+"""Distance of two machines of one architecture, natural logarithm, over which their errors come apart
+(`error_correlation`): the largest at which ratio intervals hold 80 %, as the mean of two experiments, an A100 at eleven
+clocks (67 %) and H100 against H200 (94 %; `benchmarks.ratio_spread`, docs/renting.md)."""
 
 
 @jax.tree_util.register_dataclass
@@ -255,3 +266,65 @@ def interval_warnings(
     if share >= WORTH_SAYING:
         said.append(f"{share:.0%} of the time is in kernels of shapes outside those trained on: extrapolated")
     return said
+
+
+def _sizes(machine: Machine) -> dict[str, float]:
+    """Logarithms of what a machine has much or little of: sizes, peaks of an SM in a clock, and links of a cluster."""
+    gpu = gpu_of(machine)
+    cycles = float(np.asarray(gpu.num_sms)) * float(np.asarray(gpu.clock_hz))
+    figures = {name: float(np.asarray(getattr(gpu, name))) for name in SIZE_FIELDS}
+    figures |= {name: float(np.asarray(getattr(gpu, name))) / cycles for name in PEAKS}
+    if isinstance(machine, Cluster):
+        figures |= {name: float(np.asarray(getattr(machine.topology, name))) for name in TOPOLOGY_FIELDS}
+    return {name: math.log(value) for name, value in figures.items() if value > 0.0}
+
+
+def machine_distance(first: Machine, second: Machine) -> float:
+    """Euclidean distance of two machines' figures in natural logarithms, infinite between two architectures; of the
+    peaks the one that differs most counts. Host only."""
+    if _architecture(first) != _architecture(second):
+        return math.inf
+    one, other = _sizes(first), _sizes(second)
+    apart = {name: abs(one[name] - other[name]) for name in one.keys() & other.keys()}
+    peak = max(value for name, value in apart.items() if name in PEAKS)
+    return math.hypot(peak, *(value for name, value in apart.items() if name not in PEAKS))
+
+
+def _architecture(machine: Machine) -> tuple[object, ...]:
+    """What tells one architecture from another among figures."""
+    gpu = gpu_of(machine)
+    return (*(float(np.asarray(getattr(gpu, name))) for name in KIND_FIELDS), gpu.paths)
+
+
+def error_correlation(distance: float) -> float:
+    """Correlation of the log errors of one predictor, of the same work, on two machines at a `machine_distance`.
+
+        exp(−(distance / REACH)² / 2)
+
+    So the error of a ratio grows in proportion to a small distance, as that of a wrong slope does; on two architectures
+    errors share nothing, as those of GPUs left out together did (`benchmarks.ratio_spread`).
+    """
+    return math.exp(-((distance / REACH) ** 2) / 2.0)
+
+
+def ratio_interval(
+    seconds: tuple[float, float],
+    bounds: tuple[tuple[float, float] | None, tuple[float, float] | None],
+    machines: tuple[Machine, Machine],
+) -> tuple[float, float] | None:
+    """80 % interval of first / second, two forecasts of the same work by one predictor. Host only.
+
+    The same predictor errs alike on machines alike: with half-widths a and b of the two intervals in logarithms and c
+    the `error_correlation`, that of the ratio is √(a² + b² − 2abc).
+
+    Args:
+      seconds: the forecasts; bounds: their intervals, seconds; machines: what they are of.
+    Returns: low and high; None where a forecast has no interval, or takes no time.
+    """
+    if bounds[0] is None or bounds[1] is None or min(bounds[0][0], bounds[1][0]) <= 0.0:
+        return None
+    one, other = (min(0.5 * math.log(high / low), WIDEST) for low, high in (bounds[0], bounds[1]))
+    square = one**2 + other**2 - 2.0 * one * other * error_correlation(machine_distance(*machines))
+    half = min(math.sqrt(max(square, 0.0)), WIDEST)
+    ratio = seconds[0] / seconds[1]
+    return ratio * math.exp(-half), ratio * math.exp(half)

@@ -22,10 +22,14 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Prices(Record):
-    """Price of an hour by GPU name or alias, in one currency. `InputError` for a price that is no positive number."""
+    """Price of an hour by GPU name or alias, in one currency, and the file they are from, "" where there is none.
+
+    `InputError` for a price that is no positive number.
+    """
 
     per_hour: Mapping[str, float]
     currency: str = ""
+    file: str = ""
 
     def __post_init__(self) -> None:
         for name, value in self.per_hour.items():
@@ -75,7 +79,7 @@ def read_prices(path: str | os.PathLike[str]) -> Prices:
         raise InputError(f"{file}: expected a mapping of GPU: price of an hour, e.g. H100: 2.49")
     currency = str(content.pop("currency", ""))
     try:
-        return Prices(content, currency)
+        return Prices(content, currency, str(file))
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
 

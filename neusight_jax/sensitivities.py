@@ -6,7 +6,8 @@ SMs with their share of every peak, and the clock with every peak.
 
 Exact forecasts (relaxation 0) count whole waves, and `ceil` passes no gradient: more SMs at fixed peaks then show only
 their slower blocks. `secants` are differences of the exact forecast over ±`SECANT` and say what really happens;
-`relaxation` > 0 smooths the waves, and `relaxed_total_s` beside `total_s` is its bias.
+`relaxation` > 0 smooths the waves, and `relaxed_total_s` beside `total_s` is its bias. Where a slope and its secant
+disagree (`Sensitivity.disagreements`), a note says which to trust and why.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 SECANT = 0.05
 """Half width, in log, of the differences the derivatives are shown beside."""
+APART = 2.0
+"""A slope and its secant disagree where one is more than so many times the other, or of the other sign."""
+LEAST = 0.01
+"""Elasticities that are both smaller than this are not compared: neither moves anything."""
 ROWS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in FIELDS if name not in SWITCHES},
     **{knob(name): fields for name, fields in KNOBS.items()},
@@ -80,8 +85,20 @@ class Sensitivity(Result):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Of the forecast."""
-        return self.forecast.notes
+        """Of slopes that disagree with their secants, and of the forecast."""
+        return (*disagreement_notes(self.disagreements, self.relaxation), *self.forecast.notes)
+
+    @property
+    def disagreements(self) -> dict[str, tuple[float, float]]:
+        """Name of `ROWS` -> (slope, secant) where the two disagree (`APART`, `LEAST`)."""
+        total = self.total
+        pairs = {name: (total[name], secant) for name, secant in self.secants.items()}
+        return {name: pair for name, pair in pairs.items() if disagree(*pair)}
+
+    @property
+    def trusted(self) -> dict[str, float]:
+        """Elasticities of the total within ±`SECANT`: the secant where the slope disagrees with it."""
+        return {**self.total, **{name: secant for name, (_, secant) in self.disagreements.items()}}
 
     @property
     def total(self) -> dict[str, float]:
@@ -108,16 +125,45 @@ class Sensitivity(Result):
         return frame.assign(**{f"d_{name}": values for name, values in self.elasticities.items()})
 
     def values(self) -> dict[str, Any]:
-        """Totals, elasticities in total, by family and phase, secants."""
+        """Totals, elasticities in total, by family and phase, secants, and which of the two to trust."""
         names = ("model", "gpu", "workload", "mode", "dtype", "batch_size", "sequence_length")
         return {
             **{name: getattr(self.forecast, name) for name in names},
             **self._fields("relaxation", "total_s", "relaxed_total_s", "total"),
             "secant": self.secants,
+            "trusted": self.trusted,
             "family": self.by("family"),
             "phase": self.by("phase"),
             "notes": self.notes,
         }
+
+
+def disagree(slope: float, secant: float) -> bool:
+    """Whether a slope and its secant say different things of a figure that matters."""
+    small, large = sorted((abs(slope), abs(secant)))
+    return large > LEAST and (slope * secant <= 0.0 or large > APART * small)
+
+
+def disagreement_notes(pairs: Mapping[str, tuple[float, float]], relaxation: float) -> list[str]:
+    """A sentence for figures whose slope and secant disagree: which to trust, and why; counts of SMs and others apart.
+
+    Args:
+      pairs: figure -> (slope, secant); relaxation: of the slopes.
+    """
+    near = f"trust the exact difference over ±{SECANT:.0%} for a chip one would build"
+    waves = f"{near}: whole waves are steps, which pass no gradient; --relaxation 1 has a slope without them"
+    if relaxation > 0.0:
+        waves = f"trust the difference within ±{SECANT:.0%}, where whole waves count, and the slope over a wider range"
+    kink = f"{near}: another limit takes over within ±{SECANT:.0%}, and a slope sees one side of the bend"
+    notes = []
+    for verdict, of_sms in ((waves, True), (kink, False)):
+        listed = [
+            f"{name} (slope {slope:+.3f}, difference {secant:+.3f})"
+            for name, (slope, secant) in pairs.items()
+            if name.startswith("num_sms") is of_sms
+        ]
+        notes += [f"{', '.join(listed)}: {verdict}"] if listed else []
+    return notes
 
 
 def elasticities(

@@ -47,12 +47,12 @@ UNITS: dict[str, tuple[float, str]] = {
 """Figure or metric -> the unit people use, in base units, and its name; others are times, or FLOP/s by their names."""
 
 
-def duration(seconds: float) -> str:
-    """A time with a unit people read, four digits: 1.234 s, 45.67 ms, 7.891 us."""
+def duration(seconds: float, digits: int = 4) -> str:
+    """A time with a unit people read, to so many digits: 1.234 s, 45.67 ms, 7.891 us."""
     for unit, name in ((1.0, "s"), (MS, "ms")):
         if seconds >= unit:
-            return f"{seconds / unit:.4g} {name}"
-    return f"{seconds / US:.4g} us"
+            return f"{seconds / unit:.{digits}g} {name}"
+    return f"{seconds / US:.{digits}g} us"
 
 
 def with_unit(name: str, value: float) -> str:

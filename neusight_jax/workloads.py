@@ -52,7 +52,11 @@ def num_gpus(graph: Graph) -> int:
 
 
 def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
-    """A `workload_dict` in one line: model (on a GPU), mode, sizes, dtypes, and over how many GPUs it is split."""
+    """A `workload_dict` in one line: model (on a GPU), mode, sizes, dtypes, how it is split; or the load of a job."""
+    where = f" on {gpu}" if gpu else ""
+    if "global_batch_size" in load:
+        sizes = f"{load['global_batch_size']} x {load['sequence_length']} tokens"
+        return f"{load['model']}{where}: {load['mode']}, {sizes}, {load['dtype']}"
     parts = [str(load["mode"])]
     if load["sequence_length"]:
         parts += [f"batch {load['batch_size']}", f"sequence {load['sequence_length']}"]
@@ -71,7 +75,6 @@ def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
         parts.append("fused")
     split = [f"{load[name]}-way {name.split('_')[0]} parallel" for name in _SPLITS if load[name] != 1]
     whose = f" (one of {load['num_gpus']} GPUs: {', '.join(split)})" if split else ""
-    where = f" on {gpu}" if gpu else ""
     return f"{load['model']}{where}: {', '.join(parts)}{whose}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -49,26 +50,85 @@ def test_order_throughput_and_cost(graph: Graph) -> None:
     assert list(cheapest.to_frame()["gpu"]) == [T4, V100, H100]
 
 
-def _candidate(gpu: str, seconds: float, low: float | None = None, high: float | None = None, **more: Any) -> Candidate:
-    return Candidate(gpu, 0, False, seconds, low, high, 1 / seconds, 1 / seconds, 1e9, **{"fits": True, **more})
+def _candidate(gpu: str, seconds: float, spread: float = 0.0, **more: Any) -> Candidate:
+    low, high = (seconds / (1 + spread), seconds * (1 + spread)) if spread else (None, None)
+    return Candidate(gpu, latency_s=seconds, low_s=low, high_s=high, **{"fits": True, **more})
+
+
+def _machines(*names: str) -> dict[str, nj.GPU]:
+    """Machines of two architectures, whose errors share nothing."""
+    return {name: nj.load_gpu(gpu) for name, gpu in zip(names, ("A100", "H100", "T4"), strict=True)}
 
 
 def test_a_tie_is_called_a_tie() -> None:
-    """b reaches into a's interval; c reaches into b's but not a's, so it opens a group of its own."""
-    items = [_candidate("c", 1.5, 1.25, 1.8), _candidate("a", 1.0, 0.9, 1.2), _candidate("b", 1.1, 0.95, 1.3)]
-    found = ranked(items, "latency")
+    """b is told from a by less than their ratio errs; c is not, so it opens a group of its own."""
+    items = [_candidate("c", 1.4, 0.1), _candidate("a", 1.0, 0.1), _candidate("b", 1.1, 0.1)]
+    found = ranked(items, "latency", _machines("a", "b", "c"))
     assert [(item.gpu, item.rank, item.tie) for item in found] == [("a", 1, True), ("b", 1, True), ("c", 3, False)]
-    plain = ranked([replace(item, low_s=None, high_s=None) for item in items], "latency")
+    half = 1.1 ** math.sqrt(2.0)  # of a ratio of two that share nothing
+    assert (found[1].ratio, found[1].ratio_low, found[1].ratio_high) == pytest.approx((1.1, 1.1 / half, 1.1 * half))
+    assert (found[0].ratio, found[0].ratio_low, found[0].ratio_high) == (1.0, 1.0, 1.0)
+    plain = ranked([replace(item, low_s=None, high_s=None) for item in items], "latency", _machines("a", "b", "c"))
     assert [(item.gpu, item.rank, item.tie) for item in plain] == [("a", 1, False), ("b", 2, False), ("c", 3, False)]
+    assert (plain[1].ratio, plain[1].ratio_low) == (pytest.approx(1.1), None)
 
 
-def test_cost_scales_the_intervals() -> None:
+def test_one_figure_of_a_gpu_is_no_tie(graph: Graph, tmp_path: Path) -> None:
+    """Twice the bandwidth is not told from half of it by two intervals, which overlap, but by that of their ratio."""
+    file = tmp_path / "wide.yaml"
+    file.write_text("name: wide\nbase: H100\nmem_bytes_per_s: 6.7e12\n")
+    wide, plain = nj.compare(nj.load_predictor("fp32"), ["H100", str(file)], graph).candidates
+    assert (wide.gpu, wide.rank, plain.rank) == ("wide", 1, 2)
+    assert plain.low_s is not None
+    assert wide.high_s is not None
+    assert plain.low_s < wide.high_s
+    assert plain.ratio_low is not None
+    assert 1.0 < plain.ratio_low < plain.ratio < plain.ratio_high  # type: ignore[operator]
+
+
+def test_a_job_runs_on_as_many_of_each_gpu() -> None:
+    """Two GPUs of each kind, in their usual server; what it costs and makes is of both."""
+    layout = nj.Parallelism(data=2)
+    job = nj.job_from_config("gpt2", layout, global_batch_size=4, sequence_length=64, mode="training", dtype="fp32")
+    found = nj.compare(RooflinePredictor(), ["T4", "H100"], job, prices={"H100": 3.6}, notes={T4: ["a slow one"]})
+    first, last = found.candidates
+    step = nj.predict(RooflinePredictor(), nj.load_cluster("2x H100"), job)
+    assert (first.gpu, last.gpu, found.num_gpus) == (H100, T4, 2)
+    assert first.latency_s == pytest.approx(step.total_s)
+    assert (first.samples_per_s, first.tokens_per_s) == pytest.approx((4 / step.total_s, step.tokens_per_s))
+    assert first.cost_per_run == pytest.approx(2 * 3.6 / 3600 * step.total_s)
+    assert (first.memory_bytes, first.fits) == (step.memory.total, True)
+    assert last.notes == ("a slow one",)
+    assert json.loads(found.to_json())["workload"]["layout"]["data"] == 2
+    assert str(found).startswith("gpt2: training, 4 x 64 tokens, fp32, by latency\n")
+    assert "of 2 GPUs at once" in str(found)
+    lacking = nj.job_from_config("gpt2", layout, global_batch_size=4, sequence_length=64, mode="training", dtype="bf16")
+    assert nj.compare(RooflinePredictor(), ["T4"], lacking).candidates[0].notes[0].startswith("has no bf16 path")
+
+
+def test_a_split_model_runs_on_gpus_of_an_unknown_server(tmp_path: Path) -> None:
+    graph = nj.graph_from_config(
+        "llama-3.2-1b", batch_size=1, sequence_length=64, mode="prefill", dtype="fp16", tensor_parallel=2
+    )
+    file = tmp_path / "chip.yaml"
+    file.write_text("name: chip\nbase: H100\n")
+    found = nj.compare(RooflinePredictor(), ["H100", str(file)], graph)
+    assert [item.rank for item in found.candidates] == [1, 2]
+    assert found.num_gpus == 2
+    layout = nj.Parallelism(data=2)
+    job = nj.job_from_config("gpt2", layout, global_batch_size=4, sequence_length=64, mode="training", dtype="fp32")
+    with pytest.raises(nj.InputError, match="no usual server of chip is known"):
+        nj.compare(RooflinePredictor(), [str(file)], job)
+
+
+def test_cost_scales_the_ratio() -> None:
     items = [
-        _candidate("fast", 1.0, 0.9, 1.1, price_per_hour=4.0),
-        _candidate("slow", 2.0, 1.8, 2.2, price_per_hour=1.9),
+        _candidate("fast", 1.0, 0.1, price_per_hour=4.0),
+        _candidate("slow", 2.0, 0.1, price_per_hour=1.9),
         _candidate("unpriced", 0.1),
     ]
-    found = ranked(items, "cost")
+    found = ranked(items, "cost", _machines("fast", "slow", "unpriced"))
+    assert found[1].ratio == pytest.approx(4.0 / 3.8)
     assert [(item.gpu, item.rank, item.tie) for item in found] == [
         ("slow", 1, True),
         ("fast", 1, True),

@@ -19,14 +19,15 @@ from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.cli.design import _base, _load
 from neusight_jax.cli.options import WorkloadOptions
-from neusight_jax.designs.answers import answer, non_dominated, pareto, problem, required
+from neusight_jax.designs.answers import answer, non_dominated, pareto, problem, required, time_intervals
 from neusight_jax.designs.notes import bound_notes, ends_of, machine_notes, workload_notes
 from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph, Node
-from neusight_jax.intervals import Intervals, gpu_ratios, range_of
+from neusight_jax.hypothetical import vary_plainly
+from neusight_jax.intervals import Intervals, gpu_ratios, range_of, ratio_interval
 from neusight_jax.kernels.table import Kernel
-from neusight_jax.reports.design import front_table
+from neusight_jax.reports.design import front_table, report, tables
 from neusight_jax.results import as_text
 from neusight_jax.sweeps.space import Grid, Range
 
@@ -188,6 +189,38 @@ def test_a_machine_nobody_has_measured_the_like_of_is_said() -> None:
     assert far.endswith("): extrapolated")
     # 8.03 billion weights of two bytes, 0.81 GB of runtime and a little cache.
     assert full.startswith("llama-3.1-8b decode 1x128 may not fit: it needs about 16.88")
+
+
+def test_a_design_has_an_interval_and_so_has_its_gain() -> None:
+    """That of its time is of the forecast, that of its change of the ratio: for twice the bandwidth it holds no 1."""
+    predictor, base = nj.load_predictor("fp32"), nj.load_gpu("H100")
+    loads = [nj.workload(COMPUTE, 3.0), nj.workload(MEMORY)]
+    asked = problem(predictor, base, FREE, loads, costs=Linear())
+    machine = vary_plainly(base, {"mem_bytes_per_s": 6.7e12})
+    own, changes = time_intervals(asked, machine)
+    assert list(own) == list(changes) == ["latency_s", *(load.name for load in loads)]
+    for load in loads:
+        found, before = (nj.predict(predictor, each, load.graph) for each in (machine, base))
+        assert own[load.name] == found.interval_s
+        pair = ratio_interval((found.total_s, before.total_s), (found.interval_s, before.interval_s), (machine, base))
+        assert changes[load.name] == pair
+    low, high = changes[loads[1].name]
+    assert 0.4 < low < high < 0.8
+    means = [own[loads[0].name][side] ** 0.75 * own[loads[1].name][side] ** 0.25 for side in (0, 1)]
+    assert own["latency_s"] == pytest.approx(means)
+    assert time_intervals(replace(asked, predictor=RooflinePredictor()), machine) == ({}, {})
+
+
+def test_intervals_of_a_design_are_shown(equal: Search) -> None:
+    found = answer(equal, equal.run(0))
+    assert "interval" not in as_text(tables(found))
+    shown = replace(found, intervals={"latency_s": (0.9, 1.1)}, change_intervals={"latency_s": (0.69, 0.8)})
+    text = as_text(tables(shown), 200)
+    assert "80% interval of the change" in text
+    assert "900 ms to 1.1 s" in text
+    assert "-31.0% to -20.0%" in text
+    assert json.loads(shown.to_json())["change_intervals"]["latency_s"] == [0.69, 0.8]
+    assert any("-31.0% to -20.0%" in detail for _, _, detail in report(shown).cards)
 
 
 def test_bounds_of_a_range_on_its_grain() -> None:

@@ -1,5 +1,6 @@
 """Intervals of kernels measured alone, row by row."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,16 @@ from predictors import random_predictor
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
-from neusight_jax.intervals import Intervals, empty_intervals, kernel_interval
+from neusight_jax.hypothetical import vary_plainly
+from neusight_jax.intervals import (
+    REACH,
+    Intervals,
+    empty_intervals,
+    error_correlation,
+    kernel_interval,
+    machine_distance,
+    ratio_interval,
+)
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import in_row_order, kernel_terms, on_device
@@ -107,3 +117,44 @@ def test_a_table_of_one_row(predictor: MixturePredictor, tmp_path: Path) -> None
     synthetic_rows("gelu", "Tesla T4", 1).to_parquet(tmp_path / "one.parquet", index=False)
     low, high = nj.predict_kernel_intervals(predictor, nj.load_gpu("H100"), nj.read_kernels(tmp_path / "one.parquet"))
     assert low.shape == high.shape == (1,)
+
+
+def test_how_far_two_machines_are_apart() -> None:
+    """By their figures in logarithms, peaks that follow the clock counted once; architectures are beyond."""
+    gpu = nj.load_gpu("H100")
+    wide = [gpu.replace(mem_bytes_per_s=factor * float(gpu.mem_bytes_per_s)) for factor in (1.0, 2.0, 4.0)]
+    assert [machine_distance(gpu, each) for each in wide] == pytest.approx([0.0, math.log(2.0), math.log(4.0)])
+    faster = vary_plainly(gpu, {"clock_hz": 2.0 * float(gpu.clock_hz)})
+    assert machine_distance(faster, gpu) == pytest.approx(math.log(2.0))
+    assert machine_distance(gpu, gpu.replace(mem_bytes=1e12)) == 0.0  # how much memory there is takes no time
+    assert machine_distance(gpu, nj.load_gpu("H200")) < 0.5
+    for other in ("A100", "MI300X", "L40S"):
+        assert machine_distance(gpu, nj.load_gpu(other)) == math.inf
+    pair = nj.load_cluster("2x H100")
+    faster_links = pair.replace(topology=pair.topology.replace(link_bytes_per_s=9e11))
+    assert machine_distance(pair, faster_links) == pytest.approx(math.log(2.0))
+
+
+def test_what_errors_share_falls_with_the_distance() -> None:
+    shared = [error_correlation(distance) for distance in (0.0, 0.1, 0.7, REACH, 3.0, math.inf)]
+    assert shared == sorted(shared, reverse=True)
+    assert (shared[0], shared[-1]) == (1.0, 0.0)
+    assert shared[3] == pytest.approx(math.exp(-0.5))
+
+
+def test_the_interval_of_a_ratio() -> None:
+    h100, h200, a100 = (nj.load_gpu(name) for name in ("H100", "H200", "A100"))
+    bounds = (0.9, 1 / 0.9), (1.8, 2 / 0.9)
+    half = -math.log(0.9) * math.sqrt(2.0)
+    assert ratio_interval((1.0, 2.0), bounds, (h100, a100)) == pytest.approx(
+        (0.5 / math.exp(half), 0.5 * math.exp(half))
+    )
+    near = ratio_interval((1.0, 2.0), bounds, (h100, h200))
+    assert near is not None
+    assert 0.5 / math.exp(half / 3.0) < near[0] < 0.5 < near[1]
+    assert ratio_interval((1.0, 1.0), (bounds[0], bounds[0]), (h100, h100)) == (1.0, 1.0)
+    opened = (0.9, math.inf), (0.9, math.inf)  # nobody knows, but of both alike
+    assert ratio_interval((1.0, 1.0), opened, (h100, h100)) == (1.0, 1.0)
+    assert ratio_interval((1.0, 1.0), opened, (h100, a100)) == pytest.approx((1e-3, 1e3))
+    assert ratio_interval((1.0, 1.0), (None, bounds[0]), (h100, h100)) is None
+    assert ratio_interval((0.0, 0.0), ((0.0, 0.0), (0.0, 0.0)), (h100, h100)) is None

@@ -39,6 +39,7 @@ from neusight_jax.graph.graph import Footprint
 from neusight_jax.job.elasticities import StepSensitivity
 from neusight_jax.layouts.answers import Choice, Machine
 from neusight_jax.reports import page, plots
+from neusight_jax.reports.text import between, interval_text
 from neusight_jax.results import Result
 from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.units import base_unit, quantity
@@ -68,7 +69,14 @@ def designed() -> nj.Design:
 def stepped() -> nj.StepForecast:
     ways = ("tensor", "pipeline", "data", "context", "expert", "chunks", "micro_batch_size")
     layout = {**dict.fromkeys(ways, 1), "data": 4, "zero": 3, "recompute": "none"}
-    load = {"mode": "training", "global_batch_size": 4, "sequence_length": 256, "dtype": "bf16", "micro_batches": 1}
+    load = {
+        "model": "a model",
+        "mode": "training",
+        "global_batch_size": 4,
+        "sequence_length": 256,
+        "dtype": "bf16",
+        "micro_batches": 1,
+    }
     memory = Footprint(2.0**30, 2.0**30, 0.0, 2.0**29, 0.0, 2.0**29)
     load |= {"layout": layout}
     return nj.StepForecast("a model", "4x H100", load, 0.3, 0.1, 0.05, 0.01, memory, 80 * 2.0**30, 1024, 4)
@@ -90,7 +98,14 @@ def laid_out() -> nj.Layouts:
     load = {**step.workload["layout"], "sequence_parallel": False}
     step = replace(step, workload={**step.workload, "layout": load})
     choices = tuple(Choice(rank, False, step, "faster") for rank in (1, 2))
-    asked = {"model": "a model", "global_batch_size": 4, "sequence_length": 256, "dtype": "bf16", "optimizer": "adamw"}
+    asked = {
+        "model": "a model",
+        "mode": "training",
+        "global_batch_size": 4,
+        "sequence_length": 256,
+        "dtype": "bf16",
+        "optimizer": "adamw",
+    }
     return nj.Layouts(asked, (Machine("4x H100", 4, choices, 10, 2),))
 
 
@@ -99,6 +114,14 @@ def scaled() -> nj.ScaledRun:
     words["rule"] = np.array(["forecast", "none"], object)
     numbers = {"count": [2, 1], "measured_s": [2e-3, 1e-3], "ratio": [0.5, 1.0], "scaled_s": [1e-3, 1e-3]}
     return nj.ScaledRun("run.json", "V100", "T4", words | {n: np.array(v) for n, v in numbers.items()}, 3e-3, 4e-3)
+
+
+def widened(found: nj.Comparison) -> nj.Comparison:
+    """A comparison whose table is as wide as any: with intervals, and a long name."""
+    first, last = found.candidates
+    bounds: dict[str, Any] = {"low_s": 1.111e-3, "high_s": 1.1111, "ratio_low": 0.1111, "ratio_high": 11.11}
+    name = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+    return replace(found, candidates=(replace(first, gpu=name, **bounds), replace(last, **bounds)))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +135,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     frame.assign(seconds=[2.0, 1.0]).to_parquet(out)
     found: list[Result] = [
         forecast,
-        nj.compare(predictor, ["H100", "T4"], graph, prices=nj.Prices({"Tesla T4": 0.5}, "USD")),
+        widened(nj.compare(predictor, ["H100", "T4"], graph, prices=nj.Prices({"Tesla T4": 0.5}, "USD"))),
         nj.Sensitivity(forecast, slopes, forecast.columns["seconds"], 0.0, secants),
         nj.Sweep(out, 2, 0, {"workloads": [forecast.workload]}),
         designed(),
@@ -206,6 +229,80 @@ def test_elasticities_are_the_result(results: dict[str, Result]) -> None:
     assert dict(zip(marks["y"], marks["x"], strict=True))["mem_bytes_per_s"] == -0.4
 
 
+def test_one_notation_for_intervals(results: dict[str, Result]) -> None:
+    """A unit that both ends have stands once, in tables and in sentences."""
+    assert between((0.5334, 0.6977)) == "533.4 to 697.7 ms"
+    assert between((0.00098, 0.0012)) == "980 us to 1.2 ms"
+    assert between((1.2, 3.0), "{:g}".format) == "1.2 to 3"
+    assert between((0.69, 0.8), lambda ratio: f"{ratio - 1.0:+.1%}") == "-31.0% to -20.0%"
+    assert (interval_text((1.0, 2.0)), interval_text(None)) == ("80% interval 1 to 2 s", "")
+    step, found = results["step"], results["comparison"]
+    assert isinstance(step, nj.StepForecast)
+    assert isinstance(found, nj.Comparison)
+    assert "step 460 ms, 80% interval 400 to 500 ms (" in str(replace(step, interval_s=(0.4, 0.5)))
+    bounded = replace(found.candidates[0], low_s=0.4, high_s=0.5)
+    assert "400 to 500 ms" in str(replace(found, candidates=(bounded,)))
+    assert "500 ms (400 to 700 ms)" in str(results["serving"])
+    assert "2 (2 to 4)" in str(results["serving"])
+
+
+def test_lines_of_intervals_are_seen_on_their_bars() -> None:
+    """By the contrast that WCAG 2.1 asks of graphics, 3 to 1."""
+    (bars,) = plots.bars_with_interval("", ["a"], [1.0], [(0.5, 2.0)], "ms").traces
+    assert (bars["error_x"]["arrayminus"], bars["error_x"]["array"]) == ([0.5], [1.0])
+    assert contrast(bars["error_x"]["color"], bars["marker"]["color"]) > 3.0
+    assert contrast(bars["error_x"]["color"], "#ffffff") > 3.0
+    assert contrast("#5a6475", "#2a5db0") < 3.0  # as it was
+
+
+def contrast(*colours: str) -> float:
+    """WCAG 2.1 contrast of two colours, #rrggbb."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255.0 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted(map(luminance, colours))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_prices_are_stated(results: dict[str, Result], tmp_path: Path) -> None:
+    """What an hour of a GPU costs, in which currency, and by which file."""
+    file = tmp_path / "prices.yaml"
+    file.write_text("currency: USD\nT4: 0.5\nH100: 2.5\n")
+    graph = nj.graph_from_config("gpt2", 1, 64)
+    found = nj.compare(RooflinePredictor(), ["H100", "T4"], graph, prices=file)
+    stated = page.report_of(found).facts["Prices"]
+    assert stated == f"an hour of one GPU, USD: NVIDIA H100 80GB HBM3 2.5, Tesla T4 0.5 ({file})"
+    assert page.report_of(results["serving"]).facts["Prices"] == "an hour of one GPU, USD: H100 2"
+    layouts = results["layouts"]
+    assert isinstance(layouts, nj.Layouts)
+    priced = replace(layouts, machines=(replace(layouts.machines[0], price_per_hour=2.5),), currency="EUR")
+    assert page.report_of(priced).facts["Prices"] == "an hour of one GPU, EUR: H100 2.5"
+    assert "Prices" not in page.report_of(layouts).facts
+
+
+def test_a_headline_says_a_tie_where_the_table_does(results: dict[str, Result]) -> None:
+    found, layouts, serving = results["comparison"], results["layouts"], results["serving"]
+    assert isinstance(found, nj.Comparison)
+    assert isinstance(layouts, nj.Layouts)
+    assert isinstance(serving, Serving)
+    first, last = found.candidates
+    assert page.report_of(found).cards[0] == ("Best by latency", first.gpu, "")
+    tied = replace(found, candidates=(replace(first, tie=True), replace(last, rank=1, tie=True)))
+    assert page.report_of(tied).cards[0] == ("Best by latency", f"{first.gpu}, {last.gpu}", "a tie")
+    second = replace(serving.choices[0], gpu="H200", tie=True)
+    tied_servers = replace(serving, choices=(replace(serving.choices[0], tie=True), second))
+    assert page.report_of(serving).cards[0] == ("Best by cost", "H100", "2 GPUs")
+    assert page.report_of(tied_servers).cards[0] == ("Best by cost", "H100, H200", "a tie; of H100 2 GPUs")
+    machine = layouts.machines[0]
+    choices = tuple(replace(item, rank=1, tie=True) for item in machine.choices)
+    (card,) = page.report_of(replace(layouts, machines=(replace(machine, choices=choices, tie=True),))).cards
+    assert card[0] == "4x H100, a tie"
+    assert "a tie with 1 more" in card[2]
+
+
 def test_cells_carry_their_values() -> None:
     assert quantity("1.5 ms") == (0.0015, "s")
     assert quantity("16MiB") == (16 * 2**20, "B")
@@ -257,7 +354,7 @@ def test_a_command_writes_its_page(
 @pytest.mark.skipif(not PROGRAM, reason="no Chromium here; the parser's tests run everywhere")
 def test_a_browser_shows_the_pages(pages: dict[str, str], tmp_path: Path) -> None:
     with browser(tmp_path / "profile") as shown:
-        for kind in ("forecast", "sweep", "step"):
+        for kind in ("forecast", "sweep", "step", "comparison"):
             (tmp_path / f"{kind}.html").write_text(pages[kind], encoding="utf-8")
             shown.requests.clear()
             shown.open((tmp_path / f"{kind}.html").as_uri(), READY, width=390 if kind == "step" else 1000)
@@ -266,6 +363,9 @@ def test_a_browser_shows_the_pages(pages: dict[str, str], tmp_path: Path) -> Non
             assert shown.run("document.querySelectorAll('figure .main-svg').length") > 0
             assert [url for url in shown.requests if not url.startswith(("file:", "data:", "blob:"))] == []
             assert shown.errors == []
+        shown.open((tmp_path / "comparison.html").as_uri(), READY, width=1280)
+        hidden = "[...document.querySelectorAll('.tables div')].map(box => box.scrollWidth - box.clientWidth)"
+        assert shown.run(hidden) == [0]  # all columns, cost too, without scrolling
         shown.open((tmp_path / "forecast.html").as_uri(), READY)
         column = "[...document.querySelectorAll('.tables table')][1].querySelectorAll('tbody tr td:nth-child(2)')"
         before = shown.run(f"[...{column}].map(cell => Number(cell.dataset.value))")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -17,7 +18,15 @@ from neusight_jax.gpu import FIELDS, SWITCHES
 from neusight_jax.hypothetical import PEAKS, RATES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.latencies import kernel_latency
-from neusight_jax.sensitivities import ALL_RATES, ROWS, Sensitivity, elasticities, knob
+from neusight_jax.sensitivities import (
+    ALL_RATES,
+    ROWS,
+    Sensitivity,
+    disagree,
+    disagreement_notes,
+    elasticities,
+    knob,
+)
 from neusight_jax.terms import Predictor
 
 PAIRS, SEEDS = 4096, (0, 1)
@@ -108,6 +117,35 @@ def test_relaxed_waves_are_biased_low_and_show_the_sms(results: dict[float, Sens
     assert relaxed.total_s == exact.total_s
     assert 0.7 * exact.total_s < relaxed.relaxed_total_s <= exact.total_s
     assert relaxed.total[knob("num_sms")] <= exact.total[knob("num_sms")]
+
+
+def test_disagreements_say_which_to_trust(results: dict[float, Sensitivity]) -> None:
+    """A step function passes no gradient: more SMs look free, or dear, and the difference says what they buy."""
+    exact, relaxed = results[0.0], results[1.0]
+    for found in (exact, relaxed):
+        made = replace(found, secants={**found.total, "num_sms": found.total["num_sms"] - 0.3})
+        assert set(made.disagreements) == {"num_sms"}
+        assert made.trusted["num_sms"] == made.secants["num_sms"]
+        assert json.loads(made.to_json())["trusted"]["num_sms"] == pytest.approx(made.secants["num_sms"])
+        assert made.notes[0].startswith(f"num_sms (slope {found.total['num_sms']:+.3f}, difference ")
+        assert f"note: {made.notes[0][:40]}" in str(made)
+    same = replace(exact, secants=dict(exact.total))
+    assert (same.disagreements, same.notes) == ({}, exact.forecast.notes)
+    assert same.trusted == exact.total
+
+
+def test_what_disagrees_and_why() -> None:
+    for apart in ((0.044, -0.196), (0.0, -0.2), (-0.1, -0.201), (-0.3, -0.14)):
+        assert disagree(*apart), apart
+    for alike in ((-0.1, -0.19), (0.004, -0.009), (0.0, 0.0), (-0.3, -0.16)):
+        assert not disagree(*alike), alike
+    waves, bend = disagreement_notes({"num_sms": (0.044, -0.196), "tdp_w": (0.0, -0.05)}, 0.0)
+    assert waves.startswith("num_sms (slope +0.044, difference -0.196): trust the exact difference over ±5%")
+    assert "--relaxation 1" in waves
+    assert bend.startswith("tdp_w (slope +0.000, difference -0.050): trust the exact difference")
+    assert "another limit takes over" in bend
+    (relaxed,) = disagreement_notes({"num_sms": (-0.1, -0.4)}, 1.0)
+    assert "the slope over a wider range" in relaxed
 
 
 def test_plain_values_and_tables(results: dict[float, Sensitivity]) -> None:

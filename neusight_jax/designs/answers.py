@@ -28,9 +28,12 @@ from neusight_jax.designs.problem import Given, Problem, arguments, metrics
 from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.designs.service import ALONE
 from neusight_jax.errors import InputError
+from neusight_jax.forecast import predict
 from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import fields_of, figure, vary_plainly
+from neusight_jax.intervals import ratio_interval
+from neusight_jax.job.interval import carries_intervals
 from neusight_jax.job.job import Job
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result
@@ -53,6 +56,8 @@ class Design(Result):
       metrics: exact metrics of it: latency_s, tokens_per_s, costs, and whatever else has a budget.
       base_metrics: the same of the base machine.
       seconds: workload -> exact seconds; base_seconds of the base machine.
+      intervals: `latency_s` and workload -> 80 % interval of its seconds; change_intervals: of its seconds over the
+        base's (`intervals.ratio_interval`). None from a predictor without intervals, nor of a service.
       budgets: metric -> limit.
       feasible: whether every budget is kept.
       multipliers: which budgets bind and what 1 % more buys.
@@ -83,6 +88,8 @@ class Design(Result):
     notes: tuple[str, ...] = ()
     front_notes: tuple[str, ...] = ()
     cluster: Cluster | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    change_intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per figure of the machine and per metric: name, value, value of the base (NaN for figures)."""
@@ -97,6 +104,7 @@ class Design(Result):
         joined = {} if self.cluster is None else {"topology": self.cluster.topology, "gpus": self.cluster.count}
         return {
             **self._fields("workloads", "free", "metrics", "base_metrics", "seconds", "base_seconds"),
+            **self._fields("intervals", "change_intervals"),
             "gpu": {name: float(np.asarray(getattr(self.gpu, name))) for name in FIELDS},
             **joined,
             **self._fields("at_bounds", "budgets", "feasible", "multipliers"),
@@ -183,6 +191,7 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
     )
     machine = vary_plainly(asked.base, figures)
     gpu = gpu_of(machine)
+    intervals, changes = time_intervals(asked, machine)
     notes = [
         *asked.notes,
         *bound_notes(asked.free, figures),
@@ -209,7 +218,36 @@ def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float]
         at_bounds=ends_of(asked.free, figures),
         notes=tuple(notes),
         cluster=machine if isinstance(machine, Cluster) else None,
+        intervals=intervals,
+        change_intervals=changes,
     )
+
+
+def time_intervals(
+    task: Problem, machine: Machine
+) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
+    """Intervals of a machine's seconds, and of these over the base's: of every workload, and of `latency_s`."""
+    intervals, changes = {}, {}
+    for load in task.workloads:
+        if load.service is not None or not carries_intervals(task.predictor):
+            return {}, {}
+        work: Any = load.job or load.graph
+        forecast, base = (predict(task.predictor, place, work) for place in (machine, task.base))
+        change = ratio_interval(
+            (forecast.total_s, base.total_s), (forecast.interval_s, base.interval_s), (machine, task.base)
+        )
+        if forecast.interval_s is None or change is None:
+            return {}, {}
+        intervals[load.name], changes[load.name] = forecast.interval_s, change
+    weights = [load.weight for load in task.workloads]
+    spans, ratios = ({"latency_s": _weighed(bounds, weights), **bounds} for bounds in (intervals, changes))
+    return spans, ratios
+
+
+def _weighed(bounds: Mapping[str, tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:
+    """Bounds of a geometric mean of several, which are off alike: the mean of the lows, and of the highs."""
+    low, high = np.exp(np.average(np.log(list(bounds.values())), axis=0, weights=weights))
+    return float(low), float(high)
 
 
 def pareto(search: Search, metric: str, limits: Sequence[float], seed: int = 0) -> list[Design]:

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from neusight_jax.comparison import Candidate, Comparison
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval
-from neusight_jax.reports.text import headed, table
+from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, prices_fact, table
 from neusight_jax.units import GIB, MS, duration
 from neusight_jax.workloads import workload_text
 
@@ -15,12 +15,18 @@ from neusight_jax.workloads import workload_text
 def tables(found: Comparison) -> RenderableType:
     """One row per GPU; `=` marks a tie."""
     several, priced = found.num_gpus > 1, found.priced
+    measure = "cost" if found.by == "cost" else "time"
     rows = [_cells(item, found) for item in found.candidates]
     parts: list[RenderableType] = [
         table("", list(rows[0]) if rows else [], [list(row.values()) for row in rows], text_columns=2)
     ]
     if any(item.tie for item in found.candidates):
-        parts.append("= ties: their intervals overlap that of the best of the group")
+        parts.append("= ties with the first of its rank: the interval of their ratio holds 1")
+    if found.has_intervals and len(rows) > 1:
+        parts.append(
+            f"against the best: {measure} over that of the first, with the {INTERVAL} of this ratio, narrow where "
+            "machines are alike: their forecasts are then off alike"
+        )
     if several:
         costs = ", costs" if priced else ""
         parts.append(f"throughput{costs} and latency are of {found.num_gpus} GPUs at once, memory is of one")
@@ -31,21 +37,31 @@ def tables(found: Comparison) -> RenderableType:
 def _cells(item: Candidate, found: Comparison) -> dict[str, str]:
     """The cells of a GPU by their columns."""
     several = found.num_gpus > 1
-    low, high = (None if each is None else duration(each) for each in (item.low_s, item.high_s))
     cells = {"rank": f"{item.rank or '-'}{'=' if item.tie else ''}", "GPU": item.gpu}
     if several:
         cells["GPUs"] = str(found.num_gpus)
     cells["latency"] = "-" if item.latency_s is None else duration(item.latency_s)
     if found.has_intervals:
-        cells["interval"] = f"{low} - {high}" if low and high else "-"
+        cells[INTERVAL] = "-" if item.interval_s is None else between(item.interval_s)
+    cells["against the best"] = _against_best(item)
     cells |= {"samples/s": _number(item.samples_per_s), "tokens/s": _number(item.tokens_per_s)}
-    cells |= {"memory": f"{item.memory_bytes / GIB:.1f} GiB", "fits": "yes" if item.fits else "no"}
+    cells |= {"memory": "-" if item.memory_bytes is None else f"{item.memory_bytes / GIB:.1f} GiB"}
+    cells |= {"fits": {True: "yes", False: "no", None: "-"}[item.fits]}
     if found.priced:
         hour = f"per {'GPU ' if several else ''}hour{f' {found.currency}' if found.currency else ''}"
         cells |= {hour: _number(item.price_per_hour), "per run": _number(item.cost_per_run)}
         cells |= {"per 1k samples": _number(item.cost_per_1k_samples)}
         cells |= {"per 1M tokens": _number(item.cost_per_million_tokens)}
     return cells
+
+
+def _against_best(item: Candidate) -> str:
+    """The ratio to the first GPU, with its interval where there is one and it is not the first itself."""
+    if item.ratio is None:
+        return "-"
+    if item.ratio_low is None or item.ratio_high is None or item.ratio_low == item.ratio_high:
+        return f"{item.ratio:.3g}"
+    return f"{item.ratio:.3g} ({between((item.ratio_low, item.ratio_high), '{:.3g}'.format)})"
 
 
 def _own_notes(found: Comparison) -> list[str]:
@@ -72,13 +88,24 @@ def report(found: Comparison) -> Report:
         unit = f"{found.currency or 'cost'} per million tokens"
         costs = [item.cost_per_million_tokens for item in items]
         pictures.append(bars_with_interval("Cost", names, costs, None, unit))
-    best = [item for item in items if item.rank == 1]
-    cards = [(f"Best by {found.by}", ", ".join(item.gpu for item in best), "a tie" if len(best) > 1 else "")]
-    if best:
-        low, high = (None if each is None else duration(each) for each in (best[0].low_s, best[0].high_s))
-        cards.append(
-            ("Its latency", duration(best[0].latency_s or 0.0), f"80% interval {low} to {high}" if low else "")
-        )
-    title = f"{found.workload['model']} on {len(found.candidates)} GPUs"
     facts = {"Workload": workload_text(found.workload), "Machine": ", ".join(item.gpu for item in found.candidates)}
-    return Report(title, facts, cards, pictures, tables(found))
+    prices = {item.gpu: item.price_per_hour for item in found.candidates if item.price_per_hour is not None}
+    facts |= prices_fact(prices, found.currency, found.price_file)
+    title = f"{found.workload['model']} on {len(found.candidates)} GPUs"
+    return Report(title, facts, _cards(found), pictures, tables(found))
+
+
+def _cards(found: Comparison) -> list[tuple[str, str, str]]:
+    """The best, a tie where it is one, its latency, and the next that is told from it."""
+    best = [item for item in found.candidates if item.rank == 1]
+    if not best:
+        return [(f"Best by {found.by}", "none", "no GPU can run it")]
+    first = best[0]
+    tie = "a tie" if len(best) > 1 else ""
+    cards = [(f"Best by {found.by}", ", ".join(item.gpu for item in best), tie)]
+    cards.append((f"Latency of {first.gpu}", duration(first.latency_s or 0.0), interval_text(first.interval_s)))
+    following = next((item for item in found.candidates if item.rank > 1), None)
+    if following is not None:
+        measure = "cost" if found.by == "cost" else "time"
+        cards.append((following.gpu, _against_best(following), f"{measure} against the best"))
+    return cards

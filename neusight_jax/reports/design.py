@@ -11,7 +11,7 @@ from rich.text import Text
 from neusight_jax.designs.answers import Design
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import scaled
-from neusight_jax.reports.text import headed, table
+from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, table
 from neusight_jax.units import with_unit
 
 
@@ -23,16 +23,31 @@ def tables(design: Design) -> RenderableType:
     ]
     state = "" if design.feasible else "  NO MACHINE IN THE BOUNDS KEEPS EVERY BUDGET; this one comes nearest"
     own, base = {**design.seconds, **design.metrics}, {**design.base_seconds, **design.base_metrics}
-    effects = [
-        [name, with_unit(name, value), with_unit(name, base[name]), f"{value / base[name] - 1.0:+.1%}"]
-        for name, value in own.items()
-    ]
+    effects = []
+    for name, value in own.items():
+        cells = [name, with_unit(name, value), with_unit(name, base[name]), f"{value / base[name] - 1.0:+.1%}"]
+        effects.append([*cells, *_interval_cells(design, name)])
+    columns = ["", "design", "base", "change", *([INTERVAL, f"{INTERVAL} of the change"] if design.intervals else [])]
     return headed(
         f"best of {design.evaluations} evaluations (seed {design.seed}){state}",
         *("", table("Machine", ["free field", "value", "ends on"], machine)),
-        *("", table("What it does", ["", "design", "base", "change"], effects), "", _binding(design)),
+        *("", table("What it does", columns, effects), "", _binding(design)),
         notes=design.notes,
     )
+
+
+def _interval_cells(design: Design, name: str) -> list[str]:
+    """The interval of a time, and of its change; empty cells of what has none."""
+    if not design.intervals:
+        return []
+    if name not in design.intervals:
+        return ["", ""]
+    return [between(design.intervals[name]), _change_text(design, name)]
+
+
+def _change_text(design: Design, name: str) -> str:
+    """The interval of how much a time changes against the base."""
+    return between(design.change_intervals[name], lambda ratio: f"{ratio - 1.0:+.1%}")
 
 
 def _binding(design: Design) -> RenderableType:
@@ -98,6 +113,10 @@ def report(design: Design, base: str = "", front: Sequence[Design] = (), metric:
     ]
     told = _told(design)
     cards.append((_TOLD[told], with_unit(told, own[told]), f"base {with_unit(told, before[told])}"))
+    if told in design.intervals:
+        spans = interval_text(design.intervals[told]), f"{INTERVAL} {_change_text(design, told)}"
+        cards[-1] = (*cards[-1][:2], f"{spans[0]}; {cards[-1][2]}")
+        cards.append(("Change against the base", f"{own[told] / before[told] - 1.0:+.1%}", spans[1]))
     listed = [front_table(front, metric, design.notes)] if front else []
     facts = {"Workload": ", ".join(design.seconds), "Machine": f"a variant of {base or 'the base'}"}
     facts |= {"State": state} if state else {}

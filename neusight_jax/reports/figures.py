@@ -12,6 +12,7 @@ from neusight_jax.comparison import Comparison
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import Forecast
 from neusight_jax.gpu import GPU
+from neusight_jax.reports.text import INTERVAL
 from neusight_jax.sensitivities import SECANT, Sensitivity
 from neusight_jax.units import MS, TERA, UNITS, duration
 from neusight_jax.workloads import workload_text
@@ -116,7 +117,7 @@ def comparison(found: Comparison) -> Figure:
     around = np.nan_to_num([middle - low, high - middle]) if found.has_intervals else None
     times.barh(names, middle, xerr=around)
     times.xaxis.set_major_formatter(lambda value, _: duration(value * MS) if value else "0")
-    times.set_xlabel("latency" + (", 80% interval" if found.has_intervals else ""))
+    times.set_xlabel("latency" + (f", {INTERVAL}" if found.has_intervals else ""))
     for axes in costs:
         axes.barh(names, [item.cost_per_million_tokens or 0.0 for item in items])
         several = f" on {found.num_gpus} GPUs" if found.num_gpus > 1 else ""

@@ -12,7 +12,7 @@ from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Report
-from neusight_jax.reports.text import headed, table
+from neusight_jax.reports.text import headed, interval_text, table
 from neusight_jax.units import GIB, MIB, TERA, duration, with_unit
 from neusight_jax.workloads import workload_text
 
@@ -49,10 +49,7 @@ def _share(seconds: float, total: float) -> tuple[str, str]:
 
 def _total_line(forecast: Forecast) -> str:
     total, seconds = max(forecast.total_s, 1e-30), duration(forecast.total_s)
-    interval = ""
-    if forecast.interval_s is not None:
-        low, high = map(duration, forecast.interval_s)
-        interval = f", 80% interval {low} to {high}"
+    interval = "" if forecast.interval_s is None else f", {interval_text(forecast.interval_s)}"
     rates = [f"{seconds} an output token"] if forecast.mode == "decode" else []
     rates += [f"{forecast.tokens / total:,.0f} tokens/s"] if forecast.tokens else []
     launches = int(forecast.columns["count"].sum())
@@ -106,8 +103,7 @@ def machine_fact(name: str, machine: GPU | None) -> dict[str, str]:
 def cards(forecast: Forecast) -> list[tuple[str, str, str]]:
     """The numbers of a forecast that matter."""
     total = max(forecast.total_s, 1e-30)
-    low, high = map(duration, forecast.interval_s or (0.0, 0.0))
-    found = [("Step", duration(forecast.total_s), f"80% interval {low} to {high}" if forecast.interval_s else "")]
+    found = [("Step", duration(forecast.total_s), interval_text(forecast.interval_s))]
     if forecast.tokens:
         found.append(("Throughput", f"{forecast.tokens / total:,.0f} tokens/s", f"{forecast.tokens:,} tokens a step"))
     launches = int(forecast.columns["count"].sum())

@@ -7,15 +7,15 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from neusight_jax.intervals import LEVEL
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.memory import CROWDED_SHARE
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval, stacked
 from neusight_jax.reports.step import NAMES
-from neusight_jax.reports.text import headed, table
+from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, prices_fact, table
 from neusight_jax.units import GIB, MS, duration
+from neusight_jax.workloads import workload_text
 
 WAYS = {"tensor": "TP", "pipeline": "PP", "data": "DP", "context": "CP", "expert": "EP"}
 """Ways to split, as tables call them."""
@@ -47,11 +47,7 @@ def tables(found: Layouts) -> RenderableType:
         parts.append("= before a machine: its interval reaches that of the first")
     if any(item.tie for each in found.machines for item in each.choices):
         parts.append("= cannot be told from the first of its rank: they differ by less than such forecasts err")
-    head = (
-        f"{load['model']}: training, {load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
-        f", {load['optimizer'] or 'no optimizer'}"
-    )
-    return headed(head, *parts, notes=found.notes)
+    return headed(f"{workload_text(load)}, {load['optimizer'] or 'no optimizer'}", *parts, notes=found.notes)
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:
@@ -69,10 +65,7 @@ def _crowded(item: Choice) -> bool:
 
 
 def _interval_cell(step: StepForecast) -> dict[str, str]:
-    if step.interval_s is None:
-        return {}
-    low, high = step.interval_s
-    return {f"{LEVEL:.0%} interval": f"{duration(low)} - {duration(high)}"}
+    return {} if step.interval_s is None else {INTERVAL: between(step.interval_s)}
 
 
 def _cells(item: Choice) -> dict[str, str]:
@@ -106,6 +99,16 @@ def _machine_cells(each: Machine) -> dict[str, str]:
     return cells
 
 
+def _best(machine: Machine) -> str:
+    """The first layout of a machine, how many others tie with it, and the interval of its step."""
+    first = machine.choices[0]
+    others = sum(item.rank == first.rank for item in machine.choices) - 1
+    words = [layout_text(first.step.workload["layout"])]
+    words += [f"a tie with {others} more"] if others else []
+    words += [interval_text(first.step.interval_s)] if first.step.interval_s is not None else []
+    return "; ".join(words)
+
+
 def report(found: Layouts) -> Report:
     """The page of a search for layouts: the best of every machine, and where their steps go."""
     load = found.workload
@@ -126,12 +129,15 @@ def report(found: Layouts) -> Report:
     known = any(step.interval_s for step in steps)
     parts = {name: [step.parts()[key] / MS for step in steps] for key, name in NAMES.items()}
     cards = [
-        (name, duration(item.step.total_s), layout_text(item.step.workload["layout"])) for name, item in best.items()
+        (f"{machine.name}{', a tie' if machine.tie else ''}", duration(machine.choices[0].step.total_s), _best(machine))
+        for machine in found.machines
+        if machine.choices
     ]
     pictures = [
         bars_with_interval("Step", list(shown), latencies, bounds if known else None, "ms"),
         stacked("Where the step goes", list(shown), parts, "ms", "Of the busiest rank."),
     ]
-    work = f"{load['model']}: training, {load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
-    facts = {"Workload": work, "Machine": ", ".join(each.name for each in found.machines)}
+    facts = {"Workload": workload_text(load), "Machine": ", ".join(each.name for each in found.machines)}
+    prices = {machine.name.partition("x ")[2] or machine.name: machine.price_per_hour for machine in found.machines}
+    facts |= prices_fact({name: price for name, price in prices.items() if price is not None}, found.currency)
     return Report(f"Layouts of {load['model']}", facts, cards, pictures if steps else (), tables(found))

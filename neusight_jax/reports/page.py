@@ -25,13 +25,14 @@ from neusight_jax import __version__
 from neusight_jax.errors import InputError
 from neusight_jax.files import write_text_atomically
 from neusight_jax.reports.markup import markup
+from neusight_jax.reports.text import INTERVAL
 from neusight_jax.results import plain
 
 if TYPE_CHECKING:
     from neusight_jax.results import Result
 
 GLOSSARY: dict[str, str] = {
-    "80% interval": "Range that holds the measured time in four of five cases, for GPUs left out of training.",
+    INTERVAL: "Range that holds the measured time in four of five cases, for GPUs left out of training.",
     "arithmetic intensity": "Floating-point operations for each byte that a kernel moves to or from memory.",
     "bound": "What a kernel waits for: compute (arithmetic), memory (bandwidth) or launch (starting it).",
     "bubble": "Time that a GPU waits for other stages of a pipeline.",

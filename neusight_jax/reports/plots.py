@@ -11,12 +11,15 @@ from neusight_jax.arithmetic import dtype_index
 from neusight_jax.forecast import Forecast
 from neusight_jax.gpu import GPU
 from neusight_jax.reports.page import Plot
+from neusight_jax.reports.text import INTERVAL
 from neusight_jax.units import MS, TERA, UNITS, duration
 
 SHOWN = 15
 """Kernels or rows in a picture of the most expensive ones."""
 LEAST = 5e-4
 """Elasticities below this are left out."""
+INK = "#1c2330"
+LIGHT_BAR = "#9db8e0"
 _MOST_POINTS = 400
 
 
@@ -120,12 +123,12 @@ def kernels(forecast: Forecast) -> Plot:
     if top and np.isfinite(top[0]["seconds_low"]):
         spans = [[row["count"] * (row["seconds_high"] - row["seconds"]) / MS for row in top]]
         spans.append([row["count"] * (row["seconds"] - row["seconds_low"]) / MS for row in top])
-        error = {"error_x": {"type": "data", "array": spans[0], "arrayminus": spans[1], "color": "#5a6475"}}
+        error = _whiskers(*spans)
     names = [f"{row['node']} ({row['phase']}, {row['op']})" for row in top]
     texts = [f"{row['count']:g} x {duration(row['seconds'])}, {row['bound']} bound" for row in top]
     bars = _bars(names, [row["total_s"] / MS for row in top], text=texts, hover="%{y}<br>%{x:.4g} ms<br>%{text}")
     layout = {"xaxis": {"title": {"text": "ms in a step"}}}
-    said = ", with the 80% interval of each" if error else ""
+    said = f", with the {INTERVAL} of each" if error else ""
     return Plot(
         "Most expensive kernels", [{**bars, **error}], layout, f"All launches together{said}.", 80 + 26 * len(top)
     )
@@ -140,12 +143,14 @@ def elasticities(total: Mapping[str, float], secants: Mapping[str, float] | None
     bars = _bars(names, values, hover="%{y}: %{x:+.3f}", name="elasticity")
     traces = [bars | {"marker": {"color": ["#2e8b57" if value < 0 else "#b03a5b" for value in values]}}]
     if exact:
-        marks = {"symbol": "line-ns-open", "size": 14, "color": "#1c2330"}
+        marks = {"symbol": "line-ns-open", "size": 16, "color": INK, "line": {"width": 3}}
         hover = "%{y}: %{x:+.3f}<extra>secant</extra>"
         points = {"x": [exact[name] for name in names], "y": names, "hovertemplate": hover}
         traces.append({"type": "scatter", "mode": "markers", "name": "secant", "marker": marks, **points})
     layout = {"xaxis": {"title": {"text": "percent of time for one percent more"}}}
     caption = "Elasticity of the step's time: bars to the left say that more of the figure makes it faster."
+    if exact:
+        caption += " Short lines are the secant; where it disagrees with the bar, a note below says which to trust."
     return Plot("What more of a figure buys", traces, layout, caption, 100 + 24 * len(names))
 
 
@@ -181,9 +186,15 @@ def bars_with_interval(
         up, down = (
             [_whisker(value, ends[side]) for value, ends in zip(values, bounds, strict=True)] for side in (1, 0)
         )
-        bars["error_x"] = {"type": "data", "array": up, "arrayminus": down, "color": "#5a6475"}
+        bars |= _whiskers(up, down)
     layout = {"xaxis": {"title": {"text": unit}}, "yaxis": {"autorange": "reversed"}}
-    return Plot(title, [bars], layout, "Lines are the 80% interval." if bounds else "", 110 + 30 * len(names))
+    return Plot(title, [bars], layout, f"Lines are the {INTERVAL}." if bounds else "", 110 + 30 * len(names))
+
+
+def _whiskers(up: Sequence[Any], down: Sequence[Any]) -> dict[str, Any]:
+    """Dark lines of intervals and light bars below them: half of a line lies on its bar, and has to be seen there."""
+    lines = {"array": up, "arrayminus": down, "color": INK, "thickness": 2, "width": 5}
+    return {"error_x": {"type": "data", **lines}, "marker": {"color": LIGHT_BAR}}
 
 
 def _whisker(value: float, end: float | None) -> float | None:

@@ -26,7 +26,8 @@ def tables(result: Sensitivity) -> RenderableType:
     exact = {f"exact ±{SECANT:.0%}": result.secants} if result.secants else {}
     parts = {"total": total, **exact, **families, **(phases if len(phases) > 1 else {})}
     names = [name for name in total if any(abs(part[name]) > 5e-4 for part in parts.values())]
-    names.sort(key=lambda name: total[name])
+    trusted = result.trusted
+    names.sort(key=lambda name: trusted[name])
     waves = "whole waves" if result.relaxation == 0 else f"waves relaxed by {result.relaxation:g}"
     summary = f"total {duration(result.total_s)}; elasticities with {waves}"
     if result.relaxation > 0:
@@ -41,11 +42,12 @@ def report(result: Sensitivity, machine: GPU | None = None) -> Report:
     """The page of elasticities, with the forecast that they belong to."""
     forecast = result.forecast
     below = forecasts.report(forecast, machine)
-    best = min(result.total, key=lambda name: result.total[name])
-    single = {name: value for name, value in result.total.items() if " " not in name}
+    trusted = result.trusted
+    best = min(trusted, key=lambda name: trusted[name])
+    single = {name: value for name, value in trusted.items() if " " not in name}
     name = min(single, key=lambda each: single[each])
     cards = [*below.cards[:1], ("Limits most", name, f"one percent more: {single[name]:+.2f} % of the time")]
-    cards.append(("Moves most", best, f"one percent more: {result.total[best]:+.2f} % of the time"))
+    cards.append(("Moves most", best, f"one percent more: {trusted[best]:+.2f} % of the time"))
     return Report(
         title=f"{below.title}: sensitivity",
         facts=below.facts,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 
 from rich.console import RenderableType
 
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval
-from neusight_jax.reports.text import headed, table
+from neusight_jax.reports.text import INTERVAL, between, headed, prices_fact, table
 from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.units import MS, duration
 
@@ -23,7 +24,7 @@ def tables(found: Serving) -> RenderableType:
     if rows:
         parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
     parts.append(
-        "users: most of one replica within the targets; tok: output tokens; ± and ranges: 80 % intervals of the kernels"
+        f"users: most of one replica within the targets; tok: output tokens; in brackets: {INTERVAL} of the kernels"
     )
     if any(choice.tie for choice in answers):
         parts.append("= ties: their intervals overlap that of the best of the group")
@@ -65,7 +66,7 @@ def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
     cells = {
         "rank": f"{choice.rank or '-'}{'=' if choice.tie else ''}",
         "GPU": choice.gpu.removeprefix("NVIDIA ").removeprefix("AMD Instinct "),
-        "GPUs": f"{choice.gpus}" if low == high else f"{choice.gpus} ({low:g}-{high:g})",
+        "GPUs": f"{choice.gpus}" if low == high else f"{choice.gpus} ({between((low, high), '{:g}'.format)})",
         "layout": _layout(choice),
         f"TTFT {key}": _bounded(choice.ttft_s[key], choice.intervals["ttft_s"]),
         f"TPOT {key}": _bounded(choice.tpot_s[key], choice.intervals["tpot_s"]),
@@ -96,11 +97,11 @@ def _bounded(value: float, interval: tuple[float, float]) -> str:
     low, high = interval
     if math.isinf(high):
         return f"{duration(value)} or more"
-    return f"{duration(value)} ±{max(high / value, value / low) - 1:.0%}" if low > 0 else duration(value)
+    return f"{duration(value)} ({between(interval, partial(duration, digits=3))})" if low > 0 else duration(value)
 
 
 def _money(value: float, interval: tuple[float, float]) -> str:
-    return f"{value:.2f} ({interval[0]:.2f}-{interval[1]:.2f})"
+    return f"{value:.2f} ({between(interval, '{:.2f}'.format)})"
 
 
 def report(found: Serving) -> Report:
@@ -122,10 +123,12 @@ def report(found: Serving) -> Report:
     if found.by == "cost" and len(priced) == len(shown):
         costs, bounds = [each.costs["tokens"] for each in shown], [each.intervals["cost"] for each in shown]
         pictures.insert(0, bars("Cost", f"{found.currency or 'cost'} per million tokens", costs, bounds))
-    cards = (
-        [(f"Best by {_ORDERS.get(found.by, found.by)}", names[0], f"{shown[0].gpus} GPU{'s' * (shown[0].gpus != 1)}")]
-        if shown
-        else []
-    )
+    cards = []
+    if shown:
+        tied = [choice.gpu for choice in shown if choice.rank == shown[0].rank]
+        count = f"{shown[0].gpus} GPU{'s' * (shown[0].gpus != 1)}"
+        tie = f"a tie; of {names[0]} {count}" if len(tied) > 1 else count
+        cards = [(f"Best by {_ORDERS.get(found.by, found.by)}", ", ".join(tied), tie)]
     facts = {"Workload": _head(found), "Machine": ", ".join(dict.fromkeys(each.gpu for each in found.choices))}
+    facts |= prices_fact({item.gpu: item.costs["per_hour"] / (item.gpus or 1) for item in priced}, found.currency)
     return Report(f"Serving {found.workload['model']}", facts, cards, pictures if shown else (), tables(found))

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from neusight_jax.intervals import LEVEL
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.reports.forecast import memory_line
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import stacked
-from neusight_jax.reports.text import headed, table
+from neusight_jax.reports.text import headed, interval_text, table
 from neusight_jax.units import GIB, MS, duration
+from neusight_jax.workloads import workload_text
 
 WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")
 """Ways a job is split."""
@@ -27,21 +27,9 @@ NAMES = {
 """Parts of a step, as tables call them."""
 
 
-def interval_text(step: StepForecast) -> str:
-    """The interval of a step in a few words, nothing where there is none."""
-    if step.interval_s is None:
-        return ""
-    low, high = step.interval_s
-    return f", {LEVEL:.0%} within {duration(low)} - {duration(high)}"
-
-
 def head(step: StepForecast) -> str:
     """A step's model, cluster and load in one line."""
-    load = step.workload
-    return (
-        f"{step.model} on {step.gpus} GPUs{f' ({step.cluster})' if step.cluster else ''}: {load['mode']}, "
-        f"{load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
-    )
+    return workload_text(step.workload, f"{step.gpus} GPUs{f' ({step.cluster})' if step.cluster else ''}")
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:
@@ -52,12 +40,13 @@ def layout_text(layout: Mapping[str, Any]) -> str:
 def tables(step: StepForecast) -> RenderableType:
     """Layout, total, parts, memory of the fullest rank."""
     load, layout, rate = step.workload, step.workload["layout"], step.tokens_per_s
+    interval = "" if step.interval_s is None else f", {interval_text(step.interval_s)}"
     rows = [[NAMES[name], duration(seconds), f"{seconds / step.total_s:.1%}"] for name, seconds in step.parts().items()]
     return headed(
         head(step),
         f"layout {layout_text(layout)}; {load['micro_batches']} micro-batches of {layout['micro_batch_size']}, "
         f"recompute {layout['recompute']}",
-        f"step {duration(step.total_s)}{interval_text(step)} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",
+        f"step {duration(step.total_s)}{interval} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",
         f"fullest rank: {memory_line(step.memory, step.mem_bytes)}",
         "",
         table("Step", ["part", "time", "share"], rows),
@@ -69,7 +58,7 @@ def cards(step: StepForecast) -> list[tuple[str, str, str]]:
     """The numbers of a step that matter."""
     share = step.exposed_communication_s / step.total_s
     return [
-        ("Step", duration(step.total_s), interval_text(step).removeprefix(", ")),
+        ("Step", duration(step.total_s), interval_text(step.interval_s)),
         ("Exposed communication", duration(step.exposed_communication_s), f"{share:.1%} of the step"),
         ("Throughput", f"{step.tokens_per_s:,.0f} tokens/s", f"{step.tokens:,} tokens a step"),
         ("Memory", f"{step.memory.total / GIB:.1f} GiB", f"{_verdict(step)}, the fullest rank"),
@@ -94,11 +83,10 @@ def _verdict(step: StepForecast) -> str:
 
 def report(step: StepForecast) -> Report:
     """The page of a job's step."""
-    load, layout = step.workload, step.workload["layout"]
-    work = f"{load['mode']}, {load['global_batch_size']} x {load['sequence_length']} tokens, {load['dtype']}"
+    layout = layout_text(step.workload["layout"])
     return Report(
         title=f"{step.model} on {step.gpus} GPUs",
-        facts={"Workload": f"{step.model}: {work}", "Machine": step.cluster, "Layout": layout_text(layout)},
+        facts={"Workload": workload_text(step.workload), "Machine": step.cluster, "Layout": layout},
         cards=cards(step),
         plots=pictures({"step": step}),
         tables=tables(step),

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from neusight_jax.intervals import LEVEL
+from neusight_jax.units import duration
+
+INTERVAL = f"{LEVEL:.0%} interval"
+"""What an interval is called in tables and sentences."""
+
+
+def between(bounds: tuple[float, float], text: Callable[[float], str] = duration) -> str:
+    """An interval as every table and sentence has it, with a unit that both ends have once: 533.4 to 697.7 ms."""
+    low, high = map(text, bounds)
+    number, _, unit = low.partition(" ")
+    return f"{number if unit and high.endswith(f' {unit}') else low} to {high}"
+
+
+def interval_text(bounds: tuple[float, float] | None) -> str:
+    """The interval of a time in a sentence, "" where there is none."""
+    return f"{INTERVAL} {between(bounds)}" if bounds is not None else ""
+
+
+def prices_fact(prices: Mapping[str, float], currency: str, file: str = "") -> dict[str, str]:
+    """The prices used, for the header of a page: of an hour of one GPU of each kind, and where they are from."""
+    listed = ", ".join(f"{name} {price:,.4g}" for name, price in prices.items())
+    unit, source = f", {currency}" if currency else "", f" ({file})" if file else ""
+    return {"Prices": f"an hour of one GPU{unit}: {listed}{source}"} if prices else {}
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Table:
