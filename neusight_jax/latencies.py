@@ -20,7 +20,7 @@ from neusight_jax.kernels.distinct import in_chunks, merged
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.programs import one_shot
-from neusight_jax.roofline import Isolated, Relaxation
+from neusight_jax.roofline import Isolated, Relaxation, relaxation_switch
 from neusight_jax.terms import KernelTerms, Predictor
 
 
@@ -199,9 +199,8 @@ def _latency(
 
 
 def _switches(relaxation: Relaxation, isolated: Isolated) -> tuple[Relaxation, Array]:
-    """Both as programs take them: a relaxation of 0 as None, since an exact forecast is a smaller program."""
-    exact = isinstance(relaxation, int | float) and relaxation == 0
-    return None if exact else relaxation, jnp.asarray(isolated, dtype=float)
+    """Both as programs take them (`roofline.relaxation_switch`)."""
+    return relaxation_switch(relaxation), jnp.asarray(isolated, dtype=float)
 
 
 def kernel_latency(

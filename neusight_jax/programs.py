@@ -53,7 +53,8 @@ def one_shot(function: _Function, closes_over: object = None) -> _Function:
         # JAX takes compiler options of outermost programs only.
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return usual(*arguments)
-        if _traces is None or not _of_this_package(tree):
+        # The backend is asked for here and not in `keep_traces`: a command may have to settle it before it starts.
+        if _traces is None or jax.default_backend() != "cpu" or not _of_this_package(tree):
             return plain()(*arguments)
         name = f"{function.__module__}.{function.__qualname__}"
         values = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
@@ -76,7 +77,7 @@ def keep_traces() -> None:
     """
     global _traces
     folder = _config.jax_compilation_cache_dir
-    kept = folder and os.environ.get("NEUSIGHT_JAX_CACHE") != "0" and jax.default_backend() == "cpu"
+    kept = folder and os.environ.get("NEUSIGHT_JAX_CACHE") != "0"
     _traces = Path(folder) / "traces" if kept else None
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from neusight_jax.arithmetic import ELEMENT_BYTES
@@ -84,6 +85,14 @@ def joined_logs(log_s: Array, other_log_s: Array, norm: ArrayLike) -> Array:
     return jnp.logaddexp(log_s * norm, other_log_s * norm) / norm
 
 
+def relaxation_switch(relaxation: Relaxation) -> Relaxation:
+    """A relaxation as programs take it: None for a number that is 0, since an exact forecast is a program of less than
+    half the time; a traced one as it is."""
+    if relaxation is None or isinstance(relaxation, jax.core.Tracer):
+        return relaxation
+    return None if float(np.asarray(relaxation)) == 0.0 else relaxation
+
+
 def whole_waves(blocks: Array, num_sms: Array, relaxation: Relaxation) -> Array:
     """Waves of blocks over SMs: ceil(blocks / SMs), blended with its streaming limit max(blocks / SMs, 1).
 
@@ -92,7 +101,7 @@ def whole_waves(blocks: Array, num_sms: Array, relaxation: Relaxation) -> Array:
       relaxation: 0 = exact (no gradient through `ceil`), 1 = no quantisation at all. In between the wave count is
         biased low by less than `relaxation` waves, stays monotone in both arguments and has their gradient.
     """
-    ratio = blocks / num_sms
+    ratio, relaxation = blocks / num_sms, relaxation_switch(relaxation)
     if relaxation is None:
         return jnp.ceil(ratio)
     return (1.0 - relaxation) * jnp.ceil(ratio) + relaxation * jnp.maximum(ratio, 1.0)

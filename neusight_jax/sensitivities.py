@@ -31,7 +31,7 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import in_row_order, kernel_latency
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result
-from neusight_jax.roofline import Isolated, Relaxation
+from neusight_jax.roofline import Isolated, Relaxation, relaxation_switch
 from neusight_jax.terms import Predictor
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def elasticities(
     Args: as `latencies.kernel_latency`; a GPU of arrays [kernel] gives every kernel a machine of its own.
     Returns: family -> seconds [kernel]; name of `ROWS` -> family -> d log seconds / d log figure [kernel].
     """
-    switches = (jnp.asarray(isolated, float), jnp.asarray(relaxation, float))
+    switches = (jnp.asarray(isolated, float), relaxation_switch(relaxation))
     seconds, slopes = _elasticities(predictor, on_device(gpu), kernels, *switches)
     return seconds, dict(zip(ROWS, slopes, strict=True))
 

@@ -14,11 +14,13 @@ import pytest
 from predictors import KINDS, NETWORKS, ON_ONE_GPU, only, random_gpus, random_kernels, random_predictor, repadded
 
 import neusight_jax as nj
+from neusight_jax import sensitivities
 from neusight_jax.baselines import load_baseline
 from neusight_jax.checkpoint import untrained
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.latencies import BLOCK
+from neusight_jax.roofline import relaxation_switch, whole_waves
 
 COMPILED: list[str] = []
 
@@ -319,3 +321,20 @@ def test_many_rows_are_forecast_in_blocks_that_change_nothing() -> None:
         np.testing.assert_allclose(whole[own], expected, rtol=1e-5)
         sums += np.asarray(jax.tree.leaves(jax.grad(nj.latency, argnums=1)(predictor, T4, few)))
     np.testing.assert_allclose(jax.tree.leaves(slopes), sums, rtol=1e-4)
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, jnp.zeros(()), None])
+def test_a_relaxation_of_zero_is_the_exact_program(zero: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert relaxation_switch(zero) is None
+    assert "max" not in str(jax.make_jaxpr(lambda blocks: whole_waves(blocks, jnp.float32(80.0), zero))(jnp.ones(3)))
+    passed: list[Any] = []
+    monkeypatch.setattr(sensitivities, "_elasticities", lambda *each: (passed.append(each[-1]) or {}, [{}]))
+    monkeypatch.setattr(sensitivities, "ROWS", {"num_sms": ("num_sms",)})
+    sensitivities.elasticities(random_predictor("mixture", 0), nj.load_gpu("T4"), KernelTable({}), relaxation=zero)
+    assert passed == [None]
+
+
+def test_a_relaxation_above_zero_or_traced_stays() -> None:
+    assert relaxation_switch(0.5) == 0.5
+    traced = jax.make_jaxpr(lambda relaxation: whole_waves(jnp.ones(3), jnp.float32(80.0), relaxation))(0.0)
+    assert "max" in str(traced)

@@ -18,7 +18,7 @@ from neusight_jax import checkpoint
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run as command
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.serving import dynamo, under_load
+from neusight_jax.serving import answers, dynamo, under_load
 from neusight_jax.serving.capacity import Capacity
 from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.dynamo import Prefill, Run, read_trace, run, write_profile
@@ -67,7 +67,20 @@ def test_another_version_is_refused(own: Times, monkeypatch: pytest.MonkeyPatch)
     [
         ('{"timestamp": 0, "input_length": 10, "output_length": 5, "user": 1}', "line 1: unknown field 'user'"),
         ('{"timestamp": -5, "input_length": 10, "output_length": 5}', "timestamp is -5, expected a number from 0"),
-        ('{"timestamp": 0, "input_length": 0, "output_length": 5}', "input_length is 0, expected a number from 1"),
+        ('{"timestamp": 1e300, "input_length": 10, "output_length": 5}', "timestamp is 1e.300, expected a number"),
+        ('{"timestamp": true, "input_length": 10, "output_length": 5}', "timestamp is True, expected a number"),
+        (
+            '{"timestamp": 0, "input_length": 0, "output_length": 5}',
+            "input_length is 0, expected a whole number from 1",
+        ),
+        ('{"timestamp": 0, "input_length": 9.5, "output_length": 5}', "input_length is 9.5, expected a whole number"),
+        ('{"timestamp": 0, "input_length": 9, "output_length": 1' + 400 * "0" + "}", "output_length is 10"),
+        ('{"timestamp": 0, "input_length": 10, "output_length": 5}', "hash_ids is None, expected a list"),
+        ('{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": []}', "has 0 ids, expected 1 or more"),
+        ('{"timestamp": 0, "input_length": 513, "output_length": 5, "hash_ids": [1]}', "has 1 ids, expected 2 or more"),
+        ('{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": [-1]}', "whole numbers from 0"),
+        ('{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": [true]}', "whole numbers from 0"),
+        ("[" * 100_000, "no JSON"),
         ('{"timestamp": 0, "input_length": 10}', "output_length is None"),
         ('{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": "a"}', "hash_ids is 'a'"),
         ("[1]", "expected an object with timestamp"),
@@ -235,3 +248,20 @@ def test_the_command_runs_a_trace(
     assert all(each["replicas"] == 1 for each in found["choices"])
     assert command(["serve", str(config), *options, "--trace", trace, "--ttft", "1us"]) == 2
     assert "no layout carries this load" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "message"),
+    [
+        (None, {}, "ai-dynamo-runtime is not installed"),
+        (dynamo.VERSION, {"poll_steps": 10}, "looks for new requests at every step"),
+        (dynamo.VERSION, {"draft_tokens": 6}, "guesses at most 5 tokens"),
+    ],
+)
+def test_what_the_engine_cannot_is_refused_before_any_forecast(
+    version: str | None, options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamo, "_version", lambda: version)
+    monkeypatch.setattr(answers, "replicas", lambda *_: pytest.fail("a forecast was made first"))
+    with pytest.raises(nj.InputError, match=message):
+        nj.serve(RooflinePredictor(), ["H100"], "llama-3.1-8b", trace=trace_file(tmp_path, 4), options=options)

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.distinct import distinct
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.sweeps import run as run_module
+from neusight_jax.sweeps.devices import Processes, join_processes
 from neusight_jax.sweeps.parts import Parts
 from neusight_jax.sweeps.space import BLOCK, Grid, Range, Samples
 from neusight_jax.workloads import combined, workload
@@ -169,8 +173,17 @@ def test_missing_and_half_written_chunks_are_found(tmp_path: Path) -> None:
         Parts(tmp_path / "y.parquet", {"a": 1}).open(True)
 
 
-def _environment(**changes: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(HOME), "NEUSIGHT_JAX_CACHE": "0", "JAX_PLATFORMS": "cpu", **changes}
+@pytest.fixture(scope="module")
+def users_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache folder as users have one: compiled programs and traces are kept in it."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def _environment(cache: str, **changes: str) -> dict[str, str]:
+    environment = {**os.environ, "PYTHONPATH": str(HOME), "XDG_CACHE_HOME": cache, **changes}
+    for name in ("NEUSIGHT_JAX_CACHE", "JAX_COMPILATION_CACHE_DIR", "JAX_PLATFORMS"):
+        environment.pop(name, None)
+    return environment
 
 
 def _command(output: Path, checkpoint: Path, *options: str) -> list[str]:
@@ -186,7 +199,7 @@ def _free_port() -> int:
 
 
 @pytest.mark.slow
-def test_two_devices_two_processes_and_a_kill_give_the_same_file(checkpoint: Path, tmp_path: Path) -> None:
+def test_two_devices_and_two_processes_give_the_same_file(checkpoint: Path, tmp_path: Path, users_cache: str) -> None:
     """101 samples in chunks of 10: the last chunk leaves whole devices and processes without a row."""
     points = ("--range", "num_sms=10:160", "mem_bytes_per_s=1e11:1e13", "--samples", "101", "--chunk", "10")
     started = []
@@ -195,7 +208,9 @@ def test_two_devices_two_processes_and_a_kill_give_the_same_file(checkpoint: Pat
         output = tmp_path / f"{name}.parquet"
         command = _command(output, checkpoint, *points, *more)
         log = (tmp_path / f"{name}{len(started)}.log").open("wb")
-        started.append((subprocess.Popen(command, env=_environment(**environment), stderr=log, stdout=log), log))
+        started.append(
+            (subprocess.Popen(command, env=_environment(users_cache, **environment), stderr=log, stdout=log), log)
+        )
         return output
 
     devices = start("devices", JAX_NUM_CPU_DEVICES="2")
@@ -215,11 +230,14 @@ def test_two_devices_two_processes_and_a_kill_give_the_same_file(checkpoint: Pat
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_sweep_goes_on(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], users_cache: str
+) -> None:
     output = tmp_path / "killed.parquet"
     points = ("--range", "num_sms=10:160", "mem_bytes_per_s=1e11:1e13", "--samples", "4000", "--chunk", "8")
     command = _command(output, checkpoint, *points)
-    process = subprocess.Popen(command, env=_environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen(command, env=_environment(users_cache), stderr=nowhere, stdout=nowhere)
     folder = tmp_path / ".killed.parquet.parts"
     deadline = time.monotonic() + 120
     while len(list(folder.glob("rows-*.parquet"))) < 3:
@@ -243,6 +261,161 @@ def test_a_killed_sweep_goes_on(checkpoint: Path, tmp_path: Path, capsys: pytest
     pd.testing.assert_frame_equal(whole, pd.read_parquet(output), rtol=1e-6, check_categorical=False)
 
 
+KILLS = 5
+
+
+@pytest.mark.slow
+def test_one_of_two_processes_killed_at_random(checkpoint: Path, tmp_path: Path, users_cache: str) -> None:
+    """`KILLS` times: the other process ends in one line, and what was computed is neither lost nor doubled."""
+    random = np.random.default_rng()
+    points = ("--range", "num_sms=10:160", "mem_bytes_per_s=1e11:1e13", "--samples", "3000", "--chunk", "8")
+    output, folder, port = tmp_path / "two.parquet", tmp_path / ".two.parquet.parts", _free_port()
+    environment, resumed = _environment(users_cache), 0
+
+    def started(*more: str) -> list[subprocess.Popen[bytes]]:
+        join = ("--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process-id")
+        commands = [_command(output, checkpoint, *points, *join, each, *more) for each in "01"]
+        return [
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+            for command in commands
+        ]
+
+    for kill in range(KILLS):
+        pair = started(*(("--resume",) if kill else ()))
+        goal, deadline = resumed + int(random.integers(1, 90)), time.monotonic() + 240
+        while len(list(folder.glob("rows-*.parquet"))) < goal:
+            assert all(process.poll() is None for process in pair), [process.communicate() for process in pair]
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        dead, alive = random.permutation(pair)
+        dead.kill()
+        _, error = alive.communicate(timeout=30)
+        dead.communicate()
+        lines = [line for line in error.decode().splitlines() if not line.startswith(("compiling", "forecasts"))]
+        assert alive.returncode == 2
+        assert lines == [
+            f"error: process {pair.index(dead)} of the sweep has ended; its rows so far are kept: start all processes "
+            "again with --resume"
+        ]
+        assert not output.exists()
+        resumed = len(list(folder.glob("rows-*.parquet")))
+    for process in started("--resume"):
+        assert process.wait(timeout=240) == 0, process.communicate()
+    assert run([*_command(tmp_path / "one.parquet", checkpoint, *points)[3:]]) == 0
+    frame = pd.read_parquet(output)
+    assert list(frame["sample"]) == list(range(3000))
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "one.parquet"), frame, rtol=1e-6, check_categorical=False)
+
+
+@contextmanager
+def _joined(count: int) -> Iterator[list[Processes]]:
+    """So many processes that share a sweep, all of them here."""
+    place = f"127.0.0.1:{_free_port()}"
+    with ThreadPoolExecutor(count) as pool:
+        processes = list(pool.map(lambda index: join_processes(place, count, index, 30.0), range(count)))
+        try:
+            yield processes
+        finally:
+            for each in processes:
+                each.close()
+
+
+def test_processes_wait_for_each_other_and_notice_who_ends() -> None:
+    with _joined(3) as (first, second, third), ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(each.barrier, "a") for each in (first, second)]
+        time.sleep(0.1)
+        assert not any(each.done() for each in waiting)
+        third.check()
+        third.barrier("a")
+        for each in waiting:
+            each.result(timeout=30)
+        third.close()
+        time.sleep(0.5)
+        with pytest.raises(InputError, match=r"process 2 of the sweep has ended; .* again with --resume"):
+            first.check()
+        with pytest.raises(InputError, match="process 2 of the sweep has ended"):
+            first.barrier("b")
+
+
+def test_processes_that_were_asked_different_things_end() -> None:
+    with _joined(2) as (first, second), ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second.barrier, "another grid")
+        with pytest.raises(InputError, match="process 1 of the sweep was asked something else than process 0"):
+            first.barrier("a grid")
+        first.close()
+        with pytest.raises(InputError, match="process 0 of the sweep has ended"):
+            other.result(timeout=30)
+
+
+def test_a_stranger_at_the_door_is_sent_away() -> None:
+    port = _free_port()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(join_processes, f"127.0.0.1:{port}", 2, 0, 30.0)
+        while not waiting.done():
+            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                break
+        second = join_processes(f"127.0.0.1:{port}", 2, 1, 30.0)
+        first = waiting.result(timeout=30)
+    assert (first.count, second.count) == (2, 2)
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "count", "index", "message"),
+    [
+        (None, 2, 0, "say where they meet: --coordinator"),
+        (None, 1, 1, "--process-id is 1, expected 0 to 0"),
+        ("127.0.0.1:1", 2, 2, "--process-id is 2, expected 0 to 1"),
+        ("127.0.0.1", 2, 0, "--coordinator is '127.0.0.1', expected HOST:PORT"),
+        ("127.0.0.1:99999", 2, 0, "expected HOST:PORT"),
+        ("127.0.0.1:0", 2, 0, "expected HOST:PORT"),
+        ("192.0.2.1:40000", 2, 0, "process 0 cannot wait there"),
+        ("no.such.host.invalid:40000", 2, 1, "expected a host that is there"),
+    ],
+)
+def test_bad_meetings_are_refused(coordinator: str | None, count: int, index: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        join_processes(coordinator, count, index)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_who_waits_in_vain_says_for_whom(index: int) -> None:
+    with pytest.raises(InputError, match=f"--process-id {1 - index}$"):
+        join_processes(f"127.0.0.1:{_free_port()}", 2, index, wait_s=0.1)
+
+
+def test_a_complete_output_is_what_resume_wants(tmp_path: Path) -> None:
+    """A process may be killed between the output's last byte and the answer."""
+    predictor, gpus, graphs = random_predictor("mixture", 1), {"T4": nj.load_gpu("T4")}, [_small(1)]
+    space, output = Grid((SMS, MEMORY)), tmp_path / "whole.parquet"
+    written = nj.sweep(predictor, gpus, graphs, space, output)
+    before = output.stat().st_mtime_ns
+    resumed = nj.sweep(predictor, gpus, graphs, space, output, resume=True)
+    assert (written.rows, resumed.rows, resumed.resumed_rows) == (20, 20, 20)
+    assert output.stat().st_mtime_ns == before
+    for other in (Grid((SMS,)), Grid((MEMORY, SMS))):
+        with pytest.raises(InputError, match="exists; remove it"):
+            nj.sweep(predictor, gpus, graphs, other, output, resume=True)
+
+
+@pytest.mark.parametrize("relaxation", [0, 0.0, 0.5])
+def test_an_exact_sweep_runs_the_exact_program(
+    relaxation: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switches = []
+
+    def seconds(predictor: Any, base: Any, figures: Any, kernels: Any, switch: Any) -> np.ndarray:
+        switches.append(switch)
+        return np.ones(20, np.float32)
+
+    monkeypatch.setattr(run_module, "_seconds", seconds)
+    gpus, space = {"T4": nj.load_gpu("T4")}, Grid((SMS, MEMORY))
+    nj.sweep(random_predictor("mixture", 1), gpus, [_small(1)], space, tmp_path / "x.parquet", relaxation=relaxation)
+    assert switches == [relaxation or None]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -262,6 +435,7 @@ def test_a_killed_sweep_goes_on(checkpoint: Path, tmp_path: Path, capsys: pytest
         (("--grid", "num_sms=1:9:2", "--plot", "x.gif"), "expected a name that ends in .png, .svg"),
         (("--grid", "num_sms=1:9:2", "--plot", "x.png"), "--plot needs two fields"),
         (("--grid", "num_sms=1:9:2", "--dtype", "bf16"), "no arithmetic path 'bf16'"),
+        (("--grid", "num_sms=1:9:2", "--num-processes", "2"), "say where they meet"),
     ],
 )
 def test_bad_requests_are_one_line(

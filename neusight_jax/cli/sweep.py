@@ -66,19 +66,15 @@ def sweep(
     space = _space(grid or (), span or (), samples, method, seed)
     if plot is not None and len(space.fields) < 2:
         raise InputError("--plot needs two fields that vary; add a --grid, or drop --plot")
-    from neusight_jax.sweeps.devices import join_processes
-
-    join_processes(coordinator, num_processes, process_id)
     loads = [
         replace(load, batch_size=batch, sequence_length=positions)
         for batch in batch_size or (load.batch_size,)
         for positions in sequence_length or (load.sequence_length,)
     ]
     how = {"chunk": chunk, "relaxation": relaxation, "resume": resume}
-    done, chosen = _swept(models, gpu, loads, checkpoint, space, output, **how)
-    import jax
-
-    if jax.process_index() > 0:
+    join = (coordinator, num_processes, process_id)
+    done, chosen = _swept(models, gpu, loads, checkpoint, join, space, output, **how)
+    if process_id > 0:
         return
     if plot is not None:
         from neusight_jax.reports.figures import heat_map
@@ -89,13 +85,20 @@ def sweep(
 
 
 def _swept(
-    models: list[str], bases: list[str], loads: list[WorkloadOptions], checkpoint: str | None, *where: Any, **how: Any
+    models: list[str],
+    bases: list[str],
+    loads: list[WorkloadOptions],
+    checkpoint: str | None,
+    join: tuple[str | None, int, int],
+    *where: Any,
+    **how: Any,
 ) -> tuple[Any, str]:
     """What a sweep of all models and workloads returns, and the checkpoint that forecast it."""
     from neusight_jax.checkpoint import load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.cli.workloads import check_dtype, default_for, graph_of
     from neusight_jax.gpu_file import load_named_gpus
+    from neusight_jax.sweeps.devices import join_processes
     from neusight_jax.sweeps.parts import kept_rows
     from neusight_jax.sweeps.run import sweep as run_sweep
 
@@ -112,7 +115,7 @@ def _swept(
         for note in forecast_notes(load_card(chosen), chosen, name, graph)
     ]
     with interrupts.kept_as(lambda: kept_rows(where[1])):
-        how |= {"label": chosen, "notes": notes, "console": progress_console()}
+        how |= {"label": chosen, "notes": notes, "console": progress_console(), "processes": join_processes(*join)}
         return run_sweep(load_predictor(chosen), gpus, graphs, *where, **how), chosen
 
 

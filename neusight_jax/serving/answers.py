@@ -21,7 +21,7 @@ from neusight_jax.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
 from neusight_jax.serving.disaggregated import disaggregated as pooled
 from neusight_jax.serving.disaggregated import sending
-from neusight_jax.serving.dynamo import Trace, installed, read_trace
+from neusight_jax.serving.dynamo import Trace, installed, read_trace, require_engine
 from neusight_jax.serving.engine import LEARNED, Engine, Options, engine_of, usual_options
 from neusight_jax.serving.layouts import Replica, named_machines, replicas
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
@@ -83,6 +83,8 @@ def serve(
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
     clusters, own = named_machines(machines), engine_of(engine)
     served = _Served(clusters, _options(clusters, options or {}), load_model(config, **(dtypes or {})), load, requests)
+    if engine_runs:
+        require_engine(served.options.values())
     tried = served.replicas(predictor, own, tensor_parallel, expert_parallel)
     choices = served.choices(tried, priced, disaggregated, engine_runs)
     asked = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,10 @@ MOST_GUESSES = 5
 TRACE_FIELDS: tuple[str, ...] = ("timestamp", "input_length", "output_length", "hash_ids")
 """Fields of a line of a Mooncake trace: milliseconds, tokens, and ids of blocks of the prompt (Qin et al., Mooncake,
 2024, github.com/kvcache-ai/Mooncake)."""
+TRACE_BLOCK_TOKENS = 512
+"""Tokens of a prompt that one id of a Mooncake trace stands for."""
+MOST_TOKENS = 2**31
+"""Tokens of a prompt or answer, and milliseconds in units of a second: beyond, something else was meant."""
 
 
 def installed() -> bool:
@@ -52,12 +56,25 @@ def _version() -> str | None:
         return None
 
 
-def _core() -> Any:
-    """The package's module. `InputError` where it is missing or another version."""
+def require_engine(options: Iterable[Options]) -> None:
+    """`InputError` where the package is missing or another version, or its engine has no such options."""
     found = _version()
     if found != VERSION:
         told = "is not installed" if found is None else f"is {found}"
         raise InputError(f"{PACKAGE} {told}, expected {VERSION}: pip install '.[serving]', or --method estimate")
+    for each in options:
+        if each.draft_tokens > MOST_GUESSES:
+            raise InputError(
+                f"the engine guesses at most {MOST_GUESSES} tokens, not {each.draft_tokens}; give --method estimate"
+            )
+        if each.poll_steps > 1:
+            raise InputError(
+                "the engine looks for new requests at every step: leave --poll-steps out, or --method estimate"
+            )
+
+
+def _core() -> Any:
+    """The package's module."""
     os.environ.setdefault("DYN_LOG", "error")
     import dynamo._core
 
@@ -136,15 +153,8 @@ def run(
       lengths, and users at once or a Poisson rate of requests a second; or a trace.
     Raises: `InputError` where the package is missing or another version, or fails.
     """
+    require_engine([options])
     core = _core()
-    if options.draft_tokens > MOST_GUESSES:
-        raise InputError(
-            f"the engine guesses at most {MOST_GUESSES} tokens, not {options.draft_tokens}; give --method estimate"
-        )
-    if options.poll_steps > 1:
-        raise InputError(
-            "the engine looks for new requests at every step: leave --poll-steps out, or --method estimate"
-        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.npz"
         write_profile(times, path, options)
@@ -158,7 +168,7 @@ def run(
                 found = core.run_mocker_trace_replay([str(trace)], **shared)
             else:
                 found = _synthetic(core, options, lengths, users, rate, shared)
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:  # the package raises it plainly, without a class of its own
             raise InputError(f"{PACKAGE} refused the load: {' '.join(str(error).split())[:200]}") from None
     return _read(found.summary, float(np.asarray(times.engine.request_s)))
 
@@ -257,18 +267,33 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 def _line(where: str, text: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{where}: no JSON; expected an object with {', '.join(TRACE_FIELDS)}") from None
     if not isinstance(row, dict):
         raise InputError(f"{where}: expected an object with {', '.join(TRACE_FIELDS)}")
     for name in row:
         if name not in TRACE_FIELDS:
-            raise InputError(f"{where}: unknown field {name!r}; expected {', '.join(TRACE_FIELDS)}")
-    for name, least in (("timestamp", 0), ("input_length", 1), ("output_length", 1)):
-        value = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-            raise InputError(f"{where}: {name} is {value!r}, expected a number from {least}")
-    blocks = row.get("hash_ids", [])
-    if not isinstance(blocks, list) or not all(isinstance(each, int) for each in blocks):
-        raise InputError(f"{where}: hash_ids is {blocks!r}, expected a list of whole numbers")
+            raise InputError(f"{where}: unknown field {_cut(name)}; expected {', '.join(TRACE_FIELDS)}")
+    for name, kinds, least, most in (
+        ("timestamp", (int, float), 0, 1e3 * MOST_TOKENS),
+        ("input_length", (int,), 1, MOST_TOKENS),
+        ("output_length", (int,), 1, MOST_TOKENS),
+    ):
+        if type(row.get(name)) not in kinds or not least <= row[name] <= most:
+            number = "a number" if float in kinds else "a whole number"
+            raise InputError(f"{where}: {name} is {_cut(row.get(name))}, expected {number} from {least} to {most:.0f}")
+    blocks, wanted = row.get("hash_ids"), math.ceil(row["input_length"] / TRACE_BLOCK_TOKENS)
+    if not isinstance(blocks, list) or not all(type(each) is int and 0 <= each < 2**64 for each in blocks):
+        raise InputError(f"{where}: hash_ids is {_cut(blocks)}, expected a list of whole numbers from 0")
+    if len(blocks) < wanted:
+        raise InputError(
+            f"{where}: hash_ids has {len(blocks)} ids, expected {wanted} or more: one for every {TRACE_BLOCK_TOKENS} "
+            f"tokens of input_length {row['input_length']}"
+        )
     return row
+
+
+def _cut(value: Any) -> str:
+    """A value as an error says it, at most 100 characters."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

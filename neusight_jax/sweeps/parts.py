@@ -11,7 +11,10 @@ from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.files import remove_folder, write_atomically, write_text_atomically
+from neusight_jax.results import json_text
 
+METADATA = "neusight_jax.sweep"
+"""Key of a sweep's output under which it says what it is of."""
 _ASKED = "sweep.json"
 _NAME = re.compile(r"rows-(\d+)-(\d+)\.parquet")
 
@@ -37,6 +40,24 @@ class Parts:
         self.output = output
         self.folder = _folder(output)
         self.asked = json.loads(json.dumps(asked))
+
+    def complete(self, resume: bool) -> bool:
+        """Whether the output is there, of what was asked: a process that was killed may have come so far.
+
+        Raises: `InputError` when an output is in the way.
+        """
+        import pyarrow.parquet as pq
+
+        if not self.output.exists():
+            return False
+        try:
+            written = json.loads((pq.read_schema(self.output).metadata or {})[METADATA.encode()]) if resume else {}
+        except (OSError, KeyError, ValueError):  # ArrowInvalid is a ValueError
+            written = {}
+        asked = json.loads(json_text(self.asked))
+        if not written or any(written.get(key) != value for key, value in asked.items()):
+            raise InputError(f"output {self.output} exists; remove it or give another --output")
+        return True
 
     def open(self, resume: bool) -> None:
         """Start, or go on with what was asked before.
@@ -116,4 +137,8 @@ class Parts:
                     writer.write_table(pq.read_table(self.path(*span)).replace_schema_metadata(dict(metadata)))
 
         write_atomically(self.output, write)
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove what is beside the output."""
         remove_folder(self.folder)

@@ -19,9 +19,9 @@ from neusight_jax.hypothetical import vary
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.latencies import latency, require_covered
 from neusight_jax.results import Result, json_text, schema
-from neusight_jax.roofline import Relaxation
-from neusight_jax.sweeps.devices import Spread, barrier, on_host, spread_rows
-from neusight_jax.sweeps.parts import Parts
+from neusight_jax.roofline import Relaxation, relaxation_switch
+from neusight_jax.sweeps.devices import ALONE, Processes, Spread, on_host, spread_rows
+from neusight_jax.sweeps.parts import METADATA, Parts
 from neusight_jax.sweeps.space import Space
 from neusight_jax.terms import Predictor
 from neusight_jax.workloads import Workload, workload, workload_dict
@@ -107,6 +107,7 @@ def sweep(
     label: str = "",
     notes: Sequence[str] = (),
     console: Console | None = None,
+    processes: Processes = ALONE,
 ) -> Sweep:
     """Forecast every point of a space around every base GPU under every workload; write them to a Parquet file.
 
@@ -123,10 +124,13 @@ def sweep(
       label: what made the predictor, e.g. the checkpoint's name; resuming with another is refused.
       notes: what to know beside the notes of the graphs; kept in the file's metadata.
       console: where progress is shown; None = nowhere.
-    Rows lie in the order gpu, workload, sample. All devices of all processes share the rows of a chunk; every process
-    calls this with equal arguments and sees the same file system. A killed sweep leaves its rows in a hidden folder
-    beside the output; no row is lost or computed twice but those of the chunk it was at.
-    Raises: `InputError` for an unusable request, or when the output or an unfinished sweep is in the way.
+      processes: who shares the work (`sweeps.devices.join_processes`); every one of them calls this with equal
+        arguments and sees the same file system.
+    Rows lie in the order gpu, workload, sample. All devices of all processes share the rows of a chunk. A killed sweep
+    leaves its rows in a hidden folder beside the output; no row is lost or computed twice but those of the chunk it was
+    at. The other processes of a killed one end too.
+    Raises: `InputError` for an unusable request, when the output or an unfinished sweep is in the way, or when another
+      process has ended.
     """
     output = Path(output)
     tasks = [
@@ -138,7 +142,7 @@ def sweep(
     _check(predictor, tasks, chunk)
     asked = {"label": label, **_asked(gpus, graphs, space), "relaxation": relaxation, "chunk": chunk}
     parts = Parts(output, asked)
-    rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, said, console)
+    rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, said, console, processes)
     return Sweep(output, rows, done, parts.asked, said)
 
 
@@ -152,30 +156,40 @@ def _run(
     resume: bool,
     notes: Sequence[str],
     console: Console | None,
+    processes: Processes,
 ) -> tuple[int, int]:
     """Compute what is missing of a sweep and merge its parts; how many rows it has, and how many were there before."""
     rows = space.rows * len(tasks)
-    first = jax.process_index() == 0
+    first = processes.index == 0
+    processes.barrier(json_text({**parts.asked, "resume": resume}))
+    complete = parts.complete(resume)
+    processes.barrier("looked for the output")
+    if complete:
+        if first:
+            parts.remove()
+        return rows, rows
     if first:
-        if parts.output.exists():
-            raise InputError(f"output {parts.output} exists; remove it or give another --output")
         parts.open(resume)
-    barrier("opened")
+    processes.barrier("opened")
     chunks = _chunks(tasks, space.rows, chunk)
     missing = parts.missing([(each.start, each.stop) for each in chunks])
     todo = [each for each, lacks in zip(chunks, missing, strict=True) if lacks]
-    barrier("looked")
+    processes.barrier("looked")
     if first:
         parts.clear([(each.start, each.stop) for each in todo])
-    barrier("cleared")
+    processes.barrier("cleared")
     done = rows - sum(each.stop - each.start for each in todo)
+    spread = spread_rows(min(chunk, space.rows), processes)
     with _progress(console if first else None, rows, done) as advance:
-        _compute(on_host(predictor), todo, space, spread_rows(min(chunk, space.rows)), parts, relaxation, advance)
-    barrier("computed")
+        for part in _computed(on_host(predictor), todo, space, spread, relaxation):
+            processes.check()
+            _write(*part, spread, parts)
+            advance(part[0].stop - part[0].start)
+    processes.barrier("computed")
     if first:
         kept = {"schema": schema("sweep"), **parts.asked, "notes": list(notes)}
-        parts.merge(rows, {"neusight_jax.sweep": json_text(kept)})
-    barrier("merged")
+        parts.merge(rows, {METADATA: json_text(kept)})
+    processes.barrier("merged")
     return rows, done
 
 
@@ -214,42 +228,28 @@ def _check(predictor: Predictor, tasks: Sequence[_Task], chunk: int) -> None:
             raise InputError(f"{task.gpu_name}: {error}") from None
 
 
-def _compute(
-    predictor: Predictor,
-    todo: Sequence[_Chunk],
-    space: Space,
-    spread: Spread,
-    parts: Parts,
-    relaxation: float,
-    advance: Any,
-) -> None:
-    """Compute and write this process's rows of every chunk; one chunk is computed while the last is written."""
+def _computed(
+    predictor: Predictor, todo: Sequence[_Chunk], space: Space, spread: Spread, relaxation: float
+) -> Iterator[tuple[_Chunk, dict[str, np.ndarray], Array]]:
+    """This process's rows of every chunk and their seconds; one chunk is computed while the last is written."""
     pending: tuple[_Chunk, dict[str, np.ndarray], Array] | None = None
-    for each in [*todo, None]:
-        ahead = None
-        if each is not None:
-            # Rows past the end repeat the last sample, so that every chunk has one shape.
-            last = each.first + each.stop - each.start
-            low, high = (min(each.first + place, last - 1) for place in (spread.start, spread.stop - 1))
-            figures = {
-                name: np.pad(values, (0, spread.stop - spread.start - len(values)), mode="edge")
-                for name, values in space.slice(low, high + 1).items()
-            }
-            base = on_host(each.task.gpu)
-            seconds = _seconds(
-                predictor, base, spread.put(figures), each.task.load.graph.kernels, np.float32(relaxation)
-            )
-            ahead = (each, figures, seconds)
+    for each in todo:
+        # Rows past the end repeat the last sample, so that every chunk has one shape.
+        last = each.first + each.stop - each.start
+        low, high = (min(each.first + place, last - 1) for place in (spread.start, spread.stop - 1))
+        figures = space.slice(low, high + 1)
+        base, kernels = on_host(each.task.gpu), each.task.load.graph.kernels
+        seconds = _seconds(predictor, base, spread.put(figures), kernels, relaxation_switch(relaxation))
         if pending is not None:
-            _write(*pending, spread, parts)
-            advance(pending[0].stop - pending[0].start)
-        pending = ahead
+            yield pending
+        pending = (each, figures, seconds)
+    if pending is not None:
+        yield pending
 
 
 def _write(chunk: _Chunk, figures: Mapping[str, np.ndarray], seconds: Array, spread: Spread, parts: Parts) -> None:
     import pyarrow as pa
 
-    values = spread.get(seconds)
     count = max(min(spread.stop, chunk.stop - chunk.start) - spread.start, 0)
     if count == 0:
         return
@@ -267,7 +267,7 @@ def _write(chunk: _Chunk, figures: Mapping[str, np.ndarray], seconds: Array, spr
         **{name: constant(text) for name, text in texts.items()},
         **{name: pa.array(np.full(count, size, np.int32)) for name, size in sizes.items()},
         **{name: pa.array(each[:count].astype(np.float32)) for name, each in figures.items()},
-        "seconds": pa.array(values[:count].astype(np.float32)),
+        "seconds": pa.array(np.asarray(seconds)[:count].astype(np.float32)),
     }
     start = chunk.start + spread.start
     parts.write(start, start + count, pa.table(columns))
