@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Machine, gpu_of, on_device
+from neusight_jax.cluster import Cluster, Machine, gpu_of, on_device, topology_of
 from neusight_jax.forecast import Forecast, predict, seconds_of
-from neusight_jax.gpu import FIELDS, GPU, SWITCHES
+from neusight_jax.gpu import FIELDS, SWITCHES
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hypothetical import ALL_RATES, KNOBS, RATES, knob
 from neusight_jax.kernels.table import KernelTable
@@ -167,7 +167,12 @@ def disagreement_notes(pairs: Mapping[str, tuple[float, float]], relaxation: flo
 
 
 def elasticities(
-    predictor: Predictor, gpu: GPU, kernels: KernelTable, *, isolated: Isolated = False, relaxation: Relaxation = 0.0
+    predictor: Predictor,
+    machine: Machine,
+    kernels: KernelTable,
+    *,
+    isolated: Isolated = False,
+    relaxation: Relaxation = 0.0,
 ) -> tuple[dict[str, Float[Array, " kernel"]], dict[str, dict[str, Float[Array, " kernel"]]]]:
     """Seconds of every kernel and their elasticities, by family.
 
@@ -175,33 +180,47 @@ def elasticities(
     Returns: family -> seconds [kernel]; name of `ROWS` -> family -> d log seconds / d log figure [kernel].
     """
     switches = (jnp.asarray(isolated, float), relaxation_switch(relaxation))
-    seconds, slopes = _elasticities(predictor, on_device(gpu), kernels, *switches)
+    seconds, slopes = _elasticities(predictor, on_device(machine), kernels, *switches)
     return seconds, dict(zip(ROWS, slopes, strict=True))
 
 
+LINK = "link_bytes_per_s"
+"""The figure of a GPU that is one of a cluster's links."""
+
+
+def _figures(machine: Machine) -> dict[str, Any]:
+    """Figures of a machine's GPU; in a cluster messages go over the links of its topology."""
+    own = {name: getattr(gpu_of(machine), name) for name in FIELDS}
+    return own | ({LINK: machine.topology.link_bytes_per_s} if isinstance(machine, Cluster) else {})
+
+
 @one_shot
-def _elasticities(predictor: Predictor, gpu: GPU, kernels: KernelTable, isolated: Any, relaxation: Any) -> Any:
+def _elasticities(predictor: Predictor, machine: Machine, kernels: KernelTable, isolated: Any, relaxation: Any) -> Any:
     value, slopes = {}, {}
     for name, batch in kernels.families.items():
 
-        def seconds(figures: GPU, name: str = name) -> Array:
+        def seconds(machine: Machine, name: str = name) -> Array:
             part = KernelTable({name: kernels.families[name]})
-            return kernel_latency(predictor, figures, part, isolated=isolated, relaxation=relaxation)[name]
+            return kernel_latency(predictor, machine, part, isolated=isolated, relaxation=relaxation)[name]
 
         # With a machine of its own for every kernel, one pass backwards has all derivatives of all kernels.
-        own = jax.tree.map(lambda figure, rows=batch.row.shape: jnp.broadcast_to(figure, rows), gpu)
+        own = jax.tree.map(lambda figure, rows=batch.row.shape: jnp.broadcast_to(figure, rows), machine)
         value[name], backwards = jax.vjp(seconds, own)
         (slope,) = backwards(1.0 / value[name])
-        slopes[name] = {field: getattr(slope, field) * getattr(own, field) for field in FIELDS}
+        slopes[name] = {field: each * _figures(own)[field] for field, each in _figures(slope).items()}
     return value, [{name: sum(slopes[name][field] for field in fields) for name in value} for fields in ROWS.values()]
 
 
-def _secants(predictor: Predictor, gpu: GPU, kernels: KernelTable, count: np.ndarray) -> dict[str, float]:
+def _secants(predictor: Predictor, machine: Machine, kernels: KernelTable, count: np.ndarray) -> dict[str, float]:
     """Elasticity of the exact total by differences over ±`SECANT`, for every name of `ROWS`."""
+    figures = {name: float(np.asarray(value)) for name, value in _figures(machine).items()}
 
     def log_total(fields: tuple[str, ...], change: float) -> float:
-        factor = math.exp(change)
-        moved = gpu.replace(**{name: float(np.asarray(getattr(gpu, name))) * factor for name in fields})
+        changed = {name: figures[name] * math.exp(change) for name in fields}
+        moved: Machine = gpu_of(machine).replace(**changed)
+        if isinstance(machine, Cluster):
+            links = {name: value for name, value in changed.items() if name == LINK}
+            moved = machine.replace(gpu=moved, topology=machine.topology.replace(**links))
         return math.log(float(np.sum(seconds_of(predictor, moved, kernels) * count, dtype=np.float64)))
 
     return {
@@ -212,7 +231,7 @@ def _secants(predictor: Predictor, gpu: GPU, kernels: KernelTable, count: np.nda
 @overload
 def sensitivity(
     predictor: Predictor,
-    gpu: GPU,
+    gpu: Machine,
     graph: Graph,
     *,
     relaxation: float = 0.0,
@@ -250,8 +269,7 @@ def sensitivity(
         from neusight_jax.job.elasticities import step_sensitivity
 
         return step_sensitivity(predictor, gpu, graph, gpu_name)
-    gpu = gpu_of(gpu)
-    graph = graph.on(gpu.paths)
+    graph = graph.on(gpu_of(gpu).paths, topology_of(gpu).gpus_per_domain)
     forecast = predict(predictor, gpu, graph, gpu_name=gpu_name, notes=notes)
     table = graph.kernels
     seconds, slopes = elasticities(predictor, gpu, table, relaxation=relaxation)

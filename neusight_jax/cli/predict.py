@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -22,6 +23,7 @@ from neusight_jax.cli.options import (
 if TYPE_CHECKING:
     from neusight_jax.cluster import Machine
     from neusight_jax.forecast import Forecast
+    from neusight_jax.gpu import GPU
     from neusight_jax.graph.graph import Graph
     from neusight_jax.job.forecast import StepForecast
     from neusight_jax.job.job import Job
@@ -51,23 +53,49 @@ def predict(
 
     A GPU the checkpoint was trained on is forecast with its own measured effect, as `evaluate` does.
     """
-    from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
-    from neusight_jax.cli.workloads import check_dtype, machine_of, work_of
+    from neusight_jax.cli.workloads import machine_of, work_of
     from neusight_jax.cluster import gpu_of
-    from neusight_jax.cluster_file import gpu_in
     from neusight_jax.errors import InputError
     from neusight_jax.forecast import predict as forecast_model
     from neusight_jax.graph.graph import Graph
 
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
-    gpu_name = gpu_in(name)
     if isinstance(work, Graph):
         if chakra is not None:
             raise InputError("--chakra writes training jobs; give --mode training with --gpus N, or leave it out")
         work = work.on(gpu_of(machine).paths)
+    using = used_for(work, gpu, name, gpu_of(machine), checkpoint)
+    with busy("forecasting"):
+        forecast = forecast_model(using.predictor, machine, work, gpu_name=name, notes=using.notes)
+    _write(forecast, work, using.predictor, machine, timeline, chakra)
+    about = {"machine": gpu_of(machine)} if isinstance(work, Graph) else {}
+    answer(forecast, as_json, report, about, checkpoint=using.checkpoint)
+
+
+@dataclass(frozen=True)
+class Used:
+    """What forecasts work on one machine: the checkpoint, its predictor for this GPU, and what to know of it."""
+
+    checkpoint: str
+    predictor: Predictor
+    notes: list[str]
+
+
+def used_for(work: Graph | Job, gpu: str | None, name: str, figures: GPU, checkpoint: str | None) -> Used:
+    """What forecasts work on a machine, with what was measured of its GPU.
+
+    Args:
+      gpu: as a command line names it, None of a cluster file; name: of the machine (`machine_of`); figures: of its GPU.
+    Raises: `InputError` where the GPU lacks the arithmetic of the work.
+    """
+    from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
+    from neusight_jax.cli.workloads import check_dtype
+    from neusight_jax.cluster_file import gpu_in
+
+    gpu_name = gpu_in(name)
     for dtype in work.arithmetic:
-        check_dtype(gpu_of(machine), gpu_name, dtype)
+        check_dtype(figures, gpu_name, dtype)
     checkpoint = checkpoint or default_checkpoint(work.kernels)
     card = load_card(checkpoint)
     device = _measured_device(card, gpu or gpu_name, gpu_name)
@@ -78,11 +106,7 @@ def predict(
         notes.append(
             f"with the effect {checkpoint} measured on this GPU{but}; other GPUs are forecast from figures alone"
         )
-    predictor = load_predictor(checkpoint, device)
-    with busy("forecasting"):
-        forecast = forecast_model(predictor, machine, work, gpu_name=name, notes=notes)
-    _write(forecast, work, predictor, machine, timeline, chakra)
-    answer(forecast, as_json, report, {"machine": machine} if isinstance(work, Graph) else {}, checkpoint=checkpoint)
+    return Used(checkpoint, load_predictor(checkpoint, device), notes)
 
 
 def _measured_device(card: Mapping[str, Any], gpu: str, gpu_name: str) -> str | None:
@@ -121,14 +145,6 @@ def _write(
         with busy("writing traces"):
             written = write_chakra(chakra, predictor, machine, cast(Any, work))
         remark(f"wrote {len(written)} files to {chakra}")
-
-
-def job_predictor(checkpoint: str, gpu: str | None) -> Predictor:
-    """A predictor with what it measured of a job's GPU, if the catalog has it; None: it is in a cluster file."""
-    from neusight_jax.checkpoint import load_predictor
-    from neusight_jax.gpu_catalog import canonical_name
-
-    return load_predictor(checkpoint, None if gpu is None else canonical_name(gpu))
 
 
 def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph | Job) -> list[str]:

@@ -37,11 +37,10 @@ def sensitivity(
     """What one percent more of every figure of a GPU does to a model's latency, in percent (elasticities); or of
     a cluster to the step of a training job, with --gpus or any option of its layout.
 
-    The GPU is forecast from its figures alone; `predict` also uses what was measured of it.
+    As `predict` forecasts it, with what was measured of the GPU.
     """
-    from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
-    from neusight_jax.cli.predict import job_predictor, plain_notes
-    from neusight_jax.cli.workloads import check_dtype, check_relaxation, machine_of, work_of
+    from neusight_jax.cli.predict import used_for
+    from neusight_jax.cli.workloads import check_relaxation, machine_of, work_of
     from neusight_jax.cluster import gpu_of
     from neusight_jax.graph.graph import Graph
     from neusight_jax.sensitivities import sensitivity as elasticities_of
@@ -51,25 +50,23 @@ def sensitivity(
         from neusight_jax.reports.files import require_format
 
         require_format(plot)
-    graph = work_of(model, load, job)
-    gpu_name, machine = machine_of(graph, gpu, job)
-    checkpoint = checkpoint or default_checkpoint(graph.kernels)
-    if not isinstance(graph, Graph):
-        if plot is not None or relaxation:
-            raise InputError("--plot and --relaxation are of steps on one machine; leave them out for a job")
-        with busy("differentiating"):
-            step = elasticities_of(job_predictor(checkpoint, gpu), machine, graph, gpu_name=gpu_name)
-        answer(step, as_json, report, checkpoint=checkpoint)
-        return
-    check_dtype(gpu_of(machine), gpu_name, graph.dtype)
-    notes = plain_notes(load_card(checkpoint), checkpoint, gpu_name, graph)
-    predictor = load_predictor(checkpoint)
+    work = work_of(model, load, job)
+    if not isinstance(work, Graph) and (plot is not None or relaxation):
+        raise InputError("--plot and --relaxation are of steps on one machine; leave them out for a job")
+    name, machine = machine_of(work, gpu, job)
+    using = used_for(work, gpu, name, gpu_of(machine), checkpoint)
     with busy("differentiating"):
-        result = elasticities_of(predictor, machine, graph, relaxation=relaxation, gpu_name=gpu_name, notes=notes)
+        if not isinstance(work, Graph):
+            step = elasticities_of(using.predictor, machine, work, gpu_name=name)
+            answer(step, as_json, report, checkpoint=using.checkpoint)
+            return
+        result = elasticities_of(
+            using.predictor, machine, work, relaxation=relaxation, gpu_name=name, notes=using.notes
+        )
     if plot is not None:
         from neusight_jax.reports import figures
         from neusight_jax.reports.files import save
 
         save(figures.bars(result), plot)
         remark(f"wrote {plot}")
-    answer(result, as_json, report, {"machine": machine}, checkpoint=checkpoint)
+    answer(result, as_json, report, {"machine": gpu_of(machine)}, checkpoint=using.checkpoint)

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from neusight_jax.cluster import Machine, gpu_of, topology_of
+from neusight_jax.cluster_file import usual_server
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import Graph
@@ -24,7 +26,7 @@ from neusight_jax.sweeps.devices import ALONE, Processes, Spread, on_host, sprea
 from neusight_jax.sweeps.parts import METADATA, Parts
 from neusight_jax.sweeps.space import Space
 from neusight_jax.terms import Predictor
-from neusight_jax.workloads import Workload, workload, workload_dict
+from neusight_jax.workloads import Workload, num_gpus, workload, workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,10 +68,10 @@ class Sweep(Result):
 
 @dataclass(frozen=True)
 class _Task:
-    """One base GPU under one workload, and its place among the workloads."""
+    """One base machine under one workload, and its place among the workloads."""
 
     gpu_name: str
-    gpu: GPU
+    machine: Machine
     place: int
     load: Workload
 
@@ -86,7 +88,7 @@ class _Chunk:
 
 @jax.jit
 def _seconds(
-    predictor: Predictor, base: GPU, figures: Mapping[str, Array], kernels: KernelTable, relaxation: Relaxation
+    predictor: Predictor, base: Machine, figures: Mapping[str, Array], kernels: KernelTable, relaxation: Relaxation
 ) -> Float[Array, " gpu"]:
     def one(each: Mapping[str, Array]) -> Array:
         return latency(predictor, vary(base, each), kernels, relaxation=relaxation)
@@ -133,17 +135,19 @@ def sweep(
       process has ended.
     """
     output = Path(output)
-    tasks = [
-        _Task(name, gpu, place, workload(graph.on(gpu.paths)))
-        for name, gpu in gpus.items()
-        for place, graph in enumerate(graphs)
-    ]
+    tasks = [_task(name, gpu, place, graph) for name, gpu in gpus.items() for place, graph in enumerate(graphs)]
     said = tuple(dict.fromkeys((*notes, *(note for task in tasks for note in task.load.graph.notes))))
     _check(predictor, tasks, chunk)
     asked = {"label": label, **_asked(gpus, graphs, space), "relaxation": relaxation, "chunk": chunk}
     parts = Parts(output, asked)
     rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, said, console, processes)
     return Sweep(output, rows, done, parts.asked, said)
+
+
+def _task(name: str, gpu: GPU, place: int, graph: Graph) -> _Task:
+    """A graph on a GPU, or in the usual server of one where it is split over several."""
+    machine = gpu if num_gpus(graph) == 1 else usual_server(name, gpu)
+    return _Task(name, machine, place, workload(graph.on(gpu.paths, topology_of(machine).gpus_per_domain)))
 
 
 def _run(
@@ -223,7 +227,7 @@ def _check(predictor: Predictor, tasks: Sequence[_Task], chunk: int) -> None:
         require_covered(predictor, task.load.kernels)
         try:
             for dtype in task.load.graph.arithmetic:
-                task.gpu.peak_flop_per_s(dtype)
+                gpu_of(task.machine).peak_flop_per_s(dtype)
         except InputError as error:
             raise InputError(f"{task.gpu_name}: {error}") from None
 
@@ -238,7 +242,7 @@ def _computed(
         last = each.first + each.stop - each.start
         low, high = (min(each.first + place, last - 1) for place in (spread.start, spread.stop - 1))
         figures = space.slice(low, high + 1)
-        base, kernels = on_host(each.task.gpu), each.task.load.graph.kernels
+        base, kernels = on_host(each.task.machine), each.task.load.graph.kernels
         seconds = _seconds(predictor, base, spread.put(figures), kernels, relaxation_switch(relaxation))
         if pending is not None:
             yield pending
