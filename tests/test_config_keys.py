@@ -115,6 +115,8 @@ CLASSES: list[tuple[str, str, list[int]]] = [
     ("LlamaForQuestionAnswering", "score", [2]),
     ("Qwen2ForRewardModel", "score", [HIDDEN, 1]),
     ("Qwen2ForProcessRewardModel", "score", [HIDDEN, 2]),
+    ("LlamaForRewardModel", "score", [1]),
+    ("Qwen2_5OmniModel", "head", [VOCABULARY]),
     ("LlamaModel", "head", []),
     ("LlamaModel", "score", []),
     ("LlamaForSequenceClassification", "head", []),
