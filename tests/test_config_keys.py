@@ -13,7 +13,6 @@ from refusals import message as refused
 from small_configs import DECODERS, ENCODERS
 
 import neusight_jax as nj
-from neusight_jax.graph.configs.architectures import ARCHITECTURES
 from neusight_jax.graph.configs.catalog import list_models, load_model_config
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.memory import footprint
@@ -115,6 +114,8 @@ CLASSES: list[tuple[str, str, list[int]]] = [
     ("LlamaForQuestionAnswering", "score", [2]),
     ("Qwen2ForRewardModel", "score", [HIDDEN, 1]),
     ("Qwen2ForProcessRewardModel", "score", [HIDDEN, 2]),
+    ("LlamaForRewardModel", "score", [1]),
+    ("Qwen2_5OmniModel", "head", [VOCABULARY]),
     ("LlamaModel", "head", []),
     ("LlamaModel", "score", []),
     ("LlamaForSequenceClassification", "head", []),
@@ -391,10 +392,3 @@ def test_unknown_types_are_refused_in_a_short_line(
     text = predict_fails(str(written(tmp_path, params=values) / "params.json"))
     assert len(text) < 250
     assert "llama" in text
-
-
-def test_every_eager_type_has_a_head_to_choose() -> None:
-    for kind in ARCHITECTURES:
-        name = {"switch_transformers": "SwitchTransformersEncoderModel"}.get(kind, "Model")
-        config = {**ENCODERS.get(kind, load_model_config("switch-base-8")), "architectures": [name]}
-        assert graph(config, "inference").nodes

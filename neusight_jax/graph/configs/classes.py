@@ -22,11 +22,10 @@ KINDS: tuple[tuple[str, str], ...] = (
     (r"ForSequenceClassification$|ForImageClassification$", "sequence labels"),
     (r"ForTokenClassification$", "token labels"),
     (r"ForQuestionAnswering$", "answer span"),
-    (r"ForRewardModel$", "reward"),
-    (r"ForProcessRewardModel$", "process reward"),
+    (r"For(Process)?RewardModel$", "reward"),
     (r"ForMaskedLM$|ForPreTraining$", "masked vocabulary"),
-    (r"^$|ForCausalLM(V\d+)?$|LMHeadModel$|ForConditionalGeneration$|ForImageTextToText$|ChatModel$", "vocabulary"),
-    (r"ForVision2Seq$|ForSpeechSeq2Seq$", "vocabulary"),
+    (r"^$|ForCausalLM(V\d+)?$|LMHeadModel$|ForConditionalGeneration$|ForImageTextToText$", "vocabulary"),
+    (r"ForVision2Seq$|ForSpeechSeq2Seq$|ChatModel$|OmniModel$|LlavaLlamaModel$", "vocabulary"),
     (r"Model$", "none"),
 )
 """Kinds of classes by what is in their names, the first that matches; "" for all others."""
@@ -40,9 +39,9 @@ def class_name(config: Config) -> str:
     listed = [listed] if isinstance(listed, str) else listed
     if listed is None or listed == []:
         return ""
-    if not isinstance(listed, list | tuple) or not isinstance(listed[0], str):
+    if not isinstance(listed, list | tuple) or not isinstance(listed[0], str) or not listed[0].isidentifier():
         raise InputError(f"{config.name}: architectures is {shown(listed)}, expected a list with the name of a class")
-    return str(listed[0])
+    return str(listed[0])[:60]
 
 
 def class_kind(config: Config) -> str:
@@ -95,8 +94,8 @@ def _both_ways(config: Config, name: str, model: Decoder) -> Decoder:
     word = config.values.get("use_bidirectional_attention")
     if word is not None and not isinstance(word, bool) and word not in ("all", "vision"):
         raise InputError(f"{config.name}: use_bidirectional_attention is {shown(word)}, expected true or false")
-    said = word is True or word == "all" or not config.flag("is_causal", True)
-    if not (said or re.search(r"Bidirectional|Bidirec|BiModel|EncoderModel", name)):
+    both = word is True or word == "all" or not config.flag("is_causal", True)
+    if not (both or re.search(r"Bidirectional|Bidirec|BiModel|EncoderModel", name)):
         return model
     layers: dict[Layer, list[int]] = {}
     for layer, numbers in model.layers.items():
@@ -129,11 +128,10 @@ def _spanned(_: Config, name: str, model: Decoder) -> Decoder:
 
 
 def _rewarded(_: Config, name: str, model: Decoder) -> Decoder:
-    return _scored(model, name, model.hidden, 1, bias=True)
-
-
-def _step_rewarded(_: Config, name: str, model: Decoder) -> Decoder:
-    return _scored(model, name, model.hidden, 2, bias=True)
+    """Qwen's reward models have two layers, one reward or two labels a step; others a value a token."""
+    if not name.startswith("Qwen"):
+        return _scored(model, name, 1, bias=False)
+    return _scored(model, name, model.hidden, 2 if "Process" in name else 1, bias=True)
 
 
 def _listed(part: Config, key: str, usual: int) -> int:
@@ -152,7 +150,8 @@ def _eagle3(config: Config, name: str, model: Decoder) -> Decoder:
     inside = config.part("eagle_config")
     key = "eagle_aux_hidden_state_layer_ids"
     count = _listed(inside if inside.has(key) else config, key, AUXILIARY)
-    layers = [layer for at in range(model.depth) for layer, numbers in model.layers.items() if at in numbers]
+    order = {at: layer for layer, numbers in model.layers.items() for at in numbers}
+    layers = [order[at] for at in sorted(order)]
     if not isinstance(layers[0].mixer, Attention):
         raise InputError(f"{config.name}: {name} is written for softmax attention alone")
     layers[0] = replace(layers[0], mixer=replace(layers[0].mixer, inputs=2))
@@ -177,14 +176,13 @@ def _dflash(config: Config, name: str, model: Decoder) -> Decoder:
     count = _listed(config.part("dflash_config"), "target_layer_ids", model.depth)
     block = config.count("block_size", 0)
     config.values.settle("dflash_config", "num_target_layers", "draft_vocab_size")
-    note = (
+    notes = [
         f"{name}, a draft: {count} hidden states of the target are joined; its embedding and head are the target's, "
-        "their time is counted and their weights are not"
-    )
-    blocks = f"; it drafts {block} tokens at once: --mode prefill --sequence-length {block} --kv-length is such a pass"
+        "their time is counted and their weights are not",
+        f"it drafts {block} tokens at once; such a pass is --mode prefill --sequence-length {block} --kv-length N",
+    ][: 1 + bool(block)]
     joined = count * model.hidden
-    told = (note + blocks * bool(block),)
-    return replace(model, joined=joined, shared=("embedding", "head"), tied=False, notes=told)
+    return replace(model, joined=joined, shared=("embedding", "head"), tied=False, notes=tuple(notes))
 
 
 def _refused(config: Config, name: str, _: Decoder) -> Decoder:
@@ -203,7 +201,6 @@ CHANGES: dict[str, Callable[[Config, str, Decoder], Decoder]] = {
     "token labels": _tagged,
     "answer span": _spanned,
     "reward": _rewarded,
-    "process reward": _step_rewarded,
     "none": _without_head,
 }
 """What a kind of class changes of a decoder that ends in the vocabulary's head."""

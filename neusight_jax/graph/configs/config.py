@@ -172,13 +172,13 @@ class Config:
     def _spelled(self, key: str, pattern: str, layers: int, extra: int, choices: Sequence[Any]) -> list[Any]:
         """A pattern of letters such as "LLLG", repeated to the last layer, as the choices it stands for."""
         words = {letter: [each for each in choices if str(each) in (letter, *may)] for letter, may in LETTERS.items()}
-        known = {letter: found[0] for letter, found in words.items() if found}
-        if not pattern or len(pattern) > layers + extra or set(pattern.upper()) - set(known):
+        meanings = {letter: meant[0] for letter, meant in words.items() if meant}
+        if not pattern or len(pattern) > layers + extra or set(pattern.upper()) - set(meanings):
             raise InputError(
                 f"{self.name}: {key} is {shown(pattern)}, expected a list with an entry for each layer, or at most "
-                f"{layers} letters of {', '.join(f'{letter} ({word})' for letter, word in known.items())}"
+                f"{layers} letters of {', '.join(f'{letter} ({word})' for letter, word in meanings.items())}"
             )
-        return [known[pattern[at % len(pattern)].upper()] for at in range(layers)]
+        return [meanings[pattern[at % len(pattern)].upper()] for at in range(layers)]
 
     def indices(self, key: str) -> set[int]:
         """A list of layers by number, empty where the config has none."""
@@ -275,11 +275,11 @@ def read_config(config: str | Path | Mapping[str, Any]) -> Config:
     if files.base:
         return _with_adapters(path, files)
     try:
-        found = Config(files.name, files.values, notes=files.notes)
+        parsed = Config(files.name, files.values, notes=files.notes)
     except RecursionError:
         raise InputError(f"{path}: nested too deeply; expected a Hugging Face config.json") from None
-    found.stored_bytes = files.stored_bytes
-    return found
+    parsed.stored_bytes = files.stored_bytes
+    return parsed
 
 
 def _with_adapters(path: Path, files: Files) -> Config:
@@ -294,9 +294,9 @@ def _with_adapters(path: Path, files: Files) -> Config:
     base = read_config(files.base if local is None else local)
     if "adapter_config" in base.values and not base.catalog:
         raise InputError(f"{path}: the model its adapters are of, {shown(files.base)}, has adapters too; expected none")
-    found = Config(files.name, {**base.values, **files.values}, notes=[*base.notes, f"adapters of {base.name}"])
-    found.catalog, found.stored_bytes = base.catalog, base.stored_bytes
-    return found
+    adapted = Config(files.name, {**base.values, **files.values}, notes=[*base.notes, f"adapters of {base.name}"])
+    adapted.catalog, adapted.stored_bytes = base.catalog, base.stored_bytes
+    return adapted
 
 
 def whole(name: str, value: Any) -> int:

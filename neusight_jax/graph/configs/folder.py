@@ -69,14 +69,14 @@ def read_files(path: Path) -> Files:
 
 def _beside(folder: Path, name: str, file: str, values: dict[str, Any]) -> Files:
     """A config with what lies beside it; files of quantizers may share the letters before `config.json`."""
-    found = Files(name, values, stored_bytes=_stored_bytes(folder) if file == "config.json" else None)
+    files = Files(name, values, stored_bytes=_stored_bytes(folder) if file == "config.json" else None)
     prefix = file.removesuffix("config.json")
     for other, method in QUANTIZERS.items() if file.endswith("config.json") else ():
         beside = folder / f"{prefix}{other}"
         if not values.get("quantization_config") and beside.is_file():
             section = json_object(beside, "a quantizer's settings")
             values["quantization_config"] = {"quant_method": method, **section}
-            found.notes.append(f"how weights are stored is read from {beside.name}")
+            files.notes.append(f"how weights are stored is read from {beside.name}")
     if file == "config.json" and (folder / ADAPTERS).is_file():
         values["adapter_config"] = json_object(folder / ADAPTERS, "adapters of PEFT")
     if file == "config.json" and (folder / SENTENCES).is_file():
@@ -86,8 +86,8 @@ def _beside(folder: Path, name: str, file: str, values: dict[str, Any]) -> Files
         values["architectures"] = [
             re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)?$", "Model", name, count=1) for name in named
         ]
-        found.notes.append(f"{SENTENCES} beside the config: an embedding model, without head")
-    return found
+        files.notes.append(f"{SENTENCES} beside the config: an embedding model, without head")
+    return files
 
 
 def _stored_bytes(folder: Path) -> float | None:

@@ -344,7 +344,7 @@ def _modelopt(section: Section) -> Scheme | Read | None:
 
 def _mlx(section: Section) -> Read:
     """MLX's: every product, the embedding and the head, but for modules that have an entry of their own."""
-    own = _mlx_scheme(section, section)
+    common = _mlx_scheme(section, section)
     by_scheme: dict[Scheme | None, list[str]] = {}
     for name in section.values:
         if name in ("bits", "group_size", "mode", "quant_method"):
@@ -357,7 +357,7 @@ def _mlx(section: Section) -> Read:
         elif value is not True:
             raise InputError(f"{section.where}.{name} is {brief(value)}, expected an object with bits, or false")
     rules = tuple((names(listed, section.where), scheme) for scheme, listed in by_scheme.items())
-    return Read(rules, own, own, own)
+    return Read(rules, common, common, common)
 
 
 def _mlx_scheme(section: Section, outer: Section) -> Scheme:

@@ -116,16 +116,16 @@ def _places(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, 
 
 def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for place in _places(config):
-        given = {key: place[key] for key in QUANTIZED if place.get(key)}
-        mlx, other = given.get("quantization"), given.get("quantization_config")
+        sections = {key: place[key] for key in QUANTIZED if place.get(key)}
+        mlx, other = sections.get("quantization"), sections.get("quantization_config")
         if mlx is not None and mlx == other:  # mlx-lm writes it twice
             keys_of(place).settle("quantization_config")
-            del given["quantization_config"]
+            del sections["quantization_config"]
         elif mlx is not None and other is not None:
             raise InputError(
                 "config has MLX's quantization and another quantization_config; expected one, take the other out"
             )
-        yield from given.items()
+        yield from sections.items()
 
 
 def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
