@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,9 @@ from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.catalog import load_model_config, model_names
+from neusight_jax.tables import parse_content, read_text
+
+_EXPECTED = "a Hugging Face config.json, or a model name (`neusight-jax models` lists all)"
 
 _MISSING = object()
 LARGEST = 10**9
@@ -217,18 +219,7 @@ def read_config(config: str | Path | Mapping[str, Any]) -> Config:
     path = Path(config)
     if isinstance(config, str) and path.suffix != ".json" and (config.lower() in model_names() or not path.exists()):
         return Config(config, load_model_config(config))
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such file; give a config.json, or a model name (`neusight-jax models` lists all)"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); expected a config.json") from None
-    except RecursionError:
-        raise InputError(f"{path}: nested too deeply; expected a Hugging Face config.json") from None
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}); expected a Hugging Face config.json") from None
+    values = parse_content(read_text(path, _EXPECTED), str(path), _EXPECTED)
     if not isinstance(values, dict):
         raise InputError(f"{path}: holds a {type(values).__name__}, expected a JSON object such as a config.json")
     beside = () if values.get("quantization_config") else _quantized_beside(path)
@@ -239,10 +230,8 @@ def _quantized_beside(path: Path) -> Iterator[tuple[str, Any]]:
     """`quantization_config` from the file that modelopt writes beside config.json."""
     own = path.with_name(path.name.removesuffix("config.json") + "hf_quant_config.json")
     if path.name.endswith("config.json") and own.exists():
-        try:
-            yield "quantization_config", json.loads(own.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{own}: cannot be read ({error}); expected modelopt's quantization as JSON") from None
+        expected = "modelopt's quantization as JSON"
+        yield "quantization_config", parse_content(read_text(own, expected), str(own), expected)
 
 
 def whole(name: str, value: Any) -> int:
