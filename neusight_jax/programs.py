@@ -6,6 +6,8 @@ import functools
 import hashlib
 import os
 import platform
+import stat
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +93,8 @@ def _kept_program(
     )
     path = _traces / f"{hashlib.sha256(said.encode()).hexdigest()}.stablehlo"
     try:
+        if not _is_ours(path):
+            raise FileNotFoundError
         exported = jax.export.deserialize(bytearray(path.read_bytes()))
     except Exception:  # not there, cut short, or of another version: traced again
         specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]  # type: ignore[no-untyped-call]
@@ -101,6 +105,14 @@ def _kept_program(
         except (ImportError, ValueError, TypeError, NotImplementedError, InputError):  # cannot be, or no room
             return None
     return jax.jit(exported.call, compiler_options=_plain_options())
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else can have written what is at a path: it runs as a program of this user."""
+    if not hasattr(os, "getuid"):  # Windows: a user's own folders are closed to others
+        return True
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _keep(path: Path, content: bytes) -> None:
@@ -152,7 +164,8 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | No
 
     Args:
       folder: where; default a folder of this kind of processor in `$XDG_CACHE_HOME/neusight_jax` (`~/.cache`).
-    Returns: the folder in use; None where it is turned off or cannot be written, which is no error.
+    Returns: the folder in use; None where it is turned off, cannot be written, or others could have written to it (said
+      on stderr), which is no error.
     """
     if folder is None:
         if _config.jax_compilation_cache_dir:
@@ -162,10 +175,15 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | No
     try:
         shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         chosen = Path(folder) if folder is not None else shelf / "neusight_jax" / _processor()
-        chosen.mkdir(parents=True, exist_ok=True)
+        chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
+        above = (chosen,) if folder is not None else (chosen, chosen.parent)
+        others = [place for place in above if not _is_ours(place)]
     except (OSError, RuntimeError):
         return None
     if not os.access(chosen, os.W_OK):
+        return None
+    if others:
+        sys.stderr.write(f"{others[0]}: others may write there, so no compiled programs are read from it; chmod go-w\n")
         return None
     _config.update("jax_compilation_cache_dir", str(chosen))
     _config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
