@@ -93,10 +93,10 @@ def _kept_program(
     )
     path = _traces / f"{hashlib.sha256(said.encode()).hexdigest()}.stablehlo"
     try:
-        if not _is_ours(path):
-            raise FileNotFoundError
+        if not (_is_ours(path.parent) and _is_ours(path)):
+            raise PermissionError
         exported = jax.export.deserialize(bytearray(path.read_bytes()))
-    except Exception:  # not there, cut short, or of another version: traced again
+    except Exception:  # not there, not ours, cut short, or of another version: traced again
         specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]  # type: ignore[no-untyped-call]
         flat = jax.jit(lambda leaves: function(*jax.tree.unflatten(tree, leaves)))
         try:
@@ -117,8 +117,10 @@ def _is_ours(path: Path) -> bool:
 
 def _keep(path: Path, content: bytes) -> None:
     def write(place: Path) -> None:
+        place.touch(mode=0o600)
         place.write_bytes(content)
 
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, write, result=False)
 
 
@@ -175,8 +177,9 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | No
     try:
         shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         chosen = Path(folder) if folder is not None else shelf / "neusight_jax" / _processor()
-        chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
-        above = (chosen,) if folder is not None else (chosen, chosen.parent)
+        above = (chosen,) if folder is not None else (chosen.parent, chosen)
+        for place in above:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
         others = [place for place in above if not _is_ours(place)]
     except (OSError, RuntimeError):
         return None

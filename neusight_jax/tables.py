@@ -61,6 +61,8 @@ def check_regular(path: Path, expected: str, most_bytes: int | None = None) -> N
     if not stat.S_ISREG(status.st_mode):
         kind = next((name for is_kind, name in _KINDS.items() if is_kind(status.st_mode)), "no regular file")
         raise InputError(f"{path} is {kind}, expected {expected}")
+    if os.path.realpath(path).startswith(("/proc/", "/sys/")):  # regular by name, and some never end
+        raise InputError(f"{path} is a file of the operating system, expected {expected}")
     if most_bytes is not None and status.st_size > most_bytes:
         raise InputError(f"{path}: {status.st_size:,} bytes, expected {expected} of at most {most_bytes:,} bytes")
 
@@ -70,7 +72,7 @@ def read_bytes(path: Path, expected: str, most_bytes: int = MOST_BYTES) -> bytes
     check_regular(path, expected, most_bytes)
     try:
         with open(path, "rb") as file:
-            content = file.read(most_bytes + 1)  # files of /proc have a size of 0 and may never end
+            content = file.read(most_bytes + 1)  # it may have grown
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({_reason(error)}); expected {expected}") from None
     if len(content) > most_bytes:

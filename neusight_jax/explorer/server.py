@@ -123,6 +123,7 @@ def _plotly() -> bytes:
 class _Handler(BaseHTTPRequestHandler):
     server: Explorer
     protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # of what is no HTTP at all: its answer has a status
     timeout = LIMIT_S
 
     def do_GET(self) -> None:
