@@ -23,6 +23,7 @@ from neusight_jax.gpu_catalog import canonical_name, fold_name
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.printed import Record
+from neusight_jax.tables import check_regular
 
 KERNEL_FOLDERS: tuple[str, ...] = ("", "kernels", "kernels_amd")
 """Folders of kernel sweeps in a measurement folder."""
@@ -260,6 +261,7 @@ def _read(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """Columns that are there of a table, all when None. Raises: `InputError` as `_read_parquet`."""
     if file.suffix.lower() != ".csv":
         return _read_parquet(file, columns)
+    check_regular(file, "a CSV file of measured models")
     try:
         frame = pd.read_csv(file, dtype=dict.fromkeys(("device", "model", "mode", "option"), str))  # "inf" is no number
     except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors
@@ -270,8 +272,7 @@ def _read(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
 
 def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """Columns of a Parquet file that are there (all when None); one-line errors for all that can be wrong with it."""
-    if not file.exists():
-        raise InputError(f"{file} does not exist; expected a Parquet file of the measurement schema")
+    check_regular(file, "a Parquet file of the measurement schema")
     try:
         with pq.ParquetFile(file) as opened:
             names = opened.schema_arrow.names

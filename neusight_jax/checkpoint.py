@@ -35,6 +35,7 @@ from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
 from neusight_jax.own_network import load_network
 from neusight_jax.programs import use_compile_cache
+from neusight_jax.tables import parse_content, read_bytes, read_text
 from neusight_jax.terms import Predictor
 from neusight_jax.tiles import TileChoice, init_tile_choice
 from neusight_jax.utilization import init_network
@@ -46,6 +47,11 @@ LIBRARIES = "libraries"
 ADDED: tuple[str, str] = ("vendor_intervals", "labelled")
 """Keys of a card's architecture that `save_checkpoint` adds, lists of families; see `untrained`."""
 WEIGHTS, CARD = "weights.safetensors", "card.json"
+MOST_WEIGHT_BYTES = 1 << 30
+"""Those that ship have under ten million."""
+_EXPECTED = f"a checkpoint, a folder with {CARD} and {WEIGHTS}; copy the checkpoint again"
+TRUST = "NEUSIGHT_JAX_TRUST_MODULES"
+"""Variable of the environment: 1 lets cards name modules to import, as `trust_modules` of `load_predictor`."""
 NEUSIGHT_INPUTS = 4
 
 SHIPPED = Path(__file__).resolve().parent / "checkpoints"
@@ -91,12 +97,8 @@ def load_card(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
 def _read_card(name_or_path: str | os.PathLike[str]) -> tuple[dict[str, Any], Card]:
     """The card of a checkpoint as it is written, and as a checked record."""
     path = checkpoint_folder(name_or_path) / CARD
-    try:
-        card = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing; a checkpoint is a folder with {CARD} and {WEIGHTS}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable as JSON ({error}); copy the checkpoint again") from None
+    text = read_text(path, _EXPECTED)
+    card = parse_content(text, str(path), _EXPECTED)
     if not isinstance(card, dict) or "format" not in card:
         raise InputError(f"{path}: not a checkpoint card, it has no `format`; expected one written by `train`")
     if card["format"] != FORMAT:
@@ -104,7 +106,7 @@ def _read_card(name_or_path: str | os.PathLike[str]) -> tuple[dict[str, Any], Ca
             f"{path}: format {card['format']!r}, this version reads format {FORMAT}; "
             "train it again or install the version that wrote it"
         )
-    digest.check_card(card, path)
+    digest.check_card(json.loads(text), path)  # as written: names of `card` are made printable
     return card, typed_card(card, path)
 
 
@@ -119,7 +121,9 @@ def card_notes(card: Mapping[str, Any], checkpoint: str) -> list[str]:
     return notes
 
 
-def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = None) -> Predictor:
+def load_predictor(
+    name_or_path: str | os.PathLike[str], device: str | None = None, *, trust_modules: bool = False
+) -> Predictor:
     """The predictor of a checkpoint: a shipped name or a path.
 
     Args:
@@ -127,21 +131,22 @@ def load_predictor(name_or_path: str | os.PathLike[str], device: str | None = No
         its small measured effect: more accurate for it and what-if variants of it. Any other gets what the GPUs share
         that run the same generation of library kernels, if any was trained on. None (the default) has no effect at
         all; compare different GPUs with that one.
+      trust_modules: import the module that the card names, if it has a network of a user's own. An import runs code, so
+        a card that came from elsewhere is refused without it.
     Raises: `InputError` naming the file, and the leaf, when weights are truncated, foreign or of another shape.
     """
     use_compile_cache()
     folder = checkpoint_folder(name_or_path)
     card, typed = _read_card(folder)
     path = folder / WEIGHTS
+    content = read_bytes(path, _EXPECTED, MOST_WEIGHT_BYTES)
     try:
-        content = path.read_bytes()
         flat = load(content)
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing; a checkpoint is a folder with {CARD} and {WEIGHTS}") from None
-    except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: not a whole safetensors file ({error}); copy the checkpoint again") from None
     digest.check_weights(card, content, path)
     _check_families(typed, folder)
+    _check_module(card, folder, trust_modules)
     try:
         template = _template(card["kind"], json.dumps(card["architecture"]))
     except (KeyError, TypeError, AttributeError) as error:
@@ -175,6 +180,19 @@ def _check_families(card: Card, folder: Path) -> None:
         raise InputError(
             f"{folder / CARD}: has the family {unknown[0]!r}, which is not of this package; install the one that "
             f"registers it (entry points of {GROUP!r})"
+        )
+
+
+def _check_module(card: Mapping[str, Any], folder: Path, trust_modules: bool) -> None:
+    """`InputError` where a card names a module that is not of this package and that nobody said to trust."""
+    network = card["architecture"].get("network")
+    if network is None or trust_modules or os.environ.get(TRUST) == "1":
+        return
+    module = str(network.get("module")) if isinstance(network, dict) else str(network)
+    if not module.startswith(f"{__package__}."):
+        raise InputError(
+            f"{folder / CARD}: its network is {module!r}, whose import would run code from outside this package; if "
+            f"you trust it, call load_predictor(..., trust_modules=True), or set {TRUST}=1 for the command line"
         )
 
 

@@ -12,7 +12,7 @@ from neusight_jax.cluster import Cluster, as_cluster
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
 from neusight_jax.gpu_catalog import canonical_name, fold_name
-from neusight_jax.gpu_file import gpu_from_fields, load_named_gpu, read_mapping
+from neusight_jax.gpu_file import checked_name, gpu_from_fields, load_named_gpu, read_mapping
 from neusight_jax.tables import table
 from neusight_jax.topology import TOPOLOGY_FIELDS, Topology, check_link_figure
 
@@ -128,7 +128,7 @@ def _named(named: str, count: int) -> tuple[str, GPU, Topology]:
 
 
 def _read_cluster(path: Path) -> tuple[str, Cluster]:
-    content = read_mapping(path)
+    content = read_mapping(path, "a cluster file in JSON or YAML with gpu and count")
     where = path.name
     for key in content:
         if key not in ("name", "gpu", "count", "topology"):
@@ -143,7 +143,7 @@ def _read_cluster(path: Path) -> tuple[str, Cluster]:
         gpu_name, gpu = load_named_gpu(str(said))
     topology = _topology(content.get("topology"), gpu_name, gpu, count, where)
     usual = cluster_name(gpu_name, count) if content.get("topology") is None else f"{count}x {gpu_name}"
-    return str(content.get("name") or usual), Cluster(gpu, topology, count)
+    return checked_name(content.get("name") or usual, where), Cluster(gpu, topology, count)
 
 
 def _count(value: object, where: str) -> int:

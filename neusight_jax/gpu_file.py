@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, printable
 from neusight_jax.gpu import (
     FIELDS,
     GPU,
@@ -26,11 +22,14 @@ from neusight_jax.gpu import (
     with_derived,
 )
 from neusight_jax.gpu_catalog import architectures, canonical_name, catalog_gpu
-from neusight_jax.tables import Yaml
+from neusight_jax.tables import read_content
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _NOTES = ("name", "base", "architecture", "aliases", "lanes_per_sm", "sources", "estimates", "note", "notes")
 """Keys of a GPU file that are not figures; all but `name`, `base` and `architecture` are for the reader only."""
+_GPU_FILE = "a GPU file in JSON or YAML; `neusight-jax gpus` lists names of the catalog"
+MOST_NAMED = 200
+"""Characters of a name in a file."""
 
 
 def load_gpu(name_or_path: str | os.PathLike[str]) -> GPU:
@@ -68,35 +67,20 @@ def load_named_gpus(names: Iterable[str | os.PathLike[str]]) -> dict[str, GPU]:
     return found
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path, expected: str = _GPU_FILE) -> dict[str, Any]:
     """The mapping in a JSON or YAML file. `InputError` if there is no such file, or it holds something else."""
-    if not path.exists():
-        raise InputError(f"{path}: no such GPU file; check the path, or give a catalog name (`neusight-jax gpus`)")
-    if not path.is_file():
-        raise InputError(f"{path} is a folder, expected one GPU file in JSON or YAML")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text ({type(error).__name__})") from None
-    is_json = path.suffix.lower() == ".json"
-    try:
-        content = json.loads(text) if is_json else yaml.load(text, Loader=Yaml)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path.name}: not JSON: {error.msg} at line {error.lineno}; mend the syntax") from None
-    except (yaml.YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"{path.name}: not YAML: {getattr(error, 'problem', error)}{where}; mend the syntax") from None
+    content = read_content(path, expected)
     if not isinstance(content, dict):
-        found = "nothing" if content is None else f"a {type(content).__name__}"
-        raise InputError(f"{path.name}: holds {found}, expected a mapping of GPU fields, e.g. num_sms: 132")
+        kind = "nothing" if content is None else f"a {type(content).__name__}"
+        raise InputError(f"{path}: holds {kind}, expected a mapping of names to figures: {expected}")
     return {str(key): value for key, value in content.items()}
 
 
 def _read_gpu(path: Path) -> tuple[str, GPU]:
     """Name and GPU from a file in either layout."""
     content = read_mapping(path)
-    return gpu_from_sheet(content, path) if is_reference_sheet(content) else gpu_from_fields(content, path)
+    name, gpu = gpu_from_sheet(content, path) if is_reference_sheet(content) else gpu_from_fields(content, path)
+    return checked_name(name, path.name), gpu
 
 
 def gpu_from_fields(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
@@ -116,7 +100,7 @@ def gpu_from_fields(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
     architecture = architectures().get(str(content.get("architecture", "")).lower())
     if architecture is not None:
         figures.setdefault("vendor", named_figure("vendor", architecture["vendor"], where))
-    base, name = content.get("base"), str(content.get("name") or path.stem)
+    base, name = content.get("base"), checked_name(content.get("name") or path.stem, where)
     if base is not None:
         try:
             start = catalog_gpu(str(base))
@@ -132,6 +116,13 @@ def gpu_from_fields(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
     return name, gpu
 
 
+def checked_name(name: object, where: str) -> str:
+    """The name that a file gives, made printable; `InputError` for one that no table could show."""
+    if not isinstance(name, str | int | float) or len(str(name)) > MOST_NAMED:
+        raise InputError(f"{where}: name is {name!r}, expected text of at most {MOST_NAMED} characters")
+    return printable(str(name))
+
+
 def _number(field: str, value: object, where: str) -> float:
     """A checked figure; `InputError` if it is not a believable number, or a name of one (`NAMED`)."""
     if field in NAMED and isinstance(value, str):
@@ -139,12 +130,8 @@ def _number(field: str, value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         shown = "empty" if value is None else f"{value!r}"
         raise InputError(f"{where}: {field} is {shown}, expected a number in base units, e.g. {_example(field)}")
-    try:
-        figure = float(value)
-    except OverflowError:
-        figure = math.inf
-    check_figure(field, figure, where)
-    return figure
+    check_figure(field, float(value), where)
+    return float(value)
 
 
 def _example(field: str) -> str:

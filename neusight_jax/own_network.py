@@ -91,7 +91,7 @@ def imported(path: str) -> Any:
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # a module's own code may raise whatever it likes
         raise InputError(
             f"network {path} cannot be imported ({error}); expected PACKAGE.MODULE:CLASS on the Python path, "
             "e.g. with PYTHONPATH set to its folder"

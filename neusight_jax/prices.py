@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import yaml
-
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, printable
 from neusight_jax.gpu_catalog import canonical_name
 from neusight_jax.printed import Record
-from neusight_jax.tables import Yaml
+from neusight_jax.tables import read_content, read_text, refuse_twice
 
 SECONDS_PER_HOUR = 3600.0
+_EXPECTED = "a price file in JSON, YAML or CSV, GPU: price of an hour"
+MOST_PER_HOUR = 1e12
+"""Whatever the currency."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,15 @@ class Prices(Record):
 
     def __post_init__(self) -> None:
         for name, value in self.per_hour.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise InputError(f"price of {name} is {value!r}, expected a positive number per hour, e.g. 2.49")
-        canonical = {canonical_name(str(name)) or str(name): float(value) for name, value in self.per_hour.items()}
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < MOST_PER_HOUR:
+                raise InputError(
+                    f"price of {name} is {value!r}, expected a positive number per hour, at most 1e12, e.g. 2.49"
+                )
+        canonical: dict[str, float] = {}
+        for name, value in self.per_hour.items():
+            key = canonical_name(str(name)) or str(name)
+            if canonical.setdefault(key, float(value)) != value:
+                raise InputError(f"{key} has two prices ({name} is one of its names), expected one; remove one")
         object.__setattr__(self, "per_hour", canonical)
 
     def summary(self) -> str:
@@ -67,31 +73,32 @@ def read_prices(path: str | os.PathLike[str]) -> Prices:
     """
     file = Path(path)
     table = file.suffix.lower() == ".csv"
-    try:
-        text = file.read_text(encoding="utf-8")
-        content = _csv_prices(text) if table else yaml.load(text, Loader=Yaml)  # JSON is YAML
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such price file; expected JSON, YAML or CSV, GPU: price of an hour") from None
-    except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
-        reason, form = " ".join(str(error).split())[:80], "CSV" if table else "JSON or YAML"
-        raise InputError(f"{file}: not readable as {form} ({reason}); mend the syntax") from None
+    content = _csv_prices(file) if table else read_content(file, _EXPECTED)
     if not isinstance(content, dict) or not content:
         raise InputError(f"{file}: expected a mapping of GPU: price of an hour, e.g. H100: 2.49")
-    currency = str(content.pop("currency", ""))
+    currency = printable(str(content.pop("currency", "")))[:20]
     try:
         return Prices(content, currency, str(file))
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
 
 
-def _csv_prices(text: str) -> dict[str, Any]:
+def _csv_prices(file: Path) -> dict[str, Any]:
     """Rows of name and price; a heading is left out."""
-    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(row)]
+    text = read_text(file, _EXPECTED)
+    try:
+        rows = [[printable(cell.strip()) for cell in row] for row in csv.reader(text.splitlines()) if any(row)]
+    except csv.Error as error:
+        raise InputError(f"{file}: not readable as CSV ({error}); mend the syntax") from None
     if rows and len(rows[0]) > 1 and not _is_number(rows[0][1]) and rows[0][0].lower() in ("gpu", "name", "machine"):
         rows = rows[1:]
     short = [row for row in rows if len(row) != 2]
     if short:
-        raise ValueError(f"row {','.join(short[0])!r} is no GPU,price")
+        raise InputError(f"{file}: row {','.join(short[0])!r} is no GPU,price")
+    try:
+        refuse_twice(name for name, _ in rows)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
     return {name: float(value) if _is_number(value) else value for name, value in rows}
 
 

@@ -6,6 +6,8 @@ import functools
 import hashlib
 import os
 import platform
+import stat
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -92,8 +94,10 @@ def _kept_program(
     )
     path = _traces / f"{hashlib.sha256(said.encode()).hexdigest()}.stablehlo"
     try:
+        if not (_is_ours(path.parent) and _is_ours(path)):
+            raise PermissionError
         exported = jax.export.deserialize(bytearray(path.read_bytes()))
-    except Exception:  # not there, cut short, or of another version: traced again
+    except Exception:  # not there, not ours, cut short, or of another version: traced again
         specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]  # type: ignore[no-untyped-call]
         flat = jax.jit(lambda leaves: function(*jax.tree.unflatten(tree, leaves)))
         try:
@@ -104,10 +108,20 @@ def _kept_program(
     return jax.jit(exported.call, compiler_options=_plain_options())
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else can have written what is at a path: it runs as a program of this user."""
+    if not hasattr(os, "getuid"):  # Windows: a user's own folders are closed to others
+        return True
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def _keep(path: Path, content: bytes) -> None:
     def write(place: Path) -> None:
+        place.touch(mode=0o600)
         place.write_bytes(content)
 
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, write, result=False)
 
 
@@ -153,7 +167,8 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | No
 
     Args:
       folder: where; default a folder of this kind of processor in `$XDG_CACHE_HOME/neusight_jax` (`~/.cache`).
-    Returns: the folder in use; None where it is turned off or cannot be written, which is no error.
+    Returns: the folder in use; None where it is turned off, cannot be written, or others could have written to it (said
+      on stderr), which is no error.
     """
     if folder is None:
         if _config.jax_compilation_cache_dir:
@@ -163,10 +178,16 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | No
     try:
         shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         chosen = Path(folder) if folder is not None else shelf / "neusight_jax" / _processor()
-        chosen.mkdir(parents=True, exist_ok=True)
+        above = (chosen,) if folder is not None else (chosen.parent, chosen)
+        for place in above:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        others = [place for place in above if not _is_ours(place)]
     except (OSError, RuntimeError):
         return None
     if not os.access(chosen, os.W_OK):
+        return None
+    if others:
+        sys.stderr.write(f"{others[0]}: others may write there, so no compiled programs are read from it; chmod go-w\n")
         return None
     _config.update("jax_compilation_cache_dir", str(chosen))
     _config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

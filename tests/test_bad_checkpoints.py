@@ -43,7 +43,7 @@ def test_weights_of_another_kind_of_file(predict_fails: Fails, own: Path) -> Non
 @pytest.mark.parametrize("name", [CARD, WEIGHTS])
 def test_missing_half(predict_fails: Fails, own: Path, name: str) -> None:
     (own / name).unlink()
-    assert f"{own / name}: missing; a checkpoint is a folder with" in predict_fails(checkpoint=str(own))
+    assert f"{own / name}: no such file; expected a checkpoint, a folder with" in predict_fails(checkpoint=str(own))
 
 
 def test_card_of_another_format(predict_fails: Fails, own: Path) -> None:
@@ -69,7 +69,7 @@ def test_card_that_is_no_card(predict_fails: Fails, own: Path) -> None:
     (own / CARD).write_text("{}")
     assert "not a checkpoint card" in predict_fails(checkpoint=str(own))
     (own / CARD).write_text("{")
-    assert "not readable as JSON" in predict_fails(checkpoint=str(own))
+    assert "card.json: not JSON: Expecting property name" in predict_fails(checkpoint=str(own))
 
 
 def test_leaf_of_another_shape(predict_fails: Fails, own: Path) -> None:

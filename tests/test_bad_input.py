@@ -54,7 +54,7 @@ def test_usage(fails: Fails, arguments: tuple[str, ...], message: str) -> None:
     ("options", "message"),
     [
         ({"gpu": "H1000"}, "unknown GPU 'H1000'; nearest: H100"),
-        ({"gpu": "nowhere.json"}, "nowhere.json: no such GPU file"),
+        ({"gpu": "nowhere.json"}, "nowhere.json: no such file; expected a GPU file"),
         ({"model": "gpt2-larg"}, "unknown model 'gpt2-larg'; nearest: gpt2-large"),
         ({"model": "nowhere.json"}, "nowhere.json: no such file"),
         ({"checkpoint": "fp23"}, "unknown checkpoint 'fp23'"),
@@ -121,7 +121,7 @@ def test_gpu_files(predict_fails: Fails, tmp_path: Path, changes: dict[str, Any]
     ("text", "message"),
     [
         ('{"num_sms": 4', "mine.json: not JSON"),
-        ("[1, 2]", "holds a list, expected a mapping of GPU fields"),
+        ("[1, 2]", "holds a list, expected a mapping of names to figures"),
     ],
 )
 def test_gpu_files_that_are_something_else(predict_fails: Fails, tmp_path: Path, text: str, message: str) -> None:

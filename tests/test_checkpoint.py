@@ -144,7 +144,7 @@ def _poison(flat: dict[str, np.ndarray], name: str) -> None:
         (_truncate, [WEIGHTS, "not a whole safetensors file", "copy the checkpoint again"]),
         (_flip_header_bit, [WEIGHTS, "not a whole safetensors file"]),
         (_empty, [WEIGHTS, "not a whole safetensors file"]),
-        (lambda folder: (folder / WEIGHTS).unlink(), [WEIGHTS, "missing"]),
+        (lambda folder: (folder / WEIGHTS).unlink(), [WEIGHTS, "no such file"]),
         (lambda folder: (folder / CARD).unlink(), [CARD]),
         (lambda folder: (folder / CARD).write_text("{"), [CARD]),
         (lambda folder: (folder / CARD).write_text("[]"), [CARD]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.explorer import answers
-from neusight_jax.explorer.server import Explorer
+from neusight_jax.explorer.server import MOST_WAITING, Explorer
 
 NAME = "NVIDIA H100 80GB HBM3"
 LOAD = {"model": "bert-tiny", "mode": "inference", "batch_size": 2, "sequence_length": 16, "dtype": ""}
@@ -53,11 +54,14 @@ def server() -> Iterator[Explorer]:
         explorer.server_close()
 
 
-def ask(server: Explorer, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, str]:
+def ask(
+    server: Explorer, path: str, body: Any = None, headers: dict[str, str] | None = None, token: str | None = None
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
     try:
         text = body if isinstance(body, str) else json.dumps(body)
-        connection.request("GET" if body is None else "POST", path, None if body is None else text, headers or JSON)
+        whole = f"{path}{'&' if '?' in path else '?'}token={server.token}" if token is None else path
+        connection.request("GET" if body is None else "POST", whole, None if body is None else text, headers or JSON)
         answer = connection.getresponse()
         return answer.status, answer.read().decode(errors="replace")
     finally:
@@ -71,7 +75,7 @@ def machines(*figures: dict[str, float]) -> dict[str, Any]:
 def test_the_page_loads_its_own_files_only(server: Explorer) -> None:
     code, text = ask(server, "/")
     assert code == 200
-    assert 'src="plotly.js"' in text
+    assert f'src="plotly.js?token={server.token}"' in text
     assert text.count("<script src=") == 1
     assert "http" not in text.replace("http-equiv", "")
     assert ask(server, "/plotly.js")[0] == 200
@@ -162,6 +166,19 @@ def test_sliders_of_a_cluster_are_those_of_its_links_too(server: Explorer) -> No
 @pytest.mark.parametrize(
     ("body", "said"),
     [
+        (machines({"clock_hz": 10**400}), "expected a finite number"),
+        ({"workload": {**LOAD, "mode": ["inference"]}, "machines": [{"base": "H100"}]}, "mode is ['inference']"),
+        (
+            {"workload": {**LOAD, "batch_size": 1.5}, "machines": [{"base": "H100"}]},
+            "batch_size is 1.5, expected a whole",
+        ),
+        ({"workload": LOAD, "machines": [{"base": "/etc/h100.yaml"}]}, "unknown GPU '/etc/h100.yaml'"),
+        (
+            {"workload": {**LOAD, "model": "/etc/config.json"}, "machines": [{"base": "H100"}]},
+            "unknown model '/etc/con",
+        ),
+        ("[" * 60_000, "nested too deeply"),
+        ('{"workload": {}, "workload": {}}', "'workload' is given twice"),
         (job({}, mode="inference"), "jobs on many GPUs are training steps"),
         (job({}, tensor=3), "16 GPUs are no multiple of tensor"),
         (job({}, gpus="many"), "gpus is 'many', expected a whole number from 1"),
@@ -173,7 +190,7 @@ def test_sliders_of_a_cluster_are_those_of_its_links_too(server: Explorer) -> No
         ({"workload": {**LOAD, "model": "gpt9"}, "machines": [{"base": "H100"}]}, "gpt9"),
         ({"workload": LOAD}, "not a request of the page"),
         ({**machines({}), "workload": {**LOAD, "dtype": "fp4"}}, "fp4"),
-        ("[", "not a request of the page"),
+        ("[", "not a request of the page: not JSON"),
     ],
 )
 def test_what_is_refused(server: Explorer, body: Any, said: str) -> None:
@@ -183,9 +200,76 @@ def test_what_is_refused(server: Explorer, body: Any, said: str) -> None:
 
 
 def test_other_sites_are_refused(server: Explorer) -> None:
+    own = f"127.0.0.1:{server.server_address[1]}"
     assert ask(server, "/", headers={"Host": "example.com"})[0] == 403
-    assert ask(server, "/forecast", machines({}), {**JSON, "Origin": "http://example.com:80"})[0] == 403
+    for origin in ("http://example.com:80", "http://example.com", "null", "http://127.0.0.1:1", f"https://{own}", ""):
+        assert ask(server, "/forecast", machines({}), {**JSON, "Origin": origin})[0] == 403, origin
+    assert ask(server, "/forecast", machines({}), {**JSON, "Origin": f"http://{own}"})[0] == 200
     assert ask(server, "/forecast", machines({}), {"Content-Type": "text/plain"})[0] == 400
+
+
+def test_without_the_token_nothing_is_answered(server: Explorer) -> None:
+    """Whoever else uses this machine has the port, but not the token."""
+    for path in ("/", "/plotly.js", "/sliders?gpu=H100", "/?token=", "/?token=wrong", "/other", "/?token=%C3%A9"):
+        code, text = ask(server, path, token="")
+        assert (code, len(text.splitlines())) == (403, 1)
+        assert "open the one that `neusight-jax explore` printed" in text
+    assert ask(server, "/forecast", machines({}), token="")[0] == 403
+
+
+def half_sent(server: Explorer) -> socket.socket:
+    client = socket.create_connection(server.server_address[:2], timeout=20)
+    client.sendall(
+        b"POST /forecast?token=" + server.token.encode() + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9"
+    )
+    return client
+
+
+def test_half_sent_requests_hold_few_threads_and_not_for_long(
+    server: Explorer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = threading.active_count()
+    clients = [half_sent(server) for _ in range(100)]
+    assert ask(server, "/sliders?gpu=H100")[0] == 200
+    assert threading.active_count() - before <= MOST_WAITING + 8
+    for client in clients:
+        client.close()
+    monkeypatch.setattr("neusight_jax.explorer.server._Handler.timeout", 0.2)
+    with half_sent(server) as client:
+        assert client.recv(100) == b""  # the server has ended it
+    assert capfd.readouterr().err == ""
+
+
+def test_two_tabs_do_not_wait_for_each_other(server: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a model compiles in one, the other goes on."""
+    begun, go_on, usual = threading.Event(), threading.Event(), answers.explored
+
+    def slow(load: Any, *rest: Any, **options: Any) -> Any:
+        if load.model == "gpt2":
+            begun.set()
+            assert go_on.wait(60)
+        return usual(load, *rest, **options)
+
+    monkeypatch.setattr(answers, "explored", slow)
+    ask(server, "/forecast", machines({}))
+    other = {"workload": {**LOAD, "model": "gpt2"}, "machines": [{"base": "H100"}]}
+    codes: list[int] = []
+    tab = threading.Thread(target=lambda: codes.append(ask(server, "/forecast", other)[0]))
+    tab.start()
+    assert begun.wait(60)
+    assert ask(server, "/forecast", machines({}))[0] == 200
+    assert codes == []
+    go_on.set()
+    tab.join(60)
+    assert codes == [200]
+
+
+def test_many_gpus_with_the_models_own_length(server: Explorer) -> None:
+    """The page says no length: it is the model's, 1,024 for GPT-2, and 2,048 where it has more."""
+    for model, tokens in (("gpt2", 1024), ("llama-3.2-1b", 2048)):
+        code, text = ask(server, "/forecast", job({}, model=model, sequence_length=None, batch_size=16))
+        assert code == 200, text
+        assert json.loads(text)["sequence_length"] == tokens
 
 
 def test_the_command_refuses(capsys: pytest.CaptureFixture[str], server: Explorer) -> None:
@@ -218,5 +302,7 @@ def test_a_slider_moves_the_number(server: Explorer, tmp_path: Path) -> None:
         after = page.run(SHOWN)
         assert after[0] != before[0]
         assert after[1] != before[1]
-        assert [url for url in page.requests if not url.startswith((server.url, "data:", "blob:"))] == []
+        assert [
+            url for url in page.requests if not url.startswith((server.url.partition("?")[0], "data:", "blob:"))
+        ] == []
         assert page.errors == []

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from flax import linen
 from own_networks import Gated, Narrow, Remembering, Taken
+from refusals import Fails
 from safetensors.numpy import load_file
 
 import neusight_jax as nj
 from neusight_jax import digest
-from neusight_jax.checkpoint import CARD, WEIGHTS
+from neusight_jax.checkpoint import CARD, TRUST, WEIGHTS
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.own_network import network_card
 from neusight_jax.programs import _of_this_package
@@ -49,6 +50,7 @@ def _quick_recipe() -> Iterator[None]:
     """Promotion is not strict here: optax raises a float to an integer step count."""
     with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
         quick = Settings(steps=200, batch_size=64)
+        patch.setenv(TRUST, "1")
         patch.setitem(RECIPES, "quick", Recipe("mixture", 2, (8,), quick, Settings(steps=5, batch_size=32)))
         yield
 
@@ -143,6 +145,7 @@ def test_a_list_among_its_arguments_is_kept() -> None:
 @pytest.mark.parametrize(
     ("named", "line"),
     [
+        ("neusight_jax.training.networks:Perceptrn", "cannot be imported"),
         ("no_such_package:Gated", "network no_such_package:Gated cannot be imported"),
         ("own_networks:Gatd", "network own_networks:Gatd cannot be imported"),
         ("subprocess:Popen", "network subprocess:Popen is not a class of flax.linen.Module"),
@@ -155,7 +158,30 @@ def test_a_card_whose_network_is_not_there_is_refused(gated: Path, tmp_path: Pat
     (tmp_path / CARD).write_text(json.dumps(card))
     (tmp_path / WEIGHTS).write_bytes((gated / WEIGHTS).read_bytes())
     with pytest.raises(nj.InputError, match=line):
+        nj.load_predictor(tmp_path, trust_modules=True)
+
+
+def test_a_module_is_imported_only_if_it_is_trusted(
+    gated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, predict_fails: Fails
+) -> None:
+    """An import runs code: of a checkpoint from elsewhere, none runs."""
+    (tmp_path / "spy.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(TRUST)
+    card = {key: value for key, value in nj.load_card(gated).items() if key != digest.KEY}
+    card["architecture"] = {**card["architecture"], "network": {"module": "spy:Net", "arguments": {}}}
+    (tmp_path / CARD).write_text(json.dumps(card))
+    (tmp_path / WEIGHTS).write_bytes((gated / WEIGHTS).read_bytes())
+    assert "its network is 'spy:Net', whose import would run code" in predict_fails(checkpoint=str(tmp_path))
+    with pytest.raises(nj.InputError, match=f"trust_modules=True.*{TRUST}=1"):
         nj.load_predictor(tmp_path)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(nj.InputError, match="spy:Net cannot be imported"):
+        nj.load_predictor(tmp_path, trust_modules=True)
+    assert (tmp_path / "ran").exists()
+    with pytest.raises(nj.InputError, match="its network is 'own_networks:Gated'"):
+        nj.load_predictor(gated)
+    nj.load_predictor(gated, trust_modules=True)
 
 
 def test_the_command_takes_one(measured: Path, tmp_path: Path, fails: Callable[..., str]) -> None:

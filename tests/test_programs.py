@@ -80,6 +80,46 @@ def test_a_spoilt_trace_is_made_again(kept: Path) -> None:
     assert len(path.read_bytes()) == len(whole)
 
 
+def test_a_trace_that_others_could_have_written_is_made_again(kept: Path) -> None:
+    one_shot(_double)(jnp.float32(3.0))
+    (path,) = kept.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    name = path.name
+    one_shot(lambda x: {"twice": 5.0 * x}, closes_over="other")(jnp.float32(3.0))
+    (other,) = (each for each in kept.iterdir() if each.name != name)
+    path.write_bytes(other.read_bytes())
+    programs._kept_program.cache_clear()
+    assert float(one_shot(_double)(jnp.float32(3.0))["twice"]) == 15.0  # ours: it is taken at its word
+    for place in (path, kept):
+        path.write_bytes(other.read_bytes())
+        place.chmod(0o777)
+        programs._kept_program.cache_clear()
+        assert float(one_shot(_double)(jnp.float32(3.0))["twice"]) == 6.0
+        place.chmod(0o700)
+
+
+def test_a_cache_that_others_may_write_to_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a shared machine somebody may make the folder first, with programs of their own in it."""
+    before = jax.config.jax_compilation_cache_dir
+    (tmp_path / "neusight_jax").mkdir()
+    (tmp_path / "neusight_jax").chmod(0o777)
+    assert use_compile_cache(tmp_path / "neusight_jax") is None
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.delenv("NEUSIGHT_JAX_CACHE")
+        assert use_compile_cache() is None
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == 2 * [
+        f"{tmp_path}/neusight_jax: others may write there, so no compiled programs are read from it; chmod go-w"
+    ]
+
+
 def test_traces_go_by_the_package_and_not_by_records_of_others(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @jax.tree_util.register_dataclass
     @programs_dataclass

@@ -33,7 +33,7 @@ from neusight_jax.cli.sensitivity import sensitivity
 from neusight_jax.cli.serve import serve
 from neusight_jax.cli.sweep import sweep
 from neusight_jax.cli.train import calibrate, train
-from neusight_jax.errors import BAD_INPUT, InputError
+from neusight_jax.errors import BAD_INPUT, InputError, one_line
 from neusight_jax.files import forget_written
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -149,7 +149,7 @@ def _spread(arguments: Sequence[str]) -> list[str]:
 
 
 def _fail(message: str, code: int = BAD_INPUT) -> int:
-    typer.echo(" ".join(message.split()), err=True)
+    typer.echo(one_line(message), err=True)
     return code
 
 

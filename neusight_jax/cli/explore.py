@@ -19,16 +19,22 @@ def explore(
     """Open a page on this machine: move a GPU's figures, see the forecast follow. Ctrl-C ends it."""
     import webbrowser
 
+    from neusight_jax.files import scratch_folder
     from neusight_jax.gpu_catalog import canonical_name
     from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.graph.configs.config import read_config
     from neusight_jax.reports.page import require_pages
 
     require_pages("explore")
     from neusight_jax.explorer.server import Explorer
 
-    load_named_gpu(gpu)  # a wrong name is said before the page opens
+    load_named_gpu(gpu)  # wrong names are said before the page opens
+    read_config(model)
     server = Explorer(port, {"model": model, "gpu": canonical_name(gpu) or gpu})
     remark(f"exploring at {server.url} (Ctrl-C ends it)")
-    if show:
-        webbrowser.open(server.url)
-    server.serve_forever()
+    with scratch_folder() as folder:
+        if show:  # the token stays out of the browser's command line, which every user of the machine may read
+            way = folder / "explore.html"
+            way.write_text(f'<meta http-equiv="refresh" content="0; url={server.url}">', encoding="utf-8")
+            webbrowser.open(way.as_uri())
+        server.serve_forever()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -12,7 +13,7 @@ from neusight_jax.arithmetic import DTYPES
 from neusight_jax.checkpoint import default_checkpoint, load_predictor
 from neusight_jax.errors import InputError
 from neusight_jax.explorer import jobs
-from neusight_jax.explorer.asked import Variant, Workload, read
+from neusight_jax.explorer.asked import Catalog, Variant, Workload, read
 from neusight_jax.forecast import Forecast
 from neusight_jax.gpu import FIELDS, GPU, SWITCHES, WIDTH, WIDTH_PEAKS
 from neusight_jax.gpu_catalog import list_gpus
@@ -43,14 +44,17 @@ def choices() -> dict[str, Any]:
     return {**names, "recompute": RECOMPUTE}
 
 
-def sliders(base: str, gpus: int = 1) -> list[dict[str, Any]]:
+def sliders(catalog: Catalog, query: Mapping[str, str]) -> list[dict[str, Any]]:
     """Every figure of a machine that is an amount and that it has: its value, range, unit and what is shown."""
-    found = []
+    base, count = query.get("gpu", ""), query.get("gpus", "1")
+    catalog.check_gpu(base)
+    gpus = int(count) if count.isascii() and count.isdigit() and len(count) < 8 else 1
+    shown = []
     for name, value in (jobs.figures(Variant(base), gpus) if gpus > 1 else _figures(load_named_gpu(base)[1])).items():
         if name not in SWITCHES and value > 0:
             scale, label = _scaled(name)
-            found.append({"name": name, "value": value, "scale": scale, "label": label, "reach": REACH})
-    return found
+            shown.append({"name": name, "value": value, "scale": scale, "label": label, "reach": REACH})
+    return shown
 
 
 def _scaled(name: str) -> tuple[float, str]:
@@ -80,11 +84,20 @@ def explored(load: Workload, variant: Variant, *, secants: bool = False) -> tupl
         raise InputError(f"{name}: {error}") from None
 
 
-def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+@functools.lru_cache(maxsize=64)
+def _turn(load: Workload) -> threading.Lock:
+    """Requests for one workload go one after another, so that it is compiled once; others do not wait for it."""
+    return threading.Lock()
+
+
+def answer(catalog: Catalog, content: Any) -> dict[str, Any]:
     """Numbers and pictures of the machines that the page shows."""
-    load, variants = read(asked)
-    if load.gpus > 1:
-        return jobs.answer(load, variants, _predictor)
+    load, variants = read(catalog, content)
+    with _turn(load):
+        return jobs.answer(load, variants, _predictor) if load.gpus > 1 else _answer(load, variants)
+
+
+def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
     shown = [explored(load, variant) for variant in variants]
     names = [f"{'AB'[place]}: {variant.base}" for place, variant in enumerate(variants)]
     found = {name: (result.forecast, gpu) for name, (result, gpu, _) in zip(names, shown, strict=True)}
@@ -104,6 +117,7 @@ def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
             }
             for result, gpu, checkpoint in shown
         ],
+        "sequence_length": jobs.usual_length(load.model),
         "plots": [{"title": each.title, "data": each.traces, "layout": dict(each.layout)} for each in pictures],
     }
 
@@ -128,9 +142,9 @@ def _elasticities(totals: Mapping[str, Mapping[str, float]]) -> Plot:
     return Plot("What more of a figure buys", traces, {"xaxis": {"title": {"text": "% of time for 1 % more"}}})
 
 
-def gpu_yaml(asked: Mapping[str, Any]) -> str:
+def gpu_yaml(catalog: Catalog, content: Any) -> str:
     """A variant as a GPU file: its base and every figure that differs from it."""
-    load, (variant, *_) = read(asked)
+    load, (variant, *_) = read(catalog, content)
     if load.gpus > 1:
         return jobs.cluster_yaml(load, variant)
     base, (name, gpu) = load_named_gpu(variant.base), variant.named()
@@ -140,9 +154,9 @@ def gpu_yaml(asked: Mapping[str, Any]) -> str:
     return yaml.safe_dump({"name": name, "base": base[0], **changed}, sort_keys=False, allow_unicode=True)
 
 
-def report_page(asked: Mapping[str, Any]) -> str:
+def report_page(catalog: Catalog, content: Any) -> str:
     """The report of the first machine."""
-    load, (variant, *_) = read(asked)
+    load, (variant, *_) = read(catalog, content)
     if load.gpus > 1:
         step, _, checkpoint = jobs.explored(load, variant, _predictor)
         return page_of(step, checkpoint=checkpoint, command="neusight-jax explore")

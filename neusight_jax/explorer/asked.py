@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from neusight_jax.cluster import Cluster
 from neusight_jax.cluster_file import check_topology, load_named_cluster
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU, check_figure
+from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
 from neusight_jax.gpu_file import load_named_gpu
+from neusight_jax.graph.configs.catalog import load_model_config, model_names
 from neusight_jax.hypothetical import require_field, vary_plainly
 from neusight_jax.topology import TRACED_FIELDS
 from neusight_jax.units import figure_text
 
 MOST_MACHINES = 2
+MOST = 1_000_000
+"""Of GPUs, sequences and tokens in a request."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,38 @@ class Workload:
     zero: int = 0
     micro_batch_size: int = 1
     recompute: str = "none"
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            name, value = each.name, getattr(self, each.name)
+            if each.type == "str" and not isinstance(value, str):
+                raise InputError(f"{name} is {value!r}, expected text")
+            least = int(name != "zero")
+            optional = each.type != "int" and value is None
+            if each.type != "str" and not optional and not (type(value) is int and least <= value <= MOST):
+                raise InputError(f"{name} is {value!r}, expected a whole number from {least} to {MOST:,}")
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """What the page may ask for: names of the catalogs, and the model and GPU that the explorer was started with.
+
+    Attributes:
+      model, gpu: those it was started with, names or files.
+    """
+
+    model: str
+    gpu: str
+
+    def check_model(self, name: str) -> None:
+        """`InputError` for a model that is not of the catalog."""
+        if name != self.model and name.lower() not in model_names():
+            load_model_config(name)
+
+    def check_gpu(self, name: str) -> None:
+        """`InputError` for a GPU that is not of the catalog."""
+        if name != self.gpu and canonical_name(name) is None:
+            catalog_gpu(name)
 
 
 @dataclass(frozen=True)
@@ -71,20 +107,21 @@ def _varied(name: str, gpu: GPU, figures: Mapping[str, float]) -> GPU:
     return vary_plainly(gpu, figures) if figures else gpu
 
 
-def read(asked: Mapping[str, Any]) -> tuple[Workload, list[Variant]]:
-    """A request of the page as records; `InputError` for one that is none."""
+def read(catalog: Catalog, content: Any) -> tuple[Workload, list[Variant]]:
+    """A request of the page as records; `InputError` for one that is none, or for files the page may not open."""
     try:
-        load = Workload(**asked["workload"])
+        load = Workload(**content["workload"])
         variants = [
             Variant(str(each["base"]), {str(name): float(value) for name, value in each.get("figures", {}).items()})
-            for each in asked["machines"]
+            for each in content["machines"]
         ]
+    except InputError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"not a request of the page ({error!r}); expected workload and machines") from None
-    for name in ("gpus", "tensor", "pipeline", "context", "micro_batch_size", "zero"):
-        value = getattr(load, name)
-        if type(value) is not int or value < (name != "zero"):
-            raise InputError(f"{name} is {value!r}, expected a whole number from {int(name != 'zero')}")
     if not 1 <= len(variants) <= MOST_MACHINES:
         raise InputError(f"{len(variants)} machines, expected 1 or {MOST_MACHINES}")
+    catalog.check_model(load.model)
+    for variant in variants:
+        catalog.check_gpu(variant.base)
     return load, variants

@@ -15,6 +15,9 @@ from neusight_jax.errors import InputError
 from neusight_jax.explorer.asked import Variant, Workload
 from neusight_jax.gpu import FIELDS
 from neusight_jax.gpu_file import load_named_gpu
+from neusight_jax.graph.configs.assumed import assumed_length
+from neusight_jax.graph.configs.config import read_config
+from neusight_jax.graph.configs.language import language_config
 from neusight_jax.job.forecast import StepForecast, predict_job
 from neusight_jax.job.job import Job, job_from_config
 from neusight_jax.job.parallelism import Parallelism
@@ -44,15 +47,26 @@ def _figures(cluster: Cluster) -> dict[str, float]:
 
 @functools.lru_cache(maxsize=16)
 def _job(load: Workload) -> Job:
-    if load.mode != "training" or load.sequence_length is None:
-        raise InputError("jobs on many GPUs are training steps; choose training and a sequence length")
+    if load.mode != "training":
+        raise InputError("jobs on many GPUs are training steps; choose training")
     taken = load.tensor * load.pipeline * load.context
     if taken < 1 or load.gpus % taken:
         raise InputError(f"{load.gpus} GPUs are no multiple of tensor · pipeline · context = {taken}; mend one")
     layout = Parallelism(data=load.gpus // taken, **{name: getattr(load, name) for name in WAYS})
     dtype = load.dtype or "bf16"
-    sizes: dict[str, Any] = {"global_batch_size": load.batch_size, "sequence_length": load.sequence_length}
+    tokens = load.sequence_length or usual_length(load.model)
+    sizes: dict[str, Any] = {"global_batch_size": load.batch_size, "sequence_length": tokens}
     return job_from_config(load.model, layout, dtype=dtype, **sizes)
+
+
+@functools.lru_cache(maxsize=64)
+def usual_length(model: str) -> int | None:
+    """Tokens of a sequence where nobody says how many, as in every command; None where a model takes any number."""
+    try:
+        tokens, _ = assumed_length(language_config(read_config(model)), None, "training", None)
+    except InputError:
+        return None
+    return tokens if isinstance(tokens, int) else None
 
 
 def explored(load: Workload, variant: Variant, predictor_of: PredictorOf) -> tuple[StepForecast, Cluster, str]:
@@ -83,6 +97,7 @@ def answer(load: Workload, variants: Sequence[Variant], predictor_of: PredictorO
             }
             for step, cluster, checkpoint in shown
         ],
+        "sequence_length": usual_length(load.model),
         "plots": [{"title": each.title, "data": each.traces, "layout": dict(each.layout)} for each in pictures],
     }
 

@@ -2,7 +2,8 @@ const START = JSON.parse(document.getElementById("start").textContent);
 const STATUS = document.getElementById("status");
 const machines = [];
 const COUNTS = ["gpus", "tensor", "pipeline", "context", "zero", "micro_batch_size"];
-let shown = 0, busy = false, again = false;
+const MAIN = document.querySelector("main");
+let shown = 0, busy = false, again = false, running = null, last = "";
 
 function fill(select, names, chosen, empty) {
   select.replaceChildren(...names.map((name) => new Option(name || empty, name)));
@@ -22,11 +23,44 @@ function workload() {
 function asked(list) {
   return { workload: workload(), machines: list.map(({ base, figures }) => ({ base, figures })) };
 }
-async function post(path, body) {
-  const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body) });
-  if (!answer.ok) throw new Error((await answer.json()).error);
-  return answer;
+function named(list) {  // what is forecast, in words
+  const { model, mode, dtype, gpus } = workload();
+  const count = gpus > 1 ? `${gpus}x ` : "";
+  return [model, dtype, mode, "on", list.map(({ base }) => count + base).join(" and ")].filter(Boolean).join(" ");
+}
+async function ask(path, options) {
+  let answer;
+  try {
+    answer = await fetch(`${path}${path.includes("?") ? "&" : "?"}token=${START.token}`, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("the explorer does not answer; is it still running?");
+  }
+  if (answer.ok) return answer;
+  const text = await answer.text();
+  let line = text.trim();
+  try { line = JSON.parse(text).error; } catch { /* a plain line */ }
+  throw new Error(line);
+}
+function post(path, body, signal) {
+  return ask(path, { method: "POST", headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body), signal });
+}
+function stale() {  // numbers on the page are of what was asked before
+  const now = named(machines);
+  MAIN.classList.add("stale");
+  if (now === last) return;
+  MAIN.classList.add("renamed");  // and stand under a name that is not theirs
+  say(`forecasting ${now}`);
+  if (running) running.abort();  // its answer is of the name before
+}
+function failed(error) {
+  MAIN.classList.remove("stale", "renamed");
+  last = "";
+  for (const { place } of machines)
+    place.querySelectorAll(".cards, .notes").forEach((part) => part.replaceChildren());
+  document.getElementById("plots").replaceChildren();
+  say(error.message, true);
 }
 async function save(path, machine, name) {
   try {
@@ -72,14 +106,19 @@ function showPlots(plots) {
   }));
 }
 async function update() {
+  stale();
   if (busy) { again = true; return; }
   busy = true;
   do {
     again = false;
-    const list = machines.slice();
-    const timer = setTimeout(() => say("compiling for this model, once"), 700);
+    const list = machines.slice(), name = named(list);
+    const timer = setTimeout(() => say(`compiling ${name}, once`), 700);
+    running = new AbortController();
     try {
-      const answer = await (await post("forecast", asked(list))).json();
+      const answer = await (await post("forecast", asked(list), running.signal)).json();
+      if (name !== named(machines)) continue;  // its answer is of the name before
+      const field = document.getElementById("workload").elements.sequence_length;
+      field.placeholder = answer.sequence_length ? `${answer.sequence_length} as usual` : "";
       list.forEach((machine, at) => {
         const found = answer.machines[at];
         cards(machine.place.querySelector(".cards"), found.cards);
@@ -90,19 +129,24 @@ async function update() {
           return item;
         }));
       });
+      last = name;
       say(`checkpoint ${answer.machines[0].checkpoint}`);
       document.documentElement.dataset.shown = ++shown;
       await new Promise((done) => setTimeout(done, 0));
-      if (!again) await showPlots(answer.plots);
-    } catch (error) { say(error.message, true); } finally { clearTimeout(timer); }
+      if (!again) { await showPlots(answer.plots); }
+      if (!again) MAIN.classList.remove("stale", "renamed");
+    } catch (error) { if (error.name !== "AbortError") failed(error); } finally { clearTimeout(timer); }
   } while (again);
   busy = false;
 }
 async function choose(machine, base) {
-  const answer = await fetch(`sliders?gpu=${encodeURIComponent(base)}&gpus=${workload().gpus}`);
-  const list = await answer.json();
-  if (!answer.ok) { say(list.error, true); return; }
   Object.assign(machine, { base, figures: {} });
+  stale();
+  let list;
+  try {
+    list = await (await ask(`sliders?gpu=${encodeURIComponent(base)}&gpus=${workload().gpus}`)).json();
+  } catch (error) { failed(error); return; }
+  if (machine.base !== base) return;
   machine.sliders = list.map((slider) => {
     const row = document.createElement("label");
     row.className = "slider";
@@ -143,12 +187,10 @@ fill(form.elements.recompute, START.recompute, "none");
 async function changed(event) {
   if (event.target.id === "two") return;
   if (event.target.name !== "gpus") { update(); return; }
-  const many = Number(form.elements.gpus.value) > 1, layout = document.getElementById("layout");
-  if (many && layout.hidden) {  // a job trains: what a first answer needs
-    form.elements.mode.value = "training";
-    form.elements.sequence_length.value ||= 2048;
-    const least = Number(form.elements.gpus.value);
-    if (Number(form.elements.batch_size.value) < least) form.elements.batch_size.value = least;
+  const gpus = Number(form.elements.gpus.value), many = gpus > 1, layout = document.getElementById("layout");
+  if (many) {  // a job trains, and each replica has something to do
+    if (layout.hidden) form.elements.mode.value = "training";
+    if (Number(form.elements.batch_size.value) % gpus) form.elements.batch_size.value = gpus;
   }
   const switched = layout.hidden === many;
   layout.hidden = !many;

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import IO, cast
 
 from neusight_jax.errors import InputError
+from neusight_jax.tables import check_regular
 
 _MARKS = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "parquet", b"SQLite format 3\x00": "sqlite"}
 _BYTE_ORDERS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """A shell of Windows writes what it redirects as UTF-16."""
+EXPECTED = "a trace (.json, .json.gz), a CSV or a Parquet table"
+MOST_TEXT_BYTES = 2 << 30
+"""Of a table of kernels, unpacked: it is read whole."""
 PACKED: tuple[str, ...] = (".gz", ".zip")
 
 
@@ -23,8 +27,9 @@ PACKED: tuple[str, ...] = (".gz", ".zip")
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """A file's content as a stream, unpacked by what it holds and not by its name.
 
-    Raises: `InputError` when the file is not there, or what it is packed in is damaged.
+    Raises: `InputError` when the file is not there, is no regular one, or what it is packed in is damaged.
     """
+    check_regular(path, EXPECTED)
     try:
         with open(path, "rb", buffering=1 << 20) as file:
             kind = _kind(file.read(16))
@@ -37,12 +42,6 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                     yield member
             else:
                 yield file
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such file; expected a trace (.json, .json.gz), a CSV or a Parquet table"
-        ) from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder, expected one file of a trace") from None
     except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise InputError(f"{path}: the archive is cut off or damaged ({reason}); copy or export it again") from None
@@ -69,7 +68,9 @@ def encoding_of(head: bytes) -> str:
 def read_text(path: Path) -> str:
     """A file's whole text. `InputError` when it is not text."""
     with opened(path) as stream:
-        raw = stream.read()
+        raw = stream.read(MOST_TEXT_BYTES + 1)
+    if len(raw) > MOST_TEXT_BYTES:
+        raise InputError(f"{path}: more than {MOST_TEXT_BYTES:,} bytes, expected a table of at most that; cut it")
     try:
         return raw.decode(encoding_of(raw[:4]))
     except UnicodeDecodeError as error:

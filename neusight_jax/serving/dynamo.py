@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import math
 import os
 import tempfile
@@ -26,6 +25,7 @@ from neusight_jax.programs import one_shot
 from neusight_jax.serving.engine import Options
 from neusight_jax.serving.steady import Lengths
 from neusight_jax.serving.times import Times
+from neusight_jax.tables import parse_content, read_text
 
 PLAIN = Options()
 PACKAGE, VERSION = "ai-dynamo-runtime", "1.6.1"
@@ -232,6 +232,10 @@ def _read(summary: Mapping[str, Any], request_s: float) -> Run:
     return Run(of("ttft", request_s), of("tpot"), float(summary["request_throughput_rps"]), ratio)
 
 
+MOST_TRACE_BYTES = 1 << 30
+_EXPECTED = f"JSON lines, an object with {', '.join(TRACE_FIELDS)} in each"
+
+
 @dataclass(frozen=True)
 class Trace:
     """A Mooncake trace: its file, mean lengths, and requests a second."""
@@ -249,10 +253,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     Raises: `InputError` naming the line, for what is no request, unknown fields, or lengths and times that cannot be.
     """
     file = Path(path)
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: no readable trace ({type(error).__name__}); expected JSON lines") from None
+    lines = read_text(file, _EXPECTED, MOST_TRACE_BYTES).splitlines()
     rows = [_line(f"{file}, line {at}", text) for at, text in enumerate(lines, start=1) if text.strip()]
     if not rows:
         raise InputError(f"{file} is empty; expected one request a line with {', '.join(TRACE_FIELDS)}")
@@ -265,10 +266,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def _line(where: str, text: str) -> dict[str, Any]:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InputError(f"{where}: no JSON; expected an object with {', '.join(TRACE_FIELDS)}") from None
+    row = parse_content(text, where, _EXPECTED)
     if not isinstance(row, dict):
         raise InputError(f"{where}: expected an object with {', '.join(TRACE_FIELDS)}")
     for name in row:

@@ -274,10 +274,7 @@ def read_config(config: str | Path | Mapping[str, Any]) -> Config:
     files = read_files(path)
     if files.base:
         return _with_adapters(path, files)
-    try:
-        parsed = Config(files.name, files.values, notes=files.notes)
-    except RecursionError:
-        raise InputError(f"{path}: nested too deeply; expected a Hugging Face config.json") from None
+    parsed = Config(files.name, files.values, notes=files.notes)
     parsed.stored_bytes = files.stored_bytes
     return parsed
 

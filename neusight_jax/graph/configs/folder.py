@@ -6,7 +6,6 @@ bytes the files of weights have.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
+from neusight_jax.tables import parse_content, read_text
 
 QUANTIZERS: dict[str, str] = {
     "hf_quant_config.json": "modelopt",
@@ -103,18 +103,8 @@ def _stored_bytes(folder: Path) -> float | None:
 
 def json_object(path: Path, expected: str) -> dict[str, Any]:
     """A JSON object from a file; `InputError` naming the file for anything else."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such file; give a config.json, or a model name (`neusight-jax models` lists all)"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); expected {expected}") from None
-    except RecursionError:
-        raise InputError(f"{path}: nested too deeply; expected {expected}") from None
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}); expected {expected}") from None
+    expected = f"{expected}, or a model name (`neusight-jax models` lists all)"
+    values = parse_content(read_text(path, expected), str(path), expected)
     if not isinstance(values, dict):
         raise InputError(f"{path}: holds a {type(values).__name__}, expected a JSON object such as a config.json")
     return values
