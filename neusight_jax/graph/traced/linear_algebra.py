@@ -57,7 +57,7 @@ def factorisation(call: Call) -> Kernels | None:
     matrix = next(square, matrices[0])
     n, m = sorted(matrix.shape[-2:])
     batch = prod(matrix.shape[:-2])
-    # Torch says last whether it wants vectors, and lists their shapes in either case.
+    # Torch lists the shapes of vectors that its third argument says nobody wants, too.
     vectors = any(value.elements >= batch * n * n for value in call.outputs) and tuple(call.args[2:3]) != (False,)
     solution = call.outputs[0].elements / max(batch, 1)
     flop = batch * count(float(m), float(n), solution, vectors)
