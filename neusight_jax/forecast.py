@@ -276,10 +276,12 @@ def _interval_of(
     if intervals is None:
         return None, []
     cost = columns["seconds"] * columns["count"]
-    known = in_labels(intervals, columns["network"])
+    known = in_labels(intervals, columns["network"]) & (columns["unmeasured"] == 0.0)
     part = float(np.sum(cost[known], dtype=np.float64))
     wider = float(np.average(columns["widening"][known], weights=cost[known])) if part > 0 else 1.0
-    bounds = [np.sum((columns[name] * columns["count"])[~known], dtype=np.float64) for name in BOUND_COLUMNS]
+    # Messages that a predictor takes from the sheet have no interval: they count as they are.
+    ends = (np.where(np.isnan(columns[name]), columns["seconds"], columns[name]) for name in BOUND_COLUMNS)
+    bounds = [np.sum((end * columns["count"])[~known], dtype=np.float64) for end in ends]
     low, high = (float(sum(pair)) for pair in zip(total_interval(intervals, gpu, part, wider), bounds, strict=True))
     network = columns["network"]
     said = unlabelled_note(intervals, network, cost)
@@ -304,7 +306,12 @@ def _share_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:
     notes, shares = [], unmodelled_shares(graph, columns)
     if shares:
         listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        notes.append(f"not modelled, charged as memory traffic (inputs and outputs once): {listed} of the time")
+        opened = ", and the interval is open upwards" if np.any(columns["unmeasured"] > 0.0) else ""
+        notes.append(
+            "not modelled, charged as memory traffic (inputs and outputs once) and by the FLOP that a textbook counts: "
+            f"{listed} of the time; that is the least they take{opened}"
+        )
+    notes += _unmeasured_notes(graph, columns)
     widths = {
         name: np.asarray(batch.dims.get(WEIGHT_SHARE, np.ones(batch.row.shape)))
         for name, batch in graph.kernels.families.items()
@@ -321,6 +328,22 @@ def _share_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:
     return notes
 
 
+def _unmeasured_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:
+    """A note of kernels that are modelled and were never measured, by dtype or operator, and their share of time."""
+    cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
+    modelled = np.array([not node.op.startswith(UNMODELLED) for node in graph.nodes], bool)[columns["node"].astype(int)]
+    rows = (columns["unmeasured"] > 0.0) & modelled
+    if not rows.any():
+        return []
+    pairs = zip(columns["op"][rows], columns["dtype"][rows], strict=True)
+    names = dict.fromkeys(op if op in FAMILIES["counted"].ops else f"products in {dtype}" for op, dtype in pairs)
+    share = float(cost[rows].sum() / max(cost.sum(), 1e-30))
+    return [
+        f"never measured: {', '.join(names)} ({share:.0%} of the time); the interval allows another factor of three "
+        "either way"
+    ]
+
+
 def seconds_of(
     predictor: Predictor, machine: Machine, table: KernelTable, relaxation: Relaxation = 0.0
 ) -> Float[np.ndarray, " row"]:
@@ -330,7 +353,7 @@ def seconds_of(
 
 
 _EXPLAINED = (
-    *("seconds", "seconds_low", "seconds_high", "widening", "shape_widening"),
+    *("seconds", "seconds_low", "seconds_high", "widening", "shape_widening", "unmeasured"),
     *("flop", "bytes", "tile", "waves", "utilization", "bound"),
 )
 """Columns of `_explained`."""
@@ -352,6 +375,7 @@ def _explained(
             "seconds_high": term.seconds * jnp.exp(interval.log_high),
             "widening": interval.widening,
             "shape_widening": interval.shape_widening,
+            "unmeasured": interval.unmeasured,
             "flop": work.flop,
             "bytes": work.bytes_moved,
             "tile": term.tile.index,

@@ -40,6 +40,8 @@ class GPU(Record):
       fp8_flop_per_s: peak of fp8 matrix products accumulated in fp32, FLOP/s.
       fp4_flop_per_s: peak of fp4 matrix products, FLOP/s.
       int8_flop_per_s: peak of int8 matrix products, operations/s.
+      fp64_flop_per_s: peak of the fp64 vector path, FLOP/s.
+      fp64_matrix_flop_per_s: peak of a separate fp64 matrix path, FLOP/s.
       exp_per_s: exponentials of the special-function units, 1/s; 0 = 16 a clock and SM.
       matrix_flop_per_cycle: 16-bit FLOP a clock of one SM's matrix units: the wider, the less energy a FLOP takes; 0 =
         as an A100 (2048). `replace` and `vary` let it follow the 16-bit peaks; in the record it is a figure of its own.
@@ -67,6 +69,8 @@ class GPU(Record):
     fp8_flop_per_s: ArrayLike = 0.0
     fp4_flop_per_s: ArrayLike = 0.0
     int8_flop_per_s: ArrayLike = 0.0
+    fp64_flop_per_s: ArrayLike = 0.0
+    fp64_matrix_flop_per_s: ArrayLike = 0.0
     exp_per_s: ArrayLike = 0.0
     matrix_flop_per_cycle: ArrayLike = 0.0
     fp32_joule_per_flop: ArrayLike = 0.0
@@ -109,13 +113,18 @@ class GPU(Record):
     def matrix_paths(self) -> Float[Array, "*gpu dtype"]:
         """Peak that matrix products of each dtype run on, in the order of `arithmetic.DTYPES`, FLOP/s; 0 where absent.
 
-        fp32 runs on the faster of the fp32 matrix path and the vector path. Works under `jit`, `grad` and
+        fp32 and fp64 run on the faster of their matrix path and their vector path. Works under `jit`, `grad` and
         `vmap`; the gradient goes to the path that is used.
         """
-        matrix, vector = jnp.asarray(self.fp32_matrix_flop_per_s), jnp.asarray(self.fp32_flop_per_s)
-        fp32 = jnp.where(matrix >= vector, matrix, vector)
-        named = [jnp.asarray(getattr(self, peak_field(dtype))) for dtype in DTYPES if dtype != "fp32"]
-        return jnp.stack([fp32, *named], axis=-1)
+
+        def peak(dtype: str) -> Array:
+            plain = jnp.asarray(getattr(self, peak_field(dtype)))
+            if f"{dtype}_matrix" not in PATHS:
+                return plain
+            matrix = jnp.asarray(getattr(self, peak_field(f"{dtype}_matrix")))
+            return jnp.where(matrix >= plain, matrix, plain)
+
+        return jnp.stack([peak(dtype) for dtype in DTYPES], axis=-1)
 
     def replace(self, **changes: ArrayLike) -> GPU:
         """This GPU with fields replaced: a hypothetical machine. `InputError` for a field there is not.
@@ -249,6 +258,8 @@ _RANGES: dict[str, _Range] = {
     "fp8_flop_per_s": _Range(1e10, 1e19, 2e13, 2e16, _PEAK),
     "fp4_flop_per_s": _Range(1e10, 1e19, 4e13, 8e16, _PEAK),
     "int8_flop_per_s": _Range(1e10, 1e19, 2e13, 2e16, _PEAK),
+    "fp64_flop_per_s": _Range(1e9, 1e17, 1e11, 2e14, _PEAK),
+    "fp64_matrix_flop_per_s": _Range(1e9, 1e17, 1e11, 4e14, _PEAK),
     "matrix_flop_per_cycle": _Range(8.0, 1e6, 256.0, 65536.0),
     "fp32_joule_per_flop": _Range(1e-15, 1e-8, 1e-13, 1e-10, (("pJ", 1e-12, "1e-12"), ("nJ", 1e-9, "1e-9"))),
     "memory_kind": _Range(1.0, len(MEMORY_KINDS) - 1.0, 1.0, len(MEMORY_KINDS) - 1.0),

@@ -10,8 +10,9 @@ family was measured on (natural logarithm), and the distance of a shape the larg
 range, in quarters of that range (of 1 where it is narrower: a feature that never varied has no range to measure by).
 The errors of a GPU left out are divided by its own widening before quantiles are taken, so what is covered on left-out
 GPUs is the interval as it is shown. A total takes the widening of its kernels, weighted by their time; kernels of a
-kind that no measured whole model had add their own bounds instead (`in_labels`). No bound is further than `WIDEST` from
-the forecast.
+kind that no measured whole model had add their own bounds instead (`in_labels`), and so do those that nothing like it
+was measured of: their bounds are moved outwards beforehand (`outward`). No bound is further than `WIDEST` from the
+forecast.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from neusight_jax.arithmetic import DTYPES
 from neusight_jax.cluster import Cluster, Machine, gpu_of
 from neusight_jax.gpu import GPU
 from neusight_jax.hypothetical import PEAKS
@@ -60,6 +62,15 @@ REACH = 1.2
 """Distance of two machines of one architecture, natural logarithm, over which their errors come apart
 (`error_correlation`): the largest at which ratio intervals hold 80 %, as the mean of two experiments, an A100 at eleven
 clocks (67 %) and H100 against H200 (94 %; `benchmarks.ratio_spread`, docs/renting.md)."""
+UNMEASURED = (math.log(3.0), math.log(3.0))
+"""How far the bounds of kernels move outwards, below and above, that are modelled and were never measured: products in
+int8 and fp64, FFTs. A product of 4096 in int8 on an RTX 3080 took 3.4 times its forecast."""
+UNMODELLED = (0.0, WIDEST)
+"""The same for operators that nobody modelled: bytes, and FLOP where they are counted, are the least they take. Nothing
+says how much more: factorisations go column by column, a custom call may compute anything. So up to `WIDEST`, a number
+that is stated, not fitted."""
+_OUTWARD_OPS: dict[str, tuple[float, float]] = {"unmodelled": UNMODELLED, "fft": UNMEASURED}
+_UNMEASURED_PRODUCTS, _UNMEASURED_DTYPES = ("int8", "fp64"), ("fp64",)
 
 
 @jax.tree_util.register_dataclass
@@ -155,12 +166,23 @@ def gpu_widening(ratios: Float[Array, "*gpu ratio"], gpu_range: Float[Array, "2 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KernelInterval:
-    """Interval of kernels, [kernel]: logarithms of the bounds over the forecast, and how far they were widened."""
+    """Interval of kernels, [kernel]: logarithms of the bounds over the forecast, how far they were widened, and whether
+    they were moved outwards (1 or 0) because nothing like the kernel was measured."""
 
     log_low: Float[Array, " kernel"]
     log_high: Float[Array, " kernel"]
     widening: Float[Array, " kernel"]
     shape_widening: Float[Array, " kernel"]
+    unmeasured: Float[Array, " kernel"]
+
+
+def outward(family: Family, batch: KernelBatch) -> Float[Array, "2 kernel"]:
+    """How far the bounds of kernels move outwards that nothing like it was measured of, below and above, natural
+    logarithm; 0 for all others."""
+    by_op = jnp.array([_OUTWARD_OPS.get(op, (0.0, 0.0)) for op in family.ops])
+    unmeasured = _UNMEASURED_PRODUCTS if family.matrix else _UNMEASURED_DTYPES
+    by_dtype = jnp.array([UNMEASURED if dtype in unmeasured else (0.0, 0.0) for dtype in DTYPES])
+    return jnp.maximum(by_op[batch.op], by_dtype[batch.dtype]).T
 
 
 def has_intervals(predictor: Predictor, family: Family) -> bool:
@@ -174,7 +196,7 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
     intervals: Intervals | None = getattr(predictor, "intervals", None)
     one = jnp.ones(batch.row.shape)
     if intervals is None or not has_intervals(predictor, family):
-        return KernelInterval(jnp.nan * one, jnp.nan * one, one, one)
+        return KernelInterval(jnp.nan * one, jnp.nan * one, one, one, 0.0 * one)
     features = family.features(batch.dims, element_bytes(batch.dtype))
     low, high = intervals.shape_range[family.network]
     shape = 1.0 + jnp.max(outside(features, low, high) / (0.25 * jnp.maximum(high - low, 1.0)), axis=-1) / 2.0
@@ -182,8 +204,10 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
         shape = BORROWED * shape
     machine = gpu_widening(gpu_ratios(gpu), intervals.gpu_range[family.network])
     pair = kernel_bounds(intervals, family.network, gpu)
-    below, above = (jnp.clip(bound * machine * shape, -WIDEST, WIDEST) for bound in pair)
-    return KernelInterval(below, above, machine * shape, shape)
+    moved = outward(family, batch)
+    below = jnp.clip(pair[0] * machine * shape - moved[0], -WIDEST, WIDEST)
+    above = jnp.clip(pair[1] * machine * shape + moved[1], -WIDEST, WIDEST)
+    return KernelInterval(below, above, machine * shape, shape, jnp.where(moved[1] > 0.0, 1.0, 0.0))
 
 
 def kernel_bounds(intervals: Intervals, network: str, gpu: GPU) -> Float[Array, "2"]:

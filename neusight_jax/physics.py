@@ -99,8 +99,11 @@ class Physics:
         default=0.75, metadata=fitted(0.2, "16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ")
     )
     dtype_energy: tuple[float, ...] = field(
-        default=(1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033),
-        metadata=_fixed("boards at full matrix rate within their power; halves by width"),
+        default=(1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033, 1.3),
+        metadata=_fixed(
+            "boards at full matrix rate within their power; halves by width; fp64: HPL on A100, 14 TFLOP/s in 400 W "
+            "(Selene, Top500 of 2020)"
+        ),
     )
     narrow_flop_per_cycle: ArrayLike = field(
         default=2048.0,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from neusight_jax.arithmetic import ELEMENT_BYTES
+from neusight_jax.arithmetic import ELEMENT_BYTES, dtype_index
 from neusight_jax.gpu import GPU
 from neusight_jax.kernels.family import Family, Work
 from neusight_jax.physics import STANDARD, Physics
@@ -61,7 +61,8 @@ def peak_flop_per_s(gpu: GPU, family: Family, dtype: Int[Array, " kernel"]) -> F
     `gpu` holds scalars, or arrays [kernel] when every kernel has a machine of its own (training).
     """
     if not family.matrix:
-        return jnp.broadcast_to(jnp.asarray(gpu.fp32_flop_per_s), dtype.shape)
+        double = dtype == dtype_index("fp64")
+        return jnp.where(double, jnp.asarray(gpu.fp64_flop_per_s), jnp.asarray(gpu.fp32_flop_per_s))
     paths = gpu.matrix_paths()
     return paths[dtype] if paths.ndim == 1 else paths[jnp.arange(dtype.shape[0]), dtype]
 

@@ -76,7 +76,7 @@ MEASUREMENTS = Path(os.environ.get("NEUSIGHT_MEASUREMENTS", Path(__file__).paren
 
 def test_every_field_is_a_traced_float():
     leaves = jax.tree.leaves(load_gpu("H100"))
-    assert len(leaves) == len(FIELDS) == 23
+    assert len(leaves) == len(FIELDS) == 25
     assert all(type(leaf) is float for leaf in leaves)
     assert [field for field in FIELDS if field.endswith("flop_per_s")] == [peak_field(path) for path in PATHS]
 
@@ -131,6 +131,8 @@ def test_matrix_paths_takes_the_fp32_matrix_path_where_there_is_one():
     np.testing.assert_allclose(h100.matrix_paths()[DTYPES.index("fp32")], h100.fp32_flop_per_s, rtol=1e-6)
     np.testing.assert_allclose(h100.matrix_paths()[DTYPES.index("bf16")], 989.4e12, rtol=1e-6)
     assert h100.matrix_paths()[DTYPES.index("fp4")] == 0
+    np.testing.assert_allclose(h100.matrix_paths()[DTYPES.index("fp64")], 66.9e12, rtol=1e-3)
+    np.testing.assert_allclose(mi100.matrix_paths()[DTYPES.index("fp64")], 11.5e12, rtol=1e-3)
 
 
 def test_gradient_of_matrix_paths_goes_to_the_path_in_use():
@@ -140,10 +142,10 @@ def test_gradient_of_matrix_paths_goes_to_the_path_in_use():
 
 
 def test_paths_and_peaks():
-    assert load_gpu("V100").paths == ("fp32", "fp16")
+    assert load_gpu("V100").paths == ("fp32", "fp16", "fp64")
     assert load_gpu("H100").peak_flop_per_s("fp8") == 1978.9e12
     text = message(load_gpu("V100").peak_flop_per_s, "fp8")
-    assert text == "this GPU has no arithmetic path 'fp8'; expected one of fp32, fp16"
+    assert text == "this GPU has no arithmetic path 'fp8'; expected one of fp32, fp16, fp64"
     assert "'fp12'" in message(load_gpu("V100").peak_flop_per_s, "fp12")
 
 
@@ -292,7 +294,11 @@ def test_peaks_of_a_chip_agree_with_each_other(name):
         assert 1.9 < peak["fp4"] / peak["fp8"] < 4.1
     if "fp32_matrix" in peak:
         assert 1.0 <= peak["fp32_matrix"] / peak["fp32"] <= 2.1
-    assert all(value >= 0.99 * peak["fp32"] for value in peak.values())
+    assert all(value >= 0.99 * peak["fp32"] for path, value in peak.items() if not path.startswith("fp64"))
+    if "fp64" in peak:
+        assert 1 / 68 < peak["fp64"] / peak["fp32"] <= 1.0
+    if "fp64_matrix" in peak:
+        assert 0.99 <= peak["fp64_matrix"] / peak["fp64"] <= 2.02
 
 
 def test_facts_that_other_sheets_have_wrong():

@@ -172,6 +172,39 @@ def test_rocprof(tmp_path: Path) -> None:
     assert (trace.items[0].launch.blocks, trace.items[0].launch.threads) == (400, 256)
 
 
+COUNTERS = "Correlation_Id,Dispatch_Id,Agent_Id,Process_Id,Kernel_Name,Counter_Name,Counter_Value,{}\n"
+
+
+def test_a_dispatch_repeated_for_each_counter_is_one_kernel(tmp_path: Path) -> None:
+    """rocprofv3 writes a row for each counter; with more counters than fit it replays the launch, at other times."""
+    rows = [
+        f"{dispatch},{dispatch},Agent 4,{process},my_kernel,{counter},7,{at + replay},{at + replay + 1000}\n"
+        for process in (1, 2)
+        for dispatch, at in ((1, 10_000), (2, 20_000))
+        for counter, replay in (("SQ_WAVES", 0), ("FETCH_SIZE", 0), ("MfmaUtil", 5_000))
+    ]
+    trace = _read(tmp_path, COUNTERS.format("Start_Timestamp,End_Timestamp") + "".join(rows))
+    assert trace.kernel_s == pytest.approx(4e-6)
+    assert sum(item.count for item in trace.items) == 4
+    assert _said(trace, "8 rows repeated for each counter of a launch, counted once (8 us)")
+
+
+def test_a_row_for_each_metric_of_nsight_compute(tmp_path: Path) -> None:
+    header = '"ID","Process ID","Kernel Name","Context","Section Name","Metric Name","Metric Unit","Metric Value"\n'
+    metrics = (
+        ("GPU Speed Of Light", "SM Frequency", "cycle/nsecond", "1.2"),
+        ("GPU Speed Of Light", "Duration", "{}", "{}"),
+    )
+    text = "".join(
+        f'"{at}","1","my_kernel(float *)","1","{section}","{name}","{unit.format(scale)}","{value.format(size)}"\n'
+        for at, (scale, size) in enumerate((("usecond", "20"), ("nsecond", "5,000"), ("msecond", "1")))
+        for section, name, unit, value in metrics
+    )
+    trace = _read(tmp_path, "==PROF== Disconnected\n" + header + text)
+    assert trace.kernel_s == pytest.approx(1.025e-3)
+    assert sum(item.count for item in trace.items) == 3
+
+
 def test_grid_and_block_in_one_column(tmp_path: Path) -> None:
     text = (
         "Time (%),Total Time (ns),Instances,GridXYZ,BlockXYZ,Name\n"

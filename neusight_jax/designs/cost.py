@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
+from neusight_jax.arithmetic import DTYPES
 from neusight_jax.cluster import Cluster, Machine, gpu_of
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.gpu import GPU
@@ -135,7 +136,8 @@ class SiliconCosts:
     def power_w(self, gpu: GPU, area_mm2: ArrayLike) -> Float[Array, ""]:
         """Power with the busiest path at its peak and memory at full rate, W."""
         joule = joule_per_flop(gpu.process_nm)
-        rates = gpu.matrix_paths() * jnp.array(STANDARD.dtype_energy, joule.dtype)
+        # No model computes in fp64, the last of `DTYPES`: a design is not built to run it at its peak.
+        rates = (gpu.matrix_paths() * jnp.array(STANDARD.dtype_energy, joule.dtype))[: DTYPES.index("fp64")]
         # Pairwise, for the reason `roofline.fastest` gives.
         busiest: Array = functools.reduce(jnp.maximum, [*rates, jnp.asarray(gpu.fp32_flop_per_s)])
         voltage = gpu.clock_hz / self.nominal_clock_hz

@@ -40,6 +40,12 @@ def streamed(
     return Kernel(family, op, dims, 1.0, dtype)
 
 
+def counted(op: str, loop: Shape, flop: float, read_bytes: float, write_bytes: float, dtype: str) -> Kernel:
+    """A kernel known by its FLOP and bytes alone, over a tensor of shape `loop`."""
+    kernel = streamed("counted", op, loop, read_bytes, write_bytes, dtype)
+    return replace(kernel, dims={**kernel.dims, "flop": flop})
+
+
 def matrix_product(
     batch: int,
     m: float,
@@ -105,7 +111,7 @@ def attention_kernels(
     scores = matrix_product(batch, queries, keys, head, dtype)
     context = matrix_product(batch, queries, value_head, keys, dtype)
     loop = (batch * queries, keys)
-    one_pass = float(batch * queries * keys) * (2.0 if dtype in ("bf16", "fp16") else 4.0)
+    one_pass = float(batch * queries * keys) * (2.0 if dtype in FLASH else max(dtype_bytes(dtype), 4.0))
     if not backward:
         return (scores, streamed("softmax", "softmax", loop, one_pass, one_pass, dtype), context)
     return (

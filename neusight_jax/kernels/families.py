@@ -17,7 +17,7 @@ from neusight_jax.kernels.depthwise import DEPTHWISE
 from neusight_jax.kernels.family import Family, Operator
 from neusight_jax.kernels.gemm import BMM, LINEAR
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
-from neusight_jax.kernels.rowwise import ELEMENTWISE, MEMORY, NORM, REDUCTION, SOFTMAX, STREAM, STRIDED
+from neusight_jax.kernels.rowwise import COUNTED, ELEMENTWISE, MEMORY, NORM, REDUCTION, SOFTMAX, STREAM, STRIDED
 from neusight_jax.kernels.tensor_conv import TENSOR_CONV
 from neusight_jax.kernels.tensor_gemm import FAMILY_BY_DTYPE, GEMM, GEMM_FP4, GEMM_FP8
 
@@ -29,6 +29,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY, STRIDED, DEPTHWISE),
         *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE, STREAM, REDUCTION, TENSOR_CONV, COLLECTIVE),
+        COUNTED,
     )
 }
 """Every kernel family, in the order tables and forecasts hold them."""

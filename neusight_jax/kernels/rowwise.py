@@ -83,6 +83,13 @@ def _by_elements(
     return _rowwise(name, ops, tiles, network, work, _stream_features, graphed)
 
 
+def _counted_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    """Work of `MEMORY` with `flop` spread evenly over its blocks."""
+    work = MEMORY.work(dims, element_bytes)
+    block_flop = jnp.maximum(dims["flop"][:, None, None] / work.blocks, work.block_flop)
+    return replace(work, flop=dims["flop"], block_flop=block_flop)
+
+
 def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...], graphed: bool = False) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ROW_BLOCKS, jnp.float32)[None, :]
@@ -179,6 +186,12 @@ MEMORY = _by_elements(
     ),
     "elementwise",
 )
+
+COUNTED = replace(
+    _by_elements("counted", 0.0, ("fft", "unmodelled"), "elementwise"), dims=(*DIMS, "flop"), work=_counted_work
+)
+"""Operators known by their FLOP and bytes alone, on the vector path: FFTs, and unmodelled ones whose FLOP a textbook
+counts (factorisations, products in a dtype without a rate)."""
 
 STREAM = _by_elements(
     "stream", FLOP_PER_ELEMENT["stream"], ("quantize", "pointwise", "add", "gelu", "embedding"), "stream", graphed=True

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 UNITS: dict[str, float] = {
-    **dict.fromkeys(("ns", "nsec", "nsecs", "nanosecond", "nanoseconds"), 1e-9),
-    **dict.fromkeys(("us", "μs", "µs", "usec", "usecs", "microsecond", "microseconds"), 1e-6),
-    **dict.fromkeys(("ms", "msec", "msecs", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("ns", "nsec", "nsecs", "nsecond", "nanosecond", "nanoseconds"), 1e-9),
+    **dict.fromkeys(("us", "μs", "µs", "usec", "usecs", "usecond", "microsecond", "microseconds"), 1e-6),
+    **dict.fromkeys(("ms", "msec", "msecs", "msecond", "millisecond", "milliseconds"), 1e-3),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
 }
 """Unit in a column's name -> seconds."""

@@ -1,4 +1,4 @@
-"""Kernel tables as CSV: of Nsight Systems (`nsys stats --format csv`) and of rocprof.
+"""Kernel tables as CSV: of Nsight Systems (`nsys stats --format csv`), of rocprof, and of Nsight Compute (`--csv`).
 
 A file may hold several reports. Kernels are those of one report a file: of a list of launches (`cuda_gpu_trace`,
 rocprof's kernel trace) before sums by name (`cuda_gpu_kern_sum`, rocprof's kernel statistics); all other reports are
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.errors import InputError
-from neusight_jax.scaling.csv_tables import UNITS, Table, read_tables
+from neusight_jax.scaling.csv_tables import UNITS, Table, fold_column, read_tables
 from neusight_jax.scaling.events import LONGEST_S, Account, launch_of
 from neusight_jax.scaling.trace import Launch, Trace, busy_seconds, duration_text, kernel_of_name
 from neusight_jax.scaling.trace_file import content_kind, read_text
@@ -30,6 +30,7 @@ KERNEL_REPORTS: tuple[tuple[str, ...], ...] = (
     ("cuda_gpu_kern_sum", "gpukernsum", "kernel_stats"),
     ("cuda_gpu_sum", "gpusum"),
     ("cuda_kern_exec_sum", "kernexecsum"),
+    ("ncu_sum",),
 )
 """Reports whose rows are kernels, names since and before 2023; the earlier in this list, the more they say."""
 _REPORT_OF = {name: names[0] for names in KERNEL_REPORTS for name in names}
@@ -39,6 +40,10 @@ _START = ("kernelstart", "start", "begin", "starttimestamp")
 _DURATION = ("kerneldur", "duration")
 _END = ("end", "endtimestamp")
 _TOTAL = ("totaltime", "totalduration")
+_METRIC = ("countername", "metricname")
+_PER_METRIC = frozenset((*_METRIC, "countervalue", "metricvalue", "metricunit", "sectionname", "rulename"))
+"""Columns of tables with a row for each counter of a launch that belong to the counter, not to the launch."""
+_TIME_METRICS = frozenset(("duration", "gputimedurationsum"))
 _HOST_CALL = re.compile(
     r"^(?:cuda[A-Z]\w*|cu[A-Z]\w*_v\d+|cu(?:Launch|Ctx|Mem|Stream|Event|Module)\w*|_*hip[A-Z]\w*|hsa_\w+)$"
 )
@@ -63,7 +68,8 @@ def read_kernel_csv(path: Path) -> Trace:
     notes += [f"{_described(table)}, left out: its rows are no kernels" for report, table in tables if not report]
     account, parts = Account(), list[pd.DataFrame]()
     for report, table in chosen:
-        _require_times(path, table)
+        if report != "ncu_sum":
+            _require_times(path, table)
         parts.append(_rows(report, table, account))
         notes += _missing_share(table)
     rows = pd.concat(parts, ignore_index=True)
@@ -95,6 +101,8 @@ def _report(table: Table) -> str:
         or not table.find(*_NAME)
     ):
         return ""
+    if {"kernelname", "metricname", "metricvalue"} <= columns:
+        return "ncu_sum"
     if {"kernelname", "kavg"} <= columns:
         return "cuda_kern_exec_sum"
     if {"kernelname", "kerneldur"} <= columns:
@@ -172,6 +180,9 @@ def _rows(report: str, table: Table, account: Account) -> pd.DataFrame:
     rows["count"] = count if is_sum else 1.0
     rows["launch"] = pd.Series(_launches(table), rows.index, dtype=object)
 
+    if report == "ncu_sum":
+        times = table.text("metricname").map(lambda name: fold_column(name)[0] in _TIME_METRICS).astype(bool)
+        rows = rows[times].assign(count=1.0)
     timed = rows["seconds"].between(0.0, LONGEST_S) & (rows["name"] != "")
     account.add("rows without a name or duration left out", count=int((~timed).sum()))
     rows = rows[timed]
@@ -181,6 +192,7 @@ def _rows(report: str, table: Table, account: Account) -> pd.DataFrame:
     if not table.report:
         called = rows["name"].map(lambda name: _HOST_CALL.match(name) is not None).astype(bool)
         rows = _without(rows, called, "rows of host calls, left out: they are no kernels", account)
+    rows = _one_row_a_launch(rows, table, account)
     if not is_sum:
         twice = pd.Series([tuple(row) for row in table.cells], dtype=object)[rows.index].duplicated()
         rows = _without(rows, twice & (rows["seconds"] > 0.0), "rows written twice, counted once", account)
@@ -189,6 +201,21 @@ def _rows(report: str, table: Table, account: Account) -> pd.DataFrame:
     uncounted_s = float(rows["seconds"][~counted].sum())
     account.add("rows without a number of launches: taken as one launch", uncounted_s, int((~counted).sum()))
     return rows.assign(count=rows["count"].where(counted, 1.0))
+
+
+def _one_row_a_launch(rows: pd.DataFrame, table: Table, account: Account) -> pd.DataFrame:
+    """Rows without those that a profiler writes for each further counter of the same launch."""
+    counter = table.find(*_METRIC)
+    if counter is None:
+        return rows
+    launch = table.find("dispatchid", "correlationid", "id")
+    # A launch that is replayed for more counters keeps its number, not its times.
+    of_launch = {launch, "processid", "agentid", "kernelname", "name"}
+    kept = of_launch if launch else set(table.columns) - _PER_METRIC
+    places = [place for name, place in table.columns.items() if name in kept]
+    keys = pd.Series([tuple(row[place] for place in places) for row in table.cells], dtype=object)
+    reason = "rows repeated for each counter of a launch, counted once"
+    return _without(rows, keys[rows.index].duplicated(), reason, account)
 
 
 def _without(rows: pd.DataFrame, which: pd.Series, reason: str, account: Account) -> pd.DataFrame:
@@ -200,6 +227,9 @@ def _seconds(report: str, table: Table) -> pd.Series:
     """Seconds of every row: of all its launches for a sum."""
     if report == "cuda_kern_exec_sum":
         return table.seconds("kavg") * table.number("count")
+    if report == "ncu_sum":
+        scale = table.text("metricunit").map(lambda unit: UNITS.get(unit.lower(), math.nan))
+        return table.number("metricvalue") * scale.astype(float)
     if report.endswith("_sum"):
         return table.seconds(table.find(*_TOTAL))
     if duration := table.find(*_DURATION):

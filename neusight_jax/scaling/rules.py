@@ -29,7 +29,7 @@ from neusight_jax.intervals import gpu_ratios
 from neusight_jax.kernels.families import FAMILIES, OPERATORS
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.latencies import predict_kernels
-from neusight_jax.roofline import element_bytes
+from neusight_jax.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.scaling.occupancy import Limits, resident_blocks
 from neusight_jax.scaling.trace import Measured
 from neusight_jax.terms import Predictor
@@ -152,10 +152,10 @@ def multiplies(item: Measured) -> bool:
 
 def _dtype(item: Measured, peaks: Mapping[str, float]) -> str:
     """Dtype an item runs in on a GPU: libraries take fp32 where there is no tf32. Row-wise work in a dtype that this
-    package does not have counts as fp32."""
+    package, or some GPU, does not have counts as fp32: what it moves is known by its time."""
     if item.dtype == "tf32" and "tf32" not in peaks:
         return "fp32"
-    return item.dtype if item.dtype in DTYPES or multiplies(item) else "fp32"
+    return item.dtype if (item.dtype in DTYPES and item.dtype != "fp64") or multiplies(item) else "fp32"
 
 
 def _work(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
@@ -246,7 +246,7 @@ def _wave_of_work(kernel: Kernel, dtype: str, origin: GPU, target: GPU, general:
     flop, moved = float(work.flop[0]), float(work.bytes_moved[0])
 
     def peak(gpu: GPU) -> float:
-        return figure(gpu.matrix_paths()[DTYPES.index(dtype)] if family.matrix else gpu.fp32_flop_per_s)
+        return float(peak_flop_per_s(gpu, family, jnp.array([DTYPES.index(dtype)]))[0])
 
     ridge = peak(target) / figure(target.mem_bytes_per_s)
     gamma = memory_boundedness(jnp.asarray(flop / moved), jnp.asarray(ridge))

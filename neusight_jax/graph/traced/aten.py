@@ -25,6 +25,7 @@ from neusight_jax.graph.traced.call import (
     streamed_kernels,
     unmodelled,
 )
+from neusight_jax.graph.traced.linear_algebra import factorisation, fourier
 from neusight_jax.graph.traced.operation import Kind, Value, arithmetic_dtype, main_dtype, moved, operators
 from neusight_jax.graph.traced.scattering import scatter_kernels
 from neusight_jax.graph.traced.windows import conv_kernel
@@ -83,7 +84,7 @@ def kernels_of_call(call: Call) -> tuple[Kernels, bool]:
         kernels = (moved("copy", call.inputs, call.outputs),)
     if kernels is None and "attention" in op:
         kernels = _attention(call)
-    return (unmodelled(call), False) if kernels is None else (kernels, True)
+    return (factorisation(call) or unmodelled(call), False) if kernels is None else (kernels, True)
 
 
 def _product(left: Value, right: Value) -> Kernels:
@@ -298,6 +299,7 @@ _RULES: dict[str, Rule] = {
     "grouped_mm_fallback_backward": _grouped_backward,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), lambda call: fourier(call, call.args[1])),
     **dict.fromkeys(BATCH_NORMS, _batch_norm),
     "_softmax_backward_data": _softmax_backward,
     **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),

@@ -13,6 +13,7 @@ from neusight_jax.graph.traced.operation import (
     Kind,
     Value,
     arithmetic_dtype,
+    is_rated,
     main_dtype,
     moved,
     operators,
@@ -85,9 +86,9 @@ def streamed_kernels(section: str, call: Call) -> Kernels | None:
 
 
 def product_dtype(left: Value, right: Value) -> str:
-    """Arithmetic path of a product: that of its narrower operand."""
-    narrow = left if left.element_bytes <= right.element_bytes else right
-    return arithmetic_dtype(narrow.dtype)
+    """Arithmetic path of a product: that of its narrower operand, of those whose dtype has a rate."""
+    rated = [value for value in (left, right) if is_rated(value.dtype)] or [left]
+    return arithmetic_dtype(min(rated, key=lambda value: value.element_bytes).dtype)
 
 
 def grouped_product(

@@ -23,6 +23,29 @@ COLLECTIVES: dict[str, str] = {
 MESH = "mesh_axes"
 """Parameter of a call with the axes of the mesh it runs on: name -> size, neighbouring devices along the last one."""
 
+SHARDINGS: tuple[str, ...] = ("sharding", "dst_sharding", "out_sharding", "devices", "in_shardings", "out_shardings")
+"""Parameters of equations that say how arrays are spread over a mesh and leave the rest to the compiler (GSPMD)."""
+
+
+def partitioned(sharding: Any) -> dict[str, int]:
+    """Axes of the mesh that a sharding cuts an array over several devices of, with their sizes; none of all others."""
+    mesh, spec = getattr(sharding, "mesh", None), getattr(sharding, "spec", None)
+    if mesh is not None and spec is not None:
+        axes = {str(name): int(size) for name, size in mesh.shape.items()}
+        names = [name for part in spec if part for name in (part if isinstance(part, tuple) else (part,))]
+        return axes if any(axes.get(str(name), 1) > 1 for name in names) else {}
+    several = len(getattr(sharding, "device_set", ())) > 1 and not sharding.is_fully_replicated
+    return {"devices": len(sharding.device_set)} if several else {}
+
+
+def unread_shardings(mesh: Mapping[str, int]) -> str:
+    """The note on a program whose shardings are not read."""
+    shape, devices = ", ".join(f"{name} {size}" for name, size in mesh.items()), prod(mesh.values())
+    return (
+        f"shardings are not read: the program is for {devices} devices (mesh: {shape}), and the whole of it "
+        "is forecast on one GPU, without collectives; write it under jax.shard_map for the part of one device"
+    )
+
 
 def axes_of(params: Mapping[str, Any]) -> dict[str, int]:
     """Axes a `shard_map` or `pmap` runs its inner program over, with their sizes; none of other equations."""

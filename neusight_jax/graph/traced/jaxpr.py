@@ -17,7 +17,17 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.traced.arguments import UPDATES, Leaf, Path, argument_names, holding_of
 from neusight_jax.graph.traced.assembly import assemble
 from neusight_jax.graph.traced.call import Call
-from neusight_jax.graph.traced.collectives import COLLECTIVES, MESH, axes_of, collective, members, unknown_axis
+from neusight_jax.graph.traced.collectives import (
+    COLLECTIVES,
+    MESH,
+    SHARDINGS,
+    axes_of,
+    collective,
+    members,
+    partitioned,
+    unknown_axis,
+    unread_shardings,
+)
 from neusight_jax.graph.traced.operation import Operation, Value, operators
 from neusight_jax.graph.traced.primitives import REDUCTIONS, kernels_of_primitive, kind_of, reduced_axes
 from neusight_jax.graph.traced.trace_options import PRODUCT_FAMILIES, TraceOptions
@@ -44,8 +54,9 @@ def graph_from_function(
     """Kernels of any function JAX can trace: a forward pass, `jax.grad` of a loss, a whole training step.
 
     Of a program under `jax.shard_map` it is the part of one device, with the collectives of its mesh (an `AbstractMesh`
-    will do); what stands outside counts as a whole. Forecast it on a cluster: `nj.predict_kernels(predictor,
-    nj.load_cluster("8x H100"), graph.kernels)`.
+    will do); what stands outside counts as a whole, and so does a program whose shardings are left to the compiler
+    (`with_sharding_constraint`, sharded arguments), with a note. Forecast it on a cluster:
+    `nj.predict_kernels(predictor, nj.load_cluster("8x H100"), graph.kernels)`.
 
     Args:
       fn: the function. It is traced, never run.
@@ -63,6 +74,8 @@ def graph_from_function(
     closed, given, returned = _trace(fn, name, args, kwargs)
     walk = _Walk(options)
     values = [walk.fresh(var.aval) for var in closed.jaxpr.invars]
+    for leaf in jax.tree.leaves((args, kwargs)):
+        walk.meshes.update(partitioned(getattr(leaf, "sharding", None)))
     results = walk.closed(closed, values, _Place())
     fused = True if options.fused is None else options.fused
     mode = "training" if any(item.phase for item in walk.operations) else "inference"
@@ -75,6 +88,8 @@ def graph_from_function(
     ids = [value.id for value in results]
     if walk.default_precision and options.fp32_products == "fp32":
         notes = (*notes, DEFAULT_PRECISION)
+    if walk.meshes:
+        notes = (unread_shardings(walk.meshes), *notes)
     return replace(assemble(name, walk.operations, ids, fused, mode, holding), notes=notes)
 
 
@@ -150,6 +165,7 @@ class _Walk(Walk):
     def __init__(self, options: TraceOptions) -> None:
         super().__init__(options)
         self.late: set[int] = set()  # arrays computed from gradients
+        self.meshes: dict[str, int] = {}  # axes of meshes that arrays are spread over by shardings, with their sizes
         self.default_precision = False  # whether products in fp32 do not say how exact they are
         self.constants: dict[int, Value] = {}  # arrays the function closes over, by the id of the object
         self.carried: set[tuple[int, int]] = set()  # (loop body, array) of what comes from the step before
@@ -200,6 +216,11 @@ class _Walk(Walk):
         )
         if name in ("scan", "while", "cond"):
             return {"scan": self._scan, "while": self._while, "cond": self._cond}[name](eqn, inputs, here)
+        self._note_shardings(eqn.params)
+        if name == "custom_linear_solve":  # its other programs are for gradients
+            skipped = sum(eqn.params["const_lengths"][:2])
+            solve, right = eqn.params["const_lengths"].solve, sum(eqn.params["const_lengths"])
+            return self.closed(eqn.params["jaxprs"].solve, [*inputs[skipped : skipped + solve], *inputs[right:]], here)
         if name in _CALLS:
             for key in _INLINED:
                 if key in eqn.params:
@@ -217,6 +238,12 @@ class _Walk(Walk):
         if view is not None:
             return view
         return self._operation(name, eqn, inputs, here)
+
+    def _note_shardings(self, params: Mapping[str, Any]) -> None:
+        """Note meshes that an equation spreads arrays over."""
+        for key in SHARDINGS:
+            for sharding in jax.tree.leaves(params.get(key), is_leaf=lambda leaf: leaf is None):
+                self.meshes.update(partitioned(sharding))
 
     def _of_device(self, eqn: Any, inner: Any, inputs: list[Value], place: _Place) -> list[Value]:
         """A program over a mesh: one device reads its shards, and its results are shards of whole arrays."""

@@ -24,7 +24,11 @@ all (a loop's boundary)."""
 SORT_PASSES = 8.0
 """Passes of a sort, each read and written: radix sort of 32-bit keys, 8 bits at a time, keys and payload."""
 
-_FLOATS: dict[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8": "int8", "uint8": "int8"}
+_PATHS: dict[str, str] = {
+    **{"float32": "fp32", "complex64": "fp32", "float64": "fp64", "complex128": "fp64"},
+    **{"bfloat16": "bf16", "float16": "fp16", "int8": "int8", "uint8": "int8"},
+}
+"""Arithmetic path of a dtype by NumPy's name."""
 
 
 @dataclass(frozen=True)
@@ -95,18 +99,24 @@ class Operation:
 
 
 def arithmetic_dtype(name: str) -> str:
-    """Arithmetic path of a dtype by NumPy's name. What no path has (float64, integers, complex) goes as fp32."""
+    """Arithmetic path of a dtype by NumPy's name. What no path has (`is_rated`) goes as fp32."""
     if name.startswith("float8"):
         return "fp8"
     if name.startswith("float4"):
         return "fp4"
-    return _FLOATS.get(name, "fp32")
+    return _PATHS.get(name, "fp32")
+
+
+def is_rated(name: str) -> bool:
+    """Whether GPUs have a rate for products in a dtype, by NumPy's name: none for wide integers and booleans."""
+    return name in _PATHS or name.startswith(("float8", "float4"))
 
 
 def main_dtype(values: Iterable[Value]) -> str:
     """Arithmetic dtype of the largest array."""
     best = max(values, key=lambda value: value.elements, default=None)
-    return "fp32" if best is None or not best.dtype.startswith(("float", "bfloat")) else arithmetic_dtype(best.dtype)
+    computes = best is not None and best.dtype.startswith(("float", "bfloat", "complex"))
+    return arithmetic_dtype(best.dtype) if best is not None and computes else "fp32"
 
 
 def moved(op: str, inputs: Sequence[Value], outputs: Sequence[Value], passes: float = 1.0) -> Kernel:

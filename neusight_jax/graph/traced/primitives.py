@@ -22,6 +22,7 @@ from neusight_jax.graph.traced.call import (
     streamed_kernels,
     unmodelled,
 )
+from neusight_jax.graph.traced.linear_algebra import factorisation, fourier
 from neusight_jax.graph.traced.operation import Kind, main_dtype, moved, operators
 from neusight_jax.graph.traced.windows import convolution
 
@@ -45,7 +46,9 @@ def kernels_of_primitive(call: Call) -> tuple[Kernels, bool]:
     """Kernels of a primitive of kind "opaque", and whether it is modelled."""
     rule = _RULES.get(call.op, _scatter if call.op.startswith("scatter") else None)
     kernels = rule(call) if rule is not None else streamed_kernels("jax", call)
-    return (unmodelled(call), False) if kernels is None else (kernels, True)
+    if kernels is None:
+        return factorisation(call) or unmodelled(call), False
+    return kernels, True
 
 
 def _dot_general(call: Call) -> Kernels:
@@ -53,7 +56,7 @@ def _dot_general(call: Call) -> Kernels:
     left, right = call.inputs[:2]
     batch, k = (prod(left.shape[axis] for axis in axes) for axes in (left_batch, left_contract))
     m, n = remaining(left, (*left_batch, *left_contract)), remaining(right, (*right_batch, *right_contract))
-    return plain_product(batch, m, n, k, product_dtype(left, right), 4.0 if "complex" in left.dtype else 1.0)
+    return plain_product(batch, m, n, k, product_dtype(left, right))
 
 
 def _ragged_dot(call: Call) -> Kernels:
@@ -109,6 +112,7 @@ _RULES: dict[str, Rule] = {
     "dot_general": _dot_general,
     "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _conv,
+    "fft": lambda call: fourier(call, range(-len(call.params["fft_lengths"]), 0)),
     "dynamic_slice": lambda call: (moved("copy", call.outputs, call.outputs),),
     # In place: only the update is read and written.
     "dynamic_update_slice": lambda call: (moved("copy", call.inputs[1:2], call.inputs[1:2]),),

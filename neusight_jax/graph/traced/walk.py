@@ -10,8 +10,9 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import UNMODELLED
 from neusight_jax.graph.traced.assembly import loop_cost
 from neusight_jax.graph.traced.call import Call, Kernels
+from neusight_jax.graph.traced.linear_algebra import complex_product, is_complex, unrated_dtype, unrated_product
 from neusight_jax.graph.traced.operation import Kind, Operation
-from neusight_jax.graph.traced.trace_options import TraceOptions, on_path
+from neusight_jax.graph.traced.trace_options import PRODUCT_FAMILIES, TraceOptions, on_path
 
 
 class Walk:
@@ -50,6 +51,11 @@ class Walk:
         # The fused attention of fp32 has no tf32.
         if self.options.fp32_products != "fp32" and "attention" not in call.op:
             kernels = tuple(on_path(kernel, self.options.fp32_products) for kernel in kernels)
+        if any(kernel.family in PRODUCT_FAMILIES for kernel in kernels):
+            if unrated := unrated_dtype(call):
+                kernels, known, full_name = unrated_product(call, kernels), False, f"{full_name} of {unrated}"
+            elif is_complex(call.inputs[0]):
+                kernels = tuple(complex_product(kernel) for kernel in kernels)
         loop, reduced = call.outputs[0].shape if call.outputs else (), 1
         if kind in ("row", "column"):
             loop = call.inputs[0].shape
