@@ -216,7 +216,7 @@ def test_dtypes_pick_the_path(tmp_path: Path) -> None:
 
 
 def test_paths_that_are_not_there(tmp_path: Path) -> None:
-    """tf32 is fp32 on a GPU without it; fp64 has its own rate; a dtype the origin lacks is scaled by bandwidth. All are said."""
+    """tf32 is fp32 on a GPU without it, fp64 has its own rate, a dtype the origin lacks goes by bandwidth. All said."""
     names = ("ampere_s1688gemm_128x128_ldg8_stages_32x3_nn", "ampere_dgemm_64x64_nn", "matmul_kernel")
     run = nj.scale_trace(_alone(tmp_path, *names), "A100-SXM4-40GB", V100, predictor=ROOF)
     here, there = nj.load_gpu("A100-SXM4-40GB"), nj.load_gpu(V100)
