@@ -39,7 +39,7 @@ class KernelName:
 
     Attributes:
       kind: one of `KINDS`, or the name of a family from outside.
-      dtype: of the arithmetic, one of `arithmetic.DTYPES` or a path this package does not have (fp64, int4); None if
+      dtype: of the arithmetic, one of `arithmetic.DTYPES` or a path this package does not have (int4); None if
         the name does not say.
       tile: output tile of a matrix product, if named.
       work: "product", "vector" (a matrix times a vector), or a row-wise family; "" = none that is known.

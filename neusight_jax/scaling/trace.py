@@ -36,7 +36,7 @@ class Measured:
       kind: what the name says it is (`names.KINDS`).
       seconds: measured time of all launches together; count: how many.
       kernels: the work behind one launch in terms this package forecasts; empty if its shapes are unknown.
-      dtype: of that work; "fp64" and "int4" too, which no forecast takes.
+      dtype: of that work; "int4" too, which no forecast takes.
       launch: grid and block, if known.
       operator: what launched it, `aten::mm` or an HLO operator; "" if the trace does not say.
       inferred: the work a size can be inferred of (`names.KernelName.work`); "" = none.
