@@ -13,14 +13,17 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
+from neusight_jax.arithmetic import dtype_index
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.errors import InputError
+from neusight_jax.gpu import GPU
 from neusight_jax.kernels.distinct import in_chunks, merged
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.programs import one_shot
-from neusight_jax.roofline import Isolated, Relaxation
+from neusight_jax.roofline import Isolated, Relaxation, peak_flop_per_s
 from neusight_jax.terms import KernelTerms, Predictor
 
 
@@ -34,19 +37,38 @@ def kernel_terms(
 ) -> dict[str, KernelTerms]:
     """Latency, bounds and launch share of every kernel, by family; pure and not jitted itself.
 
-    Kernels of a family the predictor does not cover get NaN seconds; collectives those of the sheet's rates.
+    Kernels of a family the predictor does not cover get NaN seconds; collectives those of the sheet's rates. Kernels
+    whose arithmetic path the GPU lacks get infinity, with slopes of 0.
     """
     terms = {}
-    for name, batch in kernels.families.items():
+    for name, every in kernels.families.items():
         family = FAMILIES[name]
         own = machine if family.linked else gpu_of(machine)
+        present, batch = _with_paths(gpu_of(machine), family, every)
         if predictor.covers(family):
             terms[name] = predictor.terms(family, own, batch, isolated=isolated, relaxation=relaxation)
         else:
             bound = RooflinePredictor().terms(family, own, batch, isolated=isolated)
             nothing = replace(bound, seconds=jnp.full_like(bound.seconds, jnp.nan))
             terms[name] = bound if family.linked else nothing
+        if present is not None:
+            terms[name] = _where_present(present, terms[name])
     return terms
+
+
+def _with_paths(gpu: GPU, family: Family, batch: KernelBatch) -> tuple[Array | None, KernelBatch]:
+    """Which kernels have an arithmetic path, None = all, and the batch with the others in fp32, which every GPU has: a
+    division by a peak of 0 would turn their slopes into NaN."""
+    if not family.matrix:
+        return None, batch
+    present = peak_flop_per_s(gpu, family, jnp.asarray(batch.dtype)) > 0.0
+    return present, replace(batch, dtype=jnp.where(present, batch.dtype, dtype_index("fp32")))
+
+
+def _where_present(present: Array, terms: KernelTerms) -> KernelTerms:
+    """The terms with infinity for kernels without a path."""
+    forever: Any = jax.tree.map(lambda each: jnp.where(present, each, jnp.inf), (terms.seconds, terms.bounds))
+    return replace(terms, seconds=forever[0], bounds=forever[1])
 
 
 def uncovered(predictor: Predictor, kernels: KernelTable) -> dict[str, int]:

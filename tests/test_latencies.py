@@ -300,6 +300,9 @@ def test_a_missing_path_takes_forever() -> None:
     predictor = random_predictor("mixture", 0)
     assert np.isinf(nj.predict_kernels(predictor, T4, kernels)[0])
     assert np.isfinite(nj.predict_kernels(predictor, H100, kernels)[0])
+    seconds, slopes = jax.value_and_grad(nj.latency, argnums=1)(predictor, T4, kernels)
+    assert np.isinf(seconds)
+    assert all(np.all(np.asarray(slope) == 0.0) for slope in jax.tree.leaves(slopes))
 
 
 def test_many_rows_are_forecast_in_blocks_that_change_nothing() -> None:
