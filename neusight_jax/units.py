@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import Any
 
 GB = 1e9
 """Gigabyte: 1e9 bytes, the unit of data sheets for bandwidth."""
@@ -45,6 +47,15 @@ UNITS: dict[str, tuple[float, str]] = {
     "slo_ratio": (1.0, "of the limit"),
 }
 """Figure or metric -> the unit people use, in base units, and its name; others are times, or FLOP/s by their names."""
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is one whole number, of Python or of NumPy."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
 
 
 def duration(seconds: float, digits: int = 4) -> str:

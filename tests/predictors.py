@@ -21,7 +21,7 @@ from neusight_jax.kernels.depthwise import DEPTHWISE
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
-from neusight_jax.kernels.rowwise import STRIDED
+from neusight_jax.kernels.rowwise import COUNTED, STRIDED
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.kernels.tensor_conv import TENSOR_CONV
 from neusight_jax.residuals import EFFECTS, effect_width
@@ -168,6 +168,11 @@ def random_dims(family: Family, random: np.random.Generator, seed: int, rows: in
         dims = {name: np.asarray(values, np.float32) for name, values in drawn.items()}
     elif family.matrix:
         dims = {"batch": whole(256), "m": whole(32768), "n": whole(32768), "k": whole(32768)}
+    elif family is COUNTED:  # drawn apart, as the next two
+        apart = np.random.default_rng([seed, 6])
+        dims = {name: np.floor(np.exp(apart.uniform(0.0, 11.0, rows))).astype(np.float32) for name in family.dims}
+        dims["reads"], dims["writes"] = np.full((2, rows), 1.0, np.float32)
+        dims["flop"] = (dims["rows"] * dims["cols"] * 4.0 ** apart.integers(0, 8, rows)).astype(np.float32)
     elif family is STRIDED:  # drawn apart: the families after it stay as they were
         apart = np.random.default_rng([seed, 4])
         dims = {name: np.floor(np.exp(apart.uniform(0.0, 11.0, rows))).astype(np.float32) for name in family.dims}

@@ -15,7 +15,7 @@ from predictors import PEAKS, random_gpus, random_predictor
 
 import neusight_jax as nj
 from neusight_jax.cluster import Cluster
-from neusight_jax.cluster_file import node_topology
+from neusight_jax.cluster_file import load_named_cluster, node_topology
 from neusight_jax.datasets.measurements import table_from_frame
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.gpu_catalog import list_gpus
@@ -226,6 +226,29 @@ def test_clusters_by_name_and_file(tmp_path: Path) -> None:
     assert nj.load_cluster(own).topology.pair_share == pytest.approx(1 / 3)
     assert nj.load_cluster(own).topology.nic_bytes_per_s == 1e11
     assert nj.load_cluster(own).domains == 4
+
+
+def test_as_many_gpus_as_a_board_without_a_switch_are_on_it() -> None:
+    """Four of them: a pair has a third of the links. Two are of a server with a switch."""
+    four, name = nj.load_cluster("4x H100"), load_named_cluster("4x H100")[0]
+    assert four.topology.pair_share == pytest.approx(1 / 3)
+    assert name == "4x NVIDIA H100 80GB HBM3 in HGX H100 4-GPU"
+    assert [nj.load_cluster(f"{count}x H100").topology.pair_share for count in (2, 8)] == [1.0, 1.0]
+
+
+def test_a_message_inside_a_node_is_near_the_sheet() -> None:
+    """64 MiB from GPU to GPU: public runs of p2pBandwidthLatencyTest have 360 to 390 GB/s on H100, of 450 on the sheet;
+    longer messages never take less, and one between nodes takes longer."""
+    predictor, sizes = nj.load_predictor("tensorcore"), 2.0 ** np.arange(10, 32)
+
+    def seconds(domains: int) -> Any:
+        rows = [collective_kernel("send_recv", size, 2, domains) for size in sizes.tolist()]
+        return nj.predict_kernels(predictor, nj.load_cluster("16x H100"), table_from_kernels(rows), isolated=False)
+
+    near, far = seconds(1), seconds(2)
+    assert 250e9 < sizes[16] / near[16] < 450e9
+    assert np.all(np.diff(near) > 0)
+    assert np.all(far >= near)
 
 
 @pytest.mark.parametrize(

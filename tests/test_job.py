@@ -15,6 +15,7 @@ from neusight_jax import InputError, calibrate_steps, latency, load_gpu, predict
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import Cluster
 from neusight_jax.graph.configs.build import graph_from_config
+from neusight_jax.job.forecast import step_forecast
 from neusight_jax.job.job import KINDS, WORK, Job, job_from_config
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
@@ -284,3 +285,24 @@ def test_eager_jobs_split_as_their_heads_do() -> None:
             np.testing.assert_array_equal(sizes, split.kernels.families[name].dims[dim])
     rows = [np.max(np.asarray(work.kernels.families["norm"].dims["rows"])) for work in (plain, split)]
     assert rows[0] == 2 * rows[1]
+
+
+def test_relaxation_may_be_traced() -> None:
+    """Of a pipeline: its value under `jit` is that outside, at 0 the exact one, and it has a slope."""
+    work, machine = job(Parallelism(pipeline=2, tensor=2)), cluster(4, 4)
+
+    def relaxed(share: Any) -> Any:
+        return latency(PREDICTOR, machine, work, relaxation=share)
+
+    assert float(jax.jit(relaxed)(0.05)) == pytest.approx(float(relaxed(0.05)), rel=1e-5)
+    assert float(jax.jit(relaxed)(0.0)) == pytest.approx(float(latency(PREDICTOR, machine, work)), rel=1e-5)
+    assert np.isfinite(jax.grad(relaxed)(0.05))
+    assert float(relaxed(0.2)) < float(relaxed(0.0))
+
+
+def test_parts_of_a_step_are_never_negative() -> None:
+    """What rounding leaves of differences is the first part's, so that the sum stays."""
+    plan = job(Parallelism(data=2)).plan
+    step = step_forecast((1.0, -1e-10, -2e-10), Software(), plan, cluster(2, 4))
+    assert (step.bubble_s, step.exposed_communication_s) == (0.0, 0.0)
+    assert step.total_s == pytest.approx(1.0 - 3e-10, abs=1e-15)

@@ -113,7 +113,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
     layout = Parallelism(tensor=np.int64(8), data=np.int32(2))
     assert layout == Parallelism(tensor=8, data=2)
     assert type(layout.tensor) is int
-    for wrong in (True, 2.0, 0):
+    for wrong in (True, np.True_, 2.0, 0, np.array([2, 2])):
         with pytest.raises(InputError, match="expected a positive whole number"):
             Parallelism(tensor=wrong)
 

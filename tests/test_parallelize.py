@@ -43,6 +43,22 @@ def test_forecasts_are_those_of_single_jobs(config: dict[str, Any]) -> None:
     assert any(item.step.workload["layout"]["expert"] > 1 for item in choices) == (config is MOE)
 
 
+@pytest.mark.parametrize("layers", [5, 6, 7])
+def test_stages_of_unequal_layers_are_those_of_single_jobs(layers: int) -> None:
+    """Layers that ranks do not divide: inner stages of two lengths, in the search as in a forecast."""
+    config = {**MODEL, "num_hidden_layers": layers}
+    narrow = Space(micro_batch_sizes=(1,), chunks=(1,), zero=(0,), sequence_parallel=(False,), recompute=("none",))
+    choices = search(config, 4, top=200, space=narrow).machines[0].choices
+    steps = [each.step for each in choices if dict(each.step.workload["layout"])["pipeline"] == 4]
+    assert steps
+    for step in steps:
+        own = job_from_config(
+            config, layout_of(dict(step.workload["layout"])), global_batch_size=16, sequence_length=1024
+        )
+        assert step.total_s == pytest.approx(predict(PREDICTOR, cluster(4, 4), own).total_s, rel=1e-5)
+        assert step.memory.total == pytest.approx(own.plan.memory.total, rel=1e-9)
+
+
 def test_the_first_few_are_those_of_all() -> None:
     every, few = (search(top=top).machines[0].choices for top in (500, 3))
     assert [item.step.total_s for item in few] == [item.step.total_s for item in every[:3]]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from neusight_jax.errors import InputError
 from neusight_jax.printed import Record
+from neusight_jax.units import is_whole
 
 RECOMPUTE: tuple[str, ...] = ("none", "selective", "full")
 """What of the forward pass is run again in the backward pass: nothing, attention, or every layer."""
@@ -48,7 +49,7 @@ class Parallelism(Record):
             value = getattr(self, item.name)
             if item.type != "int":
                 continue
-            if isinstance(value, bool) or not hasattr(value, "__index__") or value < (item.name != "zero"):
+            if not is_whole(value) or value < (item.name != "zero"):
                 raise InputError(f"{item.name} is {value!r}, expected a positive whole number")
             object.__setattr__(self, item.name, int(value))  # whole numbers of NumPy too
         for name, choices in (("recompute", RECOMPUTE), ("schedule", SCHEDULES), ("zero", (0, 1, 2, 3))):

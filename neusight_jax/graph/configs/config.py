@@ -11,6 +11,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.catalog import load_model_config, model_names
 from neusight_jax.graph.configs.folder import Files, read_files
 from neusight_jax.graph.keys import Keys, keys_of
+from neusight_jax.units import is_whole
 
 _MISSING = object()
 LARGEST = 10**9
@@ -298,7 +299,6 @@ def _with_adapters(path: Path, files: Files) -> Config:
 
 def whole(name: str, value: Any) -> int:
     """A batch size or sequence length: a positive whole number, else `InputError`."""
-    is_whole = not isinstance(value, bool) and hasattr(value, "__index__")
-    if not is_whole or int(value) <= 0:
+    if not is_whole(value) or int(value) <= 0:
         raise InputError(f"{name} is {value!r}, expected a positive whole number")
     return int(value)
