@@ -24,7 +24,7 @@ from neusight_jax.gpu_catalog import canonical_name, fold_name
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.printed import Record
-from neusight_jax.tables import check_regular
+from neusight_jax.tables import MOST_BYTES, check_regular
 
 KERNEL_FOLDERS: tuple[str, ...] = ("", "kernels", "kernels_amd")
 """Folders of kernel sweeps in a measurement folder."""
@@ -262,7 +262,7 @@ def _read(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """Columns that are there of a table, all when None. Raises: `InputError` as `_read_parquet`."""
     if file.suffix.lower() != ".csv":
         return _read_parquet(file, columns)
-    check_regular(file, "a CSV file of measured models")
+    check_regular(file, "a CSV file of measured models", MOST_BYTES)
     try:
         frame = pd.read_csv(file, dtype=dict.fromkeys(("device", "model", "mode", "option"), str))  # "inf" is no number
     except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors

@@ -151,6 +151,9 @@ def test_what_the_mutations_showed(tmp_path: Path) -> None:
     for mode, size, problem in (("sleep", "1", "unknown mode"), ("inf", "inf", "bad size"), ("inf", "0", "bad size")):
         path.write_text(f"{head}Tesla T4,bert_base,{mode},,128,{size},12,0.1,,\n")
         assert f"(1 {problem})" in message(nj.read_measurements, path)
+    with open(path, "wb") as file:
+        file.truncate(20 << 30)
+    assert "bytes, expected a CSV file of measured models of at most" in message(nj.read_measurements, path)
     rows = synthetic_rows("linear", "Tesla T4", 2)
     rows.assign(op=[["a"], ["b"]]).to_parquet(tmp_path / "rows.parquet")
     assert "a column holds lists" in message(nj.read_measurements, tmp_path / "rows.parquet")
