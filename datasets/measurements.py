@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from neusight_jax.arithmetic import DTYPES
@@ -23,7 +24,7 @@ from neusight_jax.gpu_catalog import canonical_name, fold_name
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.printed import Record
-from neusight_jax.tables import check_regular
+from neusight_jax.tables import MOST_BYTES, check_regular
 
 KERNEL_FOLDERS: tuple[str, ...] = ("", "kernels", "kernels_amd")
 """Folders of kernel sweeps in a measurement folder."""
@@ -261,7 +262,7 @@ def _read(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """Columns that are there of a table, all when None. Raises: `InputError` as `_read_parquet`."""
     if file.suffix.lower() != ".csv":
         return _read_parquet(file, columns)
-    check_regular(file, "a CSV file of measured models")
+    check_regular(file, "a CSV file of measured models", MOST_BYTES)
     try:
         frame = pd.read_csv(file, dtype=dict.fromkeys(("device", "model", "mode", "option"), str))  # "inf" is no number
     except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors
@@ -272,6 +273,8 @@ def _read(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
 
 def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """Columns of a Parquet file that are there (all when None); one-line errors for all that can be wrong with it."""
+    if not file.exists():
+        raise InputError(f"{file} does not exist; expected a Parquet file of the measurement schema")
     check_regular(file, "a Parquet file of the measurement schema")
     try:
         with pq.ParquetFile(file) as opened:
@@ -280,6 +283,8 @@ def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFr
                 known = set(columns)
                 names = [name for name in names if name in known] or names
             table = opened.read(columns=names)
+        if columns is not None and any(pa.types.is_nested(each.type) for each in table.schema):
+            raise TypeError("a column holds lists")
         table.validate(full=True)  # text that is not UTF-8 would else show up later, when it is looked at
         # Without what pandas wrote of its index and types: not needed, and JSON that may be damaged.
         frame: pd.DataFrame = table.replace_schema_metadata(None).to_pandas()

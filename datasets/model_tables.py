@@ -44,6 +44,8 @@ PER_OP = ModelTable(
 )
 """One row is one graph node of one measured model."""
 
+MODES: dict[str, str] = {"inf": "inference", "train": "training", "inference": "inference", "training": "training"}
+"""Mode of a measured model -> mode of its graph."""
 MODEL_TABLES: tuple[ModelTable, ...] = (END_TO_END, PER_OP)
 
 
@@ -58,5 +60,12 @@ def check_models(table: ModelTable, raw: pd.DataFrame, file: str, own: Mapping[s
         if name in table.blank:
             fine |= raw[name].isna().to_numpy()
         problems.add_values(name, fine, "bad latency", f"seconds {'above' if table.positive else 'of at least'} 0")
+    for name in ("batch_size", "sequence_length") if table is END_TO_END else ():
+        sizes = numbers(raw[name])
+        problems.add_values(name, np.isfinite(sizes) & (sizes >= 1.0), "bad size", "a whole number from 1")
+    if table is END_TO_END:
+        problems.add_values(
+            "mode", raw["mode"].isin(list(MODES)).to_numpy(), "unknown mode", f"one of {', '.join(MODES)}"
+        )
     good = raw.assign(device=devices, option=raw["option"].astype(object).where(raw["option"].notna(), ""))
     return CheckedRows(good, problems.bad, problems.frame())

@@ -93,7 +93,7 @@ def test_bad_traces(tmp_path: Path, line: str, message: str) -> None:
     file.write_text(f"{line}\n")
     with pytest.raises(nj.InputError, match=message):
         read_trace(file)
-    with pytest.raises(nj.InputError, match="no readable trace"):
+    with pytest.raises(nj.InputError, match="no such file"):
         read_trace(tmp_path / "nowhere.jsonl")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.datasets.measurements import Measurements
+from neusight_jax.datasets.model_tables import MODES
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.intervals import MODELS, WIDEST, Intervals, gpu_ratios, gpu_widening, range_of
 from neusight_jax.terms import Predictor
@@ -24,7 +25,7 @@ from neusight_jax.training.conformal import (
     own_coverage,
     own_width,
 )
-from neusight_jax.training.evaluation.scores import MODES, System, model_scores
+from neusight_jax.training.evaluation.scores import System, model_scores
 from neusight_jax.training.fit import row_features
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
 from neusight_jax.training.rows import Rows

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
+from neusight_jax.errors import printable
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.scaling.names import read_name
@@ -55,6 +56,10 @@ class Measured:
     inferred: str = ""
     tile: tuple[int, int] | None = None
     dtype_said: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", printable(self.name))
+        object.__setattr__(self, "operator", printable(self.operator))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ _MARKS = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "parquet", b"SQLit
 _BYTE_ORDERS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """A shell of Windows writes what it redirects as UTF-16."""
 EXPECTED = "a trace (.json, .json.gz), a CSV or a Parquet table"
-MOST_TEXT_BYTES = 2 << 30
+MOST_TEXT_BYTES = 256 << 20
 """Of a table of kernels, unpacked: it is read whole."""
 PACKED: tuple[str, ...] = (".gz", ".zip")
 

@@ -232,7 +232,7 @@ def _read(summary: Mapping[str, Any], request_s: float) -> Run:
     return Run(of("ttft", request_s), of("tpot"), float(summary["request_throughput_rps"]), ratio)
 
 
-MOST_TRACE_BYTES = 1 << 30
+MOST_TRACE_BYTES = 256 << 20
 _EXPECTED = f"JSON lines, an object with {', '.join(TRACE_FIELDS)} in each"
 
 

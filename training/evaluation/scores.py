@@ -15,6 +15,7 @@ from rich.console import Console
 from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.checkpoint import load_card, load_predictor
 from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
+from neusight_jax.datasets.model_tables import MODES
 from neusight_jax.datasets.row_checks import OnInvalid
 from neusight_jax.forecast import predict
 from neusight_jax.gpu import GPU
@@ -34,8 +35,6 @@ from neusight_jax.training.evaluation.systems import chosen_baselines, fit_basel
 if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
 
-MODES: dict[str, str] = {"inf": "inference", "train": "training", "inference": "inference", "training": "training"}
-"""Spellings of the mode in measurement files."""
 OPTIONS: dict[str, bool] = {"": False, "fusion": True}
 """Options of whole-model labels that can be forecast, and whether they are fused; others need several GPUs."""
 
