@@ -13,7 +13,7 @@ from jaxtyping import Float
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.cluster import Machine, gpu_of, on_device, topology_of
 from neusight_jax.gpu import GPU
-from neusight_jax.graph.graph import UNMODELLED, Footprint, Graph
+from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.intervals import (
     LEVEL,
     Intervals,
@@ -24,8 +24,6 @@ from neusight_jax.intervals import (
     unlabelled_note,
 )
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import WEIGHT_SHARE
-from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.latencies import in_row_order, kernel_terms, require_covered
 from neusight_jax.memory import crowded_notes, footprint
@@ -33,6 +31,7 @@ from neusight_jax.programs import one_shot
 from neusight_jax.results import Result, plain
 from neusight_jax.roofline import Relaxation, element_bytes
 from neusight_jax.terms import Predictor
+from neusight_jax.unmeasured import unmeasured_notes
 from neusight_jax.workloads import workload_dict
 
 if TYPE_CHECKING:
@@ -244,7 +243,7 @@ def predict(
         gpu.peak_flop_per_s(dtype)
     require_covered(predictor, graph.kernels)
     columns = _columns(graph.kernels, _explained(predictor, on_device(machine), graph.kernels, relaxation))
-    notes = (*notes, *graph.notes, *_share_notes(graph, columns))
+    notes = (*notes, *graph.notes, *unmeasured_notes(graph, columns))
     columns["node"] = np.array([node.name for node in graph.nodes], object)[columns["node"].astype(int)]
     memory = footprint(graph) if graph.nodes else None
     mem_bytes = float(np.asarray(gpu.mem_bytes))
@@ -287,61 +286,6 @@ def _interval_of(
     said = unlabelled_note(intervals, network, cost)
     warnings = interval_warnings(intervals, gpu, network, columns["shape_widening"], cost)
     return (low, high), [*said, *warnings]
-
-
-def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Share of the time of every operator nobody has modelled, by name; its time is that of the memory it moves."""
-    cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
-    shares: dict[str, float] = {}
-    for position, node in enumerate(graph.nodes):
-        if node.op.startswith(UNMODELLED):
-            name = node.op.removeprefix(UNMODELLED).strip()
-            share = float(cost[columns["node"] == position].sum() / max(cost.sum(), 1e-30))
-            shares[name] = shares.get(name, 0.0) + share
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
-def _share_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:
-    """Notes of time that nothing like it was measured for: unmodelled operators, and weights widened by the kernel."""
-    notes, shares = [], unmodelled_shares(graph, columns)
-    if shares:
-        listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        opened = ", and the interval is open upwards" if np.any(columns["unmeasured"] > 0.0) else ""
-        notes.append(
-            "not modelled, charged as memory traffic (inputs and outputs once) and by the FLOP that a textbook counts: "
-            f"{listed} of the time; that is the least they take{opened}"
-        )
-    notes += _unmeasured_notes(graph, columns)
-    widths = {
-        name: np.asarray(batch.dims.get(WEIGHT_SHARE, np.ones(batch.row.shape)))
-        for name, batch in graph.kernels.families.items()
-    }
-    if GROUPED_GEMM.name in widths:  # experts were measured so
-        widths[GROUPED_GEMM.name] = np.ones_like(widths[GROUPED_GEMM.name])
-    narrow = in_row_order(graph.kernels, widths) < 1.0
-    cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
-    if share := float(cost[narrow].sum() / max(cost.sum(), 1e-30)):
-        notes.append(
-            f"weight-only products ({share:.0%} of the time) were never measured: forecast as plain ones that read "
-            "fewer bytes, without what widening the weights costs"
-        )
-    return notes
-
-
-def _unmeasured_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:
-    """A note of kernels that are modelled and were never measured, by dtype or operator, and their share of time."""
-    cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
-    modelled = np.array([not node.op.startswith(UNMODELLED) for node in graph.nodes], bool)[columns["node"].astype(int)]
-    rows = (columns["unmeasured"] > 0.0) & modelled
-    if not rows.any():
-        return []
-    pairs = zip(columns["op"][rows], columns["dtype"][rows], strict=True)
-    names = dict.fromkeys(op if op in FAMILIES["counted"].ops else f"products in {dtype}" for op, dtype in pairs)
-    share = float(cost[rows].sum() / max(cost.sum(), 1e-30))
-    return [
-        f"never measured: {', '.join(names)} ({share:.0%} of the time); the interval allows another factor of three "
-        "either way"
-    ]
 
 
 def seconds_of(

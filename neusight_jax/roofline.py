@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from neusight_jax.arithmetic import ELEMENT_BYTES, dtype_index
 from neusight_jax.gpu import GPU
@@ -20,7 +20,7 @@ from neusight_jax.topology import Topology
 Scalar: TypeAlias = float | Float[Array, ""]
 Relaxation: TypeAlias = Scalar | None
 """How far whole waves are smoothed, 0 to 1; None is 0, by a program of its own."""
-Isolated: TypeAlias = bool | Float[Array, "*kernel"]
+Isolated: TypeAlias = bool | Bool[Array, ""] | Float[Array, "*kernel"]
 """Whether kernels run alone, as a sweep measures them: one answer, or one (0 or 1) for each kernel."""
 
 LEAST_SHARE = 1e-3

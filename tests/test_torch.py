@@ -13,8 +13,8 @@ from torch_models import ARCHITECTURES, traced
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
-from neusight_jax.forecast import unmodelled_shares
 from neusight_jax.memory import footprint
+from neusight_jax.unmeasured import unmodelled_shares
 
 
 def test_without_torch_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,7 +335,7 @@ def latency(
 
     A step is its kernels and messages along the critical path. `jax.grad(latency, argnums=1)` is a GPU or a Cluster of
     derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many machines with one program. A GPU without
-    the arithmetic path of a kernel gives infinity, with slopes of 0. `relaxation` is of the waves of kernels, and of
+    the arithmetic path of a kernel gives infinity, which has no slopes. `relaxation` is of the waves of kernels, and of
     a job's critical path too (`schedule.pipeline_seconds`).
     """
     if isinstance(work, KernelTable):

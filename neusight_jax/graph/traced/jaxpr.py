@@ -248,7 +248,7 @@ class _Walk(Walk):
     def _of_device(self, eqn: Any, inner: Any, inputs: list[Value], place: _Place) -> list[Value]:
         """A program over a mesh: one device reads its shards, and its results are shards of whole arrays."""
         own = getattr(inner, "jaxpr", inner).invars
-        shards = [value_view(value, tuple(var.aval.shape)) for value, var in zip(inputs, own, strict=True)]
+        shards = [value.part(var.aval.shape) for value, var in zip(inputs, own, strict=True)]
         results = self.closed(inner, shards, place)
         return [value.view(tuple(var.aval.shape)) for value, var in zip(results, eqn.outvars, strict=True)]
 
@@ -269,7 +269,7 @@ class _Walk(Walk):
         ):
             return [inputs[0].view(shape) for shape in shapes]
         if name in ("slice", "split", "unstack"):
-            return [value_view(inputs[0], shape) for shape in shapes]
+            return [inputs[0].part(shape) for shape in shapes]
         return None
 
     def _operation(self, name: str, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
@@ -345,7 +345,7 @@ class _Walk(Walk):
     def _entering(self, value: Value, aval: Any, whole: bool) -> Value:
         """A loop body's view of an array: the array itself, or one slice of it."""
         shape = tuple(aval.shape) if hasattr(aval, "shape") else ()
-        return value.view(shape) if whole else value_view(value, shape)
+        return value.view(shape) if whole else value.part(shape)
 
     def _while(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
         trips = self.options.while_trips
@@ -370,12 +370,6 @@ class _Walk(Walk):
     def _branch(self, branch: Any, inputs: list[Value], eqn: Any, place: _Place) -> list[Value]:
         results = self.closed(branch, inputs[1:], place)
         return [self._link((value,), var.aval, 0) for value, var in zip(results, eqn.outvars, strict=True)]
-
-
-def value_view(value: Value, shape: Sequence[int]) -> Value:
-    """A part of an array: only that part is read."""
-    share = prod(shape) / max(value.elements, 1)
-    return value.view(tuple(shape), value.stored * min(share, 1.0))
 
 
 def _telling(label: Any) -> bool:

@@ -65,6 +65,10 @@ class Value:
         """The same array under another shape."""
         return replace(self, shape=tuple(shape), stored=self.stored if stored is None else stored, strides=strides)
 
+    def part(self, shape: Shape) -> Value:
+        """A part of the array: only that part is read."""
+        return self.view(tuple(shape), self.stored * min(prod(shape) / max(self.elements, 1), 1.0))
+
 
 @dataclass(frozen=True, eq=False)
 class Operation:
