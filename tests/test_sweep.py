@@ -301,7 +301,8 @@ def test_one_of_two_processes_killed_at_random(checkpoint: Path, tmp_path: Path,
         assert len(list(folder.glob("rows-*.parquet"))) >= goal  # nothing is computed twice
         resumed = len(list(folder.glob("rows-*.parquet")))
     for process in started("--resume"):
-        assert process.wait(timeout=240) == 0, process.communicate()
+        said = process.communicate(timeout=240)
+        assert process.returncode == 0, said
     assert run([*_command(tmp_path / "one.parquet", checkpoint, *points)[3:]]) == 0
     frame = pd.read_parquet(output)
     assert list(frame["sample"]) == list(range(1000))
