@@ -17,9 +17,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from neusight_jax.sweeps.devices import Processes
 
 
-def sweep(output: Path, rows: int, checkpoint: str) -> None:
+def sweep(output: Path, rows: int, checkpoint: str, processes: Processes) -> None:
     """One chunk to compile, then all rows."""
     import jax
 
@@ -35,14 +39,15 @@ def sweep(output: Path, rows: int, checkpoint: str) -> None:
     graph = nj.graph_from_config("gpt3-xl", batch_size=2, sequence_length=2048, mode="training")
     predictor, gpus = nj.load_predictor(checkpoint), {"H100": nj.load_gpu("H100")}
     begin = time.perf_counter()
-    nj.sweep(predictor, gpus, [graph], nj.Samples(ranges, CHUNK), output.with_suffix(".first.parquet"))
+    compiled = output.with_suffix(".first.parquet")
+    nj.sweep(predictor, gpus, [graph], nj.Samples(ranges, CHUNK), compiled, processes=processes)
     first = time.perf_counter() - begin
     begin, used = time.perf_counter(), time.process_time()
-    nj.sweep(predictor, gpus, [graph], nj.Samples(ranges, rows), output)
+    nj.sweep(predictor, gpus, [graph], nj.Samples(ranges, rows), output, processes=processes)
     seconds, cpu = time.perf_counter() - begin, time.process_time() - used
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     print(
-        f"process {jax.process_index()} of {jax.process_count()}, {jax.device_count()} devices: {rows} forecasts in "
+        f"process {processes.index} of {processes.count}, {jax.device_count()} devices: {rows} forecasts in "
         f"{seconds:.1f} s, {seconds / rows * 1e6:.1f} us each (CPU time of all its threads {cpu / rows * 1e6:.1f} us), "
         f"first chunk {first:.1f} s, {memory:.2f} GB",
         flush=True,
@@ -64,11 +69,12 @@ def main() -> None:
     os.environ["JAX_NUM_CPU_DEVICES"] = str(chosen.devices)
     folder = tempfile.mkdtemp() if chosen.output is None else ""
     output = chosen.output or Path(folder) / "sweep.parquet"
-    if chosen.join:
-        from neusight_jax.sweeps.devices import join_processes
+    from neusight_jax.sweeps.devices import ALONE, join_processes
 
+    processes = ALONE
+    if chosen.join:
         address, own = chosen.join.split(",")
-        join_processes(address, chosen.processes, int(own))
+        processes = join_processes(address, chosen.processes, int(own))
     elif chosen.processes > 1:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -80,7 +86,7 @@ def main() -> None:
         if any(codes):
             raise SystemExit("a process failed")
     if chosen.join or chosen.processes == 1:
-        sweep(output, chosen.rows, chosen.checkpoint)
+        sweep(output, chosen.rows, chosen.checkpoint, processes)
     if not chosen.join and chosen.compare is not None:
         import numpy as np
         import pandas as pd

@@ -47,6 +47,8 @@ SYSTEMS = {
 }
 GPUS = ("Tesla P4", "Tesla P100-PCIE-16GB", "Tesla V100-PCIE-32GB", "Tesla T4", "NVIDIA A100-PCIE-40GB")
 H100 = "NVIDIA H100 80GB HBM3"
+WEIGHTS = {"fp32": "`fp32`, what you get", "fp32-heldout": "`fp32-heldout`, without AMD"}
+"""fp32 checkpoints on whole models, and their names in the README's table."""
 
 
 def short(device: str) -> str:
@@ -140,7 +142,7 @@ def models_short() -> str:
     """The README's: whole models on H100 and on the five."""
     frame = scores()
     rows = []
-    for system, text in (("fp32-heldout", "**neusight_jax**"), ("roofline", "roofline")):
+    for system, text in {**WEIGHTS, "roofline": "roofline"}.items():
         part = frame[frame["system"] == system].set_index("device")
         cells = [number(part.loc[name, column]) for name in (H100, "in training") for column in ("mean", "median")]
         rows.append([text, *cells])
@@ -242,21 +244,23 @@ def printed(text: str) -> str:
     return RUN.sub(block, text)
 
 
+def weights(name: str) -> Callable[[str], Any]:
+    """From a GPU to a checkpoint's predictor: with the GPU's own correction where it is in training."""
+    plain = nj.load_predictor(name)
+    tuned = {device: nj.load_predictor(name, device) for device in card(name)["device_effects"]}
+    return lambda device: tuned.get(device, plain)
+
+
 def measure(folder: Path) -> None:
-    """Scores `fp32-heldout` and the roofline on whole models of `folder` and writes `docs/scores/models.csv`."""
+    """Scores `WEIGHTS` and the roofline on whole models of `folder` and writes `docs/scores/models.csv`."""
     from neusight_jax.baselines import BASELINES
     from neusight_jax.datasets.measurements import read_measurements
     from neusight_jax.training.evaluation.cross_gpu import cross_gpu, cross_gpu_errors
     from neusight_jax.training.evaluation.result import scores as percentiles
     from neusight_jax.training.evaluation.scores import model_scores
 
-    plain = nj.load_predictor("fp32-heldout")
-    tuned = {name: nj.load_predictor("fp32-heldout", name) for name in card("fp32-heldout")["device_effects"]}
     data = read_measurements([folder], devices=[*GPUS, H100])
-    systems = {
-        "fp32-heldout": lambda device: tuned.get(device, plain),
-        "roofline": lambda device: BASELINES["roofline"],
-    }
+    systems = {**{name: weights(name) for name in WEIGHTS}, "roofline": lambda device: BASELINES["roofline"]}
     rows, _ = model_scores(data.end_to_end, systems, data.gpu)
     eager, fused = rows[rows["option"] == "eager"], rows[rows["option"] != "eager"]
     trained = eager[eager["device"].isin(GPUS)].assign(device="in training")

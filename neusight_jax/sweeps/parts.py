@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,11 @@ class Parts:
             out.append(reached < stop)
         return out
 
-    def clear(self, chunks: Sequence[tuple[int, int]]) -> None:
-        """Remove what there is of chunks that are not complete."""
+    def clear(self, chunks: Sequence[tuple[int, int]], shares: Collection[tuple[int, int]] = ()) -> None:
+        """Remove what there is of chunks that are not complete, but whole shares of processes."""
         for low, high in self.spans():
+            if (low, high) in shares:
+                continue
             place = bisect_right(chunks, (low, high)) - 1
             if any(low < stop and high > start for start, stop in chunks[max(place, 0) : place + 2]):
                 self.path(low, high).unlink(missing_ok=True)

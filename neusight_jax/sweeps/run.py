@@ -177,18 +177,26 @@ def _run(
     processes.barrier("opened")
     chunks = _chunks(tasks, space.rows, chunk)
     missing = parts.missing([(each.start, each.stop) for each in chunks])
-    todo = [each for each, lacks in zip(chunks, missing, strict=True) if lacks]
+    lacking = [each for each, lacks in zip(chunks, missing, strict=True) if lacks]
+    spread = spread_rows(min(chunk, space.rows), processes)
+    shares = [_shares(each, spread) for each in lacking]
     processes.barrier("looked")
     if first:
-        parts.clear([(each.start, each.stop) for each in todo])
+        parts.clear([(each.start, each.stop) for each in lacking], {span for each in shares for span in each})
     processes.barrier("cleared")
-    done = rows - sum(each.stop - each.start for each in todo)
-    spread = spread_rows(min(chunk, space.rows), processes)
+    there = set(parts.spans())
+    processes.barrier("counted")
+    done = sum(stop - start for start, stop in there)
+    todo = [
+        each
+        for each, spans in zip(lacking, shares, strict=True)
+        if processes.index < len(spans) and spans[processes.index] not in there
+    ]
     with _progress(console if first else None, rows, done) as advance:
         for part in _computed(on_host(predictor), todo, space, spread, relaxation):
             processes.check()
             _write(*part, spread, parts)
-            advance(part[0].stop - part[0].start)
+            advance((rows - done) / len(todo))
     processes.barrier("computed")
     if first:
         kept = {"schema": schema("sweep"), **parts.asked, "notes": list(notes)}
@@ -230,6 +238,12 @@ def _check(predictor: Predictor, tasks: Sequence[_Task], chunk: int) -> None:
                 gpu_of(task.machine).peak_flop_per_s(dtype)
         except InputError as error:
             raise InputError(f"{task.gpu_name}: {error}") from None
+
+
+def _shares(chunk: _Chunk, spread: Spread) -> list[tuple[int, int]]:
+    """Rows [start, stop) of a chunk that are each process's; the last processes may have none."""
+    share = spread.stop - spread.start
+    return [(low, min(low + share, chunk.stop)) for low in range(chunk.start, chunk.stop, share)]
 
 
 def _computed(
