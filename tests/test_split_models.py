@@ -110,7 +110,7 @@ def test_faster_links_are_worth_something_everywhere(model: str, capsys: pytest.
     assert slopes["total"]["link_bytes_per_s"] < -0.03
     free = ("--free", "link_bytes_per_s=4e11:9e11", "--starts", "1", "--steps", "1", "--rounds", "2")
     best = asked(capsys, "design", model, "--base", "H100", *free, *wide)
-    assert best["figures"]["link_bytes_per_s"] == pytest.approx(9e11, rel=1e-3)
+    assert best["gpu"]["link_bytes_per_s"] == pytest.approx(9e11, rel=1e-3)
     swept = ("--gpu", "H100", "--grid", "link_bytes_per_s=2e11:8e11:2", "--output", "o.parquet")
     asked(capsys, "sweep", model, *swept, *wide)
     slow, fast = pq.read_table("o.parquet").to_pydict()["seconds"]

@@ -118,7 +118,7 @@ async function update() {
       const answer = await (await post("forecast", asked(list), running.signal)).json();
       if (name !== named(machines)) continue;  // its answer is of the name before
       const field = document.getElementById("workload").elements.sequence_length;
-      field.placeholder = answer.sequence_length ? `${answer.sequence_length} as usual` : "";
+      field.placeholder = answer.sequence_length ? answer.sequence_length : "";
       list.forEach((machine, at) => {
         const found = answer.machines[at];
         cards(machine.place.querySelector(".cards"), found.cards);
