@@ -155,6 +155,23 @@ def test_a_job_on_a_cluster_is_forecast_as_everywhere(server: Explorer, tmp_path
     assert saved == moved
 
 
+def test_a_forward_pass_is_split_over_all_gpus(server: Explorer) -> None:
+    """With the sums between them: slower links cost time, and elasticities say so."""
+    sizes = {"mode": "prefill", "batch_size": 8, "sequence_length": 1024, "gpus": 8, "tensor": 8}
+    asked = {
+        "workload": {**LOAD, "model": "llama-3.2-1b", **sizes},
+        "machines": job({}, {"link_bytes_per_s": 1e11})["machines"],
+    }
+    code, text = ask(server, "/forecast", asked)
+    content = json.loads(text)
+    assert code == 200, content
+    graph = nj.graph_from_config("llama-3.2-1b", 8, 1024, "prefill", tensor_parallel=8)
+    usual, slow = content["machines"]
+    assert usual["total_s"] == pytest.approx(nj.predict(RooflinePredictor(), nj.load_cluster("8x H100"), graph).total_s)
+    assert slow["total_s"] > 1.1 * usual["total_s"]
+    assert slow["figures"]["link_bytes_per_s"] == 1e11
+
+
 def test_sliders_of_a_cluster_are_those_of_its_links_too(server: Explorer) -> None:
     found = {each["name"]: each for each in json.loads(ask(server, "/sliders?gpu=H100&gpus=16")[1])}
     assert found["nic_bytes_per_s"]["value"] == 5e10
@@ -179,7 +196,7 @@ def test_sliders_of_a_cluster_are_those_of_its_links_too(server: Explorer) -> No
         ),
         ("[" * 60_000, "nested too deeply"),
         ('{"workload": {}, "workload": {}}', "'workload' is given twice"),
-        (job({}, mode="inference"), "jobs on many GPUs are training steps"),
+        (job({}, mode="inference"), "a forward pass is split over all 16 GPUs; expected tensor 16"),
         (job({}, tensor=3), "16 GPUs are no multiple of tensor"),
         (job({}, gpus="many"), "gpus is 'many', expected a whole number from 1"),
         (job({}, zero=7), "zero is 7"),

@@ -11,6 +11,7 @@ import yaml
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.checkpoint import default_checkpoint, load_predictor
+from neusight_jax.cluster import Cluster, Machine, gpu_of
 from neusight_jax.errors import InputError
 from neusight_jax.explorer import jobs
 from neusight_jax.explorer.asked import Catalog, Variant, Workload, read
@@ -65,7 +66,10 @@ def _scaled(name: str) -> tuple[float, str]:
 
 @functools.lru_cache(maxsize=16)
 def _graph(load: Workload) -> Graph:
-    return graph_from_config(load.model, load.batch_size, load.sequence_length, load.mode, load.dtype or None)
+    if load.tensor not in (1, load.gpus):
+        raise InputError(f"a forward pass is split over all {load.gpus} GPUs; expected tensor {load.gpus}")
+    shape = (load.batch_size, load.sequence_length, load.mode, load.dtype or None)
+    return graph_from_config(load.model, *shape, tensor_parallel=load.gpus)
 
 
 @functools.lru_cache(maxsize=8)
@@ -73,13 +77,13 @@ def _predictor(checkpoint: str) -> Predictor:
     return load_predictor(checkpoint)
 
 
-def explored(load: Workload, variant: Variant, *, secants: bool = False) -> tuple[Sensitivity, GPU, str]:
+def explored(load: Workload, variant: Variant, *, secants: bool = False) -> tuple[Sensitivity, Machine, str]:
     """The forecast of a variant with its elasticities, the machine, and the checkpoint."""
-    name, gpu = variant.named()
+    name, machine = variant.named() if load.gpus == 1 else variant.cluster(load.gpus, serves=True)
     graph = _graph(load)
     checkpoint = default_checkpoint(graph.kernels)
     try:
-        return sensitivity(_predictor(checkpoint), gpu, graph, gpu_name=name, secants=secants), gpu, checkpoint
+        return sensitivity(_predictor(checkpoint), machine, graph, gpu_name=name, secants=secants), machine, checkpoint
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -94,13 +98,13 @@ def answer(catalog: Catalog, content: Any) -> dict[str, Any]:
     """Numbers and pictures of the machines that the page shows."""
     load, variants = read(catalog, content)
     with _turn(load):
-        return jobs.answer(load, variants, _predictor) if load.gpus > 1 else _answer(load, variants)
+        return jobs.answer(load, variants, _predictor) if load.is_job else _answer(load, variants)
 
 
 def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
     shown = [explored(load, variant) for variant in variants]
     names = [f"{'AB'[place]}: {variant.base}" for place, variant in enumerate(variants)]
-    found = {name: (result.forecast, gpu) for name, (result, gpu, _) in zip(names, shown, strict=True)}
+    found = {name: (result.forecast, gpu_of(machine)) for name, (result, machine, _) in zip(names, shown, strict=True)}
     pictures = [
         _families({name: forecast for name, (forecast, _) in found.items()}),
         _elasticities({name: result.total for name, (result, *_) in zip(names, shown, strict=True)}),
@@ -112,10 +116,10 @@ def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
                 "total_s": result.total_s,
                 "cards": forecasts.cards(result.forecast),
                 "checkpoint": checkpoint,
-                "figures": _figures(gpu),
+                "figures": jobs.cluster_figures(each) if isinstance(each, Cluster) else _figures(each),
                 "notes": result.notes,
             }
-            for result, gpu, checkpoint in shown
+            for result, each, checkpoint in shown
         ],
         "sequence_length": jobs.usual_length(load.model),
         "plots": [{"title": each.title, "data": each.traces, "layout": dict(each.layout)} for each in pictures],
@@ -157,8 +161,8 @@ def gpu_yaml(catalog: Catalog, content: Any) -> str:
 def report_page(catalog: Catalog, content: Any) -> str:
     """The report of the first machine."""
     load, (variant, *_) = read(catalog, content)
-    if load.gpus > 1:
+    if load.is_job:
         step, _, checkpoint = jobs.explored(load, variant, _predictor)
         return page_of(step, checkpoint=checkpoint, command="neusight-jax explore")
-    result, gpu, checkpoint = explored(load, variant, secants=True)
-    return page_of(result, machine=gpu, checkpoint=checkpoint, command="neusight-jax explore")
+    result, machine, checkpoint = explored(load, variant, secants=True)
+    return page_of(result, machine=gpu_of(machine), checkpoint=checkpoint, command="neusight-jax explore")

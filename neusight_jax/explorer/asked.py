@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from neusight_jax.cluster import Cluster
-from neusight_jax.cluster_file import check_topology, load_named_cluster
+from neusight_jax.cluster_file import check_topology, load_named_cluster, load_named_server
 from neusight_jax.errors import InputError
 from neusight_jax.gpu import GPU, check_figure
 from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
@@ -26,7 +26,8 @@ MOST = 1_000_000
 class Workload:
     """What the page says of a workload; an empty dtype is the model's own.
 
-    On several `gpus` it is a training job: `batch_size` is that of all replicas, the rest as in `Parallelism`.
+    On several `gpus` training is a job: `batch_size` is that of all replicas, the rest as in `Parallelism`. A forward
+    pass is split over all of them (`tensor`).
     """
 
     model: str
@@ -41,6 +42,11 @@ class Workload:
     zero: int = 0
     micro_batch_size: int = 1
     recompute: str = "none"
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is a training job."""
+        return self.gpus > 1 and self.mode == "training"
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -87,9 +93,12 @@ class Variant:
         name, gpu = load_named_gpu(self.base)
         return self._name(name), _varied(name, gpu, self.figures)
 
-    def cluster(self, gpus: int) -> tuple[str, Cluster]:
-        """The same of many GPUs in their usual servers; figures of `Topology` are of the links between them."""
-        name, cluster = load_named_cluster(f"{gpus}x {self.base}")
+    def cluster(self, gpus: int, *, serves: bool = False) -> tuple[str, Cluster]:
+        """The same of many GPUs in their usual servers; figures of `Topology` are of the links between them.
+
+        `serves`: for a model that is split over some GPUs of a server.
+        """
+        name, cluster = load_named_server(self.base) if serves else load_named_cluster(f"{gpus}x {self.base}")
         joined = {each: value for each, value in self.figures.items() if each in TRACED_FIELDS}
         check_topology(joined, name)
         own = {each: value for each, value in self.figures.items() if each not in TRACED_FIELDS}

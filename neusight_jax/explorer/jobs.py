@@ -37,18 +37,17 @@ LINKS: tuple[str, ...] = ("link_bytes_per_s", "nic_bytes_per_s", "link_latency_s
 
 def figures(variant: Variant, gpus: int) -> dict[str, float]:
     """Figures of a cluster: those of its GPU, and of its links."""
-    return _figures(variant.cluster(gpus)[1])
+    return cluster_figures(variant.cluster(gpus)[1])
 
 
-def _figures(cluster: Cluster) -> dict[str, float]:
+def cluster_figures(cluster: Cluster) -> dict[str, float]:
+    """Figures of the GPU of a cluster, and of its links."""
     own = {name: float(getattr(cluster.gpu, name)) for name in FIELDS}
     return own | {name: float(getattr(cluster.topology, name)) for name in LINKS}
 
 
 @functools.lru_cache(maxsize=16)
 def _job(load: Workload) -> Job:
-    if load.mode != "training":
-        raise InputError("jobs on many GPUs are training steps; choose training")
     taken = load.tensor * load.pipeline * load.context
     if taken < 1 or load.gpus % taken:
         raise InputError(f"{load.gpus} GPUs are no multiple of tensor · pipeline · context = {taken}; mend one")
@@ -92,7 +91,7 @@ def answer(load: Workload, variants: Sequence[Variant], predictor_of: PredictorO
                 "exposed_communication_s": step.exposed_communication_s,
                 "cards": steps.cards(step),
                 "checkpoint": checkpoint,
-                "figures": _figures(cluster),
+                "figures": cluster_figures(cluster),
                 "notes": step.notes,
             }
             for step, cluster, checkpoint in shown
