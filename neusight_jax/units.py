@@ -58,6 +58,11 @@ def is_whole(value: Any) -> bool:
     return not isinstance(value, bool)
 
 
+def counted(number: int, one: str, ending: str = "s") -> str:
+    """A number of things in words: 1 GPU, 8 GPUs."""
+    return f"{number:,} {one}{ending if number != 1 else ''}"
+
+
 def duration(seconds: float, digits: int = 4) -> str:
     """A time with a unit people read, to so many digits: 1.234 s, 45.67 ms, 7.891 us."""
     for unit, name in ((1.0, "s"), (MS, "ms")):

@@ -13,7 +13,7 @@ from neusight_jax.reports.forecast import memory_line
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import stacked
 from neusight_jax.reports.text import headed, interval_text, table
-from neusight_jax.units import GIB, MS, duration
+from neusight_jax.units import GIB, MS, counted, duration
 from neusight_jax.workloads import workload_text
 
 WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")
@@ -29,7 +29,7 @@ NAMES = {
 
 def head(step: StepForecast) -> str:
     """A step's model, cluster and load in one line."""
-    return workload_text(step.workload, f"{step.gpus} GPUs{f' ({step.cluster})' if step.cluster else ''}")
+    return workload_text(step.workload, f"{counted(step.gpus, 'GPU')}{f' ({step.cluster})' if step.cluster else ''}")
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:
@@ -44,8 +44,8 @@ def tables(step: StepForecast) -> RenderableType:
     rows = [[NAMES[name], duration(seconds), f"{seconds / step.total_s:.1%}"] for name, seconds in step.parts().items()]
     return headed(
         head(step),
-        f"layout {layout_text(layout)}; {load['micro_batches']} micro-batches of {layout['micro_batch_size']}, "
-        f"recompute {layout['recompute']}",
+        f"layout {layout_text(layout)}; {counted(load['micro_batches'], 'micro-batch', 'es')} of "
+        f"{layout['micro_batch_size']}, recompute {layout['recompute']}",
         f"step {duration(step.total_s)}{interval} ({rate:,.0f} tokens/s, {rate / step.gpus:,.0f} a GPU)",
         f"fullest rank: {memory_line(step.memory, step.mem_bytes)}",
         "",
@@ -85,7 +85,7 @@ def report(step: StepForecast) -> Report:
     """The page of a job's step."""
     layout = layout_text(step.workload["layout"])
     return Report(
-        title=f"{step.model} on {step.gpus} GPUs",
+        title=f"{step.model} on {counted(step.gpus, 'GPU')}",
         facts={"Workload": workload_text(step.workload), "Machine": step.cluster, "Layout": layout},
         cards=cards(step),
         plots=pictures({"step": step}),
