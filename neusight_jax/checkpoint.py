@@ -70,8 +70,10 @@ def list_checkpoints() -> list[str]:
 
 def default_checkpoint(kernels: KernelTable) -> str:
     """The shipped checkpoint for a workload: `fp32` for kernels of its families alone, messages between GPUs aside."""
-    plain = [not FAMILIES[name].tensor_core for name in kernels.families if not FAMILIES[name].linked]
-    return "fp32" if plain and all(plain) else "tensorcore"
+    families = [FAMILIES[name] for name in kernels.families]
+    only_sent = bool(families) and all(family.linked for family in families)
+    narrow = any(family.tensor_core for family in families if not family.linked)
+    return "tensorcore" if narrow or only_sent else "fp32"
 
 
 def checkpoint_folder(name_or_path: str | os.PathLike[str]) -> Path:

@@ -29,7 +29,7 @@ from neusight_jax.latencies import in_row_order, kernel_terms, require_covered
 from neusight_jax.memory import crowded_notes, footprint
 from neusight_jax.programs import one_shot
 from neusight_jax.results import Result, plain
-from neusight_jax.roofline import Relaxation, element_bytes
+from neusight_jax.roofline import Relaxation, element_bytes, relaxation_switch
 from neusight_jax.terms import Predictor
 from neusight_jax.unmeasured import unmeasured_notes
 from neusight_jax.workloads import workload_dict
@@ -242,7 +242,9 @@ def predict(
     for dtype in graph.arithmetic:
         gpu.peak_flop_per_s(dtype)
     require_covered(predictor, graph.kernels)
-    columns = _columns(graph.kernels, _explained(predictor, on_device(machine), graph.kernels, relaxation))
+    columns = _columns(
+        graph.kernels, _explained(predictor, on_device(machine), graph.kernels, relaxation_switch(relaxation))
+    )
     notes = (*notes, *graph.notes, *unmeasured_notes(graph, columns))
     columns["node"] = np.array([node.name for node in graph.nodes], object)[columns["node"].astype(int)]
     memory = footprint(graph) if graph.nodes else None
@@ -292,7 +294,7 @@ def seconds_of(
     predictor: Predictor, machine: Machine, table: KernelTable, relaxation: Relaxation = 0.0
 ) -> Float[np.ndarray, " row"]:
     """Seconds of one launch of each kernel inside a model, by the program that `predict` has compiled already."""
-    explained = _explained(predictor, on_device(machine), table, relaxation)
+    explained = _explained(predictor, on_device(machine), table, relaxation_switch(relaxation))
     return in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})
 
 

@@ -171,7 +171,7 @@ def test_what_does_not_fit_or_run_comes_last() -> None:
     bf16 = nj.graph_from_config("gpt2-large", batch_size=1, sequence_length=128, mode="inference", dtype="bf16")
     last = nj.compare(RooflinePredictor(), ["V100-PCIE-32GB", "H100"], bf16).candidates[-1]
     assert (last.gpu, last.rank, last.latency_s) == (V100, 0, None)
-    assert last.notes == ("has no bf16 path, only fp32, fp16: not forecast",)
+    assert last.notes == ("has no bf16 path, only fp32, fp16, fp64: not forecast",)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_does_not_fit_or_run_comes_last() -> None:
         ("{}", "expected a mapping of GPU: price"),
         ("H100: cheap", "price of H100 is 'cheap', expected a positive number"),
         ("H100: -1", "price of H100 is -1"),
-        ("{", "not readable as JSON or YAML"),
+        ("{", "not YAML"),
     ],
 )
 def test_bad_price_files(tmp_path: Path, text: str, message: str) -> None:
@@ -189,7 +189,7 @@ def test_bad_price_files(tmp_path: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(nj.InputError, match=message):
         nj.read_prices(file)
-    with pytest.raises(nj.InputError, match="no such price file"):
+    with pytest.raises(nj.InputError, match="no such file; expected a price file"):
         nj.read_prices(tmp_path / "nowhere.yaml")
 
 

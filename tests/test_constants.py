@@ -6,6 +6,7 @@ What no forecast pins (`test_golden`): the constants of fp32 families, and menus
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from neusight_jax.kernels.gemm import TILES
 from neusight_jax.mixture import init_family, mix
 from neusight_jax.residuals import table_residual
 from neusight_jax.roofline import LowerBounds, lower_bounds, peak_flop_per_s
+from neusight_jax.tiles import ChosenTile
 
 MACHINE = nj.GPU(
     num_sms=100.0,
@@ -166,13 +168,14 @@ def test_where_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     work = works("softmax", rows=64.0, cols=64.0, reads=1.0, writes=1.0)
     at = launched(MACHINE, FAMILIES["softmax"], work, jnp.full(1, 1e13), jnp.zeros(1, int))
     outputs = jnp.zeros((1, 1, 2 * len(HEADS)))  # one component a head, and its offset
-    bounds = LowerBounds(*(jnp.zeros(1),) * 3)
+    bounds, one = LowerBounds(*(jnp.zeros(1),) * 3), jnp.ones(1)
+    tile = ChosenTile(jnp.zeros(1, int), *(one for _ in fields(ChosenTile)[1:]))
     for binding, start in starts.items():
         bound: Any = {head: jnp.full((1, 1), 1.0 if head == binding else 1e-9) for head in HEADS}
         monkeypatch.setattr(mixture, "physical_times", lambda at, bound=bound: bound)
         monkeypatch.setattr(mixture, "most_times", lambda at: {})
         inside: Any = table_residual(parameters.residual, MACHINE, False)
-        seconds = float(mix(parameters, outputs, at, bounds, None, inside).seconds[0])  # type: ignore[arg-type]
+        seconds = float(mix(parameters, outputs, at, bounds, tile, inside).seconds[0])
         assert seconds == pytest.approx(math.exp(start) + 2e-6, rel=1e-6), binding
 
 

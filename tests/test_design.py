@@ -372,7 +372,7 @@ def test_the_command_inverts(checkpoint: Path, capsys: pytest.CaptureFixture[str
         (("--pareto", "area_mm2=3:2:4"), "expected METRIC=LO:HI:N"),
         (("--objective", "speed"), "unknown objective 'speed'"),
         (("--target", "1", "--budget", "area_mm2<=3"), "--target answers for one model"),
-        (("--costs", "nowhere.yaml"), "no such GPU file"),
+        (("--costs", "nowhere.yaml"), "no such file; expected a file of costs"),
         (("--starts", "0"), "starts is 0, expected at least 1"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import numpy as np
+import jax.numpy as jnp
 import pytest
 from quantized import DENSE, EXPERTS, HIDDEN, INNER, LAYERS, SECTIONS, SPARSE
 
@@ -56,7 +56,9 @@ def test_a_shared_expert_is_one_more_of_them(mode: str) -> None:
     assert wide < experts.dims["active"] <= EXPERTS + wide
     assert work.parameters == apart.parameters
     flop = 6.0 * HIDDEN * tokens * (2 * SHARED["moe_intermediate_size"] + SHARED["shared_expert_intermediate_size"])
-    assert float(expert_flop({name: np.array([size]) for name, size in experts.dims.items()})[0]) == pytest.approx(flop)
+    assert float(expert_flop({name: jnp.array([size]) for name, size in experts.dims.items()})[0]) == pytest.approx(
+        flop
+    )
 
 
 def residual_norms(ranks: int, tokens: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from trace_files import GRID, kernel, write
+from trace_files import GRID, kernel, operator, write
 
 from neusight_jax.checkpoint import checkpoint_folder
 from neusight_jax.cli import run
@@ -96,7 +96,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--weight-dtype": ("fp8",), "--kv-dtype": ("fp8",), "--tensor-parallel": ("2",), "--expert-parallel": ("2",)},
     **{"--optimizer": ("sgd",), "--gradient-dtype": ("bf16",), "--lora-rank": ("4",), "--lora-targets": ("mlp",)},
     **{"--trip-count": ("5",), "--branch": ("0",), "--fp32-products": ("tf32",), "--parameters": ("n",)},
-    **{"--gpus": ("4",), "--cluster": ("cluster.yaml",), "--pipeline-parallel": ("2",), "--data-parallel": ("2",)},
+    **{"--gpus": ("4", "2"), "--cluster": ("cluster.yaml",), "--pipeline-parallel": ("2",), "--data-parallel": ("2",)},
     **{"--context-parallel": ("2",), "--chunks": ("2",), "--zero": ("1",), "--micro-batch-size": ("2",)},
     **{"--global-batch-size": ("16",), "--recompute": ("full",), "--sequence-parallel": ("",)},
     **{"--checkpoint": ("other",), "--relaxation": ("1",), "--top": ("1",), "--prices": ("prices.json",)},
@@ -131,7 +131,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "prices.json").write_text(json.dumps({"H100": 3.0, "A100": 1.5}))
     (place / "costs.json").write_text(json.dumps({"base_area_mm2": 10.0}))
     (place / "load.jsonl").write_text(json.dumps({"timestamp": 0, "input_length": 64, "output_length": 8}) + "\n")
-    events = [kernel("sm90_xmma_gemm_bf16bf16_bf16f32_f32", 0.0, 100.0, **GRID), kernel("elementwise", 200.0, 9.0)]
+    events = [
+        operator("aten::mm", 1, [[512, 4096], [4096, 512]], ["c10::BFloat16"] * 2, 0),
+        kernel("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", 20.0, 100.0, 1, **GRID),
+        kernel("elementwise", 200.0, 9.0),
+    ]
     write(place / "trace.json", {"traceEvents": events})
     for name in ("fp32", "tensorcore"):
         shutil.copytree(checkpoint_folder(name), place / f"other-{name}")

@@ -101,10 +101,11 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
         winograd = (name == "conv") & (dims["m_4x4"] > 0) & (size >= 4)  # F(4×4, 3×3) multiplies four times less
         flop = 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"] / np.where(winograd, 4, 1)
     else:
-        per_element = 2.0 * dims["taps"] if name == "depthwise" else PER_ELEMENT[name]
         elements = dims["rows"] * dims["cols"]
-        flop, moved = per_element * elements, (dims["reads"] + dims["writes"]) * elements * size
-        peak = vector
+        per_element = 2.0 * dims["taps"] if name == "depthwise" else PER_ELEMENT.get(name, 0.0)
+        flop = dims["flop"] if name == "counted" else per_element * elements
+        moved = (dims["reads"] + dims["writes"]) * elements * size
+        peak = np.where(batch.dtype == DTYPES.index("fp64"), machine["fp64"], vector)
     cold = moved > 4.0 * np.asarray(gpu.l2_bytes)
     return np.maximum(flop / peak, np.where(cold, moved / np.asarray(gpu.mem_bytes_per_s, np.float64), 0.0))
 

@@ -16,6 +16,7 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import compare, design, predict, run, sensitivity, sweep
 from neusight_jax.cli.options import WorkloadOptions
+from neusight_jax.cluster_file import load_named_server
 from neusight_jax.designs.search import Settings
 from neusight_jax.gpu_file import load_named_gpus
 from neusight_jax.results import Result, as_text, json_text, schema
@@ -215,7 +216,7 @@ def test_a_split_model_costs_all_its_gpus() -> None:
     split = nj.graph_from_config("llama-3.2-1b", 8, 256, "decode", "bf16", tensor_parallel=4)
     found = nj.compare(RooflinePredictor(), ["H100"], split, prices=prices)
     best = found.candidates[0]
-    seconds = nj.predict(RooflinePredictor(), nj.load_gpu("H100"), split).total_s
+    seconds = nj.predict(RooflinePredictor(), load_named_server("H100")[1], split).total_s
     assert best.cost_per_run == pytest.approx(4 * 3.6 / 3600 * seconds)
     assert best.cost_per_million_tokens == pytest.approx(1e6 / 8 * 4 * 3.6 / 3600 * seconds)
     assert best.tokens_per_s == pytest.approx(8 / seconds)

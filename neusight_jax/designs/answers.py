@@ -353,7 +353,8 @@ def read_costs(path: Path, base: Machine) -> CostModel:
     """The shipped cost model with coefficients from a JSON or YAML file."""
     from neusight_jax.gpu_file import read_mapping
 
+    content = read_mapping(path, "a file of costs in JSON or YAML")
     try:
-        return costs_for(base, read_mapping(path))
+        return costs_for(base, content)
     except InputError as error:
         raise InputError(f"{path.name}: {error}") from None

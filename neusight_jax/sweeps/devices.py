@@ -114,6 +114,8 @@ def join_processes(coordinator: str | None, count: int, index: int, wait_s: floa
     """
     if not 0 <= index < count:
         raise InputError(f"--process-id is {index}, expected 0 to {count - 1} of --num-processes {count}")
+    if count == 1 and coordinator is not None:
+        raise InputError(f"--coordinator {coordinator[:100]}: how many meet there? give --num-processes of 2 or more")
     if count == 1:
         return ALONE
     if coordinator is None:
