@@ -124,7 +124,7 @@ def test_prices_from_a_csv_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="price of H100 is 'cheap', expected a positive number"):
         read_prices(file)
     file.write_text("H100;2.5\n")
-    with pytest.raises(InputError, match="row 'H100;2.5' is no GPU,price"):
+    with pytest.raises(InputError, match=r"row 'H100;2\.5' is no GPU,price"):
         read_prices(file)
 
 
