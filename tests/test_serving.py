@@ -18,6 +18,7 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cluster import on_device
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.printed import as_text
 from neusight_jax.serving import slopes
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.engine import Engine, Options, usual_options
@@ -160,7 +161,7 @@ def test_an_answer() -> None:
     assert content["workload"]["options"]["NVIDIA H100 80GB HBM3"]["max_batch"] == 32
     assert "estimate" in content["notes"][0]
     assert len(found.to_frame()) == 2
-    assert "1M in/out" in str(found)
+    assert "1M in/out" in as_text(found, width=250)
     assert "40 users, 512 tokens in, 128 out" in str(found)
 
 
