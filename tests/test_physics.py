@@ -81,10 +81,11 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
     """Time nothing can beat, by hand in float64: FLOP over peak; bytes over bandwidth where they cannot fit in L2."""
     dims = {key: np.asarray(values, np.float64) for key, values in batch.dims.items()}
     size = np.array(ELEMENT_BYTES)[batch.dtype]
-    machine = {path: np.asarray(getattr(gpu, peak_field(path)), np.float64) for path in (*DTYPES, "fp32_matrix")}
+    machine = {path: np.asarray(getattr(gpu, peak_field(path)), np.float64) for path in (*DTYPES, "fp32_matrix", "fp64_matrix")}
     vector = machine["fp32"]
-    matrix32 = np.where(machine["fp32_matrix"] >= vector, machine["fp32_matrix"], vector)
-    by_dtype = np.stack([matrix32 if dtype == "fp32" else machine[dtype] for dtype in DTYPES])
+    for wide in ("fp32", "fp64"):
+        machine[f"{wide}_product"] = np.maximum(machine[wide], machine[f"{wide}_matrix"])
+    by_dtype = np.stack([machine.get(f"{dtype}_product", machine[dtype]) for dtype in DTYPES])
     peak = by_dtype[batch.dtype, np.arange(len(size))]
     if name in ("linear", "bmm", "gemm", "gemm_fp8", "gemm_fp4"):
         b, m, n, k = (dims[key] for key in ("batch", "m", "n", "k"))
