@@ -1,5 +1,6 @@
 """Strict settings for all tests, and what many of them need."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -45,6 +46,10 @@ import jax  # noqa: E402 - the hook comes before the first import of what it che
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_compilation_cache_dir", os.environ[_PROGRAMS])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+# Traces are millions of Python objects that live as long as their programs: looked through seldom.
+gc.freeze()
+gc.set_threshold(50_000, 20, 50)
 
 NETWORKS = ("linear", "bmm", "conv", "elementwise", "softmax", "norm")
 ARCHITECTURE = {"families": list(NETWORKS), "hidden": [8], "members": 1}

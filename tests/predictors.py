@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -28,6 +29,10 @@ from neusight_jax.residuals import EFFECTS, effect_width
 from neusight_jax.roofline import Isolated, Scalar
 from neusight_jax.terms import KernelTerms, Predictor
 
+NIGHTLY = bool(os.environ.get("NEUSIGHT_NIGHTLY"))
+DRAWS = 4096 if NIGHTLY else 512
+"""Random kernels and machines of a property test, by seed."""
+SEEDS = range(5 if NIGHTLY else 2)
 ON_ONE_GPU: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if not family.linked)
 """Families of kernels that stay on one GPU: those `random_kernels` draws."""
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)

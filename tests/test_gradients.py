@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predictors import KINDS, ON_ONE_GPU, as_float64, only, random_gpus, random_kernels, random_predictor, repadded
+from predictors import DRAWS, KINDS, ON_ONE_GPU, as_float64, only, random_gpus, random_kernels, random_predictor, repadded
 
 import neusight_jax as nj
 from neusight_jax.gpu import FIELDS, GPU
@@ -44,13 +44,25 @@ def _value_and_slopes() -> Any:
     return jax.jit(jax.vmap(one, in_axes=(None, 0, None, None, None)))
 
 
+def alike(tables: dict[str, KernelTable]) -> list[tuple[str, KernelTable]]:
+    """Tables with the same families, padded to the same lengths, so that one program runs them all."""
+    nothing = {name: batch for table in tables.values() for name, batch in nothing_of(table).families.items()}
+    whole = {name: KernelTable({**nothing, **table.families}) for name, table in tables.items()}
+    longest = max(batch.count.shape[0] for table in whole.values() for batch in table.families.values())
+    return [(name, repadded(table, longest)) for name, table in whole.items()]
+
+
+def nothing_of(table: KernelTable) -> KernelTable:
+    """The same kernels, none of them launched."""
+    return KernelTable({name: replace(batch, count=0 * batch.count) for name, batch in table.families.items()})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_finite_for_every_model_on_every_gpu(kind: str) -> None:
     names = nj.list_gpus()
     gpus = nj.stack_gpus([nj.load_gpu(name) for name in names])
-    for seed, model in enumerate(nj.list_models()):
-        kernels = repadded(distinct(_kernels(model)), 64)
+    for seed, (model, kernels) in enumerate(alike({name: distinct(_kernels(name)) for name in nj.list_models()})):
         values, slopes = _value_and_slopes()(random_predictor(kind, seed), gpus, kernels, 0.0, 0.0)
         assert np.all(np.isfinite(values) & (np.asarray(values) > 0)), model
         for field in FIELDS:
@@ -63,7 +75,7 @@ def test_gradients_are_finite_for_every_model_on_every_gpu(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_finite_for_extreme_machines_and_shapes(kind: str) -> None:
-    rows = 4096
+    rows = DRAWS
     kernels, gpus, predictor = random_kernels(3, rows), random_gpus(3, rows, absent=0.5), random_predictor(kind, 3)
     for name in ON_ONE_GPU:
         part = only(kernels, name)
@@ -76,7 +88,7 @@ def test_gradients_are_finite_for_extreme_machines_and_shapes(kind: str) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_with_respect_to_weights_are_finite(kind: str) -> None:
     kernels = only(_kernels("gpt2"), "linear", "softmax")
-    slopes = jax.grad(nj.latency)(random_predictor(kind, 4), nj.load_gpu("Tesla T4"), kernels)
+    slopes = jax.jit(jax.grad(nj.latency))(random_predictor(kind, 4), nj.load_gpu("Tesla T4"), kernels)
     leaves = jax.tree.leaves(slopes)
     assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
     assert sum(bool(np.any(np.asarray(leaf) != 0.0)) for leaf in leaves) > 5
@@ -230,7 +242,7 @@ def test_reverse_forward_vmap_and_jit_agree(kind: str) -> None:
 def test_unused_figures_have_no_slope(kind: str) -> None:
     """fp32 work asks nothing of the other paths or the link."""
     gpu, kernels = nj.load_gpu("NVIDIA H100 80GB HBM3"), only(_kernels("gpt2"), "linear")
-    slopes = jax.grad(nj.latency, argnums=1)(random_predictor(kind, 9), gpu, kernels)
+    slopes = jax.jit(jax.grad(nj.latency, argnums=1))(random_predictor(kind, 9), gpu, kernels)
     for field in ("link_bytes_per_s", "bf16_flop_per_s", "fp8_flop_per_s", "fp32_matrix_flop_per_s"):
         assert float(getattr(slopes, field)) == 0.0
     assert float(slopes.fp32_flop_per_s) < 0.0
@@ -241,7 +253,8 @@ def test_relaxed_waves_let_the_sm_count_speed_up() -> None:
     predictor, gpu = random_predictor("mixture", 11), nj.load_gpu("NVIDIA H100 80GB HBM3")
     kernels = only(_kernels("gpt2"), "linear")
 
-    def slope(relaxation: float) -> float:
-        return float(jax.grad(lambda each: nj.latency(predictor, each, kernels, relaxation=relaxation))(gpu).num_sms)
+    @jax.jit
+    def slope(relaxation: float) -> Any:
+        return jax.grad(lambda machine: nj.latency(predictor, machine, kernels, relaxation=relaxation))(gpu).num_sms
 
     assert slope(1.0) < slope(0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predictors import ON_ONE_GPU, Backwards, only, random_gpus, random_kernels, random_predictor, scaled
+from predictors import DRAWS, ON_ONE_GPU, SEEDS, Backwards, only, random_gpus, random_kernels, random_predictor, scaled
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
@@ -29,7 +29,6 @@ from neusight_jax.sensitivities import (
 )
 from neusight_jax.terms import Predictor
 
-PAIRS, SEEDS = 4096, (0, 1)
 FALLING = ("mem_bytes_per_s", "l2_bytes", "clock_hz", "tdp_w", knob("num_sms"), knob("clock_hz"), *PEAKS)
 
 
@@ -37,7 +36,7 @@ def wrong_signs(
     predictor: Predictor, seed: int, isolated: bool, relaxation: float, families: tuple[str, ...] = ON_ONE_GPU
 ) -> dict[str, int]:
     """Elasticities above rounding that should not be, by row; `benchmarks/physics.py` does 1e5 pairs."""
-    kernels, gpus = only(random_kernels(seed, PAIRS), *families), random_gpus(seed, PAIRS, absent=0.5)
+    kernels, gpus = only(random_kernels(seed, DRAWS), *families), random_gpus(seed, DRAWS, absent=0.5)
     _, slopes = elasticities(predictor, gpus, kernels, isolated=isolated, relaxation=relaxation)
     counts = {name: sum(int(np.sum(~(np.asarray(e) <= 1e-4))) for e in slopes[name].values()) for name in FALLING}
     return {name: count for name, count in counts.items() if count}
@@ -53,14 +52,14 @@ def test_no_elasticity_has_the_wrong_sign() -> None:
 def test_a_backwards_bandwidth_is_caught() -> None:
     found = wrong_signs(Backwards(random_predictor("mixture", 0)), 0, False, 0.0, ("linear", "elementwise", "decode"))
     assert set(found) == {"mem_bytes_per_s"}
-    assert found["mem_bytes_per_s"] > 0.1 * PAIRS
+    assert found["mem_bytes_per_s"] > 0.1 * DRAWS
 
 
 def test_rate_elasticities_sum_to_minus_one_less_the_launch_share() -> None:
     """In single precision; the launch share is the time of an infinitely fast machine over the time."""
     for seed in SEEDS:
-        predictor, kernels = random_predictor("mixture", seed), random_kernels(seed, PAIRS)
-        gpus = random_gpus(seed, PAIRS)
+        predictor, kernels = random_predictor("mixture", seed), random_kernels(seed, DRAWS)
+        gpus = random_gpus(seed, DRAWS)
         now, slopes = elasticities(predictor, gpus, kernels)
         floor = kernel_latency(predictor, scaled(gpus, RATES, 1e10), kernels)
         for name in ON_ONE_GPU:

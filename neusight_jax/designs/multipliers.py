@@ -59,7 +59,8 @@ def multipliers(
     if columns:
         matrix = np.stack([column for _, _, column in columns], axis=1)
         prices, rest = nnls(matrix, -slope)
-        residual = float(rest / np.linalg.norm(slope))
+        size = float(np.linalg.norm(slope))
+        residual = float(rest) / size if size > 0.0 else 0.0
         for (kind, name, _), price in zip(columns, prices, strict=True):
             if kind == "budget":
                 budgets[name] = float(price)
