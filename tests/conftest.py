@@ -1,5 +1,6 @@
 """Strict settings for all tests, and what many of them need."""
 
+import ctypes
 import gc
 import os
 import shutil
@@ -70,11 +71,17 @@ def _same_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _room_for_programs() -> Iterator[None]:
-    """Compiled programs go before they exhaust the memory maps of a process (65530 by default): XLA would die."""
+    """Compiled programs go before they exhaust the memory, or the memory maps of a process (65530): XLA would die."""
     yield
-    maps = Path("/proc/self/maps")
-    if not maps.exists() or len(maps.read_bytes().splitlines()) > 15_000:
+    process = Path("/proc/self")
+    if not process.exists():
+        return
+    pages = int((process / "statm").read_text().split()[1])
+    if len((process / "maps").read_bytes().splitlines()) > 15_000 or pages * os.sysconf("SC_PAGE_SIZE") > 2e9:
         jax.clear_caches()
+        gc.collect()
+        if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+            libc.malloc_trim(0)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predictors import DRAWS, KINDS, ON_ONE_GPU, as_float64, only, random_gpus, random_kernels, random_predictor, repadded
+from predictors import (
+    DRAWS,
+    KINDS,
+    ON_ONE_GPU,
+    as_float64,
+    only,
+    random_gpus,
+    random_kernels,
+    random_predictor,
+    repadded,
+)
 
 import neusight_jax as nj
 from neusight_jax.gpu import FIELDS, GPU

@@ -83,7 +83,9 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
     """Time nothing can beat, by hand in float64: FLOP over peak; bytes over bandwidth where they cannot fit in L2."""
     dims = {key: np.asarray(values, np.float64) for key, values in batch.dims.items()}
     size = np.array(ELEMENT_BYTES)[batch.dtype]
-    machine = {path: np.asarray(getattr(gpu, peak_field(path)), np.float64) for path in (*DTYPES, "fp32_matrix", "fp64_matrix")}
+    machine = {
+        path: np.asarray(getattr(gpu, peak_field(path)), np.float64) for path in (*DTYPES, "fp32_matrix", "fp64_matrix")
+    }
     vector = machine["fp32"]
     for wide in ("fp32", "fp64"):
         machine[f"{wide}_product"] = np.maximum(machine[wide], machine[f"{wide}_matrix"])

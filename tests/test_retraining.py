@@ -17,7 +17,7 @@ from neusight_jax.cli import run
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
 from neusight_jax.training.recipe import RECIPES
 
-OPS = {"linear": 40, "softmax": 32}
+OPS = {"linear": 28, "softmax": 24}
 
 
 def _plan(path: Path) -> Path:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from predictors import random_predictor
+from predictors import NIGHTLY, random_predictor
 
 import neusight_jax as nj
 from neusight_jax.cli import run
@@ -261,7 +261,25 @@ def test_a_killed_sweep_goes_on(
     pd.testing.assert_frame_equal(whole, pd.read_parquet(output), rtol=1e-6, check_categorical=False)
 
 
-KILLS = 5
+KILLS = 5 if NIGHTLY else 2
+
+
+@contextmanager
+def _pair(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes that share a sweep; none is left behind. What they write lies in `folder`."""
+    join = ("--coordinator", f"127.0.0.1:{_free_port()}", "--num-processes", "2", "--process-id")
+    pair = []
+    for index in "01":
+        with (folder / f"{index}.txt").open("w") as log:
+            pair.append(subprocess.Popen([*command, *join, index], env=environment, stderr=log, stdout=log, text=True))
+    try:
+        yield pair
+    finally:
+        for process in pair:
+            process.kill()
+            process.wait(timeout=60)
 
 
 @pytest.mark.slow
@@ -269,44 +287,42 @@ def test_one_of_two_processes_killed_at_random(checkpoint: Path, tmp_path: Path,
     """`KILLS` times: the other process ends in one line, and what was computed is neither lost nor doubled."""
     random = np.random.default_rng()
     points = ("--range", "num_sms=10:160", "mem_bytes_per_s=1e11:1e13", "--samples", "1000", "--chunk", "4")
-    output, folder, port = tmp_path / "two.parquet", tmp_path / ".two.parquet.parts", _free_port()
+    output, folder = tmp_path / "two.parquet", tmp_path / ".two.parquet.parts"
     environment, resumed = _environment(users_cache), 0
+    command = _command(output, checkpoint, *points)
 
-    def started(*more: str) -> list[subprocess.Popen[bytes]]:
-        join = ("--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process-id")
-        commands = [_command(output, checkpoint, *points, *join, each, *more) for each in "01"]
-        return [
-            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-            for command in commands
-        ]
+    def written() -> int:
+        return len(list(folder.glob("rows-*.parquet")))
 
     for kill in range(KILLS):
-        pair = started(*(("--resume",) if kill else ()))
         goal, deadline = resumed + int(random.integers(1, 60)), time.monotonic() + 240
-        while len(list(folder.glob("rows-*.parquet"))) < goal:
-            assert all(process.poll() is None for process in pair), [process.communicate() for process in pair]
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        dead, alive = random.permutation(pair)
-        dead.kill()
-        _, error = alive.communicate(timeout=30)
-        dead.communicate()
-        lines = [line for line in error.decode().splitlines() if not line.startswith(("compiling", "forecasts"))]
-        assert alive.returncode == 2
-        assert lines == [
-            f"error: process {pair.index(dead)} of the sweep has ended; its rows so far are kept: start all processes "
+        with _pair([*command, *(("--resume",) if kill else ())], environment, tmp_path) as pair:
+            while written() < goal:
+                assert all(process.poll() is None for process in pair), [file.read_text() for file in _logs(tmp_path)]
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            dead = int(random.integers(2))
+            pair[dead].kill()
+            assert pair[1 - dead].wait(timeout=60) == 2
+        text = _logs(tmp_path)[1 - dead].read_text()
+        assert [line for line in text.splitlines() if not line.startswith(("compiling", "forecasts"))] == [
+            f"error: process {dead} of the sweep has ended; its rows so far are kept: start all processes "
             "again with --resume"
         ]
         assert not output.exists()
-        assert len(list(folder.glob("rows-*.parquet"))) >= goal  # nothing is computed twice
-        resumed = len(list(folder.glob("rows-*.parquet")))
-    for process in started("--resume"):
-        said = process.communicate(timeout=240)
-        assert process.returncode == 0, said
+        assert written() >= goal  # nothing is computed twice
+        resumed = written()
+    with _pair([*command, "--resume"], environment, tmp_path) as pair:
+        for process, log in zip(pair, _logs(tmp_path), strict=True):
+            assert process.wait(timeout=240) == 0, log.read_text()
     assert run([*_command(tmp_path / "one.parquet", checkpoint, *points)[3:]]) == 0
     frame = pd.read_parquet(output)
     assert list(frame["sample"]) == list(range(1000))
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "one.parquet"), frame, rtol=1e-6, check_categorical=False)
+
+
+def _logs(folder: Path) -> list[Path]:
+    return [folder / f"{index}.txt" for index in "01"]
 
 
 @contextmanager

@@ -326,12 +326,16 @@ def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior)
         where = real[kept[seen : seen + len(real)]]
         seen += len(real)
         part: KernelBatch = jax.tree.map(lambda column, where=where: np.asarray(column)[where], batch)
-        traced = jax.tree.map(jnp.asarray, part)
-        points.append(np.asarray(shape_points(FAMILIES[name], traced, prior.length)))
+        points.append(np.asarray(_shape_points(name, part, prior.length)))
         logs.append(np.log(measured[part.row]))
         taken[name] = (part, slice(done, done + len(where)))
         done += len(where)
     return _Points(taken, np.concatenate(points), np.concatenate(logs))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _shape_points(name: str, batch: KernelBatch, length: float) -> Float[Array, "kernel coordinate"]:
+    return shape_points(FAMILIES[name], batch, length)
 
 
 def _linear(

@@ -190,7 +190,10 @@ def _first(address: tuple[str, int], count: int, index: int, deadline: float) ->
     while True:
         try:
             connection = socket.create_connection(address, timeout=_HELLO_S)
-            break
+            if connection.getsockname() != connection.getpeername():
+                break
+            # A port that nobody listens on may be given to the very socket that asks for it: it met itself.
+            connection.close()
         except socket.gaierror as error:
             raise InputError(
                 f"--coordinator {place}: {error.strerror or error}; expected a host that is there"
