@@ -1,13 +1,15 @@
-"""Forecasts of tensor-core families stay as they were pinned, kernel by kernel and model by model (golden/make.py)."""
+"""Forecasts stay as they were pinned: kernels and models of tensor-core families (golden/make.py), and whole answers of
+every kind of question (golden/answers.py)."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from golden import plain
+from golden import answers, plain
 from golden.make import (
     DTYPES,
     FILE,
@@ -46,6 +48,33 @@ def test_intervals_are_what_they_were() -> None:
 
 def test_whole_models_forecast_what_they_did() -> None:
     _unmoved(model_differences(HEADER))
+
+
+@pytest.mark.parametrize("group", answers.QUESTIONS)
+def test_answers_are_what_they_were(group: str) -> None:
+    lines = list(itertools.islice(answers.moved(group, answers.read()[group], answers.ask(group)), SHOWN))
+    assert not lines, "moved; if that is meant, run tests/golden/answers.py:\n  " + "\n  ".join(lines)
+
+
+def test_what_answers_are_pinned() -> None:
+    counts = {group: len(kept) for group, kept in answers.read().items()}
+    least = {"models": 24, "jobs": 40, "layouts": 10, "services": 12, "sizes": 86, "traces": 8, "designs": 4}
+    assert all(counts[group] >= count for group, count in least.items()), counts
+    assert counts == {group: len({*map(answers.name_of, asked())}) for group, asked in answers.QUESTIONS.items()}
+    assert answers.FILE.stat().st_size < 200e3
+
+
+def test_a_moved_answer_is_named() -> None:
+    old = {"a": {"total_s": 1.0, "parts": [1.0, 2.0], "gpu": "H100", "fits": None}}
+    assert not [*answers.moved("jobs", old, json.loads(json.dumps(old)))]
+    new = {"a": {"total_s": 1.00002, "parts": [1.0, 2.1], "gpu": "H200", "more": 1.0}}
+    assert [*answers.moved("jobs", old, new)] == [
+        "jobs.a.total_s: 1 -> 1.00002 (+0.002%)",
+        "jobs.a.parts[1]: 2 -> 2.1 (+5.000%)",
+        "jobs.a.gpu: 'H100' -> 'H200'",
+        "jobs.a.fits: went",
+        "jobs.a.more: came",
+    ]
 
 
 def test_what_is_pinned() -> None:
