@@ -339,7 +339,7 @@ def _joined(count: int) -> Iterator[list[Processes]]:
 
 
 def test_processes_wait_for_each_other_and_notice_who_ends() -> None:
-    with _joined(3) as (first, second, third), ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, _joined(3) as (first, second, third):
         waiting = [pool.submit(each.barrier, "a") for each in (first, second)]
         time.sleep(0.1)
         assert not any(each.done() for each in waiting)
@@ -347,16 +347,17 @@ def test_processes_wait_for_each_other_and_notice_who_ends() -> None:
         third.barrier("a")
         for each in waiting:
             each.result(timeout=30)
+        awaiting = pool.submit(first.barrier, "b")  # while the second is on its way
+        time.sleep(0.1)
         third.close()
-        time.sleep(0.5)
+        with pytest.raises(InputError, match="process 2 of the sweep has ended"):
+            awaiting.result(timeout=30)
         with pytest.raises(InputError, match=r"process 2 of the sweep has ended; .* again with --resume"):
             first.check()
-        with pytest.raises(InputError, match="process 2 of the sweep has ended"):
-            first.barrier("b")
 
 
 def test_processes_that_were_asked_different_things_end() -> None:
-    with _joined(2) as (first, second), ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, _joined(2) as (first, second):
         other = pool.submit(second.barrier, "another grid")
         with pytest.raises(InputError, match="process 1 of the sweep was asked something else than process 0"):
             first.barrier("a grid")

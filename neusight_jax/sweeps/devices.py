@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import selectors
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,8 +55,8 @@ class Processes:
         token = hashlib.sha256(text.encode()).digest()
         if self.index > 0:
             self._send(0, token)
-        for process in self.connections:
-            if self._receive(process, len(token)) != token:
+        for process, theirs in self._receive_all(len(token)):
+            if theirs != token:
                 raise InputError(
                     f"process {process} of the sweep was asked something else than process {self.index}; "
                     "give all of them one command but for --process-id"
@@ -87,11 +88,22 @@ class Processes:
         except OSError:
             raise _ended(process) from None
 
-    def _receive(self, process: int, size: int) -> bytes:
-        content = _received(self.connections[process], size)
-        if len(content) < size:
-            raise _ended(process)
-        return content
+    def _receive_all(self, size: int) -> Iterator[tuple[int, bytes]]:
+        """So many bytes of every other process, as they come; one that has ended is noticed while others are awaited."""
+        contents = dict.fromkeys(self.connections, b"")
+        with selectors.DefaultSelector() as awaited:
+            for process, connection in self.connections.items():
+                awaited.register(connection, selectors.EVENT_READ, process)
+            while awaited.get_map():
+                for key, _ in awaited.select():
+                    process, connection = key.data, self.connections[key.data]
+                    part = _part(connection, size - len(contents[process]))
+                    if not part:
+                        raise _ended(process)
+                    contents[process] += part
+                    if len(contents[process]) == size:
+                        awaited.unregister(connection)
+                        yield process, contents[process]
 
 
 ALONE = Processes()
@@ -216,10 +228,17 @@ def _first(address: tuple[str, int], count: int, index: int, deadline: float) ->
 def _received(connection: socket.socket, size: int) -> bytes:
     """So many bytes, or fewer where the other end is gone."""
     content = b""
-    with suppress(OSError):
-        while len(content) < size and (part := connection.recv(size - len(content))):
-            content += part
+    while len(content) < size and (part := _part(connection, size - len(content))):
+        content += part
     return content
+
+
+def _part(connection: socket.socket, size: int) -> bytes:
+    """At most so many bytes, none where the other end is gone."""
+    try:
+        return connection.recv(size)
+    except OSError:
+        return b""
 
 
 def _settle(connection: socket.socket) -> None:
