@@ -89,7 +89,7 @@ class Processes:
             raise _ended(process) from None
 
     def _receive_all(self, size: int) -> Iterator[tuple[int, bytes]]:
-        """So many bytes of every other process, as they come; one that has ended is noticed while others are awaited."""
+        """So many bytes of every other process as they come; who has ended is noticed while others are awaited."""
         contents = dict.fromkeys(self.connections, b"")
         with selectors.DefaultSelector() as awaited:
             for process, connection in self.connections.items():
