@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.errors import run_script
-from neusight_jax.intervals import empty_intervals, gpu_ratios, kernel_bounds, range_of
-from neusight_jax.latencies import predict_kernels
+from neusight_jax.model.intervals import empty_intervals, gpu_ratios, kernel_bounds, range_of
+from neusight_jax.model.latency import predict_kernels
 from neusight_jax.training.calibration import calibrate, prior_of
 from neusight_jax.training.conformal import conformal_interval, interval_score
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin

@@ -23,9 +23,10 @@ import pandas as pd
 
 import neusight_jax as nj
 from benchmarks.job_claims import claims
-from neusight_jax.cluster import Cluster
 from neusight_jax.errors import InputError
-from neusight_jax.gpu_catalog import canonical_name
+from neusight_jax.hardware.catalog import canonical_name
+from neusight_jax.hardware.cluster import Cluster
+from neusight_jax.hardware.topology import Topology
 from neusight_jax.job.job import KINDS, Job, job_from_config
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import critical_counts
@@ -33,7 +34,6 @@ from neusight_jax.job.software import FITTED, WIDTHS, Software
 from neusight_jax.job.step import facts, once, schedule_of, seconds_of_job, stage_durations
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
-from neusight_jax.topology import Topology
 
 GPUS = {
     "A100-SXM-40GB": "NVIDIA A100-SXM4-40GB",

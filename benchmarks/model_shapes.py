@@ -16,7 +16,7 @@ import pandas as pd
 
 import neusight_jax as nj
 from neusight_jax.datasets.measurements import read_measurements
-from neusight_jax.latencies import kernel_latency
+from neusight_jax.model.latency import kernel_latency
 from neusight_jax.training.data import NETWORKS, devices_with, measured_devices, sweep_rows
 from neusight_jax.training.evaluation.few_shot import rows_table
 from neusight_jax.training.evaluation.models_protocol import fit_family

@@ -24,13 +24,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
-    "physics.py",
-    "heads.py",
-    "roofline.py",
-    "mixture.py",
-    "gpu.py",
-    "utilization.py",
-    "intervals.py",
+    "model/physics.py",
+    "model/heads.py",
+    "model/roofline.py",
+    "model/mixture.py",
+    "hardware/gpu.py",
+    "model/utilization.py",
+    "model/intervals.py",
     "kernels/*.py",
 )
 TESTS = ("test_constants.py", "test_kernels.py", "test_golden.py", "test_physical_times.py")

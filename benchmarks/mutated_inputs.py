@@ -72,8 +72,8 @@ def kinds(folder: Path) -> list[Kind]:
     from trace_files import GRID, kernel, sums
 
     import neusight_jax as nj
-    from neusight_jax.checkpoint import save_checkpoint, untrained
-    from neusight_jax.gpu import REQUIRED_FIELDS
+    from neusight_jax.hardware.gpu import REQUIRED_FIELDS
+    from neusight_jax.model.checkpoint import save_checkpoint, untrained
     from synthetic import synthetic_rows
 
     def wrote(name: str, text: str) -> Path:

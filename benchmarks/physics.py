@@ -18,13 +18,13 @@ import numpy as np
 
 import neusight_jax as nj
 from neusight_jax.errors import run_script
-from neusight_jax.gpu import GPU
-from neusight_jax.hypothetical import PEAKS, RATES
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.variant import PEAKS, RATES
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latencies import kernel_latency
+from neusight_jax.model.latency import kernel_latency
+from neusight_jax.model.terms import Predictor
 from neusight_jax.sensitivities import ALL_RATES, elasticities, knob
-from neusight_jax.terms import Predictor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import predictors

@@ -28,10 +28,11 @@ import numpy as np
 import pandas as pd
 
 import neusight_jax as nj
-from neusight_jax.checkpoint import with_libraries
 from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
-from neusight_jax.hypothetical import vary_plainly
-from neusight_jax.intervals import (
+from neusight_jax.hardware.variant import vary_plainly
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.model.checkpoint import with_libraries
+from neusight_jax.model.intervals import (
     REACH,
     error_correlation,
     gpu_ratios,
@@ -40,8 +41,7 @@ from neusight_jax.intervals import (
     machine_distance,
     range_of,
 )
-from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.mixture import MixturePredictor
+from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.training.conformal import Residuals, conformal_interval
 from neusight_jax.training.data import NETWORKS, devices_with, join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.evaluation.counterfactual import shared_shapes

@@ -26,8 +26,8 @@ import pandas as pd
 
 import neusight_jax as nj
 from benchmarks.serving_rows import DEVELOPMENT, MOST, SYSTEMS, Setup, model_of, read
-from neusight_jax.cluster_file import load_cluster
 from neusight_jax.errors import InputError
+from neusight_jax.hardware.cluster_file import load_cluster
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.disaggregated import link_bytes_per_s

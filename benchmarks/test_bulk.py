@@ -17,7 +17,7 @@ from ratios import best_s
 from workload import H100, bare_networks, forecast, many_machines, mixed_kernels, predictor, value, value_and_gradient
 
 import neusight_jax as nj
-from neusight_jax.latencies import on_device, plain_sum
+from neusight_jax.model.latency import on_device, plain_sum
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.checkpoint import untrained
+from neusight_jax.model.checkpoint import untrained
 
 NETWORKS = ["linear", "bmm", "conv", "elementwise", "softmax", "norm"]
 

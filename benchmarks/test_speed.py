@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.checkpoint import untrained
+from neusight_jax.model.checkpoint import untrained
 
 NETWORKS = ["linear", "bmm", "elementwise", "softmax", "norm"]
 Case = tuple[Any, nj.GPU, nj.KernelTable]

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import canonical_name, catalog_gpu, gpu_info
+from neusight_jax.hardware.catalog import canonical_name, catalog_gpu, gpu_info
+from neusight_jax.hardware.gpu import GPU
 
 GPU_FILE = "gpu.json"
 """File in a measurement folder with the figures of its device, where the catalog does not have it."""
@@ -34,7 +34,7 @@ def own_devices(roots: Iterable[Path]) -> tuple[dict[str, GPU], tuple[str, ...]]
       roots: measurement folders, or files in one (in `kernels/` of one).
     Raises: `InputError` for a file that cannot be read, or that takes the name of a GPU in the catalog.
     """
-    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.hardware.gpu_file import load_named_gpu
 
     own: dict[str, GPU] = {}
     notes = []

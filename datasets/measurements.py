@@ -19,8 +19,8 @@ from neusight_jax.datasets.devices import NONE_OWN, find_device, measured_device
 from neusight_jax.datasets.model_tables import MODEL_TABLES, check_models
 from neusight_jax.datasets.row_checks import FRAME_COLUMNS, GoodRows, OnInvalid, check_rows
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import canonical_name, fold_name
+from neusight_jax.hardware.catalog import canonical_name, fold_name
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.printed import Record

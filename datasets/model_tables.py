@@ -10,7 +10,7 @@ import pandas as pd
 
 from neusight_jax.datasets.devices import NONE_OWN
 from neusight_jax.datasets.row_checks import CheckedRows, Problems, device_column, need_columns, numbers
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.gpu import GPU
 
 WORKLOAD: tuple[str, ...] = ("device", "model", "mode", "sequence_length", "batch_size", "option")
 """Columns both tables share."""

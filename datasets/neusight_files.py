@@ -16,7 +16,7 @@ from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import find_device
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import FIELDS
+from neusight_jax.hardware.gpu import FIELDS
 
 DEVICE_HEADERS: tuple[str, ...] = ("device", "device_name", "gpu", "gpu_name")
 OP_HEADERS: tuple[str, ...] = ("op", "opname", "op_name", "operator")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import (
+from neusight_jax.hardware.catalog import canonical_name, catalog_gpu
+from neusight_jax.hardware.gpu import (
     FIELDS,
     GPU,
     NAMED,
@@ -19,7 +20,6 @@ from neusight_jax.gpu import (
     vendor_of_name,
     with_derived,
 )
-from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
 from neusight_jax.units import GB, GIB, GIGA, MEGA, MIB
 
 _COLUMNS: dict[str, tuple[str, str, float]] = {

@@ -16,10 +16,10 @@ from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import NONE_OWN, find_device
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES, family_of
-from neusight_jax.physics import STANDARD
-from neusight_jax.roofline import peak_flop_per_s, warm_ramp
+from neusight_jax.model.physics import STANDARD
+from neusight_jax.model.roofline import peak_flop_per_s, warm_ramp
 
 LIGHT_TOLERANCE = 0.98
 """A row is faster than light below this share of the bound: clocks boost a little above the specification."""

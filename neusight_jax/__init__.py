@@ -14,17 +14,11 @@ TYPE_CHECKING = False  # not of `typing`, whose import takes as long as all of t
 if TYPE_CHECKING:
     from typing import Any
 
-    from neusight_jax.checkpoint import list_checkpoints, load_card, load_predictor
-    from neusight_jax.cluster import Cluster, stack_clusters
-    from neusight_jax.cluster_file import list_nodes, load_cluster
     from neusight_jax.comparison import Comparison, compare
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
     from neusight_jax.designs.answers import Design, design
     from neusight_jax.errors import InputError
     from neusight_jax.forecast import Forecast, predict
-    from neusight_jax.gpu import GPU, stack_gpus
-    from neusight_jax.gpu_catalog import list_gpus
-    from neusight_jax.gpu_file import load_gpu
     from neusight_jax.graph.configs.adapters import Lora
     from neusight_jax.graph.configs.build import graph_from_config
     from neusight_jax.graph.configs.catalog import list_models
@@ -32,6 +26,13 @@ if TYPE_CHECKING:
     from neusight_jax.graph.traced.jaxpr import graph_from_function
     from neusight_jax.graph.traced.torch_export import graph_from_torch
     from neusight_jax.graph.traced.trace_options import TraceOptions
+    from neusight_jax.hardware.catalog import list_gpus
+    from neusight_jax.hardware.cluster import Cluster, stack_clusters
+    from neusight_jax.hardware.cluster_file import list_nodes, load_cluster
+    from neusight_jax.hardware.gpu import GPU, stack_gpus
+    from neusight_jax.hardware.gpu_file import load_gpu
+    from neusight_jax.hardware.prices import Prices, read_prices
+    from neusight_jax.hardware.topology import Topology
     from neusight_jax.job.calibration import calibrate_steps
     from neusight_jax.job.elasticities import StepSensitivity
     from neusight_jax.job.forecast import StepForecast
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
     from neusight_jax.job.parallelism import Parallelism
     from neusight_jax.job.software import Software
     from neusight_jax.job.step import latency
-    from neusight_jax.kernel_intervals import predict_kernel_intervals
     from neusight_jax.kernels.table import KernelTable
-    from neusight_jax.latencies import kernel_latency, predict_kernels
     from neusight_jax.layouts.answers import Layouts, parallelize
     from neusight_jax.layouts.space import Space
-    from neusight_jax.prices import Prices, read_prices
-    from neusight_jax.programs import use_compile_cache
-    from neusight_jax.saving import save_predictor
+    from neusight_jax.model.checkpoint import list_checkpoints, load_card, load_predictor
+    from neusight_jax.model.kernel_intervals import predict_kernel_intervals
+    from neusight_jax.model.latency import kernel_latency, predict_kernels
+    from neusight_jax.model.programs import use_compile_cache
+    from neusight_jax.model.saving import save_predictor
     from neusight_jax.scaling.scale import ScaledRun, scale_trace
     from neusight_jax.sensitivities import Sensitivity, sensitivity
     from neusight_jax.serving.answers import serve
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from neusight_jax.serving.engine import Engine
     from neusight_jax.sweeps.run import Sweep, sweep
     from neusight_jax.sweeps.space import Grid, Range, Samples
-    from neusight_jax.topology import Topology
     from neusight_jax.training.calibration import calibrate
     from neusight_jax.training.evaluation.scores import evaluate
     from neusight_jax.training.recipes import train
@@ -128,17 +128,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
-    "cluster": ("Cluster", "stack_clusters"),
-    "cluster_file": ("list_nodes", "load_cluster"),
     "comparison": ("Comparison", "compare"),
     "datasets.measurements": ("read_kernels", "read_measurements"),
     "designs.answers": ("Design", "design"),
     "errors": ("InputError",),
     "forecast": ("Forecast", "predict"),
-    "gpu": ("GPU", "stack_gpus"),
-    "gpu_catalog": ("list_gpus",),
-    "gpu_file": ("load_gpu",),
     "graph.configs.adapters": ("Lora",),
     "graph.configs.build": ("graph_from_config",),
     "graph.configs.catalog": ("list_models",),
@@ -146,6 +140,13 @@ _HOMES = {
     "graph.traced.jaxpr": ("graph_from_function",),
     "graph.traced.torch_export": ("graph_from_torch",),
     "graph.traced.trace_options": ("TraceOptions",),
+    "hardware.catalog": ("list_gpus",),
+    "hardware.cluster": ("Cluster", "stack_clusters"),
+    "hardware.cluster_file": ("list_nodes", "load_cluster"),
+    "hardware.gpu": ("GPU", "stack_gpus"),
+    "hardware.gpu_file": ("load_gpu",),
+    "hardware.prices": ("Prices", "read_prices"),
+    "hardware.topology": ("Topology",),
     "job.calibration": ("calibrate_steps",),
     "job.elasticities": ("StepSensitivity",),
     "job.forecast": ("StepForecast",),
@@ -153,14 +154,14 @@ _HOMES = {
     "job.parallelism": ("Parallelism",),
     "job.software": ("Software",),
     "job.step": ("latency",),
-    "kernel_intervals": ("predict_kernel_intervals",),
     "kernels.table": ("KernelTable",),
-    "latencies": ("kernel_latency", "predict_kernels"),
     "layouts.answers": ("Layouts", "parallelize"),
     "layouts.space": ("Space",),
-    "prices": ("Prices", "read_prices"),
-    "programs": ("use_compile_cache",),
-    "saving": ("save_predictor",),
+    "model.checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
+    "model.kernel_intervals": ("predict_kernel_intervals",),
+    "model.latency": ("kernel_latency", "predict_kernels"),
+    "model.programs": ("use_compile_cache",),
+    "model.saving": ("save_predictor",),
     "scaling.scale": ("ScaledRun", "scale_trace"),
     "sensitivities": ("Sensitivity", "sensitivity"),
     "serving.answers": ("serve",),
@@ -168,7 +169,6 @@ _HOMES = {
     "serving.engine": ("Engine",),
     "sweeps.run": ("Sweep", "sweep"),
     "sweeps.space": ("Grid", "Range", "Samples"),
-    "topology": ("Topology",),
     "training.calibration": ("calibrate",),
     "training.evaluation.scores": ("evaluate",),
     "training.recipes": ("train",),

@@ -11,10 +11,13 @@ import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.cluster import Machine, gpu_of, on_device, topology_of
-from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import Footprint, Graph
-from neusight_jax.intervals import (
+from neusight_jax.hardware.cluster import Machine, gpu_of, on_device, topology_of
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import PHASES, KernelTable
+from neusight_jax.memory import crowded_notes, footprint
+from neusight_jax.model.intervals import (
     LEVEL,
     Intervals,
     in_labels,
@@ -23,14 +26,11 @@ from neusight_jax.intervals import (
     total_interval,
     unlabelled_note,
 )
-from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import PHASES, KernelTable
-from neusight_jax.latencies import in_row_order, kernel_terms, require_covered
-from neusight_jax.memory import crowded_notes, footprint
-from neusight_jax.programs import one_shot
+from neusight_jax.model.latency import in_row_order, kernel_terms, require_covered
+from neusight_jax.model.programs import one_shot
+from neusight_jax.model.roofline import Relaxation, element_bytes, relaxation_switch
+from neusight_jax.model.terms import Predictor
 from neusight_jax.results import Result, plain
-from neusight_jax.roofline import Relaxation, element_bytes, relaxation_switch
-from neusight_jax.terms import Predictor
 from neusight_jax.unmeasured import unmeasured_notes
 from neusight_jax.workloads import workload_dict
 
@@ -230,7 +230,7 @@ def predict(
       predictor, gpu: what forecasts, and for which machine: a GPU, or the cluster that a model is split over.
       graph: the model and its workload.
       gpu_name, notes: for the report only.
-      relaxation: see `latencies.kernel_latency`; 0 = exact.
+      relaxation: see `latency.kernel_latency`; 0 = exact.
     Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
     """
     if not isinstance(graph, Graph):

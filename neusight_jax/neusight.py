@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Machine, gpu_of, linked_topology
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.cluster import Machine, gpu_of, linked_topology
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Relaxation, element_bytes, lower_bounds, peak_flop_per_s
-from neusight_jax.terms import KernelTerms
-from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
-from neusight_jax.utilization import Network, apply_network
+from neusight_jax.model.roofline import Isolated, Relaxation, element_bytes, lower_bounds, peak_flop_per_s
+from neusight_jax.model.terms import KernelTerms
+from neusight_jax.model.tiles import ChosenTile, TileChoice, choose_tile
+from neusight_jax.model.utilization import Network, apply_network
 
 OUTPUTS = 2
 """Network outputs: γ and α."""
@@ -52,7 +52,7 @@ class NeuSightPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latencies.kernel_latency`. `isolated` changes nothing."""
+        """Forecast kernels of one family; see `latency.kernel_latency`. `isolated` changes nothing."""
         gpu = gpu_of(machine)
         size = element_bytes(batch.dtype)
         work = family.work(batch.dims, size)

@@ -22,17 +22,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Cluster, Machine, gpu_of, on_device, topology_of
 from neusight_jax.forecast import Forecast, predict, seconds_of
-from neusight_jax.gpu import FIELDS, SWITCHES
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hypothetical import ALL_RATES, KNOBS, RATES, knob
+from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of, on_device, topology_of
+from neusight_jax.hardware.gpu import FIELDS, SWITCHES
+from neusight_jax.hardware.variant import ALL_RATES, KNOBS, RATES, knob
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latencies import in_row_order, kernel_latency
-from neusight_jax.programs import one_shot
+from neusight_jax.model.latency import in_row_order, kernel_latency
+from neusight_jax.model.programs import one_shot
+from neusight_jax.model.roofline import Isolated, Relaxation, relaxation_switch
+from neusight_jax.model.terms import Predictor
 from neusight_jax.results import Result
-from neusight_jax.roofline import Isolated, Relaxation, relaxation_switch
-from neusight_jax.terms import Predictor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,7 +176,7 @@ def elasticities(
 ) -> tuple[dict[str, Float[Array, " kernel"]], dict[str, dict[str, Float[Array, " kernel"]]]]:
     """Seconds of every kernel and their elasticities, by family.
 
-    Args: as `latencies.kernel_latency`; a GPU of arrays [kernel] gives every kernel a machine of its own.
+    Args: as `latency.kernel_latency`; a GPU of arrays [kernel] gives every kernel a machine of its own.
     Returns: family -> seconds [kernel]; name of `ROWS` -> family -> d log seconds / d log figure [kernel].
     """
     switches = (jnp.asarray(isolated, float), relaxation_switch(relaxation))

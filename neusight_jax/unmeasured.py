@@ -10,7 +10,7 @@ from neusight_jax.graph.graph import UNMODELLED, Graph
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
-from neusight_jax.latencies import in_row_order
+from neusight_jax.model.latency import in_row_order
 
 
 def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[str, float]:

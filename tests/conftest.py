@@ -35,7 +35,8 @@ if _OWNER:
 
 # Array shapes and types of the physics are checked at run time.
 CHECKED = (
-    *("roofline", "latencies", "forecast", "heads", "tiles", "mixture", "residuals", "intervals", "kernel_intervals"),
+    *("forecast", "model.roofline", "model.latency", "model.heads", "model.tiles", "model.mixture", "model.residuals"),
+    *("model.intervals", "model.kernel_intervals"),
     *("kernels.gemm", "kernels.grouped_gemm", "kernels.tensor_gemm", "kernels.conv", "kernels.tensor_conv"),
     *("kernels.depthwise", "kernels.rowwise", "kernels.attention", "kernels.collective"),
 )
@@ -97,7 +98,7 @@ def measurements() -> Path:
 @pytest.fixture(scope="session")
 def make_checkpoint() -> Callable[..., Path]:
     """Writes an untrained checkpoint: `make_checkpoint(folder, **card)`."""
-    from neusight_jax.checkpoint import save_checkpoint, untrained
+    from neusight_jax.model.checkpoint import save_checkpoint, untrained
 
     def make(folder: Path, **card: Any) -> Path:
         save_checkpoint(folder, untrained("mixture", ARCHITECTURE), {**CARD, **card})

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.checkpoint import untrained
-from neusight_jax.cluster import Machine, gpu_of
-from neusight_jax.gpu import GPU, MEMORY_KINDS, VENDORS
-from neusight_jax.hypothetical import PEAKS
+from neusight_jax.hardware.cluster import Machine, gpu_of
+from neusight_jax.hardware.gpu import GPU, MEMORY_KINDS, VENDORS
+from neusight_jax.hardware.variant import PEAKS
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import CHANNELS, CONV, conv_dims
 from neusight_jax.kernels.depthwise import DEPTHWISE
@@ -25,9 +24,10 @@ from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
 from neusight_jax.kernels.rowwise import COUNTED, STRIDED
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.kernels.tensor_conv import TENSOR_CONV
-from neusight_jax.residuals import EFFECTS, effect_width
-from neusight_jax.roofline import Isolated, Scalar
-from neusight_jax.terms import KernelTerms, Predictor
+from neusight_jax.model.checkpoint import untrained
+from neusight_jax.model.residuals import EFFECTS, effect_width
+from neusight_jax.model.roofline import Isolated, Scalar
+from neusight_jax.model.terms import KernelTerms, Predictor
 
 NIGHTLY = bool(os.environ.get("NEUSIGHT_NIGHTLY"))
 DRAWS = 4096 if NIGHTLY else 512

@@ -15,9 +15,6 @@ from predictors import RATES, only, random_kernels, random_predictor, scaled
 
 import neusight_jax as nj
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.calibrated import CalibratedPredictor
-from neusight_jax.checkpoint import load_card, load_predictor, save_checkpoint
-from neusight_jax.heads import launched, physical_times
 from neusight_jax.kernels.attention import (
     DECODE,
     FLASH2,
@@ -30,9 +27,12 @@ from neusight_jax.kernels.attention import (
 )
 from neusight_jax.kernels.family import LIBRARY, Work
 from neusight_jax.kernels.tensor_gemm import GEMM
-from neusight_jax.latencies import kernel_latency
-from neusight_jax.physics import FITTED
-from neusight_jax.roofline import element_bytes, exponentials_per_s, peak_flop_per_s
+from neusight_jax.model.calibrated import CalibratedPredictor
+from neusight_jax.model.checkpoint import load_card, load_predictor, save_checkpoint
+from neusight_jax.model.heads import launched, physical_times
+from neusight_jax.model.latency import kernel_latency
+from neusight_jax.model.physics import FITTED
+from neusight_jax.model.roofline import element_bytes, exponentials_per_s, peak_flop_per_s
 
 
 def work_of(family: Any, library: float = 0.0, **sizes: Any) -> Work:

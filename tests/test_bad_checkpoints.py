@@ -11,9 +11,9 @@ from refusals import Fails
 from safetensors.numpy import load_file, save_file
 
 import neusight_jax as nj
-from neusight_jax.checkpoint import CARD, WEIGHTS, card_notes
 from neusight_jax.cli import run
-from neusight_jax.digest import KEY
+from neusight_jax.model.checkpoint import CARD, WEIGHTS, card_notes
+from neusight_jax.model.digest import KEY
 
 
 def _rewrite_card(folder: Path, **changes: Any) -> None:

@@ -13,8 +13,8 @@ import pytest
 from refusals import Fails
 
 import neusight_jax as nj
-from neusight_jax.checkpoint import save_checkpoint
-from neusight_jax.gpu import REQUIRED_FIELDS
+from neusight_jax.hardware.gpu import REQUIRED_FIELDS
+from neusight_jax.model.checkpoint import save_checkpoint
 from synthetic import synthetic_rows
 
 CONFIG = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 99}

@@ -16,10 +16,10 @@ from neusight_jax.baselines.gbt import GBTPredictor, gbt_inputs, walk
 from neusight_jax.baselines.habitat_wave import memory_boundedness, wave_ratio
 from neusight_jax.baselines.li import LiLine, LiPredictor
 from neusight_jax.baselines.templates import TEMPLATES
-from neusight_jax.checkpoint import save_checkpoint, untrained
 from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
+from neusight_jax.model.checkpoint import save_checkpoint, untrained
 from neusight_jax.training.evaluation.baselines import fit_li, fit_published_li, wave_predictors
 from neusight_jax.training.rows import Rows
 from synthetic import write_synthetic_measurements

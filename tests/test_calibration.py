@@ -13,15 +13,21 @@ import pytest
 from predictors import NETWORKS, ON_ONE_GPU, RATES, only, random_gpus, random_kernels, random_predictor, scaled
 
 import neusight_jax as nj
-from neusight_jax.calibrated import CalibratedPredictor, ShapeEffect, shape_coordinates, shape_kernel, shape_points
-from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.cli.app import run
-from neusight_jax.intervals import empty_intervals, gpu_ratios, gpu_widening, range_of
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.latencies import kernel_terms, on_device
-from neusight_jax.mixture import MixturePredictor
-from neusight_jax.residuals import EFFECTS
+from neusight_jax.model.calibrated import (
+    CalibratedPredictor,
+    ShapeEffect,
+    shape_coordinates,
+    shape_kernel,
+    shape_points,
+)
+from neusight_jax.model.checkpoint import save_checkpoint
+from neusight_jax.model.intervals import empty_intervals, gpu_ratios, gpu_widening, range_of
+from neusight_jax.model.latency import kernel_terms, on_device
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.residuals import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, calibration, prior_of
 from neusight_jax.training.conformal import calibrated_width
 from synthetic import synthetic_rows, write_synthetic_measurements

@@ -51,7 +51,7 @@ def product_flop(file: str, function: str) -> float:
     from neusight_jax.graph.traced.source_file import graph_from_source
     from neusight_jax.graph.traced.trace_options import TraceOptions
     from neusight_jax.kernels.families import FAMILIES
-    from neusight_jax.roofline import element_bytes
+    from neusight_jax.model.roofline import element_bytes
 
     table = graph_from_source(f"{FOLDER / file}:{function}", "inference", TraceOptions()).kernels
     total = 0.0

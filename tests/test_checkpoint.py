@@ -15,12 +15,12 @@ from predictors import KINDS, NETWORKS, level_effect, random_kernels, random_pre
 from safetensors.numpy import load_file, save_file
 
 import neusight_jax as nj
-from neusight_jax import digest
-from neusight_jax.checkpoint import CARD, WEIGHTS, card_notes, save_checkpoint, tree_to_arrays, untrained
-from neusight_jax.intervals import MODELS, empty_intervals
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.mixture import MixturePredictor
-from neusight_jax.residuals import effect_width
+from neusight_jax.model import digest
+from neusight_jax.model.checkpoint import CARD, WEIGHTS, card_notes, save_checkpoint, tree_to_arrays, untrained
+from neusight_jax.model.intervals import MODELS, empty_intervals
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.residuals import effect_width
 
 SHIPPED = nj.list_checkpoints()
 EFFECT_DEVICE = "Tesla T4"

@@ -14,20 +14,20 @@ import pytest
 from predictors import PEAKS, random_gpus, random_predictor
 
 import neusight_jax as nj
-from neusight_jax.cluster import Cluster
-from neusight_jax.cluster_file import load_named_cluster, node_topology
 from neusight_jax.datasets.measurements import table_from_frame
 from neusight_jax.datasets.row_checks import check_rows
-from neusight_jax.gpu_catalog import list_gpus
 from neusight_jax.graph.kernel import collective_kernel
-from neusight_jax.heads import LINKED_HEADS, launched, physical_times
+from neusight_jax.hardware.catalog import list_gpus
+from neusight_jax.hardware.cluster import Cluster
+from neusight_jax.hardware.cluster_file import load_named_cluster, node_topology
+from neusight_jax.hardware.topology import TOPOLOGY_FIELDS, Topology
 from neusight_jax.kernels.collective import COLLECTIVE, OPS, collective_dims, expert_bytes
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable, table_from_kernels
-from neusight_jax.latencies import kernel_terms, on_device
-from neusight_jax.mixture import MixturePredictor
+from neusight_jax.model.heads import LINKED_HEADS, launched, physical_times
+from neusight_jax.model.latency import kernel_terms, on_device
+from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.tables import table
-from neusight_jax.topology import TOPOLOGY_FIELDS, Topology
 
 CLUSTERS = 20_000
 SLACK = 1e-4
@@ -155,7 +155,7 @@ def test_times_scale_with_all_rates() -> None:
 
 
 def _floor_residual(predictor: MixturePredictor, clusters: Cluster, kernels: KernelTable) -> np.ndarray:
-    from neusight_jax.residuals import FLOOR, device_residual, table_residual
+    from neusight_jax.model.residuals import FLOOR, device_residual, table_residual
 
     own, batch = predictor.families["collective"], kernels.families["collective"]
     features = COLLECTIVE.features(

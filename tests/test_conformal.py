@@ -12,9 +12,13 @@ import pytest
 from predictors import NETWORKS, random_predictor
 
 import neusight_jax as nj
-from neusight_jax.checkpoint import untrained
-from neusight_jax.gpu import VENDORS
-from neusight_jax.intervals import (
+from neusight_jax.hardware.gpu import VENDORS
+from neusight_jax.kernels.conv import conv_dims
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.memory import memory_bytes
+from neusight_jax.model.checkpoint import untrained
+from neusight_jax.model.intervals import (
     MODELS,
     Intervals,
     gpu_ratios,
@@ -24,11 +28,7 @@ from neusight_jax.intervals import (
     range_of,
     total_interval,
 )
-from neusight_jax.kernels.conv import conv_dims
-from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.memory import memory_bytes
-from neusight_jax.mixture import MixturePredictor
+from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.training.conformal import (
     conformal_interval,
     coverage,

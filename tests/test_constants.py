@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 
 import neusight_jax as nj
-from neusight_jax import mixture
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.heads import HEADS, heads_of, launched, most_times, physical_times
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Work
 from neusight_jax.kernels.gemm import TILES
-from neusight_jax.mixture import init_family, mix
-from neusight_jax.residuals import table_residual
-from neusight_jax.roofline import LowerBounds, lower_bounds, peak_flop_per_s
-from neusight_jax.tiles import ChosenTile
+from neusight_jax.model import mixture
+from neusight_jax.model.heads import HEADS, heads_of, launched, most_times, physical_times
+from neusight_jax.model.mixture import init_family, mix
+from neusight_jax.model.residuals import table_residual
+from neusight_jax.model.roofline import LowerBounds, lower_bounds, peak_flop_per_s
+from neusight_jax.model.tiles import ChosenTile
 
 MACHINE = nj.GPU(
     num_sms=100.0,

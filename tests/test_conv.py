@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
-from neusight_jax.checkpoint import untrained
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.measurements import read_kernels, read_measurements
 from neusight_jax.kernels.conv import CHANNELS, CONV, OPS, TILES, conv_dims
 from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.model.checkpoint import untrained
 from synthetic import synthetic_rows
 
 LAYER: dict[str, Any] = {

@@ -24,9 +24,9 @@ from neusight_jax.designs.notes import bound_notes, ends_of, machine_notes, work
 from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph, Node
-from neusight_jax.hypothetical import vary_plainly
-from neusight_jax.intervals import Intervals, gpu_ratios, range_of, ratio_interval
+from neusight_jax.hardware.variant import vary_plainly
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.model.intervals import Intervals, gpu_ratios, range_of, ratio_interval
 from neusight_jax.reports.design import front_table, report, tables
 from neusight_jax.results import as_text
 from neusight_jax.sweeps.space import Grid, Range

@@ -12,7 +12,7 @@ import pytest
 import neusight_jax as nj
 from neusight_jax.designs.cost import CostModel, SiliconCosts, costs_for
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import FIELDS
+from neusight_jax.hardware.gpu import FIELDS
 
 # Whole dies as NVIDIA's whitepapers give them: area mm2, node nm, SMs, fp32 lanes and fp16 matrix FLOP per clock of
 # an SM, L2 MiB, and the bandwidth of all memory interfaces on the die, TB/s.
@@ -69,7 +69,7 @@ def test_dollars_by_hand() -> None:
 
 def test_power_grows_with_the_cube_of_the_clock() -> None:
     """Peaks follow the clock, voltage too: by hand, memory and leakage apart."""
-    from neusight_jax.hypothetical import vary
+    from neusight_jax.hardware.variant import vary
 
     base = nj.load_gpu("H100")
     model = dataclasses.replace(costs_for(base), leakage_w_per_mm2=1e-9)

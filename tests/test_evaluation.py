@@ -16,12 +16,12 @@ from refusals import Fails
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
-from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.cli import run
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
-from neusight_jax.intervals import empty_intervals
 from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.mixture import MixturePredictor
+from neusight_jax.model.checkpoint import save_checkpoint
+from neusight_jax.model.intervals import empty_intervals
+from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.results import as_text
 from neusight_jax.training.evaluation.result import Evaluation, percentiles
 from neusight_jax.training.evaluation.scores import evaluate, model_scores, score

@@ -12,7 +12,7 @@ from graphs import kernels, product_flop, products
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
-from neusight_jax.checkpoint import untrained
+from neusight_jax.model.checkpoint import untrained
 
 pytest.importorskip("flax", reason="flax is not installed; `pip install '.[dev]'`")
 import flax_models as models

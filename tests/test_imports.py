@@ -82,6 +82,27 @@ def test_rooms_of_graphs_go_one_way() -> None:
         assert {other if other in below else "graph" for other in used} <= {own, *below[own]}, name
 
 
+@pytest.mark.parametrize(
+    ("room", "never"),
+    [
+        ("neusight_jax.model", ("graph", "job", "layouts", "serving", "scaling", "reports", "training", "cli")),
+        (
+            "neusight_jax.hardware",
+            ("model", "graph", "job", "layouts", "serving", "scaling", "reports", "training", "cli"),
+        ),
+        ("neusight_jax", ("cli",)),
+    ],
+)
+def test_what_a_room_never_imports(room: str, never: tuple[str, ...]) -> None:
+    modules = _modules()
+    for name, path in modules.items():
+        if not name.startswith(f"{room}.") or name.startswith(("neusight_jax.cli", "neusight_jax.__main__")):
+            continue
+        imports = _imported(ast.parse(path.read_text()), modules)
+        rooms = {other.split(".")[1] for other in imports if other.startswith("neusight_jax.")}
+        assert rooms.isdisjoint(never), (name, rooms & {*never})
+
+
 def test_shape_checks_are_hooked_into_modules_there_are() -> None:
     """The hook says nothing of a module that does not exist, so a renamed one would go unchecked."""
     from conftest import CHECKED
@@ -93,7 +114,7 @@ def test_shape_checks_are_hooked_into_modules_there_are() -> None:
 
 
 def test_shape_checks_catch_a_wrong_shape() -> None:
-    from neusight_jax.intervals import outside
+    from neusight_jax.model.intervals import outside
 
     assert outside(jnp.ones(2), jnp.zeros(2), jnp.ones(2)).shape == (2,)
     with pytest.raises(TypeCheckError):

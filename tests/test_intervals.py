@@ -14,8 +14,10 @@ from predictors import random_predictor
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
-from neusight_jax.hypothetical import vary_plainly
-from neusight_jax.intervals import (
+from neusight_jax.hardware.variant import vary_plainly
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.model.intervals import (
     REACH,
     Intervals,
     empty_intervals,
@@ -24,11 +26,9 @@ from neusight_jax.intervals import (
     machine_distance,
     ratio_interval,
 )
-from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latencies import in_row_order, kernel_terms, on_device
-from neusight_jax.mixture import MixturePredictor
-from neusight_jax.terms import Predictor
+from neusight_jax.model.latency import in_row_order, kernel_terms, on_device
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.terms import Predictor
 from synthetic import synthetic_rows
 
 OPS = ("softmax", "linear", "ln")

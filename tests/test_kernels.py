@@ -10,13 +10,13 @@ import pytest
 from predictors import random_kernels
 
 from neusight_jax.errors import InputError
-from neusight_jax.gpu_catalog import catalog_gpu
+from neusight_jax.hardware.catalog import catalog_gpu
 from neusight_jax.kernels.families import FAMILIES, family_of
 from neusight_jax.kernels.family import Work
 from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS
 from neusight_jax.kernels.table import Kernel, batch_from_columns, padded_length, table_from_kernels
-from neusight_jax.physics import STANDARD
-from neusight_jax.roofline import fetched_again, kept_ramp
+from neusight_jax.model.physics import STANDARD
+from neusight_jax.model.roofline import fetched_again, kept_ramp
 
 
 def _work(name: str, element_bytes: float = 4.0, **dims: float) -> Work:

@@ -16,11 +16,11 @@ from predictors import KINDS, NETWORKS, ON_ONE_GPU, only, random_gpus, random_ke
 import neusight_jax as nj
 from neusight_jax import sensitivities
 from neusight_jax.baselines import load_baseline
-from neusight_jax.checkpoint import untrained
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.latencies import BLOCK
-from neusight_jax.roofline import relaxation_switch, whole_waves
+from neusight_jax.model.checkpoint import untrained
+from neusight_jax.model.latency import BLOCK
+from neusight_jax.model.roofline import relaxation_switch, whole_waves
 
 COMPILED: list[str] = []
 

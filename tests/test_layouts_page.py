@@ -54,7 +54,7 @@ def test_its_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_ranks_layouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import neusight_jax.checkpoint as checkpoint
+    import neusight_jax.model.checkpoint as checkpoint
 
     monkeypatch.setattr(checkpoint, "load_predictor", lambda *names: RooflinePredictor())
     file = tmp_path / "config.json"

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from refusals import Fails
 
-from neusight_jax.checkpoint import load_card
 from neusight_jax.cli import run
 from neusight_jax.datasets.devices import measured_device
 from neusight_jax.datasets.measurements import find_measured, measured_names, read_measurements
 from neusight_jax.errors import InputError
+from neusight_jax.model.checkpoint import load_card
 from synthetic import synthetic_rows
 
 V100_32, V100_16, V100_SXM = "Tesla V100-PCIE-32GB", "Tesla V100-PCIE-16GB", "Tesla V100-SXM2-16GB"

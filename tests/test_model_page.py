@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from neusight_jax.heads import HEADS, PRODUCT_HEADS, Head
-from neusight_jax.physics import CONSTANTS, STANDARD
+from neusight_jax.model.heads import HEADS, PRODUCT_HEADS, Head
+from neusight_jax.model.physics import CONSTANTS, STANDARD
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "model.md"
 HEADER = "| constant | value | width | source |\n| --- | --- | --- | --- |\n"

@@ -14,7 +14,7 @@ from trace_files import sums
 
 import neusight_jax as nj
 from neusight_jax.errors import MOST_ECHOED, MOST_SHOWN, InputError, one_line
-from neusight_jax.prices import Prices, read_prices
+from neusight_jax.hardware.prices import Prices, read_prices
 from neusight_jax.scaling.reading import read_trace
 from neusight_jax.tables import MOST_BYTES, read_content
 from synthetic import synthetic_rows

@@ -15,9 +15,9 @@ import pytest
 from trace_files import GRID, kernel, operator, write
 
 from neusight_jax.baselines.roofline import RooflinePredictor
-from neusight_jax.checkpoint import checkpoint_folder
 from neusight_jax.cli import run
 from neusight_jax.cli.app import _program
+from neusight_jax.model.checkpoint import checkpoint_folder
 
 Capture = pytest.CaptureFixture[str]
 TINY = {
@@ -230,7 +230,7 @@ def test_no_option_is_ignored(
 ) -> None:
     monkeypatch.chdir(folder)
     if context not in FITTED:
-        monkeypatch.setattr("neusight_jax.checkpoint.load_predictor", lambda *_: RooflinePredictor())
+        monkeypatch.setattr("neusight_jax.model.checkpoint.load_predictor", lambda *_: RooflinePredictor())
     command, model, options = CONTEXTS[context]
     answers, found = Answers(folder, capsys), defaultdict[str, list[str]](list)
     before = answers.ask(command, model, options)

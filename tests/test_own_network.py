@@ -19,16 +19,16 @@ from refusals import Fails
 from safetensors.numpy import load_file
 
 import neusight_jax as nj
-from neusight_jax import digest
-from neusight_jax.checkpoint import CARD, TRUST, WEIGHTS
 from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.own_network import network_card
-from neusight_jax.programs import _of_this_package
+from neusight_jax.model import digest
+from neusight_jax.model.checkpoint import CARD, TRUST, WEIGHTS
+from neusight_jax.model.own_network import network_card
+from neusight_jax.model.programs import _of_this_package
+from neusight_jax.model.utilization import apply_network, init_network
 from neusight_jax.training.fit import Settings
 from neusight_jax.training.networks import Perceptron, as_modules
 from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.recipes import train
-from neusight_jax.utilization import apply_network, init_network
 from synthetic import write_softmax_alone
 
 GATED = {"module": "own_networks:Gated", "arguments": {"width": 6}}

@@ -12,15 +12,15 @@ import pytest
 from predictors import random_predictor
 
 import neusight_jax as nj
-from neusight_jax.gpu import GPU, MEMORY_KINDS
-from neusight_jax.heads import launched, most_times, physical_times
+from neusight_jax.hardware.gpu import GPU, MEMORY_KINDS
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import TILE
 from neusight_jax.kernels.gemm import TILES
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
-from neusight_jax.mixture import MixturePredictor
-from neusight_jax.residuals import MEMORY
-from neusight_jax.roofline import element_bytes, joule_per_flop, peak_flop_per_s
+from neusight_jax.model.heads import launched, most_times, physical_times
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.residuals import MEMORY
+from neusight_jax.model.roofline import element_bytes, joule_per_flop, peak_flop_per_s
 
 
 def product_of(size: int, family: str = "linear", dtype: str = "fp32") -> KernelBatch:

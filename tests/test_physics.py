@@ -33,12 +33,12 @@ from predictors import (
 
 import neusight_jax as nj
 from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
-from neusight_jax.gpu import GPU, peak_field
+from neusight_jax.hardware.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.latencies import kernel_latency, kernel_terms
-from neusight_jax.roofline import whole_waves
-from neusight_jax.terms import Predictor
+from neusight_jax.model.latency import kernel_latency, kernel_terms
+from neusight_jax.model.roofline import whole_waves
+from neusight_jax.model.terms import Predictor
 
 PER_ELEMENT = {"elementwise": 1.0, "strided": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0}
 PER_ELEMENT |= {"stream": 1.0, "reduction": 6.0}

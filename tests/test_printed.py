@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.checkpoint import untrained
 from neusight_jax.comparison import Candidate
 from neusight_jax.datasets.measurements import Measurements
+from neusight_jax.model.checkpoint import untrained
 from neusight_jax.printed import LINE, Printed, Record
 from neusight_jax.serving.engine import Engine
 from neusight_jax.training.evaluation.result import Evaluation, View

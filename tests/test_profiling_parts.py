@@ -15,7 +15,7 @@ import neusight_jax as nj
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError
-from neusight_jax.gpu_catalog import catalog_gpu
+from neusight_jax.hardware.catalog import catalog_gpu
 from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
 from neusight_jax.profiling import processor, sensors
 from neusight_jax.profiling.case import MEASURED_OPS, case_bytes, make_case, operands

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import neusight_jax as nj
-from neusight_jax import programs
 from neusight_jax.designs.search import Search
-from neusight_jax.programs import announce_compiling, keep_traces, one_shot, use_compile_cache
+from neusight_jax.model import programs
+from neusight_jax.model.programs import announce_compiling, keep_traces, one_shot, use_compile_cache
 
 UNSET = ("NEUSIGHT_JAX_CACHE", "TF_CPP_MIN_LOG_LEVEL", "JAX_COMPILATION_CACHE_DIR")
 

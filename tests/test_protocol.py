@@ -15,7 +15,7 @@ import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.family import Family
-from neusight_jax.terms import Predictor
+from neusight_jax.model.terms import Predictor
 from neusight_jax.training.evaluation import protocol, systems
 from neusight_jax.training.evaluation.protocol import run_protocol
 from neusight_jax.training.evaluation.result import Evaluation

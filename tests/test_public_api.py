@@ -13,7 +13,7 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
-from neusight_jax.checkpoint import untrained
+from neusight_jax.model.checkpoint import untrained
 from synthetic import synthetic_rows
 
 HOME = Path(nj.__file__).resolve().parents[1]

@@ -14,8 +14,8 @@ from trace_files import GRID, kernel, operator, write
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
-from neusight_jax.checkpoint import default_checkpoint
 from neusight_jax.kernels.table import table_from_kernels
+from neusight_jax.model.checkpoint import default_checkpoint
 from neusight_jax.scaling.occupancy import LIMITS, limits_of, resident_blocks
 from neusight_jax.scaling.operators import operator_kernels
 from neusight_jax.scaling.per_op import node_kernels

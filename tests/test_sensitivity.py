@@ -14,10 +14,11 @@ from predictors import DRAWS, ON_ONE_GPU, SEEDS, Backwards, only, random_gpus, r
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
-from neusight_jax.gpu import FIELDS, SWITCHES
-from neusight_jax.hypothetical import PEAKS, RATES
+from neusight_jax.hardware.gpu import FIELDS, SWITCHES
+from neusight_jax.hardware.variant import PEAKS, RATES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.latencies import kernel_latency
+from neusight_jax.model.latency import kernel_latency
+from neusight_jax.model.terms import Predictor
 from neusight_jax.sensitivities import (
     ALL_RATES,
     ROWS,
@@ -27,7 +28,6 @@ from neusight_jax.sensitivities import (
     elasticities,
     knob,
 )
-from neusight_jax.terms import Predictor
 
 FALLING = ("mem_bytes_per_s", "l2_bytes", "clock_hz", "tdp_w", knob("num_sms"), knob("clock_hz"), *PEAKS)
 

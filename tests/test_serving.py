@@ -16,7 +16,7 @@ from small_configs import TINY
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
-from neusight_jax.cluster import on_device
+from neusight_jax.hardware.cluster import on_device
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.printed import as_text
 from neusight_jax.serving import slopes

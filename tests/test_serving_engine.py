@@ -14,10 +14,10 @@ import pytest
 from small_configs import TINY
 
 import neusight_jax as nj
-from neusight_jax import checkpoint
 from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run as command
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.model import checkpoint
 from neusight_jax.serving import answers, dynamo, under_load
 from neusight_jax.serving.capacity import Capacity
 from neusight_jax.serving.choices import Load, ServingChoice

@@ -15,9 +15,9 @@ from small_configs import TINY
 
 import neusight_jax as nj
 from neusight_jax.baselines.roofline import RooflinePredictor
-from neusight_jax.cluster import as_cluster
+from neusight_jax.hardware.cluster import as_cluster
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.programs import one_shot
+from neusight_jax.model.programs import one_shot
 from neusight_jax.serving import slopes
 from neusight_jax.serving.capacity import Capacity
 from neusight_jax.serving.choices import Load

@@ -16,7 +16,7 @@ from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.traced.trace_options import TraceOptions
 from neusight_jax.kernels.collective import OPS
-from neusight_jax.latencies import kernel_terms, uncovered
+from neusight_jax.model.latency import kernel_terms, uncovered
 
 MESH = AbstractMesh((2, 4), ("data", "tensor"))
 

@@ -25,7 +25,7 @@ import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph, Node
-from neusight_jax.hypothetical import vary
+from neusight_jax.hardware.variant import vary
 from neusight_jax.kernels.distinct import distinct
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.sweeps import run as run_module

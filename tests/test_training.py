@@ -15,11 +15,11 @@ from predictors import only
 from safetensors.numpy import load_file
 
 import neusight_jax as nj
-from neusight_jax.checkpoint import WEIGHTS
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
-from neusight_jax.intervals import WIDEST, kernel_interval
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
+from neusight_jax.model.checkpoint import WEIGHTS
+from neusight_jax.model.intervals import WIDEST, kernel_interval
 from neusight_jax.training import recipes
 from neusight_jax.training.fit import FitState, Settings
 from neusight_jax.training.progress import Saved, kept_steps

@@ -28,8 +28,8 @@ from neusight_jax.graph.kernel import matrix_product
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.latencies import in_row_order, kernel_terms, on_device
 from neusight_jax.memory import footprint
+from neusight_jax.model.latency import in_row_order, kernel_terms, on_device
 
 EXPLAINED = jax.jit(lambda predictor, gpu, table: kernel_terms(predictor, gpu, table, isolated=False))
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 import neusight_jax
-from neusight_jax.checkpoint import load_card, load_predictor, save_checkpoint
 from neusight_jax.datasets.devices import measured_device
 from neusight_jax.datasets.measurements import measured_names, read_measured_on, table_from_frame
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
-from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import canonical_name
-from neusight_jax.gpu_file import load_named_gpu
+from neusight_jax.hardware.catalog import canonical_name
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.gpu_file import load_named_gpu
+from neusight_jax.model.checkpoint import load_card, load_predictor, save_checkpoint
 from neusight_jax.training.calibration import calibration, prior_of
 
 

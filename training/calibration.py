@@ -24,16 +24,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.calibrated import CalibratedPredictor, ShapeEffect, shape_kernel, shape_points, shifted
-from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.errors import InputError
-from neusight_jax.intervals import Intervals, gpu_ratios, gpu_widening, kernel_bounds
+from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.latencies import require_covered
-from neusight_jax.mixture import MixturePredictor
-from neusight_jax.residuals import EFFECTS, add_to_effect
-from neusight_jax.terms import Predictor
+from neusight_jax.model.calibrated import CalibratedPredictor, ShapeEffect, shape_kernel, shape_points, shifted
+from neusight_jax.model.intervals import Intervals, gpu_ratios, gpu_widening, kernel_bounds
+from neusight_jax.model.latency import require_covered
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.residuals import EFFECTS, add_to_effect
+from neusight_jax.model.terms import Predictor
 from neusight_jax.training.conformal import calibrated_width, mean_error_percent
 
 if TYPE_CHECKING:

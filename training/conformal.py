@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from neusight_jax.intervals import LEVEL
+from neusight_jax.model.intervals import LEVEL
 
 Residuals = Mapping[str, np.ndarray]
 """log(measured / forecast) by device, each forecast by a fit that did not see the device."""

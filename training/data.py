@@ -13,16 +13,16 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.cluster import Cluster, stack_clusters
-from neusight_jax.cluster_file import usual_topology
 from neusight_jax.datasets.measurements import Measurements
-from neusight_jax.gpu import GPU, stack_gpus
-from neusight_jax.gpu_catalog import known_library
+from neusight_jax.hardware.catalog import known_library
+from neusight_jax.hardware.cluster import Cluster, stack_clusters
+from neusight_jax.hardware.cluster_file import usual_topology
+from neusight_jax.hardware.gpu import GPU, stack_gpus
+from neusight_jax.hardware.topology import Topology
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import Kernel, KernelBatch
 from neusight_jax.scaling.per_op import event_overhead_s, node_kernels
-from neusight_jax.topology import Topology
 from neusight_jax.training.rows import Rows
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)

@@ -16,14 +16,14 @@ import optax
 from flax.training.train_state import TrainState
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from neusight_jax.cluster import Cluster, Machine
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import generation_of
+from neusight_jax.hardware.catalog import generation_of
+from neusight_jax.hardware.cluster import Cluster, Machine
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.topology import Topology
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import element_bytes
-from neusight_jax.topology import Topology
+from neusight_jax.model.roofline import element_bytes
 from neusight_jax.training.networks import as_modules
 from neusight_jax.training.rows import Rows, generations
 

@@ -14,9 +14,9 @@ import pandas as pd
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.datasets.model_tables import MODES
 from neusight_jax.graph.configs.build import graph_from_config
-from neusight_jax.intervals import MODELS, WIDEST, Intervals, gpu_ratios, gpu_widening, range_of
-from neusight_jax.terms import Predictor
-from neusight_jax.tiles import TileChoice
+from neusight_jax.model.intervals import MODELS, WIDEST, Intervals, gpu_ratios, gpu_widening, range_of
+from neusight_jax.model.terms import Predictor
+from neusight_jax.model.tiles import TileChoice
 from neusight_jax.training.conformal import (
     Interval,
     Residuals,

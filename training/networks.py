@@ -10,7 +10,7 @@ import jax
 from flax import linen
 from jaxtyping import Array, Float
 
-from neusight_jax.utilization import Network, init_perceptron, perceptron
+from neusight_jax.model.utilization import Network, init_perceptron, perceptron
 
 
 class Perceptron(linen.Module):

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from neusight_jax.checkpoint import CARD, tree_from_arrays, tree_to_arrays
 from neusight_jax.errors import InputError
 from neusight_jax.files import remove_folder, write_atomically, write_text_atomically
+from neusight_jax.model.checkpoint import CARD, tree_from_arrays, tree_to_arrays
 from neusight_jax.training.fit import FitState, Job, Kind, Settings, init_state
 from neusight_jax.training.rows import Rows
 

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import generation_of
+from neusight_jax.hardware.catalog import generation_of
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.topology import Topology
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.residuals import other_vendor
-from neusight_jax.topology import Topology
+from neusight_jax.model.residuals import other_vendor
 
 
 def generations(family: Family, devices: Sequence[str]) -> list[str]:

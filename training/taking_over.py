@@ -16,12 +16,12 @@ from typing import Any
 
 import jax
 
-from neusight_jax.checkpoint import LIBRARIES, load_card, load_predictor, save_checkpoint
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.files import refuse_existing
-from neusight_jax.intervals import MODELS, Intervals
-from neusight_jax.mixture import MixturePredictor
-from neusight_jax.terms import Predictor
+from neusight_jax.model.checkpoint import LIBRARIES, load_card, load_predictor, save_checkpoint
+from neusight_jax.model.intervals import MODELS, Intervals
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.terms import Predictor
 
 BY_DEVICE: tuple[str, ...] = ("device_effects", "generation_effects", "device_intervals")
 """What a card says by device or generation, then family."""

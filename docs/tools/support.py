@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import neusight_jax as nj
-from neusight_jax.gpu_catalog import catalog_gpu, gpu_info
+from neusight_jax.hardware.catalog import catalog_gpu, gpu_info
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
 EAGER, DENSE, EXPERTS = "Eager transformers", "Dense decoders and ViT", "Mixtures of experts"

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import bounded
-from neusight_jax.cluster import Machine, gpu_of
-from neusight_jax.gpu import GPU
-from neusight_jax.heads import launched, most_times, physical_times
+from neusight_jax.hardware.cluster import Machine, gpu_of
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Relaxation, element_bytes
-from neusight_jax.terms import KernelTerms
+from neusight_jax.model.heads import launched, most_times, physical_times
+from neusight_jax.model.roofline import Isolated, Relaxation, element_bytes
+from neusight_jax.model.terms import KernelTerms
 
 TREES, LEAVES = 300, 31
 """Trees of a forest, and leaves of a tree, at most."""
@@ -63,7 +63,7 @@ class GBTPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latencies.kernel_latency`. `relaxation` changes nothing."""
+        """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing."""
         log_s = walk(self.families[family.network], gbt_inputs(family, gpu_of(machine), batch, isolated))
         return bounded(family, machine, batch).terms(jnp.exp(log_s))
 

@@ -19,14 +19,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import bounded
-from neusight_jax.cluster import Machine, gpu_of
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.cluster import Machine, gpu_of
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Relaxation, element_bytes, peak_flop_per_s
-from neusight_jax.terms import KernelTerms
-from neusight_jax.utilization import Network, apply_network
+from neusight_jax.model.roofline import Isolated, Relaxation, element_bytes, peak_flop_per_s
+from neusight_jax.model.terms import KernelTerms
+from neusight_jax.model.utilization import Network, apply_network
 
 
 @jax.tree_util.register_dataclass

@@ -24,13 +24,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from neusight_jax.baselines.roofline import bounded
-from neusight_jax.cluster import Machine, gpu_of
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.cluster import Machine, gpu_of
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Relaxation
-from neusight_jax.terms import KernelTerms
-from neusight_jax.tiles import largest_tile
+from neusight_jax.model.roofline import Isolated, Relaxation
+from neusight_jax.model.terms import KernelTerms
+from neusight_jax.model.tiles import largest_tile
 
 RESIDENT_BLOCKS = 8.0
 """Blocks an SM holds where nobody has said: 2048 threads in blocks of 256."""

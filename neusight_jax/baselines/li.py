@@ -23,11 +23,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import bounded
-from neusight_jax.cluster import Machine, gpu_of
+from neusight_jax.hardware.cluster import Machine, gpu_of
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Relaxation, element_bytes
-from neusight_jax.terms import KernelTerms
+from neusight_jax.model.roofline import Isolated, Relaxation, element_bytes
+from neusight_jax.model.terms import KernelTerms
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +62,7 @@ class LiPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latencies.kernel_latency`. `relaxation` changes nothing.
+        """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing.
 
         A line that falls to zero or below far from the known GPUs forecasts the speed of light.
         """

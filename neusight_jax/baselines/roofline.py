@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Machine, gpu_of, linked_topology
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.cluster import Machine, gpu_of, linked_topology
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.family import Family, Work
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import (
+from neusight_jax.model.roofline import (
     Isolated,
     LowerBounds,
     Relaxation,
@@ -25,8 +25,8 @@ from neusight_jax.roofline import (
     lower_bounds,
     peak_flop_per_s,
 )
-from neusight_jax.terms import KernelTerms
-from neusight_jax.tiles import largest_tile
+from neusight_jax.model.terms import KernelTerms
+from neusight_jax.model.tiles import largest_tile
 
 
 class Bounded(NamedTuple):

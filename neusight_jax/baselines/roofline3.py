@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.baselines.roofline import bounded
-from neusight_jax.cluster import Machine
+from neusight_jax.hardware.cluster import Machine
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, Relaxation
-from neusight_jax.terms import KernelTerms
+from neusight_jax.model.roofline import Isolated, Relaxation
+from neusight_jax.model.terms import KernelTerms
 
 
 @jax.tree_util.register_dataclass

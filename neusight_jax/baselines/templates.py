@@ -12,8 +12,8 @@ from neusight_jax.baselines.habitat_mlp import HabitatMLPPredictor
 from neusight_jax.baselines.li import LiLine, LiPredictor
 from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
 from neusight_jax.kernels.family import Family
-from neusight_jax.terms import Predictor
-from neusight_jax.utilization import init_network
+from neusight_jax.model.terms import Predictor
+from neusight_jax.model.utilization import init_network
 
 Families = Mapping[str, Family]
 GPU_FIGURES = 4

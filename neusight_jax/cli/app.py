@@ -120,7 +120,7 @@ def _prepare_jax(*, any_platform: bool, announce: bool) -> None:
     """
     if "jax" not in sys.modules and not any_platform:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from neusight_jax.programs import announce_compiling, keep_traces, use_compile_cache
+    from neusight_jax.model.programs import announce_compiling, keep_traces, use_compile_cache
 
     use_compile_cache()
     keep_traces()

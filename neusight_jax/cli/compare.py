@@ -38,12 +38,12 @@ def compare(
     of a GPU. A GPU that lacks the dtype or the memory comes last, without a rank. Work on several GPUs is priced at
     that many.
     """
-    from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
     from neusight_jax.cli.predict import plain_notes
     from neusight_jax.cli.workloads import work_of
     from neusight_jax.comparison import compare as compare_gpus
-    from neusight_jax.gpu_file import load_named_gpu
-    from neusight_jax.prices import read_prices
+    from neusight_jax.hardware.gpu_file import load_named_gpu
+    from neusight_jax.hardware.prices import read_prices
+    from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 
     if plot is not None:
         from neusight_jax.reports.files import require_format

@@ -27,10 +27,10 @@ from neusight_jax.cli.options import (
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
-    from neusight_jax.cluster import Machine
     from neusight_jax.designs.answers import Design
     from neusight_jax.designs.problem import Problem
-    from neusight_jax.gpu import GPU
+    from neusight_jax.hardware.cluster import Machine
+    from neusight_jax.hardware.gpu import GPU
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.sweeps.space import Range
     from neusight_jax.workloads import Workload
@@ -81,11 +81,11 @@ def design(
     if output is not None:
         _require_writable(output)
     from neusight_jax.cli.workloads import numbers
-    from neusight_jax.cluster import gpu_of
     from neusight_jax.designs.answers import answer, read_costs
     from neusight_jax.designs.answers import pareto as front_of
     from neusight_jax.designs.notes import infeasible_note
     from neusight_jax.designs.search import Search, Settings
+    from neusight_jax.hardware.cluster import gpu_of
 
     ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
     if job.cluster is not None:
@@ -151,9 +151,9 @@ def _asking(
     machine: Machine, name: str, ranges: list[Range], loads: list[Workload], checkpoint: str | None
 ) -> tuple[Callable[..., Problem], dict[str, Any]]:
     """Makes the problem, given its objective, budgets and costs; and the names that results begin with."""
-    from neusight_jax.checkpoint import card_notes, default_checkpoint, load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.designs.answers import problem
+    from neusight_jax.model.checkpoint import card_notes, default_checkpoint, load_card, load_predictor
 
     usual = max("tensorcore" if each.service else default_checkpoint(_kernels(each)) for each in loads)
     checkpoint = checkpoint or usual
@@ -249,8 +249,8 @@ def _budget(text: str) -> tuple[str, float]:
 def _base(name: str, changes: Sequence[str], loads: Sequence[Workload]) -> tuple[str, Machine]:
     """Name and figures of the machine to start from, in its usual servers where loads occupy several GPUs."""
     from neusight_jax.cli.workloads import machine_of, numbers, split_assignment
-    from neusight_jax.gpu_file import load_named_gpu
-    from neusight_jax.hypothetical import check_field, require_field, vary_plainly
+    from neusight_jax.hardware.gpu_file import load_named_gpu
+    from neusight_jax.hardware.variant import check_field, require_field, vary_plainly
     from neusight_jax.workloads import num_gpus
 
     occupied = {each.name: num_gpus(each.graph) for each in loads}

@@ -93,7 +93,7 @@ def model_names(incomplete: str) -> list[str]:
 
 def gpu_names(incomplete: str) -> list[str]:
     """GPUs that have this in their name, whatever its case; by the alias where it has one."""
-    from neusight_jax.gpu_catalog import gpu_info, list_gpus
+    from neusight_jax.hardware.catalog import gpu_info, list_gpus
 
     names = [alias for name in list_gpus() for alias in (*gpu_info(name).aliases[:1], name)]
     return [name for name in names if incomplete.lower() in name.lower()]

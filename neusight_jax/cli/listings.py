@@ -10,7 +10,7 @@ from neusight_jax.cli.options import AsJson
 
 def gpus(as_json: AsJson = False) -> None:
     """List the GPUs of the catalog with their figures; ~ marks an estimate. --json has aliases and sources too."""
-    from neusight_jax.gpu_catalog import list_gpus
+    from neusight_jax.hardware.catalog import list_gpus
 
     rows = [_gpu_row(name) for name in list_gpus()]
     if as_json:
@@ -40,8 +40,8 @@ def gpus(as_json: AsJson = False) -> None:
 
 
 def _gpu_row(name: str) -> dict[str, Any]:
-    from neusight_jax.gpu import FIELDS
-    from neusight_jax.gpu_catalog import catalog_gpu, gpu_info
+    from neusight_jax.hardware.catalog import catalog_gpu, gpu_info
+    from neusight_jax.hardware.gpu import FIELDS
 
     info, gpu = gpu_info(name), catalog_gpu(name)
     return {
@@ -93,7 +93,7 @@ def models(as_json: AsJson = False) -> None:
 
 def checkpoints(as_json: AsJson = False) -> None:
     """List the checkpoints that ship with the package."""
-    from neusight_jax.checkpoint import list_checkpoints, load_card
+    from neusight_jax.model.checkpoint import list_checkpoints, load_card
 
     cards = {name: load_card(name) for name in list_checkpoints()}
     rows: list[dict[str, Any]] = [

@@ -21,13 +21,13 @@ from neusight_jax.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from neusight_jax.cluster import Machine
     from neusight_jax.forecast import Forecast
-    from neusight_jax.gpu import GPU
     from neusight_jax.graph.graph import Graph
+    from neusight_jax.hardware.cluster import Machine
+    from neusight_jax.hardware.gpu import GPU
     from neusight_jax.job.forecast import StepForecast
     from neusight_jax.job.job import Job
-    from neusight_jax.terms import Predictor
+    from neusight_jax.model.terms import Predictor
 
 _CHAKRA = "Also write the job as Chakra traces, one a rank, for ASTRA-sim (extra `chakra`); needs --gpus."
 _TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfetto and `scale-trace`."
@@ -54,10 +54,10 @@ def predict(
     A GPU the checkpoint was trained on is forecast with its own measured effect, as `evaluate` does.
     """
     from neusight_jax.cli.workloads import machine_of, work_of
-    from neusight_jax.cluster import gpu_of
     from neusight_jax.errors import InputError
     from neusight_jax.forecast import predict as forecast_model
     from neusight_jax.graph.graph import Graph
+    from neusight_jax.hardware.cluster import gpu_of
 
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
@@ -89,9 +89,9 @@ def used_for(work: Graph | Job, gpu: str | None, name: str, figures: GPU, checkp
       gpu: as a command line names it, None of a cluster file; name: of the machine (`machine_of`); figures: of its GPU.
     Raises: `InputError` where the GPU lacks the arithmetic of the work.
     """
-    from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
     from neusight_jax.cli.workloads import check_dtype
-    from neusight_jax.cluster_file import gpu_in
+    from neusight_jax.hardware.cluster_file import gpu_in
+    from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 
     gpu_name = gpu_in(name)
     for dtype in work.arithmetic:
@@ -112,7 +112,7 @@ def used_for(work: Graph | Job, gpu: str | None, name: str, figures: GPU, checkp
 def _measured_device(card: Mapping[str, Any], gpu: str, gpu_name: str) -> str | None:
     """The GPU whose measured effects may be used: a name of the catalog, as a file's figures may be others; or, where
     the catalog lacks it, the name in its file."""
-    from neusight_jax.gpu_catalog import canonical_name
+    from neusight_jax.hardware.catalog import canonical_name
 
     if canonical_name(gpu_name) is None and gpu_name in card.get("device_effects", {}):
         return gpu_name
@@ -166,8 +166,8 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, grap
 
     A GPU on which only other families were measured was not in training, for this model.
     """
-    from neusight_jax.checkpoint import card_notes
-    from neusight_jax.gpu_catalog import canonical_name, gpu_info
+    from neusight_jax.hardware.catalog import canonical_name, gpu_info
+    from neusight_jax.model.checkpoint import card_notes
 
     notes = card_notes(card, checkpoint)
     trained_on = card.get("trained_on", {}).get("devices")

@@ -41,8 +41,8 @@ def sensitivity(
     """
     from neusight_jax.cli.predict import used_for
     from neusight_jax.cli.workloads import check_relaxation, machine_of, work_of
-    from neusight_jax.cluster import gpu_of
     from neusight_jax.graph.graph import Graph
+    from neusight_jax.hardware.cluster import gpu_of
     from neusight_jax.sensitivities import sensitivity as elasticities_of
 
     check_relaxation(relaxation)

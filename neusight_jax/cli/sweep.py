@@ -94,10 +94,10 @@ def _swept(
     **how: Any,
 ) -> tuple[Any, str]:
     """What a sweep of all models and workloads returns, and the checkpoint that forecast it."""
-    from neusight_jax.checkpoint import load_card, load_predictor
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.cli.workloads import check_dtype, default_for, graph_of
-    from neusight_jax.gpu_file import load_named_gpus
+    from neusight_jax.hardware.gpu_file import load_named_gpus
+    from neusight_jax.model.checkpoint import load_card, load_predictor
     from neusight_jax.sweeps.devices import join_processes
     from neusight_jax.sweeps.parts import kept_rows
     from neusight_jax.sweeps.run import sweep as run_sweep

@@ -26,7 +26,7 @@ def train(
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
     held_out = measured_devices(hold_out or (), measurements)
-    from neusight_jax.own_network import load_network
+    from neusight_jax.model.own_network import load_network
     from neusight_jax.training.evaluation.systems import BASELINES, train_baseline
     from neusight_jax.training.progress import kept_steps
     from neusight_jax.training.recipe import RECIPES
@@ -88,7 +88,7 @@ def measured_devices(names: Sequence[str], measurements: Sequence[Path]) -> list
     Raises: `InputError` for a device without rows, listing those that have some.
     """
     from neusight_jax.datasets.measurements import find_measured
-    from neusight_jax.gpu_catalog import canonical_name
+    from neusight_jax.hardware.catalog import canonical_name
 
     found: list[str] = find_measured(names, measurements)
     for name, device in zip(names, found, strict=True):

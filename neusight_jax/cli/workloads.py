@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from neusight_jax.cli.options import JobOptions, WorkloadOptions, lora_of, option_names
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
 from neusight_jax.graph.configs.requests import Lengths
 from neusight_jax.graph.graph import Graph
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.units import base_unit, quantity
 
 if TYPE_CHECKING:
-    from neusight_jax.cluster import Machine
     from neusight_jax.graph.traced.trace_options import TraceOptions
+    from neusight_jax.hardware.cluster import Machine
     from neusight_jax.job.job import Job
     from neusight_jax.job.parallelism import Parallelism
 
@@ -65,7 +65,7 @@ def count_of(job: JobOptions) -> int | None:
     """GPUs that a command line says; None where the layout is to say it."""
     if job.cluster is None:
         return job.gpus
-    from neusight_jax.cluster_file import load_cluster
+    from neusight_jax.hardware.cluster_file import load_cluster
 
     count = load_cluster(job.cluster).count
     if job.gpus not in (None, count):
@@ -75,8 +75,8 @@ def count_of(job: JobOptions) -> int | None:
 
 def machine_of(work: Graph | Job, gpu: str | os.PathLike[str] | None, job: JobOptions) -> tuple[str, Machine]:
     """Name and figures of the machine that work runs on: a GPU, the server it is split over, or a job's cluster."""
-    from neusight_jax.cluster_file import load_named_cluster, load_named_server
-    from neusight_jax.gpu_file import load_named_gpu
+    from neusight_jax.hardware.cluster_file import load_named_cluster, load_named_server
+    from neusight_jax.hardware.gpu_file import load_named_gpu
     from neusight_jax.workloads import num_gpus
 
     if (gpu is None) == (job.cluster is None):
@@ -228,7 +228,7 @@ def lengths(option: str, text: str | None) -> Lengths | None:
 
 def default_for(graphs: Iterable[Graph]) -> str:
     """The shipped checkpoint for several models: `tensorcore` if one of them needs it."""
-    from neusight_jax.checkpoint import default_checkpoint
+    from neusight_jax.model.checkpoint import default_checkpoint
 
     return max(default_checkpoint(graph.kernels) for graph in graphs)
 

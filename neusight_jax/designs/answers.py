@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Cluster, Machine, gpu_of
 from neusight_jax.designs.cost import CostModel, costs_for
 from neusight_jax.designs.jobs import job_load
 from neusight_jax.designs.multipliers import BINDING, Multipliers, multipliers
@@ -29,16 +28,17 @@ from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.designs.service import ALONE
 from neusight_jax.errors import InputError
 from neusight_jax.forecast import predict
-from neusight_jax.gpu import FIELDS, GPU
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hypothetical import fields_of, figure, vary_plainly
-from neusight_jax.intervals import ratio_interval
+from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.gpu import FIELDS, GPU
+from neusight_jax.hardware.variant import fields_of, figure, vary_plainly
 from neusight_jax.job.interval import carries_intervals
 from neusight_jax.job.job import Job
-from neusight_jax.programs import one_shot
+from neusight_jax.model.intervals import ratio_interval
+from neusight_jax.model.programs import one_shot
+from neusight_jax.model.terms import Predictor
 from neusight_jax.results import Result
 from neusight_jax.sweeps.space import Range
-from neusight_jax.terms import Predictor
 from neusight_jax.units import with_unit
 from neusight_jax.workloads import Workload, workload, workload_dict
 
@@ -351,7 +351,7 @@ def _times(given: Given, figures: dict[str, Array]) -> Float[Array, "gpu workloa
 
 def read_costs(path: Path, base: Machine) -> CostModel:
     """The shipped cost model with coefficients from a JSON or YAML file."""
-    from neusight_jax.gpu_file import read_mapping
+    from neusight_jax.hardware.gpu_file import read_mapping
 
     content = read_mapping(path, "a file of costs in JSON or YAML")
     try:

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.cluster import Cluster, Machine, gpu_of
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.gpu import GPU
-from neusight_jax.physics import STANDARD
-from neusight_jax.roofline import joule_per_flop
+from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.model.physics import STANDARD
+from neusight_jax.model.roofline import joule_per_flop
 from neusight_jax.units import GB, MIB, TERA
 
 LANES = 128.0

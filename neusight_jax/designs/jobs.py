@@ -8,16 +8,16 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Machine
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
+from neusight_jax.hardware.cluster import Machine
 from neusight_jax.job.forecast import job_workload
 from neusight_jax.job.job import Job
 from neusight_jax.job.step import compose, seconds_of_job
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latencies import kernel_latency
-from neusight_jax.roofline import Relaxation
-from neusight_jax.terms import Predictor
+from neusight_jax.model.latency import kernel_latency
+from neusight_jax.model.roofline import Relaxation
+from neusight_jax.model.terms import Predictor
 from neusight_jax.workloads import Workload
 
 
@@ -48,7 +48,7 @@ def job_seconds(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Seconds of a step, and of the kernels and messages of one micro-batch of every kind of stage by family.
 
-    `relaxation` is of the waves of kernels (`latencies.kernel_latency`); the pipeline's path is exact.
+    `relaxation` is of the waves of kernels (`latency.kernel_latency`); the pipeline's path is exact.
     """
     families: dict[str, Array] = {}
 

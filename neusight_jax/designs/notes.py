@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from neusight_jax.cluster import Cluster, Machine
-from neusight_jax.cluster_file import list_nodes, node_topology
 from neusight_jax.designs.problem import Problem
-from neusight_jax.gpu import FIELDS, GPU
-from neusight_jax.gpu_catalog import catalog_gpu, list_gpus
-from neusight_jax.hypothetical import figure
-from neusight_jax.intervals import far_note
+from neusight_jax.hardware.catalog import catalog_gpu, list_gpus
+from neusight_jax.hardware.cluster import Cluster, Machine
+from neusight_jax.hardware.cluster_file import list_nodes, node_topology
+from neusight_jax.hardware.gpu import FIELDS, GPU
+from neusight_jax.hardware.variant import figure
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.memory import memory_bytes
+from neusight_jax.model.intervals import far_note
 from neusight_jax.sweeps.space import Range
 from neusight_jax.units import with_unit
 

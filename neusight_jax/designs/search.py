@@ -29,7 +29,7 @@ from jaxtyping import Array, Float
 
 from neusight_jax.designs.problem import Given, Problem, arguments, cost_metrics, metrics
 from neusight_jax.errors import InputError
-from neusight_jax.programs import one_shot
+from neusight_jax.model.programs import one_shot
 
 GRADIENT_COST = 4
 """Evaluations a value with its gradient counts as: an upper limit of its measured time over a value's."""

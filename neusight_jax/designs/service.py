@@ -20,13 +20,14 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Graph
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.prices import SECONDS_PER_HOUR
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.prices import SECONDS_PER_HOUR
-from neusight_jax.roofline import Relaxation
+from neusight_jax.model.roofline import Relaxation
+from neusight_jax.model.terms import Predictor
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.choices import CLOSED_FORM
 from neusight_jax.serving.engine import LEARNED, Engine, Options, engine_of, usual_options
@@ -34,7 +35,6 @@ from neusight_jax.serving.layouts import TENSOR
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
 from neusight_jax.serving.times import kernel_seconds, tabulated
-from neusight_jax.terms import Predictor
 from neusight_jax.workloads import Workload
 
 SERVED: tuple[str, ...] = ("cost_per_mtok", "price_per_hour", "requests_at_once", "ttft_s", "tpot_s", "slo_ratio")

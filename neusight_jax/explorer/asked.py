@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from neusight_jax.cluster import Cluster
-from neusight_jax.cluster_file import check_topology, load_named_cluster, load_named_server
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU, check_figure
-from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
-from neusight_jax.gpu_file import load_named_gpu
 from neusight_jax.graph.configs.catalog import load_model_config, model_names
-from neusight_jax.hypothetical import require_field, vary_plainly
-from neusight_jax.topology import TRACED_FIELDS
+from neusight_jax.hardware.catalog import canonical_name, catalog_gpu
+from neusight_jax.hardware.cluster import Cluster
+from neusight_jax.hardware.cluster_file import check_topology, load_named_cluster, load_named_server
+from neusight_jax.hardware.gpu import GPU, check_figure
+from neusight_jax.hardware.gpu_file import load_named_gpu
+from neusight_jax.hardware.topology import TRACED_FIELDS
+from neusight_jax.hardware.variant import require_field, vary_plainly
 from neusight_jax.units import figure_text
 
 MOST_MACHINES = 2

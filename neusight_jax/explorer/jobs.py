@@ -9,21 +9,21 @@ from typing import Any
 
 import yaml
 
-from neusight_jax.checkpoint import default_checkpoint
-from neusight_jax.cluster import Cluster
 from neusight_jax.errors import InputError
 from neusight_jax.explorer.asked import Variant, Workload
-from neusight_jax.gpu import FIELDS
-from neusight_jax.gpu_file import load_named_gpu
 from neusight_jax.graph.configs.assumed import assumed_length
 from neusight_jax.graph.configs.config import read_config
 from neusight_jax.graph.configs.language import language_config
+from neusight_jax.hardware.cluster import Cluster
+from neusight_jax.hardware.gpu import FIELDS
+from neusight_jax.hardware.gpu_file import load_named_gpu
+from neusight_jax.hardware.topology import TOPOLOGY_FIELDS
 from neusight_jax.job.forecast import StepForecast, predict_job
 from neusight_jax.job.job import Job, job_from_config
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.model.checkpoint import default_checkpoint
+from neusight_jax.model.terms import Predictor
 from neusight_jax.reports import step as steps
-from neusight_jax.terms import Predictor
-from neusight_jax.topology import TOPOLOGY_FIELDS
 
 PredictorOf = Callable[[str], Predictor]
 """Of a checkpoint's name."""

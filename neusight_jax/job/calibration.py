@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from neusight_jax.cluster import Machine
 from neusight_jax.errors import InputError
+from neusight_jax.hardware.cluster import Machine
 from neusight_jax.job.job import Job
 from neusight_jax.job.software import NAMES, STEP_NOISE, WIDTHS, Software
 from neusight_jax.job.step import Seconds, check_cluster, compose, once, seconds_of_job
-from neusight_jax.terms import Predictor
+from neusight_jax.model.terms import Predictor
 
 ROUNDS = 4
 """Linearisations: seconds are nearly linear in the logarithms of the software's numbers."""

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from neusight_jax.cluster import Cluster, Machine, as_cluster
 from neusight_jax.graph.graph import Footprint
-from neusight_jax.intervals import LEVEL
+from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster
 from neusight_jax.job.interval import carries_intervals, expert_share, once_at, step_interval
 from neusight_jax.job.job import Job, Plan
 from neusight_jax.job.software import Software
 from neusight_jax.job.step import check_cluster, compose, once, seconds_of_job, silent
 from neusight_jax.memory import crowded_notes
+from neusight_jax.model.intervals import LEVEL
+from neusight_jax.model.terms import Predictor
 from neusight_jax.results import Result
-from neusight_jax.terms import Predictor
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from neusight_jax.cluster import Machine, gpu_of, on_device
-from neusight_jax.gpu import GPU
-from neusight_jax.intervals import kernel_interval
+from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.software import EXPERT_SPREAD, STEP_SPREAD
 from neusight_jax.job.step import Seconds, once
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.programs import one_shot
-from neusight_jax.terms import Predictor
+from neusight_jax.model.intervals import kernel_interval
+from neusight_jax.model.programs import one_shot
+from neusight_jax.model.terms import Predictor
 
 
 @one_shot

@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.arithmetic import dtype_index
-from neusight_jax.cluster import Cluster
+from neusight_jax.hardware.cluster import Cluster
 from neusight_jax.job.messages import Message
 from neusight_jax.job.placement import Group
 from neusight_jax.kernels.collective import COLLECTIVE, OPS, expert_bytes
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
-from neusight_jax.terms import Predictor
+from neusight_jax.model.terms import Predictor
 
 
 def message_seconds(
@@ -25,7 +25,7 @@ def message_seconds(
     groups: Mapping[str, Group],
     run: Callable[..., Mapping[str, Any]],
 ) -> Float[Array, " message"]:
-    """Seconds of one of each message; `run` forecasts kernels by family, as `latencies.kernel_latency` does."""
+    """Seconds of one of each message; `run` forecasts kernels by family, as `latency.kernel_latency` does."""
     return row_seconds(predictor, cluster, sizes(messages, groups), run)
 
 

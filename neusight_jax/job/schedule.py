@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from neusight_jax.roofline import Relaxation
+from neusight_jax.model.roofline import Relaxation
 
 FORWARD, BACKWARD, WEIGHT = range(3)
 """Kinds of work of a micro-batch on a stage; BACKWARD holds the gradients of weights too where they are not apart."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import jax
 from jaxtyping import Array, ArrayLike
 
-from neusight_jax.physics import fitted
+from neusight_jax.model.physics import fitted
 from neusight_jax.printed import Record
 
 OVERLAPS: tuple[str, ...] = ("tensor", "context", "expert", "shards", "gradients")

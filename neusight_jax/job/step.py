@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.arithmetic import dtype_index
-from neusight_jax.cluster import Cluster, Machine, as_cluster
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Job, Plan
 from neusight_jax.job.messages import SLOTS, Message
 from neusight_jax.job.network import message_seconds
@@ -30,11 +30,11 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.gemm import flop
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8, LOAD_BYTES, loaded_bytes
-from neusight_jax.latencies import kernel_latency, predict_kernels, require_covered
-from neusight_jax.latencies import latency as table_latency
-from neusight_jax.programs import one_shot
-from neusight_jax.roofline import Isolated, Relaxation
-from neusight_jax.terms import Predictor
+from neusight_jax.model.latency import kernel_latency, predict_kernels, require_covered
+from neusight_jax.model.latency import latency as table_latency
+from neusight_jax.model.programs import one_shot
+from neusight_jax.model.roofline import Isolated, Relaxation
+from neusight_jax.model.terms import Predictor
 
 SIXTEEN_BITS: tuple[int, ...] = tuple(map(dtype_index, ("bf16", "fp16")))
 """Dtypes of such products, as kernels hold them."""
@@ -331,7 +331,7 @@ def latency(
     isolated: Isolated = False,
     relaxation: Relaxation = 0.0,
 ) -> Float[Array, ""]:
-    """Seconds of all kernels of a table one after another (`latencies.latency`), or of one step of a job.
+    """Seconds of all kernels of a table one after another (`latency.latency`), or of one step of a job.
 
     A step is its kernels and messages along the critical path. `jax.grad(latency, argnums=1)` is a GPU or a Cluster of
     derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many machines with one program. A GPU without

@@ -138,7 +138,7 @@ class Family:
       tensor_core: whether its kernels are those of tensor cores, or run between them: measured inside CUDA graphs, so
         that a launch costs no more alone than in a model.
       generations: what devices share beside their figures, library kernels: a kind of
-        `gpu_catalog.generation_of`.
+        `catalog.generation_of`.
       known_libraries: (generation, number of the library that does something otherwise than the rest): `work` and
         `features` find it in the dims under `LIBRARY`; not there (or 0) = as the rest, or unknown.
       l2_operands: whether arithmetic is fast enough for the way from L2 to bind it, and L2 serves all operands.

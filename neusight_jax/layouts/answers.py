@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from neusight_jax.cluster import Cluster
-from neusight_jax.cluster_file import gpu_in
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import reading_notes
@@ -18,6 +16,9 @@ from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.graph.optimizers import state_notes
+from neusight_jax.hardware.cluster import Cluster
+from neusight_jax.hardware.cluster_file import gpu_in
+from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.job.forecast import StepForecast, step_forecast
 from neusight_jax.job.interval import carries_intervals, expert_share, once_at, step_interval
 from neusight_jax.job.job import check_options
@@ -28,11 +29,10 @@ from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed
 from neusight_jax.layouts.pieces import Ask, Pieces
 from neusight_jax.layouts.space import Space, layouts_of
-from neusight_jax.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
+from neusight_jax.model.terms import Predictor
 from neusight_jax.printed import Record
 from neusight_jax.progress import follow
 from neusight_jax.results import Result
-from neusight_jax.terms import Predictor
 from neusight_jax.units import GIB, duration
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from neusight_jax.cluster import Cluster, Machine
 from neusight_jax.graph.graph import Footprint
+from neusight_jax.hardware.cluster import Cluster, Machine
 from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.network import row_seconds
@@ -31,7 +31,7 @@ from neusight_jax.job.step import (
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.kernels.tensor_gemm import GEMM
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
-from neusight_jax.terms import Predictor
+from neusight_jax.model.terms import Predictor
 
 CHUNK = 1024
 """Rows of a family that one program forecasts at a time, so that it is compiled once whatever the number of layouts."""

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.gpu import FIELDS, GPU
-from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
-from neusight_jax.gpu_file import gpu_from_fields, load_named_gpu
+from neusight_jax.hardware.catalog import canonical_name, catalog_gpu
+from neusight_jax.hardware.gpu import FIELDS, GPU
+from neusight_jax.hardware.gpu_file import gpu_from_fields, load_named_gpu
 from neusight_jax.profiling.clock import Backend
 from neusight_jax.profiling.processor import processor_figures
 

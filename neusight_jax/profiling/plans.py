@@ -11,7 +11,7 @@ import pandas as pd
 
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
 from neusight_jax.kernels.families import OPERATORS
 from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS

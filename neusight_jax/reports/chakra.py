@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax import __version__
-from neusight_jax.cluster import Machine, as_cluster
 from neusight_jax.files import atomic_folder, refuse_existing
+from neusight_jax.hardware.cluster import Machine, as_cluster
 from neusight_jax.job.job import KINDS, WORK, Job
 from neusight_jax.job.messages import Message
 from neusight_jax.job.network import message_seconds, message_size
@@ -29,6 +29,8 @@ from neusight_jax.job.placement import GROUPS, groups, strides
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT
 from neusight_jax.job.step import once
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.model.roofline import element_bytes
+from neusight_jax.model.terms import Predictor
 from neusight_jax.reports.chakra_schema import COLLECTIVES, NODE_TYPES, VERSION, messages
 from neusight_jax.reports.step_pieces import (
     BESIDE,
@@ -40,8 +42,6 @@ from neusight_jax.reports.step_pieces import (
     weight_in_backward,
     works,
 )
-from neusight_jax.roofline import element_bytes
-from neusight_jax.terms import Predictor
 from neusight_jax.units import US
 
 GROUP_FILE = "comm_group.json"

@@ -11,7 +11,7 @@ from neusight_jax.arithmetic import dtype_index
 from neusight_jax.comparison import Comparison
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import Forecast
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.reports.text import INTERVAL
 from neusight_jax.sensitivities import SECANT, Sensitivity
 from neusight_jax.units import MS, TERA, UNITS, duration

@@ -8,8 +8,8 @@ import numpy as np
 from rich.console import RenderableType
 
 from neusight_jax.forecast import Forecast
-from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import Footprint
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.text import headed, interval_text, table

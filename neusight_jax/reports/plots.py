@@ -9,7 +9,7 @@ import numpy as np
 
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.forecast import Forecast
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.reports.page import Plot
 from neusight_jax.reports.text import INTERVAL
 from neusight_jax.units import MS, TERA, UNITS, duration

@@ -12,10 +12,10 @@ from rich.console import RenderableType
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.graph.graph import Graph
+from neusight_jax.hardware.prices import Prices
 from neusight_jax.job.job import WORK, Job
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
-from neusight_jax.prices import Prices
 from neusight_jax.printed import Record, cell, is_known, number, short
 from neusight_jax.reports.step import layout_text
 from neusight_jax.reports.text import headed, table

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rich.console import Group, RenderableType
 
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.reports import forecast as forecasts
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Report

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
 
-from neusight_jax.gpu import FIELDS
+from neusight_jax.hardware.gpu import FIELDS
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import scaled
 from neusight_jax.reports.text import headed, table

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from neusight_jax.intervals import LEVEL
+from neusight_jax.model.intervals import LEVEL
 from neusight_jax.units import duration
 
 INTERVAL = f"{LEVEL:.0%} interval"

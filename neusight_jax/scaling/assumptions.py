@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from neusight_jax.checkpoint import load_card
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import canonical_name, fold_name, gpu_info
+from neusight_jax.hardware.catalog import canonical_name, fold_name, gpu_info
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.model.checkpoint import load_card
 from neusight_jax.scaling.rules import lacks_path, multiplies, product_peaks
 from neusight_jax.scaling.trace import Measured, Trace
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from neusight_jax.gpu_catalog import canonical_name, gpu_info
+from neusight_jax.hardware.catalog import canonical_name, gpu_info
 from neusight_jax.scaling.trace import Launch
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
-from neusight_jax.gpu_catalog import gpu_info
+from neusight_jax.hardware.catalog import gpu_info
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.rowwise import BINARY_OPS
 from neusight_jax.kernels.table import Kernel

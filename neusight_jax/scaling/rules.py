@@ -24,15 +24,15 @@ from jaxtyping import ArrayLike
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.baselines.habitat_wave import memory_boundedness, wave_ratio
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
-from neusight_jax.intervals import gpu_ratios
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES, OPERATORS
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.latencies import predict_kernels
-from neusight_jax.roofline import element_bytes, peak_flop_per_s
+from neusight_jax.model.intervals import gpu_ratios
+from neusight_jax.model.latency import predict_kernels
+from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
+from neusight_jax.model.terms import Predictor
 from neusight_jax.scaling.occupancy import Limits, resident_blocks
 from neusight_jax.scaling.trace import Measured
-from neusight_jax.terms import Predictor
 
 RULES: tuple[str, ...] = ("forecast", "inferred", "wave", "bandwidth", "link", "none")
 USUAL_SHARE = 0.7

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from neusight_jax.checkpoint import default_checkpoint, load_card, load_predictor
-from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import canonical_name
-from neusight_jax.gpu_file import load_named_gpu
+from neusight_jax.hardware.catalog import canonical_name
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.gpu_file import load_named_gpu
+from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
+from neusight_jax.model.terms import Predictor
 from neusight_jax.results import Result
 from neusight_jax.scaling.assumptions import assumed, origin_notes, origin_of
 from neusight_jax.scaling.occupancy import limits_of
 from neusight_jax.scaling.reading import read_trace
 from neusight_jax.scaling.rules import RULES, Machine, scaling, work_of
 from neusight_jax.scaling.trace import Trace
-from neusight_jax.terms import Predictor
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from neusight_jax.cluster import Cluster, Machine
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
-from neusight_jax.prices import PriceList, Prices, prices_of
-from neusight_jax.programs import one_shot
+from neusight_jax.hardware.cluster import Cluster, Machine
+from neusight_jax.hardware.prices import PriceList, Prices, prices_of
+from neusight_jax.model.programs import one_shot
+from neusight_jax.model.terms import Predictor
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
 from neusight_jax.serving.disaggregated import disaggregated as pooled
 from neusight_jax.serving.disaggregated import sending
@@ -28,7 +29,6 @@ from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, de
 from neusight_jax.serving.steps import Model, load_model
 from neusight_jax.serving.times import Times
 from neusight_jax.serving.under_load import METHOD, under_load
-from neusight_jax.terms import Predictor
 
 EXPERTS = "tokens spread over experts at random and evenly; hot experts cost more"
 

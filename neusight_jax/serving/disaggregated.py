@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from neusight_jax.cluster import Cluster
-from neusight_jax.prices import Prices
+from neusight_jax.hardware.cluster import Cluster
+from neusight_jax.hardware.prices import Prices
 from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.layouts import TENSOR, Replica
 from neusight_jax.serving.pools import Pair, fewest

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from neusight_jax.errors import InputError
-from neusight_jax.programs import one_shot
+from neusight_jax.model.programs import one_shot
 from neusight_jax.serving.engine import Options
 from neusight_jax.serving.steady import Lengths
 from neusight_jax.serving.times import Times

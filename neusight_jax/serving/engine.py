@@ -10,7 +10,7 @@ import jax
 from jaxtyping import ArrayLike
 
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.physics import fitted
+from neusight_jax.model.physics import fitted
 from neusight_jax.printed import Record
 
 

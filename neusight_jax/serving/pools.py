@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
-from neusight_jax.programs import one_shot
+from neusight_jax.model.programs import one_shot
 from neusight_jax.serving.steady import Z95, Demand, Steady, Wait, waiting
 from neusight_jax.serving.times import Times
 

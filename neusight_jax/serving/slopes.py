@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neusight_jax.cluster import Cluster, Machine, as_cluster, on_device
 from neusight_jax.errors import InputError
-from neusight_jax.hypothetical import fields_of, vary
-from neusight_jax.hypothetical import figure as figure_of
+from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, on_device
+from neusight_jax.hardware.variant import fields_of, vary
+from neusight_jax.hardware.variant import figure as figure_of
+from neusight_jax.model.terms import Predictor
 from neusight_jax.serving.dynamo import Run
 from neusight_jax.serving.engine import Engine
 from neusight_jax.serving.steady import Demand, steady
 from neusight_jax.serving.steps import Steps
 from neusight_jax.serving.times import Times, bounded_times, times
-from neusight_jax.terms import Predictor
 
 
 def elasticities(

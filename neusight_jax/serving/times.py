@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from neusight_jax.cluster import Machine, gpu_of, on_device
-from neusight_jax.intervals import has_intervals, kernel_interval
+from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latencies import kernel_latency, kernel_terms, require_covered
-from neusight_jax.programs import one_shot
-from neusight_jax.roofline import Relaxation
+from neusight_jax.model.intervals import has_intervals, kernel_interval
+from neusight_jax.model.latency import kernel_latency, kernel_terms, require_covered
+from neusight_jax.model.programs import one_shot
+from neusight_jax.model.roofline import Relaxation
+from neusight_jax.model.terms import Predictor
 from neusight_jax.serving.engine import Engine
 from neusight_jax.serving.steps import Axes, Steps
-from neusight_jax.terms import Predictor
 
 
 @jax.tree_util.register_dataclass

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from neusight_jax.prices import SECONDS_PER_HOUR
+from neusight_jax.hardware.prices import SECONDS_PER_HOUR
 from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.dynamo import PACKAGE, VERSION, Prefill, Run, Trace, run
 from neusight_jax.serving.layouts import Replica

@@ -12,20 +12,20 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Machine, gpu_of, topology_of
-from neusight_jax.cluster_file import usual_server
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hypothetical import vary
+from neusight_jax.hardware.cluster import Machine, gpu_of, topology_of
+from neusight_jax.hardware.cluster_file import usual_server
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.variant import vary
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latencies import latency, require_covered
+from neusight_jax.model.latency import latency, require_covered
+from neusight_jax.model.roofline import Relaxation, relaxation_switch
+from neusight_jax.model.terms import Predictor
 from neusight_jax.results import Result, json_text, schema
-from neusight_jax.roofline import Relaxation, relaxation_switch
 from neusight_jax.sweeps.devices import ALONE, Processes, Spread, on_host, spread_rows
 from neusight_jax.sweeps.parts import METADATA, Parts
 from neusight_jax.sweeps.space import Space
-from neusight_jax.terms import Predictor
 from neusight_jax.workloads import Workload, num_gpus, workload, workload_dict
 
 if TYPE_CHECKING:
@@ -115,13 +115,13 @@ def sweep(
 
     Args:
       predictor: what forecasts.
-      gpus: name -> base machine; the space replaces its fields, peaks follow SM count and clock (`hypothetical.vary`).
+      gpus: name -> base machine; the space replaces its fields, peaks follow SM count and clock (`variant.vary`).
       graphs: the workloads.
       space: a `Grid` or `Samples`.
       output: the Parquet file: sample, gpu, workload (its place among the `workloads` of the file's metadata), model,
         mode, dtype, batch_size, sequence_length, the fields, `seconds`.
       chunk: machines in one call; memory grows with it.
-      relaxation: see `latencies.kernel_latency`; 0 = exact.
+      relaxation: see `latency.kernel_latency`; 0 = exact.
       resume: go on with an interrupted sweep that was asked the same.
       label: what made the predictor, e.g. the checkpoint's name; resuming with another is refused.
       notes: what to know beside the notes of the graphs; kept in the file's metadata.

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 import neusight_jax as nj
-from neusight_jax.checkpoint import tree_from_arrays, untrained
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.physics import FITTED
-from neusight_jax.residuals import EFFECTS, FLOOR, IN_MODEL, OTHER_VENDOR, ROWS
+from neusight_jax.model.checkpoint import tree_from_arrays, untrained
+from neusight_jax.model.physics import FITTED
+from neusight_jax.model.residuals import EFFECTS, FLOOR, IN_MODEL, OTHER_VENDOR, ROWS
 
 FILE = Path(__file__).with_name("plain_fp32.npz")
 ARCHITECTURE = {

@@ -19,12 +19,12 @@ from neusight_jax.baselines.habitat_wave import MeasuredKernels, WavePredictor
 from neusight_jax.baselines.li import LiLine, LiPredictor, li_work
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.family import Family
-from neusight_jax.roofline import peak_flop_per_s
-from neusight_jax.terms import Predictor
+from neusight_jax.model.roofline import peak_flop_per_s
+from neusight_jax.model.terms import Predictor
+from neusight_jax.model.utilization import Network, init_network
 from neusight_jax.training.fit import Sample, Settings, sample_of
 from neusight_jax.training.objectives import log_error_loss
 from neusight_jax.training.rows import Rows
-from neusight_jax.utilization import Network, init_network
 
 GBT_SETTINGS: dict[str, Any] = {
     "objective": "l1",  # the log error's absolute value, as the other systems are fitted

@@ -20,22 +20,22 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from neusight_jax.calibrated import shape_kernel, shape_points
-from neusight_jax.cluster import Cluster, on_device
-from neusight_jax.cluster_file import usual_topology
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import run_script
-from neusight_jax.gpu_catalog import gpu_info
-from neusight_jax.gpu_file import load_gpu
-from neusight_jax.heads import launched, physical_times
+from neusight_jax.hardware.catalog import gpu_info
+from neusight_jax.hardware.cluster import Cluster, on_device
+from neusight_jax.hardware.cluster_file import usual_topology
+from neusight_jax.hardware.gpu_file import load_gpu
 from neusight_jax.kernels.collective import COLLECTIVE, SOFTWARE
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latencies import predict_kernels
-from neusight_jax.mixture import MixturePredictor
-from neusight_jax.residuals import EFFECTS
-from neusight_jax.roofline import element_bytes
-from neusight_jax.terms import Predictor
-from neusight_jax.tiles import init_tile_choice
+from neusight_jax.model.calibrated import shape_kernel, shape_points
+from neusight_jax.model.heads import launched, physical_times
+from neusight_jax.model.latency import predict_kernels
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.residuals import EFFECTS
+from neusight_jax.model.roofline import element_bytes
+from neusight_jax.model.terms import Predictor
+from neusight_jax.model.tiles import init_tile_choice
 from neusight_jax.training.calibration import calibrate, linearised, prior_of
 from neusight_jax.training.data import devices_with, measured_devices, sweep_rows
 from neusight_jax.training.design import most_telling

@@ -8,9 +8,9 @@ import pandas as pd
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.measurements import table_from_frame
 from neusight_jax.errors import InputError
-from neusight_jax.gpu_catalog import canonical_name, catalog_gpu
-from neusight_jax.latencies import predict_kernels
-from neusight_jax.terms import Predictor
+from neusight_jax.hardware.catalog import canonical_name, catalog_gpu
+from neusight_jax.model.latency import predict_kernels
+from neusight_jax.model.terms import Predictor
 
 NOISE = 0.05
 """Measured changes smaller than this have no direction."""

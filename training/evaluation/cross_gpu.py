@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from neusight_jax.checkpoint import load_card, load_predictor
 from neusight_jax.errors import InputError, run_script, unknown_name
-from neusight_jax.gpu_file import load_gpu
+from neusight_jax.hardware.gpu_file import load_gpu
+from neusight_jax.model.checkpoint import load_card, load_predictor
 from neusight_jax.scaling.occupancy import limits_of
 from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
 from neusight_jax.scaling.rules import Machine, scaling, wave_scaling

@@ -19,15 +19,15 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from neusight_jax.calibrated import shape_kernel, shape_points
-from neusight_jax.checkpoint import with_libraries
-from neusight_jax.cluster import on_device
 from neusight_jax.errors import InputError
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.cluster import on_device
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latencies import predict_kernels
-from neusight_jax.mixture import MixturePredictor
-from neusight_jax.residuals import EFFECTS
+from neusight_jax.model.calibrated import shape_kernel, shape_points
+from neusight_jax.model.checkpoint import with_libraries
+from neusight_jax.model.latency import predict_kernels
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.residuals import EFFECTS
 from neusight_jax.training.calibration import Prior, calibrate, linearised, prior_of
 from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
 from neusight_jax.training.design import most_telling

@@ -17,9 +17,9 @@ from rich.console import Console
 from neusight_jax.baselines import load_baseline
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.mixture import MixturePredictor
-from neusight_jax.terms import Predictor
-from neusight_jax.tiles import TileChoice
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.terms import Predictor
+from neusight_jax.model.tiles import TileChoice
 from neusight_jax.training.calibration import calibrate, prior_of
 from neusight_jax.training.data import NETWORKS, devices_with, join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.evaluation.few_shot import designed_order, rows_table

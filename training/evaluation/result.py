@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
 
-from neusight_jax.intervals import LEVEL
+from neusight_jax.model.intervals import LEVEL
 from neusight_jax.printed import Printed
 from neusight_jax.reports.text import table
 

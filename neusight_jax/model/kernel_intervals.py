@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Machine, gpu_of, on_device
 from neusight_jax.errors import InputError
-from neusight_jax.intervals import has_intervals, kernel_interval
+from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.latencies import in_row_order, kernel_terms, predict_kernels, require_covered
-from neusight_jax.roofline import Isolated, Relaxation
-from neusight_jax.terms import Predictor
+from neusight_jax.model.intervals import has_intervals, kernel_interval
+from neusight_jax.model.latency import in_row_order, kernel_terms, predict_kernels, require_covered
+from neusight_jax.model.roofline import Isolated, Relaxation
+from neusight_jax.model.terms import Predictor
 
 
 def predict_kernel_intervals(
@@ -31,7 +31,7 @@ def predict_kernel_intervals(
     the predictor was loaded for and that was trained on, its own residuals), widened as `intervals` is. So 80 % is for
     `isolated=True`; the interval of a kernel inside a model is the same one around another forecast.
 
-    Args: as `latencies.predict_kernels`.
+    Args: as `latency.predict_kernels`.
     Returns: low and high, float32 [rows]: 0 < speed of light ≤ low ≤ `predict_kernels` ≤ high. A GPU without the
       kernel's arithmetic path gives infinity for both.
     Raises: `InputError` for a predictor that carries no intervals, of all the table's families.

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neusight_jax.cluster import Cluster, as_cluster
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.gpu import GPU
-from neusight_jax.gpu_catalog import canonical_name, fold_name
-from neusight_jax.gpu_file import checked_name, gpu_from_fields, load_named_gpu, read_mapping
+from neusight_jax.hardware.catalog import canonical_name, fold_name
+from neusight_jax.hardware.cluster import Cluster, as_cluster
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.gpu_file import checked_name, gpu_from_fields, load_named_gpu, read_mapping
+from neusight_jax.hardware.topology import TOPOLOGY_FIELDS, Topology, check_link_figure
 from neusight_jax.tables import table
-from neusight_jax.topology import TOPOLOGY_FIELDS, Topology, check_link_figure
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _COUNTED = re.compile(r"^\s*(\d+)\s*[xX×*]\s*(\S.*)$")

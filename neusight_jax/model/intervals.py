@@ -28,17 +28,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.cluster import Cluster, Machine, gpu_of
-from neusight_jax.gpu import GPU
-from neusight_jax.hypothetical import PEAKS
+from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.topology import TOPOLOGY_FIELDS
+from neusight_jax.hardware.variant import PEAKS
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.residuals import other_vendor
-from neusight_jax.roofline import element_bytes
-from neusight_jax.topology import TOPOLOGY_FIELDS
+from neusight_jax.model.residuals import other_vendor
+from neusight_jax.model.roofline import element_bytes
 
 if TYPE_CHECKING:
-    from neusight_jax.terms import Predictor
+    from neusight_jax.model.terms import Predictor
 
 LEVEL = 0.8
 """Share of measurements an interval is meant to hold."""

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.family import Family, Work
-from neusight_jax.roofline import Relaxation, whole_waves
-from neusight_jax.utilization import Network, apply_network, init_network
+from neusight_jax.model.roofline import Relaxation, whole_waves
+from neusight_jax.model.utilization import Network, apply_network, init_network
 
 
 @jax.tree_util.register_dataclass

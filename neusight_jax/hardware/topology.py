@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.errors import InputError, require_fields
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.printed import Record, cell, number
 
 LINK_LATENCY_S = 0.6e-6

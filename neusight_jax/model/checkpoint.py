@@ -21,24 +21,24 @@ from jaxtyping import ArrayLike
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from neusight_jax import digest
-from neusight_jax.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
-from neusight_jax.card import Card, typed_card
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
-from neusight_jax.gpu_catalog import canonical_name, generation_of, known_library
-from neusight_jax.intervals import Intervals, empty_intervals
+from neusight_jax.hardware.catalog import canonical_name, generation_of, known_library
 from neusight_jax.kernels.families import FAMILIES, GROUP
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.mixture import FamilyMixture, MixturePredictor, init_family
+from neusight_jax.model import digest
+from neusight_jax.model.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
+from neusight_jax.model.card import Card, typed_card
+from neusight_jax.model.intervals import Intervals, empty_intervals
+from neusight_jax.model.mixture import FamilyMixture, MixturePredictor, init_family
+from neusight_jax.model.own_network import load_network
+from neusight_jax.model.programs import use_compile_cache
+from neusight_jax.model.terms import Predictor
+from neusight_jax.model.tiles import TileChoice, init_tile_choice
+from neusight_jax.model.utilization import init_network
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
-from neusight_jax.own_network import load_network
-from neusight_jax.programs import use_compile_cache
 from neusight_jax.tables import parse_content, read_bytes, read_text
-from neusight_jax.terms import Predictor
-from neusight_jax.tiles import TileChoice, init_tile_choice
-from neusight_jax.utilization import init_network
 
 FORMAT = 5
 """Version of the layout; raised whenever older files could be misread."""
@@ -54,8 +54,8 @@ TRUST = "NEUSIGHT_JAX_TRUST_MODULES"
 """Variable of the environment: 1 lets cards name modules to import, as `trust_modules` of `load_predictor`."""
 NEUSIGHT_INPUTS = 4
 
-SHIPPED = Path(__file__).resolve().parent / "checkpoints"
-_CHECKOUT = Path(__file__).resolve().parent.parent / "checkpoints"
+SHIPPED = Path(__file__).resolve().parents[1] / "checkpoints"
+_CHECKOUT = Path(__file__).resolve().parents[2] / "checkpoints"
 
 
 def _shelf() -> Path:

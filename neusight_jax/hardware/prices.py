@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from neusight_jax.errors import InputError, printable
-from neusight_jax.gpu_catalog import canonical_name
+from neusight_jax.hardware.catalog import canonical_name
 from neusight_jax.printed import Record
 from neusight_jax.tables import read_content, read_text, refuse_twice
 

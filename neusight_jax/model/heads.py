@@ -14,10 +14,11 @@ from typing import TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from neusight_jax.gpu import GPU
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.topology import Topology
 from neusight_jax.kernels.family import Family, Wire, Work
-from neusight_jax.physics import STANDARD, Physics
-from neusight_jax.roofline import (
+from neusight_jax.model.physics import STANDARD, Physics
+from neusight_jax.model.roofline import (
     LEAST_SHARE,
     UNSAID_J,
     Relaxation,
@@ -36,7 +37,6 @@ from neusight_jax.roofline import (
     warm_ramp,
     whole_waves,
 )
-from neusight_jax.topology import Topology
 
 Times: TypeAlias = Float[Array, "kernel _component"]
 PROTOCOLS: tuple[tuple[float, float], ...] = ((1.0, 2.0), (1.9 / 0.6, 128.0 / 120.0), (3.4 / 0.6, 1.0))

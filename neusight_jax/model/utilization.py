@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neusight_jax.own_network import started
+from neusight_jax.model.own_network import started
 
 FEATURE_RANGE = 3.0
 """Normalised features are clipped to ± this, so that nothing is extrapolated far outside the training shapes."""

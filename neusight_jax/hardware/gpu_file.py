@@ -10,7 +10,8 @@ from typing import Any
 
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
 from neusight_jax.errors import InputError, printable
-from neusight_jax.gpu import (
+from neusight_jax.hardware.catalog import architectures, canonical_name, catalog_gpu
+from neusight_jax.hardware.gpu import (
     FIELDS,
     GPU,
     NAMED,
@@ -21,7 +22,6 @@ from neusight_jax.gpu import (
     vendor_of_name,
     with_derived,
 )
-from neusight_jax.gpu_catalog import architectures, canonical_name, catalog_gpu
 from neusight_jax.tables import read_content
 
 _SUFFIXES = (".json", ".yaml", ".yml")

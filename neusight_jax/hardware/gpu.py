@@ -46,7 +46,7 @@ class GPU(Record):
       matrix_flop_per_cycle: 16-bit FLOP a clock of one SM's matrix units: the wider, the less energy a FLOP takes; 0 =
         as an A100 (2048). `replace` and `vary` let it follow the 16-bit peaks; in the record it is a figure of its own.
       fp32_joule_per_flop: the most that an fp32 FLOP of the vector path takes, J; 0 = what `process_nm` says. A board
-        that keeps a base clock within its power says so (`gpu_catalog.base_clock_energy`).
+        that keeps a base clock within its power says so (`catalog.base_clock_energy`).
       memory_kind: position in `MEMORY_KINDS`; 0 = another kind. How much of its bandwidth a memory reaches goes by it.
       l2_partitions: parts of the L2 that each keep a copy of what their SMs read; 0 = one.
       warp_schedulers: of an SM, each issues one instruction of 32 lanes a clock; 0 = four.

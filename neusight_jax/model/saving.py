@@ -12,14 +12,14 @@ from neusight_jax.baselines.gbt import GBTPredictor
 from neusight_jax.baselines.habitat_mlp import HabitatMLPPredictor
 from neusight_jax.baselines.li import LiPredictor
 from neusight_jax.baselines.roofline3 import Roofline3Predictor
-from neusight_jax.calibrated import CalibratedPredictor
-from neusight_jax.checkpoint import save_checkpoint
 from neusight_jax.errors import InputError
-from neusight_jax.mixture import MixturePredictor
+from neusight_jax.model.calibrated import CalibratedPredictor
+from neusight_jax.model.checkpoint import save_checkpoint
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.own_network import network_card
+from neusight_jax.model.terms import Predictor
+from neusight_jax.model.utilization import Network
 from neusight_jax.neusight import NeuSightPredictor
-from neusight_jax.own_network import network_card
-from neusight_jax.terms import Predictor
-from neusight_jax.utilization import Network
 
 KINDS: dict[type, str] = {
     MixturePredictor: "mixture",

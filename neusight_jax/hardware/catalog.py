@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neusight_jax.errors import unknown_name
-from neusight_jax.gpu import FIELDS, GPU, MEMORY_KINDS, VENDORS, WIDTH, with_derived
+from neusight_jax.hardware.gpu import FIELDS, GPU, MEMORY_KINDS, VENDORS, WIDTH, with_derived
 from neusight_jax.kernels.family import Family
 from neusight_jax.tables import table
 

@@ -27,13 +27,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neusight_jax.cluster import Machine, gpu_of, linked_topology
-from neusight_jax.heads import Launch, heads_of, launched, most_times, physical_times
-from neusight_jax.intervals import Intervals
+from neusight_jax.hardware.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.physics import FITTED, STANDARD, fitted_physics
-from neusight_jax.residuals import (
+from neusight_jax.model.heads import Launch, heads_of, launched, most_times, physical_times
+from neusight_jax.model.intervals import Intervals
+from neusight_jax.model.physics import FITTED, STANDARD, fitted_physics
+from neusight_jax.model.residuals import (
     EFFECTS,
     FLOOR,
     IN_MODEL,
@@ -42,7 +42,7 @@ from neusight_jax.residuals import (
     effect_width,
     table_residual,
 )
-from neusight_jax.roofline import (
+from neusight_jax.model.roofline import (
     Isolated,
     LowerBounds,
     Relaxation,
@@ -51,9 +51,9 @@ from neusight_jax.roofline import (
     lower_bounds,
     peak_flop_per_s,
 )
-from neusight_jax.terms import KernelTerms
-from neusight_jax.tiles import ChosenTile, TileChoice, choose_tile
-from neusight_jax.utilization import Network, apply_network, init_network
+from neusight_jax.model.terms import KernelTerms
+from neusight_jax.model.tiles import ChosenTile, TileChoice, choose_tile
+from neusight_jax.model.utilization import Network, apply_network, init_network
 
 FLOOR_S = 25e-6
 """Launch floor before training, seconds."""
@@ -106,7 +106,7 @@ class MixturePredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latencies.kernel_latency`."""
+        """Forecast kernels of one family; see `latency.kernel_latency`."""
         gpu, topology = gpu_of(machine), linked_topology(family, machine)
         parameters = self.families[family.network]
         size = element_bytes(batch.dtype)

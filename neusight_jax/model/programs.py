@@ -128,7 +128,7 @@ def _keep(path: Path, content: bytes) -> None:
 @functools.cache
 def _source() -> str:
     """What tells one state of the package's files from another."""
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".yaml"))
     return str([(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files])
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Machine
+from neusight_jax.hardware.cluster import Machine
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.roofline import Isolated, LowerBounds, Relaxation
-from neusight_jax.tiles import ChosenTile
+from neusight_jax.model.roofline import Isolated, LowerBounds, Relaxation
+from neusight_jax.model.tiles import ChosenTile
 
 
 @jax.tree_util.register_dataclass

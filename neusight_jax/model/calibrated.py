@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.cluster import Machine
-from neusight_jax.intervals import Intervals
+from neusight_jax.hardware.cluster import Machine
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.rowwise import TRAFFIC_DIMS
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.mixture import MixturePredictor
-from neusight_jax.residuals import EFFECTS, add_to_effect
-from neusight_jax.roofline import Isolated, Relaxation, Scalar, element_bytes
-from neusight_jax.terms import KernelTerms
+from neusight_jax.model.intervals import Intervals
+from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.residuals import EFFECTS, add_to_effect
+from neusight_jax.model.roofline import Isolated, Relaxation, Scalar, element_bytes
+from neusight_jax.model.terms import KernelTerms
 
 PADDING = 4.0
 """Weight of the padding coordinates beside those of size."""
@@ -111,7 +111,7 @@ class CalibratedPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latencies.kernel_latency`."""
+        """Forecast kernels of one family; see `latency.kernel_latency`."""
         base = self.base
         if family.network in self.shapes:
             parameters = base.families[family.network]

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.errors import InputError, require_fields
-from neusight_jax.gpu import FIELDS, GPU, stack_gpus
+from neusight_jax.hardware.gpu import FIELDS, GPU, stack_gpus
+from neusight_jax.hardware.topology import TRACED_FIELDS, Topology, default_topology
 from neusight_jax.kernels.family import Family
 from neusight_jax.printed import Record
-from neusight_jax.topology import TRACED_FIELDS, Topology, default_topology
 
 
 @jax.tree_util.register_dataclass

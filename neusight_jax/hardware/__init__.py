@@ -1,0 +1,1 @@
+"""Machines: GPUs, clusters, their files, variants and prices. Knows no software."""
