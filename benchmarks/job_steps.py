@@ -25,8 +25,7 @@ import neusight_jax as nj
 from benchmarks.job_claims import claims
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.catalog import canonical_name
-from neusight_jax.hardware.cluster import Cluster
-from neusight_jax.hardware.topology import Topology
+from neusight_jax.hardware.cluster import Cluster, Topology
 from neusight_jax.job.job import KINDS, Job, job_from_config
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import critical_counts

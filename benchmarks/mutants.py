@@ -29,7 +29,7 @@ MODULES = (
     "model/roofline.py",
     "model/mixture.py",
     "hardware/gpu.py",
-    "model/utilization.py",
+    "model/network.py",
     "model/intervals.py",
     "kernels/*.py",
 )

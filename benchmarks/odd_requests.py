@@ -139,8 +139,8 @@ def send(port: int, request: bytes, leave: bool = False, limit_s: float = LIMIT_
 
 def try_requests(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Counts of what so many odd requests got, and faults: lines on stderr, hangs, a server that answers no more."""
-    from neusight_jax.baselines.roofline import RooflinePredictor
     from neusight_jax.explorer.server import Explorer
+    from neusight_jax.model.predictor import RooflinePredictor
 
     server, err, faults = Explorer(0, {"model": "bert-tiny", "gpu": "H100"}), io.StringIO(), []
     threading.Thread(target=server.serve_forever, daemon=True).start()

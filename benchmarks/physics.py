@@ -23,7 +23,7 @@ from neusight_jax.hardware.variant import PEAKS, RATES
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import kernel_latency
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.sensitivities import ALL_RATES, elasticities, knob
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

@@ -27,15 +27,14 @@ import pandas as pd
 import neusight_jax as nj
 from benchmarks.serving_rows import DEVELOPMENT, MOST, SYSTEMS, Setup, model_of, read
 from neusight_jax.errors import InputError
-from neusight_jax.hardware.cluster_file import load_cluster
+from neusight_jax.hardware.files import load_cluster
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.disaggregated import link_bytes_per_s
-from neusight_jax.serving.engine import ENGINES, WIDTHS, Engine, Options
 from neusight_jax.serving.pools import pools as pooled
 from neusight_jax.serving.steady import Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import Axes, axes, steps
-from neusight_jax.serving.times import Times, bounded_times
+from neusight_jax.serving.times import ENGINES, WIDTHS, Engine, Options, Times, bounded_times
 
 CHUNK, LENGTH = 8192, 16384
 """Tokens of a step of all engines; longest sequence of a table."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import neusight_jax as nj
-from neusight_jax.serving import dynamo
+from neusight_jax.serving import simulators
 
 MACHINES = ("H100", "H200", "A100-SXM4-80GB", "L40S", "L4", "NVIDIA B200", "NVIDIA GB200", "MI300X")
 LOAD = {"input_tokens": 2000, "output_tokens": 500, "users": 50, "ttft_s": 1.0, "tpot_s": 0.05}
@@ -39,16 +39,16 @@ def main() -> None:
     def ask(method: str, machines: tuple[str, ...] = MACHINES) -> nj.Serving:
         return nj.serve(predictor, machines, model, method=method, disaggregated=True, **LOAD)
 
-    ways = ["estimate", *(["engine"] if dynamo.installed() else [])]
+    ways = ["estimate", *(["engine"] if simulators.installed() else [])]
     for way in ways:
         timed(f"{way}, first", lambda way=way: ask(way))
         for _ in range(3):
             timed(f"{way}, again", lambda way=way: ask(way))
-    if not dynamo.installed():
+    if not simulators.installed():
         return
-    run = dynamo.run
+    run = simulators.run
 
-    def one(*args: object, **kwargs: object) -> dynamo.Run:
+    def one(*args: object, **kwargs: object) -> simulators.Run:
         cpu = time.thread_time()
         found = run(*args, **kwargs)  # type: ignore[arg-type]
         spent.append(time.thread_time() - cpu)

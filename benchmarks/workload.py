@@ -16,9 +16,9 @@ from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.checkpoint import untrained
+from neusight_jax.model.network import Network, apply_network
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import element_bytes
-from neusight_jax.model.terms import Predictor
-from neusight_jax.model.utilization import Network, apply_network
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from predictors import random_gpus, random_kernels

@@ -34,7 +34,7 @@ def own_devices(roots: Iterable[Path]) -> tuple[dict[str, GPU], tuple[str, ...]]
       roots: measurement folders, or files in one (in `kernels/` of one).
     Raises: `InputError` for a file that cannot be read, or that takes the name of a GPU in the catalog.
     """
-    from neusight_jax.hardware.gpu_file import load_named_gpu
+    from neusight_jax.hardware.files import load_named_gpu
 
     own: dict[str, GPU] = {}
     notes = []

@@ -23,7 +23,7 @@ from neusight_jax.hardware.catalog import canonical_name, fold_name
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
-from neusight_jax.printed import Record
+from neusight_jax.records import Record
 from neusight_jax.tables import MOST_BYTES, check_regular
 
 KERNEL_FOLDERS: tuple[str, ...] = ("", "kernels", "kernels_amd")

@@ -21,38 +21,34 @@ if TYPE_CHECKING:
     from neusight_jax.forecast import Forecast, predict
     from neusight_jax.graph.configs.adapters import Lora
     from neusight_jax.graph.configs.build import graph_from_config
-    from neusight_jax.graph.configs.catalog import list_models
+    from neusight_jax.graph.configs.config import list_models
     from neusight_jax.graph.graph import Graph
-    from neusight_jax.graph.traced.jaxpr import graph_from_function
+    from neusight_jax.graph.traced.jax_program import graph_from_function
+    from neusight_jax.graph.traced.operation import TraceOptions
     from neusight_jax.graph.traced.torch_export import graph_from_torch
-    from neusight_jax.graph.traced.trace_options import TraceOptions
     from neusight_jax.hardware.catalog import list_gpus
-    from neusight_jax.hardware.cluster import Cluster, stack_clusters
-    from neusight_jax.hardware.cluster_file import list_nodes, load_cluster
+    from neusight_jax.hardware.cluster import Cluster, Topology, stack_clusters
+    from neusight_jax.hardware.files import list_nodes, load_cluster, load_gpu
     from neusight_jax.hardware.gpu import GPU, stack_gpus
-    from neusight_jax.hardware.gpu_file import load_gpu
     from neusight_jax.hardware.prices import Prices, read_prices
-    from neusight_jax.hardware.topology import Topology
-    from neusight_jax.job.calibration import calibrate_steps
     from neusight_jax.job.elasticities import StepSensitivity
     from neusight_jax.job.forecast import StepForecast
     from neusight_jax.job.job import Job, job_from_config
-    from neusight_jax.job.parallelism import Parallelism
+    from neusight_jax.job.parallelism import Parallelism, Space
     from neusight_jax.job.software import Software
-    from neusight_jax.job.step import latency
+    from neusight_jax.job.step import calibrate_steps, latency
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.layouts.answers import Layouts, parallelize
-    from neusight_jax.layouts.space import Space
     from neusight_jax.model.checkpoint import list_checkpoints, load_card, load_predictor
     from neusight_jax.model.kernel_intervals import predict_kernel_intervals
     from neusight_jax.model.latency import kernel_latency, predict_kernels
     from neusight_jax.model.programs import use_compile_cache
     from neusight_jax.model.saving import save_predictor
-    from neusight_jax.scaling.scale import ScaledRun, scale_trace
+    from neusight_jax.scaling.rules import ScaledRun, scale_trace
     from neusight_jax.sensitivities import Sensitivity, sensitivity
     from neusight_jax.serving.answers import serve
     from neusight_jax.serving.choices import Serving
-    from neusight_jax.serving.engine import Engine
+    from neusight_jax.serving.times import Engine
     from neusight_jax.sweeps.run import Sweep, sweep
     from neusight_jax.sweeps.space import Grid, Range, Samples
     from neusight_jax.training.calibration import calibrate
@@ -135,38 +131,34 @@ _HOMES = {
     "forecast": ("Forecast", "predict"),
     "graph.configs.adapters": ("Lora",),
     "graph.configs.build": ("graph_from_config",),
-    "graph.configs.catalog": ("list_models",),
+    "graph.configs.config": ("list_models",),
     "graph.graph": ("Graph",),
-    "graph.traced.jaxpr": ("graph_from_function",),
+    "graph.traced.jax_program": ("graph_from_function",),
+    "graph.traced.operation": ("TraceOptions",),
     "graph.traced.torch_export": ("graph_from_torch",),
-    "graph.traced.trace_options": ("TraceOptions",),
     "hardware.catalog": ("list_gpus",),
-    "hardware.cluster": ("Cluster", "stack_clusters"),
-    "hardware.cluster_file": ("list_nodes", "load_cluster"),
+    "hardware.cluster": ("Cluster", "Topology", "stack_clusters"),
+    "hardware.files": ("list_nodes", "load_cluster", "load_gpu"),
     "hardware.gpu": ("GPU", "stack_gpus"),
-    "hardware.gpu_file": ("load_gpu",),
     "hardware.prices": ("Prices", "read_prices"),
-    "hardware.topology": ("Topology",),
-    "job.calibration": ("calibrate_steps",),
     "job.elasticities": ("StepSensitivity",),
     "job.forecast": ("StepForecast",),
     "job.job": ("Job", "job_from_config"),
-    "job.parallelism": ("Parallelism",),
+    "job.parallelism": ("Parallelism", "Space"),
     "job.software": ("Software",),
-    "job.step": ("latency",),
+    "job.step": ("calibrate_steps", "latency"),
     "kernels.table": ("KernelTable",),
     "layouts.answers": ("Layouts", "parallelize"),
-    "layouts.space": ("Space",),
     "model.checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
     "model.kernel_intervals": ("predict_kernel_intervals",),
     "model.latency": ("kernel_latency", "predict_kernels"),
     "model.programs": ("use_compile_cache",),
     "model.saving": ("save_predictor",),
-    "scaling.scale": ("ScaledRun", "scale_trace"),
+    "scaling.rules": ("ScaledRun", "scale_trace"),
     "sensitivities": ("Sensitivity", "sensitivity"),
     "serving.answers": ("serve",),
     "serving.choices": ("Serving",),
-    "serving.engine": ("Engine",),
+    "serving.times": ("Engine",),
     "sweeps.run": ("Sweep", "sweep"),
     "sweeps.space": ("Grid", "Range", "Samples"),
     "training.calibration": ("calibrate",),

@@ -10,16 +10,14 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.forecast import predict
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
-from neusight_jax.hardware.cluster_file import usual_server, usual_topology
+from neusight_jax.hardware.files import load_named_gpus, usual_server, usual_topology
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.hardware.gpu_file import load_named_gpus
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.job.forecast import StepForecast, job_workload
 from neusight_jax.job.job import Job
 from neusight_jax.model.intervals import ratio_interval
-from neusight_jax.model.terms import Predictor
-from neusight_jax.printed import Record
-from neusight_jax.results import Result
+from neusight_jax.model.predictor import Predictor
+from neusight_jax.records import Record, Result
 from neusight_jax.workloads import workload_dict
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from neusight_jax.model.intervals import (
     unlabelled_note,
 )
 from neusight_jax.model.latency import in_row_order, kernel_terms, require_covered
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation, element_bytes, relaxation_switch
-from neusight_jax.model.terms import Predictor
-from neusight_jax.results import Result, plain
+from neusight_jax.records import Result, plain
 from neusight_jax.unmeasured import unmeasured_notes
 from neusight_jax.workloads import workload_dict
 

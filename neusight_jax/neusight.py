@@ -23,10 +23,10 @@ from neusight_jax.hardware.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.model.heads import ChosenTile, TileChoice, choose_tile
+from neusight_jax.model.network import Network, apply_network
+from neusight_jax.model.predictor import KernelTerms
 from neusight_jax.model.roofline import Isolated, Relaxation, element_bytes, lower_bounds, peak_flop_per_s
-from neusight_jax.model.terms import KernelTerms
-from neusight_jax.model.tiles import ChosenTile, TileChoice, choose_tile
-from neusight_jax.model.utilization import Network, apply_network
 
 OUTPUTS = 2
 """Network outputs: γ and α."""

@@ -29,10 +29,10 @@ from neusight_jax.hardware.gpu import FIELDS, SWITCHES
 from neusight_jax.hardware.variant import ALL_RATES, KNOBS, RATES, knob
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import in_row_order, kernel_latency
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation, relaxation_switch
-from neusight_jax.model.terms import Predictor
-from neusight_jax.results import Result
+from neusight_jax.records import Result
 
 if TYPE_CHECKING:
     import pandas as pd

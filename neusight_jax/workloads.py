@@ -13,12 +13,11 @@ from jaxtyping import Float
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
-from neusight_jax.kernels.distinct import distinct
-from neusight_jax.kernels.table import KernelTable
-from neusight_jax.printed import Record
+from neusight_jax.kernels.table import KernelTable, distinct
+from neusight_jax.records import Record
 
 if TYPE_CHECKING:
-    from neusight_jax.designs.service import Service
+    from neusight_jax.designs.loads import Service
     from neusight_jax.job.job import Job
 
 

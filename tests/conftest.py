@@ -35,7 +35,7 @@ if _OWNER:
 
 # Array shapes and types of the physics are checked at run time.
 CHECKED = (
-    *("forecast", "model.roofline", "model.latency", "model.heads", "model.tiles", "model.mixture", "model.residuals"),
+    *("forecast", "model.roofline", "model.latency", "model.heads", "model.mixture", "model.residuals"),
     *("model.intervals", "model.kernel_intervals"),
     *("kernels.gemm", "kernels.grouped_gemm", "kernels.tensor_gemm", "kernels.conv", "kernels.tensor_conv"),
     *("kernels.depthwise", "kernels.rowwise", "kernels.attention", "kernels.collective"),

@@ -25,9 +25,9 @@ from neusight_jax.kernels.rowwise import COUNTED, STRIDED
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.kernels.tensor_conv import TENSOR_CONV
 from neusight_jax.model.checkpoint import untrained
+from neusight_jax.model.predictor import KernelTerms, Predictor
 from neusight_jax.model.residuals import EFFECTS, effect_width
 from neusight_jax.model.roofline import Isolated, Scalar
-from neusight_jax.model.terms import KernelTerms, Predictor
 
 NIGHTLY = bool(os.environ.get("NEUSIGHT_NIGHTLY"))
 DRAWS = 4096 if NIGHTLY else 512

@@ -12,8 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import neusight_jax as nj
 from neusight_jax.cli import run
-from neusight_jax.model.checkpoint import CARD, WEIGHTS, card_notes
-from neusight_jax.model.digest import KEY
+from neusight_jax.model.checkpoint import CARD, KEY, WEIGHTS, card_notes
 
 
 def _rewrite_card(folder: Path, **changes: Any) -> None:

@@ -12,16 +12,22 @@ import pytest
 from predictors import random_gpus, random_kernels
 
 import neusight_jax as nj
-from neusight_jax.baselines.gbt import GBTPredictor, gbt_inputs, walk
-from neusight_jax.baselines.habitat_wave import memory_boundedness, wave_ratio
-from neusight_jax.baselines.li import LiLine, LiPredictor
-from neusight_jax.baselines.templates import TEMPLATES
+from neusight_jax.baselines.rivals import (
+    TEMPLATES,
+    GBTPredictor,
+    LiLine,
+    LiPredictor,
+    gbt_inputs,
+    memory_boundedness,
+    walk,
+    wave_ratio,
+)
 from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
 from neusight_jax.model.checkpoint import save_checkpoint, untrained
+from neusight_jax.training.data import Rows
 from neusight_jax.training.evaluation.baselines import fit_li, fit_published_li, wave_predictors
-from neusight_jax.training.rows import Rows
 from synthetic import write_synthetic_measurements
 
 V100 = "Tesla V100-PCIE-32GB"
@@ -50,7 +56,7 @@ def test_a_forest_walks_as_drawn() -> None:
 
 def test_trees_as_arrays_say_what_lightgbm_says() -> None:
     lightgbm = pytest.importorskip("lightgbm")
-    from neusight_jax.baselines.gbt import MAX_DEPTH
+    from neusight_jax.baselines.rivals import MAX_DEPTH
     from neusight_jax.training.evaluation.baselines import GBT_SETTINGS, forest_arrays
 
     random = np.random.default_rng(0)

@@ -48,8 +48,8 @@ def product_flop(file: str, function: str) -> float:
     import jax
     import jax.numpy as jnp
 
+    from neusight_jax.graph.traced.operation import TraceOptions
     from neusight_jax.graph.traced.source_file import graph_from_source
-    from neusight_jax.graph.traced.trace_options import TraceOptions
     from neusight_jax.kernels.families import FAMILIES
     from neusight_jax.model.roofline import element_bytes
 

@@ -15,8 +15,8 @@ pytest.importorskip("google.protobuf.proto", reason="Chakra traces need the extr
 from google.protobuf.proto import parse_length_prefixed
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
+from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.reports.chakra import GROUP_FILE, group_members, write_chakra
 from neusight_jax.reports.chakra_schema import COLLECTIVES, NODE_TYPES, messages
 

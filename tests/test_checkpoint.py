@@ -16,8 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import neusight_jax as nj
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.model import digest
-from neusight_jax.model.checkpoint import CARD, WEIGHTS, card_notes, save_checkpoint, tree_to_arrays, untrained
+from neusight_jax.model.checkpoint import CARD, KEY, WEIGHTS, card_notes, save_checkpoint, tree_to_arrays, untrained
 from neusight_jax.model.intervals import MODELS, empty_intervals
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.residuals import effect_width
@@ -116,7 +115,7 @@ def _edit_card(**changes: Any) -> Any:
 
     def edit(folder: Path) -> None:
         card = json.loads((folder / CARD).read_text())
-        card.pop(digest.KEY, None)
+        card.pop(KEY, None)
         (folder / CARD).write_text(json.dumps({**card, **changes}))
 
     return edit

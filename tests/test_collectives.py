@@ -18,9 +18,8 @@ from neusight_jax.datasets.measurements import table_from_frame
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.graph.kernel import collective_kernel
 from neusight_jax.hardware.catalog import list_gpus
-from neusight_jax.hardware.cluster import Cluster
-from neusight_jax.hardware.cluster_file import load_named_cluster, node_topology
-from neusight_jax.hardware.topology import TOPOLOGY_FIELDS, Topology
+from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Topology
+from neusight_jax.hardware.files import load_named_cluster, node_topology
 from neusight_jax.kernels.collective import COLLECTIVE, OPS, collective_dims, expert_bytes
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable, table_from_kernels

@@ -13,12 +13,12 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax import forecast as forecasts
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli.app import run
 from neusight_jax.comparison import Candidate, ranked
 from neusight_jax.graph.graph import Graph
 from neusight_jax.memory import RUNTIME_BYTES, memory_bytes, parameter_count
-from neusight_jax.results import as_text
+from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.records import as_text
 
 GPUS = ("T4", "V100-PCIE-32GB", "H100")
 H100, V100, T4 = "NVIDIA H100 80GB HBM3", "Tesla V100-PCIE-32GB", "Tesla T4"

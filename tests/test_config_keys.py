@@ -13,7 +13,7 @@ from refusals import message as refused
 from small_configs import DECODERS, ENCODERS
 
 import neusight_jax as nj
-from neusight_jax.graph.configs.catalog import list_models, load_model_config
+from neusight_jax.graph.configs.config import list_models, load_model_config
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.memory import footprint
 

@@ -15,7 +15,7 @@ from small_configs import DECODERS, ENCODERS
 
 import neusight_jax as nj
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.assumed import longest_sequence
+from neusight_jax.graph.configs.build import longest_sequence
 from neusight_jax.memory import footprint
 from neusight_jax.units import GIB
 
@@ -151,7 +151,7 @@ def test_a_language_part_without_a_type_or_sizes() -> None:
 
 
 def load(name: str) -> dict[str, Any]:
-    from neusight_jax.graph.configs.catalog import load_model_config
+    from neusight_jax.graph.configs.config import load_model_config
 
     return load_model_config(name)
 

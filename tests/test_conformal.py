@@ -29,15 +29,16 @@ from neusight_jax.model.intervals import (
     total_interval,
 )
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.training.conformal import (
+from neusight_jax.training.intervals import (
     conformal_interval,
     coverage,
     interval_score,
+    left_out_widening,
+    narrowed,
     own_coverage,
     own_width,
     pooled_quantile,
 )
-from neusight_jax.training.interval_fit import left_out_widening, narrowed
 
 WIDTH = np.array([-0.2, 0.3], np.float32)
 

@@ -22,11 +22,10 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Work
 from neusight_jax.kernels.gemm import TILES
 from neusight_jax.model import mixture
-from neusight_jax.model.heads import HEADS, heads_of, launched, most_times, physical_times
+from neusight_jax.model.heads import HEADS, ChosenTile, heads_of, launched, most_times, physical_times
 from neusight_jax.model.mixture import init_family, mix
 from neusight_jax.model.residuals import table_residual
 from neusight_jax.model.roofline import LowerBounds, lower_bounds, peak_flop_per_s
-from neusight_jax.model.tiles import ChosenTile
 
 MACHINE = nj.GPU(
     num_sms=100.0,

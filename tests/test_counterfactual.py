@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.datasets import aiconfigurator
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
+from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.training.evaluation.counterfactual import natural_experiment, shared_shapes
 from synthetic import synthetic_rows
 

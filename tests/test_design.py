@@ -15,20 +15,30 @@ import pytest
 from predictors import random_predictor
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.cli.design import _base, _load
 from neusight_jax.cli.options import WorkloadOptions
-from neusight_jax.designs.answers import answer, non_dominated, pareto, problem, required, time_intervals
-from neusight_jax.designs.notes import bound_notes, ends_of, machine_notes, workload_notes
+from neusight_jax.designs.answers import (
+    answer,
+    bound_notes,
+    ends_of,
+    machine_notes,
+    non_dominated,
+    pareto,
+    problem,
+    required,
+    time_intervals,
+    workload_notes,
+)
 from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.hardware.variant import vary_plainly
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.model.intervals import Intervals, gpu_ratios, range_of, ratio_interval
+from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.records import as_text
 from neusight_jax.reports.design import front_table, report, tables
-from neusight_jax.results import as_text
 from neusight_jax.sweeps.space import Grid, Range
 
 FEW = Settings(starts=3, steps=20, rounds=8, candidates=32)

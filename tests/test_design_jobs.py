@@ -10,7 +10,6 @@ import pytest
 from small_configs import TINY
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.cli.design import _base, _load
 from neusight_jax.cli.options import JobOptions, WorkloadOptions
@@ -18,6 +17,7 @@ from neusight_jax.designs.answers import answer, problem
 from neusight_jax.designs.cost import costs_for
 from neusight_jax.designs.search import Search, Settings
 from neusight_jax.job.job import Job
+from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.sweeps.space import Range
 
 BASE = nj.load_cluster("16x H100")

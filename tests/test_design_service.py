@@ -11,13 +11,13 @@ import pytest
 from small_configs import TINY
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.cli.design import _load, _targets
 from neusight_jax.cli.options import ServiceOptions, WorkloadOptions
 from neusight_jax.designs.answers import answer, problem
+from neusight_jax.designs.loads import service
 from neusight_jax.designs.search import Search, Settings
-from neusight_jax.designs.service import service
+from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.sweeps.space import Range
 
 BASE = nj.load_gpu("H100").replace(mem_bytes=4e9)

@@ -18,10 +18,10 @@ pytest.importorskip("plotly", reason="the page needs the extra `explore`")
 from browser import PROGRAM, browser
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.explorer import answers
 from neusight_jax.explorer.server import MOST_WAITING, Explorer
+from neusight_jax.model.predictor import RooflinePredictor
 
 NAME = "NVIDIA H100 80GB HBM3"
 LOAD = {"model": "bert-tiny", "mode": "inference", "batch_size": 2, "sequence_length": 16, "dtype": ""}

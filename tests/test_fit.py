@@ -16,13 +16,12 @@ import pytest
 
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError
-from neusight_jax.model.tiles import init_tile_choice
-from neusight_jax.scaling.per_op import event_overhead_s
-from neusight_jax.training.data import join_rows, model_rows, sweep_rows, thin
+from neusight_jax.model.heads import init_tile_choice
+from neusight_jax.scaling.tables import event_overhead_s
+from neusight_jax.training.data import Rows, join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.fit import FitState, Job, Settings, fit, row_features, sample_of
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
 from neusight_jax.training.objectives import MixtureObjective, TileObjective, effect_penalties, forecast
-from neusight_jax.training.rows import Rows
 from synthetic import DEVICES, synthetic_rows, write_softmax_alone
 
 V100, T4 = DEVICES

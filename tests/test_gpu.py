@@ -18,8 +18,8 @@ from neusight_jax.arithmetic import DTYPES, PATHS
 from neusight_jax.errors import InputError
 from neusight_jax.hardware import catalog as gpu_catalog
 from neusight_jax.hardware.catalog import canonical_name, catalog_gpu, fold_name, gpu_info, list_gpus
+from neusight_jax.hardware.files import load_gpu, load_named_gpu
 from neusight_jax.hardware.gpu import FIELDS, GPU, MEMORY_KINDS, VENDORS, check_figure, peak_field, stack_gpus
-from neusight_jax.hardware.gpu_file import load_gpu, load_named_gpu
 from neusight_jax.hardware.variant import vary_plainly
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.model.residuals import other_vendor

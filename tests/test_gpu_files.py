@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from refusals import message
 
+from neusight_jax.hardware.files import load_gpu, load_named_gpu
 from neusight_jax.hardware.gpu import GPU, MEMORY_KINDS, REQUIRED_FIELDS, VENDORS
-from neusight_jax.hardware.gpu_file import load_gpu, load_named_gpu
 
 H100_FIELDS = {
     "num_sms": 132,

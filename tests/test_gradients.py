@@ -26,9 +26,8 @@ from predictors import (
 
 import neusight_jax as nj
 from neusight_jax.hardware.gpu import FIELDS, GPU
-from neusight_jax.kernels.distinct import distinct
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+from neusight_jax.kernels.table import Kernel, KernelTable, distinct, table_from_kernels
 from neusight_jax.model.roofline import element_bytes
 
 Total = Callable[[GPU], Any]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neusight_jax.graph.configs.build import graph_from_config
-from neusight_jax.graph.configs.catalog import list_models
+from neusight_jax.graph.configs.config import list_models
 from neusight_jax.graph.configs.tape import DROPOUT_GRADIENT_PASSES
 from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.table import PHASES

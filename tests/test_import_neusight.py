@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from neusight_jax.datasets import neusight_import
+from neusight_jax.datasets import neusight
 from neusight_jax.datasets.measurements import read_measurements
-from neusight_jax.datasets.neusight_import import import_neusight
+from neusight_jax.datasets.neusight import import_neusight
 from neusight_jax.errors import InputError
 from synthetic import synthetic_rows
 
@@ -165,7 +165,7 @@ def test_an_interrupt_leaves_nothing(tree: Path, tmp_path: Path, monkeypatch: py
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(neusight_import, "_write", interrupted)
+    monkeypatch.setattr(neusight, "_write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         import_neusight(tree, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["NeuSight"]

@@ -13,7 +13,6 @@ import pytest
 from predictors import random_predictor
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.hardware.variant import vary_plainly
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
@@ -28,7 +27,7 @@ from neusight_jax.model.intervals import (
 )
 from neusight_jax.model.latency import in_row_order, kernel_terms, on_device
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor, RooflinePredictor
 from synthetic import synthetic_rows
 
 OPS = ("softmax", "linear", "ln")

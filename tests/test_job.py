@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from neusight_jax import InputError, calibrate_steps, latency, load_gpu, predict, sensitivity
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.graph.configs.build import graph_from_config
-from neusight_jax.hardware.cluster import Cluster
-from neusight_jax.hardware.topology import Topology
+from neusight_jax.hardware.cluster import Cluster, Topology
 from neusight_jax.job.forecast import step_forecast
 from neusight_jax.job.job import KINDS, WORK, Job, job_from_config
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import FITTED, Software
 from neusight_jax.job.step import facts, seconds_of_job, stage_durations
+from neusight_jax.model.predictor import RooflinePredictor
 
 MODEL = {
     "model_type": "llama",

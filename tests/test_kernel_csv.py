@@ -10,7 +10,7 @@ import pytest
 from trace_files import SUM_HEADER, sums
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
+from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.scaling.reading import read_trace
 from neusight_jax.scaling.trace import Trace
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.scaling.demangle import name_parts, words
-from neusight_jax.scaling.names import KINDS, WORK, read_name
+from neusight_jax.scaling.names import KINDS, WORK, name_parts, read_name, words
 
 FILE = Path(__file__).resolve().parent / "data" / "kernel_names.txt"
 

@@ -11,8 +11,8 @@ import pytest
 from small_configs import TINY
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
+from neusight_jax.model.predictor import RooflinePredictor
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "layouts.md").read_text(encoding="utf-8")
 SMALLER = {

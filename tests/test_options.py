@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from trace_files import GRID, kernel, operator, write
 
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.cli.app import _program
 from neusight_jax.model.checkpoint import checkpoint_folder
+from neusight_jax.model.predictor import RooflinePredictor
 
 Capture = pytest.CaptureFixture[str]
 TINY = {

@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
+from neusight_jax.model.predictor import RooflinePredictor
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "measurements"

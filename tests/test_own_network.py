@@ -20,13 +20,10 @@ from safetensors.numpy import load_file
 
 import neusight_jax as nj
 from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.model import digest
-from neusight_jax.model.checkpoint import CARD, TRUST, WEIGHTS
-from neusight_jax.model.own_network import network_card
+from neusight_jax.model.checkpoint import CARD, KEY, TRUST, WEIGHTS
+from neusight_jax.model.network import apply_network, init_network, network_card
 from neusight_jax.model.programs import _of_this_package
-from neusight_jax.model.utilization import apply_network, init_network
-from neusight_jax.training.fit import Settings
-from neusight_jax.training.networks import Perceptron, as_modules
+from neusight_jax.training.fit import Perceptron, Settings, as_modules
 from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.recipes import train
 from synthetic import write_softmax_alone
@@ -139,13 +136,13 @@ def test_a_network_that_does_not_fit_is_refused_in_one_line(
 
 def test_a_list_among_its_arguments_is_kept() -> None:
     card = network_card(Perceptron([16, 8]))  # type: ignore[arg-type]
-    assert card == {"module": "neusight_jax.training.networks:Perceptron", "arguments": {"hidden": [16, 8]}}
+    assert card == {"module": "neusight_jax.training.fit:Perceptron", "arguments": {"hidden": [16, 8]}}
 
 
 @pytest.mark.parametrize(
     ("named", "line"),
     [
-        ("neusight_jax.training.networks:Perceptrn", "cannot be imported"),
+        ("neusight_jax.training.fit:Perceptrn", "cannot be imported"),
         ("no_such_package:Gated", "network no_such_package:Gated cannot be imported"),
         ("own_networks:Gatd", "network own_networks:Gatd cannot be imported"),
         ("subprocess:Popen", "network subprocess:Popen is not a class of flax.linen.Module"),
@@ -153,7 +150,7 @@ def test_a_list_among_its_arguments_is_kept() -> None:
     ],
 )
 def test_a_card_whose_network_is_not_there_is_refused(gated: Path, tmp_path: Path, named: str, line: str) -> None:
-    card = {key: value for key, value in nj.load_card(gated).items() if key != digest.KEY}
+    card = {key: value for key, value in nj.load_card(gated).items() if key != KEY}
     card["architecture"] = {**card["architecture"], "network": {"module": named, "arguments": {}}}
     (tmp_path / CARD).write_text(json.dumps(card))
     (tmp_path / WEIGHTS).write_bytes((gated / WEIGHTS).read_bytes())
@@ -168,7 +165,7 @@ def test_a_module_is_imported_only_if_it_is_trusted(
     (tmp_path / "spy.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv(TRUST)
-    card = {key: value for key, value in nj.load_card(gated).items() if key != digest.KEY}
+    card = {key: value for key, value in nj.load_card(gated).items() if key != KEY}
     card["architecture"] = {**card["architecture"], "network": {"module": "spy:Net", "arguments": {}}}
     (tmp_path / CARD).write_text(json.dumps(card))
     (tmp_path / WEIGHTS).write_bytes((gated / WEIGHTS).read_bytes())

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from neusight_jax import InputError
-from neusight_jax.job.parallelism import AXES, Parallelism
-from neusight_jax.job.placement import GROUPS, Group, groups, strides
+from neusight_jax.job.parallelism import AXES, GROUPS, Group, Parallelism, groups, strides
 
 
 @pytest.mark.parametrize(

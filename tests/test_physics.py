@@ -37,8 +37,8 @@ from neusight_jax.hardware.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.model.latency import kernel_latency, kernel_terms
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import whole_waves
-from neusight_jax.model.terms import Predictor
 
 PER_ELEMENT = {"elementwise": 1.0, "strided": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0}
 PER_ELEMENT |= {"stream": 1.0, "reduction": 6.0}

@@ -10,7 +10,7 @@ import pytest
 import neusight_jax as nj
 from neusight_jax.cli.app import run
 from neusight_jax.model.calibrated import shape_kernel
-from neusight_jax.training.design import most_telling
+from neusight_jax.training.calibration import most_telling
 from neusight_jax.training.plan import PLANS, candidates, plan_kernels
 
 

@@ -14,8 +14,8 @@ import neusight_jax as nj
 from neusight_jax.comparison import Candidate
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.model.checkpoint import untrained
-from neusight_jax.printed import LINE, Printed, Record
-from neusight_jax.serving.engine import Engine
+from neusight_jax.records import LINE, Printed, Record
+from neusight_jax.serving.times import Engine
 from neusight_jax.training.evaluation.result import Evaluation, View
 
 LAYOUT = nj.Parallelism(tensor=2, pipeline=2, data=2)

@@ -21,7 +21,7 @@ from neusight_jax.profiling import machine as machines
 from neusight_jax.profiling import run as profiles
 from neusight_jax.profiling.case import Case
 from neusight_jax.profiling.jax_backend import JaxBackend
-from neusight_jax.profiling.journal import Journal
+from neusight_jax.profiling.run import Journal
 
 
 def write_plan(path: Path, sizes: range, op: str = "gelu") -> Path:

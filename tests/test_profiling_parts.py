@@ -1,4 +1,4 @@
-"""Parts of measuring kernels: cases, operators, plans, sampling, the loop on the device, the processor, sensors."""
+"""Parts of measuring kernels: cases, operators, plans, sampling, the loop on the device, the processor, machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.catalog import catalog_gpu
 from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
-from neusight_jax.profiling import processor, sensors
+from neusight_jax.profiling import machine, processor
 from neusight_jax.profiling.case import MEASURED_OPS, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import sample, spread
 from neusight_jax.profiling.jax_backend import JaxBackend, jax_operator
@@ -209,10 +209,10 @@ def test_a_processor_is_a_gpu_that_loads(tmp_path: Path) -> None:
 
 def test_sensors_read_what_a_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = {"clocks.sm": "1410", "clocks.mem": "1215", "power.draw": "251.3", "temperature.gpu": "61"}
-    reading = sensors.parse_smi({**answer, "clocks_throttle_reasons.active": "0x0000000000000024"})
-    assert reading == sensors.Reading(1.41e9, 1.215e9, 251.3, 61.0, "power cap, thermal")
-    assert sensors.parse_smi({"clocks.sm": "[N/A]"}) == sensors.Reading()
-    assert sensors.throttle_names(0x1) == ""  # idle slows nothing down
+    reading = machine.parse_smi({**answer, "clocks_throttle_reasons.active": "0x0000000000000024"})
+    assert reading == machine.Reading(1.41e9, 1.215e9, 251.3, 61.0, "power cap, thermal")
+    assert machine.parse_smi({"clocks.sm": "[N/A]"}) == machine.Reading()
+    assert machine.throttle_names(0x1) == ""  # idle slows nothing down
 
     class Nvml:
         NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -233,6 +233,6 @@ def test_sensors_read_what_a_driver_says(monkeypatch: pytest.MonkeyPatch) -> Non
         def nvmlDeviceGetCurrentClocksThrottleReasons(handle: str) -> int:
             return 0x80
 
-    monkeypatch.setattr(sensors, "_open_nvml", lambda: (Nvml, "first"))
-    assert sensors.Sensors(wanted=True).read() == sensors.Reading(1.98e9, 3.201e9, None, 40.0, "power brake")
-    assert sensors.Sensors(wanted=False).read() == sensors.Reading()
+    monkeypatch.setattr(machine, "_open_nvml", lambda: (Nvml, "first"))
+    assert machine.Sensors(wanted=True).read() == machine.Reading(1.98e9, 3.201e9, None, 40.0, "power brake")
+    assert machine.Sensors(wanted=False).read() == machine.Reading()

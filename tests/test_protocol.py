@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.family import Family
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor, RooflinePredictor
+from neusight_jax.training.data import Rows
 from neusight_jax.training.evaluation import protocol, systems
 from neusight_jax.training.evaluation.protocol import run_protocol
 from neusight_jax.training.evaluation.result import Evaluation
@@ -29,7 +29,6 @@ from neusight_jax.training.evaluation.systems import (
     chosen_systems,
 )
 from neusight_jax.training.fit import Settings
-from neusight_jax.training.rows import Rows
 from synthetic import synthetic_rows, write_softmax_alone
 
 V100, T4 = "Tesla V100-PCIE-32GB", "Tesla T4"

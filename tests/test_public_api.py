@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.model.checkpoint import untrained
+from neusight_jax.model.predictor import RooflinePredictor
 from synthetic import synthetic_rows
 
 HOME = Path(nj.__file__).resolve().parents[1]

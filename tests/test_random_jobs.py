@@ -8,12 +8,12 @@ import numpy as np
 from small_configs import TINY
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
-from neusight_jax.hardware.topology import Topology
+from neusight_jax.hardware.cluster import Topology
 from neusight_jax.hardware.variant import RATES
 from neusight_jax.job.job import job_from_config
 from neusight_jax.job.software import NAMES
 from neusight_jax.job.step import seconds_of_job
+from neusight_jax.model.predictor import RooflinePredictor
 
 CLUSTERS = 20_000
 SLACK = 1e-4

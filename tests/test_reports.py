@@ -20,7 +20,6 @@ pytest.importorskip("plotly", reason="pages need the extra `report`")
 from browser import PROGRAM, browser
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import (
     compare,
     console,
@@ -33,14 +32,15 @@ from neusight_jax.cli import (
     serve,
     sweep,
 )
-from neusight_jax.designs.multipliers import Multipliers
+from neusight_jax.designs.answers import Multipliers
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.job.elasticities import StepSensitivity
 from neusight_jax.layouts.answers import Choice, Machine
+from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.records import Result
 from neusight_jax.reports import page, plots
 from neusight_jax.reports.text import between, interval_text
-from neusight_jax.results import Result
 from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.units import base_unit, quantity
 

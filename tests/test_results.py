@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import compare, design, predict, run, sensitivity, sweep
 from neusight_jax.cli.options import WorkloadOptions
 from neusight_jax.designs.search import Settings
-from neusight_jax.hardware.cluster_file import load_named_server
-from neusight_jax.hardware.gpu_file import load_named_gpus
-from neusight_jax.results import Result, as_text, json_text, schema
+from neusight_jax.hardware.files import load_named_gpus, load_named_server
+from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.records import Result, as_text, json_text, schema
 from neusight_jax.workloads import num_gpus, workload_dict, workload_text
 
 Capture = pytest.CaptureFixture[str]

@@ -13,14 +13,21 @@ import pytest
 from trace_files import GRID, kernel, operator, write
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.kernels.table import table_from_kernels
 from neusight_jax.model.checkpoint import default_checkpoint
-from neusight_jax.scaling.occupancy import LIMITS, limits_of, resident_blocks
+from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.scaling.operators import operator_kernels
-from neusight_jax.scaling.per_op import node_kernels
-from neusight_jax.scaling.rules import BELIEVED, FAR_CARRIED, work_of
-from neusight_jax.scaling.scale import ScaledRun, read_trace
+from neusight_jax.scaling.rules import (
+    BELIEVED,
+    FAR_CARRIED,
+    LIMITS,
+    ScaledRun,
+    limits_of,
+    read_trace,
+    resident_blocks,
+    work_of,
+)
+from neusight_jax.scaling.tables import node_kernels
 from neusight_jax.scaling.trace import Launch, busy_seconds, kernel_of_name
 
 DATA = Path(__file__).resolve().parent / "data"

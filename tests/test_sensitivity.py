@@ -12,13 +12,12 @@ import pytest
 from predictors import DRAWS, ON_ONE_GPU, SEEDS, Backwards, only, random_gpus, random_kernels, random_predictor, scaled
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run
 from neusight_jax.hardware.gpu import FIELDS, SWITCHES
 from neusight_jax.hardware.variant import PEAKS, RATES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.model.latency import kernel_latency
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor, RooflinePredictor
 from neusight_jax.sensitivities import (
     ALL_RATES,
     ROWS,

@@ -15,16 +15,15 @@ import pytest
 from small_configs import TINY
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.hardware.cluster import on_device
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.printed import as_text
-from neusight_jax.serving import slopes
+from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.records import as_text
+from neusight_jax.serving import answers
 from neusight_jax.serving.capacity import capacity
-from neusight_jax.serving.engine import Engine, Options, usual_options
 from neusight_jax.serving.steady import Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
-from neusight_jax.serving.times import Times, times
+from neusight_jax.serving.times import Engine, Options, Times, times, usual_options
 
 PREDICTOR = RooflinePredictor()
 FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, kernels=1.0, wave=0.0)
@@ -256,10 +255,10 @@ class Analytic:
 
 def test_elasticities_are_those_of_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the whole steady state, on steps of known slope; those of a step are tested above."""
-    monkeypatch.setattr(slopes, "times", lambda predictor, machine, steps, engine: Analytic(machine, engine))
+    monkeypatch.setattr(answers, "times", lambda predictor, machine, steps, engine: Analytic(machine, engine))
     cluster, engine = nj.load_cluster("1x A100-SXM4-80GB"), FREE.replace(request_s=1e-3, wave=0.1)
     asked, load, step = demand(LENGTHS, Options(chunk_tokens=300, max_batch=16)), 6.0, 0.01
-    found = slopes.elasticities(PREDICTOR, cluster, cast(Any, None), engine, asked, load, 16.0)
+    found = answers.elasticities(PREDICTOR, cluster, cast(Any, None), engine, asked, load, 16.0)
 
     @jax.jit
     def logs(own: Any) -> jax.Array:

@@ -14,19 +14,18 @@ import pytest
 from small_configs import TINY
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.cli import run as command
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model import checkpoint
-from neusight_jax.serving import answers, dynamo, under_load
+from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.serving import answers, simulators, under_load
 from neusight_jax.serving.capacity import Capacity
 from neusight_jax.serving.choices import Load, ServingChoice
-from neusight_jax.serving.dynamo import Prefill, Run, read_trace, run, write_profile
-from neusight_jax.serving.engine import Engine, Options
 from neusight_jax.serving.layouts import Replica
+from neusight_jax.serving.simulators import Prefill, Run, read_trace, run, write_profile
 from neusight_jax.serving.steady import Lengths
 from neusight_jax.serving.steps import axes
-from neusight_jax.serving.times import Times
+from neusight_jax.serving.times import Engine, Options, Times
 from neusight_jax.serving.under_load import _answered, _fewest
 
 GRID = axes(1024, 1024, 64)
@@ -57,7 +56,7 @@ def test_the_profile_is_dynamos(own: Times, tmp_path: Path) -> None:
 
 def test_another_version_is_refused(own: Times, monkeypatch: pytest.MonkeyPatch) -> None:
     for version, told in (("9.9", "is 9.9"), (None, "is not installed")):
-        monkeypatch.setattr(dynamo, "_version", lambda version=version: version)
+        monkeypatch.setattr(simulators, "_version", lambda version=version: version)
         with pytest.raises(nj.InputError, match=f"ai-dynamo-runtime {told}, expected 1.6.1: pip install"):
             run(own, OPTIONS, 1e5, lengths=LENGTHS, users=4)
 
@@ -162,7 +161,7 @@ def test_what_an_engine_misses_is_said(own: Times, monkeypatch: pytest.MonkeyPat
 
 
 needs_engine = pytest.mark.skipif(
-    not dynamo.installed() or importlib.metadata.version(dynamo.PACKAGE) != dynamo.VERSION,
+    not simulators.installed() or importlib.metadata.version(simulators.PACKAGE) != simulators.VERSION,
     reason="ai-dynamo-runtime is not installed",
 )
 
@@ -254,14 +253,14 @@ def test_the_command_runs_a_trace(
     ("version", "options", "message"),
     [
         (None, {}, "ai-dynamo-runtime is not installed"),
-        (dynamo.VERSION, {"poll_steps": 10}, "looks for new requests at every step"),
-        (dynamo.VERSION, {"draft_tokens": 6}, "guesses at most 5 tokens"),
+        (simulators.VERSION, {"poll_steps": 10}, "looks for new requests at every step"),
+        (simulators.VERSION, {"draft_tokens": 6}, "guesses at most 5 tokens"),
     ],
 )
 def test_what_the_engine_cannot_is_refused_before_any_forecast(
     version: str | None, options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamo, "_version", lambda: version)
+    monkeypatch.setattr(simulators, "_version", lambda: version)
     monkeypatch.setattr(answers, "replicas", lambda *_: pytest.fail("a forecast was made first"))
     with pytest.raises(nj.InputError, match=message):
         nj.serve(RooflinePredictor(), ["H100"], "llama-3.1-8b", trace=trace_file(tmp_path, 4), options=options)

@@ -14,22 +14,20 @@ import pytest
 from small_configs import TINY
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.hardware.cluster import as_cluster
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.model.programs import one_shot
-from neusight_jax.serving import slopes
+from neusight_jax.serving import answers
 from neusight_jax.serving.capacity import Capacity
 from neusight_jax.serving.choices import Load
 from neusight_jax.serving.disaggregated import disaggregated, link_bytes_per_s
-from neusight_jax.serving.dynamo import Run
-from neusight_jax.serving.engine import Engine, Options
 from neusight_jax.serving.layouts import Replica
 from neusight_jax.serving.pools import fewest, pools
+from neusight_jax.serving.simulators import ExecutionTimePredictor, Run
 from neusight_jax.serving.steady import Demand, Lengths, Steady, demand
 from neusight_jax.serving.steps import axes, load_model
-from neusight_jax.serving.times import Times
-from neusight_jax.serving.vidur import ExecutionTimePredictor
+from neusight_jax.serving.times import Engine, Options, Times
 
 GRID = axes(2048, 1024, 64)
 LENGTHS, OPTIONS = Lengths(1000, 101), Options(chunk_tokens=1024, max_batch=64)
@@ -144,15 +142,15 @@ def test_step_times_for_vidur() -> None:
 
 def test_slopes_of_what_an_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an engine whose times go as the memory's to the power -1 and the link's to the power -1/2."""
-    monkeypatch.setattr(slopes, "bounded_times", lambda predictor, machine, steps, engine: (machine,))
+    monkeypatch.setattr(answers, "bounded_times", lambda predictor, machine, steps, engine: (machine,))
 
     def run(machine: Any) -> Run:
         memory, link = float(machine.gpu.mem_bytes_per_s), float(machine.topology.link_bytes_per_s)
         return Run({"p50": 1.0 / memory}, {"p50": link**-0.5}, 1.0, 0.0)
 
     args: Any = RooflinePredictor(), as_cluster(nj.load_gpu("H100")), None, Engine(), run
-    found = slopes.run_elasticities(*args, ["mem_bytes_per_s", "link_bytes_per_s"])
+    found = answers.run_elasticities(*args, ["mem_bytes_per_s", "link_bytes_per_s"])
     assert found["mem_bytes_per_s"] == pytest.approx({"ttft_s": -1.0, "tpot_s": 0.0})
     assert found["link_bytes_per_s"] == pytest.approx({"ttft_s": 0.0, "tpot_s": -0.5})
     with pytest.raises(nj.InputError, match="wings is no figure of this machine"):
-        slopes.run_elasticities(*args, ["wings"])
+        answers.run_elasticities(*args, ["wings"])

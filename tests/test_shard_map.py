@@ -12,11 +12,11 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.graph.graph import Graph
-from neusight_jax.graph.traced.trace_options import TraceOptions
+from neusight_jax.graph.traced.operation import TraceOptions
 from neusight_jax.kernels.collective import OPS
 from neusight_jax.model.latency import kernel_terms, uncovered
+from neusight_jax.model.predictor import RooflinePredictor
 
 MESH = AbstractMesh((2, 4), ("data", "tensor"))
 

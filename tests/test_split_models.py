@@ -16,7 +16,7 @@ import pytest
 import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.graph.graph import Node
-from neusight_jax.hardware.cluster_file import load_named_server
+from neusight_jax.hardware.files import load_named_server
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.serving.steps import HEAD, axes, load_model, points

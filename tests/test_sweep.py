@@ -26,8 +26,7 @@ from neusight_jax.cli import run
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.hardware.variant import vary
-from neusight_jax.kernels.distinct import distinct
-from neusight_jax.kernels.table import Kernel
+from neusight_jax.kernels.table import Kernel, distinct
 from neusight_jax.sweeps import run as run_module
 from neusight_jax.sweeps.devices import Processes, join_processes
 from neusight_jax.sweeps.parts import Parts

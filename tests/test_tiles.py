@@ -14,7 +14,7 @@ from predictors import NETWORKS, ON_ONE_GPU, random_gpus, random_kernels, random
 import neusight_jax as nj
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Work
-from neusight_jax.model.tiles import TileChoice, choose_tile, init_tile_choice, largest_tile, tile_scores
+from neusight_jax.model.heads import TileChoice, choose_tile, init_tile_choice, largest_tile, tile_scores
 
 ROWS = 64
 GPU = nj.load_gpu("Tesla V100-PCIE-32GB")

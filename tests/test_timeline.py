@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.job.forecast import StepForecast
+from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.reports.timeline import COMPUTE, MESSAGES, forecast_timeline, step_timeline, write_timeline
 from neusight_jax.scaling.trace import busy_seconds
 

@@ -21,8 +21,7 @@ from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.model.checkpoint import WEIGHTS
 from neusight_jax.model.intervals import WIDEST, kernel_interval
 from neusight_jax.training import recipes
-from neusight_jax.training.fit import FitState, Settings
-from neusight_jax.training.progress import Saved, kept_steps
+from neusight_jax.training.fit import FitState, Saved, Settings, kept_steps
 from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.recipes import train
 from synthetic import synthetic_rows

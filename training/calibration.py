@@ -1,22 +1,12 @@
-"""Few-shot calibration: a handful of measured kernels of one GPU into shifts of the predictor's heads.
-
-The log error of an unmeasured GPU is modelled as a Gaussian process: with J_j(x) = ∂ log t(x) / ∂ effect_j, the share
-of head j in the forecast of shape x,
-
-    cov(x, x') = Σ_j J_j(x) J_j(x') (σ_c² + σ_s² κ(x, x')) + σ_b² κ(x, x') Σ_j J_j(x) Σ_j J_j(x'),
-
-a constant per head, a shape-dependent part per head, and one common to all heads; κ from `calibrated`. The posterior
-mean is found by Gauss-Newton steps through the predictor itself, with weights that keep a bad row from counting fully.
-The widths were chosen by leave-one-GPU-out (`evaluate --protocol few-shot`): flat around these values, so one set
-serves most families (`prior_of`).
-"""
+"""A calibrated checkpoint: measured kernels of one GPU and a checkpoint in, a complete checkpoint and its card out."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -24,20 +14,150 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+import neusight_jax
+from neusight_jax.datasets.devices import measured_device
+from neusight_jax.datasets.measurements import measured_names, read_measured_on, table_from_frame
 from neusight_jax.errors import InputError
+from neusight_jax.files import refuse_existing
+from neusight_jax.hardware.catalog import canonical_name
 from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
+from neusight_jax.hardware.files import load_named_gpu
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.model.calibrated import CalibratedPredictor, ShapeEffect, shape_kernel, shape_points, shifted
+from neusight_jax.model.checkpoint import load_card, load_predictor, save_checkpoint
 from neusight_jax.model.intervals import Intervals, gpu_ratios, gpu_widening, kernel_bounds
 from neusight_jax.model.latency import require_covered
 from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.residuals import EFFECTS, add_to_effect
-from neusight_jax.model.terms import Predictor
-from neusight_jax.training.conformal import calibrated_width, mean_error_percent
+from neusight_jax.training.intervals import calibrated_width, mean_error_percent
 
 if TYPE_CHECKING:
     from neusight_jax.datasets.measurements import Measurements
+
+
+def calibrate_checkpoint(
+    measurements: Sequence[Path | str],
+    gpu: str,
+    output: Path | str,
+    checkpoint: str = "fp32",
+    *,
+    drop_invalid: bool = False,
+) -> dict[str, Any]:
+    """Calibrate a checkpoint on one GPU and write the result to a folder.
+
+    A GPU the checkpoint was trained on starts from its measured effect.
+
+    Args:
+      measurements: files or folders of the schema, or a filled plan in CSV; rows of other GPUs are left out.
+      gpu: name (of a board that was measured, `measured_device`), or file of figures; output: folder to write, new or
+        empty; checkpoint: name or path.
+      drop_invalid: leave bad rows out instead of refusing.
+    Returns: the card.
+    Raises: `InputError` for bad measurements, unknown names, a checkpoint that cannot be calibrated.
+    """
+    refuse_existing(output)
+    gpu = _as_measured(gpu, measurements)
+    name, machine = load_named_gpu(gpu)
+    card = load_card(checkpoint)
+    if "calibrated" in card:
+        raise InputError(
+            f"{checkpoint} is calibrated already, on {card['calibrated']['gpu']}; start from "
+            f"{card['calibrated']['checkpoint']} with all measured kernels together"
+        )
+    known = canonical_name(gpu) in card.get("device_effects", {})
+    predictor = load_predictor(checkpoint, canonical_name(name))
+    data = read_measured_on(measurements, name, machine, on_invalid="drop" if drop_invalid else "refuse")
+    frame = data.frame
+    done = calibration(predictor, machine, table_from_frame(frame), frame["latency_s"].to_numpy(np.float64))
+    rows = {family: int(item["rows"]) for family, item in done.summary.items()}
+    kept = {key: value for key, value in card.items() if key not in ("format", "seconds")}
+    out = {
+        **kept,
+        "kind": "calibrated",
+        "architecture": {**card["architecture"], "points": rows},
+        "trained_dtypes": sorted({*card.get("trained_dtypes", ()), *frame["dtype"].unique()}),
+        "held_out": [device for device in card.get("held_out", ()) if device != name],
+        "device_effects": {},
+        "device_intervals": {},
+        "notes": list(data.notes),
+        "version": neusight_jax.__version__,
+        "made_by": f'neusight-jax calibrate --checkpoint {checkpoint} --measurements DIR --gpu "{gpu}" --output DIR',
+        "calibrated": {
+            "gpu": name,
+            "figures": {item.name: float(np.asarray(getattr(machine, item.name))) for item in fields(GPU)},
+            "checkpoint": checkpoint,
+            "from_measured_effect": known,
+            "rows": rows,
+            "summary": done.summary,
+            "prior": {family: asdict(prior_of(family)) for family in rows},
+        },
+    }
+    save_checkpoint(output, done.predictor, out)
+    return out
+
+
+def _as_measured(gpu: str, measurements: Sequence[Path | str]) -> str:
+    """The measured device that the name of a GPU means; the name itself where none does, or it is a file."""
+    if canonical_name(gpu) is None:
+        return gpu
+    try:
+        return measured_device(gpu, measured_names(measurements))
+    except InputError:
+        return gpu  # rows need not name their device; if these do, reading them says so
+
+
+# Which kernels to measure first: those that tell most about all the others, before any is measured.
+#
+# Under the prior of `calibration` the uncertainty of every kernel on a machine is known in advance, and so is how far
+# one measurement lowers it. Kernels are taken greedily, each the one that lowers the summed variance of the workload
+# most, given those taken already.
+
+
+def most_telling(
+    covariances: Sequence[Float[np.ndarray, "kernel kernel"]],
+    count: int,
+    noise: float,
+    weight: Float[np.ndarray, " kernel"] | None = None,
+    allowed: np.ndarray | None = None,
+) -> list[int]:
+    """Positions of the kernels to measure, the most telling first.
+
+    Args:
+      covariances: prior covariance of the log errors of the same kernels, one for each machine considered; the gain is
+        averaged over machines, each in units of its own variance before any measurement.
+      count: how many to take; noise: of a measurement, standard deviation of its logarithm.
+      weight: how much each kernel matters (default: all alike); allowed: mask of those that may be taken.
+    """
+    left = np.array([matrix / max(np.trace(matrix), 1e-30) for matrix in covariances])
+    variance = np.array([noise**2 / max(np.trace(matrix), 1e-30) for matrix in covariances])[:, None]
+    importance = np.ones(left.shape[1]) if weight is None else np.asarray(weight)
+    open_to = np.ones(left.shape[1], bool) if allowed is None else np.array(allowed, bool)
+    chosen: list[int] = []
+    for _ in range(min(count, int(open_to.sum()))):
+        own = np.einsum("mkk->mk", left) + variance
+        gain = np.sum(np.einsum("t,mtk->mk", importance, left**2) / own, axis=0)
+        best = int(np.argmax(np.where(open_to, gain, -np.inf)))
+        open_to[best] = False
+        chosen.append(best)
+        left -= left[:, :, best, None] * left[:, best, None, :] / own[:, best, None, None]
+    return chosen
+
+
+# Few-shot calibration: a handful of measured kernels of one GPU into shifts of the predictor's heads.
+#
+# The log error of an unmeasured GPU is modelled as a Gaussian process: with J_j(x) = ∂ log t(x) / ∂ effect_j, the share
+# of head j in the forecast of shape x,
+#
+#     cov(x, x') = Σ_j J_j(x) J_j(x') (σ_c² + σ_s² κ(x, x')) + σ_b² κ(x, x') Σ_j J_j(x) Σ_j J_j(x'),
+#
+# a constant per head, a shape-dependent part per head, and one common to all heads; κ from `calibrated`. The posterior
+# mean is found by Gauss-Newton steps through the predictor itself, with weights that keep a bad row from counting
+# fully.
+# The widths were chosen by leave-one-GPU-out (`evaluate --protocol few-shot`): flat around these values, so one set
+# serves most families (`prior_of`).
 
 
 @dataclass(frozen=True)

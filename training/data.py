@@ -1,29 +1,101 @@
-"""From measurements to training rows: sweeps of every family, and nodes of measured models as in-model rows."""
+"""Measured rows in the form the fitting loop takes."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 import pandas as pd
+from jaxtyping import Bool, Float, Int
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets.measurements import Measurements
-from neusight_jax.hardware.catalog import known_library
-from neusight_jax.hardware.cluster import Cluster, stack_clusters
-from neusight_jax.hardware.cluster_file import usual_topology
+from neusight_jax.hardware.catalog import generation_of, known_library
+from neusight_jax.hardware.cluster import Cluster, Topology, stack_clusters
+from neusight_jax.hardware.files import usual_topology
 from neusight_jax.hardware.gpu import GPU, stack_gpus
-from neusight_jax.hardware.topology import Topology
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import Kernel, KernelBatch
-from neusight_jax.scaling.per_op import event_overhead_s, node_kernels
-from neusight_jax.training.rows import Rows
+from neusight_jax.model.residuals import other_vendor
+from neusight_jax.scaling.tables import event_overhead_s, node_kernels
+
+
+def generations(family: Family, devices: Sequence[str]) -> list[str]:
+    """The generations of devices in a family, each once, sorted."""
+    return sorted({generation_of(name, family.generations) for name in devices})
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured rows of one family, of any number of devices.
+
+    Attributes:
+      family: family of the rows.
+      batch: the kernels, not padded.
+      seconds: measured latency [row].
+      tile: measured position in the tile menu, −1 where unknown [row].
+      device: index into `devices` [row].
+      isolated: 1 = a sweep's row, 0 = a node of a running model [row].
+      devices: canonical device names; gpus: their specifications stacked [device].
+      topologies: how they are joined in their usual servers [device], of rows that send to other GPUs.
+    """
+
+    family: Family
+    batch: KernelBatch
+    seconds: Float[np.ndarray, " row"]
+    tile: Int[np.ndarray, " row"]
+    device: Int[np.ndarray, " row"]
+    isolated: Float[np.ndarray, " row"]
+    devices: tuple[str, ...]
+    gpus: GPU
+    topologies: Topology | None = None
+
+    @property
+    def generation(self) -> tuple[int, ...]:
+        """Index of each device's generation among those present [device]."""
+        order = generations(self.family, self.devices)
+        own = self.family.generations
+        return tuple(order.index(generation_of(name, own)) for name in self.devices)
+
+    @property
+    def of_minority_vendor(self) -> Bool[np.ndarray, " device"]:
+        """Devices that run another vendor's libraries, where there are any that run the usual ones [device]."""
+        other = np.asarray(other_vendor(self.gpus))
+        return other & ~other.all()
+
+    def take(self, where: np.ndarray | slice) -> Rows:
+        """The rows at these positions (or under this mask)."""
+        return replace(
+            self,
+            batch=jax.tree.map(lambda column: column[where], self.batch),
+            seconds=self.seconds[where],
+            tile=self.tile[where],
+            device=self.device[where],
+            isolated=self.isolated[where],
+        )
+
+    def without(self, names: Sequence[str]) -> Rows:
+        """The rows of all other devices; the list of devices stays."""
+        held_out = [position for position, name in enumerate(self.devices) if name in names]
+        return self.take(~np.isin(self.device, held_out))
+
+    def without_libraries(self) -> Rows:
+        """The rows without what is known of the libraries that ran them."""
+        dims = {name: sizes for name, sizes in self.batch.dims.items() if name != LIBRARY}
+        return replace(self, batch=replace(self.batch, dims=dims))
+
+    def of_device(self, name: str) -> Rows:
+        """The rows measured on one device."""
+        return self.take(self.device == self.devices.index(name))
+
+
+# From measurements to training rows: sweeps of every family, and nodes of measured models as in-model rows.
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
 """Families that have a network of their own."""

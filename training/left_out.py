@@ -12,13 +12,13 @@ import numpy as np
 
 from neusight_jax.hardware.catalog import gpu_info
 from neusight_jax.model.checkpoint import with_libraries
+from neusight_jax.model.heads import TileChoice
 from neusight_jax.model.mixture import FamilyMixture, MixturePredictor
 from neusight_jax.model.physics import STANDARD
 from neusight_jax.model.residuals import FLOOR, IN_MODEL
-from neusight_jax.model.tiles import TileChoice
+from neusight_jax.training.data import Rows
 from neusight_jax.training.fit import Job, Settings, fit, sample_of
 from neusight_jax.training.objectives import MixtureObjective, forecast, generation_mask, stack_members
-from neusight_jax.training.rows import Rows
 
 
 @dataclass(frozen=True)

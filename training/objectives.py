@@ -11,18 +11,17 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neusight_jax.baselines.roofline3 import Roofline3Predictor, ThreeNumbers
+from neusight_jax.baselines.rivals import Roofline3Predictor, ThreeNumbers
 from neusight_jax.kernels.family import TILE, Family
-from neusight_jax.model.heads import HEADS
+from neusight_jax.model.heads import HEADS, TileChoice, choose_tile, init_tile_choice, tile_scores
 from neusight_jax.model.mixture import FamilyMixture, MixturePredictor, init_family
+from neusight_jax.model.network import Network, apply_network, init_network
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.residuals import EFFECTS, IN_MODEL, MEMORY, OTHER_VENDOR, effect_width
 from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
-from neusight_jax.model.terms import Predictor
-from neusight_jax.model.tiles import TileChoice, choose_tile, init_tile_choice, tile_scores
-from neusight_jax.model.utilization import Network, apply_network, init_network
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
+from neusight_jax.training.data import Rows
 from neusight_jax.training.fit import Sample, Settings, sample_of
-from neusight_jax.training.rows import Rows
 
 EFFECT_SHARES: dict[str, float] = {
     "linear": 4.0,

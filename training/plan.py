@@ -20,11 +20,11 @@ from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import write_atomically
 from neusight_jax.graph.configs.build import graph_from_config, is_eager
-from neusight_jax.graph.configs.catalog import list_models
+from neusight_jax.graph.configs.config import list_models
 from neusight_jax.hardware.catalog import catalog_gpu
 from neusight_jax.hardware.cluster import on_device
+from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.hardware.gpu_file import load_named_gpu
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.rowwise import BINARY_OPS
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
@@ -32,8 +32,7 @@ from neusight_jax.model.calibrated import shape_kernel, shape_points
 from neusight_jax.model.checkpoint import load_predictor
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.residuals import EFFECTS
-from neusight_jax.training.calibration import linearised, prior_of
-from neusight_jax.training.design import most_telling
+from neusight_jax.training.calibration import linearised, most_telling, prior_of
 from neusight_jax.units import GIB
 
 PLANS: dict[str, dict[str, int]] = {

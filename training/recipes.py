@@ -20,24 +20,33 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.catalog import generation_of
 from neusight_jax.model.checkpoint import save_checkpoint, untrained, with_effect, with_libraries
+from neusight_jax.model.heads import TileChoice, init_tile_choice
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.model.own_network import load_network, network_card
-from neusight_jax.model.terms import Predictor
-from neusight_jax.model.tiles import TileChoice, init_tile_choice
+from neusight_jax.model.network import load_network, network_card
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.neusight import NeuSightPredictor
-from neusight_jax.training.conformal import Residuals, mean_error_percent
-from neusight_jax.training.data import NETWORKS, devices_with, join_rows, measured_devices, model_rows, sweep_rows, thin
+from neusight_jax.training.data import (
+    NETWORKS,
+    Rows,
+    devices_with,
+    join_rows,
+    measured_devices,
+    model_rows,
+    sweep_rows,
+    thin,
+)
 from neusight_jax.training.fit import (
     FitState,
     Job,
     Kind,
+    Saved,
     Settings,
     fit,
     row_features,
     sample_of,
     with_more_steps,
 )
-from neusight_jax.training.interval_fit import Evidence, make_intervals
+from neusight_jax.training.intervals import Evidence, Residuals, make_intervals, mean_error_percent
 from neusight_jax.training.left_out import LeftOut, left_out_jobs, merged, shared_effect
 from neusight_jax.training.objectives import (
     MixtureObjective,
@@ -47,9 +56,7 @@ from neusight_jax.training.objectives import (
     forecast,
     stack_members,
 )
-from neusight_jax.training.progress import Saved
 from neusight_jax.training.recipe import RECIPES, Recipe
-from neusight_jax.training.rows import Rows
 from neusight_jax.training.taking_over import taken_over
 
 
@@ -74,7 +81,7 @@ def train(
       measurements: files or folders of the schema; recipe: key of `RECIPES`; output: folder to write, new or empty.
       hold_out: GPUs whose rows are not trained on; seed: of the first member, the others follow.
       drop_invalid: leave bad rows out instead of refusing; console: for progress (none = quiet).
-      network: a flax module of one's own in place of the recipe's (`neusight_jax.model.own_network`).
+      network: a flax module of one's own in place of the recipe's (`neusight_jax.model.network`).
     Returns: the card.
     Raises: `InputError` for bad measurements, unknown names, GPUs to hold out that were not measured, a network that
       does not fit or cannot be imported again, an output that cannot be written.

@@ -21,7 +21,7 @@ from neusight_jax.files import refuse_existing
 from neusight_jax.model.checkpoint import LIBRARIES, load_card, load_predictor, save_checkpoint
 from neusight_jax.model.intervals import MODELS, Intervals
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor
 
 BY_DEVICE: tuple[str, ...] = ("device_effects", "generation_effects", "device_intervals")
 """What a card says by device or generation, then family."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.errors import unknown_name
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor, RooflinePredictor
 
 BASELINES: dict[str, Predictor] = {"roofline": RooflinePredictor()}
 """Baselines that need no fitting, by name."""

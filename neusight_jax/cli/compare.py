@@ -41,7 +41,7 @@ def compare(
     from neusight_jax.cli.predict import plain_notes
     from neusight_jax.cli.workloads import work_of
     from neusight_jax.comparison import compare as compare_gpus
-    from neusight_jax.hardware.gpu_file import load_named_gpu
+    from neusight_jax.hardware.files import load_named_gpu
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 

@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from neusight_jax.results import Result
+    from neusight_jax.records import Result
 
 COMMAND: contextvars.ContextVar[str] = contextvars.ContextVar("command", default="")
 """The command line that runs, for reports."""
@@ -29,7 +29,7 @@ def show(renderable: RenderableType) -> None:
 
         Console(markup=False).print(renderable)
         return
-    from neusight_jax.results import as_text
+    from neusight_jax.records import as_text
 
     text = as_text(renderable, PIPE_WIDTH)
     typer.echo("\n".join(line.rstrip() for line in text.rstrip().splitlines()))
@@ -62,7 +62,7 @@ def report_to(path: Path | None, result: Result, **about: Any) -> None:
 
 def show_json(result: Mapping[str, Any], **asked: Any) -> None:
     """Print a result as JSON, and nothing else, to stdout: its schema, what was asked for, then the rest."""
-    from neusight_jax.results import json_text
+    from neusight_jax.records import json_text
 
     typer.echo(json_text({"schema": result["schema"], **asked, **result}))
 

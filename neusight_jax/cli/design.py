@@ -81,9 +81,8 @@ def design(
     if output is not None:
         _require_writable(output)
     from neusight_jax.cli.workloads import numbers
-    from neusight_jax.designs.answers import answer, read_costs
+    from neusight_jax.designs.answers import answer, infeasible_note, read_costs
     from neusight_jax.designs.answers import pareto as front_of
-    from neusight_jax.designs.notes import infeasible_note
     from neusight_jax.designs.search import Search, Settings
     from neusight_jax.hardware.cluster import gpu_of
 
@@ -174,9 +173,8 @@ def _kernels(load: Workload) -> KernelTable:
 
 def _target(asked: Problem, target_s: float) -> dict[str, Any]:
     """The least value of the one free field that meets a latency, with its workload and notes."""
-    from neusight_jax.designs.answers import required
-    from neusight_jax.designs.notes import bound_notes, workload_notes
-    from neusight_jax.results import schema
+    from neusight_jax.designs.answers import bound_notes, required, workload_notes
+    from neusight_jax.records import schema
     from neusight_jax.workloads import workload_dict
 
     wanted, load = asked.free[0], asked.workloads[0]
@@ -217,8 +215,8 @@ def _require_writable(output: Path) -> None:
 
 def _write(output: Path, content: dict[str, Any], found: Design, about: dict[str, Any]) -> None:
     from neusight_jax.files import atomic_folder
+    from neusight_jax.records import json_text
     from neusight_jax.reports.page import write_report
-    from neusight_jax.results import json_text
 
     with atomic_folder(output) as place:
         (place / "design.json").write_text(json_text(content), encoding="utf-8")
@@ -249,7 +247,7 @@ def _budget(text: str) -> tuple[str, float]:
 def _base(name: str, changes: Sequence[str], loads: Sequence[Workload]) -> tuple[str, Machine]:
     """Name and figures of the machine to start from, in its usual servers where loads occupy several GPUs."""
     from neusight_jax.cli.workloads import machine_of, numbers, split_assignment
-    from neusight_jax.hardware.gpu_file import load_named_gpu
+    from neusight_jax.hardware.files import load_named_gpu
     from neusight_jax.hardware.variant import check_field, require_field, vary_plainly
     from neusight_jax.workloads import num_gpus
 
@@ -276,7 +274,7 @@ def _load(
 ) -> Workload:
     """A workload from `MODEL[,key=value...]`, the options for what it does not say; `served`: the GPU of a service."""
     from neusight_jax.cli.workloads import work_of
-    from neusight_jax.designs.jobs import job_load
+    from neusight_jax.designs.loads import job_load
     from neusight_jax.graph.graph import Graph
     from neusight_jax.workloads import workload
 
@@ -308,7 +306,7 @@ _LAYOUT, _DTYPES = ("tensor_parallel", "expert_parallel"), ("dtype", "weight_dty
 
 def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, gpu: GPU, weight: float) -> Workload:
     """A model that is served within targets."""
-    from neusight_jax.designs.service import service
+    from neusight_jax.designs.loads import service
     from neusight_jax.graph.traced.source_file import is_source
 
     other = option_names(each for each in load.given() if each not in (*_LAYOUT, *_DTYPES))

@@ -40,7 +40,7 @@ def evaluate(
     Of a checkpoint, with how many measurements lie in its 80 % intervals and how wide these are; or, with --protocol,
     of predictors fitted without the GPU they are scored on.
     """
-    from neusight_jax.results import json_text, schema
+    from neusight_jax.records import json_text, schema
 
     _check_options(protocol, checkpoint, seeds, baseline)
     devices = measured_devices(device, measurements) if device else None
@@ -148,7 +148,7 @@ def leaderboard(
 
 
 def _show_scores(evaluation: Any, as_json: bool) -> None:
-    from neusight_jax.results import schema
+    from neusight_jax.records import schema
 
     if as_json:
         show_json({"schema": schema("evaluation"), **evaluation.to_dict()})

@@ -22,7 +22,7 @@ def explore(
     from neusight_jax.files import scratch_folder
     from neusight_jax.graph.configs.config import read_config
     from neusight_jax.hardware.catalog import canonical_name
-    from neusight_jax.hardware.gpu_file import load_named_gpu
+    from neusight_jax.hardware.files import load_named_gpu
     from neusight_jax.reports.page import require_pages
 
     require_pages("explore")

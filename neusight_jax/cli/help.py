@@ -86,7 +86,7 @@ def _write(formatter: Any, records: Iterable[tuple[str, tuple[str, str]]]) -> No
 
 def model_names(incomplete: str) -> list[str]:
     """Models that begin so."""
-    from neusight_jax.graph.configs.catalog import list_models
+    from neusight_jax.graph.configs.config import list_models
 
     return [name for name in list_models() if name.startswith(incomplete)]
 

@@ -19,7 +19,7 @@ def import_neusight(
     drop_invalid: DropInvalid = False,
 ) -> None:
     """Import the sweeps and device files of a NeuSight checkout."""
-    from neusight_jax.datasets.neusight_import import import_neusight as read_checkout
+    from neusight_jax.datasets.neusight import import_neusight as read_checkout
 
     on_invalid: Literal["drop", "refuse"] = "drop" if drop_invalid else "refuse"
     for line in read_checkout(source, output, on_invalid=on_invalid, console=progress_console()).lines():

@@ -57,16 +57,15 @@ def _gpu_row(name: str) -> dict[str, Any]:
 
 def _show_rows(kind: str, rows: list[dict[str, Any]]) -> None:
     """A list as JSON, under its name."""
-    from neusight_jax.results import schema
+    from neusight_jax.records import schema
 
     show_json({"schema": schema(kind), kind: rows})
 
 
 def models(as_json: AsJson = False) -> None:
     """List the models of the catalog, with the format their weights are published in."""
-    from neusight_jax.graph.configs.assumed import longest_sequence
-    from neusight_jax.graph.configs.catalog import list_models, load_model_config
-    from neusight_jax.graph.configs.config import TORCH_DTYPES
+    from neusight_jax.graph.configs.build import longest_sequence
+    from neusight_jax.graph.configs.config import TORCH_DTYPES, list_models, load_model_config
 
     def weights(config: dict[str, Any]) -> str:
         quantization = config.get("quantization_config", {})

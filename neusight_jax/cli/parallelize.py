@@ -50,14 +50,13 @@ def parallelize(
 
     Several GPUs and numbers of GPUs are compared by their best layouts; with prices by cost.
     """
-    from neusight_jax.graph.configs.assumed import assumed_dtype
-    from neusight_jax.graph.configs.config import read_config
-    from neusight_jax.graph.configs.language import language_config
+    from neusight_jax.graph.configs.build import assumed_dtype
+    from neusight_jax.graph.configs.config import language_config, read_config
     from neusight_jax.hardware.catalog import canonical_name
-    from neusight_jax.hardware.cluster_file import gpu_in
+    from neusight_jax.hardware.files import gpu_in
     from neusight_jax.hardware.prices import read_prices
+    from neusight_jax.job.parallelism import Space
     from neusight_jax.layouts.answers import parallelize as ranked
-    from neusight_jax.layouts.space import Space
     from neusight_jax.model.checkpoint import load_predictor
 
     listed = read_prices(prices) if prices is not None else None
@@ -87,7 +86,7 @@ def parallelize(
 
 def _clusters(gpus: list[str], counts: list[int]) -> dict[str, Cluster]:
     """The clusters of a command line by name."""
-    from neusight_jax.hardware.cluster_file import load_named_cluster
+    from neusight_jax.hardware.files import load_named_cluster
 
     found: dict[str, Cluster] = {}
     for given in gpus:

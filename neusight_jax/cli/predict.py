@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from neusight_jax.hardware.gpu import GPU
     from neusight_jax.job.forecast import StepForecast
     from neusight_jax.job.job import Job
-    from neusight_jax.model.terms import Predictor
+    from neusight_jax.model.predictor import Predictor
 
 _CHAKRA = "Also write the job as Chakra traces, one a rank, for ASTRA-sim (extra `chakra`); needs --gpus."
 _TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfetto and `scale-trace`."
@@ -90,7 +90,7 @@ def used_for(work: Graph | Job, gpu: str | None, name: str, figures: GPU, checkp
     Raises: `InputError` where the GPU lacks the arithmetic of the work.
     """
     from neusight_jax.cli.workloads import check_dtype
-    from neusight_jax.hardware.cluster_file import gpu_in
+    from neusight_jax.hardware.files import gpu_in
     from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 
     gpu_name = gpu_in(name)

@@ -44,7 +44,7 @@ def profile(
         return
     if output is None:
         raise InputError("--output is missing; give a folder to measure into, or --list to see which kernels tell most")
-    from neusight_jax.profiling.journal import kept_kernels
+    from neusight_jax.profiling.run import kept_kernels
     from neusight_jax.profiling.run import profile as measure
 
     target = output

@@ -28,10 +28,10 @@ def scale_trace(
     as_json: AsJson = False,
 ) -> None:
     """Forecast a measured run on other GPUs, kernel by kernel."""
-    from neusight_jax.hardware.gpu_file import load_named_gpu
-    from neusight_jax.results import schema
+    from neusight_jax.hardware.files import load_named_gpu
+    from neusight_jax.records import schema
     from neusight_jax.scaling.reading import read_trace
-    from neusight_jax.scaling.scale import scale_trace as scale
+    from neusight_jax.scaling.rules import scale_trace as scale
 
     chosen: dict[str, str] = {}
     for pair in select or ():

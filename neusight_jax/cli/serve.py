@@ -79,7 +79,7 @@ def serve(
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.model.checkpoint import load_predictor
     from neusight_jax.serving.answers import serve as serve_load
-    from neusight_jax.serving.engine import Options
+    from neusight_jax.serving.times import Options
 
     with busy("forecasting"):
         found = serve_load(

@@ -96,7 +96,7 @@ def _swept(
     """What a sweep of all models and workloads returns, and the checkpoint that forecast it."""
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.cli.workloads import check_dtype, default_for, graph_of
-    from neusight_jax.hardware.gpu_file import load_named_gpus
+    from neusight_jax.hardware.files import load_named_gpus
     from neusight_jax.model.checkpoint import load_card, load_predictor
     from neusight_jax.sweeps.devices import join_processes
     from neusight_jax.sweeps.parts import kept_rows

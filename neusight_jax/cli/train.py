@@ -26,9 +26,9 @@ def train(
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
     held_out = measured_devices(hold_out or (), measurements)
-    from neusight_jax.model.own_network import load_network
+    from neusight_jax.model.network import load_network
     from neusight_jax.training.evaluation.systems import BASELINES, train_baseline
-    from neusight_jax.training.progress import kept_steps
+    from neusight_jax.training.fit import kept_steps
     from neusight_jax.training.recipe import RECIPES
     from neusight_jax.training.recipes import train as train_recipe
 
@@ -71,8 +71,7 @@ def calibrate(
 
     Measurements of other GPUs are left out. A filled list of `neusight-jax profile --list` will do, as CSV too.
     """
-    from neusight_jax.training.calibrated_checkpoint import calibrate_checkpoint
-    from neusight_jax.training.calibration import summary_lines
+    from neusight_jax.training.calibration import calibrate_checkpoint, summary_lines
 
     with busy("calibrating"):
         card = calibrate_checkpoint(measurements, gpu, output, checkpoint, drop_invalid=drop_invalid)

@@ -16,7 +16,7 @@ from neusight_jax.hardware.gpu import GPU
 from neusight_jax.units import base_unit, quantity
 
 if TYPE_CHECKING:
-    from neusight_jax.graph.traced.trace_options import TraceOptions
+    from neusight_jax.graph.traced.operation import TraceOptions
     from neusight_jax.hardware.cluster import Machine
     from neusight_jax.job.job import Job
     from neusight_jax.job.parallelism import Parallelism
@@ -65,7 +65,7 @@ def count_of(job: JobOptions) -> int | None:
     """GPUs that a command line says; None where the layout is to say it."""
     if job.cluster is None:
         return job.gpus
-    from neusight_jax.hardware.cluster_file import load_cluster
+    from neusight_jax.hardware.files import load_cluster
 
     count = load_cluster(job.cluster).count
     if job.gpus not in (None, count):
@@ -75,8 +75,7 @@ def count_of(job: JobOptions) -> int | None:
 
 def machine_of(work: Graph | Job, gpu: str | os.PathLike[str] | None, job: JobOptions) -> tuple[str, Machine]:
     """Name and figures of the machine that work runs on: a GPU, the server it is split over, or a job's cluster."""
-    from neusight_jax.hardware.cluster_file import load_named_cluster, load_named_server
-    from neusight_jax.hardware.gpu_file import load_named_gpu
+    from neusight_jax.hardware.files import load_named_cluster, load_named_gpu, load_named_server
     from neusight_jax.workloads import num_gpus
 
     if (gpu is None) == (job.cluster is None):
@@ -98,9 +97,8 @@ _OF_JOBS = (
 
 def job_of(model: str, load: WorkloadOptions, job: JobOptions) -> Job:
     """A training job; `InputError` for a layout or workload that cannot be used."""
-    from neusight_jax.graph.configs.assumed import assumed_dtype, assumed_length
-    from neusight_jax.graph.configs.config import read_config
-    from neusight_jax.graph.configs.language import language_config
+    from neusight_jax.graph.configs.build import assumed_dtype, assumed_length
+    from neusight_jax.graph.configs.config import language_config, read_config
     from neusight_jax.graph.traced.source_file import is_source
     from neusight_jax.job.job import job_from_config
 
@@ -208,7 +206,7 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
 
 def trace_options(load: WorkloadOptions) -> TraceOptions:
     """How to read a function or module, as a command line says."""
-    from neusight_jax.graph.traced.trace_options import TraceOptions
+    from neusight_jax.graph.traced.operation import TraceOptions
 
     named = None if load.parameters is None else tuple(part.strip() for part in load.parameters.split(","))
     branch = int(load.branch) if load.branch.isdecimal() else load.branch

@@ -1,9 +1,10 @@
-"""`nj.design`, Pareto fronts and inverse questions: from a problem to answers a person can read."""
+"""Which budgets bind, and what one percent more of each would buy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,37 +14,190 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.designs.cost import CostModel, costs_for
-from neusight_jax.designs.jobs import job_load
-from neusight_jax.designs.multipliers import BINDING, Multipliers, multipliers
-from neusight_jax.designs.notes import (
-    bound_notes,
-    coincidence_note,
-    ends_of,
-    infeasible_note,
-    machine_notes,
-    workload_notes,
-)
+from neusight_jax.designs.loads import ALONE, job_load
 from neusight_jax.designs.problem import Given, Problem, arguments, metrics
 from neusight_jax.designs.search import Found, Search, Settings
-from neusight_jax.designs.service import ALONE
 from neusight_jax.errors import InputError
 from neusight_jax.forecast import predict
 from neusight_jax.graph.graph import Graph
+from neusight_jax.hardware.catalog import catalog_gpu, list_gpus
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.files import list_nodes, node_topology
 from neusight_jax.hardware.gpu import FIELDS, GPU
 from neusight_jax.hardware.variant import fields_of, figure, vary_plainly
 from neusight_jax.job.interval import carries_intervals
 from neusight_jax.job.job import Job
-from neusight_jax.model.intervals import ratio_interval
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.memory import memory_bytes
+from neusight_jax.model.intervals import far_note, ratio_interval
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
-from neusight_jax.model.terms import Predictor
-from neusight_jax.results import Result
+from neusight_jax.records import Result
 from neusight_jax.sweeps.space import Range
 from neusight_jax.units import with_unit
 from neusight_jax.workloads import Workload, workload, workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+BINDING = 0.01
+"""A budget binds when less than this share of it is left (steps of the fields leave some)."""
+RELAXATION = 1.0
+"""Of whole waves in the derivatives: exact ones do not see the SM count's waves."""
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """First-order conditions at a machine, in logarithms.
+
+    Attributes:
+      budgets: budget -> −d log objective / d log limit: one percent more buys this many percent; 0 if it does not bind.
+      left: budget -> share of it that is left.
+      bounds: fields at a bound -> the same for moving that bound outwards by 1 %.
+      residual: norm of what the multipliers leave of the objective's gradient, over its norm; small at an optimum.
+    """
+
+    budgets: dict[str, float]
+    left: dict[str, float]
+    bounds: dict[str, float]
+    residual: float
+
+
+def multipliers(
+    search: Search, logs: Float[np.ndarray, " field"], limits: dict[str, float] | None = None
+) -> Multipliers:
+    """Non-negative least squares of −∇ log objective on the gradients of binding budgets and bounds.
+
+    Reference: Karush-Kuhn-Tucker conditions; Lawson and Hanson, Solving Least Squares Problems, 1974 (scipy nnls).
+    """
+    from scipy.optimize import nnls
+
+    problem = search.problem
+    chosen = {**problem.budgets, **(limits or {})}
+    slope, slopes = search.slopes(logs, RELAXATION)
+    _, spent = search.values(logs[None])
+    left = {name: 1.0 - float(np.exp(spent[name][0])) / limit for name, limit in chosen.items()}
+    columns: list[tuple[str, str, np.ndarray]] = [
+        ("budget", name, slopes[name]) for name in chosen if left[name] < BINDING
+    ]
+    for place, each in enumerate(problem.free):
+        for end, sign in ((search.high, 1.0), (search.low, -1.0)):
+            if abs(logs[place] - end[place]) < AT_BOUND:
+                columns.append(("bound", each.field, sign * np.eye(len(logs))[place]))
+    budgets, bounds = dict.fromkeys(chosen, 0.0), {}
+    residual = 1.0
+    if columns:
+        matrix = np.stack([column for _, _, column in columns], axis=1)
+        prices, rest = nnls(matrix, -slope)
+        size = float(np.linalg.norm(slope))
+        residual = float(rest) / size if size > 0.0 else 0.0
+        for (kind, name, _), price in zip(columns, prices, strict=True):
+            if kind == "budget":
+                budgets[name] = float(price)
+            else:
+                bounds[name] = float(price)
+    return Multipliers(budgets, left, bounds, residual)
+
+
+# What to know of a design before trusting it: bounds it ends on, what nobody measured, workloads that are unlike.
+
+AT_BOUND = 1e-3
+"""A field is at its bound within this distance in log."""
+
+
+def ends_of(ranges: Sequence[Range], figures: Mapping[str, float]) -> dict[str, str]:
+    """Fields that ended on a bound of their range: "low", "high", or "low and high" where the range is one value."""
+    out = {}
+    for each in ranges:
+        ends = {"low": float(each.rounded(each.low)), "high": float(each.rounded(each.high))}
+        met = [end for end, value in ends.items() if abs(np.log(figures[each.field] / value)) < AT_BOUND]
+        if met:
+            out[each.field] = " and ".join(met)
+    return out
+
+
+def bound_notes(ranges: Sequence[Range], figures: Mapping[str, float]) -> list[str]:
+    """A sentence for every field that ended on a bound of its range, or outside all GPUs of the catalog."""
+    said = []
+    for name, end in ends_of(ranges, figures).items():
+        wider = "" if end == "low and high" else "; a wider --free may give another answer"
+        said.append(f"{name} ends on the {end} bound of its range, {with_unit(name, figures[name])}{wider}")
+    for each in ranges:
+        low, high = _catalog_range(each.field)
+        value = figures[each.field]
+        if not low <= value <= high:
+            what = "GPU" if each.field in FIELDS else "server"
+            span = f"{with_unit(each.field, low)} to {with_unit(each.field, high)}"
+            said.append(
+                f"{each.field} of {with_unit(each.field, value)} is outside every {what} of the catalog ({span})"
+            )
+    return said
+
+
+@cache
+def _catalog_range(field: str) -> tuple[float, float]:
+    """Smallest and largest value of a figure among the GPUs, or servers, of the catalog that have it."""
+    if field in FIELDS:
+        machines: list[Machine] = [catalog_gpu(name) for name in list_gpus()]
+    else:  # of links and networks: the usual servers
+        gpu = catalog_gpu(list_gpus()[0])
+        machines = [Cluster(gpu, node_topology(name, gpu), 1) for name in list_nodes()]
+    values = [value for each in machines if (value := float(np.asarray(figure(each, field)))) > 0]
+    return (min(values), max(values)) if values else (0.0, np.inf)
+
+
+def workload_notes(problem: Problem) -> list[str]:
+    """What the graphs assumed, and whether eager and fused ones count in one objective."""
+    graphs = [load.graph for load in problem.workloads]
+    said = list(dict.fromkeys(note for graph in graphs for note in graph.notes))
+    names = {fused: [load.name for load in problem.workloads if load.graph.fused is fused] for fused in (True, False)}
+    if names[True] and names[False]:
+        said.append(
+            f"one objective mixes eager and fused workloads: {', '.join(names[False])} with every elementwise kernel "
+            f"by itself, {', '.join(names[True])} with them merged; --fused merges all"
+        )
+    return said
+
+
+def machine_notes(problem: Problem, gpu: GPU, family_s: Mapping[str, Any]) -> list[str]:
+    """How far a machine lies from those measured, and what does not fit into its memory.
+
+    Args:
+      family_s: seconds on it by family, of all workloads.
+    """
+    intervals = getattr(problem.predictor, "intervals", None)
+    said = []
+    if intervals is not None:
+        network = np.array([FAMILIES[name].network for name in family_s])
+        seconds = np.array([float(np.sum(each)) for each in family_s.values()])
+        said += far_note(intervals, gpu, network, seconds, "extrapolated")
+    for load in problem.workloads:
+        needed, there = memory_bytes(load.graph) if load.service is None else 0.0, float(np.asarray(gpu.mem_bytes))
+        if needed > there:
+            said.append(
+                f"{load.name} may not fit: it needs about {with_unit('mem_bytes', needed)} of memory, the machine has "
+                f"{with_unit('mem_bytes', there)}"
+            )
+    return said
+
+
+def coincidence_note(metric: str, limits: Sequence[float], binding: Sequence[str]) -> str:
+    """A sentence for limits of a front that do not bind, or gave nothing better than smaller ones; `binding` does."""
+    listed = ", ".join(with_unit(metric, limit) for limit in limits)
+    if not binding:
+        return f"{metric} up to {listed} gives no better design than less of it: there is no use for more"
+    points = "points of the front coincide" if len(limits) > 1 else "a point of the front is not at its limit"
+    return f"{points}, {metric} up to {listed}: what holds the design there is {', '.join(binding)}"
+
+
+def infeasible_note(metric: str, limits: Sequence[float]) -> str:
+    """A sentence for limits of a front that no machine keeps together with the budgets."""
+    listed = ", ".join(with_unit(metric, limit) for limit in limits)
+    return f"no machine in the bounds keeps every budget with {metric} up to {listed}: no point there"
+
+
+# `nj.design`, Pareto fronts and inverse questions: from a problem to answers a person can read.
 
 
 @dataclass(frozen=True)
@@ -351,7 +505,7 @@ def _times(given: Given, figures: dict[str, Array]) -> Float[Array, "gpu workloa
 
 def read_costs(path: Path, base: Machine) -> CostModel:
     """The shipped cost model with coefficients from a JSON or YAML file."""
-    from neusight_jax.hardware.gpu_file import read_mapping
+    from neusight_jax.hardware.files import read_mapping
 
     content = read_mapping(path, "a file of costs in JSON or YAML")
     try:

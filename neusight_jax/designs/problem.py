@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.designs.cost import CostModel
-from neusight_jax.designs.jobs import job_seconds
-from neusight_jax.designs.service import SERVED, Service, by_workload, served_metrics
+from neusight_jax.designs.loads import SERVED, Service, by_workload, job_seconds, served_metrics
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.cluster import Machine, gpu_of
 from neusight_jax.hardware.variant import fields_of, figure, require_field, vary
@@ -22,8 +21,8 @@ from neusight_jax.job.job import Job
 from neusight_jax.job.step import check_cluster
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import kernel_latency, require_covered
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation
-from neusight_jax.model.terms import Predictor
 from neusight_jax.sweeps.space import WHOLE, Range
 from neusight_jax.workloads import Workload, combined
 

@@ -15,15 +15,15 @@ from neusight_jax.explorer import jobs
 from neusight_jax.explorer.asked import Catalog, Variant, Workload, read
 from neusight_jax.forecast import Forecast
 from neusight_jax.graph.configs.build import graph_from_config
-from neusight_jax.graph.configs.catalog import list_models
+from neusight_jax.graph.configs.config import list_models
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.catalog import list_gpus
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import FIELDS, GPU, SWITCHES, WIDTH, WIDTH_PEAKS
-from neusight_jax.hardware.gpu_file import load_named_gpu
 from neusight_jax.job.parallelism import RECOMPUTE
 from neusight_jax.model.checkpoint import default_checkpoint, load_predictor
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.reports import forecast as forecasts
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Plot, page_of

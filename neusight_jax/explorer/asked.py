@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.catalog import load_model_config, model_names
+from neusight_jax.graph.configs.config import load_model_config, model_names
 from neusight_jax.hardware.catalog import canonical_name, catalog_gpu
-from neusight_jax.hardware.cluster import Cluster
-from neusight_jax.hardware.cluster_file import check_topology, load_named_cluster, load_named_server
+from neusight_jax.hardware.cluster import TRACED_FIELDS, Cluster
+from neusight_jax.hardware.files import check_topology, load_named_cluster, load_named_gpu, load_named_server
 from neusight_jax.hardware.gpu import GPU, check_figure
-from neusight_jax.hardware.gpu_file import load_named_gpu
-from neusight_jax.hardware.topology import TRACED_FIELDS
 from neusight_jax.hardware.variant import require_field, vary_plainly
 from neusight_jax.units import figure_text
 

@@ -11,18 +11,16 @@ import yaml
 
 from neusight_jax.errors import InputError
 from neusight_jax.explorer.asked import Variant, Workload
-from neusight_jax.graph.configs.assumed import assumed_length
-from neusight_jax.graph.configs.config import read_config
-from neusight_jax.graph.configs.language import language_config
-from neusight_jax.hardware.cluster import Cluster
+from neusight_jax.graph.configs.build import assumed_length
+from neusight_jax.graph.configs.config import language_config, read_config
+from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster
+from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import FIELDS
-from neusight_jax.hardware.gpu_file import load_named_gpu
-from neusight_jax.hardware.topology import TOPOLOGY_FIELDS
 from neusight_jax.job.forecast import StepForecast, predict_job
 from neusight_jax.job.job import Job, job_from_config
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model.checkpoint import default_checkpoint
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.reports import step as steps
 
 PredictorOf = Callable[[str], Predictor]

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, table_from_kernels
-from neusight_jax.printed import Record
+from neusight_jax.records import Record
 from neusight_jax.units import GIB
 
 Shape: TypeAlias = tuple[int, ...]

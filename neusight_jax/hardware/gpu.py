@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.arithmetic import DTYPES, PATHS
 from neusight_jax.errors import InputError, require_fields
-from neusight_jax.printed import Record, cell, number
+from neusight_jax.records import Record, cell, number
 from neusight_jax.units import GB, GIB, GIGA, MEGA, MIB, TERA
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from neusight_jax.errors import InputError, printable
 from neusight_jax.hardware.catalog import canonical_name
-from neusight_jax.printed import Record
+from neusight_jax.records import Record
 from neusight_jax.tables import read_content, read_text, refuse_twice
 
 SECONDS_PER_HOUR = 3600.0

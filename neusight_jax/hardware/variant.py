@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike
 
 from neusight_jax.errors import InputError
-from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.cluster import TRACED_FIELDS, Cluster, Machine, check_link_figure, gpu_of
 from neusight_jax.hardware.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, peak_field, widened
-from neusight_jax.hardware.topology import TRACED_FIELDS, check_link_figure
 
 PEAKS: tuple[str, ...] = (
     peak_field("fp32"),

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, on_device
+from neusight_jax.hardware.cluster import Cluster, Machine, Topology, as_cluster, on_device
 from neusight_jax.hardware.gpu import FIELDS, SWITCHES, peak_field
-from neusight_jax.hardware.topology import Topology
 from neusight_jax.hardware.variant import ALL_RATES, KNOBS, RATES, knob
 from neusight_jax.job.forecast import StepForecast, predict_job
 from neusight_jax.job.job import Job
@@ -22,9 +21,9 @@ from neusight_jax.job.software import Software
 from neusight_jax.job.step import compose, once, seconds_of_job
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import kernel_terms
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
-from neusight_jax.model.terms import Predictor
-from neusight_jax.results import Result
+from neusight_jax.records import Result
 
 if TYPE_CHECKING:
     import pandas as pd

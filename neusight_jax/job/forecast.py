@@ -16,8 +16,8 @@ from neusight_jax.job.software import Software
 from neusight_jax.job.step import check_cluster, compose, once, seconds_of_job, silent
 from neusight_jax.memory import crowded_notes
 from neusight_jax.model.intervals import LEVEL
-from neusight_jax.model.terms import Predictor
-from neusight_jax.results import Result
+from neusight_jax.model.predictor import Predictor
+from neusight_jax.records import Result
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,8 +15,8 @@ from neusight_jax.job.step import Seconds, once
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.intervals import kernel_interval
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
-from neusight_jax.model.terms import Predictor
 
 
 @one_shot

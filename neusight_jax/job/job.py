@@ -25,10 +25,9 @@ from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.software import OVERLAPS, USUAL_OVERLAPS, Software, usual_software
 from neusight_jax.job.stages import Stage, job_config, stage_kinds, stages
 from neusight_jax.job.weights import Weights
-from neusight_jax.kernels.distinct import Pool
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import Kernel, KernelTable
-from neusight_jax.printed import Record
+from neusight_jax.kernels.table import Kernel, KernelTable, Pool
+from neusight_jax.records import Record
 
 WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "again", "optimizer")
 """Work of a stage: phases of a micro-batch, what of the forward pass is run again, and once a step the optimizer."""

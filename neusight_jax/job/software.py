@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Array, ArrayLike
 
 from neusight_jax.model.physics import fitted
-from neusight_jax.printed import Record
+from neusight_jax.records import Record
 
 OVERLAPS: tuple[str, ...] = ("tensor", "context", "expert", "shards", "gradients")
 """Classes of communication a recipe may run beside compute."""

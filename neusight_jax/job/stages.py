@@ -10,12 +10,10 @@ from typing import Any
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs import gpt2
 from neusight_jax.graph.configs.adapters import Lora
-from neusight_jax.graph.configs.architectures import model_type
 from neusight_jax.graph.configs.blocks import Decoder, Layer
-from neusight_jax.graph.configs.build import eager_graph, unquantized
-from neusight_jax.graph.configs.config import Config, read_config
+from neusight_jax.graph.configs.build import eager_graph, model_type, unquantized
+from neusight_jax.graph.configs.config import Config, language_config, read_config
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
-from neusight_jax.graph.configs.language import language_config
 from neusight_jax.graph.configs.parallel import part_of
 from neusight_jax.graph.configs.requests import Requests, requests
 from neusight_jax.graph.configs.shard import Shard

@@ -1,9 +1,10 @@
-"""Step: from seconds of kernels and messages to seconds of a training step; pure, differentiable in the cluster."""
+"""Calibration of a cluster's software: a few measured steps, used for other layouts and models there."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,22 +20,126 @@ from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Job, Plan
 from neusight_jax.job.messages import SLOTS, Message
-from neusight_jax.job.network import message_seconds
-from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.job.placement import groups
+from neusight_jax.job.parallelism import Group, Parallelism, groups
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, schedule_table
 from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
-from neusight_jax.job.software import OVERLAPS, Software
+from neusight_jax.job.software import NAMES, OVERLAPS, STEP_NOISE, WIDTHS, Software
 from neusight_jax.job.stages import INNER
+from neusight_jax.kernels.collective import COLLECTIVE, OPS, expert_bytes
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.gemm import flop
-from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.kernels.table import KernelBatch, KernelTable, batch_from_columns
 from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8, LOAD_BYTES, loaded_bytes
 from neusight_jax.model.latency import kernel_latency, predict_kernels, require_covered
 from neusight_jax.model.latency import latency as table_latency
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation
-from neusight_jax.model.terms import Predictor
+
+ROUNDS = 4
+"""Linearisations: seconds are nearly linear in the logarithms of the software's numbers."""
+
+
+def calibrate_steps(
+    predictor: Predictor,
+    machine: Machine,
+    steps: Sequence[tuple[Job, float]],
+    *,
+    noise: float = STEP_NOISE,
+) -> Software:
+    """The software of a cluster from measured steps of jobs on it: for `Job.replace`, `nj.job_from_config` and
+    `nj.parallelize`.
+
+    Every number of the software starts from that of the first job and moves as far as its prior lets it and the steps
+    ask for: the most probable values, with logarithms of numbers and of measured over forecast seconds normal.
+
+    Args:
+      predictor, machine: as `nj.predict`; steps: (job, measured seconds of a step).
+      noise: spread of steps around a forecast with the right software, in logarithms.
+    Raises: `InputError` for no step, or seconds that are no positive number.
+    """
+    pairs = list(steps)
+    if not pairs:
+        raise InputError("no measured step; expected at least one pair of a job and its seconds")
+    for job, seconds in pairs:
+        check_cluster(machine, job)
+        if not (math.isfinite(seconds) and seconds > 0.0):
+            raise InputError(f"a measured step of {job.plan.model} is {seconds!r} s, expected a positive number")
+    first = np.array([float(np.asarray(getattr(pairs[0][0].software, name))) for name in NAMES])
+    owns = [seconds_of_job(predictor, machine, job, run=once) for job, _ in pairs]
+    measured = np.log([seconds for _, seconds in pairs])
+    widths, at = np.array([WIDTHS[name] for name in NAMES]), np.zeros(len(NAMES))
+    for _ in range(ROUNDS):
+        found = [_log_seconds(at, first, own, job) for own, (job, _) in zip(owns, pairs, strict=True)]
+        values, slopes = np.array([value for value, _ in found]), np.stack([slope for _, slope in found])
+        spread = slopes * widths**2
+        left = measured - values + slopes @ at
+        at = spread.T @ np.linalg.solve(spread @ slopes.T + noise**2 * np.eye(len(pairs)), left)
+    return Software(**dict(zip(NAMES, (first * np.exp(at)).tolist(), strict=True)))
+
+
+def _log_seconds(at: np.ndarray, first: np.ndarray, own: Seconds, job: Job) -> tuple[float, np.ndarray]:
+    """ln of a step, and its slopes by the logarithms of the software's numbers."""
+
+    def seconds(logs: Array) -> Any:
+        numbers = dict(zip(NAMES, jnp.asarray(first) * jnp.exp(logs), strict=True))
+        pipeline, tail, _ = compose(own, Software(**numbers), job.plan)
+        return jnp.log(pipeline + tail)
+
+    value, slope = jax.value_and_grad(seconds)(jnp.asarray(at, jnp.float32))
+    return float(value), np.asarray(slope, np.float64)
+
+
+# Network: seconds of a job's messages, by the predictor's collectives, or from the figures of a cluster alone.
+
+
+def message_seconds(
+    predictor: Predictor,
+    cluster: Cluster,
+    messages: Sequence[Message],
+    groups: Mapping[str, Group],
+    run: Callable[..., Mapping[str, Any]],
+) -> Float[Array, " message"]:
+    """Seconds of one of each message; `run` forecasts kernels by family, as `latency.kernel_latency` does."""
+    return row_seconds(predictor, cluster, sizes(messages, groups), run)
+
+
+def sizes(messages: Sequence[Message], groups: Mapping[str, Group]) -> np.ndarray:
+    """Bytes, ranks, domains, operator and crossing share of every message, [message, 5]."""
+    rows = [message_size(each, groups[each.group]) for each in messages]
+    return np.array(rows, np.float64).reshape(-1, 5)
+
+
+def message_size(message: Message, group: Group) -> tuple[float, ...]:
+    """A row of `sizes`."""
+    payload, share = message.payload_bytes, 1.0
+    if message.top_k:
+        payload, share = expert_bytes(payload, 1.0, message.top_k, group.ranks, group.domains, element_bytes=1.0)
+    return payload, group.ranks, group.domains, OPS.index(message.op), share
+
+
+def row_seconds(
+    predictor: Predictor, cluster: Cluster, rows: np.ndarray, run: Callable[..., Mapping[str, Any]]
+) -> Float[Array, " row"]:
+    """Seconds of every row of `sizes`."""
+    payload, ranks, domains, op, share = rows.T
+    zero = np.zeros(len(rows))
+    given = {"bytes": payload, "ranks": ranks, "domains": domains, "operation": 1.0 + op, "crossing_share": share}
+    batch = batch_from_columns(
+        COLLECTIVE,
+        [OPS[int(each)] for each in op],
+        given,
+        dtype=zero + dtype_index("bf16"),
+        count=zero + 1.0,
+        phase=zero,
+        node=zero,
+        row=np.arange(len(rows)),
+    )
+    seconds = jnp.asarray(run(predictor, cluster, KernelTable({COLLECTIVE.name: batch}))[COLLECTIVE.name])
+    return jnp.where(ranks > 1, seconds[: len(rows)], 0.0)
+
+
+# Step: from seconds of kernels and messages to seconds of a training step; pure, differentiable in the cluster.
 
 SIXTEEN_BITS: tuple[int, ...] = tuple(map(dtype_index, ("bf16", "fp16")))
 """Dtypes of such products, as kernels hold them."""

@@ -17,22 +17,20 @@ from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.graph.optimizers import state_notes
 from neusight_jax.hardware.cluster import Cluster
-from neusight_jax.hardware.cluster_file import gpu_in
+from neusight_jax.hardware.files import gpu_in
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.job.forecast import StepForecast, step_forecast
 from neusight_jax.job.interval import carries_intervals, expert_share, once_at, step_interval
 from neusight_jax.job.job import check_options
-from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
 from neusight_jax.job.software import LAYOUT_SPREAD, USUAL_OVERLAPS, Software, usual_software
 from neusight_jax.job.stages import check_lora, job_config
 from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed
 from neusight_jax.layouts.pieces import Ask, Pieces
-from neusight_jax.layouts.space import Space, layouts_of
-from neusight_jax.model.terms import Predictor
-from neusight_jax.printed import Record
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.progress import follow
-from neusight_jax.results import Result
+from neusight_jax.records import Record, Result
 from neusight_jax.units import GIB, duration
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.cluster import Cluster, Machine
 from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
-from neusight_jax.job.network import row_seconds
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
 from neusight_jax.job.software import Software
@@ -27,11 +26,12 @@ from neusight_jax.job.step import (
     once,
     parts_of,
     plain_seconds,
+    row_seconds,
 )
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.kernels.tensor_gemm import GEMM
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor
 
 CHUNK = 1024
 """Rows of a family that one program forecasts at a time, so that it is compiled once whatever the number of layouts."""

@@ -25,12 +25,11 @@ from neusight_jax.job.job import (
     tensor_cored,
 )
 from neusight_jax.job.messages import SLOTS, Message, Sizes, hidden_bytes, layer_messages, parameter_messages
-from neusight_jax.job.network import message_size
-from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.job.placement import Group, groups
+from neusight_jax.job.parallelism import Group, Parallelism, groups
 from neusight_jax.job.stages import Part, Stage, shard_of, stage_kinds, stage_of, stage_ranges
+from neusight_jax.job.step import message_size
 from neusight_jax.job.weights import summed
-from neusight_jax.kernels.distinct import Pool
+from neusight_jax.kernels.table import Pool
 
 AGAIN: tuple[str, ...] = ("selective", "full")
 """Kinds of recompute, each with work of its own."""

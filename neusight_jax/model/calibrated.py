@@ -22,9 +22,9 @@ from neusight_jax.kernels.rowwise import TRAFFIC_DIMS
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.model.intervals import Intervals
 from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.predictor import KernelTerms
 from neusight_jax.model.residuals import EFFECTS, add_to_effect
 from neusight_jax.model.roofline import Isolated, Relaxation, Scalar, element_bytes
-from neusight_jax.model.terms import KernelTerms
 
 PADDING = 4.0
 """Weight of the padding coordinates beside those of size."""

@@ -1,12 +1,9 @@
-"""Checkpoints: a folder with `weights.safetensors` and `card.json`. No pickle anywhere.
-
-The card says what the predictor is (kind, sizes), what it was trained on, which GPUs were held out, its errors per
-family and GPU, the command that remakes it, and digests of itself and the weights (`digest`).
-"""
+"""The card of a checkpoint as a typed record: what is read from it, checked once."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -27,18 +25,119 @@ from neusight_jax.hardware.catalog import canonical_name, generation_of, known_l
 from neusight_jax.kernels.families import FAMILIES, GROUP
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.model import digest
 from neusight_jax.model.calibrated import CalibratedPredictor, init_shape_effect, shape_coordinates
-from neusight_jax.model.card import Card, typed_card
+from neusight_jax.model.heads import TileChoice, init_tile_choice
 from neusight_jax.model.intervals import Intervals, empty_intervals
 from neusight_jax.model.mixture import FamilyMixture, MixturePredictor, init_family
-from neusight_jax.model.own_network import load_network
+from neusight_jax.model.network import init_network, load_network
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import use_compile_cache
-from neusight_jax.model.terms import Predictor
-from neusight_jax.model.tiles import TileChoice, init_tile_choice
-from neusight_jax.model.utilization import init_network
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
 from neusight_jax.tables import parse_content, read_bytes, read_text
+
+Effects = dict[str, dict[str, list[float]]]
+"""Effects by device or generation, then by family; missing where there are none."""
+
+
+class Digests(BaseModel):
+    """SHA-256 of the weights file and of the card's content, hex (`digests`)."""
+
+    weights: str
+    card: str
+
+
+class Architecture(BaseModel):
+    """Sizes of a predictor; see `checkpoint.untrained`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    families: list[str]
+    hidden: list[int]
+    members: int = Field(ge=1)
+    intervals: bool = False
+    vendor_intervals: list[str] = []
+    labelled: list[str] | None = None
+    points: dict[str, int] = {}
+
+
+class Card(BaseModel):
+    """What a card says that a predictor is read by; more keys (errors, recipe, notes ...) are for people and reports.
+
+    Attributes:
+      format: version of the layout; kind: of predictor; architecture: its sizes.
+      trained_dtypes, held_out: what it was trained on, and which GPUs it was not.
+      device_effects, generation_effects: what was measured of devices and of generations of kernels.
+      device_intervals: half-widths by device and family; libraries: number of the known one by family.
+      sha256: digests, None in a card that was changed by hand.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format: int
+    kind: str
+    architecture: Architecture
+    trained_dtypes: list[str] = []
+    held_out: list[str] = []
+    device_effects: Effects = {}
+    generation_effects: Effects = {}
+    device_intervals: dict[str, dict[str, float]] = {}
+    libraries: dict[str, float | list[float]] = {}
+    sha256: Digests | None = None
+
+
+def typed_card(content: dict[str, Any], path: Path) -> Card:
+    """The record of a card. `InputError` naming the first key that is not as expected."""
+    try:
+        return Card.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        what = "kind or architecture" if first["loc"][0] in ("kind", "architecture") else str(first["loc"][0])
+        raise InputError(f"{path}: {what} unreadable ({key}: {first['msg']}); copy it again") from None
+
+
+# Digests of a checkpoint, kept in its card: a damaged or mixed copy is refused, not forecast with.
+
+KEY = "sha256"
+"""Key of a card that holds `digests`."""
+
+
+def digests(card: Mapping[str, Any], weights: bytes) -> dict[str, str]:
+    """SHA-256 of the weights file, byte for byte, and of the card's content without these digests, in hex.
+
+    The content is what JSON says, keys sorted: its layout may change.
+    """
+    content = json.dumps({key: value for key, value in card.items() if key != KEY}, sort_keys=True)
+    return {"weights": _sha256(weights), "card": _sha256(content.encode())}
+
+
+def check_card(card: Mapping[str, Any], path: Path) -> None:
+    """`InputError` unless the card's content has its digest; a card without digests passes (`card_notes` says so)."""
+    if KEY in card and _kept(card, "card", path) != digests(card, b"")["card"]:
+        raise InputError(f"{path}: its content does not match its own digest; copy the checkpoint again")
+
+
+def check_weights(card: Mapping[str, Any], weights: bytes, path: Path) -> None:
+    """`InputError` unless the weights have the card's digest; a card without digests passes."""
+    if KEY in card and _kept(card, "weights", path) != _sha256(weights):
+        raise InputError(f"{path}: weights do not match the card's digest; copy the checkpoint again")
+
+
+def _kept(card: Mapping[str, Any], part: str, path: Path) -> str:
+    known = card[KEY]
+    if not isinstance(known, dict) or not isinstance(known.get(part), str):
+        raise InputError(f"{path}: the card's digest is unreadable; copy the checkpoint again")
+    return str(known[part])
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+# Checkpoints: a folder with `weights.safetensors` and `card.json`. No pickle anywhere.
+#
+# The card says what the predictor is (kind, sizes), what it was trained on, which GPUs were held out, its errors per
+# family and GPU, the command that remakes it, and digests of itself and the weights (`digest`).
 
 FORMAT = 5
 """Version of the layout; raised whenever older files could be misread."""
@@ -108,7 +207,7 @@ def _read_card(name_or_path: str | os.PathLike[str]) -> tuple[dict[str, Any], Ca
             f"{path}: format {card['format']!r}, this version reads format {FORMAT}; "
             "train it again or install the version that wrote it"
         )
-    digest.check_card(json.loads(text), path)  # as written: names of `card` are made printable
+    check_card(json.loads(text), path)  # as written: names of `card` are made printable
     return card, typed_card(card, path)
 
 
@@ -118,7 +217,7 @@ def card_notes(card: Mapping[str, Any], checkpoint: str) -> list[str]:
     if card.get("interrupted"):
         where = ", ".join(f"{name} at step {step}" for name, step in card["interrupted"].items())
         notes.append(f"the training of {checkpoint} was interrupted ({where}): its weights are unfinished")
-    if digest.KEY not in card:
+    if KEY not in card:
         notes.append(f"{checkpoint}: its weights carry no digest, so that damage to them would not be noticed")
     return notes
 
@@ -146,7 +245,7 @@ def load_predictor(
         flat = load(content)
     except (SafetensorError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: not a whole safetensors file ({error}); copy the checkpoint again") from None
-    digest.check_weights(card, content, path)
+    check_weights(card, content, path)
     _check_families(typed, folder)
     _check_module(card, folder, trust_modules)
     try:
@@ -262,11 +361,11 @@ def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: 
     architecture |= {key: names for key, names in zip(ADDED, parts, strict=True) if names}
     known = {LIBRARIES: libraries} if libraries else {}
     card = json.loads(json.dumps({"format": FORMAT, **card, "architecture": architecture, **known}))
-    card = {key: value for key, value in card.items() if key != digest.KEY}  # not that of a card it was copied from
+    card = {key: value for key, value in card.items() if key != KEY}  # not that of a card it was copied from
     weights = save(flat)
     with atomic_folder(Path(folder)) as beside:
         (beside / WEIGHTS).write_bytes(weights)
-        (beside / CARD).write_text(json.dumps({**card, digest.KEY: digest.digests(card, weights)}, indent=1) + "\n")
+        (beside / CARD).write_text(json.dumps({**card, KEY: digests(card, weights)}, indent=1) + "\n")
 
 
 def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
@@ -306,7 +405,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
             for name, points in architecture["points"].items()
         }
         return CalibratedPredictor(base, shapes)
-    from neusight_jax.baselines.templates import TEMPLATES
+    from neusight_jax.baselines.rivals import TEMPLATES
 
     if kind in TEMPLATES:
         return TEMPLATES[kind](chosen, hidden)

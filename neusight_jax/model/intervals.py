@@ -28,9 +28,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Machine, gpu_of
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.hardware.topology import TOPOLOGY_FIELDS
 from neusight_jax.hardware.variant import PEAKS
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
@@ -38,7 +37,7 @@ from neusight_jax.model.residuals import other_vendor
 from neusight_jax.model.roofline import element_bytes
 
 if TYPE_CHECKING:
-    from neusight_jax.model.terms import Predictor
+    from neusight_jax.model.predictor import Predictor
 
 LEVEL = 0.8
 """Share of measurements an interval is meant to hold."""

@@ -13,8 +13,8 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.intervals import has_intervals, kernel_interval
 from neusight_jax.model.latency import in_row_order, kernel_terms, predict_kernels, require_covered
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Isolated, Relaxation
-from neusight_jax.model.terms import Predictor
 
 
 def predict_kernel_intervals(

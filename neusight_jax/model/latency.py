@@ -13,15 +13,13 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
-from neusight_jax.kernels.distinct import in_chunks, merged
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelBatch, KernelTable
+from neusight_jax.kernels.table import KernelBatch, KernelTable, in_chunks, merged
+from neusight_jax.model.predictor import KernelTerms, Predictor, RooflinePredictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation, relaxation_switch
-from neusight_jax.model.terms import KernelTerms, Predictor
 
 
 def kernel_terms(

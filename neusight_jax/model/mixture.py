@@ -30,9 +30,20 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from neusight_jax.hardware.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
-from neusight_jax.model.heads import Launch, heads_of, launched, most_times, physical_times
+from neusight_jax.model.heads import (
+    ChosenTile,
+    Launch,
+    TileChoice,
+    choose_tile,
+    heads_of,
+    launched,
+    most_times,
+    physical_times,
+)
 from neusight_jax.model.intervals import Intervals
+from neusight_jax.model.network import Network, apply_network, init_network
 from neusight_jax.model.physics import FITTED, STANDARD, fitted_physics
+from neusight_jax.model.predictor import KernelTerms
 from neusight_jax.model.residuals import (
     EFFECTS,
     FLOOR,
@@ -51,9 +62,6 @@ from neusight_jax.model.roofline import (
     lower_bounds,
     peak_flop_per_s,
 )
-from neusight_jax.model.terms import KernelTerms
-from neusight_jax.model.tiles import ChosenTile, TileChoice, choose_tile
-from neusight_jax.model.utilization import Network, apply_network, init_network
 
 FLOOR_S = 25e-6
 """Launch floor before training, seconds."""

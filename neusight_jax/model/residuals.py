@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float
 from neusight_jax.hardware.gpu import GPU, MEMORY_KINDS
 from neusight_jax.kernels.family import Family
 from neusight_jax.model.heads import HEADS
+from neusight_jax.model.network import Network, normalised
 from neusight_jax.model.roofline import Isolated
-from neusight_jax.model.utilization import Network, normalised
 
 EFFECTS: tuple[str, ...] = (*HEADS, "floor")
 """Columns of the table, logarithms; all zero for a GPU nobody has measured."""

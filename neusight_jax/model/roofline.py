@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from neusight_jax.arithmetic import ELEMENT_BYTES, dtype_index
+from neusight_jax.hardware.cluster import Topology
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.hardware.topology import Topology
 from neusight_jax.kernels.family import Family, Work
 from neusight_jax.model.physics import STANDARD, Physics
 

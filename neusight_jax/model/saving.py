@@ -8,17 +8,13 @@ from typing import Any
 
 import jax
 
-from neusight_jax.baselines.gbt import GBTPredictor
-from neusight_jax.baselines.habitat_mlp import HabitatMLPPredictor
-from neusight_jax.baselines.li import LiPredictor
-from neusight_jax.baselines.roofline3 import Roofline3Predictor
+from neusight_jax.baselines.rivals import GBTPredictor, HabitatMLPPredictor, LiPredictor, Roofline3Predictor
 from neusight_jax.errors import InputError
 from neusight_jax.model.calibrated import CalibratedPredictor
 from neusight_jax.model.checkpoint import save_checkpoint
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.model.own_network import network_card
-from neusight_jax.model.terms import Predictor
-from neusight_jax.model.utilization import Network
+from neusight_jax.model.network import Network, network_card
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.neusight import NeuSightPredictor
 
 KINDS: dict[type, str] = {

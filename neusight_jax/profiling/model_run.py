@@ -15,11 +15,10 @@ from neusight_jax.datasets.model_tables import END_TO_END
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.graph.traced.source_file import is_source
-from neusight_jax.profiling.card import begun_card, failure, now, write_folder
 from neusight_jax.profiling.clock import FEWEST_REPEATS, spread
-from neusight_jax.profiling.machine import Machine, find_machine, host_facts, make_backend
+from neusight_jax.profiling.machine import Machine, Sensors, find_machine, host_facts, make_backend
 from neusight_jax.profiling.model_target import Target, target_from_config, target_from_source
-from neusight_jax.profiling.sensors import Sensors
+from neusight_jax.profiling.run import begun_card, failure, now, write_folder
 
 MODES: dict[str, str] = {"inference": "inf", "training": "train"}
 """Modes, and their spelling in measurement files."""

@@ -1,11 +1,14 @@
-"""A profile: every kernel of a plan measured on the device at hand, and a folder of the measurement schema written."""
+"""The data card of a profile: what was measured, on what, how, how much of it to trust; and the folder around it."""
 
 from __future__ import annotations
 
 import gc
+import json
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +17,207 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+import neusight_jax
 from neusight_jax.datasets import schema
+from neusight_jax.datasets.devices import GPU_FILE
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.files import refuse_existing
-from neusight_jax.profiling.card import TIMINGS, begun_card, failure, now, row_facts, write_folder
+from neusight_jax.files import atomic_folder, refuse_existing, remove_folder, write_text_atomically
 from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import DISTURBED, Backend, Prepared, sample
-from neusight_jax.profiling.journal import Journal
-from neusight_jax.profiling.machine import Machine, find_machine, host_facts, make_backend
+from neusight_jax.profiling.machine import Machine, Reading, Sensors, find_machine, host_facts, make_backend
 from neusight_jax.profiling.plans import planned
-from neusight_jax.profiling.sensors import Reading, Sensors
 from neusight_jax.units import GB
+
+TIMINGS: dict[str, str] = {
+    "loop": "kernels run one after the other on the device, over several input sets in turn; the time of an empty "
+    "loop is taken off, so launch overhead is not in latency_s",
+    "call": "single calls, each waited for, so launch overhead is in latency_s",
+}
+SKIPPED = "skipped.csv"
+
+
+def now() -> str:
+    """The time, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def failure(error: Exception) -> str:
+    """Why something was skipped: the kind of error and the first line of what it says."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"failed: {type(error).__name__}: {lines[0][:200]}"
+
+
+def begun_card(machine: Machine, sensors: Sensors, versions: Mapping[str, str], **facts: Any) -> dict[str, Any]:
+    """A card of what is known before anything is measured; `facts` are added to it."""
+    return {
+        "device": machine.name,
+        "provenance": machine.provenance,
+        **facts,
+        "began": now(),
+        "versions": dict(versions),
+        "driver": {**sensors.facts(), "sensors": sensors.source},
+        "host": host_facts(),
+        "version": neusight_jax.__version__,
+    }
+
+
+def row_facts(frame: pd.DataFrame) -> dict[str, Any]:
+    """Figures of a profile's rows for its card: counts, median spread, disturbed and throttled rows."""
+    if frame.empty:
+        return {"rows": {}}
+    throttled = frame.get("throttled", pd.Series(dtype=object)).dropna()
+    return {
+        "rows": {str(op): int(count) for op, count in frame.groupby("op", sort=True).size().items()},
+        "median_spread": round(float(np.median(frame["spread"])), 4),
+        "disturbed_rows": int(frame["disturbed"].sum()),
+        "beyond_cache_rows": int(frame["beyond_cache"].sum()),
+        "throttled_rows": int((throttled != "").sum()) if len(throttled) else None,
+    }
+
+
+def write_folder(
+    target: Path,
+    card: Mapping[str, Any],
+    tables: Mapping[str, pd.DataFrame],
+    skipped: Sequence[Mapping[Any, Any]],
+    gpu_file: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Write a profile, all or nothing, and return its card.
+
+    Args:
+      card: as begun; tables: path in the folder, .csv or .parquet, and its rows; skipped: with the reason of each.
+      gpu_file: figures of a device that the catalog does not have.
+    """
+    whole = {**card, "ended": now(), "skipped": len(skipped), "gpu_file": gpu_file is not None}
+    texts = {"card.json": json.dumps(whole, indent=1) + "\n", "README.md": readme(whole)}
+    if gpu_file is not None:
+        texts[GPU_FILE] = json.dumps(gpu_file, indent=1) + "\n"
+    with atomic_folder(target) as folder:
+        for path, table in {**tables, SKIPPED: pd.DataFrame(skipped)}.items():
+            if len(table):
+                (folder / path).parent.mkdir(exist_ok=True)
+                write: Any = table.to_csv if path.endswith(".csv") else table.to_parquet
+                write(folder / path, index=False)
+        for path, text in texts.items():
+            (folder / path).write_text(text, encoding="utf-8")
+    return whole
+
+
+def readme(card: Mapping[str, Any]) -> str:
+    """The card for people, in Markdown."""
+    names = ("began", "ended", "backend", "plan", "models", "dtypes", "made_by")
+    facts: dict[str, Any] = {
+        "method": TIMINGS.get(card["timing"], card["timing"]),
+        **{name: card[name] for name in names if name in card},
+    }
+    for part in ("versions", "driver", "host"):
+        facts |= {f"{part}: {name}": value for name, value in card.get(part, {}).items() if value != ""}
+    if "median_spread" in card:
+        facts["spread, median over rows"] = f"{100 * card['median_spread']:.1f} % of the median"
+        facts["disturbed rows"] = f"{card['disturbed_rows']}: quartiles more than 10 % of the median apart"
+        facts["throttled rows"] = "nothing here can say" if card["throttled_rows"] is None else card["throttled_rows"]
+    facts["skipped"] = f"{card['skipped']}, see {SKIPPED}" if card["skipped"] else "nothing"
+    lines = [f"# Measured on {card['device']}", "", f"{card['provenance']}.", "", *_table("", "", facts)]
+    if card.get("rows"):
+        lines += _table("operator", "rows", card["rows"])
+    if card.get("gpu_file"):
+        lines += [
+            "The device is not in the catalog: `gpu.json` holds its figures, and what reads this folder takes them",
+            "from there. Figures listed under `estimates` are no data sheet's.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _table(left: str, right: str, rows: Mapping[str, Any]) -> list[str]:
+    return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
+
+
+# What a run has done so far, one line per kernel, so that it can be killed at any moment and go on.
+
+_ASKED, _LINES = "run.json", "rows.jsonl"
+
+
+def kept_kernels(output: Path) -> str:
+    """What an interrupted run left to go on with, in words; "" for nothing."""
+    if not (_folder(output) / _LINES).is_file():
+        return ""
+    return "what was measured is kept: the same command with --resume goes on"
+
+
+def _folder(output: Path) -> Path:
+    return output.with_name(f".{output.name}.profile")
+
+
+class Journal:
+    """A folder `.NAME.profile` beside the output: what was asked, the plan, and a line of JSON for every kernel done.
+
+    A line is appended in one write and is on disk before the next kernel starts; the end of a line that was cut off is
+    dropped when the run goes on, so that kernel is measured again.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.folder = _folder(output)
+        self._asked, self._lines = self.folder / _ASKED, self.folder / _LINES
+        self._begun = ""
+
+    def begin(self, asked: Mapping[str, Any], cases: Sequence[Case]) -> None:
+        """Forget an earlier run; what this one is to do is kept with its first kernel."""
+        self.discard()
+        self._begun = json.dumps({"asked": dict(asked), "plan": [vars(case) for case in cases]})
+
+    def resume(self, asked: Mapping[str, Any]) -> tuple[list[Case], list[dict[str, Any]]]:
+        """The plan, and what is done of it.
+
+        Raises: `InputError` when there is nothing to go on with, or it was another run.
+        """
+        if not self._asked.is_file():
+            raise InputError(f"nothing to resume: {self.folder} is missing; run without --resume")
+        kept = json.loads(self._asked.read_text(encoding="utf-8"))
+        for name, value in json.loads(json.dumps(dict(asked))).items():
+            if kept["asked"].get(name) != value:
+                raise InputError(
+                    f"{self.folder} is of a run with {name} {kept['asked'].get(name)!r}, this one has {value!r}; "
+                    "repeat what was asked then, or start afresh without --resume"
+                )
+        plan = kept["plan"]
+        return [
+            Case(each["op"], tuple((name, size) for name, size in each["dims"]), each["dtype"]) for each in plan
+        ], self._entries()
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Add one kernel; `entry` needs `key`."""
+        if not self._asked.is_file():
+            write_text_atomically(self._asked, self._begun)
+        with self._lines.open("ab", buffering=0) as lines:
+            lines.write((json.dumps(dict(entry)) + "\n").encode())
+            os.fsync(lines)
+
+    def discard(self) -> None:
+        """Forget the run."""
+        remove_folder(self.folder)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        if not self._lines.is_file():
+            return []
+        content = self._lines.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(self._lines, len(whole))
+        entries: dict[str, dict[str, Any]] = {}
+        for number, line in enumerate(whole.splitlines()):
+            try:
+                entry = json.loads(line)
+                entries.setdefault(entry["key"], entry)
+            except (ValueError, KeyError, TypeError):
+                raise InputError(
+                    f"{self._lines}: line {number + 1} is damaged; remove that line to measure its kernel again"
+                ) from None
+        return list(entries.values())
+
+
+# A profile: every kernel of a plan measured on the device at hand, and a folder of the measurement schema written.
 
 SECONDS = 0.2
 """Time for each kernel, compilation aside."""

@@ -23,14 +23,12 @@ from neusight_jax.files import atomic_folder, refuse_existing
 from neusight_jax.hardware.cluster import Machine, as_cluster
 from neusight_jax.job.job import KINDS, WORK, Job
 from neusight_jax.job.messages import Message
-from neusight_jax.job.network import message_seconds, message_size
-from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.job.placement import GROUPS, groups, strides
+from neusight_jax.job.parallelism import GROUPS, Parallelism, groups, strides
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT
-from neusight_jax.job.step import once
+from neusight_jax.job.step import message_seconds, message_size, once
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import element_bytes
-from neusight_jax.model.terms import Predictor
 from neusight_jax.reports.chakra_schema import COLLECTIVES, NODE_TYPES, VERSION, messages
 from neusight_jax.reports.step_pieces import (
     BESIDE,

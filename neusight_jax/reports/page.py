@@ -24,12 +24,12 @@ from rich.console import RenderableType
 from neusight_jax import __version__
 from neusight_jax.errors import InputError
 from neusight_jax.files import write_text_atomically
+from neusight_jax.records import plain
 from neusight_jax.reports.markup import markup
 from neusight_jax.reports.text import INTERVAL
-from neusight_jax.results import plain
 
 if TYPE_CHECKING:
-    from neusight_jax.results import Result
+    from neusight_jax.records import Result
 
 GLOSSARY: dict[str, str] = {
     INTERVAL: "Range that holds the measured time in four of five cases, for GPUs left out of training.",

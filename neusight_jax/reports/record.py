@@ -16,7 +16,7 @@ from neusight_jax.hardware.prices import Prices
 from neusight_jax.job.job import WORK, Job
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
-from neusight_jax.printed import Record, cell, is_known, number, short
+from neusight_jax.records import Record, cell, is_known, number, short
 from neusight_jax.reports.step import layout_text
 from neusight_jax.reports.text import headed, table
 from neusight_jax.units import GIB, MIB

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import SHOWN, stacked
 from neusight_jax.reports.text import headed, table
-from neusight_jax.scaling.scale import ScaledRun
+from neusight_jax.scaling.rules import ScaledRun
 from neusight_jax.units import MS, duration
 
 

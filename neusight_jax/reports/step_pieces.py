@@ -13,7 +13,7 @@ from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import BACKWARD, WEIGHT
 from neusight_jax.job.step import Seconds, compose, facts, once, schedule_of, seconds_of_job, silent, stage_durations
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor
 
 WORK_NAMES: tuple[str, ...] = ("forward", "backward", "weight gradient")
 """Kinds of work of a micro-batch."""

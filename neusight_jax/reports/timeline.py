@@ -20,13 +20,13 @@ from neusight_jax.files import write_text_atomically
 from neusight_jax.forecast import Forecast
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.hardware.cluster import Machine
-from neusight_jax.hardware.cluster_file import gpu_in
+from neusight_jax.hardware.files import gpu_in
 from neusight_jax.job.forecast import StepForecast
 from neusight_jax.job.job import Job
 from neusight_jax.kernels.table import PHASES, Kernel
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor
+from neusight_jax.records import json_text, plain, schema
 from neusight_jax.reports.step_pieces import WORK_NAMES, Piece, step_times, works
-from neusight_jax.results import json_text, plain, schema
 from neusight_jax.units import US
 
 COMPUTE, MESSAGES = 7, 20

@@ -1,41 +1,189 @@
-"""Chrome traces of PyTorch's profiler (Kineto) and of JAX's (XProf), read as a stream. Times in them are microseconds.
+"""Chrome traces read as a stream: one event at a time, whatever the size of the file.
 
-PyTorch: GPU kernels, copies and collectives are events of their own categories; the operator that launched one is found
-by its `External id`, and with `record_shapes=True` says the shapes. A trace without GPU events is read by its innermost
-operators' own time, so that it can be looked at, and says so.
-
-JAX: events without categories. A process `/device:GPU:0` has a thread for each stream (`Stream #14(Compute)`), whose
-events are kernels and copies, and others such as `XLA Ops` and `XLA Modules` that show the same time again by operator
-and program. Kernels say their HLO operator (`hlo_op`) and, where it was recorded, grid and block (`kernel_details`).
+The values are decoded by the standard library, so any JSON is taken that Python takes: whole numbers of any size, NaN
+and Infinity, lone surrogates; and `nan` and `inf` as C++ prints them.
 """
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
 
 from neusight_jax.errors import InputError
-from neusight_jax.scaling.events import (
+from neusight_jax.scaling.operators import dtype_from_types, operator_kernels
+from neusight_jax.scaling.trace import (
     LONGEST_S,
     Account,
     Events,
+    Launch,
+    Measured,
+    Trace,
+    busy_seconds,
+    encodable,
+    encoding_of,
     grouped,
     hashable,
     identifier,
+    kernel_of_name,
     launch_of,
     number,
-    printable,
+    opened,
     trace_of_kernels,
 )
-from neusight_jax.scaling.json_stream import read_events
-from neusight_jax.scaling.operators import dtype_from_types, operator_kernels
-from neusight_jax.scaling.trace import Launch, Measured, Trace, busy_seconds, kernel_of_name
 from neusight_jax.units import US
+
+CHUNK = 1 << 20
+_BLANK = re.compile(r"[ \t\r\n\ufeff]*")
+_PRINTED_BY_C = re.compile(r"-?(?:nan|inf(?:inity)?)(?:\([^)]*\))?(?![\w.])")
+_DECODE = json.JSONDecoder(strict=False).raw_decode
+_DECODE_LONG = json.JSONDecoder(strict=False, parse_int=float).raw_decode
+"""For whole numbers of more digits than Python turns into an `int` (4300)."""
+
+
+class _NotJson(Exception):
+    """What is wrong, in a few words."""
+
+
+class _Values:
+    """JSON values of a stream, one after another; holds what is not yet decoded of the text."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream, self.text, self.at, self.ended = stream, "", 0, False
+        self.damaged = False
+        first = stream.read(CHUNK)
+        self.decoder = codecs.getincrementaldecoder(encoding_of(first[:4]))("replace")
+        self._take(first)
+
+    def _take(self, chunk: bytes) -> None:
+        self.ended = not chunk
+        text = self.decoder.decode(chunk, final=self.ended)
+        self.damaged |= "\ufffd" in text and "\ufffd".encode() not in chunk
+        self.text, self.at = self.text[self.at :] + text, 0
+
+    def more(self) -> bool:
+        """Read on; False at the end of the file. Doubles what is held, so that long values cost no square."""
+        if not self.ended:
+            self._take(self.stream.read(max(CHUNK, len(self.text) - self.at)))
+        return not self.ended
+
+    def next(self) -> str:
+        """The next character that is not blank; "" at the end."""
+        while True:
+            self.at = _BLANK.match(self.text, self.at).end()  # type: ignore[union-attr]
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if not self.more():
+                return ""
+
+    def skip(self, expected: str) -> str:
+        """The next character, passed over; it has to be one of those expected."""
+        found = self.next()
+        if not found:
+            raise _NotJson("cut off")
+        if found not in expected:
+            raise _NotJson(f"expected {' or '.join(expected)}, found {found!r}")
+        self.at += 1
+        return found
+
+    def value(self) -> Any:
+        """The next value, whole."""
+        self.next()
+        while True:
+            try:
+                value, end = self._decoded()
+            except json.JSONDecodeError as error:
+                printed = _PRINTED_BY_C.match(self.text, error.pos)
+                if printed:
+                    self.text = f"{self.text[: error.pos]}NaN{self.text[printed.end() :]}"
+                elif not (self._cut(error) and self.more()):
+                    cut = error.msg.startswith("Unterminated string") or error.pos >= len(self.text.rstrip())
+                    raise _NotJson("cut off" if cut else error.msg) from None
+                continue
+            if end == len(self.text) and self.more():  # a number may go on
+                continue
+            self.at = end
+            return value
+
+    def _decoded(self) -> tuple[Any, int]:
+        try:
+            return _DECODE(self.text, self.at)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:
+            return _DECODE_LONG(self.text, self.at)
+        except RecursionError:
+            raise _NotJson("nested too deep") from None
+
+    def _cut(self, error: json.JSONDecodeError) -> bool:
+        """Whether the text held ends within the value: in a string, or so near its end that a word may go on."""
+        return error.msg.startswith("Unterminated string") or error.pos >= len(self.text) - 16
+
+
+def read_events(path: Path, header: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Events of a Chrome trace one by one, from an object with `traceEvents` or a bare list.
+
+    Args:
+      header: filled with what else the object holds, as it is met; `"not UTF-8"` is added where bytes were replaced.
+    Raises: `InputError` for a file that is not there, no JSON, cut off, or without events.
+    """
+    with opened(path) as stream:
+        values = _Values(stream)
+        first, found = values.next(), False
+        if first not in ("{", "["):
+            raise InputError(f"{path}: not JSON: expected an object or a list of events; export the trace again")
+        try:
+            for event in _entries(values, header):
+                found = True
+                if isinstance(event, dict):
+                    yield event
+            if values.next():
+                raise _NotJson("more text after its end: several traces in one file?")
+        except _NotJson as error:
+            raise InputError(f"{path}: not whole JSON ({error}); export the trace again") from None
+    if values.damaged:
+        header["not UTF-8"] = True
+    if not found:
+        raise InputError(f"{path}: holds no events; expected a Chrome trace with a list `traceEvents`")
+
+
+def _entries(values: _Values, header: dict[str, Any]) -> Iterator[Any]:
+    """Items of the list that comes next, or of `traceEvents` of an object, whose other members go to `header`.
+
+    A comma before the end is passed over, as trace viewers do.
+    """
+    end = "]" if values.skip("[{") == "[" else "}"
+    while values.next() != end:
+        key = values.value()
+        if end == "]":
+            yield key
+        elif values.skip(":") and key == "traceEvents" and values.next() == "[":
+            yield from _entries(values, header)
+        else:
+            header[str(key)] = values.value()
+        if values.next() != end:
+            values.skip(f",{end}")
+    values.skip(end)
+
+
+# Chrome traces of PyTorch's profiler (Kineto) and of JAX's (XProf), read as a stream. Times in them are microseconds.
+#
+# PyTorch: GPU kernels, copies and collectives are events of their own categories; the operator that launched one is
+# found
+# by its `External id`, and with `record_shapes=True` says the shapes. A trace without GPU events is read by its
+# innermost
+# operators' own time, so that it can be looked at, and says so.
+#
+# JAX: events without categories. A process `/device:GPU:0` has a thread for each stream (`Stream #14(Compute)`), whose
+# events are kernels and copies, and others such as `XLA Ops` and `XLA Modules` that show the same time again by
+# operator
+# and program. Kernels say their HLO operator (`hlo_op`) and, where it was recorded, grid and block (`kernel_details`).
 
 GPU_CATEGORIES: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
 """The last two are of PyTorch before 1.12."""
@@ -129,11 +277,11 @@ class _TorchEvents:
         if on_gpu:
             sizes = (args.get(key) for key in ("grid", "block", "registers per thread", "shared memory"))
             lane = hashable(args.get("device", event.get("pid"))), hashable(args.get("stream", event.get("tid")))
-            what = (printable(name), launch_of(*sizes))
+            what = (encodable(name), launch_of(*sizes))
             self.kernels.add(what, lane, *times, link, identifier(args, "correlation"))
         else:
             lane = hashable(event.get("pid")), hashable(event.get("tid"))
-            what = (printable(name), _shapes(args.get("Input Dims")), _types(args.get("Input type")))
+            what = (encodable(name), _shapes(args.get("Input Dims")), _types(args.get("Input type")))
             self.operators.add(what, lane, *times, link, -1)
 
     def trace(self, path: Path, notes: list[str], header: Mapping[str, Any]) -> Trace:
@@ -180,7 +328,7 @@ class _TorchEvents:
         named = {hashable(each.get("id")): str(each["name"]) for each in devices if each.get("name")}
         ran = {device for device, _ in self.kernels.lanes}
         used = {name for device, name in named.items() if device in ran}
-        return tuple(printable(name) for name in dict.fromkeys(used or named.values()))
+        return tuple(encodable(name) for name in dict.fromkeys(used or named.values()))
 
 
 class _JaxEvents:
@@ -214,7 +362,7 @@ class _JaxEvents:
         times = (0.0, UNUSABLE)
         if length is not None and start is not None and 0.0 <= length * US <= LONGEST_S > abs(start) * US / 1e3:
             times = (start * US, length * US)
-        what = (printable(name), _detailed_launch(args), printable(str(args.get("hlo_op", ""))))
+        what = (encodable(name), _detailed_launch(args), encodable(str(args.get("hlo_op", ""))))
         self.events.add(what, line, *times, -1, identifier(args, "correlation_id"))
 
     def trace(self, path: Path, notes: list[str], header: Mapping[str, Any]) -> Trace:
@@ -302,7 +450,7 @@ def _gpu_names(args: Any) -> list[str]:
     """Names of GPUs under the keys that say them."""
     if not isinstance(args, dict):
         return []
-    return [printable(str(args[key])) for key in _GPU_NAME_KEYS if isinstance(args.get(key), str) and args[key]]
+    return [encodable(str(args[key])) for key in _GPU_NAME_KEYS if isinstance(args.get(key), str) and args[key]]
 
 
 def _detailed_launch(args: Mapping[str, Any]) -> Launch | None:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from neusight_jax.errors import InputError
-from neusight_jax.scaling.trace import Trace
-from neusight_jax.scaling.trace_file import PACKED, content_kind
+from neusight_jax.scaling.trace import PACKED, Trace, content_kind
 
 EXPECTED = "expected .json or .json.gz (PyTorch's or JAX's profiler), .csv (Nsight Systems, rocprof) or .parquet"
 _AS_CSV = "write it as CSV: `nsys stats --format csv --report cuda_gpu_trace FILE`"
@@ -35,11 +34,11 @@ def read_trace(path: str | os.PathLike[str], origin: str = "", select: Mapping[s
         raise InputError(f"{file}: no such file; expected a trace (.json, .json.gz), a CSV or a Parquet table")
     suffix = "" if file.is_dir() else _suffix(file)
     if suffix == ".parquet":
-        from neusight_jax.scaling.per_op import read_per_op
+        from neusight_jax.scaling.tables import read_per_op
 
         return read_per_op(file, origin or None, select)
     if suffix in (".csv", ".tsv"):
-        from neusight_jax.scaling.kernel_csv import read_kernel_csv
+        from neusight_jax.scaling.tables import read_kernel_csv
 
         return read_kernel_csv(file)
     kind = "json" if file.is_dir() else content_kind(file)

@@ -1,38 +1,196 @@
-"""The rule each measured kernel is scaled by: time on the target over time on the origin.
-
-    forecast   forecast on the target / forecast on the origin, of the work the trace's shapes describe; by a predictor
-               that was fitted, what sets the measurement apart from the forecast is carried over in part (`carried`)
-    inferred   the same for work of the kind the name says, of the size that would take the measured time on the origin
-    wave       Habitat's wave scaling from grid and block, fully memory-bound where nothing else is known
-    bandwidth  origin bandwidth / target bandwidth
-    link       the same of the links, for copies to the host and collectives
-    none       time that is no kernel's: unchanged
-
-Every measured second falls under exactly one of them.
-"""
+"""What a scaled run takes for granted, as notes: where it was measured, what names did not say, the checkpoint."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike
 
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
-from neusight_jax.baselines.habitat_wave import memory_boundedness, wave_ratio
+from neusight_jax.baselines.rivals import memory_boundedness, wave_ratio
 from neusight_jax.errors import InputError
+from neusight_jax.hardware.catalog import canonical_name, fold_name, gpu_info
+from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES, OPERATORS
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 from neusight_jax.model.intervals import gpu_ratios
 from neusight_jax.model.latency import predict_kernels
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
-from neusight_jax.model.terms import Predictor
-from neusight_jax.scaling.occupancy import Limits, resident_blocks
-from neusight_jax.scaling.trace import Measured
+from neusight_jax.records import Result
+from neusight_jax.scaling.reading import read_trace
+from neusight_jax.scaling.trace import Launch, Measured, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def origin_of(trace: Trace) -> str:
+    """The GPU that a trace says it was measured on. `InputError` when it names none, several, or one unknown."""
+    known = sorted({name for gpu in trace.gpus if (name := canonical_name(gpu)) is not None})
+    if len(known) == 1:
+        return known[0]
+    said = f"it names {', '.join(trace.gpus)}" if trace.gpus else "it does not say"
+    raise InputError(f"{trace.source}: on which GPU was it measured? {said}; say so with --from GPU")
+
+
+def origin_notes(trace: Trace, asked: str | GPU | None, origin: str) -> list[str]:
+    """A note when a trace says another GPU than the one it is scaled from, or when its word was taken.
+
+    Args:
+      asked: what the user gave; origin: its name in the catalog, or in its file.
+    """
+    if asked is None and trace.gpus:
+        return [f"measured on {origin}, as the trace says"]
+    same = (origin, fold_name(origin))
+    others = [gpu for gpu in trace.gpus if (canonical_name(gpu) or gpu) not in same and fold_name(gpu) not in same]
+    if not others:
+        return []
+    return [
+        f"the trace says it was measured on {', '.join(others)}, and is scaled as if on {origin}: unless that is where "
+        "it ran, give --from the GPU it names"
+    ]
+
+
+def assumed(
+    items: Sequence[Measured],
+    rules: Sequence[str],
+    origin: tuple[str, GPU],
+    target: tuple[str, GPU],
+    checkpoint: str,
+    *,
+    chosen: bool,
+) -> list[str]:
+    """Notes on what was assumed of a run's kernels, with shares of the measured time.
+
+    Args:
+      rules: of every item; origin, target: names and figures.
+      checkpoint: "" for a predictor given as such; chosen: whether it was chosen here.
+    """
+    here, there = product_peaks(origin[1]), product_peaks(target[1])
+    ruled = list(zip(items, rules, strict=True))
+    products = [item for item in items if multiplies(item)]
+    unknown = [pair for pair in ruled if pair[0].kind == "unknown" and pair[1] not in ("forecast", "none")]
+    tf32 = [item for item in products if item.dtype == "tf32"]
+    found = {
+        f"names of unknown kind, scaled by {' and '.join(sorted({rule for _, rule in unknown}))}": [
+            item for item, _ in unknown
+        ],
+        "products whose names say no dtype, taken to be fp32": [item for item in products if not item.dtype_said],
+        f"products in a dtype that {origin[0]} has no path for here, scaled by grid and bandwidth alone": [
+            item for item in products if lacks_path(item, here)
+        ],
+        "products in tf32, taken to run in fp32 where a GPU has no tf32": []
+        if {"tf32"} <= here.keys() & there.keys()
+        else tf32,
+    }
+    forecast = [item for item, rule in ruled if rule in ("forecast", "inferred") and multiplies(item)]
+    notes = _checkpoint_notes([item for item in forecast if item.dtype != "fp32"], items, checkpoint, chosen=chosen)
+    notes += [f"{text}: {_share(which, items)}" for text, which in found.items() if which]
+    for name in dict.fromkeys((origin[0], target[0])):
+        if canonical_name(name) == name and (estimates := gpu_info(name).estimates):
+            notes.append(f"figures of {name} that are estimates, not public: {', '.join(estimates)}")
+    return notes
+
+
+def _checkpoint_notes(
+    products: Sequence[Measured], items: Sequence[Measured], checkpoint: str, *, chosen: bool
+) -> list[str]:
+    """Why a checkpoint was chosen, and which of the products that are not in fp32 it never saw the dtype of."""
+    if not checkpoint:
+        return []
+    trained: list[str] = load_card(checkpoint).get("trained_dtypes") or []
+    unseen = [item for item in products if trained and item.dtype not in trained]
+    dtypes, new = (", ".join(sorted({item.dtype for item in each})) for each in (products, unseen))
+    notes = []
+    if chosen and products:
+        notes.append(f"checkpoint {checkpoint}, as products run in {dtypes}: {_share(products, items)}")
+    if unseen:
+        known = f"{checkpoint} was trained on {', '.join(trained)} only, its {new} is an extrapolation"
+        notes.append(f"{known}: {_share(unseen, items)}")
+    return notes
+
+
+def _share(found: Sequence[Measured], items: Sequence[Measured]) -> str:
+    """Share of the measured time, and the names with the most of it."""
+    total = sum(item.seconds for item in items)
+    share = sum(item.seconds for item in found) / total if total > 0.0 else 0.0
+    names = list(dict.fromkeys(item.name for item in sorted(found, key=lambda item: -item.seconds)))
+    shown = ", ".join(name[:48] for name in names[:2])
+    return f"{share:.1%} of the time ({shown}{f' and {len(names) - 2} more' if len(names) > 2 else ''})"
+
+
+# Blocks an SM can hold at a time, from a launch and the limits of its architecture.
+#
+# Limits are of NVIDIA's CUDA programming guide, "Technical specifications per compute capability"; another architecture
+# is taken as Hopper. Registers are handed out in blocks of 256 per warp, as in the occupancy calculator.
+
+
+class Limits(NamedTuple):
+    """What one SM holds: threads, blocks, shared memory in bytes; 65536 registers on all of them."""
+
+    threads: int
+    blocks: int
+    shared_bytes: int
+
+
+REGISTERS, WARP = 65536, 32
+LIMITS: dict[str, Limits] = {
+    "pascal": Limits(2048, 32, 64 << 10),
+    "volta": Limits(2048, 32, 96 << 10),
+    "turing": Limits(1024, 16, 64 << 10),
+    "ampere": Limits(2048, 32, 164 << 10),
+    "ampere, 128 lanes": Limits(1536, 16, 100 << 10),
+    "ada": Limits(1536, 24, 100 << 10),
+    "hopper": Limits(2048, 32, 228 << 10),
+    "blackwell": Limits(2048, 32, 228 << 10),
+    "blackwell_rtx": Limits(1536, 24, 100 << 10),
+}
+DEFAULT = LIMITS["hopper"]
+
+
+def limits_of(gpu_name: str) -> Limits:
+    """Limits of a GPU of the catalog by its architecture (Ampere's GA10x apart from GA100); any other: `DEFAULT`."""
+    if canonical_name(gpu_name) is None:
+        return DEFAULT
+    info = gpu_info(gpu_name)
+    wide = LIMITS.get(f"{info.architecture}, {info.lanes_per_sm:.0f} lanes")
+    return wide or LIMITS.get(info.architecture, DEFAULT)
+
+
+def resident_blocks(launch: Launch, limits: Limits) -> float:
+    """Blocks of a launch one SM holds at a time, at least 1."""
+    warps = math.ceil(launch.threads / WARP)
+    bounds = [limits.threads // (warps * WARP), limits.blocks]
+    if launch.registers > 0:
+        per_warp = math.ceil(launch.registers * WARP / 256) * 256
+        bounds.append(REGISTERS // per_warp // warps)
+    if launch.shared_bytes > 0:
+        bounds.append(int(limits.shared_bytes // launch.shared_bytes))
+    return float(max(min(bounds), 1))
+
+
+# The rule each measured kernel is scaled by: time on the target over time on the origin.
+#
+#     forecast   forecast on the target / forecast on the origin, of the work the trace's shapes describe; by a
+#     predictor
+#                that was fitted, what sets the measurement apart from the forecast is carried over in part (`carried`)
+#     inferred   the same for work of the kind the name says, of the size that would take the measured time on the
+#     origin
+#     wave       Habitat's wave scaling from grid and block, fully memory-bound where nothing else is known
+#     bandwidth  origin bandwidth / target bandwidth
+#     link       the same of the links, for copies to the host and collectives
+#     none       time that is no kernel's: unchanged
+#
+# Every measured second falls under exactly one of them.
 
 RULES: tuple[str, ...] = ("forecast", "inferred", "wave", "bandwidth", "link", "none")
 USUAL_SHARE = 0.7
@@ -253,3 +411,141 @@ def _wave_of_work(kernel: Kernel, dtype: str, origin: GPU, target: GPU, general:
     blocks = work.blocks[0, -1, 0] if general else None
     roofline_s = max(flop / peak(origin), moved / figure(origin.mem_bytes_per_s))
     return float(wave_ratio(origin, target, gamma, blocks)), roofline_s
+
+
+# `scale_trace`: a run measured on one GPU, forecast on others.
+
+
+@dataclass(frozen=True)
+class ScaledRun(Result):
+    """A measured run and its forecast on another GPU. Seconds.
+
+    Attributes:
+      source, origin, target: names, for people.
+      columns: per kind of launch: name, operator, kind, dtype, rule, count, measured_s, ratio, scaled_s; times of all
+        its launches together.
+      busy_s, span_s: of the measured run, see `Trace`.
+      notes: what was odd in the trace, left out or assumed.
+      checkpoint: what forecast it; "" for a predictor given as such.
+    """
+
+    kind: ClassVar[str] = "scaled_run"
+    source: str
+    origin: str
+    target: str
+    columns: dict[str, np.ndarray]
+    busy_s: float
+    span_s: float
+    notes: tuple[str, ...] = ()
+    checkpoint: str = ""
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds of all kernels on the origin."""
+        return float(np.sum(self.columns["measured_s"]))
+
+    @property
+    def scaled_s(self) -> float:
+        """Seconds of all kernels on the target."""
+        return float(np.sum(self.columns["scaled_s"]))
+
+    @property
+    def scaled_span_s(self) -> float:
+        """The whole run on the target: kernels overlap in the same share, time without kernels is unchanged."""
+        share = self.scaled_s / self.measured_s if self.measured_s > 0 else 1.0
+        return self.busy_s * share + (self.span_s - self.busy_s)
+
+    def coverage(self) -> dict[str, dict[str, float]]:
+        """Per rule that was used: kinds of launches, seconds measured and scaled, share of the measured time."""
+        total, frame = self.measured_s, self.to_frame()
+        sums = frame.groupby("rule").agg({"name": "size", "measured_s": "sum", "scaled_s": "sum"})
+        found = sums.rename(columns={"name": "kernels"}).reindex([rule for rule in RULES if rule in sums.index])
+        shares: Any = found.assign(share=found["measured_s"] / (total or 1.0)).to_dict("index")
+        return dict(shares)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per kind of launch."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns)
+
+    def most_expensive(self, count: int = 10) -> list[dict[str, Any]]:
+        """The kinds of launches with the most measured time, as plain values."""
+        rows: list[Any] = self.to_frame().nlargest(count, "measured_s").to_dict("records")
+        return rows
+
+    def values(self) -> dict[str, Any]:
+        """Totals, coverage by rule, the ten kinds of launches with the most measured time, all notes."""
+        return {
+            **self._fields("source", "origin", "target", "checkpoint", "measured_s", "scaled_s"),
+            "measured_span_s": self.span_s,
+            "scaled_span_s": self.scaled_span_s,
+            "coverage": self.coverage(),
+            "most_expensive": self.most_expensive(),
+            "notes": self.notes,
+        }
+
+
+def scale_trace(
+    trace: str | os.PathLike[str] | Trace,
+    origin: str | GPU | None,
+    target: str | GPU,
+    *,
+    predictor: str | Predictor | None = None,
+    select: Mapping[str, str] | None = None,
+    plain: bool = False,
+) -> ScaledRun:
+    """Forecast a run measured on one GPU on another, real or hypothetical.
+
+    Every kernel's measured time is multiplied by the forecast on the target over the forecast on the origin where its
+    work is known, and scaled by a simpler rule where it is not (`rules`); `ScaledRun.coverage` says how much of the
+    time each rule carries. A GPU the checkpoint measured is forecast with its own effect, so that what is odd about the
+    origin alone is not carried to the target; and of what still sets a kernel apart from its forecast only a part is,
+    the smaller the less the two GPUs are alike (`rules.carried`).
+
+    Args:
+      trace: a Chrome trace of the PyTorch profiler or of JAX's (.json, .json.gz, or JAX's folder), a CSV of Nsight
+        Systems or rocprof, a per-operator Parquet table, or a `Trace` already read.
+      origin, target: names, files or records of GPUs; origin None = the GPU that the trace names.
+      predictor: a checkpoint name or path, or a predictor (used as it is for both GPUs); None = `tensorcore` when any
+        product of the run computes in another dtype than fp32, else `fp32`.
+      select: for per-operator tables with several runs: column -> value.
+      plain: measured time times forecast over forecast, all deviations carried.
+    Raises: `InputError` for an unreadable trace, one that names no GPU where origin is None, or a target that lacks an
+      arithmetic path of the run.
+    """
+    asked = load_named_gpu(origin)[0] if isinstance(origin, str) else ""
+    read = trace if isinstance(trace, Trace) else read_trace(trace, asked, select)
+    measured_on = origin_of(read) if origin is None else origin
+    origin_name, origin_gpu = _named(measured_on)
+    checkpoint = predictor if predictor is not None else default_checkpoint(work_of(read.items, origin_gpu))
+    here, there = (_machine(gpu, checkpoint) for gpu in (measured_on, target))
+    target_name = _named(target)[0]
+    rules, ratios = scaling(read.items, here, there, plain=plain)
+    names = ("name", "operator", "kind", "dtype")
+    columns = {name: np.array([getattr(item, name) for item in read.items], object) for name in names}
+    measured = np.array([item.seconds for item in read.items])
+    columns |= {"rule": np.array(rules, object), "count": np.array([item.count for item in read.items])}
+    columns |= {"measured_s": measured, "ratio": ratios, "scaled_s": measured * ratios}
+    named = checkpoint if isinstance(checkpoint, str) else ""
+    notes = [
+        *origin_notes(read, origin, origin_name),
+        *read.notes,
+        *assumed(read.items, rules, (origin_name, here.gpu), (target_name, there.gpu), named, chosen=predictor is None),
+    ]
+    spans = (read.busy_s, read.span_s)
+    return ScaledRun(read.source, origin_name, target_name, columns, *spans, tuple(notes), named)
+
+
+def _named(gpu: str | GPU) -> tuple[str, GPU]:
+    return ("the given GPU", gpu) if isinstance(gpu, GPU) else load_named_gpu(gpu)
+
+
+def _machine(gpu: str | GPU, predictor: str | Predictor) -> Machine:
+    """A machine; a catalog name the checkpoint measured is forecast with its effect, a file or record is not."""
+    name, record = _named(gpu)
+    chosen = predictor
+    if isinstance(chosen, str):
+        measured = not isinstance(gpu, GPU) and canonical_name(gpu) in load_card(chosen).get("device_effects", {})
+        chosen = load_predictor(chosen, name if measured else None)
+    return Machine(record, limits_of(name), chosen)

@@ -1,34 +1,101 @@
-"""Answers: for a load and targets, how many of which GPU in which layout, how fast, and for what price."""
+"""Slopes: what a percent of each figure of a machine does to the times that requests meet."""
 
 from __future__ import annotations
 
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
-from neusight_jax.hardware.cluster import Cluster, Machine
+from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, on_device
 from neusight_jax.hardware.prices import PriceList, Prices, prices_of
+from neusight_jax.hardware.variant import fields_of, vary
+from neusight_jax.hardware.variant import figure as figure_of
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
-from neusight_jax.model.terms import Predictor
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
 from neusight_jax.serving.disaggregated import disaggregated as pooled
 from neusight_jax.serving.disaggregated import sending
-from neusight_jax.serving.dynamo import Trace, installed, read_trace, require_engine
-from neusight_jax.serving.engine import LEARNED, Engine, Options, engine_of, usual_options
 from neusight_jax.serving.layouts import Replica, named_machines, replicas
+from neusight_jax.serving.simulators import Run, Trace, installed, read_trace, require_engine
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
-from neusight_jax.serving.steps import Model, load_model
-from neusight_jax.serving.times import Times
+from neusight_jax.serving.steps import Model, Steps, load_model
+from neusight_jax.serving.times import LEARNED, Engine, Options, Times, bounded_times, engine_of, times, usual_options
 from neusight_jax.serving.under_load import METHOD, under_load
+
+
+def elasticities(
+    predictor: Predictor, machine: Machine, steps: Steps, engine: Engine, asked: Demand, requests: float, most: float
+) -> tuple[Any, Any]:
+    """Percent that TTFT and TPOT change for a percent of each figure, as two machines of elasticities.
+
+    At one load, below saturation, in closed form; 0 for figures that are 0.
+    """
+
+    def logs(own: Machine) -> jax.Array:
+        found = steady(times(predictor, own, steps, engine), asked, requests, most)
+        return jnp.log(jnp.stack([found.ttft_s, found.tpot_s]))
+
+    own = on_device(machine)
+    slopes = jax.jit(jax.jacrev(logs))(own)
+    first, further = (
+        jax.tree.map(lambda slope, figure, row=row: slope[row] * jnp.nan_to_num(figure), slopes, own) for row in (0, 1)
+    )
+    return first, further
+
+
+STEP = 0.05
+"""Of a figure's logarithm to either side: wide enough that whole steps of requests do not show."""
+
+
+def run_elasticities(
+    predictor: Predictor,
+    machine: Machine,
+    steps: Steps,
+    engine: Engine,
+    run: Callable[[Times], Run],
+    figures: Sequence[str],
+    percentile: float = 50.0,
+) -> dict[str, dict[str, float]]:
+    """Percent that TTFT and TPOT change for a percent of each figure, where an engine runs the load: central
+    differences with common random numbers, so that chance falls out.
+
+    Args:
+      run: a load on step times with the same arrivals every time, as `dynamo.run` does; below saturation, where times
+        follow the machine and not the queue.
+      figures: names of fields of a GPU or a topology; percentile: 50 or 95 of requests.
+    Returns: by figure, `ttft_s` and `tpot_s`.
+    Raises: `InputError` for a figure that the machine has not.
+    """
+    cluster, key = as_cluster(machine), f"p{percentile:g}"
+
+    def logs(figure: str, step: float) -> np.ndarray:
+        own = bounded_times(predictor, _scaled(cluster, figure, math.exp(step)), steps, engine)[0]
+        found = run(own)
+        return np.log([found.ttft_s[key], found.tpot_s[key]])
+
+    slopes = {figure: (logs(figure, STEP) - logs(figure, -STEP)) / (2.0 * STEP) for figure in figures}
+    return {figure: dict(zip(("ttft_s", "tpot_s"), map(float, each), strict=True)) for figure, each in slopes.items()}
+
+
+def _scaled(cluster: Cluster, figure: str, factor: float) -> Cluster:
+    """A cluster with one figure of its topology or its GPU scaled."""
+    value = float(np.asarray(figure_of(cluster, figure))) if figure in fields_of(cluster) else math.nan
+    if not value > 0.0:
+        raise InputError(f"{figure} is no figure of this machine; expected one that is a positive number")
+    return vary(cluster, {figure: value * factor}, peaks_follow=False)
+
+
+# Answers: for a load and targets, how many of which GPU in which layout, how fast, and for what price.
 
 EXPERTS = "tokens spread over experts at random and evenly; hot experts cost more"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from neusight_jax.graph.graph import RUNTIME_BYTES
 from neusight_jax.job.footprint import COMMUNICATION_BYTES
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.serving.engine import Options
 from neusight_jax.serving.steps import Model, activation_bytes, cache_bytes, weight_bytes
+from neusight_jax.serving.times import Options
 
 
 @dataclass(frozen=True)

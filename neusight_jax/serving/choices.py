@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR
-from neusight_jax.printed import Record
-from neusight_jax.results import Result
+from neusight_jax.records import Record, Result
 from neusight_jax.serving.steady import PERCENTILES, Lengths
 from neusight_jax.units import duration
 

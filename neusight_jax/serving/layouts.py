@@ -13,15 +13,13 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import Experts
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster
-from neusight_jax.hardware.cluster_file import load_named_cluster, load_named_server
-from neusight_jax.hardware.gpu_file import load_named_gpu
+from neusight_jax.hardware.files import load_named_cluster, load_named_gpu, load_named_server
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.serving.capacity import Capacity, capacity
-from neusight_jax.serving.engine import Engine, Options
 from neusight_jax.serving.steady import Lengths
 from neusight_jax.serving.steps import Model, Points, Steps, axes, needed_paths, points, tabled
-from neusight_jax.serving.times import Times, bounded_times
+from neusight_jax.serving.times import Engine, Options, Times, bounded_times
 
 TENSOR: tuple[int, ...] = (1, 2, 4, 8)
 """Ranks of a replica that are tried where nobody says."""

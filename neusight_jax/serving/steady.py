@@ -25,8 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
-from neusight_jax.serving.engine import Options
-from neusight_jax.serving.times import Times
+from neusight_jax.serving.times import Options, Times
 
 ITERATIONS = 24
 """Of the share of its life that a request decodes; each brings it nearer by a half or more."""

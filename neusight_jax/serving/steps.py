@@ -22,14 +22,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.architectures import model_type
-from neusight_jax.graph.configs.assumed import assumed_dtype
 from neusight_jax.graph.configs.blocks import Decoder
-from neusight_jax.graph.configs.build import quantization_of, reading_notes
+from neusight_jax.graph.configs.build import assumed_dtype, model_type, quantization_of, reading_notes
 from neusight_jax.graph.configs.classes import generates
-from neusight_jax.graph.configs.config import Config, read_config
+from neusight_jax.graph.configs.config import Config, language_config, read_config
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
-from neusight_jax.graph.configs.language import language_config
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.step import Precision, Step, precision
 from neusight_jax.graph.graph import Node

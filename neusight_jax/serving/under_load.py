@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR
 from neusight_jax.serving.choices import Load, ServingChoice
-from neusight_jax.serving.dynamo import PACKAGE, VERSION, Prefill, Run, Trace, run
 from neusight_jax.serving.layouts import Replica
 from neusight_jax.serving.pools import fewest
+from neusight_jax.serving.simulators import PACKAGE, VERSION, Prefill, Run, Trace, run
 
 METHOD = f"{PACKAGE} {VERSION}: its scheduler on a virtual clock, with step times forecast here"
 LAYOUTS = 2

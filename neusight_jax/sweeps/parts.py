@@ -11,7 +11,7 @@ from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.files import remove_folder, write_atomically, write_text_atomically
-from neusight_jax.results import json_text
+from neusight_jax.records import json_text
 
 METADATA = "neusight_jax.sweep"
 """Key of a sweep's output under which it says what it is of."""

@@ -15,14 +15,14 @@ from jaxtyping import Array, Float
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Machine, gpu_of, topology_of
-from neusight_jax.hardware.cluster_file import usual_server
+from neusight_jax.hardware.files import usual_server
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.variant import vary
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import latency, require_covered
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation, relaxation_switch
-from neusight_jax.model.terms import Predictor
-from neusight_jax.results import Result, json_text, schema
+from neusight_jax.records import Result, json_text, schema
 from neusight_jax.sweeps.devices import ALONE, Processes, Spread, on_host, spread_rows
 from neusight_jax.sweeps.parts import METADATA, Parts
 from neusight_jax.sweeps.space import Space

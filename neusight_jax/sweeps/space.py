@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.errors import InputError
-from neusight_jax.hardware.topology import TRACED_FIELDS
+from neusight_jax.hardware.cluster import TRACED_FIELDS
 from neusight_jax.hardware.variant import check_field, require_field
-from neusight_jax.printed import Record, cell
+from neusight_jax.records import Record, cell
 
 WHOLE: tuple[str, ...] = ("num_sms",)
 """Fields that come in whole numbers."""

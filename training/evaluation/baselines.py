@@ -13,18 +13,29 @@ import pandas as pd
 from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.optimize import nnls
 
-from neusight_jax.baselines.gbt import LEAVES, MAX_DEPTH, TREES, Forest, GBTPredictor, gbt_inputs
-from neusight_jax.baselines.habitat_mlp import HabitatMLPPredictor, habitat_inputs
-from neusight_jax.baselines.habitat_wave import MeasuredKernels, WavePredictor
-from neusight_jax.baselines.li import LiLine, LiPredictor, li_work
+from neusight_jax.baselines.rivals import (
+    LEAVES,
+    MAX_DEPTH,
+    TREES,
+    Forest,
+    GBTPredictor,
+    HabitatMLPPredictor,
+    LiLine,
+    LiPredictor,
+    MeasuredKernels,
+    WavePredictor,
+    gbt_inputs,
+    habitat_inputs,
+    li_work,
+)
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.family import Family
+from neusight_jax.model.network import Network, init_network
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import peak_flop_per_s
-from neusight_jax.model.terms import Predictor
-from neusight_jax.model.utilization import Network, init_network
+from neusight_jax.training.data import Rows
 from neusight_jax.training.fit import Sample, Settings, sample_of
 from neusight_jax.training.objectives import log_error_loss
-from neusight_jax.training.rows import Rows
 
 GBT_SETTINGS: dict[str, Any] = {
     "objective": "l1",  # the log error's absolute value, as the other systems are fitted

@@ -24,26 +24,22 @@ from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import run_script
 from neusight_jax.hardware.catalog import gpu_info
 from neusight_jax.hardware.cluster import Cluster, on_device
-from neusight_jax.hardware.cluster_file import usual_topology
-from neusight_jax.hardware.gpu_file import load_gpu
+from neusight_jax.hardware.files import load_gpu, usual_topology
 from neusight_jax.kernels.collective import COLLECTIVE, SOFTWARE
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.calibrated import shape_kernel, shape_points
-from neusight_jax.model.heads import launched, physical_times
+from neusight_jax.model.heads import init_tile_choice, launched, physical_times
 from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.residuals import EFFECTS
 from neusight_jax.model.roofline import element_bytes
-from neusight_jax.model.terms import Predictor
-from neusight_jax.model.tiles import init_tile_choice
-from neusight_jax.training.calibration import calibrate, linearised, prior_of
-from neusight_jax.training.data import devices_with, measured_devices, sweep_rows
-from neusight_jax.training.design import most_telling
+from neusight_jax.training.calibration import calibrate, linearised, most_telling, prior_of
+from neusight_jax.training.data import Rows, devices_with, measured_devices, sweep_rows
 from neusight_jax.training.fit import Job, fit, row_features, sample_of
 from neusight_jax.training.left_out import LeftOut, left_out_jobs, left_out_predictor
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties, forecast
 from neusight_jax.training.recipe import RECIPES
-from neusight_jax.training.rows import Rows
 
 RECIPE = RECIPES["collectives"]
 POINTS = 10

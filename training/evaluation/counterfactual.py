@@ -10,7 +10,7 @@ from neusight_jax.datasets.measurements import table_from_frame
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.catalog import canonical_name, catalog_gpu
 from neusight_jax.model.latency import predict_kernels
-from neusight_jax.model.terms import Predictor
+from neusight_jax.model.predictor import Predictor
 
 NOISE = 0.05
 """Measured changes smaller than this have no direction."""

@@ -21,11 +21,10 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.errors import InputError, run_script, unknown_name
-from neusight_jax.hardware.gpu_file import load_gpu
+from neusight_jax.hardware.files import load_gpu
 from neusight_jax.model.checkpoint import load_card, load_predictor
-from neusight_jax.scaling.occupancy import limits_of
-from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
-from neusight_jax.scaling.rules import Machine, scaling, wave_scaling
+from neusight_jax.scaling.rules import Machine, limits_of, scaling, wave_scaling
+from neusight_jax.scaling.tables import WORKLOAD, trace_of_nodes
 from neusight_jax.scaling.trace import Trace
 from neusight_jax.training.evaluation.node_sums import KEYS, nodes_and_labels
 from neusight_jax.training.evaluation.result import percentiles

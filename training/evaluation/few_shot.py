@@ -28,16 +28,14 @@ from neusight_jax.model.checkpoint import with_libraries
 from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.residuals import EFFECTS
-from neusight_jax.training.calibration import Prior, calibrate, linearised, prior_of
-from neusight_jax.training.data import NETWORKS, devices_with, sweep_rows, thin
-from neusight_jax.training.design import most_telling
+from neusight_jax.training.calibration import Prior, calibrate, linearised, most_telling, prior_of
+from neusight_jax.training.data import NETWORKS, Rows, devices_with, sweep_rows, thin
 from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.evaluation.result import Evaluation, View, averaged, percentiles
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import settings_for
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, merged
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties
-from neusight_jax.training.rows import Rows
 
 FEW_SHOT = "few-shot"
 """Name of the protocol."""

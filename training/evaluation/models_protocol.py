@@ -17,11 +17,11 @@ from rich.console import Console
 from neusight_jax.baselines import load_baseline
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.model.heads import TileChoice
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.model.terms import Predictor
-from neusight_jax.model.tiles import TileChoice
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.training.calibration import calibrate, prior_of
-from neusight_jax.training.data import NETWORKS, devices_with, join_rows, model_rows, sweep_rows, thin
+from neusight_jax.training.data import NETWORKS, Rows, devices_with, join_rows, model_rows, sweep_rows, thin
 from neusight_jax.training.evaluation.few_shot import designed_order, rows_table
 from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
 from neusight_jax.training.evaluation.result import Evaluation, View, scores
@@ -30,7 +30,6 @@ from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, Settings
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, left_out_predictor
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties
-from neusight_jax.training.rows import Rows
 
 LEFT_OUT_BY = {"logo-models": "device", "architecture-models": "architecture"}
 """Protocol -> what is left out together."""

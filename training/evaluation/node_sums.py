@@ -19,7 +19,7 @@ import pandas as pd
 
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, run_script
-from neusight_jax.scaling.per_op import WORKLOAD, trace_of_nodes
+from neusight_jax.scaling.tables import WORKLOAD, trace_of_nodes
 from neusight_jax.training.data import contaminated
 from neusight_jax.training.evaluation.result import percentile_line
 

@@ -24,14 +24,13 @@ from rich.console import Console
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.kernels.family import Family
+from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import element_bytes
-from neusight_jax.model.terms import Predictor
-from neusight_jax.training.data import NETWORKS, devices_with, measured_devices, sweep_rows, thin
+from neusight_jax.training.data import NETWORKS, Rows, devices_with, measured_devices, sweep_rows, thin
 from neusight_jax.training.evaluation.result import PERCENTILES, Evaluation, View, averaged, percentiles
 from neusight_jax.training.evaluation.systems import DEFAULT_SYSTEMS, SYSTEMS, FamilyRows, fit_tile
 from neusight_jax.training.fit import Job, Sample, sample_of
 from neusight_jax.training.left_out import left_out_jobs
-from neusight_jax.training.rows import Rows
 
 PROTOCOLS: tuple[str, ...] = ("logo", "logo-size", "architecture", "seen")
 SMALL, LARGE = 0.70, 0.85

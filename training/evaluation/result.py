@@ -11,7 +11,7 @@ import pandas as pd
 from rich.console import Group, RenderableType
 
 from neusight_jax.model.intervals import LEVEL
-from neusight_jax.printed import Printed
+from neusight_jax.records import Printed
 from neusight_jax.reports.text import table
 
 PERCENTILES: tuple[str, ...] = ("mean", "median", "p90")

@@ -18,16 +18,15 @@ import numpy as np
 import neusight_jax
 from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.baselines import load_baseline
-from neusight_jax.baselines.roofline import RooflinePredictor
 from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.model.checkpoint import save_checkpoint
-from neusight_jax.model.terms import Predictor
-from neusight_jax.model.tiles import TileChoice, init_tile_choice
-from neusight_jax.training.data import NETWORKS, join_rows, measured_devices, model_rows, sweep_rows, thin
+from neusight_jax.model.heads import TileChoice, init_tile_choice
+from neusight_jax.model.predictor import Predictor, RooflinePredictor
+from neusight_jax.training.data import NETWORKS, Rows, join_rows, measured_devices, model_rows, sweep_rows, thin
 from neusight_jax.training.evaluation.baselines import (
     HabitatMLPKind,
     fit_gbt,
@@ -43,7 +42,6 @@ from neusight_jax.training.objectives import (
     TileObjective,
     effect_penalties,
 )
-from neusight_jax.training.rows import Rows
 
 TILE_SETTINGS = Settings(steps=400)
 ROWS_PER_DEVICE = 6000

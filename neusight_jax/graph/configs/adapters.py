@@ -11,7 +11,7 @@ from neusight_jax.graph.configs.config import Config, shown, whole
 from neusight_jax.graph.kernel import matrix_product
 from neusight_jax.graph.quantization.modules import modules_of, names
 from neusight_jax.kernels.table import Kernel
-from neusight_jax.printed import Record
+from neusight_jax.records import Record
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,156 @@
-"""From a config and a workload to a `Graph`: the checks, the front door."""
+"""Recorders of models by `model_type`: eager PyTorch models, and those that run with fused kernels."""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from neusight_jax.arithmetic import dtype_bytes, dtype_index
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs import bert, decoder, gpt2, opt, switch, vit
 from neusight_jax.graph.configs.adapters import Lora, lora_of
-from neusight_jax.graph.configs.architectures import ARCHITECTURES, STEP_ARCHITECTURES, model_type
-from neusight_jax.graph.configs.assumed import assumed_dtype, assumed_length
-from neusight_jax.graph.configs.catalog import load_model_config
-from neusight_jax.graph.configs.config import Config, read_config, whole
+from neusight_jax.graph.configs.config import (
+    Config,
+    language_config,
+    load_model_config,
+    missing_layer,
+    positions_of,
+    read_config,
+    shown,
+    whole,
+)
+from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder
 from neusight_jax.graph.configs.fusion import fuse
-from neusight_jax.graph.configs.language import language_config
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import MODES, Graph, Node
 from neusight_jax.graph.keys import Keys, unread_notes
 from neusight_jax.graph.optimizers import with_states
-from neusight_jax.graph.quantization.quantization import (
-    QUANTIZED,
-    Quantization,
-    has_quantization,
-    read_quantization,
-)
+from neusight_jax.graph.quantization.quantization import QUANTIZED, Quantization, has_quantization, read_quantization
 from neusight_jax.graph.quantization.scheme import stored_as
 from neusight_jax.units import GIB
+
+ARCHITECTURES: dict[str, Callable[[Tape, Config, int, int], None]] = {
+    "bert": bert.record,
+    "roberta": bert.record,
+    "gpt2": gpt2.record,
+    "opt": opt.record,
+    "switch_transformers": switch.record,
+}
+"""Recorders of eager PyTorch models by `model_type`. A new architecture is one new file and one line here."""
+
+
+class StepRecorder(Protocol):
+    """Writes a step of a model as serving and training frameworks run it."""
+
+    def __call__(self, step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
+        """Write the step."""
+        ...
+
+
+STEP_ARCHITECTURES: dict[str, StepRecorder] = {**dict.fromkeys(decoder.MODEL_TYPES, decoder.record), "vit": vit.record}
+"""Recorders of models with fused kernels by `model_type`."""
+
+
+def model_type(config: Config, known: Mapping[str, Any] | None = None) -> str:
+    """The `model_type` of a config; `InputError` when it is absent or not among `known` (default: all there are)."""
+    names = (*ARCHITECTURES, *STEP_ARCHITECTURES) if known is None else tuple(known)
+    kind = config.values.get("model_type")
+    if kind is None:
+        keys = ", ".join(shown(key) for key in [*config.values][:3])
+        among = f" among its keys {keys} ..." if keys else ""
+        raise InputError(
+            f"{config.name}: config has no 'model_type'{among}; expected Hugging Face's config.json, where it says "
+            "which layers there are, e.g. llama"
+        )
+    if isinstance(kind, str) and kind in names:
+        return kind
+    missing = missing_layer(kind) if isinstance(kind, str) else None
+    if missing is not None and known is None:
+        raise InputError(f"{config.name}: model_type {kind!r} is not supported: it has {missing}, not written here")
+    near = difflib.get_close_matches(str(kind)[:60].lower(), names, n=3, cutoff=0.6)
+    others = f"nearest: {', '.join(near)}" if near else f"expected one of {len(names)} such as {', '.join(names[:4])}"
+    raise InputError(f"{config.name}: model_type {shown(kind)} is not supported; {others} (docs/graphs.md lists all)")
+
+
+# Dtype and lengths of a workload where nobody says them: those of the config, and short ones.
+
+USUAL_DTYPE = "bf16"
+"""Dtype of a decoder whose config says none."""
+USUAL_LENGTH = 2048
+"""Tokens of a decoder's sequence, or as many as it has positions."""
+EAGER_DTYPE = "fp32"
+"""Dtype of all other models."""
+
+
+def assumed_dtype(config: Config, dtype: str | None) -> tuple[str, list[str]]:
+    """The dtype of a workload, and a note where it was assumed."""
+    if dtype is not None:
+        return dtype, []
+    if config.values.get("model_type") not in MODEL_TYPES:
+        return EAGER_DTYPE, []
+    key = config.first("dtype", "torch_dtype")
+    own = config.dtype(key)
+    if own is None:
+        return USUAL_DTYPE, [f"dtype {USUAL_DTYPE} assumed: the config says none"]
+    return own, [f"dtype {own} assumed: the config's own"]
+
+
+def assumed_length(
+    config: Config, length: Lengths | None, mode: str, kv_length: Lengths | None
+) -> tuple[Lengths, list[str]]:
+    """The sequence length of a workload, and a note where it was assumed."""
+    if length is not None:
+        return length, []
+    if config.values.get("model_type") not in MODEL_TYPES:
+        longest = longest_of(config)
+        if longest is None:
+            raise InputError(f"{config.name} takes sequences of any length; say which with --sequence-length")
+        return longest, []
+    usual = min(USUAL_LENGTH, positions_of(config))
+    if kv_length is not None and mode == "decode":
+        return usual, []  # a decode reads its kv_length only
+    if isinstance(kv_length, int) and not isinstance(kv_length, bool):
+        usual = max(min(usual, kv_length), 1)
+    elif isinstance(kv_length, Sequence):
+        usual = max(min([usual, *(each for each in kv_length if isinstance(each, int))]), 1)
+    return usual, [f"sequence length {usual:,} assumed"]
+
+
+class _Limit(Config):
+    """A config that remembers the limit its recorder asks it to check."""
+
+    longest: int | None = None
+
+    def limit_sequence(self, sequence: int, key: str, reserved: int = 0, positions: int | None = None) -> int:
+        self.longest = super().limit_sequence(sequence, key, reserved, positions)
+        return self.longest
+
+
+def longest_sequence(config: str | Path | Mapping[str, Any]) -> int | None:
+    """Positions a model has, or None if it has no limit; `InputError` for an unusable config."""
+    return longest_of(language_config(read_config(config)))
+
+
+def longest_of(config: Config) -> int | None:
+    """`longest_sequence` of a config that was read."""
+    kind = model_type(config)
+    if kind in MODEL_TYPES:
+        read_decoder(config, 1)
+        return positions_of(config)
+    limit = _Limit(config.name, config.values, config.defaults)
+    if kind in STEP_ARCHITECTURES:
+        STEP_ARCHITECTURES[kind](Step(requests(1, 1, "inference"), precision("fp32")), limit)
+    else:
+        ARCHITECTURES[kind](Tape(False, "fp32"), limit, 1, 1)
+    return limit.longest
+
+
+# From a config and a workload to a `Graph`: the checks, the front door.
 
 STORED_WITHIN = 0.02
 """Weights counted may differ so much from those stored, relatively, before a note says so."""

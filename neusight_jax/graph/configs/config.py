@@ -1,17 +1,52 @@
-"""Model configs in Hugging Face's JSON spelling: reading them, and checks that say which key is wrong."""
+"""The model catalog: configs of well-known models by name, kept in models.yaml."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.catalog import load_model_config, model_names
+from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.configs.folder import Files, read_files
 from neusight_jax.graph.keys import Keys, keys_of
+from neusight_jax.tables import table
 from neusight_jax.units import is_whole
+
+
+@cache
+def _catalog() -> dict[str, dict[str, Any]]:
+    shared = table("graph.configs", "models")
+    return {name: {**shared["defaults"][entry["model_type"]], **entry} for name, entry in shared["models"].items()}
+
+
+@cache
+def model_names() -> Mapping[str, str]:
+    """Every accepted name, lower case, with the catalog name it stands for."""
+    names: dict[str, str] = {}
+    for name, entry in _catalog().items():
+        for alias in (name, *entry.get("aliases", ())):
+            names[alias.lower()] = name
+            names.setdefault(alias.lower().replace("-", "_"), name)
+    return names
+
+
+def list_models() -> list[str]:
+    """Names of the models in the catalog, aliases left out."""
+    return list(_catalog())
+
+
+def load_model_config(name: str) -> dict[str, Any]:
+    """Config of a catalog model, in Hugging Face's spelling; `InputError` for an unknown name."""
+    names = model_names()
+    found = names.get(name.lower())
+    if found is None:
+        raise unknown_name("model", name, names, "`neusight-jax models` lists all, or give the path of a config.json")
+    return {key: value for key, value in _catalog()[found].items() if key != "aliases"}
+
+
+# Model configs in Hugging Face's JSON spelling: reading them, and checks that say which key is wrong.
 
 _MISSING = object()
 LARGEST = 10**9
@@ -302,3 +337,126 @@ def whole(name: str, value: Any) -> int:
     if not is_whole(value) or int(value) <= 0:
         raise InputError(f"{name} is {value!r}, expected a positive whole number")
     return int(value)
+
+
+# The language model in a config: out of a multimodal one, called by its class's name, with the class's defaults.
+#
+# The tables are in model_types.yaml.
+
+DRAFT = "transformer_layer_config"
+"""Key under which the library `speculators` keeps the layers of a draft."""
+NESTED: tuple[str, ...] = ("text_config", "llm_config", "language_config", "thinker_config", DRAFT)
+"""Keys under which configs keep their language part."""
+OUTER: tuple[str, ...] = (
+    *("quantization_config", "quantization", "expert_dtype", "dtype", "torch_dtype"),
+    *("adapter_config", "is_causal", "num_labels", "id2label"),
+)
+"""Keys of the whole model that hold for the language part where it does not say them itself."""
+OWN_SIZES: tuple[str, ...] = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"),
+    *("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size"),
+)
+"""Sizes a config must say itself; only a language part inside another config may leave them to its class."""
+
+
+def language_config(config: Config) -> Config:
+    """The config of the language model in a config, its `model_type` the one its layers are read by."""
+    values, notes = config.values, list[str]()
+    kind = values.get("model_type")
+    nested = next((key for key in NESTED if values.get(key) is not None), None)
+    inside = nested is not None
+    towers = f"the language part of {str(kind)[:60]}; its other towers are left out, time and parameters"
+    if nested is not None:
+        part = values[nested]
+        if not isinstance(part, Mapping):
+            raise InputError(f"{config.name}: {nested} is {shown(part)}, expected a JSON object")
+        if nested == "thinker_config" and isinstance(part.get("text_config"), Mapping):
+            part = part["text_config"]
+        draft = nested == DRAFT
+        values = _joined(values, part, [key for key in values if key != nested] if draft else OUTER)
+        kind = part.get("model_type") if draft else kind
+        notes += [towers] * (not draft)
+    elif isinstance(kind, str) and kind in table("graph.configs", "model_types")["wrappers"]:
+        notes.append(towers)
+    if isinstance(kind, str):
+        values = Keys({**values, "model_type": _text_type(kind, values, inside)}, values)
+    name = values.get("model_type")
+    defaults = dict(table("graph.configs", "model_types")["defaults"].get(name, {})) if isinstance(name, str) else {}
+    if not inside:
+        defaults = {key: value for key, value in defaults.items() if key not in OWN_SIZES}
+    return config.like(values, defaults, notes)
+
+
+def _joined(outer: Mapping[str, Any], part: Mapping[str, Any], keys: Iterable[str]) -> Keys:
+    joined = {key: outer[key] for key in keys if outer.get(key) is not None}
+    joined |= {key: value for key, value in part.items() if value is not None or key not in joined}
+    # The head belongs to the whole model: what that says of it counts.
+    joined |= {key: outer[key] for key in ("tie_word_embeddings", "architectures") if outer.get(key) is not None}
+    return Keys(joined, outer, part)
+
+
+def _text_type(outer: str, values: Mapping[str, Any], inside: bool) -> Any:
+    """The type of the language part: its own, else the usual one of a multimodal type, by the name of its class."""
+    tables = table("graph.configs", "model_types")
+    kind = values.get("model_type") if inside else outer
+    if kind is None:
+        kind = outer
+    if not isinstance(kind, str):
+        return kind
+    # A multimodal type whose language part says no type, or whose sizes stand beside its vision_config.
+    kind = tables["wrappers"].get(kind, kind)
+    return tables["renames"].get(kind, kind)
+
+
+def missing_layer(kind: str) -> str | None:
+    """The layer that keeps a known `model_type` from being written; None for one that is not known."""
+    layer = table("graph.configs", "model_types")["missing"].get(kind)
+    return None if layer is None else str(layer)
+
+
+# Positions of a decoder: what its config says, stretched as its rotary embedding is scaled.
+#
+# Source: `modeling_rope_utils` of Hugging Face `transformers` 5.24; limits as vLLM 0.24 derives them.
+
+STRETCHED: tuple[str, ...] = ("linear", "dynamic", "ntk")
+"""Scalings whose config says the positions before scaling."""
+FINAL: tuple[str, ...] = ("default", "llama3", "longrope", "su", "mrope", "proportional", "axial")
+"""Scalings whose config says the positions after scaling."""
+SCALED_ALREADY: tuple[str, ...] = ("gemma3_text", "gemma4_text")
+"""Types whose configs say the positions after any scaling."""
+
+
+def positions_of(config: Config) -> int:
+    """The longest sequence a decoder has positions for."""
+    limit = config.size(config.first("max_position_embeddings", "model_max_length"))
+    scaling = _scaling(config)
+    if scaling is None or config.values["model_type"] in SCALED_ALREADY:
+        return limit
+    word = scaling.values.get("rope_type", scaling.values.get("type", "default"))
+    if not isinstance(word, str):
+        raise InputError(f"{scaling.name}: rope_type is {shown(word)}, expected a word such as yarn")
+    if word in FINAL:
+        return limit
+    if word != "yarn" and word not in STRETCHED:
+        config.notes.append(f"rotary scaling {word!r} is not known: {limit} positions as max_position_embeddings says")
+        return limit
+    factor = scaling.number("factor", 1.0)
+    if factor < 1.0:
+        raise InputError(f"{scaling.name}: factor is {factor:g}, expected at least 1")
+    before = scaling.size("original_max_position_embeddings", limit) if word == "yarn" else limit
+    return max(limit, int(before * factor))
+
+
+def _scaling(config: Config) -> Config | None:
+    """`rope_scaling` or `rope_parameters`; those of full attention where each kind of layer has its own."""
+    key = config.first("rope_scaling", "rope_parameters")
+    if not config.values.get(key):
+        return None
+    part = config.part(key)
+    kinds: dict[str, Mapping[str, Any]] = {
+        name: value for name, value in part.values.items() if isinstance(value, Mapping)
+    }
+    if not kinds or "rope_type" in part.values or "type" in part.values:
+        return part
+    name = next((name for name in ("full_attention", "main") if name in kinds), next(iter(kinds)))
+    return Config(f"{part.name}.{name}", kinds[name])

@@ -19,7 +19,7 @@ from neusight_jax.graph.configs.blocks import (
     Square,
 )
 from neusight_jax.graph.configs.classes import of_class
-from neusight_jax.graph.configs.config import Config
+from neusight_jax.graph.configs.config import Config, positions_of
 from neusight_jax.graph.configs.families import TRAITS, read_family
 from neusight_jax.graph.configs.feed_forward import write_dense, write_experts
 from neusight_jax.graph.configs.hybrids import read_granite_hybrid, read_kimi_linear, read_nemotron_h, read_qwen_hybrid
@@ -27,7 +27,6 @@ from neusight_jax.graph.configs.indexing import write_compressed
 from neusight_jax.graph.configs.latent_models import LATENT_TYPES, read_deepseek_v4, read_latent
 from neusight_jax.graph.configs.mixers import write_attention, write_latent, write_square
 from neusight_jax.graph.configs.parallel import check_split, part_of, write_sums
-from neusight_jax.graph.configs.positions import positions_of
 from neusight_jax.graph.configs.recurrent import write_delta, write_mamba2
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.step import Step

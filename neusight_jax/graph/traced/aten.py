@@ -12,12 +12,19 @@ from typing import Any
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.kernel import FLASH, attention_kernels, fused_attention, streamed
-from neusight_jax.graph.traced.call import (
+from neusight_jax.graph.traced.linear_algebra import factorisation, fourier
+from neusight_jax.graph.traced.operation import (
     Call,
     Kernels,
+    Kind,
     Rule,
+    Value,
+    arithmetic_dtype,
     fill,
     grouped_product,
+    main_dtype,
+    moved,
+    operators,
     plain_product,
     pooling,
     product_dtype,
@@ -25,8 +32,6 @@ from neusight_jax.graph.traced.call import (
     streamed_kernels,
     unmodelled,
 )
-from neusight_jax.graph.traced.linear_algebra import factorisation, fourier
-from neusight_jax.graph.traced.operation import Kind, Value, arithmetic_dtype, main_dtype, moved, operators
 from neusight_jax.graph.traced.scattering import scatter_kernels
 from neusight_jax.graph.traced.windows import conv_kernel
 from neusight_jax.tables import table

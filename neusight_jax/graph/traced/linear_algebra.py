@@ -14,9 +14,7 @@ from math import log2, prod
 import jax.numpy as jnp
 
 from neusight_jax.graph.kernel import counted
-from neusight_jax.graph.traced.call import Call, Kernels
-from neusight_jax.graph.traced.operation import Value, is_rated, main_dtype
-from neusight_jax.graph.traced.trace_options import PRODUCT_FAMILIES
+from neusight_jax.graph.traced.operation import PRODUCT_FAMILIES, Call, Kernels, Value, is_rated, main_dtype
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel
 

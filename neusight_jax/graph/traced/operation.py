@@ -1,21 +1,177 @@
-"""Operations of a traced program: what the front-ends for JAX functions and torch modules write down.
-
-Values are arrays in memory. A view (reshape, broadcast, slice) is a value with the id of the array behind it; it is no
-operation. How operations become kernels is the matter of `grouping`.
-"""
+"""Call: one call of a JAX primitive or of an operator of PyTorch's aten, and the rules both have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Shape
-from neusight_jax.graph.kernel import streamed
+from neusight_jax.graph.kernel import matrix_product, streamed
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.records import Record
 from neusight_jax.tables import table
+
+Kernels: TypeAlias = tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call.
+
+    Attributes:
+      op: its name, of aten without namespace, overload and the underscore of an in-place form.
+      args: positional arguments, tensors as `Value`; params: of a primitive.
+      inputs, outputs: the tensors among the arguments, and what it makes: what it returns, then what it writes to.
+      in_place: whether it writes its result over its first argument.
+      phase: index into `kernels.table.PHASES`.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    in_place: bool = False
+    params: Mapping[str, Any] = field(default_factory=dict)
+    phase: int = 0
+
+
+Rule: TypeAlias = Callable[[Call], Kernels]
+
+
+def reduction(axes: Sequence[int], shape: Sequence[int]) -> Kind:
+    """How a reduction over axes runs: "row" where they are the last ones, axes of length 1 aside."""
+    kept = [axis for axis, size in enumerate(shape) if size > 1 and axis not in axes]
+    taken = [axis for axis in axes if shape[axis] > 1]
+    return "row" if not kept or not taken or min(taken) > max(kept) else "column"
+
+
+def fill(call: Call) -> Kernels:
+    """An array written, nothing read; one value is no kernel."""
+    value = call.outputs[0]
+    written = value.elements * value.element_bytes
+    if value.elements <= 1:
+        return ()
+    return (streamed("memory", "fill", value.shape, 0.0, written, main_dtype(call.outputs)),)
+
+
+def unmodelled(call: Call) -> Kernels:
+    """Inputs read once and outputs written once."""
+    return (moved("unmodelled", call.inputs, call.outputs),)
+
+
+_STREAMED: dict[str, Rule] = {
+    "fills": fill,
+    "random": lambda call: (moved("random", (), call.outputs),),
+    "gathers": lambda call: (moved("gather", (*call.outputs[:1], *call.inputs[1:]), call.outputs[:1]),),
+    "scans": lambda call: (moved("cumsum", call.inputs, call.outputs),),
+    "sorts": lambda call: (moved("sort", call.inputs[:1], call.inputs[:1], SORT_PASSES),),
+}
+"""Rules by kinds of operators.yaml."""
+
+
+def streamed_kernels(section: str, call: Call) -> Kernels | None:
+    """Kernels of an operator that only streams; None for all others. `section`: of operators.yaml."""
+    found = (rule for kind, rule in _STREAMED.items() if call.op in operators(section, kind))
+    rule = next(found, None)
+    return None if rule is None else rule(call)
+
+
+def product_dtype(left: Value, right: Value) -> str:
+    """Arithmetic path of a product: that of its narrower operand, of those whose dtype has a rate."""
+    rated = [value for value in (left, right) if is_rated(value.dtype)] or [left]
+    return arithmetic_dtype(min(rated, key=lambda value: value.element_bytes).dtype)
+
+
+def grouped_product(
+    groups: int, m: int, n: int, k: int, dtype: str, ragged: Literal["m", "n", "k"], batch: int = 1
+) -> Kernels:
+    """Products of groups, one axis shared out over them, taken as balanced.
+
+    Args:
+      groups: of them; batch: of all that.
+      m, n, k: sizes of the product, K the contraction; of the ragged axis over all groups together.
+    Every row is in one group: with fewer rows than groups the others have no work.
+    """
+    sizes = {"m": float(m), "n": float(n), "k": float(k)}
+    active = min(groups, int(sizes[ragged]))
+    if min(batch, active, m, n, k) == 0:
+        return ()
+    sizes[ragged] /= active
+    return (matrix_product(batch * active, sizes["m"], sizes["n"], sizes["k"], dtype),)
+
+
+def pooling(inputs: Sequence[Value], outputs: Sequence[Value], *, backward: bool = False) -> Kernels:
+    """Pooling by bytes: inputs read once (windows overlap in cache), outputs written once."""
+    return (moved("pool_backward" if backward else "pool", inputs, outputs),)
+
+
+def plain_product(
+    batch: int, m: int, n: int, k: int, dtype: str, count: float = 1.0, *, upright: bool = True
+) -> Kernels:
+    """A matrix product, or nothing where a size is 0."""
+    return (matrix_product(batch, m, n, k, dtype, count, upright=upright),) if min(batch, m, n, k) else ()
+
+
+def remaining(value: Value, taken: Sequence[int]) -> int:
+    """Elements of an array over those of some of its axes."""
+    return value.elements // max(prod(value.shape[axis] for axis in taken), 1)
+
+
+# How a function or module is read.
+
+PRODUCT_FAMILIES = frozenset({"linear", "bmm", "conv"})
+"""Families whose kernels multiply."""
+
+
+@dataclass(frozen=True)
+class TraceOptions(Record):
+    """How a function or module is read.
+
+    Attributes:
+      fused: whether operations are fused into kernels as a compiler would; None = as the framework runs (JAX fused,
+        torch not).
+      while_trips: how often the body of every `while_loop` runs; None = a function with one is refused.
+      branch: which branch of a `cond` or `switch` runs: "worst" (most FLOP + 50 FLOP per byte) or its index.
+      fp32_products: arithmetic path of fp32 matrix products and convolutions, "fp32" or "tf32".
+      name: of the graph; "" = that of the function or module.
+      gpus_per_domain: neighbouring devices of a mesh that share fast links; 0 = all of it.
+      parameters: arguments of a JAX function that hold parameters, by name or position ("0"); None = as use tells.
+    """
+
+    fused: bool | None = None
+    while_trips: int | None = None
+    branch: str | int = "worst"
+    fp32_products: str = "fp32"
+    name: str = ""
+    parameters: tuple[str, ...] | None = None
+    gpus_per_domain: int = 0
+
+    def __post_init__(self) -> None:
+        trips = self.while_trips
+        if trips is not None and (isinstance(trips, bool) or not isinstance(trips, int) or trips < 0):
+            raise InputError(f"while_trips is {trips!r}, expected a whole number of at least 0, or None")
+        if self.branch != "worst" and (isinstance(self.branch, bool) or not isinstance(self.branch, int)):
+            raise InputError(f"branch is {self.branch!r}, expected 'worst' or the index of a branch")
+        if self.fp32_products not in ("fp32", "tf32"):
+            raise InputError(f"fp32_products is {self.fp32_products!r}, expected 'fp32' or 'tf32'")
+
+
+def on_path(kernel: Kernel, path: str) -> Kernel:
+    """An fp32 product moved to another arithmetic path; other kernels as they are."""
+    if kernel.family in PRODUCT_FAMILIES and kernel.dtype == "fp32":
+        return replace(kernel, dtype=path)
+    return kernel
+
+
+# Operations of a traced program: what the front-ends for JAX functions and torch modules write down.
+#
+# Values are arrays in memory. A view (reshape, broadcast, slice) is a value with the id of the array behind it; it is
+# no
+# operation. How operations become kernels is the matter of `grouping`.
 
 Kind: TypeAlias = Literal["pointwise", "row", "column", "opaque", "free"]
 """How an operation runs: element by element; reducing innermost axes; reducing others; as kernels of its own; not at

@@ -9,11 +9,16 @@ from __future__ import annotations
 from math import prod
 
 from neusight_jax.graph.kernel import streamed
-from neusight_jax.graph.traced.call import (
+from neusight_jax.graph.traced.linear_algebra import factorisation, fourier
+from neusight_jax.graph.traced.operation import (
     Call,
     Kernels,
+    Kind,
     Rule,
     grouped_product,
+    main_dtype,
+    moved,
+    operators,
     plain_product,
     pooling,
     product_dtype,
@@ -22,8 +27,6 @@ from neusight_jax.graph.traced.call import (
     streamed_kernels,
     unmodelled,
 )
-from neusight_jax.graph.traced.linear_algebra import factorisation, fourier
-from neusight_jax.graph.traced.operation import Kind, main_dtype, moved, operators
 from neusight_jax.graph.traced.windows import convolution
 
 POINTWISE = operators("jax", "pointwise")

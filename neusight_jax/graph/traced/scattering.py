@@ -6,8 +6,7 @@ from math import prod
 
 import numpy as np
 
-from neusight_jax.graph.traced.call import Call
-from neusight_jax.graph.traced.operation import Value, moved
+from neusight_jax.graph.traced.operation import Call, Value, moved
 from neusight_jax.kernels.table import Kernel
 
 INDEX_PUTS = frozenset({"_index_put_impl", "_unsafe_index_put", "index_put"})

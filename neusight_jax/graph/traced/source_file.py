@@ -11,7 +11,7 @@ from typing import Any
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.graph import Graph
-from neusight_jax.graph.traced.trace_options import TraceOptions
+from neusight_jax.graph.traced.operation import TraceOptions
 
 WANTED = "expected (callable, arguments) or (callable, arguments, keyword arguments)"
 
@@ -46,7 +46,7 @@ def graph_from_source(model: str, mode: str = "inference", options: TraceOptions
         from neusight_jax.graph.traced.torch_export import graph_from_torch
 
         return graph_from_torch(target, tuple(args), kwargs, mode, chosen)
-    from neusight_jax.graph.traced.jaxpr import graph_from_function
+    from neusight_jax.graph.traced.jax_program import graph_from_function
 
     if mode != "inference":
         raise InputError(f"{model} is a JAX function, which says itself whether it trains; leave --mode {mode} out")

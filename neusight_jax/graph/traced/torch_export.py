@@ -12,15 +12,11 @@ from typing import TYPE_CHECKING, Any
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import MODES, Graph
 from neusight_jax.graph.traced import aten
-from neusight_jax.graph.traced.allocation import Holding, given_footprint
-from neusight_jax.graph.traced.assembly import assemble
-from neusight_jax.graph.traced.call import Call
-from neusight_jax.graph.traced.grouping import FUSABLE, kernels_of
-from neusight_jax.graph.traced.operation import Operation, Value
+from neusight_jax.graph.traced.grouping import FUSABLE, Walk, assemble, kernels_of
+from neusight_jax.graph.traced.memory import Holding, given_footprint
+from neusight_jax.graph.traced.operation import Call, Operation, TraceOptions, Value
 from neusight_jax.graph.traced.scattering import ACCUMULATING
 from neusight_jax.graph.traced.torch_trace import INPUTS, WEIGHTS, aten_graph
-from neusight_jax.graph.traced.trace_options import TraceOptions
-from neusight_jax.graph.traced.walk import Walk
 from neusight_jax.kernels.table import PHASES
 
 if TYPE_CHECKING:

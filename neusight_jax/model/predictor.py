@@ -1,12 +1,9 @@
-"""Textbook roofline: max(FLOP / peak, bytes / bandwidth), every byte from memory, no launch; and what baselines share.
-
-Source: Williams, Waterman, Patterson, "Roofline", CACM 2009.
-"""
+"""What every predictor says of kernels, and the interface it says it through."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +13,7 @@ from neusight_jax.hardware.cluster import Machine, gpu_of, linked_topology
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.family import Family, Work
 from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.model.heads import ChosenTile, largest_tile
 from neusight_jax.model.roofline import (
     Isolated,
     LowerBounds,
@@ -25,8 +23,56 @@ from neusight_jax.model.roofline import (
     lower_bounds,
     peak_flop_per_s,
 )
-from neusight_jax.model.terms import KernelTerms
-from neusight_jax.model.tiles import largest_tile
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelTerms:
+    """A forecast of kernels with its parts, all [kernel].
+
+    Attributes:
+      seconds: forecast latency of one launch.
+      bounds: lower bounds.
+      compute_s, memory_s: time of the arithmetic side (its limits included) and of memory, before they overlap; the
+        way between L2 and SMs is in neither.
+      launch_s: what is added before and after the body: launch and serial overhead.
+      tile: the tile reported.
+    """
+
+    seconds: Float[Array, " kernel"]
+    bounds: LowerBounds
+    compute_s: Float[Array, " kernel"]
+    memory_s: Float[Array, " kernel"]
+    launch_s: Float[Array, " kernel"]
+    tile: ChosenTile
+
+    @property
+    def utilization(self) -> Float[Array, " kernel"]:
+        """Share of the speed of light reached while the kernel runs, in (0, 1].
+
+        An ensemble mean keeps it at most 1: a geometric mean of sums is at least the sum of the geometric means.
+        """
+        return jnp.minimum(self.bounds.speed_of_light_s / (self.seconds - self.launch_s), 1.0)
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """What every predictor and baseline is: a pytree that forecasts the families it covers."""
+
+    def covers(self, family: Family) -> bool:
+        """Whether it can forecast a family; a checkpoint covers those it was trained on."""
+        ...
+
+    def terms(
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
+    ) -> KernelTerms:
+        """Forecast the kernels of one family on one machine."""
+        ...
+
+
+# Textbook roofline: max(FLOP / peak, bytes / bandwidth), every byte from memory, no launch; and what baselines share.
+#
+# Source: Williams, Waterman, Patterson, "Roofline", CACM 2009.
 
 
 class Bounded(NamedTuple):
