@@ -56,6 +56,7 @@ def test_card_of_another_format(predict_fails: Fails, own: Path) -> None:
         ({"kind": "oracle"}, "unknown predictor kind 'oracle'"),
         ({"architecture": {}}, "kind or architecture unreadable"),
         ({"architecture": None}, "kind or architecture unreadable"),
+        ({"trained_on": 3.0}, "trained_on unreadable (trained_on: Input should be"),
         ({"device_effects": {"Tesla T4": 3}}, "device_effects unreadable (device_effects.Tesla T4: Input should be"),
     ],
 )

@@ -60,12 +60,20 @@ class Architecture(BaseModel):
     points: dict[str, int] = {}
 
 
+class Trained(BaseModel):
+    """What a predictor was trained on; more keys are for people."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    devices: list[str] = []
+
+
 class Card(BaseModel):
     """What a card says that a predictor is read by; more keys (errors, recipe, notes ...) are for people and reports.
 
     Attributes:
       format: version of the layout; kind: of predictor; architecture: its sizes.
-      trained_dtypes, held_out: what it was trained on, and which GPUs it was not.
+      trained_on, trained_dtypes, held_out: what it was trained on, and which GPUs it was not.
       device_effects, generation_effects: what was measured of devices and of generations of kernels.
       device_intervals: half-widths by device and family; libraries: number of the known one by family.
       sha256: digests, None in a card that was changed by hand.
@@ -76,6 +84,7 @@ class Card(BaseModel):
     format: int
     kind: str
     architecture: Architecture
+    trained_on: Trained = Trained()
     trained_dtypes: list[str] = []
     held_out: list[str] = []
     device_effects: Effects = {}

@@ -204,7 +204,7 @@ def launch_of(grid: Any, block: Any, registers: Any = None, shared: Any = None) 
         blocks, threads = (math.prod(float(size) for size in sizes) for sizes in (grid or [0], block or [0]))
     except (TypeError, ValueError, OverflowError):
         return None
-    if not (0 < blocks < 1e15 and 0 < threads <= 65536):
+    if not (1 <= blocks < 1e15 and 1 <= threads <= 65536):
         return None
     return Launch(blocks, threads, max(number(registers) or 0.0, 0.0), max(number(shared) or 0.0, 0.0))
 
