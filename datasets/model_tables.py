@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.datasets.devices import NONE_OWN
-from neusight_jax.datasets.row_checks import CheckedRows, Problems, device_column, need_columns, numbers
+from neusight_jax.datasets.row_checks import SHORTEST_S, CheckedRows, Problems, device_column, need_columns, numbers
 from neusight_jax.hardware.gpu import GPU
 
 WORKLOAD: tuple[str, ...] = ("device", "model", "mode", "sequence_length", "batch_size", "option")
@@ -56,10 +56,11 @@ def check_models(table: ModelTable, raw: pd.DataFrame, file: str, own: Mapping[s
     devices, _ = device_column(raw, problems, own=own)
     for name in table.seconds:
         seconds = numbers(raw[name])
-        fine = np.isfinite(seconds) & ((seconds > 0.0) if table.positive else (seconds >= 0.0))
+        fine = np.isfinite(seconds) & ((seconds > SHORTEST_S) if table.positive else (seconds >= 0.0))
         if name in table.blank:
             fine |= raw[name].isna().to_numpy()
-        problems.add_values(name, fine, "bad latency", f"seconds {'above' if table.positive else 'of at least'} 0")
+        expected = f"seconds above {SHORTEST_S:g}" if table.positive else "seconds of at least 0"
+        problems.add_values(name, fine, "bad latency", expected)
     for name in ("batch_size", "sequence_length") if table is END_TO_END else ():
         sizes = numbers(raw[name])
         problems.add_values(name, np.isfinite(sizes) & (sizes >= 1.0), "bad size", "a whole number from 1")

@@ -21,6 +21,8 @@ from neusight_jax.kernels.families import FAMILIES, family_of
 from neusight_jax.model.physics import STANDARD
 from neusight_jax.model.roofline import peak_flop_per_s, warm_ramp
 
+SHORTEST_S = 1e-15
+"""Less than a femtosecond is no time of a kernel."""
 LIGHT_TOLERANCE = 0.98
 """A row is faster than light below this share of the bound: clocks boost a little above the specification."""
 
@@ -163,7 +165,8 @@ def check_rows(
     latency_s = np.full(len(raw), np.nan)
     if "latency_s" in raw.columns:
         latency_s = numbers(raw["latency_s"])
-        problems.add_values("latency_s", np.isfinite(latency_s) & (latency_s > 0.0), "bad latency", "seconds above 0")
+        fine = np.isfinite(latency_s) & (latency_s > SHORTEST_S)
+        problems.add_values("latency_s", fine, "bad latency", f"seconds above {SHORTEST_S:g}")
     frame = pd.DataFrame({"device": devices, "family": families, "op": ops, "dtype": dtypes}, dtype=object)
     frame = frame.assign(**dims, latency_s=latency_s, **_launches(raw, ops), file=file, row=raw.index.to_numpy())
     _check_light(frame, gpus, problems)
