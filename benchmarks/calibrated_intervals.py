@@ -5,7 +5,7 @@
 `DIR` is a folder of the measurement schema. Every GPU is left out of the fits (two seeds as one), its interval made of
 the errors of the other GPUs left out, and calibrated with K kernels chosen as `profile --list` chooses (four draws).
 Coverage of its other rows by the interval before and after, mean over GPUs (least of a GPU), in percent, and the
-interval score (`conformal.interval_score`).
+interval score (`intervals.interval_score`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Recognising the files of a NeuSight checkout by content: sweeps in CSV, device sheets in JSON."""
+"""Import of a NeuSight checkout (sitar-lab/NeuSight, MIT): CSV sweeps and device JSONs become the measurement schema.
+
+The layout of that repository changed over time, so files are recognised by content.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ from neusight_jax.errors import InputError
 from neusight_jax.files import atomic_folder, refuse_existing
 from neusight_jax.hardware.gpu import FIELDS
 from neusight_jax.progress import follow
+
+# Recognising the files of a NeuSight checkout by content: sweeps in CSV, device sheets in JSON.
 
 DEVICE_HEADERS: tuple[str, ...] = ("device", "device_name", "gpu", "gpu_name")
 OP_HEADERS: tuple[str, ...] = ("op", "opname", "op_name", "operator")
@@ -183,10 +188,6 @@ def _launch(table: pd.DataFrame) -> dict[str, pd.Series]:
             out |= {column: pd.to_numeric(parts[index]) for index, column in enumerate(columns)}
     return out
 
-
-# Import of a NeuSight checkout (sitar-lab/NeuSight, MIT): CSV sweeps and device JSONs become the measurement schema.
-#
-# The layout of that repository changed over time, so files are recognised by content (`neusight_files`).
 
 GPUS_FILE = "gpus.json"
 """Where the device figures found in the tree go, in the output folder: name -> fields of `GPU`, base units."""

@@ -1,4 +1,15 @@
-"""A calibrated checkpoint: measured kernels of one GPU and a checkpoint in, a complete checkpoint and its card out."""
+"""Few-shot calibration: a handful of measured kernels of one GPU into shifts of the predictor's heads.
+
+The log error of an unmeasured GPU is modelled as a Gaussian process: with J_j(x) = ∂ log t(x) / ∂ effect_j, the share
+of head j in the forecast of shape x,
+
+    cov(x, x') = Σ_j J_j(x) J_j(x') (σ_c² + σ_s² κ(x, x')) + σ_b² κ(x, x') Σ_j J_j(x) Σ_j J_j(x'),
+
+a constant per head, a shape-dependent part per head, and one common to all heads; κ from `calibrated`. The posterior
+mean is found by Gauss-Newton steps through the predictor itself, with weights that keep a bad row from counting fully.
+The widths were chosen by leave-one-GPU-out (`evaluate --protocol few-shot`): flat around these values, so one set
+serves most families (`prior_of`).
+"""
 
 from __future__ import annotations
 
@@ -36,6 +47,9 @@ from neusight_jax.training.intervals import calibrated_width, mean_error_percent
 
 if TYPE_CHECKING:
     from neusight_jax.datasets.measurements import Measurements
+
+
+# A calibrated checkpoint: measured kernels of one GPU and a checkpoint in, a complete checkpoint and its card out.
 
 
 def calibrate_checkpoint(
@@ -144,20 +158,6 @@ def most_telling(
         chosen.append(best)
         left -= left[:, :, best, None] * left[:, best, None, :] / own[:, best, None, None]
     return chosen
-
-
-# Few-shot calibration: a handful of measured kernels of one GPU into shifts of the predictor's heads.
-#
-# The log error of an unmeasured GPU is modelled as a Gaussian process: with J_j(x) = ∂ log t(x) / ∂ effect_j, the share
-# of head j in the forecast of shape x,
-#
-#     cov(x, x') = Σ_j J_j(x) J_j(x') (σ_c² + σ_s² κ(x, x')) + σ_b² κ(x, x') Σ_j J_j(x) Σ_j J_j(x'),
-#
-# a constant per head, a shape-dependent part per head, and one common to all heads; κ from `calibrated`. The posterior
-# mean is found by Gauss-Newton steps through the predictor itself, with weights that keep a bad row from counting
-# fully.
-# The widths were chosen by leave-one-GPU-out (`evaluate --protocol few-shot`): flat around these values, so one set
-# serves most families (`prior_of`).
 
 
 @dataclass(frozen=True)

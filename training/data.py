@@ -1,4 +1,4 @@
-"""Measured rows in the form the fitting loop takes."""
+"""From measurements to training rows: sweeps of every family, and nodes of measured models as in-model rows."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import Kernel, KernelBatch
 from neusight_jax.model.residuals import other_vendor
 from neusight_jax.scaling.tables import event_overhead_s, node_kernels
+
+# Measured rows in the form the fitting loop takes.
 
 
 def generations(family: Family, devices: Sequence[str]) -> list[str]:
@@ -94,8 +96,6 @@ class Rows:
         """The rows measured on one device."""
         return self.take(self.device == self.devices.index(name))
 
-
-# From measurements to training rows: sweeps of every family, and nodes of measured models as in-model rows.
 
 NETWORKS: tuple[str, ...] = tuple(name for name, family in FAMILIES.items() if family.network == name)
 """Families that have a network of their own."""

@@ -1,4 +1,7 @@
-"""The networks as flax modules. Training runs these; forecasts run the same functions without flax."""
+"""The fitting loop: many fits (held-out GPU × seed) of one family at once, by `vmap`.
+
+Trains through the predictor's own `terms`, the same door as every forecast.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,8 @@ from neusight_jax.model.checkpoint import CARD, tree_from_arrays, tree_to_arrays
 from neusight_jax.model.network import Network, init_perceptron, perceptron
 from neusight_jax.model.roofline import element_bytes
 from neusight_jax.training.data import Rows, generations
+
+# The networks as flax modules. Training runs these; forecasts run the same functions without flax.
 
 
 class Perceptron(linen.Module):
@@ -119,11 +124,6 @@ class Saved:
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name.replace(' ', '-')}.safetensors"
-
-
-# The fitting loop: many fits (held-out GPU × seed) of one family at once, by `vmap`.
-#
-# Trains through the predictor's own `terms`, the same door as every forecast.
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Recipe:
       base: a checkpoint whose families are taken over where none is trained here; "" = none.
       more_steps: family -> times the steps of both settings.
       left_out_by: what is left out together, a "device" or all devices of an "architecture".
-      network: a user's own module in place of the hidden layers, as `own_network.network_card` says it.
+      network: a user's own module in place of the hidden layers, as `network.network_card` says it.
     """
 
     kind: str

@@ -74,7 +74,7 @@ def train(
     """Train a checkpoint and write it to a folder.
 
     Progress shows, after every epoch (100 steps), the training loss and the error on each held-out GPU. The state after
-    every epoch is kept beside the output (`progress.Saved`) until the checkpoint is there: a run that was stopped
+    every epoch is kept beside the output (`fit.Saved`) until the checkpoint is there: a run that was stopped
     leaves no checkpoint, and `resume` goes on from the last epoch to the weights of a run that was not.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which budgets bind, and what one percent more of each would buy."""
+"""`nj.design`, Pareto fronts and inverse questions: from a problem to answers a person can read."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ from neusight_jax.workloads import Workload, workload, workload_dict
 if TYPE_CHECKING:
     import pandas as pd
 
+
+# Which budgets bind, and what one percent more of each would buy.
 
 BINDING = 0.01
 """A budget binds when less than this share of it is left (steps of the fields leave some)."""
@@ -195,9 +197,6 @@ def infeasible_note(metric: str, limits: Sequence[float]) -> str:
     """A sentence for limits of a front that no machine keeps together with the budgets."""
     listed = ", ".join(with_unit(metric, limit) for limit in limits)
     return f"no machine in the bounds keeps every budget with {metric} up to {listed}: no point there"
-
-
-# `nj.design`, Pareto fronts and inverse questions: from a problem to answers a person can read.
 
 
 @dataclass(frozen=True)

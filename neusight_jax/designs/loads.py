@@ -106,7 +106,7 @@ class Service:
     Attributes:
       steps, asked, engine: kernels of the engine's steps, lengths of requests, numbers of the engine.
       held_bytes, request_bytes: memory that weights and the like take, and the KV cache of a request of mean length.
-      memory_share, max_batch: of `engine.Options`.
+      memory_share, max_batch: of `times.Options`.
       ttft_s, tpot_s: targets, seconds.
       price_per_hour: of all GPUs of a replica, where each is the base; that of others follows their dollars.
       percentile: of the requests that meet the targets.

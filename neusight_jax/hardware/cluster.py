@@ -1,4 +1,4 @@
-"""Topology: how the GPUs of a cluster are joined, as numbers; the rates are traced, so that gradients reach them."""
+"""Cluster: many GPUs and how they are joined."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from neusight_jax.errors import InputError, require_fields
 from neusight_jax.hardware.gpu import FIELDS, GPU, stack_gpus
 from neusight_jax.kernels.family import Family
 from neusight_jax.records import Record, cell, number
+
+# Topology: how the GPUs of a cluster are joined, as numbers; the rates are traced, so that gradients reach them.
 
 LINK_LATENCY_S = 0.6e-6
 """Of one hop over NVLink, seconds; NCCL 2.18, src/graph/tuning.cc, `hwLat`, low-latency protocol."""
@@ -107,9 +109,6 @@ def default_topology(gpu: GPU) -> Topology:
     return Topology(0, link_bytes_per_s=link, nic_bytes_per_s=link)
 
 
-# Cluster: many GPUs and how they are joined.
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cluster(Record):
@@ -117,7 +116,7 @@ class Cluster(Record):
 
     Attributes:
       gpu: one of them; topology: how they are joined; both traced.
-      count: how many. Static, as `topology.gpus_per_domain` is.
+      count: how many. Static, as `Topology.gpus_per_domain` is.
     """
 
     gpu: GPU

@@ -23,7 +23,7 @@ class Message:
 
     Attributes:
       op: of `kernels.collective`; payload_bytes: as that family counts them.
-      group: a group of `placement.groups`; slot: one of `SLOTS`; count: how many, on one pass of the stage.
+      group: a group of `parallelism.groups`; slot: one of `SLOTS`; count: how many, on one pass of the stage.
       top_k: of an exchange with experts, how many each token goes to; `payload_bytes` are then those of one copy.
     """
 

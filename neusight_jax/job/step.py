@@ -1,4 +1,4 @@
-"""Calibration of a cluster's software: a few measured steps, used for other layouts and models there."""
+"""Step: from seconds of kernels and messages to seconds of a training step; pure, differentiable in the cluster."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ from neusight_jax.model.latency import latency as table_latency
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation
+
+# Calibration of a cluster's software: a few measured steps, used for other layouts and models there.
 
 ROUNDS = 4
 """Linearisations: seconds are nearly linear in the logarithms of the software's numbers."""
@@ -138,8 +140,6 @@ def row_seconds(
     seconds = jnp.asarray(run(predictor, cluster, KernelTable({COLLECTIVE.name: batch}))[COLLECTIVE.name])
     return jnp.where(ranks > 1, seconds[: len(rows)], 0.0)
 
-
-# Step: from seconds of kernels and messages to seconds of a training step; pure, differentiable in the cluster.
 
 SIXTEEN_BITS: tuple[int, ...] = tuple(map(dtype_index, ("bf16", "fp16")))
 """Dtypes of such products, as kernels hold them."""

@@ -27,7 +27,7 @@ class Weights(NamedTuple):
         return Weights(self.dense * factor, self.experts * factor)
 
     def by_group(self, layout: Parallelism) -> dict[str, float]:
-        """Elements by the group of `placement.groups` whose ranks hold copies of them."""
+        """Elements by the group of `parallelism.groups` whose ranks hold copies of them."""
         return {"data": self.total} if layout.expert == 1 else {"data": self.dense, "expert_data": self.experts}
 
     def held(self, layout: Parallelism, sharded: bool) -> float:

@@ -81,7 +81,7 @@ class Assembly:
 
     Attributes:
       ask, layouts: what they share, and each; memory, kinds (of stages), layers: of each; facts: stacked.
-      table: the distinct kernels, in the order of the sums' columns; messages: rows of `network.sizes`.
+      table: the distinct kernels, in the order of the sums' columns; messages: rows of `step.sizes`.
       pieces: kernels -> work of pieces; passes: pieces -> passes of kinds of stages, by recompute.
       updates: kernels -> what runs over parameters; sent: messages -> slots; between: the message between stages.
     """

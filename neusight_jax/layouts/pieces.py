@@ -208,7 +208,7 @@ class Messages:
 
     @property
     def rows(self) -> np.ndarray:
-        """Rows of `network.sizes`."""
+        """Rows of `step.sizes`."""
         return np.array(list(self._rows), np.float64).reshape(-1, 5)
 
     def _place(self, message: Message, group: Group) -> int:

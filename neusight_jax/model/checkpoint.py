@@ -1,4 +1,8 @@
-"""The card of a checkpoint as a typed record: what is read from it, checked once."""
+"""Checkpoints: a folder with `weights.safetensors` and `card.json`. No pickle anywhere.
+
+The card says what the predictor is (kind, sizes), what it was trained on, which GPUs were held out, its errors per
+family and GPU, the command that remakes it, and digests of itself and the weights (`digests`).
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,8 @@ from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import use_compile_cache
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
 from neusight_jax.tables import parse_content, read_bytes, read_text
+
+# The card of a checkpoint as a typed record: what is read from it, checked once.
 
 Effects = dict[str, dict[str, list[float]]]
 """Effects by device or generation, then by family; missing where there are none."""
@@ -142,11 +148,6 @@ def _kept(card: Mapping[str, Any], part: str, path: Path) -> str:
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
-
-# Checkpoints: a folder with `weights.safetensors` and `card.json`. No pickle anywhere.
-#
-# The card says what the predictor is (kind, sizes), what it was trained on, which GPUs were held out, its errors per
-# family and GPU, the command that remakes it, and digests of itself and the weights (`digest`).
 
 FORMAT = 5
 """Version of the layout; raised whenever older files could be misread."""
@@ -383,7 +384,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
     Args:
       kind: "mixture", "neusight", "calibrated" (a mixture calibrated on one GPU) or a baseline.
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size),
-        `network`: a user's own module in place of the layers (`own_network.network_card`),
+        `network`: a user's own module in place of the layers (`network.network_card`),
         `intervals`: whether it carries intervals, and
         `vendor_intervals`: of what another vendor's GPUs have some of their own, `labelled`: families in the measured
         whole models (all if missing); of a calibrated one also `points` (measured shapes by network).

@@ -1,7 +1,8 @@
-"""Tile choice as a model: score = −log(time in whole waves) · sharpness + learned preference of the shape.
+"""Heads: the physical times a kernel could be bound by, each a row of one table.
 
-Measured tiles supervise it. It is reported by every predictor; the latency of the `neusight` kind depends on
-it, that of the `mixture` does not (a tile picked by GPU-dependent cost would break the monotone slopes).
+Every time here is homogeneous of degree −1 in the machine's rates (scale all rates by c and it is divided by c) and
+never rises when a rate or the L2 size does, or the SM count at a fixed rate per SM. The predictors only mix these
+times.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ from neusight_jax.model.roofline import (
     warm_ramp,
     whole_waves,
 )
+
+# Tile choice as a model: score = −log(time in whole waves) · sharpness + learned preference of the shape.
+#
+# Measured tiles supervise it. It is reported by every predictor; the latency of the `neusight` kind depends on
+# it, that of the `mixture` does not (a tile picked by GPU-dependent cost would break the monotone slopes).
 
 
 @jax.tree_util.register_dataclass
@@ -122,12 +128,6 @@ def largest_tile(gpu: GPU, work: Work) -> ChosenTile:
         waves=whole_waves(blocks, jnp.asarray(gpu.num_sms), 0.0),
     )
 
-
-# Heads: the physical times a kernel could be bound by, each a row of one table.
-#
-# Every time here is homogeneous of degree −1 in the machine's rates (scale all rates by c and it is divided by c) and
-# never rises when a rate or the L2 size does, or the SM count at a fixed rate per SM. The predictors only mix these
-# times.
 
 Times: TypeAlias = Float[Array, "kernel _component"]
 PROTOCOLS: tuple[tuple[float, float], ...] = ((1.0, 2.0), (1.9 / 0.6, 128.0 / 120.0), (3.4 / 0.6, 1.0))

@@ -1,4 +1,4 @@
-"""What a GPU says of itself while it works: clocks, power, temperature, throttling. Absent where nothing can say."""
+"""The device that is measured, by name and figures, and the host around it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from neusight_jax.hardware.files import gpu_from_fields, load_named_gpu
 from neusight_jax.hardware.gpu import FIELDS, GPU
 from neusight_jax.profiling.clock import Backend
 from neusight_jax.profiling.processor import processor_figures
+
+# What a GPU says of itself while it works: clocks, power, temperature, throttling. Absent where nothing can say.
 
 THROTTLES: dict[int, str] = {
     0x04: "power cap",
@@ -148,8 +150,6 @@ def _open_nvml() -> tuple[Any, Any]:
     except Exception:  # no package, no driver, no device: NVML's own errors share no other base
         return None, None
 
-
-# The device that is measured, by name and figures, and the host around it.
 
 BACKENDS: tuple[str, ...] = ("jax", "torch")
 

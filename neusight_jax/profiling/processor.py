@@ -77,7 +77,7 @@ def free_bytes() -> float:
 
 
 def processor_figures(rates: Iterable[tuple[float, float, float]] = ()) -> dict[str, Any]:
-    """A GPU file (`gpu_file.load_gpu`) for the processor.
+    """A GPU file (`files.load_gpu`) for the processor.
 
     Peaks are cores × vector lanes × clock, bandwidth the least a GPU may have; both are raised to what was measured,
     since boost clocks and memory channels are not to be seen from inside. The rest are placeholders, and marked.

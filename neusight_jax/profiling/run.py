@@ -1,4 +1,4 @@
-"""The data card of a profile: what was measured, on what, how, how much of it to trust; and the folder around it."""
+"""A profile: every kernel of a plan measured on the device at hand, and a folder of the measurement schema written."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from neusight_jax.profiling.clock import DISTURBED, Backend, Prepared, sample
 from neusight_jax.profiling.machine import Machine, Reading, Sensors, find_machine, host_facts, make_backend
 from neusight_jax.profiling.plans import planned
 from neusight_jax.units import GB
+
+# The data card of a profile: what was measured, on what, how, how much of it to trust; and the folder around it.
 
 TIMINGS: dict[str, str] = {
     "loop": "kernels run one after the other on the device, over several input sets in turn; the time of an empty "
@@ -216,8 +218,6 @@ class Journal:
                 ) from None
         return list(entries.values())
 
-
-# A profile: every kernel of a plan measured on the device at hand, and a folder of the measurement schema written.
 
 SECONDS = 0.2
 """Time for each kernel, compilation aside."""

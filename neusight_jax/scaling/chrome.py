@@ -1,7 +1,12 @@
-"""Chrome traces read as a stream: one event at a time, whatever the size of the file.
+"""Chrome traces of PyTorch's profiler (Kineto) and of JAX's (XProf), read as a stream. Times in them are microseconds.
 
-The values are decoded by the standard library, so any JSON is taken that Python takes: whole numbers of any size, NaN
-and Infinity, lone surrogates; and `nan` and `inf` as C++ prints them.
+PyTorch: GPU kernels, copies and collectives are events of their own categories; the operator that launched one is found
+by its `External id`, and with `record_shapes=True` says the shapes. A trace without GPU events is read by its innermost
+operators' own time, so that it can be looked at, and says so.
+
+JAX: events without categories. A process `/device:GPU:0` has a thread for each stream (`Stream #14(Compute)`), whose
+events are kernels and copies, and others such as `XLA Ops` and `XLA Modules` that show the same time again by operator
+and program. Kernels say their HLO operator (`hlo_op`) and, where it was recorded, grid and block (`kernel_details`).
 """
 
 from __future__ import annotations
@@ -38,6 +43,11 @@ from neusight_jax.scaling.trace import (
     trace_of_kernels,
 )
 from neusight_jax.units import US
+
+# Chrome traces read as a stream: one event at a time, whatever the size of the file.
+#
+# The values are decoded by the standard library, so any JSON is taken that Python takes: whole numbers of any size, NaN
+# and Infinity, lone surrogates; and `nan` and `inf` as C++ prints them.
 
 CHUNK = 1 << 20
 _BLANK = re.compile(r"[ \t\r\n\ufeff]*")
@@ -171,19 +181,6 @@ def _entries(values: _Values, header: dict[str, Any]) -> Iterator[Any]:
             values.skip(f",{end}")
     values.skip(end)
 
-
-# Chrome traces of PyTorch's profiler (Kineto) and of JAX's (XProf), read as a stream. Times in them are microseconds.
-#
-# PyTorch: GPU kernels, copies and collectives are events of their own categories; the operator that launched one is
-# found
-# by its `External id`, and with `record_shapes=True` says the shapes. A trace without GPU events is read by its
-# innermost
-# operators' own time, so that it can be looked at, and says so.
-#
-# JAX: events without categories. A process `/device:GPU:0` has a thread for each stream (`Stream #14(Compute)`), whose
-# events are kernels and copies, and others such as `XLA Ops` and `XLA Modules` that show the same time again by
-# operator
-# and program. Kernels say their HLO operator (`hlo_op`) and, where it was recorded, grid and block (`kernel_details`).
 
 GPU_CATEGORIES: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
 """The last two are of PyTorch before 1.12."""

@@ -1,7 +1,8 @@
-"""Parts of a kernel's name: namespaces, the name itself, template arguments; and the words of each.
+"""What a GPU kernel's name says: its kind, the dtype of its arithmetic, the tile of a matrix product.
 
-Names come demangled (`void at::native::foo<float>(int)`), mangled (`_ZN2at6native3fooIfEEvi`), cut off, or are plain
-words (`loop_add_fusion`, `Memcpy HtoD (Pinned -> Device)`).
+All that is known of names is the table `names.yaml`, tried from the top: copies and collectives; the grammars of BLAS
+libraries; those of compilers; then words of the name itself, of its namespaces, and last of its template arguments.
+Words are whole: `convert` is no `conv`, the namespace `fbgemm_gpu` no `gemm`, `splitKreduce_kernel` no product.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from typing import NamedTuple
 
 from neusight_jax.kernels.families import OPERATORS
 from neusight_jax.tables import table
+
+# Parts of a kernel's name: namespaces, the name itself, template arguments; and the words of each.
+#
+# Names come demangled (`void at::native::foo<float>(int)`), mangled (`_ZN2at6native3fooIfEEvi`), cut off, or are plain
+# words (`loop_add_fusion`, `Memcpy HtoD (Pinned -> Device)`).
 
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)|\(anonymous\)|\{anonymous\}|<unnamed>")
 _CLONE = re.compile(r"\s*\[clone [^\]]*\]|\.(?:kd|intern|constprop|isra|part)(?:\.\d+)*$")
@@ -100,12 +106,6 @@ def _mangled(name: str) -> NameParts | None:
         at += 1
     return NameParts(tuple(path[:-1]), path[-1], " ".join(filter(None, inside)))
 
-
-# What a GPU kernel's name says: its kind, the dtype of its arithmetic, the tile of a matrix product.
-#
-# All that is known of names is the table `names.yaml`, tried from the top: copies and collectives; the grammars of BLAS
-# libraries; those of compilers; then words of the name itself, of its namespaces, and last of its template arguments.
-# Words are whole: `convert` is no `conv`, the namespace `fbgemm_gpu` no `gemm`, `splitKreduce_kernel` no product.
 
 KINDS: tuple[str, ...] = (
     *("gemm", "conv", "attention", "moe", "elementwise", "softmax", "norm", "memory", "reduce", "sort", "optimizer"),

@@ -1,4 +1,15 @@
-"""What a scaled run takes for granted, as notes: where it was measured, what names did not say, the checkpoint."""
+"""The rule each measured kernel is scaled by: time on the target over time on the origin.
+
+    forecast   forecast on the target / forecast on the origin, of the work the trace's shapes describe; by a predictor
+               that was fitted, what sets the measurement apart from the forecast is carried over in part (`carried`)
+    inferred   the same for work of the kind the name says, of the size that would take the measured time on the origin
+    wave       Habitat's wave scaling from grid and block, fully memory-bound where nothing else is known
+    bandwidth  origin bandwidth / target bandwidth
+    link       the same of the links, for copies to the host and collectives
+    none       time that is no kernel's: unchanged
+
+Every measured second falls under exactly one of them.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +42,9 @@ from neusight_jax.scaling.trace import Launch, Measured, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# What a scaled run takes for granted, as notes: where it was measured, what names did not say, the checkpoint.
 
 
 def origin_of(trace: Trace) -> str:
@@ -177,20 +191,6 @@ def resident_blocks(launch: Launch, limits: Limits) -> float:
         bounds.append(int(limits.shared_bytes // launch.shared_bytes))
     return float(max(min(bounds), 1))
 
-
-# The rule each measured kernel is scaled by: time on the target over time on the origin.
-#
-#     forecast   forecast on the target / forecast on the origin, of the work the trace's shapes describe; by a
-#     predictor
-#                that was fitted, what sets the measurement apart from the forecast is carried over in part (`carried`)
-#     inferred   the same for work of the kind the name says, of the size that would take the measured time on the
-#     origin
-#     wave       Habitat's wave scaling from grid and block, fully memory-bound where nothing else is known
-#     bandwidth  origin bandwidth / target bandwidth
-#     link       the same of the links, for copies to the host and collectives
-#     none       time that is no kernel's: unchanged
-#
-# Every measured second falls under exactly one of them.
 
 RULES: tuple[str, ...] = ("forecast", "inferred", "wave", "bandwidth", "link", "none")
 USUAL_SHARE = 0.7

@@ -1,4 +1,4 @@
-"""Slopes: what a percent of each figure of a machine does to the times that requests meet."""
+"""Answers: for a load and targets, how many of which GPU in which layout, how fast, and for what price."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, de
 from neusight_jax.serving.steps import Model, Steps, load_model
 from neusight_jax.serving.times import LEARNED, Engine, Options, Times, bounded_times, engine_of, times, usual_options
 from neusight_jax.serving.under_load import METHOD, under_load
+
+# Slopes: what a percent of each figure of a machine does to the times that requests meet.
 
 
 def elasticities(
@@ -70,8 +72,8 @@ def run_elasticities(
     differences with common random numbers, so that chance falls out.
 
     Args:
-      run: a load on step times with the same arrivals every time, as `dynamo.run` does; below saturation, where times
-        follow the machine and not the queue.
+      run: a load on step times with the same arrivals every time, as `simulators.run` does; below saturation, where
+        times follow the machine and not the queue.
       figures: names of fields of a GPU or a topology; percentile: 50 or 95 of requests.
     Returns: by figure, `ttft_s` and `tpot_s`.
     Raises: `InputError` for a figure that the machine has not.
@@ -94,8 +96,6 @@ def _scaled(cluster: Cluster, figure: str, factor: float) -> Cluster:
         raise InputError(f"{figure} is no figure of this machine; expected one that is a positive number")
     return vary(cluster, {figure: value * factor}, peaks_follow=False)
 
-
-# Answers: for a load and targets, how many of which GPU in which layout, how fast, and for what price.
 
 EXPERTS = "tokens spread over experts at random and evenly; hot experts cost more"
 
@@ -139,7 +139,7 @@ def serve(
       ttft_s, tpot_s: targets for the first token and for each further one, seconds; percentile: 50 or 95 of requests.
       prices: of an hour of one GPU; max_gpus: most of one type.
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
-      options: fields of `engine.Options` that are not vLLM's defaults.
+      options: fields of `times.Options` that are not vLLM's defaults.
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
       disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
       engine: numbers of the engine's own time, or "vllm", "trtllm", "sglang"; notes: what else to say.

@@ -1,4 +1,4 @@
-"""Engine: what an inference engine decides beside the kernels, its options and its own time, as numbers."""
+"""Times: seconds of an engine's steps on one machine, from a few tables, for any batch."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation
 from neusight_jax.records import Record
 from neusight_jax.serving.steps import Axes, Steps
+
+# Engine: what an inference engine decides beside the kernels, its options and its own time, as numbers.
 
 
 @jax.tree_util.register_dataclass
@@ -136,9 +138,6 @@ def usual_options(mem_bytes: float, gpu_name: str = "", **changes: Any) -> Optio
     large = mem_bytes >= LARGE_MEMORY_BYTES and "a100" not in gpu_name.lower()
     usual = {"chunk_tokens": 8192, "max_batch": 1024} if large else {"chunk_tokens": 2048, "max_batch": 256}
     return Options(**{**usual, **{name: value for name, value in changes.items() if value is not None}})
-
-
-# Times: seconds of an engine's steps on one machine, from a few tables, for any batch.
 
 
 @jax.tree_util.register_dataclass

@@ -1,4 +1,4 @@
-"""Recorders of models by `model_type`: eager PyTorch models, and those that run with fused kernels."""
+"""From a config and a workload to a `Graph`: the checks, the front door."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from neusight_jax.graph.optimizers import with_states
 from neusight_jax.graph.quantization.quantization import QUANTIZED, Quantization, has_quantization, read_quantization
 from neusight_jax.graph.quantization.scheme import stored_as
 from neusight_jax.units import GIB
+
+# Recorders of models by `model_type`: eager PyTorch models, and those that run with fused kernels.
 
 ARCHITECTURES: dict[str, Callable[[Tape, Config, int, int], None]] = {
     "bert": bert.record,
@@ -149,8 +151,6 @@ def longest_of(config: Config) -> int | None:
         ARCHITECTURES[kind](Tape(False, "fp32"), limit, 1, 1)
     return limit.longest
 
-
-# From a config and a workload to a `Graph`: the checks, the front door.
 
 STORED_WITHIN = 0.02
 """Weights counted may differ so much from those stored, relatively, before a note says so."""

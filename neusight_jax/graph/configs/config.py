@@ -1,4 +1,4 @@
-"""The model catalog: configs of well-known models by name, kept in models.yaml."""
+"""Model configs in Hugging Face's JSON spelling: reading them, and checks that say which key is wrong."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from neusight_jax.graph.configs.folder import Files, read_files
 from neusight_jax.graph.keys import Keys, keys_of
 from neusight_jax.tables import table
 from neusight_jax.units import is_whole
+
+# The model catalog: configs of well-known models by name, kept in models.yaml.
 
 
 @cache
@@ -45,8 +47,6 @@ def load_model_config(name: str) -> dict[str, Any]:
         raise unknown_name("model", name, names, "`neusight-jax models` lists all, or give the path of a config.json")
     return {key: value for key, value in _catalog()[found].items() if key != "aliases"}
 
-
-# Model configs in Hugging Face's JSON spelling: reading them, and checks that say which key is wrong.
 
 _MISSING = object()
 LARGEST = 10**9

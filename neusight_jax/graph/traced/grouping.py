@@ -1,4 +1,12 @@
-"""From operations to a `Graph`: what nothing reads is left out, groups become nodes, equal nodes one with a repeat."""
+"""Operations as kernels: one each, or fused as a compiler would.
+
+The rule of the fused form follows XLA on GPUs: operations that iterate over the same elements join the kernel of the
+operation that makes their input, a reduction over innermost axes may be read back by its own kernel (softmax, norms),
+any other reduction ends one, and a smaller array that only one kernel reads is made inside it. No kernel may need its
+own result by way of another. What is cheap is computed again rather than stored. Matrix products, convolutions, gathers
+and sorts stay apart. A kernel reads each outer array once and writes each array that something outside it reads: its
+time is that traffic.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +38,8 @@ from neusight_jax.graph.traced.operation import (
 )
 from neusight_jax.graph.traced.strides import against_order
 from neusight_jax.kernels.table import PHASES, Kernel
+
+# From operations to a `Graph`: what nothing reads is left out, groups become nodes, equal nodes one with a repeat.
 
 WORST_FLOP_PER_BYTE = 50.0
 """What a byte counts beside a FLOP when branches are compared, about the ridge point of today's GPUs in fp32."""
@@ -348,16 +358,6 @@ class Walk:
         self.operations += operations
         return results
 
-
-# Operations as kernels: one each, or fused as a compiler would.
-#
-# The rule of the fused form follows XLA on GPUs: operations that iterate over the same elements join the kernel of the
-# operation that makes their input, a reduction over innermost axes may be read back by its own kernel (softmax, norms),
-# any other reduction ends one, and a smaller array that only one kernel reads is made inside it. No kernel may need its
-# own result by way of another. What is cheap is computed again rather than stored. Matrix products, convolutions,
-# gathers
-# and sorts stay apart. A kernel reads each outer array once and writes each array that something outside it reads: its
-# time is that traffic.
 
 FUSABLE = frozenset({"pointwise", "row", "column"})
 SCALAR_ELEMENTS = 1

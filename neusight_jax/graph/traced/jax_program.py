@@ -1,4 +1,4 @@
-"""Collectives of a program under `shard_map`: operator, bytes and group of each, from the axes of its mesh."""
+"""Any JAX function as a graph, by its jaxpr. Nothing is computed: arguments may be shapes alone."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from neusight_jax.graph.traced.operation import (
 )
 from neusight_jax.graph.traced.primitives import REDUCTIONS, kernels_of_primitive, kind_of, reduced_axes
 from neusight_jax.kernels.table import PHASES
+
+# Collectives of a program under `shard_map`: operator, bytes and group of each, from the axes of its mesh.
 
 COLLECTIVES: dict[str, str] = {
     **dict.fromkeys(("psum", "psum2", "psum_invariant", "pmax", "pmin"), "all_reduce"),
@@ -114,8 +116,6 @@ def collective(call: Call, gpus_per_domain: int = 0) -> Kernels:
 def _bytes(values: Sequence[Value]) -> float:
     return sum(value.elements * value.element_bytes for value in values)
 
-
-# Any JAX function as a graph, by its jaxpr. Nothing is computed: arguments may be shapes alone.
 
 BACKWARD, AFTER = PHASES.index("backward"), PHASES.index("weight_gradient")
 

@@ -1,4 +1,8 @@
-"""Call: one call of a JAX primitive or of an operator of PyTorch's aten, and the rules both have in common."""
+"""Operations of a traced program: what the front-ends for JAX functions and torch modules write down.
+
+Values are arrays in memory. A view (reshape, broadcast, slice) is a value with the id of the array behind it; it is no
+operation. How operations become kernels is the matter of `grouping`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from neusight_jax.graph.kernel import matrix_product, streamed
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.records import Record
 from neusight_jax.tables import table
+
+# Call: one call of a JAX primitive or of an operator of PyTorch's aten, and the rules both have in common.
 
 Kernels: TypeAlias = tuple[Kernel, ...]
 
@@ -166,12 +172,6 @@ def on_path(kernel: Kernel, path: str) -> Kernel:
         return replace(kernel, dtype=path)
     return kernel
 
-
-# Operations of a traced program: what the front-ends for JAX functions and torch modules write down.
-#
-# Values are arrays in memory. A view (reshape, broadcast, slice) is a value with the id of the array behind it; it is
-# no
-# operation. How operations become kernels is the matter of `grouping`.
 
 Kind: TypeAlias = Literal["pointwise", "row", "column", "opaque", "free"]
 """How an operation runs: element by element; reducing innermost axes; reducing others; as kernels of its own; not at
