@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.job_steps import Rows, every_seconds, fit, read, stacked
-from neusight_jax.job.interval import expert_share, once_at
-from neusight_jax.job.software import NAMES, STEP_NOISE, WIDTHS, Software
+from neusight_jax.model.software import NAMES, STEP_NOISE, WIDTHS, Software
+from neusight_jax.prediction import expert_share, once_at
 
 GRID = np.arange(0.0, 4.0, 0.005)
 """Spreads that are tried."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os as _os
+import warnings
 
 __version__ = "0.2.0"
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from neusight_jax.datasets.measurements import read_kernels, read_measurements
     from neusight_jax.designs.answers import Design, design
     from neusight_jax.errors import InputError
-    from neusight_jax.forecast import Forecast, predict
+    from neusight_jax.forecast import Forecast
     from neusight_jax.graph.configs.adapters import Lora
     from neusight_jax.graph.configs.build import graph_from_config
     from neusight_jax.graph.configs.config import list_models
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
     from neusight_jax.hardware.files import list_nodes, load_cluster, load_gpu
     from neusight_jax.hardware.gpu import GPU, stack_gpus
     from neusight_jax.hardware.prices import Prices, read_prices
-    from neusight_jax.job.elasticities import StepSensitivity
-    from neusight_jax.job.forecast import StepForecast
     from neusight_jax.job.job import Job, job_from_config
     from neusight_jax.job.parallelism import Parallelism, Space
-    from neusight_jax.job.software import Software
     from neusight_jax.job.step import calibrate_steps, latency
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.layouts.answers import Layouts, parallelize
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
     from neusight_jax.model.latency import kernel_latency, predict_kernels
     from neusight_jax.model.programs import use_compile_cache
     from neusight_jax.model.saving import save_predictor
+    from neusight_jax.model.software import Software
+    from neusight_jax.prediction import predict
     from neusight_jax.scaling.rules import ScaledRun, scale_trace
     from neusight_jax.sensitivities import Sensitivity, sensitivity
     from neusight_jax.serving.answers import serve
@@ -79,8 +79,6 @@ __all__ = [
     "Serving",
     "Software",
     "Space",
-    "StepForecast",
-    "StepSensitivity",
     "Sweep",
     "Topology",
     "TraceOptions",
@@ -128,7 +126,7 @@ _HOMES = {
     "datasets.measurements": ("read_kernels", "read_measurements"),
     "designs.answers": ("Design", "design"),
     "errors": ("InputError",),
-    "forecast": ("Forecast", "predict"),
+    "forecast": ("Forecast",),
     "graph.configs.adapters": ("Lora",),
     "graph.configs.build": ("graph_from_config",),
     "graph.configs.config": ("list_models",),
@@ -141,11 +139,9 @@ _HOMES = {
     "hardware.files": ("list_nodes", "load_cluster", "load_gpu"),
     "hardware.gpu": ("GPU", "stack_gpus"),
     "hardware.prices": ("Prices", "read_prices"),
-    "job.elasticities": ("StepSensitivity",),
-    "job.forecast": ("StepForecast",),
     "job.job": ("Job", "job_from_config"),
     "job.parallelism": ("Parallelism", "Space"),
-    "job.software": ("Software",),
+    "model.software": ("Software",),
     "job.step": ("calibrate_steps", "latency"),
     "kernels.table": ("KernelTable",),
     "layouts.answers": ("Layouts", "parallelize"),
@@ -154,6 +150,7 @@ _HOMES = {
     "model.latency": ("kernel_latency", "predict_kernels"),
     "model.programs": ("use_compile_cache",),
     "model.saving": ("save_predictor",),
+    "prediction": ("predict",),
     "scaling.rules": ("ScaledRun", "scale_trace"),
     "sensitivities": ("Sensitivity", "sensitivity"),
     "serving.answers": ("serve",),
@@ -167,6 +164,7 @@ _HOMES = {
     "workloads": ("workload",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_RENAMED = {"StepForecast": "Forecast", "StepSensitivity": "Sensitivity"}
 
 _root = _os.path.dirname(_os.path.dirname(_os.path.realpath(__file__)))
 if _os.path.exists(_os.path.join(_root, "pyproject.toml")) and _os.path.isdir(_os.path.join(_root, "training")):
@@ -175,6 +173,9 @@ if _os.path.exists(_os.path.join(_root, "pyproject.toml")) and _os.path.isdir(_o
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"neusight_jax.{name} is {_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,23 +7,21 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.forecast import predict
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
 from neusight_jax.hardware.files import load_named_gpus, usual_server, usual_topology
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
-from neusight_jax.job.forecast import StepForecast, job_workload
 from neusight_jax.job.job import Job
 from neusight_jax.model.intervals import ratio_interval
 from neusight_jax.model.predictor import Predictor
+from neusight_jax.prediction import job_workload, predict
 from neusight_jax.records import Record, Result
 from neusight_jax.workloads import workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from neusight_jax.forecast import Forecast
 
 ORDERS: tuple[str, ...] = ("latency", "throughput", "cost")
 """What a comparison may be ranked by."""
@@ -215,10 +213,10 @@ def _candidate(
     item = Candidate(name, price_per_hour=prices.of(name) if prices else None)
     if lacking := _lacking(gpu, work):
         return _noted(item, f"has no {lacking} path, only {', '.join(gpu.paths)}: not forecast")
-    forecast: Forecast | StepForecast = predict(predictor, machine, work, gpu_name=name, notes=notes)  # type: ignore[arg-type]
+    forecast = predict(predictor, machine, work, gpu_name=name, notes=notes)
     seconds, tokens, memory = forecast.total_s, forecast.tokens, forecast.memory
     low, high = forecast.interval_s or (None, None)
-    samples = forecast.workload["global_batch_size" if isinstance(forecast, StepForecast) else "batch_size"]
+    samples = forecast.batch_size
     costs: dict[str, Any] = {}
     if item.price_per_hour is not None:
         run = count * item.price_per_hour * seconds / SECONDS_PER_HOUR

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.graph.graph import Footprint, Graph
-from neusight_jax.hardware.cluster import Machine, gpu_of, on_device, topology_of
+from neusight_jax.graph.graph import Footprint
+from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
-from neusight_jax.memory import crowded_notes, footprint
 from neusight_jax.model.intervals import (
     LEVEL,
     Intervals,
@@ -26,19 +25,15 @@ from neusight_jax.model.intervals import (
     total_interval,
     unlabelled_note,
 )
-from neusight_jax.model.latency import in_row_order, kernel_terms, require_covered
+from neusight_jax.model.latency import in_row_order, kernel_terms
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation, element_bytes, relaxation_switch
 from neusight_jax.records import Result, plain
-from neusight_jax.unmeasured import unmeasured_notes
-from neusight_jax.workloads import workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from neusight_jax.job.forecast import StepForecast
-    from neusight_jax.job.job import Job
 
 BOUNDS: tuple[str, ...] = ("compute", "memory", "launch")
 BOUND_COLUMNS: tuple[str, ...] = ("seconds_low", "seconds_high")
@@ -64,16 +59,23 @@ COLUMNS: tuple[str, ...] = (
 `seconds_low` and `seconds_high` are its 80 % interval, NaN from a predictor that carries none (`intervals`)."""
 
 
+PARTS: tuple[str, ...] = ("compute_s", "bubble_s", "exposed_communication_s", "fixed_s")
+"""Parts of a step that add up to it: what the busiest rank computes, launches of kernels included; what it waits for
+other stages, were messages free; what messages add on top; and what a step takes beside its work."""
+
+
 @dataclass(frozen=True)
 class Forecast(Result):
-    """A model's latency on a GPU. Units: seconds, FLOP, bytes.
+    """What a model's step takes on a GPU, or on a cluster. Units: seconds, FLOP, bytes.
 
     Attributes:
-      model, gpu: names, for people.
-      mode, dtype, batch_size, sequence_length, fused: of the workload; workload: the whole of it (`workload_dict`).
-      columns: per distinct kernel, see `COLUMNS`.
+      model, gpu: names, for people; gpu: of the machine.
+      workload: the whole of what was asked (`workload_dict`, `job_workload`).
+      parts: seconds by `PARTS`; phases: of the first of them, by phase of a step.
+      columns: per distinct kernel of the busiest rank, see `COLUMNS`; empty where a search forecast many layouts.
       tokens: that a step works on; a decode step makes one for each request.
-      memory: what the workload needs on the device; mem_bytes: what the GPU has.
+      gpus: that it occupies.
+      memory: what the workload needs, of the fullest rank; mem_bytes: what a GPU has.
       interval_s: 80 % interval of `total_s`, (low, high); None from a predictor that carries none.
       notes: what a reader should know before trusting the number.
     """
@@ -81,55 +83,105 @@ class Forecast(Result):
     kind: ClassVar[str] = "forecast"
     model: str
     gpu: str
-    mode: str
-    dtype: str
-    batch_size: int
-    sequence_length: int
-    fused: bool
-    columns: dict[str, np.ndarray]
+    workload: Mapping[str, Any]
+    parts: Mapping[str, float]
+    phases: Mapping[str, float]
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
     tokens: int = 0
+    gpus: int = 1
     memory: Footprint | None = None
     mem_bytes: float = 0.0
     interval_s: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
-    workload: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> str:
+        """Of the workload."""
+        return str(self.workload["mode"])
+
+    @property
+    def dtype(self) -> str:
+        """Of the products."""
+        return str(self.workload["dtype"])
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of a step."""
+        return int(self.workload.get("global_batch_size", self.workload.get("batch_size", 0)))
+
+    @property
+    def sequence_length(self) -> int:
+        """Of each."""
+        return int(self.workload["sequence_length"])
+
+    @property
+    def fused(self) -> bool:
+        """Whether elementwise chains are merged."""
+        return bool(self.workload.get("fused", True))
 
     @property
     def total_s(self) -> float:
         """Seconds of the whole step."""
-        return float(np.sum(self._cost))
+        return float(sum(self.parts.values()))
+
+    @property
+    def compute_s(self) -> float:
+        """What the busiest rank computes: its kernels, of all micro-batches, and the optimizer."""
+        return self.parts["compute_s"]
+
+    @property
+    def bubble_s(self) -> float:
+        """What that rank waits for other stages, were messages free."""
+        return self.parts["bubble_s"]
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """What messages add on top."""
+        return self.parts["exposed_communication_s"]
+
+    @property
+    def fixed_s(self) -> float:
+        """What a step takes beside its work (`Software.step_s`)."""
+        return self.parts["fixed_s"]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second, of all GPUs."""
+        return self.tokens / self.total_s if self.total_s else 0.0
+
+    @property
+    def memory_bytes(self) -> float:
+        """What the workload needs, of the fullest rank; 0 where nothing is known."""
+        return 0.0 if self.memory is None else self.memory.total
 
     @property
     def fits(self) -> bool | None:
-        """Whether the workload fits into the GPU's memory; None where nothing is known."""
+        """Whether the workload fits into a GPU's memory; None where nothing is known."""
         return None if self.memory is None else self.memory.total <= self.mem_bytes
 
     @property
     def forward_s(self) -> float:
-        """Seconds of the forward pass."""
-        return self._phase_s("forward")
+        """Seconds of the forward pass, of all micro-batches."""
+        return self.phases.get("forward", 0.0)
 
     @property
     def backward_s(self) -> float:
         """Seconds of the backward pass, weight gradients included; 0 for inference."""
-        return self._phase_s("backward") + self._phase_s("weight_gradient")
+        return self.phases.get("backward", 0.0) + self.weight_gradient_s
 
     @property
     def weight_gradient_s(self) -> float:
         """The part of `backward_s` spent on gradients of weights."""
-        return self._phase_s("weight_gradient")
+        return self.phases.get("weight_gradient", 0.0)
 
     @property
     def optimizer_s(self) -> float:
         """Seconds of the optimizer's step; 0 where the workload has none."""
-        return self._phase_s("optimizer")
+        return self.phases.get("optimizer", 0.0)
 
     @property
     def _cost(self) -> np.ndarray:
         return np.asarray(self.columns["seconds"] * self.columns["count"], np.float64)
-
-    def _phase_s(self, phase: str) -> float:
-        return float(self._cost[self.columns["phase"] == phase].sum())
 
     def seconds_by(self, column: str) -> dict[str, float]:
         """Seconds by the values of a column (node, op, family, phase, bound ...), the most expensive first."""
@@ -148,128 +200,48 @@ class Forecast(Result):
         return [plain({name: values[row] for name, values in columns.items()}) for row in rows]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per distinct kernel (`COLUMNS`)."""
+        """One row per distinct kernel (`COLUMNS`); without kernels, one per part of the step."""
         import pandas as pd
 
-        return pd.DataFrame(self.columns)
+        if self.columns:
+            return pd.DataFrame(self.columns)
+        frame = pd.DataFrame({"part": list(self.parts), "seconds": list(self.parts.values())})
+        return frame.assign(share=frame["seconds"] / self.total_s)
 
     def values(self) -> dict[str, Any]:
-        """Workload, totals, phases, families, bounds, the ten most expensive kernels."""
+        """Workload, total and its parts, phases, rates, memory; families, bounds, the ten most expensive kernels."""
         memory = None
         if self.memory is not None:
-            parts = {f"{name}_bytes": value for name, value in asdict(self.memory).items()}
-            memory = {**parts, "total_bytes": self.memory.total, "gpu_bytes": self.mem_bytes, "fits": self.fits}
+            sizes = {f"{name}_bytes": value for name, value in asdict(self.memory).items()}
+            memory = {**sizes, "total_bytes": self.memory.total, "gpu_bytes": self.mem_bytes, "fits": self.fits}
+        kernels: dict[str, Any] = {}
+        if self.columns:
+            kernels = {
+                "family_s": self.seconds_by("family"),
+                "bound_s": self.seconds_by("bound"),
+                "launches": float(self.columns["count"].sum()),
+                "flop": self.summed("flop"),
+                "bytes": self.summed("bytes"),
+                "most_expensive": self.most_expensive(),
+            }
         return {
             **self._fields("model", "gpu", "workload", "mode", "dtype", "batch_size", "sequence_length", "fused"),
             **self._fields("total_s", "interval_s"),
             "interval_level": LEVEL if self.interval_s else None,
-            "tokens": self.tokens,
-            "tokens_per_s": self.tokens / self.total_s if self.total_s else None,
+            **self.parts,
+            **self._fields("gpus", "tokens"),
+            "tokens_per_s": self.tokens_per_s if self.total_s else None,
+            "tokens_per_s_gpu": self.tokens_per_s / self.gpus if self.total_s else None,
             "time_per_output_token_s": self.total_s if self.mode == "decode" else None,
             "memory": memory,
             **self._fields("forward_s", "backward_s", "weight_gradient_s"),
             **(self._fields("optimizer_s") if self.optimizer_s else {}),
-            "family_s": self.seconds_by("family"),
-            "bound_s": self.seconds_by("bound"),
-            "launches": float(self.columns["count"].sum()),
-            "flop": self.summed("flop"),
-            "bytes": self.summed("bytes"),
-            "most_expensive": self.most_expensive(),
+            **kernels,
             "notes": self.notes,
         }
 
 
-@overload
-def predict(
-    predictor: Predictor,
-    gpu: Machine,
-    graph: Graph,
-    *,
-    gpu_name: str = "",
-    notes: Sequence[str] = (),
-    relaxation: Relaxation = 0.0,
-) -> Forecast: ...
-
-
-@overload
-def predict(
-    predictor: Predictor,
-    gpu: Machine,
-    graph: Job,
-    *,
-    gpu_name: str = "",
-    notes: Sequence[str] = (),
-    relaxation: Relaxation = 0.0,
-) -> StepForecast: ...
-
-
-@overload
-def predict(
-    predictor: Predictor,
-    gpu: Machine,
-    graph: Graph | Job,
-    *,
-    gpu_name: str = "",
-    notes: Sequence[str] = (),
-    relaxation: Relaxation = 0.0,
-) -> Forecast | StepForecast: ...
-
-
-def predict(
-    predictor: Predictor,
-    gpu: Machine,
-    graph: Graph | Job,
-    *,
-    gpu_name: str = "",
-    notes: Sequence[str] = (),
-    relaxation: Relaxation = 0.0,
-) -> Forecast | StepForecast:
-    """Forecast a model on a GPU, kernels as they run inside the model; or a job on a cluster (`job.forecast`).
-
-    Args:
-      predictor, gpu: what forecasts, and for which machine: a GPU, or the cluster that a model is split over.
-      graph: the model and its workload.
-      gpu_name, notes: for the report only.
-      relaxation: see `latency.kernel_latency`; 0 = exact.
-    Raises: `InputError` when the GPU lacks the arithmetic path of the graph's dtype.
-    """
-    if not isinstance(graph, Graph):
-        from neusight_jax.job.forecast import predict_job
-
-        return predict_job(predictor, gpu, graph, name=gpu_name, notes=notes, relaxation=relaxation)
-    machine, gpu = gpu, gpu_of(gpu)
-    graph = graph.on(gpu.paths, topology_of(machine).gpus_per_domain)
-    for dtype in graph.arithmetic:
-        gpu.peak_flop_per_s(dtype)
-    require_covered(predictor, graph.kernels)
-    columns = _columns(
-        graph.kernels, _explained(predictor, on_device(machine), graph.kernels, relaxation_switch(relaxation))
-    )
-    notes = (*notes, *graph.notes, *unmeasured_notes(graph, columns))
-    columns["node"] = np.array([node.name for node in graph.nodes], object)[columns["node"].astype(int)]
-    memory = footprint(graph) if graph.nodes else None
-    mem_bytes = float(np.asarray(gpu.mem_bytes))
-    interval, warnings = _interval_of(predictor, gpu, columns)
-    crowded = crowded_notes(memory.total, mem_bytes) if memory and graph.mode == "training" else ()
-    return Forecast(
-        model=graph.name,
-        gpu=gpu_name,
-        mode=graph.mode,
-        dtype=graph.dtype,
-        batch_size=graph.batch_size,
-        sequence_length=graph.sequence_length,
-        fused=graph.fused,
-        columns={name: columns[name] for name in COLUMNS},
-        tokens=graph.step_tokens,
-        memory=memory,
-        mem_bytes=mem_bytes,
-        interval_s=interval,
-        notes=(*notes, *crowded, *warnings),
-        workload=workload_dict(graph),
-    )
-
-
-def _interval_of(
+def interval_of(
     predictor: Predictor, gpu: GPU, columns: dict[str, np.ndarray]
 ) -> tuple[tuple[float, float] | None, list[str]]:
     """80 % interval of the total, seconds, and what a reader should know of it."""
@@ -294,15 +266,26 @@ def seconds_of(
     predictor: Predictor, machine: Machine, table: KernelTable, relaxation: Relaxation = 0.0
 ) -> Float[np.ndarray, " row"]:
     """Seconds of one launch of each kernel inside a model, by the program that `predict` has compiled already."""
-    explained = _explained(predictor, on_device(machine), table, relaxation_switch(relaxation))
-    return in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in explained.items()})
+    found = explained(predictor, machine, table, relaxation)
+    return in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in found.items()})
+
+
+def explained(
+    predictor: Predictor, machine: Machine, table: KernelTable, relaxation: Relaxation = 0.0
+) -> dict[str, dict[str, Any]]:
+    """By family, seconds of kernels inside a model and where they come from [kernel], in one program.
+
+    `_EXPLAINED`, and the logarithms of the bounds over the seconds (`log_low`, `log_high`).
+    """
+    found: dict[str, dict[str, Any]] = _explained(predictor, on_device(machine), table, relaxation_switch(relaxation))
+    return found
 
 
 _EXPLAINED = (
     *("seconds", "seconds_low", "seconds_high", "widening", "shape_widening", "unmeasured"),
     *("flop", "bytes", "tile", "waves", "utilization", "bound"),
 )
-"""Columns of `_explained`."""
+"""Columns of `explained`."""
 
 
 @one_shot
@@ -317,6 +300,8 @@ def _explained(
         body = jnp.where(term.compute_s >= term.memory_s, BOUNDS.index("compute"), BOUNDS.index("memory"))
         out[name] = {
             "seconds": term.seconds,
+            "log_low": interval.log_low,
+            "log_high": interval.log_high,
             "seconds_low": jnp.maximum(term.seconds * jnp.exp(interval.log_low), term.bounds.speed_of_light_s),
             "seconds_high": term.seconds * jnp.exp(interval.log_high),
             "widening": interval.widening,
@@ -332,8 +317,8 @@ def _explained(
     return out
 
 
-def _columns(table: KernelTable, explained: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
-    """`COLUMNS` in row order, nodes by their position, and the widenings of the intervals."""
+def columns_of(table: KernelTable, found: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
+    """`COLUMNS` of an `explained` table in row order, nodes by their position, and the widenings of the intervals."""
     batches = table.families
 
     def rows(of: Callable[[str], Any]) -> np.ndarray:
@@ -344,21 +329,26 @@ def _columns(table: KernelTable, explained: dict[str, dict[str, Any]]) -> dict[s
         return chosen
 
     def explained_by(key: str) -> np.ndarray:
-        return rows(lambda name: explained[name][key])
+        return rows(lambda name: found[name][key])
 
     def of_batches(key: str) -> np.ndarray:
         return rows(lambda name: getattr(batches[name], key))
 
-    found = {key: explained_by(key) for key in _EXPLAINED}
+    columns = {key: explained_by(key) for key in _EXPLAINED}
     given = {key: of_batches(key) for key in ("count", "node", "phase", "dtype")}
     return {
-        **found,
+        **columns,
         **given,
         "phase": words(PHASES, given["phase"]),
         "dtype": words(DTYPES, given["dtype"]),
-        "bound": words(BOUNDS, found["bound"]),
+        "bound": words(BOUNDS, columns["bound"]),
         "op": rows(lambda name: words(FAMILIES[name].ops, batches[name].op)),
-        "tile": rows(lambda name: words(FAMILIES[name].tiles, explained[name]["tile"])),
+        "tile": rows(lambda name: words(FAMILIES[name].tiles, found[name]["tile"])),
         "family": rows(lambda name: np.full(batches[name].row.shape, name, object)),
         "network": rows(lambda name: np.full(batches[name].row.shape, FAMILIES[name].network, object)),
     }
+
+
+def with_nodes(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Rows with the names of nodes in place of their positions."""
+    return {**rows, "node": np.array(names, object)[rows["node"].astype(int)]}

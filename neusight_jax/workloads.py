@@ -100,7 +100,7 @@ class Workload(Record):
       kernels: its distinct kernels.
       weight: how much it counts beside others, > 0.
       service: of a model that is served within targets: a step is then one request (`designs.service`).
-      job: of a training job on many GPUs: a step is then one of the whole job (`designs.jobs`).
+      job: of a training job, on many GPUs or on one: a step is then one of the whole job.
     """
 
     name: str
@@ -124,8 +124,13 @@ def workload(graph: Graph, weight: float = 1.0, name: str = "") -> Workload:
     """A workload from a graph, called "MODEL MODE batch×sequence" unless it is given a name."""
     if not weight > 0:
         raise InputError(f"weight of {graph.name} is {weight:g}, expected a positive number")
-    shape = f"{graph.batch_size}x{graph.sequence_length}"
-    return Workload(name or f"{graph.name} {graph.mode} {shape}", graph, distinct(graph.kernels), float(weight))
+    shape, job = f"{graph.batch_size}x{graph.sequence_length}", None
+    if graph.launched == "eager":
+        from neusight_jax.job.job import one_rank
+
+        job = one_rank(graph)
+    kernels = distinct(graph.kernels) if job is None else job.kernels
+    return Workload(name or f"{graph.name} {graph.mode} {shape}", graph, kernels, float(weight), job=job)
 
 
 def combined(loads: Sequence[Workload]) -> tuple[KernelTable, dict[str, Float[np.ndarray, "workload kernel"]]]:

@@ -11,9 +11,9 @@ import neusight_jax as nj
 from neusight_jax.hardware.cluster import Topology
 from neusight_jax.hardware.variant import RATES
 from neusight_jax.job.job import job_from_config
-from neusight_jax.job.software import NAMES
 from neusight_jax.job.step import seconds_of_job
 from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.model.software import NAMES
 
 CLUSTERS = 20_000
 SLACK = 1e-4
@@ -47,7 +47,8 @@ def test_no_job_beats_its_kernels_or_is_faster_on_a_slower_cluster() -> None:
         given = {name: getattr(own.software, name) * each for name, each in zip(NAMES, numbers, strict=True)}
         software = nj.Software(**{**given, **{name: given[name] * factor[name] for name in HOST}})
         machine = nj.Cluster(chip, Topology(4, **joined), LAYOUT.gpus)
-        least = jnp.max(jnp.sum(seconds_of_job(predictor, machine, own).work[:, :3], axis=1)) * own.plan.micro_batches
+        kernels = jnp.sum(seconds_of_job(predictor, machine, own).kernels, axis=0)
+        least = jnp.max(jnp.sum(kernels[:, :3], axis=1)) * own.plan.micro_batches
         return jnp.log(nj.latency(predictor, machine, own.replace(software=software))), least
 
     def judged(asked: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:

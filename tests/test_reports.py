@@ -34,8 +34,8 @@ from neusight_jax.cli import (
 )
 from neusight_jax.designs.answers import Multipliers
 from neusight_jax.errors import InputError
+from neusight_jax.forecast import PARTS
 from neusight_jax.graph.graph import Footprint
-from neusight_jax.job.elasticities import StepSensitivity
 from neusight_jax.layouts.answers import Choice, Machine
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import Result
@@ -66,7 +66,7 @@ def designed() -> nj.Design:
     )
 
 
-def stepped() -> nj.StepForecast:
+def stepped() -> nj.Forecast:
     ways = ("tensor", "pipeline", "data", "context", "expert", "chunks", "micro_batch_size")
     layout = {**dict.fromkeys(ways, 1), "data": 4, "zero": 3, "recompute": "none"}
     load = {
@@ -79,7 +79,9 @@ def stepped() -> nj.StepForecast:
     }
     memory = Footprint(2.0**30, 2.0**30, 0.0, 2.0**29, 0.0, 2.0**29)
     load |= {"layout": layout}
-    return nj.StepForecast("a model", "4x H100", load, 0.3, 0.1, 0.05, 0.01, memory, 80 * 2.0**30, 1024, 4)
+    parts = dict(zip(PARTS, (0.3, 0.1, 0.05, 0.01), strict=True))
+    sizes: dict[str, Any] = {"tokens": 1024, "gpus": 4, "memory": memory, "mem_bytes": 80 * 2.0**30}
+    return nj.Forecast("a model", "4x H100", load, parts, {}, **sizes)
 
 
 def served() -> Serving:
@@ -128,7 +130,8 @@ def widened(found: nj.Comparison) -> nj.Comparison:
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     predictor, graph = RooflinePredictor(), nj.graph_from_config("gpt2", 1, 64)
     forecast, out = nj.predict(predictor, H100, graph, gpu_name="H100 <&>"), tmp_path_factory.mktemp("sweep") / "out"
-    ones = np.ones(len(forecast.columns["seconds"]))
+    cost = forecast.columns["seconds"] * forecast.columns["count"]
+    ones = np.ones(len(cost))
     slopes = {"mem_bytes_per_s": -0.5 * ones, "link_bytes_per_s": 0.0 * ones, "all rates": -0.9 * ones}
     secants = dict(zip(slopes, (-0.4, 0.0, -0.9), strict=True))
     frame = pd.DataFrame({"gpu": "H100", "model": "gpt2", "workload": 0, "mem_bytes_per_s": [1e12, 2e12]})
@@ -136,12 +139,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     found: list[Result] = [
         forecast,
         widened(nj.compare(predictor, ["H100", "T4"], graph, prices=nj.Prices({"Tesla T4": 0.5}, "USD"))),
-        nj.Sensitivity(forecast, slopes, forecast.columns["seconds"], 0.0, secants),
+        nj.Sensitivity(forecast, slopes, cost / cost.sum(), forecast.total_s, 0.0, secants),
         nj.Sweep(out, 2, 0, {"workloads": [forecast.workload]}),
         designed(),
         scaled(),
-        stepped(),
-        StepSensitivity(stepped(), {"link_bytes_per_s": -0.2, "clock_hz": -0.5, "host": 0.1}),
         laid_out(),
         served(),
     ]
@@ -236,10 +237,9 @@ def test_one_notation_for_intervals(results: dict[str, Result]) -> None:
     assert between((1.2, 3.0), "{:g}".format) == "1.2 to 3"
     assert between((0.69, 0.8), lambda ratio: f"{ratio - 1.0:+.1%}") == "-31.0% to -20.0%"
     assert (interval_text((1.0, 2.0)), interval_text(None)) == ("80% interval 1 to 2 s", "")
-    step, found = results["step"], results["comparison"]
-    assert isinstance(step, nj.StepForecast)
+    step, found = stepped(), results["comparison"]
     assert isinstance(found, nj.Comparison)
-    assert "step 460 ms, 80% interval 400 to 500 ms (" in str(replace(step, interval_s=(0.4, 0.5)))
+    assert "total 460 ms, 80% interval 400 to 500 ms  (" in str(replace(step, interval_s=(0.4, 0.5)))
     bounded = replace(found.candidates[0], low_s=0.4, high_s=0.5)
     assert "400 to 500 ms" in str(replace(found, candidates=(bounded,)))
     assert "500 ms (400 to 700 ms)" in str(results["serving"])
@@ -354,10 +354,10 @@ def test_a_command_writes_its_page(
 @pytest.mark.skipif(not PROGRAM, reason="no Chromium here; the parser's tests run everywhere")
 def test_a_browser_shows_the_pages(pages: dict[str, str], tmp_path: Path) -> None:
     with browser(tmp_path / "profile") as shown:
-        for kind in ("forecast", "sweep", "step", "comparison"):
+        for kind in ("forecast", "sweep", "design", "comparison"):
             (tmp_path / f"{kind}.html").write_text(pages[kind], encoding="utf-8")
             shown.requests.clear()
-            shown.open((tmp_path / f"{kind}.html").as_uri(), READY, width=390 if kind == "step" else 1000)
+            shown.open((tmp_path / f"{kind}.html").as_uri(), READY, width=390 if kind == "design" else 1000)
             wide = shown.run("document.documentElement.scrollWidth - window.innerWidth")
             assert wide <= 0, f"{kind} is wider than the window by {wide}"
             assert shown.run("document.querySelectorAll('figure .main-svg').length") > 0

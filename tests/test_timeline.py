@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import neusight_jax as nj
-from neusight_jax.job.forecast import StepForecast
+from neusight_jax.forecast import Forecast
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.reports.timeline import COMPUTE, MESSAGES, forecast_timeline, step_timeline, write_timeline
 from neusight_jax.scaling.trace import busy_seconds
 
 NAME = "NVIDIA H100 80GB HBM3"
 Events = list[dict[str, Any]]
-Step = tuple[StepForecast, dict[str, Any]]
+Step = tuple[Forecast, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")

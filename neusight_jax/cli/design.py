@@ -160,7 +160,9 @@ def _asking(
     notes = [
         note
         for each in loads
-        for note in (card_notes(card, checkpoint) if each.job else forecast_notes(card, checkpoint, name, each.graph))
+        for note in (
+            forecast_notes(card, checkpoint, name, each.graph) if each.graph.nodes else card_notes(card, checkpoint)
+        )
     ]
     notes = [note.replace("this GPU", "the base") for note in notes]
     ask = partial(problem, load_predictor(checkpoint), machine, ranges, loads, notes=notes)
@@ -168,7 +170,7 @@ def _asking(
 
 
 def _kernels(load: Workload) -> KernelTable:
-    return load.graph.kernels if load.job is None else load.kernels
+    return load.graph.kernels if load.graph.nodes else load.kernels
 
 
 def _target(asked: Problem, target_s: float) -> dict[str, Any]:
@@ -255,7 +257,8 @@ def _base(name: str, changes: Sequence[str], loads: Sequence[Workload]) -> tuple
     if len(set(occupied.values())) > 1:
         listed = ", ".join(f"{load}: {gpus}" for load, gpus in occupied.items())
         raise InputError(f"the models occupy different numbers of GPUs ({listed}); expected one number")
-    work = loads[0].job or loads[0].graph if loads else None
+    first = loads[0] if loads else None
+    work = None if first is None else first.graph if first.graph.nodes else first.job or first.graph
     found, machine = load_named_gpu(name) if work is None else machine_of(work, name, _ONE)
     figures = {}
     for text in changes:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from neusight_jax.graph.graph import Graph
     from neusight_jax.hardware.cluster import Machine
     from neusight_jax.hardware.gpu import GPU
-    from neusight_jax.job.forecast import StepForecast
     from neusight_jax.job.job import Job
     from neusight_jax.model.predictor import Predictor
 
@@ -55,9 +54,9 @@ def predict(
     """
     from neusight_jax.cli.workloads import machine_of, work_of
     from neusight_jax.errors import InputError
-    from neusight_jax.forecast import predict as forecast_model
     from neusight_jax.graph.graph import Graph
     from neusight_jax.hardware.cluster import gpu_of
+    from neusight_jax.prediction import predict as forecast_model
 
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
@@ -120,7 +119,7 @@ def _measured_device(card: Mapping[str, Any], gpu: str, gpu_name: str) -> str | 
 
 
 def _write(
-    forecast: Forecast | StepForecast,
+    forecast: Forecast,
     work: Graph | Job,
     predictor: Predictor,
     machine: Machine,

@@ -18,7 +18,6 @@ from neusight_jax.cli.options import (
     option,
     takes_workload,
 )
-from neusight_jax.errors import InputError
 
 
 @takes_workload
@@ -41,7 +40,6 @@ def sensitivity(
     """
     from neusight_jax.cli.predict import used_for
     from neusight_jax.cli.workloads import check_relaxation, machine_of, work_of
-    from neusight_jax.graph.graph import Graph
     from neusight_jax.hardware.cluster import gpu_of
     from neusight_jax.sensitivities import sensitivity as elasticities_of
 
@@ -51,15 +49,9 @@ def sensitivity(
 
         require_format(plot)
     work = work_of(model, load, job)
-    if not isinstance(work, Graph) and (plot is not None or relaxation):
-        raise InputError("--plot and --relaxation are of steps on one machine; leave them out for a job")
     name, machine = machine_of(work, gpu, job)
     using = used_for(work, gpu, name, gpu_of(machine), checkpoint)
     with busy("differentiating"):
-        if not isinstance(work, Graph):
-            step = elasticities_of(using.predictor, machine, work, gpu_name=name)
-            answer(step, as_json, report, checkpoint=using.checkpoint)
-            return
         result = elasticities_of(
             using.predictor, machine, work, relaxation=relaxation, gpu_name=name, notes=using.notes
         )

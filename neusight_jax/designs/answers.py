@@ -18,20 +18,19 @@ from neusight_jax.designs.loads import ALONE, job_load
 from neusight_jax.designs.problem import Given, Problem, arguments, metrics
 from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
-from neusight_jax.forecast import predict
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.catalog import catalog_gpu, list_gpus
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
 from neusight_jax.hardware.files import list_nodes, node_topology
 from neusight_jax.hardware.gpu import FIELDS, GPU
 from neusight_jax.hardware.variant import fields_of, figure, vary_plainly
-from neusight_jax.job.interval import carries_intervals
 from neusight_jax.job.job import Job
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.memory import memory_bytes
 from neusight_jax.model.intervals import far_note, ratio_interval
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
+from neusight_jax.prediction import carries_intervals, predict
 from neusight_jax.records import Result
 from neusight_jax.sweeps.space import Range
 from neusight_jax.units import with_unit

@@ -21,7 +21,6 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Machine
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR
-from neusight_jax.job.forecast import job_workload
 from neusight_jax.job.job import Job
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.step import compose, seconds_of_job
@@ -29,6 +28,7 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import kernel_latency
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation
+from neusight_jax.prediction import job_workload
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.choices import CLOSED_FORM
 from neusight_jax.serving.layouts import TENSOR

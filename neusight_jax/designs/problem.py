@@ -24,7 +24,7 @@ from neusight_jax.model.latency import kernel_latency, require_covered
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation
 from neusight_jax.sweeps.space import WHOLE, Range
-from neusight_jax.workloads import Workload, combined
+from neusight_jax.workloads import Workload, combined, num_gpus
 
 OBJECTIVES: dict[str, dict[str, float]] = {
     "latency": {"latency_s": 1.0},
@@ -92,7 +92,7 @@ class Problem:
             raise unknown_name("objective", self.objective, OBJECTIVES)
         if len({load.service is None for load in self.workloads}) > 1:
             raise InputError("some workloads are services and others are not; expected targets for all or for none")
-        if len({load.job is None for load in self.workloads}) > 1:
+        if len({num_gpus(load.graph) for load in self.workloads}) > 1 and any(load.job for load in self.workloads):
             raise InputError("some workloads are jobs on many GPUs and others are not; expected one or the other")
         if self.workloads[0].service is not None and "dollars" not in self.metric_names:
             raise InputError("the cost model has no dollars, from which the price of an hour follows; expected dollars")
@@ -168,7 +168,8 @@ class Given(NamedTuple):
       kernels, counts: as `workload.combined`.
       shares: weights of the workloads, summing to 1.
       tokens: of one step of each workload.
-      services, jobs: what each workload serves or trains, instead of kernels; none where they are steps of one GPU.
+      services: what each workload serves, instead of kernels; none where they are steps.
+      jobs: the job that each workload is, None of one whose kernels run back to back.
     """
 
     predictor: Predictor
@@ -179,7 +180,7 @@ class Given(NamedTuple):
     shares: Float[Array, " workload"]
     tokens: Float[Array, " workload"]
     services: tuple[Service, ...] = ()
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[Job | None, ...] = ()
 
 
 def metrics(
@@ -199,14 +200,19 @@ def metrics(
     if given.services:
         dearer = costs["dollars"] / given.costs.costs(given.base)["dollars"]
         more, seconds, parts = served_metrics(given.services, given.shares, given.predictor, gpu, dearer, relaxation)
-    elif given.jobs:
-        of_jobs = [job_seconds(job, given.predictor, machine, relaxation) for job in given.jobs]
-        seconds = jnp.stack([each for each, _ in of_jobs])
-        parts = by_workload([families for _, families in of_jobs])
     else:
-        each = kernel_latency(given.predictor, machine, given.kernels, relaxation=relaxation)
-        parts = {name: given.counts[name] @ values for name, values in each.items()}
-        seconds = sum(parts.values(), jnp.zeros(given.shares.shape))
+        by_kernel = kernel_latency(given.predictor, machine, given.kernels, relaxation=relaxation)
+        of_kernels = {name: given.counts[name] @ values for name, values in by_kernel.items()}
+        places, each = iter(range(len(given.jobs))), []
+        for job in given.jobs:
+            if job is not None:
+                each.append(job_seconds(job, given.predictor, machine, relaxation))
+                continue
+            place = next(places)
+            families = {name: values[place] for name, values in of_kernels.items()}
+            each.append((sum(families.values(), jnp.zeros(())), families))
+        seconds = jnp.stack([total for total, _ in each])
+        parts = by_workload([families for _, families in each])
     logs = jnp.log(seconds)
     times = {
         "latency_s": jnp.exp(jnp.sum(given.shares * logs)),
@@ -227,5 +233,5 @@ def arguments(problem: Problem) -> Given:
         jnp.asarray(weights / weights.sum(), float),
         jnp.asarray(tokens, float),
         tuple(load.service for load in problem.workloads if load.service is not None),
-        tuple(load.job for load in problem.workloads if load.job is not None),
+        tuple(load.job for load in problem.workloads if load.service is None),
     )

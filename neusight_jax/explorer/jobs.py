@@ -11,17 +11,18 @@ import yaml
 
 from neusight_jax.errors import InputError
 from neusight_jax.explorer.asked import Variant, Workload
+from neusight_jax.forecast import Forecast
 from neusight_jax.graph.configs.build import assumed_length
 from neusight_jax.graph.configs.config import language_config, read_config
 from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster
 from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import FIELDS
-from neusight_jax.job.forecast import StepForecast, predict_job
 from neusight_jax.job.job import Job, job_from_config
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model.checkpoint import default_checkpoint
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.reports import step as steps
+from neusight_jax.prediction import predict
+from neusight_jax.reports import forecast as forecasts
 
 PredictorOf = Callable[[str], Predictor]
 """Of a checkpoint's name."""
@@ -66,12 +67,12 @@ def usual_length(model: str) -> int | None:
     return tokens if isinstance(tokens, int) else None
 
 
-def explored(load: Workload, variant: Variant, predictor_of: PredictorOf) -> tuple[StepForecast, Cluster, str]:
+def explored(load: Workload, variant: Variant, predictor_of: PredictorOf) -> tuple[Forecast, Cluster, str]:
     """The forecast of a step on a variant, the cluster, and the checkpoint."""
     job, (name, cluster) = _job(load), variant.cluster(load.gpus)
     checkpoint = default_checkpoint(job.kernels)
     try:
-        return predict_job(predictor_of(checkpoint), cluster, job, name=name), cluster, checkpoint
+        return predict(predictor_of(checkpoint), cluster, job, gpu_name=name), cluster, checkpoint
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -80,14 +81,14 @@ def answer(load: Workload, variants: Sequence[Variant], predictor_of: PredictorO
     """Numbers and pictures of the clusters that the page shows."""
     shown = [explored(load, variant, predictor_of) for variant in variants]
     names = [f"{'AB'[place]}: {load.gpus}x {variant.base}" for place, variant in enumerate(variants)]
-    pictures = steps.pictures(dict(zip(names, (step for step, *_ in shown), strict=True)))
+    pictures = forecasts.pictures(dict(zip(names, (step for step, *_ in shown), strict=True)))
     return {
         "machines": [
             {
                 "total_s": step.total_s,
                 "interval_s": step.interval_s,
                 "exposed_communication_s": step.exposed_communication_s,
-                "cards": steps.cards(step),
+                "cards": forecasts.cards(step),
                 "checkpoint": checkpoint,
                 "figures": cluster_figures(cluster),
                 "notes": step.notes,

@@ -144,6 +144,7 @@ class Graph(Record):
       notes: what the front-end assumed or left out, one line each; every forecast of the graph shows them.
       parameters: elements of all parameters, each once; None where the front-end does not say.
       trained: those of them that are trained; None = all.
+      launched: one of `table.LAUNCHED`, how its kernels are launched.
     """
 
     name: str
@@ -159,6 +160,7 @@ class Graph(Record):
     notes: tuple[str, ...] = ()
     parameters: float | None = None
     trained: float | None = None
+    launched: str = "graph"
 
     def summary(self) -> str:
         """The model and its workload."""
@@ -216,6 +218,7 @@ class Graph(Record):
             dtype=self.dtype,
             phase=[key[1] for key in counts],
             node=[key[0] for key in counts],
+            launched=self.launched,
         )
 
     def launches(self, phase: str | None = None) -> float:

@@ -66,6 +66,12 @@ def optimizer_kernels(name: str, parameters: float, tensor_cores: bool) -> tuple
     return (flat_stream(parameters, own.step_bytes, tensor_cores, launches),)
 
 
+def step_kernels(name: str, parameters: float, tensor_cores: bool) -> tuple[Kernel, ...]:
+    """Kernels of one update of so many parameters by a training framework, which clips gradients by their norm."""
+    clip = flat_stream(parameters, 4.0, tensor_cores)
+    return (clip, *optimizer_kernels(name, parameters, tensor_cores))
+
+
 def with_states(graph: Graph, optimizer: str | None, gradient_dtype: str) -> Graph:
     """A graph with the memory of gradients and of an optimizer's states, and a step of the optimizer at its end.
 
@@ -92,7 +98,8 @@ def with_states(graph: Graph, optimizer: str | None, gradient_dtype: str) -> Gra
     if optimizer is None:
         return changed
     tensor_cores = any(FAMILIES[family].tensor_core for family in graph.kernels.families)
-    kernels = optimizer_kernels(optimizer, parameters, tensor_cores)
+    update = step_kernels if graph.launched == "eager" else optimizer_kernels
+    kernels = update(optimizer, parameters, tensor_cores)
     node = Node("optimizer", "optimizer", (), (), (), 1, "", (), (1,), "", (), kernels)
     return replace(changed, nodes=(*graph.nodes, node))
 

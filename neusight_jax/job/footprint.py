@@ -25,7 +25,8 @@ class Held:
     """What of a job memory depends on, beside its stages and layout.
 
     Attributes:
-      optimizer: its name; element_bytes: of weights; gradient_bytes: of accumulated gradients.
+      optimizer: its name; None = no step of it is forecast, and a run needs the states of AdamW.
+      element_bytes: of weights; gradient_bytes: of accumulated gradients.
       boundary_bytes: what a layer reads, of a micro-batch.
       added: whether gradients are written first and then added to their sum.
       bucket_elements: of DeepSpeed's ZeRO.
@@ -72,9 +73,8 @@ def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -
         """Bytes of so many a parameter, sharded from one of the stages of ZeRO on."""
         return each * weights.held(layout, sharded=layout.zero >= since)
 
-    states = 0.0
-    if held.optimizer is not None:
-        states = training_bytes(1.0, size, held.gradient_bytes, OPTIMIZERS[held.optimizer].state_bytes)["optimizer"]
+    of_optimizer = OPTIMIZERS[held.optimizer or "adamw"].state_bytes
+    states = training_bytes(1.0, size, held.gradient_bytes, of_optimizer)["optimizer"]
     twice = held.added and held.gradient_bytes > size  # in the dtype of the weights, until they are added to wider sums
     buckets = BUCKET_BYTES * held.bucket_elements * (layout.zero > 0)
     if layout.zero == 3:  # weights of one layer and of the next, gathered, and the gradients of one

@@ -18,18 +18,19 @@ from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import reading_notes
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.graph import Footprint, Graph
-from neusight_jax.graph.optimizers import flat_stream, optimizer_kernels, optimizer_of, state_notes
+from neusight_jax.graph.optimizers import flat_stream, optimizer_of, state_notes, step_kernels
 from neusight_jax.job.footprint import Held, fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.job.software import OVERLAPS, USUAL_OVERLAPS, Software, usual_software
 from neusight_jax.job.stages import Stage, job_config, stage_kinds, stages
 from neusight_jax.job.weights import Weights
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import Kernel, KernelTable, Pool
+from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Pool, by_family
+from neusight_jax.memory import footprint
+from neusight_jax.model.software import OVERLAPS, USUAL_OVERLAPS, Software, usual_software
 from neusight_jax.records import Record
 
-WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "again", "optimizer")
+WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "recomputed", "optimizer")
 """Work of a stage: phases of a micro-batch, what of the forward pass is run again, and once a step the optimizer."""
 ATTENTION: tuple[str, ...] = ("flash", "flash2", "unfused")
 """Ways attention is computed."""
@@ -49,6 +50,7 @@ class Plan:
       optimizer, gradient_dtype: of a step, and what gradients are kept and sent in; lora: adapters that alone are
         trained.
       memory: of the fullest rank; overlaps: classes of communication that run beside compute.
+      nodes: names that `KernelBatch.node` counts from.
     """
 
     model: str
@@ -69,6 +71,7 @@ class Plan:
     overlaps: tuple[str, ...] = USUAL_OVERLAPS
     attention: str = "flash"
     notes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -150,7 +153,7 @@ def job_from_config(
     sizes = {kind: sizes_of(layout, stage, sequence, own, size) for kind, stage in kinds.items()}
     added = added_bytes(batches, size, fused_accumulation)
     order = stage_kinds(layout, model.depth)
-    kernels, counts = _table(kinds, layout, optimizer, added, dtype)
+    kernels, counts, nodes = _table(kinds, layout, optimizer, added, dtype)
     between = hidden_bytes(model, layout, rank_tokens(layout, sequence), own)
     held = Held(optimizer, dtype_bytes(dtype), size, between, added > 0.0, bucket_elements)
     plan = Plan(
@@ -174,6 +177,7 @@ def job_from_config(
         notes=tuple(
             dict.fromkeys((*parsed.notes, *reading_notes(parsed), *state_notes(dtype, gradient_dtype, optimizer)))
         ),
+        nodes=nodes,
     )
     return Job(kernels, counts, software or usual_software(optimizer), plan)
 
@@ -220,18 +224,18 @@ def sizes_of(layout: Parallelism, stage: Stage, sequence_length: int, dtype: str
     )
 
 
-def again_kernels(graph: Graph, recompute: str) -> Iterable[tuple[float, Kernel]]:
-    """Kernels of the forward pass that the backward pass runs again, with their repeats."""
+def recomputed_kernels(graph: Graph, recompute: str) -> Iterable[tuple[float, Kernel, str]]:
+    """Kernels of the forward pass that the backward pass runs again, with their repeats and nodes."""
     for node in graph.nodes:
         if node.section and (recompute == "full" or (recompute == "selective" and node.op == "attention")):
-            yield from ((node.repeat, kernel) for kernel in node.forward)
+            yield from ((node.repeat, kernel, node.name) for kernel in node.forward)
 
 
-def pass_kernels(graph: Graph) -> Iterable[tuple[int, float, Kernel]]:
-    """Kernels of one micro-batch with their work and repeats."""
+def pass_kernels(graph: Graph) -> Iterable[tuple[int, float, Kernel, str]]:
+    """Kernels of one micro-batch with their work, repeats and nodes."""
     for node in graph.nodes:
         for work, kernels in enumerate((node.forward, node.backward, node.weight_gradient)):
-            yield from ((work, node.repeat, kernel) for kernel in kernels)
+            yield from ((work, node.repeat, kernel, node.name) for kernel in kernels)
 
 
 def parameter_kernels(
@@ -252,8 +256,7 @@ def parameter_kernels(
         yield WORK.index("weight_gradient"), flat_stream(trained.total / shards, moved, tensor_cores)
     if optimizer is not None:
         owned = trained.held(layout, sharded=layout.zero > 0)
-        clip = flat_stream(owned, 4.0, tensor_cores)
-        for kernel in (clip, *optimizer_kernels(optimizer, owned, tensor_cores)):
+        for kernel in step_kernels(optimizer, owned, tensor_cores):
             yield WORK.index("optimizer"), kernel
 
 
@@ -264,32 +267,60 @@ def tensor_cored(graph: Graph) -> bool:
 
 def _works(
     stage: Stage, layout: Parallelism, optimizer: str | None, added_bytes: float
-) -> Iterable[tuple[int, float, Kernel]]:
-    """Kernels of one stage with their work and repeats."""
+) -> Iterable[tuple[int, float, Kernel, str]]:
+    """Kernels of one stage with their work, repeats and nodes."""
     yield from pass_kernels(stage.graph)
-    for repeat, kernel in again_kernels(stage.graph, layout.recompute):
-        yield WORK.index("again"), repeat, kernel
+    for repeat, kernel, node in recomputed_kernels(stage.graph, layout.recompute):
+        yield WORK.index("recomputed"), repeat, kernel, node
     own = (stage.trained, layout, optimizer, added_bytes, tensor_cored(stage.graph))
     for work, kernel in parameter_kernels(*own):
-        yield work, 1.0, kernel
+        yield work, 1.0, kernel, "optimizer" if work == WORK.index("optimizer") else "gradient sums"
 
 
 def _table(
     kinds: Mapping[int, Stage], layout: Parallelism, optimizer: str | None, added_bytes: float, dtype: str
-) -> tuple[KernelTable, dict[str, Any]]:
-    """Distinct kernels, and how often each kind of stage launches them for each work."""
-    pool = Pool()
+) -> tuple[KernelTable, dict[str, Any], tuple[str, ...]]:
+    """Distinct kernels, how often each kind of stage launches them for each work, and the first node of each."""
+    pool = Pool("eager")
     entries = [
-        (kind, work, pool.place(kernel), kernel.count * repeat)
+        (kind, work, pool.place(kernel, node), kernel.count * repeat)
         for kind, stage in kinds.items()
-        for work, repeat, kernel in _works(stage, layout, optimizer, added_bytes)
+        for work, repeat, kernel, node in _works(stage, layout, optimizer, added_bytes)
     ]
     dense = np.zeros((KINDS, len(WORK), len(pool.kernels)))
     for kind, work, place, count in entries:
         dense[kind, work, place] += count
     table = pool.table(dtype)
+    return table, by_family(table, dense), tuple(pool.nodes)
+
+
+def one_rank(graph: Graph) -> Job:
+    """A training step of a graph on one GPU: the job of one rank, of one micro-batch.
+
+    Its kernels are the graph's, row by row; `Plan.nodes` are the names of the graph's nodes.
+    """
+    table, phases = graph.kernels, [WORK.index(phase) for phase in PHASES]
     counts: dict[str, Any] = {}
     for name, batch in table.families.items():
-        row = np.asarray(batch.row)
-        counts[name] = np.where(row >= 0, dense[..., np.maximum(row, 0)], 0.0).astype(np.float32)
-    return table, counts
+        counts[name] = np.zeros((KINDS, len(WORK), len(batch.row)), np.float32)
+        counts[name][0, phases] = np.where(np.asarray(batch.phase) == np.arange(len(PHASES))[:, None], batch.count, 0.0)
+    optimizer = graph.options.get("optimizer")
+    plan = Plan(
+        model=graph.name,
+        layout=Parallelism(micro_batch_size=max(graph.batch_size, 1)),
+        dtype=graph.dtype,
+        mode=graph.mode,
+        optimizer=optimizer,
+        gradient_dtype=graph.options.get("gradient_dtype", "fp32"),
+        global_batch_size=graph.batch_size,
+        sequence_length=graph.sequence_length,
+        micro_batches=1,
+        layers=(1,) * KINDS,
+        kinds=(0,),
+        messages=(),
+        message_bytes=0.0,
+        memory=footprint(graph),
+        notes=graph.notes,
+        nodes=tuple(node.name for node in graph.nodes),
+    )
+    return Job(table, counts, usual_software(optimizer), plan)

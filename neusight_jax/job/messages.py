@@ -86,11 +86,11 @@ def _tensor(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     )
     size = own.tokens * model.hidden * dtype_bytes(own.dtype)
     ops = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
-    again = 2 if layout.recompute == "full" else 1
+    passes = 2 if layout.recompute == "full" else 1
     found = []
     for op in ops:
         found.append(Message(op, size, "tensor", "tensor_forward", blocks + own.embeds))
-        found.append(Message(op, size, "tensor", "tensor_backward", blocks * again + own.predicts))
+        found.append(Message(op, size, "tensor", "tensor_backward", blocks * passes + own.predicts))
     if own.predicts:  # the largest logit, their sum and the right one's
         found.append(Message("all_reduce", 4.0 * own.tokens, "tensor", "tensor_forward", 3))
     return found
@@ -120,14 +120,14 @@ def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     if layout.expert == 1:
         return []
     found = []
-    again = 2 if layout.recompute == "full" else 1
+    passes = 2 if layout.recompute == "full" else 1
     for layer in own.layers:
         block = layer.feed_forward
         if isinstance(block, Experts):
             tokens = own.tokens / (layout.tensor if layout.sequence_parallel else 1)
             size = tokens * (block.latent or model.hidden) * dtype_bytes(own.dtype)
             found.append(Message("all_to_all", size, "expert", "expert_forward", 2.0, block.top_k))
-            found.append(Message("all_to_all", size, "expert", "expert_backward", 2.0 * again, block.top_k))
+            found.append(Message("all_to_all", size, "expert", "expert_backward", 2.0 * passes, block.top_k))
     return _summed(found)
 
 

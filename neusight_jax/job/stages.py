@@ -62,14 +62,6 @@ class Stage:
         return Part(self.weights, self.trained, footprint(self.graph).activations, len(self.layers))
 
 
-class Respelled(Config):
-    """A config in the spelling of another type; `eager`: as eager PyTorch reads it."""
-
-    def __init__(self, eager: Config, values: Mapping[str, Any]) -> None:
-        super().__init__(eager.name, values, notes=eager.notes, origin=eager.origin)
-        self.eager = eager
-
-
 def job_config(config: str | Path | Mapping[str, Any]) -> Config:
     """The config of a decoder; GPT-2's and GPT-3's in the spelling of one whose layers are written fused.
 
@@ -77,22 +69,7 @@ def job_config(config: str | Path | Mapping[str, Any]) -> Config:
     """
     parsed = unquantized(language_config(read_config(config)))
     if parsed.values.get("model_type") == "gpt2":
-        hidden, layers = parsed.size("n_embd"), parsed.size("n_layer")
-        values = {
-            "model_type": "nemotron",
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": parsed.size("n_head"),
-            "intermediate_size": parsed.size("n_inner", 4 * hidden),
-            "vocab_size": parsed.size("vocab_size"),
-            "max_position_embeddings": parsed.size("n_positions"),
-            "attention_bias": True,
-            "mlp_bias": True,
-            "tie_word_embeddings": parsed.flag("tie_word_embeddings", True),
-            "no_rope_layers": [0] * layers,
-            **{key: parsed.values.get(key) for key in ("architectures", "num_labels", "id2label")},
-        }
-        return Respelled(parsed, values)
+        return gpt2.Respelled(parsed)
     kind = model_type(parsed)
     if kind not in MODEL_TYPES:
         raise InputError(f"{parsed.name}: jobs are of decoders such as llama, qwen3 or gpt2; {kind!r} is none")
@@ -183,7 +160,7 @@ def stage_of(
     lora: Lora | None = None,
 ) -> Stage:
     """One micro-batch of a shard with these layers; GPT-2 in fp32 runs as eager PyTorch runs it."""
-    if isinstance(config, Respelled) and dtype == "fp32" and lora is None:
+    if isinstance(config, gpt2.Respelled) and dtype == "fp32" and lora is None:
         return _eager_stage(config, model, layout, shard, sequence_length, layers)
     lengths = (sequence_length // layout.context,) * layout.micro_batch_size
     step = Step(Requests(lengths, lengths), precision(dtype), "training", shard=shard, lora=lora)
@@ -206,7 +183,7 @@ def stage_of(
 
 
 def _eager_stage(
-    config: Respelled,
+    config: gpt2.Respelled,
     model: Decoder,
     layout: Parallelism,
     shard: Shard,

@@ -17,24 +17,21 @@ from jaxtyping import Array, Float
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster
-from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Job, Plan
 from neusight_jax.job.messages import SLOTS, Message
 from neusight_jax.job.parallelism import Group, Parallelism, groups
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, schedule_table
 from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
-from neusight_jax.job.software import NAMES, OVERLAPS, STEP_NOISE, WIDTHS, Software
 from neusight_jax.job.stages import INNER
 from neusight_jax.kernels.collective import COLLECTIVE, OPS, expert_bytes
-from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.gemm import flop
-from neusight_jax.kernels.table import KernelBatch, KernelTable, batch_from_columns
-from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8, LOAD_BYTES, loaded_bytes
+from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.model.latency import kernel_latency, predict_kernels, require_covered
 from neusight_jax.model.latency import latency as table_latency
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation
+from neusight_jax.model.software import NAMES, OVERLAPS, STEP_NOISE, WIDTHS, Software
+from neusight_jax.model.streams import CLASSES, classes_of, factors, launch_seconds, longer
 
 # Calibration of a cluster's software: a few measured steps, used for other layouts and models there.
 
@@ -141,45 +138,23 @@ def row_seconds(
     return jnp.where(ranks > 1, seconds[: len(rows)], 0.0)
 
 
-SIXTEEN_BITS: tuple[int, ...] = tuple(map(dtype_index, ("bf16", "fp16")))
-"""Dtypes of such products, as kernels hold them."""
 MESSAGE = "message"
 """Slot of what neighbouring stages send each other."""
-WIDE_FLOP_PER_CYCLE = 3000.0
-"""16-bit FLOP a clock and SM above which matrix units need instructions that FlashAttention-2 lacks: an A100 has 2048,
-an H100 4096."""
-BATCHED = GEMM.ops.index("bmm")
-"""Operator of batched products in their family."""
-EXPERT = GEMM.ops.index("expert")
-"""Operator of an expert's product in its family."""
-PARTS: tuple[str, ...] = ("experts", "flash2", "flash2_wide", "eight_bits", "fp32")
-"""Of `Seconds.work`, with numbers of `Software` of their own."""
 pipeline_seconds = jax.jit(_pipeline_seconds)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Seconds:
-    """What a job is made of on a machine, seconds of each kind of stage.
+    """What a job is made of on a machine, of each kind of stage.
 
     Attributes:
-      work: of kernels, by `job.WORK`; experts, flash2, flash2_wide, eight_bits, fp32: the parts of experts, of
-        FlashAttention-2, of it on wide matrix units, of eight-bit products that accumulate in registers, and of
-        families of fp32, which were measured inside long steps.
-      plain: at the fp32 peak, of kernels that are not in `work` for they run without tensor cores.
-      launches, expert_launches: how many kernels, products of experts apart.
-      messages: by `messages.SLOTS`; between: one message between stages.
+      kernels: seconds of kernels, each as by itself, by `streams.CLASSES` and `job.WORK`; launches: how many.
+      messages: seconds of them, by `messages.SLOTS`; between: of one message between stages.
     """
 
-    work: Float[Array, "kind work"]
-    experts: Float[Array, "kind work"]
-    flash2: Float[Array, "kind work"]
-    flash2_wide: Float[Array, "kind work"]
-    eight_bits: Float[Array, "kind work"]
-    fp32: Float[Array, "kind work"]
-    plain: Float[Array, "kind work"]
-    launches: Float[Array, "kind work"]
-    expert_launches: Float[Array, "kind work"]
+    kernels: Float[Array, "class kind work"]
+    launches: Float[Array, "class kind work"]
     messages: Float[Array, "kind slot"]
     between: Float[Array, ""]
 
@@ -264,71 +239,28 @@ def once(predictor: Predictor, machine: Machine, kernels: KernelTable) -> dict[s
     return {name: np.where(row >= 0, rows[np.maximum(row, 0)], 0.0) for name, row in batches.items()}
 
 
-def plain_seconds(gpu: GPU, products: KernelBatch) -> Float[Array, " kernel"]:
-    """Seconds at the fp32 peak of batched products of 16 bits that run without tensor cores; 0 of all others.
-
-    Rows that do not start on 16 bytes, such as heads 108 or 150 wide, were not for tensor cores (NVIDIA, "Matrix
-    Multiplication Background", requirements of cuBLAS). A library that knows matrix units wider than Ampere's has
-    kernels for them, as measured on H100, so there they stay products like others.
-    """
-    dims = {name: jnp.asarray(size) for name, size in products.dims.items()}
-    narrow = loaded_bytes((dims["k"], dims["n"]), jnp.full_like(dims["k"], 2.0)) < LOAD_BYTES
-    batched = jnp.isin(jnp.asarray(products.dtype), jnp.array(SIXTEEN_BITS)) & (jnp.asarray(products.op) == BATCHED)
-    old = jnp.asarray(gpu.matrix_flop_per_cycle) <= WIDE_FLOP_PER_CYCLE
-    return jnp.where(narrow & batched & old, flop(dims) / gpu.fp32_flop_per_s, 0.0)
-
-
-def parts_of(gpu: GPU, name: str, kernels: KernelBatch, attention: str) -> dict[str, Float[Array, " kernel"]]:
-    """Which kernels of a family are parts of `Seconds` that software makes longer, 1 or 0.
-
-    Matrix units without fp4 accumulate eight-bit products in registers, where gradients need the slower way of it
-    (Transformer Engine, `use_split_accumulator`); later ones have memory of their own for that.
-    """
-    op = jnp.asarray(kernels.op)
-    flash2 = jnp.full(op.shape, float(name == "prefill" and attention == "flash2"))
-    narrow = jnp.where(jnp.asarray(gpu.fp4_flop_per_s) > 0, 0.0, float(name == GEMM_FP8.name))
-    return {
-        "experts": jnp.where(op == EXPERT, float("expert" in FAMILIES[name].ops), 0.0),
-        "flash2": flash2,
-        "flash2_wide": jnp.where(jnp.asarray(gpu.matrix_flop_per_cycle) > WIDE_FLOP_PER_CYCLE, flash2, 0.0),
-        "eight_bits": jnp.broadcast_to(narrow, op.shape),
-        "fp32": jnp.full(op.shape, float(not FAMILIES[name].tensor_core)),
-    }
-
-
 def seconds_of_job(
     predictor: Predictor, machine: Machine, job: Job, run: Callable[..., Mapping[str, Any]] = kernel_latency
 ) -> Seconds:
     """Seconds of all kernels and messages of a job on a cluster; `run`: what forecasts kernels, by family."""
     require_covered(predictor, job.kernels)
     cluster, plan = as_cluster(machine), job.plan
-    seconds = dict(run(predictor, cluster.gpu, job.kernels))
-    plain = jnp.zeros((KINDS, len(WORK)))
-    if GEMM.name in seconds:
-        lanes = plain_seconds(cluster.gpu, job.kernels.families[GEMM.name])
-        plain = jnp.sum(job.counts[GEMM.name] * lanes, axis=-1)
-        seconds[GEMM.name] = jnp.where(lanes > 0.0, 0.0, seconds[GEMM.name])
-    none = jnp.zeros((KINDS, len(WORK)))
-    work, launches, expert_launches, parts = none, none, none, dict.fromkeys(PARTS, none)
-    for name, of_kernels in seconds.items():
-        every = jnp.where(job.counts[name] > 0, of_kernels, 0.0) * job.counts[name]
-        work = work + jnp.sum(every, axis=-1)
-        mine = parts_of(cluster.gpu, name, job.kernels.families[name], plan.attention)
+    kernels = launches = jnp.zeros((len(CLASSES), KINDS, len(WORK)))
+    for name, seconds in run(predictor, cluster.gpu, job.kernels).items():
         counts = jnp.asarray(job.counts[name])
-        launches = launches + jnp.sum(counts * (1.0 - mine["experts"]), axis=-1)
-        expert_launches = expert_launches + jnp.sum(counts * mine["experts"], axis=-1)
-        for part, marked in mine.items():
-            parts[part] = parts[part] + jnp.sum(every * marked, axis=-1)
+        own, marks = classes_of(cluster.gpu, name, job.kernels.families[name], jnp.asarray(seconds), plan.attention)
+        own = jnp.where(jnp.any(counts > 0, axis=(0, 1)), own, 0.0)
+        kernels = kernels + jnp.einsum("kwn,cn->ckw", counts, own * marks)
+        launches = launches + jnp.einsum("kwn,cn->ckw", counts, marks)
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
-    own = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
+    between = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
     listed = [message for _, message in plan.messages]
-    each = message_seconds(predictor, cluster, [*listed, own], placed, run)
+    each = message_seconds(predictor, cluster, [*listed, between], placed, run)
     share = np.zeros((KINDS, len(SLOTS), len(listed)), np.float32)
     for at, (kind, message) in enumerate(plan.messages):
         share[kind, SLOTS.index(message.slot), at] = message.count
     sent = jnp.asarray(share) @ each[:-1]
-    host = {"launches": launches, "expert_launches": expert_launches}
-    return Seconds(work=work, plain=plain, messages=sent, between=each[-1], **host, **parts)
+    return Seconds(kernels, launches, sent, each[-1])
 
 
 def silent(own: Seconds) -> Seconds:
@@ -348,12 +280,9 @@ def stage_durations(
         beside = jnp.maximum(compute, message) + software.overlap(name) * jnp.minimum(compute, message) - compute
         return jnp.where(overlaps[name][..., None] > 0, beside, message)
 
-    slower = (software.experts - 1.0) * own.experts + (software.flash2 - 1.0) * own.flash2
-    slower = slower + software.flash2 * (software.flash2_wide - 1.0) * own.flash2_wide
-    slower = slower + (software.eight_bits - 1.0) * own.eight_bits
-    kernels = software.kernels * (own.work - own.fp32 + slower + own.plain / software.plain) + own.fp32
-    host = own.launches * software.launch_s + own.expert_launches * software.expert_launch_s
-    forward, backward, weight, again, optimizer = jnp.moveaxis(_longer(jnp.asarray(kernels), jnp.asarray(host)), -1, 0)
+    kernels = jnp.einsum("...ckw,c->...kw", own.kernels, factors(software))
+    host = jnp.einsum("...ckw,c->...kw", own.launches, launch_seconds(software))
+    forward, backward, weight, recomputed, optimizer = jnp.moveaxis(longer(kernels, host), -1, 0)
 
     def with_layers(compute: Array, back: str) -> Array:
         total = compute
@@ -365,7 +294,7 @@ def stage_durations(
     gather, reduce = slots["gather"], slots["reduce"]
     forward = with_layers(forward, "forward")
     forward = forward + exposed(forward, gather, "shards") + _unhidden(gather, overlaps["shards"], facts)
-    backward = with_layers(backward + again, "backward")
+    backward = with_layers(backward + recomputed, "backward")
     both = backward + weight
     backward = backward + exposed(both, gather + reduce, "shards") + _unhidden(reduce, overlaps["shards"], facts)
     durations = jnp.stack([forward, backward, weight], axis=-1) * (
@@ -387,12 +316,6 @@ def stage_durations(
 def durations_of(own: Seconds, software: Software, facts: Facts) -> list[Any]:
     """`stage_durations` as one program."""
     return list(stage_durations(own, software, facts))
-
-
-def _longer(kernels: Array, host: Array) -> Array:
-    """Nearly the maximum of the time of kernels and that of launching them, which overlap: a norm of order 4."""
-    most = jax.lax.stop_gradient(jnp.maximum(jnp.maximum(kernels, host), 1e-12))
-    return most * ((kernels / most) ** 4 + (host / most) ** 4 + 1e-12) ** 0.25
 
 
 def _unhidden(message: Array, overlaps: Array, facts: Facts) -> Array:

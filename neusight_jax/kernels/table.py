@@ -21,6 +21,10 @@ from neusight_jax.records import Record, is_known, short
 PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient", "optimizer")
 """Phases of a training step, in the order of `KernelBatch.phase`."""
 
+LAUNCHED: tuple[str, ...] = ("graph", "eager")
+"""How kernels are launched: back to back, as a CUDA graph or an engine does, so that the host takes no time; or one
+after another by the host of a training framework, with a step's work around them (`model.streams`)."""
+
 MIN_BATCH = 32
 """Smallest padded length of a batch. Up to `FINE_BATCH` lengths are powers of two, so that models share programs."""
 FINE_BATCH = 4096
@@ -102,9 +106,15 @@ class KernelBatch(Record):
 @dataclass(frozen=True)
 class KernelTable(Record):
     """Kernels of each family there are any of, in the order of `FAMILIES`. Tables of the same families and padded
-    lengths share one program."""
+    lengths share one program.
+
+    Attributes:
+      families: a batch for each.
+      launched: one of `LAUNCHED`, how its kernels are launched; static.
+    """
 
     families: dict[str, KernelBatch] = field(default_factory=dict)
+    launched: str = field(default="graph", metadata={"static": True})
 
     def summary(self) -> str:
         """Kernels of each family."""
@@ -177,6 +187,7 @@ def table_from_kernels(
     dtype: str = "fp32",
     phase: Iterable[int] | None = None,
     node: Iterable[int] | None = None,
+    launched: str = "graph",
 ) -> KernelTable:
     """A `KernelTable` from host kernels, in order.
 
@@ -184,6 +195,7 @@ def table_from_kernels(
       kernels: the kernels; `Kernel.count` becomes `KernelBatch.count`.
       dtype: dtype of those that do not say.
       phase, node: per-kernel phase index and node position (default: forward; the kernel's own position).
+      launched: one of `LAUNCHED`.
     """
     items = list(kernels)
     dtype_index(dtype)
@@ -216,45 +228,63 @@ def table_from_kernels(
             node=nodes[where],
             row=np.array(where, np.int32),
         )
-    return KernelTable(families)
+    return KernelTable(families, launched)
 
 
 # Tables with each distinct kernel once: what sums over many machines are taken over.
 
 
 class Pool:
-    """Distinct kernels, each once, in the order they came."""
+    """Distinct kernels, each once, in the order they came, with the name of the first node that launches it.
 
-    def __init__(self) -> None:
+    `launched`: one of `LAUNCHED`.
+    """
+
+    def __init__(self, launched: str = "graph") -> None:
+        self.launched = launched
         self.kernels: list[Kernel] = []
+        self.nodes: list[str] = []
         self._places: dict[tuple[Any, ...], int] = {}
 
-    def place(self, kernel: Kernel) -> int:
+    def place(self, kernel: Kernel, node: str = "") -> int:
         """Position of a kernel, whose count does not matter."""
         key = (kernel.family, kernel.op, kernel.dtype, tuple(kernel.dims.items()))
         if key not in self._places:
             self._places[key] = len(self.kernels)
             self.kernels.append(replace(kernel, count=1.0))
+            self.nodes.append(node)
         return self._places[key]
 
     def table(self, dtype: str) -> KernelTable:
         """All of them; `dtype`: of those that do not say."""
-        return table_from_kernels(self.kernels, dtype=dtype)
+        return table_from_kernels(self.kernels, dtype=dtype, launched=self.launched)
+
+
+def by_family(
+    table: KernelTable, counts: Float[np.ndarray, "*axes kernel"]
+) -> dict[str, Float[np.ndarray, "*axes kernel"]]:
+    """Counts in the order of a table's rows as those of its batches, 0 of padding."""
+    found = {}
+    for name, batch in table.families.items():
+        row = np.asarray(batch.row)
+        found[name] = np.where(row >= 0, counts[..., np.maximum(row, 0)], 0.0).astype(np.float32)
+    return found
 
 
 def distinct(table: KernelTable) -> KernelTable:
     """The same launches with equal kernels merged into one row, without padding: the sum is the same, the rows fewer.
 
-    Nodes and phases are forgotten (`node`, `phase` and `op` are 0), so only totals make sense. Tables no longer share a
-    program, which pays from some hundred machines on.
+    Nodes are forgotten, and phases and operators where the host takes no time (all 0), so only totals make sense.
+    Tables no longer share a program, which pays from some hundred machines on.
     """
-    families, start = {}, 0
+    families, start, kept = {}, 0, table.launched == "eager"
     for name, batch in table.families.items():
         real = np.asarray(batch.count) > 0
         if not real.any():
             continue
         sizes = (np.asarray(size)[real] for size in batch.dims.values())
-        keys = np.stack([*sizes, np.asarray(batch.dtype)[real]], 1)
+        marks = (np.asarray(each)[real] * kept for each in (batch.op, batch.phase))
+        keys = np.stack([*sizes, *marks, np.asarray(batch.dtype)[real]], 1)
         rows, which = np.unique(keys.astype(np.float64), axis=0, return_inverse=True)
         count = np.bincount(which.ravel(), weights=np.asarray(batch.count, np.float64)[real], minlength=len(rows))
         zeros: Any = np.zeros(len(rows), np.int32)
@@ -262,24 +292,25 @@ def distinct(table: KernelTable) -> KernelTable:
         counts: Any = count.astype(np.float32)
         position: Any = np.arange(start, start + len(rows), dtype=np.int32)
         families[name] = KernelBatch(
-            dims=dict(zip(batch.dims, columns[:-1], strict=True)),
-            op=zeros,
+            dims=dict(zip(batch.dims, columns[:-3], strict=True)),
+            op=columns[-3].astype(np.int32),
             dtype=columns[-1].astype(np.int32),
             count=counts,
-            phase=zeros,
+            phase=columns[-2].astype(np.int32),
             node=zeros,
             row=position,
         )
         start += len(rows)
-    return KernelTable(families)
+    return KernelTable(families, table.launched)
 
 
-def merged(batch: KernelBatch) -> KernelBatch:
+def merged(batch: KernelBatch, phases: bool = False) -> KernelBatch:
     """The same launches with equal kernels merged into the first rows; the others follow with count 0. Traced.
 
-    Nodes, phases and rows are forgotten (0).
+    Nodes and rows are forgotten (0), and phases unless they are to be kept.
     """
-    columns = (batch.count <= 0, *batch.dims.values(), batch.op, batch.dtype)
+    phase = jnp.asarray(batch.phase) if phases else jnp.zeros_like(batch.phase)
+    columns = (batch.count <= 0, *batch.dims.values(), phase, batch.op, batch.dtype)
     *keys, count = jax.lax.sort((*map(jnp.asarray, columns), jnp.asarray(batch.count)), num_keys=len(columns))
     differs = functools.reduce(jnp.logical_or, (key[1:] != key[:-1] for key in keys))
     place = jnp.cumsum(jnp.pad(differs, (1, 0)))
@@ -287,14 +318,14 @@ def merged(batch: KernelBatch) -> KernelBatch:
     def placed(key: Array) -> Array:
         return jnp.ones_like(key).at[place].set(key)
 
-    _, *sizes, op, dtype = (placed(key) for key in keys)
+    _, *sizes, phase, op, dtype = (placed(key) for key in keys)
     none = jnp.zeros_like(op)
     return KernelBatch(
         dims=dict(zip(batch.dims, sizes, strict=True)),
         op=op,
         dtype=dtype,
         count=jnp.zeros_like(count).at[place].add(count),
-        phase=none,
+        phase=phase,
         node=none,
         row=none,
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from neusight_jax.errors import InputError
+from neusight_jax.forecast import Forecast
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import reading_notes
 from neusight_jax.graph.configs.config import whole
@@ -19,16 +20,15 @@ from neusight_jax.graph.optimizers import state_notes
 from neusight_jax.hardware.cluster import Cluster
 from neusight_jax.hardware.files import gpu_in
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
-from neusight_jax.job.forecast import StepForecast, step_forecast
-from neusight_jax.job.interval import carries_intervals, expert_share, once_at, step_interval
 from neusight_jax.job.job import check_options
 from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
-from neusight_jax.job.software import LAYOUT_SPREAD, USUAL_OVERLAPS, Software, usual_software
 from neusight_jax.job.stages import check_lora, job_config
 from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed
 from neusight_jax.layouts.pieces import Ask, Pieces
 from neusight_jax.model.predictor import Predictor
+from neusight_jax.model.software import LAYOUT_SPREAD, USUAL_OVERLAPS, Software, usual_software
+from neusight_jax.prediction import Shares, carries_intervals, expert_share, once_at, step_forecast, step_interval
 from neusight_jax.progress import follow
 from neusight_jax.records import Record, Result
 from neusight_jax.units import GIB, duration
@@ -57,7 +57,7 @@ class Choice(Record):
 
     rank: int
     tie: bool
-    step: StepForecast
+    step: Forecast
     why: str
     cost_per_million_tokens: float | None = None
 
@@ -132,8 +132,8 @@ class Layouts(Result):
                 {
                     **{"machine": each.name, "gpus": each.gpus, "rank": item.rank, "tie": item.tie},
                     **item.step.workload["layout"],
-                    **{"step_s": item.step.total_s, **item.step.parts(), "tokens_per_s": item.step.tokens_per_s},
-                    **{"memory_bytes": item.step.memory.total, "cost_per_million_tokens": item.cost_per_million_tokens},
+                    **{"step_s": item.step.total_s, **item.step.parts, "tokens_per_s": item.step.tokens_per_s},
+                    **{"memory_bytes": item.step.memory_bytes, "cost_per_million_tokens": item.cost_per_million_tokens},
                 }
                 for each in self.machines
                 for item in each.choices
@@ -288,7 +288,7 @@ class _Search:
         steps = self._steps(assembly, predictor, cluster, name)
         return replace(found, choices=_choices(steps, self.top, price))
 
-    def _steps(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, name: str) -> list[StepForecast]:
+    def _steps(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, name: str) -> list[Forecast]:
         """Forecasts of the fastest layouts, one more than are asked for."""
         own = assembly.seconds(predictor, cluster)
         times, alone = (timed(assembly, each, self.software) for each in (own, silent(own)))
@@ -299,10 +299,12 @@ class _Search:
         ends = self._ends(assembly, predictor, cluster, best) if carries_intervals(predictor) else None
         experts, found = expert_share(own), []
         for place, at in enumerate(best):
-            shares = (busy[place] + rest[place], quiet[place] - busy[place], total[place] - quiet[place] - rest[place])
+            bubble, exposed = quiet[place] - busy[place], total[place] - quiet[place] - rest[place]
+            shares = Shares(busy[place] + rest[place], bubble, exposed)
             interval = None if ends is None else step_interval(total[place], tuple(ends[:, place]), experts[at])
             plan = assembly.plan(at, assembly.ask.config.name)
-            found.append(step_forecast(shares, self.software, plan, cluster, name=name, interval_s=interval))
+            step = step_forecast(shares, self.software, plan, cluster, name=name, notes=plan.notes, interval_s=interval)
+            found.append(step)
         return found
 
     def _ends(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, chosen: np.ndarray) -> np.ndarray:
@@ -312,7 +314,7 @@ class _Search:
         return np.stack([pipelines(assembly, each, chosen)[0] + each.tail[chosen] for each in times])
 
 
-def _choices(steps: Sequence[StepForecast], top: int, price: float | None) -> tuple[Choice, ...]:
+def _choices(steps: Sequence[Forecast], top: int, price: float | None) -> tuple[Choice, ...]:
     """Forecasts in order as choices with ranks, ties and reasons."""
     found: list[Choice] = []
     for at, step in enumerate(steps[:top]):
@@ -328,7 +330,7 @@ def _choices(steps: Sequence[StepForecast], top: int, price: float | None) -> tu
     return tuple(replace(item, tie=ranks.count(item.rank) > 1) for item in found)
 
 
-def _why(step: StepForecast, following: StepForecast) -> str:
+def _why(step: Forecast, following: Forecast) -> str:
     """What a layout gains and loses against the next one, largest first."""
     gains = {word: getattr(following, part) - getattr(step, part) for part, word in PARTS.items()}
     said = [

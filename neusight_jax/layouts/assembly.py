@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -16,22 +17,12 @@ from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
-from neusight_jax.job.software import Software
-from neusight_jax.job.step import (
-    PARTS,
-    Facts,
-    Seconds,
-    durations_of,
-    facts_of,
-    once,
-    parts_of,
-    plain_seconds,
-    row_seconds,
-)
+from neusight_jax.job.step import Facts, Seconds, durations_of, facts_of, once, row_seconds
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.kernels.tensor_gemm import GEMM
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
 from neusight_jax.model.predictor import Predictor
+from neusight_jax.model.software import Software
+from neusight_jax.model.streams import CLASSES, classes_of
 
 CHUNK = 1024
 """Rows of a family that one program forecasts at a time, so that it is compiled once whatever the number of layouts."""
@@ -102,28 +93,17 @@ class Assembly:
         forecast = in_chunks(run)
         by_family = forecast(predictor, cluster.gpu, self.table)
         rows = {name: np.asarray(self.table.families[name].row) for name in by_family}
-        kernel, plain = (np.zeros(self.table.num_rows) for _ in range(2))
-        parts = {name: np.zeros(self.table.num_rows) for name in PARTS}
-        for name, seconds in by_family.items():
+        seconds, marks = np.zeros(self.table.num_rows), np.zeros((len(CLASSES), self.table.num_rows))
+        for name, each in by_family.items():
             real, batch = rows[name] >= 0, self.table.families[name]
-            if name == GEMM.name:
-                lanes = np.asarray(plain_seconds(cluster.gpu, batch))
-                plain[rows[name][real]] = lanes[real]
-                seconds = np.where(lanes > 0.0, 0.0, seconds)
-            kernel[rows[name][real]] = seconds[real]
-            for part, own in parts_of(cluster.gpu, name, batch, self.ask.attention).items():
-                parts[part][rows[name][real]] = np.asarray(own)[real]
+            own, classes = classes_of(cluster.gpu, name, batch, jnp.asarray(each), self.ask.attention)
+            seconds[rows[name][real]] = np.asarray(own)[real]
+            marks[:, rows[name][real]] = np.asarray(classes)[:, real]
         each = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
         sent = self.sums["sent"].of(each).reshape(-1, KINDS, len(SLOTS))
-        found: dict[str, Any] = {name: self._work(kernel * own) for name, own in parts.items()}
-        found |= {
-            "work": self._work(kernel),
-            "plain": self._work(plain),
-            "launches": self._work(1.0 - parts["experts"]),
-            "expert_launches": self._work(parts["experts"]),
-        }
-        found |= {"messages": sent, "between": each[self.between]}
-        return Seconds(**{name: value.astype(np.float32) for name, value in found.items()})
+        kernels, launches = (np.stack(list(map(self._work, values)), axis=1) for values in (seconds * marks, marks))
+        columns = (kernels, launches, sent, each[self.between])
+        return Seconds(*(np.asarray(column, np.float32) for column in columns))  # type: ignore[arg-type]
 
     def _work(self, values: np.ndarray) -> Float[np.ndarray, "layout kind work"]:
         """Sums of values of kernels by `job.WORK`."""
@@ -200,7 +180,7 @@ def _passes(pieces: tuple[tuple[int, int, int], ...], recompute: str) -> np.ndar
     """Entries (kind and work, piece and work, how often) of passes."""
     works = [(work, work) for work in range(3)]
     if recompute in AGAIN:
-        works.append((WORK.index("again"), 3 + AGAIN.index(recompute)))
+        works.append((WORK.index("recomputed"), 3 + AGAIN.index(recompute)))
     return np.array(
         [
             (kind * len(WORK) + own, piece * PIECE_WORK + of_piece, times)

@@ -18,10 +18,10 @@ from neusight_jax.job.job import (
     WORK,
     activation_dtype,
     added_bytes,
-    again_kernels,
     parameter_kernels,
     pass_kernels,
     rank_tokens,
+    recomputed_kernels,
     tensor_cored,
 )
 from neusight_jax.job.messages import SLOTS, Message, Sizes, hidden_bytes, layer_messages, parameter_messages
@@ -97,7 +97,7 @@ class Pieces:
     """Pieces and their distinct kernels, written down as layouts ask for them."""
 
     def __init__(self, ask: Ask) -> None:
-        self.ask, self.pool = ask, Pool()
+        self.ask, self.pool = ask, Pool("eager")
         self.stages: list[Stage] = []
         self.work = Entries()
         self._pieces: dict[Any, int] = {}
@@ -146,11 +146,11 @@ class Pieces:
         stage = stage_of(ask.config, ask.model, layout, shard, *own)
         place = self._pieces[key] = len(self.stages)
         self.stages.append(stage)
-        kernels = list(pass_kernels(stage.graph))
+        kernels = [(work, repeat, kernel) for work, repeat, kernel, _ in pass_kernels(stage.graph)]
         kernels += [
             (3 + at, repeat, kernel)
             for at, name in enumerate(AGAIN)
-            for repeat, kernel in again_kernels(stage.graph, name)
+            for repeat, kernel, _ in recomputed_kernels(stage.graph, name)
         ]
         placed = ((work, self.pool.place(kernel), kernel.count * repeat) for work, repeat, kernel in kernels)
         self.work.add(block(placed), place * PIECE_WORK)

@@ -16,10 +16,12 @@ from jaxtyping import Array, Float
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelBatch, KernelTable, in_chunks, merged
+from neusight_jax.kernels.table import PHASES, KernelBatch, KernelTable, in_chunks, merged
 from neusight_jax.model.predictor import KernelTerms, Predictor, RooflinePredictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation, relaxation_switch
+from neusight_jax.model.software import LEARNED
+from neusight_jax.model.streams import by_phase, host_seconds, step_seconds, stream_seconds
 
 
 def kernel_terms(
@@ -110,8 +112,8 @@ def _in_blocks(run: Callable[..., Array], rows: int, most: int, *arguments: Any)
         merged = [next(own) if is_cut else leaf for leaf, is_cut in zip(leaves, cut, strict=True)]
         return run(*jax.tree.unflatten(tree, merged))
 
-    seconds: Array = jax.lax.map(of_block, parts)
-    return seconds.T.reshape(-1)[:rows]
+    seconds: Array = jnp.moveaxis(jax.lax.map(of_block, parts), 0, 1)
+    return seconds.reshape(-1, *seconds.shape[2:])[:rows]
 
 
 _kernel_latency = jax.jit(_all_kernels)
@@ -121,24 +123,36 @@ _kernel_latency_once = one_shot(_all_kernels)
 def plain_sum(
     predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> Array:
-    """Σ count · latency of a table row by row, on one machine; what `latency` sums faster on many."""
-    total = jnp.zeros(())
+    """Σ count · latency of a table row by row, on one machine; what `latency` sums faster on many.
+
+    Of kernels that a host launches one by one the sums of each phase [phase], with what software adds to them.
+    """
+    total = _nothing(kernels)
     for name, seconds in _kernel_latency(predictor, machine, kernels, relaxation, isolated).items():
-        count = kernels.families[name].count
-        total = total + jnp.sum(jnp.where(count > 0, seconds, 0.0) * count)
+        batch = kernels.families[name]
+        seconds = jnp.where(batch.count > 0, seconds, 0.0)
+        if kernels.launched == "eager":
+            total = total + by_phase(batch) @ step_seconds(gpu_of(machine), name, batch, seconds, LEARNED)
+        else:
+            total = total + jnp.sum(seconds * batch.count)
     return total
+
+
+def _nothing(kernels: KernelTable) -> Array:
+    """The sum of no kernels: one number, or one a phase."""
+    return jnp.zeros(len(PHASES) if kernels.launched == "eager" else ())
 
 
 def _sum_of_chunks(
     predictor: Predictor, machine: Machine, chunks: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> Array:
     """`plain_sum` over columns [chunk, row], of the chunks that launch anything; those come first."""
-    total = jnp.zeros(())
+    total = _nothing(chunks)
     for name, batch in chunks.families.items():
 
         def add(place: Array, total: Array, name: str = name, batch: KernelBatch = batch) -> Array:
-            chunk = jax.tree.map(lambda column: column[place], batch)
-            return total + plain_sum(predictor, machine, KernelTable({name: chunk}), relaxation, isolated)
+            chunk = KernelTable({name: jax.tree.map(lambda column: column[place], batch)}, chunks.launched)
+            return total + plain_sum(predictor, machine, chunk, relaxation, isolated)
 
         total = jax.lax.fori_loop(0, jnp.sum(jnp.any(batch.count > 0, axis=1)), add, total)
     return total
@@ -163,7 +177,10 @@ def _many_sums(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Arra
     blocks = -(-size // MACHINES)
     rows = ROWS * MACHINES // -(-size // blocks)
     batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
-    chunks = KernelTable({name: in_chunks(merged(batch), rows) for name, batch in batches.items()})
+    phases = kernels.launched == "eager"
+    chunks = KernelTable(
+        {name: in_chunks(merged(batch, phases), rows) for name, batch in batches.items()}, kernels.launched
+    )
 
     def block(machine: Machine, relaxation: Any, isolated: Any) -> Array:
         return jax.vmap(_sum_of_chunks, in_axes=(None, axes[1], None, *axes[3:]))(
@@ -193,6 +210,8 @@ def _latency(
     predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> Array:
     total: Array = _differentiable_sum(predictor, machine, kernels, relaxation, isolated)
+    if kernels.launched == "eager":
+        return stream_seconds(total, host_seconds(kernels, LEARNED), LEARNED)
     return total
 
 
@@ -234,6 +253,9 @@ def latency(
     relaxation: Relaxation = 0.0,
 ) -> Float[Array, ""]:
     """Seconds of all kernels one after another: Σ count · latency. Same arguments and gradients as `kernel_latency`.
+
+    Kernels that a host launches one by one (`KernelTable.launched`, the training steps of decoders) take no less than
+    their launches, and what software adds to them (`streams`).
 
     `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
     machines with one program. Tables of the same families and padded lengths share a program too.

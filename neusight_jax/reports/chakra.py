@@ -108,7 +108,7 @@ def rank_nodes(predictor: Predictor, machine: Machine, job: Job) -> list[list[No
         if work.needs:
             deps = (*deps, _message(ranks, work.rank, *ended[work.needs], work.needs, times, plan.message_bytes))
         kind = order[work.stage]
-        done = {FORWARD: ("forward",), BACKWARD: ("backward", "again"), WEIGHT: ("weight_gradient",)}[work.kind]
+        done = {FORWARD: ("forward",), BACKWARD: ("backward", "recomputed"), WEIGHT: ("weight_gradient",)}[work.kind]
         done += ("weight_gradient",) if both and work.kind == BACKWARD else ()
         sent = [each for each in sizes.sent[kind] if each[0].slot in BESIDE[work.kind]]
         name = f"{WORK_NAMES[work.kind]} of micro-batch {work.batch}, stage {work.stage}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,40 +13,73 @@ from neusight_jax.forecast import Forecast
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.reports import plots
-from neusight_jax.reports.page import Report
+from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.text import headed, interval_text, table
-from neusight_jax.units import GIB, MIB, TERA, duration, with_unit
+from neusight_jax.units import GIB, MIB, MS, TERA, counted, duration, with_unit
 from neusight_jax.workloads import workload_text
+
+WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")
+"""Ways a job is split."""
+NAMES = {
+    "compute_s": "compute",
+    "bubble_s": "pipeline bubble",
+    "exposed_communication_s": "exposed communication",
+    "fixed_s": "beside the work",
+}
+"""Parts of a step, as tables call them."""
+
+
+def head(forecast: Forecast) -> str:
+    """The model, the machine and the load in one line."""
+    if forecast.gpus == 1 or "layout" not in forecast.workload:
+        return workload_text(forecast.workload, forecast.gpu or "the given GPU")
+    where = f" ({forecast.gpu})" if forecast.gpu else ""
+    return workload_text(forecast.workload, f"{counted(forecast.gpus, 'GPU')}{where}")
+
+
+def layout_text(layout: Mapping[str, Any]) -> str:
+    """The ways a job is split, in one line."""
+    return ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name != "zero")) or "one GPU"
 
 
 def tables(forecast: Forecast) -> RenderableType:
-    """Totals, phases, families and the ten most expensive kernels."""
+    """Totals, parts, phases, families and the ten most expensive kernels."""
     total = max(forecast.total_s, 1e-30)  # a program that launches nothing takes no time
 
-    def shares(title: str, column: str) -> RenderableType:
-        seconds = forecast.seconds_by(column)
-        return table(title, [column, "time", "share"], [[key, *_share(each, total)] for key, each in seconds.items()])
+    def shares(title: str, column: str, seconds: Mapping[str, float]) -> list[RenderableType]:
+        rows = [[key, duration(each), f"{each / total:.1%}"] for key, each in seconds.items()]
+        return [table(title, [column, "time", "share"], rows), ""]
 
-    top = [
-        [
-            *(row["node"], row["op"], row["phase"], f"{row['count']:g}"),
-            *(duration(row["seconds"]), f"{row['total_s'] / total:.1%}"),
-            *(row["tile"], f"{row['waves']:.0f}", f"{row['utilization']:.2f}", row["bound"]),
+    parts: list[RenderableType] = []
+    if forecast.total_s > forecast.compute_s:
+        parts += shares("Step", "part", {NAMES[name]: seconds for name, seconds in forecast.parts.items()})
+    if any(forecast.phases.values()):
+        ordered = sorted(forecast.phases.items(), key=lambda each: -each[1])
+        parts += shares("Phases", "phase", {name: seconds for name, seconds in ordered if seconds})
+    if forecast.columns:
+        top = [
+            [
+                *(row["node"], row["op"], row["phase"], f"{row['count']:g}"),
+                *(duration(row["seconds"]), f"{row['total_s'] / total:.1%}"),
+                *(row["tile"], f"{row['waves']:.0f}", f"{row['utilization']:.2f}", row["bound"]),
+            ]
+            for row in forecast.most_expensive()
         ]
-        for row in forecast.most_expensive()
-    ]
-    columns = ["node", "op", "phase", "count", "each", "share", "tile", "waves", "utilization", "bound"]
-    return headed(
-        workload_text(forecast.workload, forecast.gpu or "the given GPU"),
-        *(_total_line(forecast), *_memory_lines(forecast), ""),
-        *(shares("Phases", "phase"), "", shares("Families", "family"), ""),
-        table("Ten most expensive kernels", columns, top, text_columns=3),
-        notes=forecast.notes,
-    )
+        columns = ["node", "op", "phase", "count", "each", "share", "tile", "waves", "utilization", "bound"]
+        parts += shares("Families", "family", forecast.seconds_by("family"))
+        parts.append(table("Ten most expensive kernels", columns, top, text_columns=3))
+    lines = (*_layout_lines(forecast), _total_line(forecast), *_memory_lines(forecast), "")
+    return headed(head(forecast), *lines, *parts, notes=forecast.notes)
 
 
-def _share(seconds: float, total: float) -> tuple[str, str]:
-    return duration(seconds), f"{seconds / total:.1%}"
+def _layout_lines(forecast: Forecast) -> list[str]:
+    """How a job is split and its batch cut."""
+    load = forecast.workload
+    if "layout" not in load:
+        return []
+    layout = load["layout"]
+    batches = f"{counted(load['micro_batches'], 'micro-batch', 'es')} of {layout['micro_batch_size']}"
+    return [f"layout {layout_text(layout)}; {batches}, recompute {layout['recompute']}"]
 
 
 def _total_line(forecast: Forecast) -> str:
@@ -52,13 +87,18 @@ def _total_line(forecast: Forecast) -> str:
     interval = "" if forecast.interval_s is None else f", {interval_text(forecast.interval_s)}"
     rates = [f"{seconds} an output token"] if forecast.mode == "decode" else []
     rates += [f"{forecast.tokens / total:,.0f} tokens/s"] if forecast.tokens else []
-    launches = int(forecast.columns["count"].sum())
-    rates.append(f"{forecast.summed('flop') / total / TERA:.2f} TFLOP/s over {launches} kernel launches")
+    if "layout" in forecast.workload and forecast.gpus > 1:
+        rates.append(f"{forecast.tokens / total / forecast.gpus:,.0f} a GPU")
+    if forecast.columns:
+        launches, rate = int(forecast.columns["count"].sum()), forecast.summed("flop") / total / TERA
+        whose = " of one GPU" if forecast.gpus > 1 else ""
+        rates.append(f"{rate:.2f} TFLOP/s over {launches} kernel launches{whose}")
     return f"total {seconds}{interval}  ({', '.join(rates)})"
 
 
 def _memory_lines(forecast: Forecast) -> list[str]:
-    return [] if forecast.memory is None else [memory_line(forecast.memory, forecast.mem_bytes)]
+    whose = "fullest rank: " if forecast.gpus > 1 and "layout" in forecast.workload else ""
+    return [] if forecast.memory is None else [f"{whose}{memory_line(forecast.memory, forecast.mem_bytes)}"]
 
 
 def memory_line(memory: Footprint, mem_bytes: float) -> str:
@@ -79,16 +119,35 @@ def _gib(size: float) -> str:
 
 def report(forecast: Forecast, machine: GPU | None = None) -> Report:
     """The page of a forecast; `machine` for its roofline."""
-    pictures = [plots.shares(forecast), plots.kernels(forecast)]
-    if machine is not None:
-        pictures.insert(1, plots.roofline({forecast.gpu: (forecast, machine)}))
+    kernels = [plots.shares(forecast), plots.kernels(forecast)] if forecast.columns else []
+    if machine is not None and kernels:
+        kernels.insert(1, plots.roofline({forecast.gpu: (forecast, machine)}))
+    job = "layout" in forecast.workload
+    layout = {"Layout": layout_text(forecast.workload["layout"])} if job else {}
+    where = counted(forecast.gpus, "GPU") if job else forecast.gpu or "the given GPU"
     return Report(
-        title=f"{forecast.model} on {forecast.gpu or 'the given GPU'}",
-        facts={"Workload": workload_text(forecast.workload), **machine_fact(forecast.gpu, machine)},
+        title=f"{forecast.model} on {where}",
+        facts={"Workload": workload_text(forecast.workload), **machine_fact(forecast.gpu, machine), **layout},
         cards=cards(forecast),
-        plots=pictures,
+        plots=[*(pictures({"step": forecast}) if forecast.total_s > forecast.compute_s else ()), *kernels],
         tables=tables(forecast),
     )
+
+
+def pictures(forecasts: Mapping[str, Forecast]) -> list[Plot]:
+    """Where steps go, and the memory of their fullest ranks, a bar for each."""
+    parts = {NAMES[name]: [each.parts[name] / MS for each in forecasts.values()] for name in NAMES}
+    memory = [asdict(each.memory) for each in forecasts.values() if each.memory is not None]
+    held = {name: [each[name] / GIB for each in memory] for name in memory[0] if any(each[name] for each in memory)}
+    verdict = ", ".join(dict.fromkeys(map(_verdict, forecasts.values())))
+    return [
+        plots.stacked("Where the step goes", list(forecasts), parts, "ms", "Of the busiest rank."),
+        plots.stacked("Memory of the fullest rank", list(forecasts), held, "GiB", verdict),
+    ]
+
+
+def _verdict(forecast: Forecast) -> str:
+    return f"{'fits' if forecast.fits else 'does not fit'} in {forecast.mem_bytes / GIB:.0f} GiB"
 
 
 def machine_fact(name: str, machine: GPU | None) -> dict[str, str]:
@@ -106,11 +165,13 @@ def cards(forecast: Forecast) -> list[tuple[str, str, str]]:
     found = [("Step", duration(forecast.total_s), interval_text(forecast.interval_s))]
     if forecast.tokens:
         found.append(("Throughput", f"{forecast.tokens / total:,.0f} tokens/s", f"{forecast.tokens:,} tokens a step"))
-    launches = int(forecast.columns["count"].sum())
-    found.append(("Arithmetic", f"{forecast.summed('flop') / total / TERA:.3g} TFLOP/s", f"{launches:,} launches"))
+    if forecast.gpus > 1 and "layout" in forecast.workload:
+        exposed = forecast.exposed_communication_s
+        found.append(("Exposed communication", duration(exposed), f"{exposed / total:.1%} of the step"))
+    if forecast.columns:
+        launches, whose = int(forecast.columns["count"].sum()), " of one GPU" if forecast.gpus > 1 else ""
+        rate = f"{forecast.summed('flop') / total / TERA:.3g} TFLOP/s"
+        found.append(("Arithmetic", rate, f"{launches:,} launches{whose}"))
     if forecast.memory is not None:
-        verdict = "fits" if forecast.fits else "does not fit"
-        found.append(
-            ("Memory", f"{forecast.memory.total / GIB:.1f} GiB", f"{verdict} in {forecast.mem_bytes / GIB:.0f} GiB")
-        )
+        found.append(("Memory", f"{forecast.memory.total / GIB:.1f} GiB", _verdict(forecast)))
     return found

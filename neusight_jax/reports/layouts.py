@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from neusight_jax.job.forecast import StepForecast
+from neusight_jax.forecast import Forecast
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.memory import CROWDED_SHARE
+from neusight_jax.reports.forecast import NAMES
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval, stacked
-from neusight_jax.reports.step import NAMES
 from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, prices_fact, table
 from neusight_jax.units import GIB, MS, duration
 from neusight_jax.workloads import workload_text
@@ -61,10 +61,10 @@ def layout_text(layout: Mapping[str, Any]) -> str:
 
 
 def _crowded(item: Choice) -> bool:
-    return item.step.memory.total > CROWDED_SHARE * item.step.mem_bytes
+    return item.step.memory_bytes > CROWDED_SHARE * item.step.mem_bytes
 
 
-def _interval_cell(step: StepForecast) -> dict[str, str]:
+def _interval_cell(step: Forecast) -> dict[str, str]:
     return {} if step.interval_s is None else {INTERVAL: between(step.interval_s)}
 
 
@@ -76,7 +76,7 @@ def _cells(item: Choice) -> dict[str, str]:
     cells |= {"tokens/s": f"{step.tokens_per_s:,.0f}", "a GPU": f"{step.tokens_per_s / step.gpus:,.0f}"}
     shares = {"compute": step.compute_s, "bubble": step.bubble_s, "exposed": step.exposed_communication_s}
     cells |= {name: f"{seconds / step.total_s:.1%}" for name, seconds in shares.items()}
-    cells["memory"] = f"{step.memory.total / GIB:.1f} GiB{'!' if _crowded(item) else ' '}"
+    cells["memory"] = f"{step.memory_bytes / GIB:.1f} GiB{'!' if _crowded(item) else ' '}"
     if item.cost_per_million_tokens is not None:
         cells["per 1M tokens"] = f"{item.cost_per_million_tokens:,.4g}"
     return cells
@@ -127,7 +127,7 @@ def report(found: Layouts) -> Report:
     bounds = [(low / MS, high / MS) for low, high in ends]
     latencies = [step.total_s / MS for step in steps]
     known = any(step.interval_s for step in steps)
-    parts = {name: [step.parts()[key] / MS for step in steps] for key, name in NAMES.items()}
+    parts = {name: [step.parts[key] / MS for step in steps] for key, name in NAMES.items()}
     cards = [
         (f"{machine.name}{', a tie' if machine.tie else ''}", duration(machine.choices[0].step.total_s), _best(machine))
         for machine in found.machines

@@ -17,7 +17,7 @@ from neusight_jax.job.job import WORK, Job
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.records import Record, cell, is_known, number, short
-from neusight_jax.reports.step import layout_text
+from neusight_jax.reports.forecast import layout_text
 from neusight_jax.reports.text import headed, table
 from neusight_jax.units import GIB, MIB
 from neusight_jax.workloads import workload_dict, workload_text

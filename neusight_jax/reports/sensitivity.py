@@ -13,7 +13,6 @@ from neusight_jax.reports.page import Report
 from neusight_jax.reports.text import headed, table
 from neusight_jax.sensitivities import SECANT, Sensitivity
 from neusight_jax.units import duration
-from neusight_jax.workloads import workload_text
 
 FAMILIES_SHOWN = 6
 """Columns of families, dearest first."""
@@ -33,9 +32,12 @@ def tables(result: Sensitivity) -> RenderableType:
     if result.relaxation > 0:
         bias = result.relaxed_total_s / result.total_s - 1.0
         summary += f" (total {duration(result.relaxed_total_s)}, bias {bias:+.2%})"
+    if result.host:
+        summary += f"; {result.host:.1%} of it is the host's, which no machine buys"
     rows = [[name, *(f"{part[name]:+.3f}" for part in parts.values())] for name in names]
-    head = workload_text(forecast.workload, forecast.gpu or "the given GPU")
-    return headed(head, summary, "", table("", ["d log time / d log", *parts], rows), notes=result.notes)
+    return headed(
+        forecasts.head(forecast), summary, "", table("", ["d log time / d log", *parts], rows), notes=result.notes
+    )
 
 
 def report(result: Sensitivity, machine: GPU | None = None) -> Report:
@@ -47,6 +49,8 @@ def report(result: Sensitivity, machine: GPU | None = None) -> Report:
     single = {name: value for name, value in trusted.items() if " " not in name}
     name = min(single, key=lambda each: single[each])
     cards = [*below.cards[:1], ("Limits most", name, f"one percent more: {single[name]:+.2f} % of the time")]
+    if result.host:
+        cards.append(("Host", f"{result.host:.1%}", "of the step, which no machine buys"))
     cards.append(("Moves most", best, f"one percent more: {trusted[best]:+.2f} % of the time"))
     return Report(
         title=f"{below.title}: sensitivity",

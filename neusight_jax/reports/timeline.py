@@ -21,7 +21,6 @@ from neusight_jax.forecast import Forecast
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.hardware.cluster import Machine
 from neusight_jax.hardware.files import gpu_in
-from neusight_jax.job.forecast import StepForecast
 from neusight_jax.job.job import Job
 from neusight_jax.kernels.table import PHASES, Kernel
 from neusight_jax.model.predictor import Predictor
@@ -184,7 +183,7 @@ def _head(section: str, repeat: int, time: int, nodes: Sequence[Node], phase: st
     return f"{section or nodes[0].name}{f' {time}' if repeat > 1 else ''}, {phase}"
 
 
-def step_timeline(predictor: Predictor, machine: Machine, job: Job, step: StepForecast) -> dict[str, Any]:
+def step_timeline(predictor: Predictor, machine: Machine, job: Job, step: Forecast) -> dict[str, Any]:
     """A step of a job as a trace, one process a rank of the pipeline; ranks of the other groups run alike.
 
     Every piece of work of a micro-batch is one kernel, and its messages are another on a stream of their own, of which
@@ -203,8 +202,8 @@ def step_timeline(predictor: Predictor, machine: Machine, job: Job, step: StepFo
         end_s = max(end_s, work.end_s)
     for track in tracks:
         _piece(track, "optimizer of the step", end_s, times.tail)
-    names = [f"{step.cluster or 'GPU'}, pipeline rank {rank}" for rank in range(ranks)]
-    gpu = gpu_in(step.cluster)
+    names = [f"{step.gpu or 'GPU'}, pipeline rank {rank}" for rank in range(ranks)]
+    gpu = gpu_in(step.gpu)
     return _trace(tracks, names, gpu, step.gpus, step.values())
 
 

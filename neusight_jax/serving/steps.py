@@ -32,7 +32,7 @@ from neusight_jax.graph.configs.step import Precision, Step, precision
 from neusight_jax.graph.graph import Node
 from neusight_jax.graph.quantization.quantization import Quantization, has_quantization
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
+from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, Pool, by_family
 
 GROUPS: tuple[str, ...] = ("decode_body", "prefill_body", "head", "decode", "prefill")
 """Groups of kernels; the body of a pure decode step apart, whose kernels may be others (state-space layers)."""
@@ -215,26 +215,13 @@ def _differ(one: Sequence[Node], other: Sequence[Node]) -> set[str]:
 
 def _table(points: Sequence[_Counted], dtype: str) -> tuple[KernelTable, dict[str, Any]]:
     """Distinct kernels, and how often each point launches them."""
-    places: dict[tuple[Any, ...], int] = {}
-    kernels: list[Kernel] = []
-    entries: list[tuple[int, int, float]] = []
-    for at, point in enumerate(points):
-        for kernel, count in point:
-            key = (kernel.family, kernel.op, kernel.dtype, tuple(kernel.dims.items()))
-            if key not in places:
-                places[key] = len(kernels)
-                kernels.append(dataclasses.replace(kernel, count=1.0))
-            entries.append((at, places[key], count))
-    dense = np.zeros((len(points), len(kernels)), np.float32)
+    pool = Pool()
+    entries = [(at, pool.place(kernel), count) for at, point in enumerate(points) for kernel, count in point]
+    dense = np.zeros((len(points), len(pool.kernels)), np.float32)
     for at, place, count in entries:
         dense[at, place] += count
-    table = table_from_kernels(kernels, dtype=dtype)
-    table = KernelTable({name: _padded(batch) for name, batch in table.families.items()})
-    counts = {}
-    for name, batch in table.families.items():
-        row = np.asarray(batch.row)
-        counts[name] = np.where(row >= 0, dense[:, np.maximum(row, 0)], 0.0).astype(np.float32)
-    return table, counts
+    table = KernelTable({name: _padded(batch) for name, batch in pool.table(dtype).families.items()})
+    return table, by_family(table, dense)
 
 
 def _padded(batch: KernelBatch) -> KernelBatch:

@@ -16,7 +16,6 @@ from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
 from neusight_jax.datasets.model_tables import MODES
 from neusight_jax.datasets.row_checks import OnInvalid
-from neusight_jax.forecast import predict
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.graph.traced.source_file import is_source
 from neusight_jax.hardware.files import load_gpu
@@ -27,6 +26,7 @@ from neusight_jax.model.intervals import has_intervals
 from neusight_jax.model.kernel_intervals import predict_kernel_intervals
 from neusight_jax.model.latency import latency, predict_kernels, uncovered
 from neusight_jax.model.predictor import Predictor
+from neusight_jax.prediction import predict
 from neusight_jax.progress import follow
 from neusight_jax.training.data import measured_devices
 from neusight_jax.training.evaluation.result import Evaluation, View, scores

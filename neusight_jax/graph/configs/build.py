@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,9 +26,10 @@ from neusight_jax.graph.configs.config import (
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder
 from neusight_jax.graph.configs.fusion import fuse
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
+from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
-from neusight_jax.graph.graph import MODES, Graph, Node
+from neusight_jax.graph.graph import MODES, Footprint, Graph, Node
 from neusight_jax.graph.keys import Keys, unread_notes
 from neusight_jax.graph.optimizers import with_states
 from neusight_jax.graph.quantization.quantization import QUANTIZED, Quantization, has_quantization, read_quantization
@@ -188,7 +190,7 @@ def graph_from_config(
     sequence_length: Lengths | None = None,
     mode: str = "inference",
     dtype: str | None = None,
-    fused: bool = False,
+    fused: bool | None = None,
     *,
     kv_length: Lengths | None = None,
     weight_dtype: str | None = None,
@@ -212,8 +214,9 @@ def graph_from_config(
       dtype: of the arithmetic of matrix products, and of all tensors that nothing else is said of; if None, that of a
         decoder's config (bf16 if it says none), and fp32 of all other models. With fp8, fp4 or int8 products,
         activations are bf16; see `step.precision`.
-      fused: merge elementwise chains as a compiler would, instead of eager kernels. Decoders and ViT always run the
-        fused kernels of their frameworks.
+      fused: merge elementwise chains as a compiler would (True), or run eager kernels (False); if None, eager kernels,
+        but for a training step of GPT-2 in 16 bits, which runs the fused kernels of a training framework. Decoders and
+        ViT always run the fused kernels of their frameworks.
       kv_length: keys the last new token of a request sees, itself included, where not `sequence_length`: one number or
         one for each request; modes "prefill" and "decode".
       weight_dtype: what weights of matrix products are stored in (`scheme.WEIGHT_DTYPES`), where not as the config's
@@ -247,7 +250,7 @@ def _graph(
     sequence_length: Lengths | None,
     mode: str,
     dtype: str | None,
-    fused: bool,
+    fused: bool | None,
     given: Mapping[str, Any],
     split: Mapping[str, int],
     lora: Lora | None,
@@ -260,6 +263,9 @@ def _graph(
     dtype, notes = assumed_dtype(parsed, dtype)
     sequence_length, more = assumed_length(parsed, sequence_length, mode, given["kv_length"])
     parsed.notes = [*notes, *more, *parsed.notes]
+    if kind == "gpt2" and mode == "training" and fused is None and (dtype != EAGER_DTYPE or lora):
+        parsed = gpt2.Respelled(parsed)
+        kind = model_type(parsed)
     if kind in STEP_ARCHITECTURES:
         lora = _adapters(parsed, kind, mode, lora)
         tensor, expert = (whole(name, split[name]) for name in ("tensor_parallel", "expert_parallel"))
@@ -278,7 +284,9 @@ def _graph(
         )
     _refuse_for_eager(parsed, kind, mode, {**given, "lora": lora}, **split)
     tape = _tape(parsed, batch_size, sequence_length, mode, dtype)
-    return eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
+    graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
+    trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
+    return replace(graph, launched="eager" if trained else "graph")
 
 
 def _stored_dtype(config: Config) -> str | None:
@@ -370,7 +378,8 @@ def _step_graph(
         config = unquantized(config)
     said = quantization_of(config, weight_dtype)
     dtypes = precision(dtype, weight_dtype, kv_dtype, said)
-    step = Step(batch, dtypes, mode, said, lora=lora)
+    trained = mode == "training" and kind in MODEL_TYPES
+    step = Step(batch, dtypes, mode, said, shard=Shard() if trained else None, lora=lora)
     STEP_ARCHITECTURES[kind](step, config, *split)
     if lora is not None:
         lora.check(step.adapted)
@@ -393,7 +402,7 @@ def _step_graph(
         sequence_length=max(batch.context),
         fused=True,
         tokens=batch.tokens,
-        footprint=step.footprint(),
+        footprint=_kept_wide(step) if trained and weight_dtype is None and said is None else step.footprint(),
         options=options,
         notes=(
             *config.notes,
@@ -402,7 +411,14 @@ def _step_graph(
         ),
         parameters=step.parameters,
         trained=step.trained,
+        launched="eager" if trained else "graph",
     )
+
+
+def _kept_wide(step: Step) -> Footprint:
+    """Memory of a training step, whose weights are of two bytes at least whatever its products run in."""
+    size = max(dtype_bytes(step.precision.products), 2.0)
+    return replace(step.footprint(), weights=size * step.parameters)
 
 
 def _short(lengths: tuple[int, ...]) -> int | list[int]:

@@ -19,6 +19,34 @@ from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.kernel import stream
 
 
+class Respelled(Config):
+    """A config in the spelling of a decoder whose layers are written fused, as training frameworks run it.
+
+    Attributes:
+      eager: the config as eager PyTorch reads it.
+    """
+
+    def __init__(self, eager: Config) -> None:
+        hidden, layers = eager.size("n_embd"), eager.size("n_layer")
+        values = {
+            "model_type": "nemotron",
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": eager.size("n_head"),
+            "intermediate_size": eager.size("n_inner", 4 * hidden),
+            "vocab_size": eager.size("vocab_size"),
+            "max_position_embeddings": eager.size("n_positions"),
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": eager.flag("tie_word_embeddings", True),
+            "no_rope_layers": [0] * layers,
+            **{key: eager.values.get(key) for key in ("architectures", "num_labels", "id2label")},
+        }
+        super().__init__(eager.name, values, notes=eager.notes, origin=eager.origin)
+        self.catalog, self.stored_bytes = eager.catalog, eager.stored_bytes
+        self.eager = eager
+
+
 def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard | None = None) -> None:
     """Write a forward (and backward) pass on the tape; `shard`: of a job, what one rank has of it."""
     own = shard or Shard()

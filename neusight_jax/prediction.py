@@ -1,0 +1,352 @@
+"""Prediction: forecasts of models on GPUs and of jobs on clusters, and where their steps go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from neusight_jax.forecast import (
+    BOUND_COLUMNS,
+    COLUMNS,
+    PARTS,
+    Forecast,
+    columns_of,
+    explained,
+    interval_of,
+    with_nodes,
+)
+from neusight_jax.graph.graph import Graph
+from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, gpu_of, on_device, topology_of
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.job.job import WORK, Job, Plan, one_rank
+from neusight_jax.job.step import Seconds, check_cluster, compose, durations_of, facts, once, seconds_of_job, silent
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import PHASES, KernelTable
+from neusight_jax.memory import crowded_notes, footprint
+from neusight_jax.model.intervals import in_labels, kernel_interval
+from neusight_jax.model.latency import in_row_order, require_covered
+from neusight_jax.model.predictor import Predictor
+from neusight_jax.model.programs import one_shot
+from neusight_jax.model.roofline import Relaxation
+from neusight_jax.model.software import EXPERT_SPREAD, STEP_SPREAD, Software
+from neusight_jax.model.streams import EXPERTS, PLAIN, classes_of, factors
+from neusight_jax.unmeasured import unmeasured_notes
+from neusight_jax.workloads import num_gpus, workload_dict
+
+Run = Callable[..., Mapping[str, Any]]
+PASSES = WORK.index("optimizer")
+"""Work of a micro-batch comes before that of a step."""
+NOTHING_S = 1e-12
+"""What a phase without kernels takes at most, by rounding."""
+LAUNCH_BOUND = 2.0
+"""A phase that takes so many times its kernels is bound by their launches."""
+
+
+def job_workload(plan: Plan) -> dict[str, Any]:
+    """The workload of a plan as plain values."""
+    names = ("model", "mode", "dtype", "optimizer", "gradient_dtype", "global_batch_size", "sequence_length")
+    layout = {**asdict(plan.layout), "gpus": plan.layout.gpus}
+    lora = {} if plan.lora is None else {"lora": plan.lora.values()}
+    return {**{name: getattr(plan, name) for name in (*names, "micro_batches", "overlaps")}, **lora, "layout": layout}
+
+
+def predict(
+    predictor: Predictor,
+    gpu: Machine,
+    graph: Graph | Job,
+    *,
+    gpu_name: str = "",
+    notes: Sequence[str] = (),
+    relaxation: Relaxation = 0.0,
+) -> Forecast:
+    """Forecast a model on a GPU, kernels as they run inside the model; or a job on a cluster.
+
+    A training step of a decoder on one GPU is a job of one rank (`job.one_rank`).
+
+    Args:
+      predictor, gpu: what forecasts, and for which machine: a GPU, or the cluster that a model is split over.
+      graph: the model and its workload.
+      gpu_name, notes: for the report only.
+      relaxation: see `latency.kernel_latency`; 0 = exact.
+    Raises: `InputError` when the GPU lacks the arithmetic path of the work's dtype, or the cluster has another number
+      of GPUs than a job.
+    """
+    machine, gpu = gpu, gpu_of(gpu)
+    if isinstance(graph, Graph):
+        graph = graph.on(gpu.paths, topology_of(machine).gpus_per_domain)
+    for dtype in graph.arithmetic:
+        gpu.peak_flop_per_s(dtype)
+    require_covered(predictor, graph.kernels)
+    if not isinstance(graph, Graph) or graph.launched == "eager":
+        return predict_step(predictor, machine, graph, gpu_name, notes, relaxation)
+    rows = columns_of(graph.kernels, explained(predictor, machine, graph.kernels, relaxation))
+    told = (*notes, *graph.notes, *unmeasured_notes(graph, rows))
+    rows = with_nodes(rows, [node.name for node in graph.nodes])
+    memory = footprint(graph) if graph.nodes else None
+    mem_bytes = float(np.asarray(gpu.mem_bytes))
+    interval, warnings = interval_of(predictor, gpu, rows)
+    crowded = crowded_notes(memory.total, mem_bytes) if memory and graph.mode == "training" else ()
+    cost = np.asarray(rows["seconds"] * rows["count"], np.float64)
+    return Forecast(
+        model=graph.name,
+        gpu=gpu_name,
+        workload=workload_dict(graph),
+        parts={**dict.fromkeys(PARTS, 0.0), "compute_s": float(np.sum(cost))},
+        phases={phase: float(cost[rows["phase"] == phase].sum()) for phase in PHASES},
+        columns={name: rows[name] for name in COLUMNS},
+        tokens=graph.step_tokens,
+        gpus=num_gpus(graph),
+        memory=memory,
+        mem_bytes=mem_bytes,
+        interval_s=interval,
+        notes=(*told, *crowded, *warnings),
+    )
+
+
+def predict_step(
+    predictor: Predictor,
+    machine: Machine,
+    work: Graph | Job,
+    name: str = "",
+    notes: Sequence[str] = (),
+    relaxation: Relaxation = 0.0,
+) -> Forecast:
+    """Forecast a training step; `forecast.predict` comes here with a job, or a graph that is one of one rank.
+
+    Args: as `forecast.predict`; name: of the machine.
+    Raises: `InputError` where the cluster has another number of GPUs.
+    """
+    job = one_rank(work) if isinstance(work, Graph) else work
+    check_cluster(machine, job)
+    cluster, plan = as_cluster(machine), job.plan
+    found = explained(predictor, cluster.gpu, job.kernels, relaxation)
+    own = seconds_of_job(predictor, machine, job, run=_kernels_as(job, found))
+    parts = (compose(each, job.software, plan, relaxation) for each in (own, silent(own)))
+    (whole, tail, _), (alone, rest, busy) = (tuple(map(float, each)) for each in parts)
+    shares = Shares(busy + rest, alone - busy, whole + tail - alone - rest, *busiest_rank(job, silent(own), rest))
+    rows = columns_of(job.kernels, found)
+    taken = _in_step(job, cluster.gpu, found, with_nodes(rows, plan.nodes), shares.busiest)
+    interval, warnings = _interval(predictor, machine, job, found, taken, own)
+    step = step_forecast(shares, job.software, plan, cluster, name=name, interval_s=interval)
+    taken = _with_waits(taken, step.phases)
+    load, tokens, told = job_workload(plan), plan.tokens, plan.notes
+    if isinstance(work, Graph):
+        load, tokens = workload_dict(work), work.step_tokens
+        told = (*work.notes, *unmeasured_notes(work, rows), *warnings)
+    columns = {each: taken[each] for each in COLUMNS}
+    return replace(step, workload=load, columns=columns, tokens=tokens, notes=(*notes, *told, *step.notes))
+
+
+def _interval(
+    predictor: Predictor,
+    machine: Machine,
+    job: Job,
+    found: Mapping[str, Mapping[str, Any]],
+    rows: dict[str, np.ndarray],
+    own: Seconds,
+) -> tuple[tuple[float, float] | None, list[str]]:
+    """80 % interval of a step, seconds, and what a reader should know of it.
+
+    Of one GPU whose kernels whole models were measured with, that of whole models; else `step_interval`.
+    """
+    if not carries_intervals(predictor):
+        return None, []
+
+    def total(seconds: Seconds) -> float:
+        return float(sum(compose(seconds, job.software, job.plan)[:2]))
+
+    step, gpu = total(own), gpu_of(machine)
+    labels, warnings = interval_of(predictor, gpu, rows)
+    intervals: Any = predictor
+    if labels is not None and job.plan.layout.gpus == 1 and np.all(in_labels(intervals.intervals, rows["network"])):
+        kernels_s = float(np.sum(rows["seconds"] * rows["count"], dtype=np.float64))
+        return (labels[0] / kernels_s * step, labels[1] / kernels_s * step), warnings
+    ends = (seconds_of_job(predictor, machine, job, run=_kernels_as(job, found, side)) for side in (0, 1))
+    low, high = map(total, ends)
+    return step_interval(step, (low, high), float(expert_share(own))), warnings
+
+
+def _kernels_as(job: Job, found: Mapping[str, Mapping[str, Any]], side: int | None = None) -> Run:
+    """What `step.seconds_of_job` runs, with the kernels of the job as they were found.
+
+    Args:
+      side: of the intervals all kernels and messages are at, 0 = low, 1 = high; None = as forecast.
+    """
+    run = once if side is None else once_at(side)
+
+    def known(using: Predictor, where: Machine, kernels: KernelTable) -> Mapping[str, Any]:
+        if kernels is not job.kernels:
+            return run(using, where, kernels)
+        if side is None:
+            return {name: each["seconds"] for name, each in found.items()}
+        bounds = {name: np.asarray(each[("log_low", "log_high")[side]]) for name, each in found.items()}
+        return {name: np.asarray(each["seconds"]) * np.exp(np.nan_to_num(bounds[name])) for name, each in found.items()}
+
+    return known
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Where a step goes, seconds.
+
+    Attributes:
+      busy: what the busiest rank does, with what follows the pipeline; bubble, exposed: as `forecast.PARTS`.
+      phases: of the busiest rank, by phase; busiest: whether it is the first, an inner or the last one.
+    """
+
+    busy: float
+    bubble: float
+    exposed: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+    busiest: int = 0
+
+
+def busiest_rank(job: Job, own: Seconds, rest: float) -> tuple[dict[str, float], int]:
+    """Seconds of the busiest rank by phase, messages left out, and which rank it is: of the first, inner and last one.
+
+    Args:
+      rest: what follows the pipeline.
+    """
+    plan, step = job.plan, float(np.asarray(job.software.step_s))
+    read = facts(plan)
+    durations = np.asarray(durations_of(own, job.software, read)[0], np.float64)
+    of_rank = np.asarray(read.chunks, np.float64) @ durations * plan.micro_batches
+    busiest = int(np.argmax(of_rank.sum(axis=1)))
+    forward, backward, weight = of_rank[busiest].tolist()
+    phases = {"forward": forward, "backward": backward, "weight_gradient": weight, "optimizer": rest - step}
+    return {name: seconds if seconds > NOTHING_S else 0.0 for name, seconds in phases.items()}, busiest
+
+
+def rank_rows(job: Job, busiest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Kernels that a rank launches in a step: positions in the job's table, work, and how often [row].
+
+    Args:
+      busiest: whether it is the first, an inner or the last rank.
+    """
+    chunks, times = np.asarray(facts(job.plan).chunks)[busiest], np.full(len(WORK), float(job.plan.micro_batches))
+    times[PASSES:] = 1.0
+    counts = {name: np.einsum("k,kwn,w->nw", chunks, np.asarray(each), times) for name, each in job.counts.items()}
+    count = np.stack(
+        [in_row_order(job.kernels, {name: each[:, work] for name, each in counts.items()}) for work in range(len(WORK))]
+    ).T
+    place, work = np.nonzero(count)
+    return place, work, count[place, work]
+
+
+def _in_step(
+    job: Job, gpu: GPU, found: Mapping[str, Mapping[str, Any]], rows: Mapping[str, np.ndarray], busiest: int
+) -> dict[str, np.ndarray]:
+    """Rows of a rank's kernels as they run in a step: one for each kernel and phase it runs in.
+
+    Args:
+      found: as `forecast.explained`; rows: of the kernels, each by itself (`forecast.columns_of`).
+    """
+    slower = {}
+    for name, each in found.items():
+        seconds = np.asarray(each["seconds"])
+        own, marks = classes_of(gpu, name, job.kernels.families[name], jnp.asarray(seconds), job.plan.attention)
+        in_step = np.asarray(own) * (np.asarray(factors(job.software)) @ np.asarray(marks))
+        slower[name] = in_step / np.maximum(seconds, 1e-30)
+    place, work, count = rank_rows(job, busiest)
+    factor = in_row_order(job.kernels, slower)[place]
+    taken = {name: values[place] for name, values in rows.items()}
+    taken |= {name: taken[name] * factor for name in ("seconds", "seconds_low", "seconds_high")}
+    taken |= {"count": count, "phase": np.array(WORK, object)[work]}
+    return taken
+
+
+def _with_waits(rows: dict[str, np.ndarray], phases: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """Rows with their share of what launches, and waits for slower ranks, add to their phase: they sum to `phases`."""
+    cost, phase = np.asarray(rows["seconds"] * rows["count"], np.float64), rows["phase"]
+    phase = np.where(phase == "recomputed", "backward", phase)  # both are of the backward pass
+    longer = np.ones(len(cost))
+    for name, seconds in phases.items():
+        own = phase == name
+        longer[own] = seconds / max(float(cost[own].sum()), 1e-30)
+    bound = np.where(longer > LAUNCH_BOUND, "launch", rows["bound"]).astype(object)
+    return {**rows, **{name: rows[name] * longer for name in ("seconds", *BOUND_COLUMNS)}, "bound": bound}
+
+
+def step_forecast(
+    shares: Shares,
+    software: Software,
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    name: str = "",
+    notes: Sequence[str] = (),
+    interval_s: tuple[float, float] | None = None,
+) -> Forecast:
+    """The forecast of a step from where it goes.
+
+    Bubble and exposed communication are differences of sums, so that rounding may leave less than nothing; the busy
+    time takes it.
+    """
+    bubble, exposed = max(shares.bubble, 0.0), max(shares.exposed, 0.0)
+    busy = shares.busy + shares.bubble + shares.exposed - bubble - exposed
+    fixed, mem_bytes = float(np.asarray(software.step_s)), float(np.asarray(cluster.gpu.mem_bytes))
+    compute = busy - fixed
+    return Forecast(
+        model=plan.model,
+        gpu=name,
+        workload=job_workload(plan),
+        parts=dict(zip(PARTS, (compute, bubble, exposed, fixed), strict=True)),
+        phases={
+            each: seconds / max(sum(shares.phases.values()), 1e-30) * compute for each, seconds in shares.phases.items()
+        },
+        memory=plan.memory,
+        mem_bytes=mem_bytes,
+        tokens=plan.tokens,
+        gpus=plan.layout.gpus,
+        notes=(*notes, *crowded_notes(plan.memory.total, mem_bytes)),
+        interval_s=interval_s,
+    )
+
+
+# The 80 % intervals of steps: those of the kernels, and the spread of measured jobs around their forecasts.
+
+
+@one_shot
+def _log_bounds(predictor: Predictor, gpu: GPU, kernels: KernelTable) -> dict[str, list[Any]]:
+    found = {name: kernel_interval(predictor, FAMILIES[name], gpu, batch) for name, batch in kernels.families.items()}
+    return {name: [each.log_low, each.log_high] for name, each in found.items()}
+
+
+def once_at(side: int) -> Callable[..., dict[str, np.ndarray]]:
+    """`step.once` with every kernel at the low (0) or high (1) end of its interval."""
+
+    def run(predictor: Predictor, machine: Machine, kernels: KernelTable) -> dict[str, np.ndarray]:
+        bounds = _log_bounds(predictor, on_device(gpu_of(machine)), kernels)
+        seconds = once(predictor, machine, kernels)
+        return {name: each * np.exp(np.nan_to_num(np.asarray(bounds[name][side]))) for name, each in seconds.items()}
+
+    return run
+
+
+def carries_intervals(predictor: Predictor) -> bool:
+    """Whether a predictor knows how far its kernels are off."""
+    return getattr(predictor, "intervals", None) is not None
+
+
+def expert_share(own: Seconds) -> np.ndarray:
+    """Share of the kernels' time that is in experts, of passes of one stage of each kind, [...]."""
+    of_class = np.asarray(own.kernels)[..., :-1].sum(axis=(-2, -1))
+    experts, work = of_class[..., list(EXPERTS)].sum(axis=-1), np.delete(of_class, PLAIN, axis=-1).sum(axis=-1)
+    share: np.ndarray = experts / np.maximum(work, 1e-30)
+    return share
+
+
+def step_interval(total: float, ends: tuple[float, float], share: float) -> tuple[float, float]:
+    """The 80 % interval of a step, seconds.
+
+    Args:
+      ends: of the step with all kernels at the low and the high end of theirs; share: `expert_share`.
+    """
+    spread = STEP_SPREAD**2 + (EXPERT_SPREAD * share) ** 2
+    low, high = (math.sqrt(math.log(end / total) ** 2 + spread) for end in ends)
+    return total * math.exp(-low), total * math.exp(high)
