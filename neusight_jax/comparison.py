@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
-from neusight_jax.hardware.files import load_named_gpus, usual_server, usual_topology
+from neusight_jax.hardware.cluster import Machine, gpu_of
+from neusight_jax.hardware.files import load_named_gpus
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.job.job import Job
 from neusight_jax.model.intervals import ratio_interval
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.prediction import job_workload, predict
+from neusight_jax.prediction import predict
 from neusight_jax.records import Record, Result
-from neusight_jax.workloads import workload_dict
+from neusight_jax.workloads import num_gpus, usual_machine, workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +77,7 @@ class Comparison(Result):
     """Candidates in order, best first; those that cannot run the workload last.
 
     Attributes:
-      workload: see `workload_dict`, of a job `job_workload`, with `num_gpus`.
+      workload: see `workload_dict`.
       by: what they are ranked by; currency, price_file: of the prices, if any.
       candidates: see `Candidate`.
       notes: what to know that goes for every GPU.
@@ -145,9 +145,9 @@ def compare(
         raise unknown_name("order", by, ORDERS)
     if by == "cost" and priced is None:
         raise InputError("ranking by cost needs prices; give a price file, GPU: price of an hour")
-    load, common = _workload(work)
+    load, common = {**workload_dict(work), "num_gpus": num_gpus(work)}, work.notes
     loaded = load_named_gpus(gpus)
-    machines = {name: _machine(name, gpu, work, load["num_gpus"]) for name, gpu in loaded.items()}
+    machines = {name: usual_machine(name, gpu, work) for name, gpu in loaded.items()}
     items = [
         _candidate(predictor, name, machine, work, load["num_gpus"], priced, (notes or {}).get(name, ()))
         for name, machine in machines.items()
@@ -159,22 +159,6 @@ def compare(
     order, shared = _shared_notes(ranked(items, by, machines), common)
     currency, file = (priced.currency, priced.file) if priced else ("", "")
     return Comparison(load, by, order, currency, shared, file)
-
-
-def _workload(work: Graph | Job) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A workload as plain values, with the `num_gpus` that it occupies, and its notes."""
-    if isinstance(work, Graph):
-        return workload_dict(work), work.notes
-    return {**job_workload(work.plan), "num_gpus": work.plan.layout.gpus}, work.plan.notes
-
-
-def _machine(name: str, gpu: GPU, work: Graph | Job, count: int) -> Machine:
-    """So many GPUs in their usual server, a single one as it is."""
-    if count == 1:
-        return gpu
-    if isinstance(work, Graph):
-        return usual_server(name, gpu)
-    return Cluster(gpu, usual_topology(name, gpu, count), count)
 
 
 def _noted(item: Candidate, note: str) -> Candidate:
@@ -192,7 +176,7 @@ def _shared_notes(items: Sequence[Candidate], notes: tuple[str, ...]) -> tuple[t
 
 def _lacking(gpu: GPU, work: Graph | Job) -> str:
     """The dtype of a workload that a GPU has no arithmetic path for, "" if there is none."""
-    for dtype in (work.on(gpu.paths) if isinstance(work, Graph) else work).arithmetic:
+    for dtype in work.on(gpu.paths).arithmetic:
         try:
             gpu.peak_flop_per_s(dtype)
         except InputError:

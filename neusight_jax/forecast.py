@@ -70,7 +70,7 @@ class Forecast(Result):
 
     Attributes:
       model, gpu: names, for people; gpu: of the machine.
-      workload: the whole of what was asked (`workload_dict`, `job_workload`).
+      workload: the whole of what was asked (`workloads.workload_dict`).
       parts: seconds by `PARTS`; phases: of the first of them, by phase of a step.
       columns: per distinct kernel of the busiest rank, see `COLUMNS`; empty where a search forecast many layouts.
       tokens: that a step works on; a decode step makes one for each request.

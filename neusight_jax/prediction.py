@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from neusight_jax.model.roofline import Relaxation
 from neusight_jax.model.software import EXPERT_SPREAD, STEP_SPREAD, Software
 from neusight_jax.model.streams import EXPERTS, PLAIN, classes_of, factors
 from neusight_jax.unmeasured import unmeasured_notes
-from neusight_jax.workloads import num_gpus, workload_dict
+from neusight_jax.workloads import num_gpus, plan_dict, workload_dict
 
 Run = Callable[..., Mapping[str, Any]]
 PASSES = WORK.index("optimizer")
@@ -45,14 +45,6 @@ NOTHING_S = 1e-12
 """What a phase without kernels takes at most, by rounding."""
 LAUNCH_BOUND = 2.0
 """A phase that takes so many times its kernels is bound by their launches."""
-
-
-def job_workload(plan: Plan) -> dict[str, Any]:
-    """The workload of a plan as plain values."""
-    names = ("model", "mode", "dtype", "optimizer", "gradient_dtype", "global_batch_size", "sequence_length")
-    layout = {**asdict(plan.layout), "gpus": plan.layout.gpus}
-    lora = {} if plan.lora is None else {"lora": plan.lora.values()}
-    return {**{name: getattr(plan, name) for name in (*names, "micro_batches", "overlaps")}, **lora, "layout": layout}
 
 
 def predict(
@@ -77,8 +69,7 @@ def predict(
       of GPUs than a job.
     """
     machine, gpu = gpu, gpu_of(gpu)
-    if isinstance(graph, Graph):
-        graph = graph.on(gpu.paths, topology_of(machine).gpus_per_domain)
+    graph = graph.on(gpu.paths, topology_of(machine).gpus_per_domain)
     for dtype in graph.arithmetic:
         gpu.peak_flop_per_s(dtype)
     require_covered(predictor, graph.kernels)
@@ -134,12 +125,12 @@ def predict_step(
     interval, warnings = _interval(predictor, machine, job, found, taken, own)
     step = step_forecast(shares, job.software, plan, cluster, name=name, interval_s=interval)
     taken = _with_waits(taken, step.phases)
-    load, tokens, told = job_workload(plan), plan.tokens, plan.notes
+    told = work.notes
     if isinstance(work, Graph):
-        load, tokens = workload_dict(work), work.step_tokens
-        told = (*work.notes, *unmeasured_notes(work, rows), *warnings)
+        told = (*told, *unmeasured_notes(work, rows), *warnings)
     columns = {each: taken[each] for each in COLUMNS}
-    return replace(step, workload=load, columns=columns, tokens=tokens, notes=(*notes, *told, *step.notes))
+    load = workload_dict(work)
+    return replace(step, workload=load, columns=columns, tokens=work.step_tokens, notes=(*notes, *told, *step.notes))
 
 
 def _interval(
@@ -294,7 +285,7 @@ def step_forecast(
     return Forecast(
         model=plan.model,
         gpu=name,
-        workload=job_workload(plan),
+        workload=plan_dict(plan),
         parts=dict(zip(PARTS, (compute, bubble, exposed, fixed), strict=True)),
         phases={
             each: seconds / max(sum(shares.phases.values()), 1e-30) * compute for each, seconds in shares.phases.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,20 +13,37 @@ from jaxtyping import Float
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
+from neusight_jax.hardware.cluster import Cluster, Machine
+from neusight_jax.hardware.files import usual_server, usual_topology
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.table import KernelTable, distinct
 from neusight_jax.records import Record
 
 if TYPE_CHECKING:
     from neusight_jax.designs.loads import Service
-    from neusight_jax.job.job import Job
+    from neusight_jax.job.job import Job, Plan
 
 
-def workload_dict(graph: Graph) -> dict[str, Any]:
-    """The whole workload of a graph as plain values: what every result says it is of.
+def workload_dict(work: Graph | Job) -> dict[str, Any]:
+    """The whole workload as plain values: what every result says it is of.
 
-    Keys: model, mode, dtype, batch_size, sequence_length, fused, tokens (of one step), num_gpus (`num_gpus`), and
-    `Graph.options`; those that a front-end does not know have the value of a model that is not split.
+    Keys of a graph: model, mode, dtype, batch_size, sequence_length, fused, tokens (of one step), num_gpus
+    (`num_gpus`), and `Graph.options`; those that a front-end does not know have the value of a model that is not split.
+    Keys of a job: of its `Plan`, with the layout's fields and `gpus` as `layout`, and num_gpus.
     """
+    return _graph_dict(work) if isinstance(work, Graph) else plan_dict(work.plan)
+
+
+def plan_dict(plan: Plan) -> dict[str, Any]:
+    """The workload of a job's plan as plain values."""
+    names = ("model", "mode", "dtype", "optimizer", "gradient_dtype", "global_batch_size", "sequence_length")
+    layout = {**asdict(plan.layout), "gpus": plan.layout.gpus}
+    lora = {} if plan.lora is None else {"lora": plan.lora.values()}
+    stated = {name: getattr(plan, name) for name in (*names, "micro_batches", "overlaps")}
+    return {**stated, **lora, "layout": layout, "num_gpus": plan.layout.gpus}
+
+
+def _graph_dict(graph: Graph) -> dict[str, Any]:
     names = ("mode", "dtype", "batch_size", "sequence_length", "fused")
     return {
         "model": graph.name,
@@ -41,13 +58,24 @@ def workload_dict(graph: Graph) -> dict[str, Any]:
     }
 
 
-def num_gpus(graph: Graph) -> int:
-    """GPUs a step of a graph occupies; the graph is the part of one.
+def num_gpus(work: Graph | Job) -> int:
+    """GPUs a step occupies; a graph is the part of one.
 
     Layers are split over `tensor_parallel` GPUs, and of each part the experts over `expert_parallel`; jobs say it.
     """
-    split = math.prod(int(graph.options.get(name, 1)) for name in _SPLITS)
-    return int(graph.options.get("gpus", split))
+    if not isinstance(work, Graph):
+        return work.plan.layout.gpus
+    split = math.prod(int(work.options.get(name, 1)) for name in _SPLITS)
+    return int(work.options.get("gpus", split))
+
+
+def usual_machine(name: str, gpu: GPU, work: Graph | Job) -> Machine:
+    """A GPU, or as many of it as work occupies in their usual servers; name: of the GPU."""
+    if num_gpus(work) == 1:
+        return gpu
+    if isinstance(work, Graph):
+        return usual_server(name, gpu)
+    return Cluster(gpu, usual_topology(name, gpu, num_gpus(work)), num_gpus(work))
 
 
 def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
@@ -120,17 +148,42 @@ class Workload(Record):
         return self.graph.step_tokens
 
 
-def workload(graph: Graph, weight: float = 1.0, name: str = "") -> Workload:
-    """A workload from a graph, called "MODEL MODE batch×sequence" unless it is given a name."""
-    if not weight > 0:
-        raise InputError(f"weight of {graph.name} is {weight:g}, expected a positive number")
-    shape, job = f"{graph.batch_size}x{graph.sequence_length}", None
-    if graph.launched == "eager":
-        from neusight_jax.job.job import one_rank
+def workload(work: Graph | Job, weight: float = 1.0, name: str = "") -> Workload:
+    """A workload from a graph or a job.
 
-        job = one_rank(graph)
+    It is called "MODEL MODE batch×sequence", or of a job "MODEL training on N GPUs", unless it is given a name.
+    """
+    if not weight > 0:
+        raise InputError(f"weight of {work.name} is {weight:g}, expected a positive number")
+    if isinstance(work, Graph):
+        graph, job, called = work, None, f"{work.name} {work.mode} {work.batch_size}x{work.sequence_length}"
+        if work.launched == "eager":
+            from neusight_jax.job.job import one_rank
+
+            job = one_rank(work)
+    else:
+        graph, job, called = _described(work.plan), work, f"{work.name} {work.mode} on {num_gpus(work)} GPUs"
     kernels = distinct(graph.kernels) if job is None else job.kernels
-    return Workload(name or f"{graph.name} {graph.mode} {shape}", graph, kernels, float(weight), job=job)
+    return Workload(name or called, graph, kernels, float(weight), job=job)
+
+
+def _described(plan: Plan) -> Graph:
+    """What a job is of, as a graph without nodes."""
+    known = ("model", "mode", "dtype")
+    options = {key: value for key, value in plan_dict(plan).items() if key not in known}
+    return Graph(
+        plan.model,
+        (),
+        plan.mode,
+        plan.dtype,
+        plan.global_batch_size,
+        plan.sequence_length,
+        True,
+        tokens=plan.tokens,
+        footprint=plan.memory,
+        options={**options, "gpus": plan.layout.gpus},
+        notes=plan.notes,
+    )
 
 
 def combined(loads: Sequence[Workload]) -> tuple[KernelTable, dict[str, Float[np.ndarray, "workload kernel"]]]:

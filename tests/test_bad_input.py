@@ -307,6 +307,6 @@ def test_interrupted_while_computing(fails: Fails, checkpoint: Path, monkeypatch
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("neusight_jax.forecast.predict", stop)
+    monkeypatch.setattr("neusight_jax.prediction.predict", stop)
     command = ("predict", "bert-tiny", "--gpu", "T4", "--checkpoint", str(checkpoint))
     assert fails(*command, code=130) == "interrupted; nothing written"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import neusight_jax as nj
-from neusight_jax import forecast as forecasts
+from neusight_jax import prediction as forecasts
 from neusight_jax.cli.app import run
 from neusight_jax.comparison import Candidate, ranked
 from neusight_jax.graph.graph import Graph

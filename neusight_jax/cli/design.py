@@ -277,8 +277,6 @@ def _load(
 ) -> Workload:
     """A workload from `MODEL[,key=value...]`, the options for what it does not say; `served`: the GPU of a service."""
     from neusight_jax.cli.workloads import work_of
-    from neusight_jax.designs.loads import job_load
-    from neusight_jax.graph.graph import Graph
     from neusight_jax.workloads import workload
 
     name, *rest = text.split(",")
@@ -301,7 +299,7 @@ def _load(
     if serving.given():
         raise InputError(f"{', '.join(option_names(serving.given()))}: these go with --slo; give targets")
     work = work_of(name, own, layout)
-    return workload(work, weight) if isinstance(work, Graph) else job_load(work, weight)
+    return workload(work, weight)
 
 
 _LAYOUT, _DTYPES = ("tensor_parallel", "expert_parallel"), ("dtype", "weight_dtype", "kv_dtype")

@@ -11,6 +11,7 @@ from neusight_jax.cli import interrupts
 from neusight_jax.cli.console import answer, progress_console
 from neusight_jax.cli.options import (
     AsJson,
+    JobOptions,
     Models,
     Relaxation,
     ReportFile,
@@ -44,6 +45,7 @@ def sweep(
     sequence_length: Annotated[list[str] | None, option(_LENGTHS, default="as predict")] = None,
     *,
     load: WorkloadOptions,
+    job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
     chunk: Annotated[int, option("Machines in one call; memory grows with it.")] = 2048,
@@ -55,7 +57,9 @@ def sweep(
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast models on many hypothetical machines; peaks follow SM count and clock."""
+    """Forecast models on many hypothetical machines, or training jobs on clusters of them; peaks follow SM count and
+    clock.
+    """
     from neusight_jax.cli.workloads import check_relaxation
 
     check_relaxation(relaxation)
@@ -73,7 +77,9 @@ def sweep(
     ]
     how = {"chunk": chunk, "relaxation": relaxation, "resume": resume}
     join = (coordinator, num_processes, process_id)
-    done, chosen = _swept(models, gpu, loads, checkpoint, join, space, output, **how)
+    if job.cluster is not None:
+        raise InputError("--cluster is of one machine; name base machines with --gpu, and how many with --gpus")
+    done, chosen = _swept(models, gpu, loads, job, checkpoint, join, space, output, **how)
     if process_id > 0:
         return
     if plot is not None:
@@ -88,6 +94,7 @@ def _swept(
     models: list[str],
     bases: list[str],
     loads: list[WorkloadOptions],
+    job: JobOptions,
     checkpoint: str | None,
     join: tuple[str | None, int, int],
     *where: Any,
@@ -95,7 +102,7 @@ def _swept(
 ) -> tuple[Any, str]:
     """What a sweep of all models and workloads returns, and the checkpoint that forecast it."""
     from neusight_jax.cli.predict import forecast_notes
-    from neusight_jax.cli.workloads import check_dtype, default_for, graph_of
+    from neusight_jax.cli.workloads import check_dtype, default_for, work_of
     from neusight_jax.hardware.files import load_named_gpus
     from neusight_jax.model.checkpoint import load_card, load_predictor
     from neusight_jax.sweeps.devices import join_processes
@@ -103,20 +110,20 @@ def _swept(
     from neusight_jax.sweeps.run import sweep as run_sweep
 
     gpus = load_named_gpus(bases)
-    graphs = [graph_of(model, load) for model in models for load in loads]
-    for graph in graphs:
+    works = [work_of(model, load, job) for model in models for load in loads]
+    for work in works:
         for name, machine in gpus.items():
-            check_dtype(machine, name, graph.dtype)
-    chosen = checkpoint or default_for(graphs)
+            check_dtype(machine, name, work.dtype)
+    chosen = checkpoint or default_for(works)
     notes = [
         note.replace("this GPU", name)
         for name in gpus
-        for graph in graphs
-        for note in forecast_notes(load_card(chosen), chosen, name, graph)
+        for work in works
+        for note in forecast_notes(load_card(chosen), chosen, name, work)
     ]
     with interrupts.kept_as(lambda: kept_rows(where[1])):
         how |= {"label": chosen, "notes": notes, "console": progress_console(), "processes": join_processes(*join)}
-        return run_sweep(load_predictor(chosen), gpus, graphs, *where, **how), chosen
+        return run_sweep(load_predictor(chosen), gpus, works, *where, **how), chosen
 
 
 def _space(grid: Sequence[str], span: Sequence[str], samples: int, method: str, seed: int) -> Grid | Samples:

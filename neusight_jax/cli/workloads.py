@@ -224,11 +224,11 @@ def lengths(option: str, text: str | None) -> Lengths | None:
     return values if len(values) > 1 else values[0]
 
 
-def default_for(graphs: Iterable[Graph]) -> str:
+def default_for(works: Iterable[Graph | Job]) -> str:
     """The shipped checkpoint for several models: `tensorcore` if one of them needs it."""
     from neusight_jax.model.checkpoint import default_checkpoint
 
-    return max(default_checkpoint(graph.kernels) for graph in graphs)
+    return max(default_checkpoint(work.kernels) for work in works)
 
 
 def split_assignment(option: str, text: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.designs.cost import CostModel, costs_for
-from neusight_jax.designs.loads import ALONE, job_load
+from neusight_jax.designs.loads import ALONE
 from neusight_jax.designs.problem import Given, Problem, arguments, metrics
 from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
@@ -291,7 +291,7 @@ def problem(
 def _load(asked: Graph | Job | Workload) -> Workload:
     if isinstance(asked, Workload):
         return asked
-    return job_load(asked) if isinstance(asked, Job) else workload(asked)
+    return workload(asked)
 
 
 def design(

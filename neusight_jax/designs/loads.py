@@ -28,7 +28,6 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import kernel_latency
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation
-from neusight_jax.prediction import job_workload
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.choices import CLOSED_FORM
 from neusight_jax.serving.layouts import TENSOR
@@ -36,28 +35,6 @@ from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, demand, st
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
 from neusight_jax.serving.times import LEARNED, Engine, Options, engine_of, kernel_seconds, tabulated, usual_options
 from neusight_jax.workloads import Workload
-
-
-def job_load(job: Job, weight: float = 1.0, name: str = "") -> Workload:
-    """A job as a workload of `nj.design`, called "MODEL training on N GPUs" unless it is given a name."""
-    if not weight > 0:
-        raise InputError(f"weight of {job.plan.model} is {weight:g}, expected a positive number")
-    plan, gpus = job.plan, job.plan.layout.gpus
-    asked = {key: value for key, value in job_workload(plan).items() if key not in ("model", "mode", "dtype")}
-    graph = Graph(
-        plan.model,
-        (),
-        plan.mode,
-        plan.dtype,
-        plan.global_batch_size,
-        plan.sequence_length,
-        True,
-        tokens=plan.tokens,
-        footprint=plan.memory,
-        options={**asked, "gpus": gpus},
-        notes=plan.notes,
-    )
-    return Workload(name or f"{plan.model} training on {gpus} GPUs", graph, job.kernels, float(weight), job=job)
 
 
 def job_seconds(

@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         made: dict[str, tuple[Callable[[Catalog, Any], str], str]] = {
             "/forecast": (lambda catalog, content: script_json(answers.answer(catalog, content)), _JSON),
-            "/gpu.yaml": (answers.gpu_yaml, "application/yaml"),
+            "/gpu.yaml": (answers.machine_yaml, "application/yaml"),
             "/report.html": (answers.report_page, _HTML),
         }
         path, query = self._asked()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from neusight_jax.errors import InputError
@@ -98,6 +100,13 @@ def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool
 
 
 def vary_plainly(base: _Machine, figures: Mapping[str, float]) -> _Machine:
-    """`vary` with plain numbers in and out. Host only."""
-    machine: _Machine = jax.tree.map(float, vary(base, figures))
-    return machine
+    """`vary` with plain numbers in and out; figures that it leaves alone stay as they are to the digit. Host only."""
+
+    def kept(before: ArrayLike, after: ArrayLike) -> float:
+        own, moved = float(np.asarray(before)), float(np.asarray(after))
+        return own if math.isclose(own, moved, rel_tol=1e-6) else moved
+
+    machine: _Machine = jax.tree.map(kept, base, vary(base, figures))
+    exact = {name: float(value) for name, value in figures.items() if name in FIELDS}
+    gpu = gpu_of(machine).replace(**exact)
+    return cast(_Machine, machine.replace(gpu=gpu) if isinstance(machine, Cluster) else gpu)

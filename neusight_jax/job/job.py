@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,39 @@ class Job(Record):
     counts: dict[str, Float[Array, "kind work kernel"]]
     software: Software
     plan: Plan = dataclasses.field(metadata={"static": True})
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.plan.model
+
+    @property
+    def mode(self) -> str:
+        """Of the workload."""
+        return self.plan.mode
+
+    @property
+    def dtype(self) -> str:
+        """Of its products."""
+        return self.plan.dtype
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step."""
+        return self.plan.tokens
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed or left out, one line each."""
+        return self.plan.notes
+
+    def on(self, paths: Collection[str], gpus_per_domain: int = 0) -> Job:
+        """The job as it runs on such GPUs: training has no kernels that stand in for others (`Graph.on`)."""
+        return self
+
+    def launches(self) -> float:
+        """Kernels of one micro-batch of every kind of stage, and of the optimizer."""
+        return float(sum(np.sum(counts) for counts in self.counts.values()))
 
     def summary(self) -> str:
         """The model, its layout and load."""

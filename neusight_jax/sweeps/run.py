@@ -15,22 +15,24 @@ from jaxtyping import Array, Float
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Machine, gpu_of, topology_of
-from neusight_jax.hardware.files import usual_server
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.variant import vary
+from neusight_jax.job.step import latency
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.model.latency import latency, require_covered
+from neusight_jax.model.latency import require_covered
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation, relaxation_switch
 from neusight_jax.records import Result, json_text, schema
 from neusight_jax.sweeps.devices import ALONE, Processes, Spread, on_host, spread_rows
 from neusight_jax.sweeps.parts import METADATA, Parts
 from neusight_jax.sweeps.space import Space
-from neusight_jax.workloads import Workload, num_gpus, workload, workload_dict
+from neusight_jax.workloads import Workload, usual_machine, workload, workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
+
+    from neusight_jax.job.job import Job
 
 CHUNK = 2048
 """Machines in one program call, and in one file of an unfinished sweep."""
@@ -88,10 +90,10 @@ class _Chunk:
 
 @jax.jit
 def _seconds(
-    predictor: Predictor, base: Machine, figures: Mapping[str, Array], kernels: KernelTable, relaxation: Relaxation
+    predictor: Predictor, base: Machine, figures: Mapping[str, Array], work: KernelTable | Job, relaxation: Relaxation
 ) -> Float[Array, " gpu"]:
     def one(each: Mapping[str, Array]) -> Array:
-        return latency(predictor, vary(base, each), kernels, relaxation=relaxation)
+        return latency(predictor, vary(base, each), work, relaxation=relaxation)
 
     return jax.vmap(one)(figures)
 
@@ -99,7 +101,7 @@ def _seconds(
 def sweep(
     predictor: Predictor,
     gpus: Mapping[str, GPU],
-    graphs: Sequence[Graph],
+    works: Sequence[Graph | Job],
     space: Space,
     output: Path | str,
     *,
@@ -116,7 +118,7 @@ def sweep(
     Args:
       predictor: what forecasts.
       gpus: name -> base machine; the space replaces its fields, peaks follow SM count and clock (`variant.vary`).
-      graphs: the workloads.
+      works: the workloads: graphs, and jobs on clusters of so many of each base.
       space: a `Grid` or `Samples`.
       output: the Parquet file: sample, gpu, workload (its place among the `workloads` of the file's metadata), model,
         mode, dtype, batch_size, sequence_length, the fields, `seconds`.
@@ -135,19 +137,19 @@ def sweep(
       process has ended.
     """
     output = Path(output)
-    tasks = [_task(name, gpu, place, graph) for name, gpu in gpus.items() for place, graph in enumerate(graphs)]
+    tasks = [_task(name, gpu, place, work) for name, gpu in gpus.items() for place, work in enumerate(works)]
     said = tuple(dict.fromkeys((*notes, *(note for task in tasks for note in task.load.graph.notes))))
     _check(predictor, tasks, chunk)
-    asked = {"label": label, **_asked(gpus, graphs, space), "relaxation": relaxation, "chunk": chunk}
+    asked = {"label": label, **_asked(gpus, works, space), "relaxation": relaxation, "chunk": chunk}
     parts = Parts(output, asked)
     rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, said, console, processes)
     return Sweep(output, rows, done, parts.asked, said)
 
 
-def _task(name: str, gpu: GPU, place: int, graph: Graph) -> _Task:
-    """A graph on a GPU, or in the usual server of one where it is split over several."""
-    machine = gpu if num_gpus(graph) == 1 else usual_server(name, gpu)
-    return _Task(name, machine, place, workload(graph.on(gpu.paths, topology_of(machine).gpus_per_domain)))
+def _task(name: str, gpu: GPU, place: int, work: Graph | Job) -> _Task:
+    """Work on a GPU, or on as many as it occupies in their usual servers."""
+    machine = usual_machine(name, gpu, work)
+    return _Task(name, machine, place, workload(work.on(gpu.paths, topology_of(machine).gpus_per_domain)))
 
 
 def _run(
@@ -205,14 +207,14 @@ def _run(
     return rows, done
 
 
-def _asked(gpus: Mapping[str, GPU], graphs: Sequence[Graph], space: Space) -> dict[str, Any]:
+def _asked(gpus: Mapping[str, GPU], works: Sequence[Graph | Job], space: Space) -> dict[str, Any]:
     """What a sweep is of, for the metadata of its file."""
     return {
         "gpus": {
             name: {item.name: float(np.asarray(getattr(gpu, item.name))) for item in fields(gpu)}
             for name, gpu in gpus.items()
         },
-        "workloads": [{**workload_dict(graph), "launches": graph.launches()} for graph in graphs],
+        "workloads": [{**workload_dict(work), "launches": work.launches()} for work in works],
         "space": space.describe(),
     }
 
@@ -256,8 +258,10 @@ def _computed(
         last = each.first + each.stop - each.start
         low, high = (min(each.first + place, last - 1) for place in (spread.start, spread.stop - 1))
         figures = space.slice(low, high + 1)
-        base, kernels = on_host(each.task.machine), each.task.load.graph.kernels
-        seconds = _seconds(predictor, base, spread.put(figures), kernels, relaxation_switch(relaxation))
+        load = each.task.load
+        work = load.graph.kernels if load.graph.nodes else load.job
+        base = on_host(each.task.machine)
+        seconds = _seconds(predictor, base, spread.put(figures), work, relaxation_switch(relaxation))
         if pending is not None:
             yield pending
         pending = (each, figures, seconds)
