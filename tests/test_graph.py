@@ -196,7 +196,7 @@ def test_dropout_rate_zero_launches_nothing() -> None:
 
 
 def test_narrow_types_widen_masks_and_indices() -> None:
-    half = graph_from_config(GPT, 2, 16, "training", dtype="bf16")
+    half = graph_from_config(GPT, 2, 16, "training", "bf16", fused=False)
     assert kernels_of(half, "layer.attention.output_dropout") == [("memory", "dropout", 1, 1.5)]
     assert kernels_of(half, "token_embedding") == [("memory", "embedding", 1 + 4 / 64, 1)]
 
@@ -204,7 +204,7 @@ def test_narrow_types_widen_masks_and_indices() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bert"])
 def test_attention_in_16_bits_is_one_kernel(name: str) -> None:
     """As torch runs it by default; in fp32 it is measured operator by operator."""
-    graph = graph_from_config(CONFIGS[name], 2, 16, "training", dtype="bf16")
+    graph = graph_from_config(CONFIGS[name], 2, 16, "training", "bf16", fused=False)
     assert not [node for node in graph.nodes if node.op in ("softmax", "matmul")]
     (node,) = [node for node in graph.nodes if node.op == "attention"]
     forward, backward = (node.phases[PHASES.index(phase)][0] for phase in ("forward", "backward"))

@@ -24,7 +24,10 @@ RANK = list(LETTERS)
 def _families(model: str, dtype: str) -> frozenset[str]:
     """Families of the kernels that a model launches."""
     modes = ("inference", "training") if model == SAMPLES[EAGER] else ("prefill", "decode")
-    graphs = [nj.graph_from_config(model, batch_size=1, sequence_length=128, mode=mode, dtype=dtype) for mode in modes]
+    graphs = [
+        nj.graph_from_config(model, batch_size=1, sequence_length=128, mode=mode, dtype=dtype, fused=False)
+        for mode in modes
+    ]
     names = {name for graph in graphs for name, batch in graph.kernels.families.items() if batch.num_rows}
     return frozenset(names - set(BORROWED))
 
