@@ -1,0 +1,122 @@
+"""One step has one answer, whichever door one comes through; and every command takes every workload, or says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import neusight_jax as nj
+from neusight_jax.cli import run
+from neusight_jax.model.predictor import RooflinePredictor
+
+SIZES = {
+    **{"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8},
+    **{"num_key_value_heads": 4, "vocab_size": 1024, "max_position_embeddings": 4096},
+}
+DENSE = {"model_type": "llama", **SIZES}
+EXPERTS = {"model_type": "mixtral", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
+GPT2 = {"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 1024, "n_positions": 512}
+ALONE = nj.Space(micro_batch_sizes=(2,), chunks=(1,), zero=(0,), sequence_parallel=(False,), recompute=("none",))
+STEPS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "dense in fp32": (DENSE, "fp32", {"optimizer": "adamw"}),
+    "dense in bf16": (DENSE, "bf16", {"optimizer": "adamw"}),
+    "dense in fp8": (DENSE, "fp8", {"optimizer": "sgd"}),
+    "without an optimizer": (DENSE, "bf16", {"optimizer": None}),
+    "adapters": (DENSE, "bf16", {"optimizer": "adamw", "lora": nj.Lora(8)}),
+    "experts": (EXPERTS, "bf16", {"optimizer": "adamw"}),
+    "GPT-2 in fp32": (GPT2, "fp32", {"optimizer": "adamw"}),
+    "GPT-2 in bf16": (GPT2, "bf16", {"optimizer": "adamw"}),
+}
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Any:
+    return nj.load_predictor("tensorcore")
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("weights", ["roofline", "tensorcore"])
+def test_a_graph_on_one_gpu_is_a_job_of_one_rank_and_the_row_of_a_search(name: str, weights: str, shipped: Any) -> None:
+    config, dtype, recipe = STEPS[name]
+    predictor = RooflinePredictor() if weights == "roofline" else shipped
+    gpu, cluster = nj.load_gpu("H100"), nj.load_cluster("1x H100")
+    graph = nj.graph_from_config(config, 2, 128, "training", dtype, **recipe)
+    sizes = {"global_batch_size": 2, "sequence_length": 128, "dtype": dtype, **recipe}
+    job = nj.job_from_config(config, nj.Parallelism(micro_batch_size=2), **sizes)
+    forecast, step = nj.predict(predictor, gpu, graph), nj.predict(predictor, cluster, job)
+    row = nj.parallelize(predictor, cluster, config, space=ALONE, **sizes).machines[0].choices[0].step
+    for other in (step.total_s, row.total_s, float(nj.latency(predictor, gpu, graph.kernels))):
+        assert other == pytest.approx(forecast.total_s, rel=1e-6)
+    many = jax.vmap(nj.latency, in_axes=(None, 0, None))(predictor, nj.stack_gpus([gpu, gpu]), graph.kernels)
+    assert many.tolist() == pytest.approx([forecast.total_s] * 2, rel=1e-5)
+    assert step.phases == pytest.approx(forecast.phases, rel=1e-4)
+    assert forecast.memory is not None
+    assert step.memory_bytes == pytest.approx(forecast.memory.total, rel=1e-6)
+    assert row.memory_bytes == pytest.approx(forecast.memory.total, rel=1e-6)
+
+
+def test_rows_of_a_step_sum_to_its_compute() -> None:
+    """Launches of a small model take longer than its kernels: rows hold their share of that."""
+    graph = nj.graph_from_config(DENSE, 1, 64, "training", "bf16", optimizer="adamw")
+    forecast = nj.predict(RooflinePredictor(), nj.load_gpu("H100"), graph)
+    frame = forecast.to_frame()
+    assert float((frame["seconds"] * frame["count"]).sum()) == pytest.approx(forecast.compute_s, rel=1e-5)
+    assert forecast.total_s == pytest.approx(forecast.compute_s + forecast.fixed_s)
+    assert set(frame["bound"]) == {"launch"}
+
+
+MODEL = ("tiny.json", "--checkpoint", "roofline", "--batch-size", "1", "--sequence-length", "128", "--dtype", "bf16")
+WORKLOADS = {
+    "graph": (*MODEL, "--mode", "prefill"),
+    "training": (*MODEL, "--mode", "training", "--optimizer", "adamw"),
+    "program": ("program.py:program", "--checkpoint", "roofline"),
+    "job": (*MODEL, "--mode", "training", "--gpus", "4", "--zero", "1"),
+}
+FIXED = ("--starts", "1", "--steps", "1", "--rounds", "1")
+COMMANDS = {
+    "predict": ("--gpu", "H100"),
+    "compare": ("--gpu", "H100", "A100"),
+    "sensitivity": ("--gpu", "H100"),
+    "sweep": ("--gpu", "H100", "--grid", "mem_bytes_per_s=1e12:4e12:2", "--output", "out.parquet"),
+    "design": ("--base", "H100", "--free", "mem_bytes_per_s=1e12:8e12", *FIXED),
+    "parallelize": ("--gpu", "H100"),
+    "serve": ("--gpu", "H100", "--input-tokens", "64", "--output-tokens", "8", "--users", "2", "--tpot", "50ms"),
+}
+ELSEWHERE = {
+    ("parallelize", "graph"): ("tiny.json", "--gpus", "2", "--global-batch-size", "4", "--sequence-length", "128"),
+    ("parallelize", "program"): "jobs are of decoders",
+    ("serve", "graph"): ("tiny.json", "--checkpoint", "roofline"),
+    ("serve", "program"): "serves decoders",
+}
+"""Commands that ask for a workload in words of their own: a search of layouts is of a training job and serving of a
+model, so that there a model alone is named; and of a program why there is no answer."""
+
+
+@pytest.mark.parametrize("kind", WORKLOADS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_every_workload(
+    command: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command in ("parallelize", "serve") and kind not in ("graph", "program"):
+        return  # asked once
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.json").write_text(json.dumps(DENSE))
+    Path("program.py").write_text(
+        "import jax.numpy as jnp\n\ndef program():\n    return (lambda w, x: x @ w), (jnp.ones((64, 64)), jnp.ones((8, 64)))\n"
+    )
+    other = ELSEWHERE.get((command, kind), WORKLOADS[kind])
+    words = (WORKLOADS[kind][0],) if isinstance(other, str) else other
+    code = run([command, *words, *COMMANDS[command], "--json"])
+    said = capsys.readouterr()
+    if isinstance(other, str):
+        assert code == 2
+        assert other in said.err
+        assert len(said.err.splitlines()) == 1
+        return
+    assert code == 0, said.err
+    content = json.loads(said.out)
+    assert content["schema"].startswith("neusight_jax.")
