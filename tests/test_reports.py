@@ -234,9 +234,10 @@ def test_elasticities_are_the_result(results: dict[str, Result]) -> None:
     assert dict(zip(marks["y"], marks["x"], strict=True))["mem_bytes_per_s"] == -0.4
 
 
-def test_a_heat_map_is_the_sweep(tmp_path: Path) -> None:
+@pytest.mark.parametrize("up", ["mem_bytes_per_s", "nic_bytes_per_s"])
+def test_a_heat_map_is_the_sweep(up: str, tmp_path: Path) -> None:
     rows = [(sms, rate, sms * rate) for sms in (10.0, 20.0) for rate in (1e12, 2e12, 4e12)]
-    frame = pd.DataFrame(rows, columns=["num_sms", "mem_bytes_per_s", "seconds"])
+    frame = pd.DataFrame(rows, columns=["num_sms", up, "seconds"])
     frame.assign(gpu="H100", model="gpt2", workload=0).to_parquet(tmp_path / "out")
     (plot,) = page.report_of(nj.Sweep(tmp_path / "out", 6, 0, {})).plots
     (drawn,) = plot.traces
