@@ -168,7 +168,7 @@ def test_predict_loads_no_more_than_it_needs(checkpoint: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     loaded = done.stdout.split("LOADED")[1].split()
     assert loaded[0] == "0", done.stderr
-    assert not {"pandas", "optax", "matplotlib", "pyarrow"} & set(loaded)
+    assert not {"pandas", "optax", "plotly", "jinja2", "pyarrow"} & set(loaded)
     assert done.stderr == ""
 
 

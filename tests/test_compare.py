@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -246,8 +247,8 @@ def test_command_line(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert [item["gpu"] for item in read["gpus"]] == [H100, T4]
     assert run([*common, "--by", "price"]) == 2
     assert capsys.readouterr().err.startswith("error: unknown order 'price'")
-    assert run([*common, "--plot", str(tmp_path / "x.txt")]) == 2
-    assert "expected a name that ends in .png, .svg, .pdf" in capsys.readouterr().err
+    assert run([*common, "--plot", str(tmp_path / "x.svg")]) == 2
+    assert "x.svg: this is a page, expected a name that ends in .html" in capsys.readouterr().err
 
 
 def test_scale_trace_on_the_command_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,12 +268,14 @@ def test_scale_trace_on_the_command_line(checkpoint: Path, capsys: pytest.Captur
 
 
 def test_plot(graph: Graph, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from neusight_jax.reports import figures
-    from neusight_jax.reports.files import save
+    pytest.importorskip("plotly")
+    from neusight_jax.reports.page import write_plots
 
     found = nj.compare(RooflinePredictor(), GPUS, graph, prices=nj.Prices({H100: 2.5}))
-    save(figures.comparison(found), tmp_path / "gpus.svg")
-    drawn = (tmp_path / "gpus.svg").read_text()
-    assert "<svg" in drawn
+    write_plots(tmp_path / "gpus.html", found)
+    text = (tmp_path / "gpus.html").read_text()
+    times, costs = json.loads(re.findall(r'id="plots">(.*?)</script>', text, re.DOTALL)[0])
+    assert times["data"][0]["y"] == [item.gpu for item in found.candidates]
+    assert times["data"][0]["x"] == pytest.approx([1e3 * (item.latency_s or 0.0) for item in found.candidates])
+    assert costs["data"][0]["x"] == [found.candidates[0].cost_per_million_tokens, None, None]
     assert "per run" in as_text(found, width=200)

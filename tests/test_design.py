@@ -347,7 +347,7 @@ QUICK = ("--starts", "2", "--steps", "2", "--rounds", "1")
 
 
 def test_the_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
     more = ("mem_bytes_per_s=1e12:8e12", "--budget", "area_mm2<=600", "--pareto", "area_mm2=300:600:2")
     output = tmp_path / "out"
     arguments = [*CLI, *more, *QUICK, "--checkpoint", str(checkpoint), "--output", str(output)]

@@ -208,7 +208,7 @@ def changed(command: str, options: Mapping[str, str], name: str, value: str, fol
         usual = options.get("--checkpoint", "fp32" if command == "predict" else "tensorcore")
         value = str(folder / f"other-{usual}")
     if name in FILES:
-        value = {"--report": "page.html", "--plot": "plot.png", "--timeline": "line.json", "--chakra": "chakra"}[name]
+        value = {"--report": "page.html", "--plot": "plot.html", "--timeline": "line.json", "--chakra": "chakra"}[name]
     return {**options, name: value}
 
 

@@ -214,10 +214,14 @@ def test_a_page_says_what_the_result_says(results: dict[str, Result], pages: dic
 def test_the_roofline_has_every_kernel_with_arithmetic(results: dict[str, Result]) -> None:
     forecast = results["forecast"]
     assert isinstance(forecast, nj.Forecast)
-    points = [each for each in plots.roofline({"": (forecast, H100)}).traces if each["mode"] == "markers"]
+    traces = plots.roofline({"": (forecast, H100)}).traces
+    points = [each for each in traces if each["mode"] == "markers"]
     real, columns = forecast.columns["flop"] > 0, forecast.columns
     rates = np.concatenate([each["y"] for each in points])
     np.testing.assert_allclose(np.sort(rates), np.sort(columns["flop"][real] / columns["seconds"][real] / 1e12))
+    vector = next(each for each in traces if each["mode"] == "lines")
+    assert max(vector["y"]) == pytest.approx(float(H100.fp32_flop_per_s) / 1e12)
+    assert vector["y"][0] / vector["x"][0] == pytest.approx(float(H100.mem_bytes_per_s) / 1e12)
 
 
 def test_elasticities_are_the_result(results: dict[str, Result]) -> None:
@@ -228,6 +232,39 @@ def test_elasticities_are_the_result(results: dict[str, Result]) -> None:
     assert drawn["mem_bytes_per_s"] == pytest.approx(found.total["mem_bytes_per_s"])
     assert "link_bytes_per_s" not in drawn
     assert dict(zip(marks["y"], marks["x"], strict=True))["mem_bytes_per_s"] == -0.4
+
+
+@pytest.mark.parametrize("up", ["mem_bytes_per_s", "nic_bytes_per_s"])
+def test_a_heat_map_is_the_sweep(up: str, tmp_path: Path) -> None:
+    rows = [(sms, rate, sms * rate) for sms in (10.0, 20.0) for rate in (1e12, 2e12, 4e12)]
+    frame = pd.DataFrame(rows, columns=["num_sms", up, "seconds"])
+    frame.assign(gpu="H100", model="gpt2", workload=0).to_parquet(tmp_path / "out")
+    (plot,) = page.report_of(nj.Sweep(tmp_path / "out", 6, 0, {})).plots
+    (drawn,) = plot.traces
+    assert (drawn["type"], drawn["x"], drawn["y"]) == ("heatmap", ["10", "20"], ["1000", "2000", "4000"])
+    np.testing.assert_allclose(drawn["z"], np.log10([[1e13, 2e13], [2e13, 4e13], [4e13, 8e13]]))
+
+
+def test_a_page_of_a_picture_alone(
+    results: dict[str, Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out = results["sensitivity"], tmp_path / "bars.html"
+    assert isinstance(found, nj.Sensitivity)
+    bars = plots.elasticities(found.total, found.secants)
+    console.plot_to(None, found, bars)
+    console.plot_to(out, found, bars)
+    assert capsys.readouterr().err == f"wrote {out}\n"
+    text = out.read_text(encoding="utf-8")
+    (drawn,) = json.loads(re.findall(r'id="plots">(.*?)</script>', text, re.DOTALL)[0])
+    assert [each["x"] for each in drawn["data"]] == [each["x"] for each in bars.traces]
+    parsed = Parsed(text)
+    assert (parsed.open, parsed.loads, parsed.tags.count("figure")) == ([], ["link href=data:,"], 1)
+    assert not {"table", "section"} & set(parsed.tags)
+    assert "H100 <&>" in parsed.text
+    assert len(text.encode()) < LIMIT_BYTES
+    page.write_plots(out, results["comparison"])
+    drawn = json.loads(re.findall(r'id="plots">(.*?)</script>', out.read_text(encoding="utf-8"), re.DOTALL)[0])
+    assert len(drawn) == len(page.report_of(results["comparison"]).plots)
 
 
 def test_one_notation_for_intervals(results: dict[str, Result]) -> None:
@@ -324,11 +361,18 @@ def test_what_a_command_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["predict", "gpt2", "--gpu", "H100", "--report"]
-    assert run([*command, str(tmp_path / "x.pdf")]) == 2
-    assert "expected a name that ends in .html" in capsys.readouterr().err
+    drawn = ["sensitivity", "gpt2", "--gpu", "H100", "--plot"]
+    for asked in (command, drawn):
+        assert run([*asked, str(tmp_path / "x.pdf")]) == 2
+        error = capsys.readouterr().err
+        assert (
+            f"{asked[-1]} {tmp_path / 'x.pdf'}: this is a page, expected a name that ends in .html; for a PDF" in error
+        )
+        assert len(error.splitlines()) == 1
     monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
-    assert run([*command, str(tmp_path / "x.html")]) == 2
-    assert "pages need jinja2 and plotly; install them with `pip install '.[report]'`" in capsys.readouterr().err
+    for asked in (command, drawn):
+        assert run([*asked, str(tmp_path / "x.html")]) == 2
+        assert "pages need jinja2 and plotly; install them with `pip install '.[report]'`" in capsys.readouterr().err
     with pytest.raises(InputError, match="pages need"):
         page.require_report("x.html")
 

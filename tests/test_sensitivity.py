@@ -170,7 +170,7 @@ def test_the_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFix
     for bad, message in (
         (("--relaxation", "-1"), "--relaxation is -1"),
         (("--dtype", "bf16"), "Tesla T4: this GPU has no arithmetic path 'bf16'"),
-        (("--plot", str(tmp_path / "x.gif")), "expected a name that ends in .png, .svg, .pdf"),
+        (("--plot", str(tmp_path / "x.gif")), "expected a name that ends in .html"),
         (("--sequence-length", "0"), "sequence_length"),
     ):
         assert run([*arguments, *bad]) == 2

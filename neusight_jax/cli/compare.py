@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from neusight_jax.cli.console import answer, busy, remark
+from neusight_jax.cli.console import answer, busy, plot_to
 from neusight_jax.cli.options import (
     AsJson,
     JobOptions,
     Model,
+    PlotFile,
     ReportFile,
     WorkloadCheckpoint,
     WorkloadOptions,
@@ -27,7 +28,7 @@ def compare(
     job: JobOptions,
     prices: Annotated[Path | None, option("JSON, YAML or CSV, GPU: price of one for an hour.", metavar="FILE")] = None,
     by: Annotated[str, option("latency; throughput, the same order for one batch; or cost.")] = "latency",
-    plot: Annotated[Path | None, option("Draw it: .png, .svg or .pdf.", metavar="FILE")] = None,
+    plot: PlotFile = None,
     checkpoint: WorkloadCheckpoint = None,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -45,10 +46,6 @@ def compare(
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 
-    if plot is not None:
-        from neusight_jax.reports.files import require_format
-
-        require_format(plot)
     listed = read_prices(prices) if prices is not None else None
     names = [load_named_gpu(name)[0] for name in gpu]
     if job.cluster is not None:
@@ -59,10 +56,5 @@ def compare(
     notes = {name: plain_notes(card, checkpoint, name, work) for name in names}
     with busy("comparing"):
         found = compare_gpus(load_predictor(checkpoint), gpu, work, prices=listed, by=by, notes=notes)
-    if plot is not None:
-        from neusight_jax.reports import figures
-        from neusight_jax.reports.files import save
-
-        save(figures.comparison(found), plot)
-        remark(f"wrote {plot}")
+    plot_to(plot, found)
     answer(found, as_json, report, checkpoint=checkpoint)

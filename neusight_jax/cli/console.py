@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from neusight_jax.records import Result
+    from neusight_jax.reports.page import Plot
 
 COMMAND: contextvars.ContextVar[str] = contextvars.ContextVar("command", default="")
 """The command line that runs, for reports."""
@@ -57,6 +58,16 @@ def report_to(path: Path | None, result: Result, **about: Any) -> None:
     from neusight_jax.reports.page import write_report
 
     write_report(path, result, command=COMMAND.get(), **about)
+    remark(f"wrote {path}")
+
+
+def plot_to(path: Path | None, result: Result, *plots: Plot) -> None:
+    """Write a page of pictures alone, those of the result's report unless some are given; None = no page."""
+    if path is None:
+        return
+    from neusight_jax.reports.page import write_plots
+
+    write_plots(path, result, *plots, command=COMMAND.get())
     remark(f"wrote {path}")
 
 

@@ -61,12 +61,12 @@ WorkloadCheckpoint = Annotated[
 Relaxation = Annotated[float, option("0 = whole waves, 1 = none: smooths what has no slope.")]
 
 
-def _report(path: Path | None) -> Path | None:
+def _page(param: typer.CallbackParam, path: Path | None) -> Path | None:
     """The path of a page, checked before the work begins."""
     if path is not None:
         from neusight_jax.reports.page import require_report
 
-        require_report(path)
+        require_report(path, param.opts[0])
     return path
 
 
@@ -75,9 +75,13 @@ ReportFile = Annotated[
     typer.Option(
         "--report",
         metavar="FILE.html",
-        callback=_report,
+        callback=_page,
         help="Also write it as a page for a browser, all in one file.",
     ),
+]
+PlotFile = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE.html", callback=_page, help="Also draw it: a page of pictures alone."),
 ]
 AsJson = Annotated[bool, option("Print JSON alone.", "--json")]
 MeasurementFolders = Annotated[list[Path], option("Folders or Parquet files of the measurement schema.")]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-from neusight_jax.cli.console import answer, busy, remark
+from neusight_jax.cli.console import answer, busy, plot_to
 from neusight_jax.cli.options import (
     AsJson,
     JobOptions,
     MachineGpu,
     Model,
+    PlotFile,
     Relaxation,
     ReportFile,
     WorkloadCheckpoint,
     WorkloadOptions,
-    option,
     takes_workload,
 )
 
@@ -29,7 +26,7 @@ def sensitivity(
     job: JobOptions,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
-    plot: Annotated[Path | None, option("Also draw it: a .png, .svg or .pdf file.")] = None,
+    plot: PlotFile = None,
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,10 +41,6 @@ def sensitivity(
     from neusight_jax.sensitivities import sensitivity as elasticities_of
 
     check_relaxation(relaxation)
-    if plot is not None:
-        from neusight_jax.reports.files import require_format
-
-        require_format(plot)
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
     using = used_for(work, gpu, name, gpu_of(machine), checkpoint)
@@ -56,9 +49,7 @@ def sensitivity(
             using.predictor, machine, work, relaxation=relaxation, gpu_name=name, notes=using.notes
         )
     if plot is not None:
-        from neusight_jax.reports import figures
-        from neusight_jax.reports.files import save
+        from neusight_jax.reports.plots import elasticities
 
-        save(figures.bars(result), plot)
-        remark(f"wrote {plot}")
+        plot_to(plot, result, elasticities(result.total, result.secants))
     answer(result, as_json, report, {"machine": gpu_of(machine)}, checkpoint=using.checkpoint)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from neusight_jax.cli import interrupts
-from neusight_jax.cli.console import answer, progress_console
+from neusight_jax.cli.console import answer, plot_to, progress_console
 from neusight_jax.cli.options import (
     AsJson,
     JobOptions,
     Models,
+    PlotFile,
     Relaxation,
     ReportFile,
     WorkloadCheckpoint,
@@ -53,7 +54,7 @@ def sweep(
     coordinator: Annotated[str | None, option("Process 0, to share the work.", metavar="HOST:PORT")] = None,
     num_processes: Annotated[int, option("How many share the work.")] = 1,
     process_id: Annotated[int, option("Which of them this is, from 0.")] = 0,
-    plot: Annotated[Path | None, option("Also draw the first two fields as a heat map: .png or .svg.")] = None,
+    plot: PlotFile = None,
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,13 +64,7 @@ def sweep(
     from neusight_jax.cli.workloads import check_relaxation
 
     check_relaxation(relaxation)
-    if plot is not None:
-        from neusight_jax.reports.files import require_format
-
-        require_format(plot)
     space = _space(grid or (), span or (), samples, method, seed)
-    if plot is not None and len(space.fields) < 2:
-        raise InputError("--plot needs two fields that vary; add a --grid, or drop --plot")
     loads = [
         replace(load, batch_size=batch, sequence_length=positions)
         for batch in batch_size or (load.batch_size,)
@@ -82,11 +77,7 @@ def sweep(
     done, chosen = _swept(models, gpu, loads, job, checkpoint, join, space, output, **how)
     if process_id > 0:
         return
-    if plot is not None:
-        from neusight_jax.reports.figures import heat_map
-        from neusight_jax.reports.files import save
-
-        save(heat_map(done.to_frame(), *space.fields[:2]), plot)
+    plot_to(plot, done)
     answer(done, as_json, report, checkpoint=chosen)
 
 

@@ -1,4 +1,4 @@
 """Reports: every result as a table (the module of its kind, see `records.Result`), as pictures, and as a page.
 
-Pictures as files need the extra `plot`, pages the extra `report`.
+Pages need the extra `report`.
 """

@@ -11,7 +11,8 @@ async function drawAll() {
   try {
     await unpack("plotly");
   } catch (error) {
-    places.forEach((place) => { place.textContent = "This browser cannot draw the picture; its numbers are below."; });
+    const below = document.querySelector(".tables") ? "; its numbers are below" : "";
+    places.forEach((place) => { place.textContent = `This browser cannot draw the picture${below}.`; });
     return;
   }
   const plots = JSON.parse(document.getElementById("plots").textContent);

@@ -82,12 +82,15 @@ class Report:
     tables: RenderableType = ""
 
 
-def require_report(path: Path | str | None) -> None:
+def require_report(path: Path | str | None, option: str = "--report") -> None:
     """`InputError` unless the extra `report` is there and the name is one of a page; None is no page and passes."""
     if path is None:
         return
     if not str(path).lower().endswith((".html", ".htm")):
-        raise InputError(f"--report {path}: a report is a page, expected a name that ends in .html")
+        raise InputError(
+            f"{option} {path}: this is a page, expected a name that ends in .html; for a PDF print it, for a PNG press "
+            "the camera on a picture"
+        )
     require_pages("report")
 
 
@@ -121,6 +124,13 @@ def page_of(result: Result, **about: Any) -> str:
 def write_report(path: Path | str, result: Result, **about: Any) -> None:
     """Write the page of a result, whole or not at all."""
     write_text_atomically(Path(path), page_of(result, **about))
+
+
+def write_plots(path: Path | str, result: Result, *plots: Plot, command: str = "") -> None:
+    """Write a page of pictures alone, those of the result's report unless some are given, whole or not at all."""
+    made = report_of(result, command=command)
+    only = replace(made, cards=(), plots=plots or made.plots, tables="")
+    write_text_atomically(Path(path), render(only))
 
 
 def render(report: Report) -> str:

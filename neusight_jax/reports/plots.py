@@ -150,7 +150,7 @@ def elasticities(total: Mapping[str, float], secants: Mapping[str, float] | None
     layout = {"xaxis": {"title": {"text": "percent of time for one percent more"}}}
     caption = "Elasticity of the step's time: bars to the left say that more of the figure makes it faster."
     if exact:
-        caption += " Short lines are the secant; where it disagrees with the bar, a note below says which to trust."
+        caption += " Short lines are the secant; where it disagrees with the bar, a note says which to trust."
     return Plot("What more of a figure buys", traces, layout, caption, 100 + 24 * len(names))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
 
+from neusight_jax.hardware.cluster import TRACED_FIELDS
 from neusight_jax.hardware.gpu import FIELDS
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import scaled
@@ -29,7 +30,7 @@ MOST_LINES = 2000
 def report(done: Sweep) -> Report:
     """The page of a sweep: time over one field, as a map of two, or lines through many; the fastest machines."""
     frame = done.to_frame()
-    fields = [name for name in frame.columns if name in FIELDS]
+    fields = [name for name in frame.columns if name in (*FIELDS, *TRACED_FIELDS)]
     picture = {1: _curve, 2: _map}.get(len(fields), _lines)(frame, fields)
     low, high = frame["seconds"].min(), frame["seconds"].max()
     best = frame.nsmallest(20, "seconds")
