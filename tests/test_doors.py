@@ -1,4 +1,4 @@
-"""One step has one answer, whichever door one comes through; and every command takes every workload, or says why not."""
+"""One step has one answer by whichever door, and every command takes every workload, or says why not."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_rows_of_a_step_sum_to_its_compute() -> None:
     frame = forecast.to_frame()
     assert float((frame["seconds"] * frame["count"]).sum()) == pytest.approx(forecast.compute_s, rel=1e-5)
     assert forecast.total_s == pytest.approx(forecast.compute_s + forecast.fixed_s)
-    assert set(frame["bound"]) == {"launch"}
+    assert (frame["bound"] == "launch").mean() > 0.9
 
 
-MODEL = ("tiny.json", "--checkpoint", "roofline", "--batch-size", "1", "--sequence-length", "128", "--dtype", "bf16")
+MODEL = ("tiny.json", "--batch-size", "1", "--sequence-length", "128", "--dtype", "bf16")
 WORKLOADS = {
     "graph": (*MODEL, "--mode", "prefill"),
     "training": (*MODEL, "--mode", "training", "--optimizer", "adamw"),
-    "program": ("program.py:program", "--checkpoint", "roofline"),
+    "program": ("program.py:program",),
     "job": (*MODEL, "--mode", "training", "--gpus", "4", "--zero", "1"),
 }
 FIXED = ("--starts", "1", "--steps", "1", "--rounds", "1")
@@ -86,14 +86,21 @@ COMMANDS = {
     "parallelize": ("--gpu", "H100"),
     "serve": ("--gpu", "H100", "--input-tokens", "64", "--output-tokens", "8", "--users", "2", "--tpot", "50ms"),
 }
-ELSEWHERE = {
-    ("parallelize", "graph"): ("tiny.json", "--gpus", "2", "--global-batch-size", "4", "--sequence-length", "128"),
-    ("parallelize", "program"): "jobs are of decoders",
-    ("serve", "graph"): ("tiny.json", "--checkpoint", "roofline"),
-    ("serve", "program"): "serves decoders",
+LAYOUTS = ("--gpus", "2", "--global-batch-size", "4", "--sequence-length", "128")
+ELSEWHERE: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
+    ("parallelize", "graph"): (("tiny.json", *LAYOUTS), ""),
+    ("parallelize", "program"): (("program.py:program", *LAYOUTS), "jobs are of decoders by name or config.json"),
+    ("serve", "graph"): (("tiny.json",), ""),
+    ("serve", "program"): (("program.py:program",), "engines serve decoders by name or config.json"),
 }
-"""Commands that ask for a workload in words of their own: a search of layouts is of a training job and serving of a
-model, so that there a model alone is named; and of a program why there is no answer."""
+"""Commands that ask for a workload in words of their own: a search of layouts is of a training job, and serving of a
+model; and what is said of a program, that has neither."""
+PROGRAM = """
+import jax.numpy as jnp
+
+def program():
+    return (lambda w, x: x @ w), (jnp.ones((64, 64)), jnp.ones((8, 64)))
+"""
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
@@ -105,18 +112,15 @@ def test_every_command_takes_every_workload(
         return  # asked once
     monkeypatch.chdir(tmp_path)
     Path("tiny.json").write_text(json.dumps(DENSE))
-    Path("program.py").write_text(
-        "import jax.numpy as jnp\n\ndef program():\n    return (lambda w, x: x @ w), (jnp.ones((64, 64)), jnp.ones((8, 64)))\n"
-    )
-    other = ELSEWHERE.get((command, kind), WORKLOADS[kind])
-    words = (WORKLOADS[kind][0],) if isinstance(other, str) else other
+    Path("program.py").write_text(PROGRAM)
+    monkeypatch.setattr("neusight_jax.model.checkpoint.load_predictor", lambda *_: RooflinePredictor())
+    words, reason = ELSEWHERE.get((command, kind), (WORKLOADS[kind], ""))
     code = run([command, *words, *COMMANDS[command], "--json"])
     said = capsys.readouterr()
-    if isinstance(other, str):
+    if reason:
         assert code == 2
-        assert other in said.err
+        assert reason in said.err
         assert len(said.err.splitlines()) == 1
         return
     assert code == 0, said.err
-    content = json.loads(said.out)
-    assert content["schema"].startswith("neusight_jax.")
+    assert json.loads(said.out)["schema"].startswith("neusight_jax.")

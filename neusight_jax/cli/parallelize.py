@@ -50,6 +50,7 @@ def parallelize(
 
     Several GPUs and numbers of GPUs are compared by their best layouts; with prices by cost.
     """
+    from neusight_jax.cli.workloads import require_config
     from neusight_jax.graph.configs.build import assumed_dtype
     from neusight_jax.graph.configs.config import language_config, read_config
     from neusight_jax.hardware.catalog import canonical_name
@@ -59,6 +60,7 @@ def parallelize(
     from neusight_jax.layouts.answers import parallelize as ranked
     from neusight_jax.model.checkpoint import load_predictor
 
+    require_config(model, "jobs are of decoders")
     listed = read_prices(prices) if prices is not None else None
     clusters = _clusters(gpu, gpus or [])
     dtype, notes = assumed_dtype(language_config(read_config(model)), dtype)

@@ -76,11 +76,13 @@ def serve(
     By an engine's scheduler where the extra `serving` is installed, else an estimate in closed form: continuous
     batching with chunked prefill in steady state. Every GPU is forecast from its figures alone, all alike.
     """
+    from neusight_jax.cli.workloads import require_config
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.model.checkpoint import load_predictor
     from neusight_jax.serving.answers import serve as serve_load
     from neusight_jax.serving.times import Options
 
+    require_config(model, "engines serve decoders")
     with busy("forecasting"):
         found = serve_load(
             load_predictor(checkpoint),

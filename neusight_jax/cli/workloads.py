@@ -61,6 +61,14 @@ def work_of(model: str, load: WorkloadOptions, job: JobOptions) -> Graph | Job:
     return graph
 
 
+def require_config(model: str, what: str) -> None:
+    """`InputError` for a function in a file where only models by config will do; what: of them, in words."""
+    from neusight_jax.graph.traced.source_file import is_source
+
+    if is_source(model):
+        raise InputError(f"{model}: {what} by name or config.json; a function has one step, give it to `predict`")
+
+
 def count_of(job: JobOptions) -> int | None:
     """GPUs that a command line says; None where the layout is to say it."""
     if job.cluster is None:
