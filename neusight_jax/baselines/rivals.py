@@ -105,13 +105,11 @@ def walk(forest: Forest, inputs: Float[Array, "kernel feature"]) -> Float[Array,
 #     log t = MLP(log dims, element size, alone?; log memory size, log bandwidth, log SMs, log peak)
 #
 # As in the paper the network sees the same four GPU figures as absolute numbers, so nothing holds it off the known
-# GPUs.
-# Deliberate differences, all in its favour or for size: logarithms in and out (the paper z-scores raw values and
-# clips a
-# negative latency to 0), 4 × 64 smooth units (8 × 1024 ReLU), the log error every system here is fitted by (the paper's
-# is a mean percentage), inputs clipped to ± 3 deviations. Used directly, not as a ratio to a measured time;
-# `scale_trace`
-# offers the ratio form with any checkpoint. Gradients: reach the four figures through the network, with any sign.
+# GPUs. Deliberate differences, all in its favour or for size: logarithms in and out (the paper z-scores raw values and
+# clips a negative latency to 0), 4 × 64 smooth units (8 × 1024 ReLU), the log error every system here is fitted by (the
+# paper's is a mean percentage), inputs clipped to ± 3 deviations. Used directly, not as a ratio to a measured time;
+# `scale_trace` offers the ratio form with any checkpoint. Gradients: reach the four figures through the network, with
+# any sign.
 # Source: Yu, Gao, Golikov, Pekhimenko, "Habitat", USENIX ATC 2021, section 3.4.
 
 
