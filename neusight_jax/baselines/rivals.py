@@ -66,14 +66,24 @@ class GBTPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing."""
+        """Forecast kernels of one family. `relaxation` changes nothing.
+
+        Args: as of `Predictor.terms`.
+        """
         log_s = walk(self.families[family.network], gbt_inputs(family, gpu_of(machine), batch, isolated))
         return bounded(family, machine, batch).terms(jnp.exp(log_s))
 
 
 def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
-    """Shape features, log physical times, log roofline, which tiles the library launches where the kernels say whose it
-    is, 1 for a kernel that runs alone."""
+    """Inputs of the trees: shape features, log physical times, log roofline, and whether a kernel runs alone.
+
+    Which tiles the library launches counts where the kernels say whose library it is.
+
+    Args:
+      family: of all kernels; its work and tiles give the times.
+      gpu: its figures, scalars or arrays [kernel].
+      isolated: 1 for a kernel that runs alone; one answer, or [kernel].
+    """
     found = bounded(family, gpu, batch)
     at = launched(gpu, family, found.work, found.peak, batch.dtype)
     columns = jnp.concatenate([*physical_times(at).values(), *most_times(at).values()], axis=1)
@@ -127,7 +137,10 @@ class HabitatMLPPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family, never below the speed of light. `relaxation` changes nothing."""
+        """Forecast kernels of one family, never below the speed of light. `relaxation` changes nothing.
+
+        Args: as of `Predictor.terms`.
+        """
         inputs = habitat_inputs(family, gpu_of(machine), batch, isolated)
         log_s = jnp.mean(apply_network(self.networks[family.network], inputs), axis=0)[:, 0]
         return bounded(family, machine, batch).terms(jnp.exp(log_s))
@@ -136,10 +149,15 @@ class HabitatMLPPredictor:
 def habitat_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
     """Log dims, log element size, 1 for a kernel that runs alone, and the logarithms of four GPU figures.
 
-    The dims are those of the family whose network it is: what another family adds to them was in no measurement.
+    Args:
+      family: of all kernels; the dims are those of the family whose network it is: what another one adds to them was in
+        no measurement.
+      gpu: its figures, scalars or arrays [kernel].
+      isolated: 1 for a kernel that runs alone; one answer, or [kernel].
     """
     size = element_bytes(batch.dtype)
     peak = peak_flop_per_s(gpu, family, batch.dtype)
+    # A dim may be 0, and its logarithm must be finite.
     dims = [jnp.log(jnp.maximum(batch.dims[name], 0.1)) for name in FAMILIES[family.network].dims]
     figures = [jnp.log(jnp.maximum(item, 1.0)) for item in (gpu.mem_bytes, gpu.mem_bytes_per_s, gpu.num_sms, peak)]
     columns = [*dims, jnp.log(size), jnp.asarray(isolated, dtype=float), *figures]
@@ -234,7 +252,10 @@ class WavePredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Scale the kernels that were measured; `isolated` and `relaxation` change nothing."""
+        """Scale the kernels that were measured; `isolated` and `relaxation` change nothing.
+
+        Args: as of `Predictor.terms`.
+        """
         gpu = gpu_of(machine)
         known = self.families[family.name]
         same = (batch.op[:, None] == known.op) & (batch.dtype[:, None] == known.dtype)
@@ -296,9 +317,11 @@ class LiPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing.
+        """Forecast kernels of one family. `relaxation` changes nothing.
 
         A line that falls to zero or below far from the known GPUs forecasts the speed of light.
+
+        Args: as of `Predictor.terms`.
         """
         gpu = gpu_of(machine)
         line = self.families[family.network]
@@ -343,7 +366,10 @@ class Roofline3Predictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; the floor is paid by isolated kernels only. `relaxation` changes nothing."""
+        """Forecast kernels of one family; the floor is paid by isolated kernels only. `relaxation` changes nothing.
+
+        Args: as of `Predictor.terms`.
+        """
         numbers = self.families[family.network]
         found = bounded(family, machine, batch)
         compute_s = found.bounds.compute_s / jax.nn.sigmoid(numbers.raw_compute)
