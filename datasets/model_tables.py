@@ -50,7 +50,7 @@ MODEL_TABLES: tuple[ModelTable, ...] = (END_TO_END, PER_OP)
 
 
 def check_models(table: ModelTable, raw: pd.DataFrame, file: str, own: Mapping[str, GPU] = NONE_OWN) -> CheckedRows:
-    """All rows (device canonical, blank option ""), and which are bad.
+    """Check a table: all its rows (device canonical, blank option ""), and which are bad.
 
     Args:
       table: kind of table, which says what is checked.

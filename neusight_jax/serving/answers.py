@@ -133,7 +133,7 @@ def serve(
     engine: Engine | str = LEARNED,
     notes: Sequence[str] = (),
 ) -> Serving:
-    """How many of which GPU serve a load within targets, ranked by cost, or without prices by GPUs.
+    """GPUs that serve a load within targets, how many of each, ranked by cost, or without prices by their number.
 
     An estimate in closed form (`steady`): continuous batching with chunked prefill, in steady state, no failures. Where
     the extra `serving` is installed, the best layouts are then run by an engine's scheduler (`dynamo`), which decides.
@@ -215,7 +215,7 @@ class _Served:
         disaggregated: bool,
         engine_runs: bool,
     ) -> list[ServingChoice]:
-        """What replicas do with the load, ranked.
+        """Choices of replicas and what they do with the load, ranked.
 
         Args:
           tried: replicas by GPU, tensor and expert ranks.
