@@ -157,6 +157,7 @@ def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
     """Rows of one rule from all GPUs, and how many were left out by reason."""
     parts: list[pd.DataFrame] = []
     counts = dict.fromkeys((*rule.keep, "not a time", _WARM), 0)
+    # Medians are over frameworks, each a table of its own, so they wait until all are read.
     for folder, device in DEVICES.items():
         for file in sorted((root / DATA / folder).glob(rule.table)):
             # What says where rows come from is missing in the oldest tables.

@@ -281,6 +281,7 @@ def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFr
             names = opened.schema_arrow.names
             if columns is not None:
                 known = set(columns)
+                # A file with none of the columns is read whole, so that the checks can say what it lacks.
                 names = [name for name in names if name in known] or names
             table = opened.read(columns=names)
         if columns is not None and any(pa.types.is_nested(each.type) for each in table.schema):

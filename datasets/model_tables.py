@@ -50,7 +50,15 @@ MODEL_TABLES: tuple[ModelTable, ...] = (END_TO_END, PER_OP)
 
 
 def check_models(table: ModelTable, raw: pd.DataFrame, file: str, own: Mapping[str, GPU] = NONE_OWN) -> CheckedRows:
-    """All rows (device canonical, blank option ""), and which are bad. Raises: `InputError` for a missing column."""
+    """Check a table: all its rows (device canonical, blank option ""), and which are bad.
+
+    Args:
+      table: kind of table, which says what is checked.
+      raw: as it was read.
+      file: its name, for messages.
+      own: devices that the folders describe themselves, by name, beside those of the catalog.
+    Raises: `InputError` for a missing column.
+    """
     need_columns(raw, table.columns, file)
     problems = Problems(file, raw)
     devices, _ = device_column(raw, problems, own=own)

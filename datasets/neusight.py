@@ -144,6 +144,7 @@ def _device(table: pd.DataFrame, name: str) -> pd.Series | str:
     for header in DEVICE_HEADERS:
         if header in table.columns and table[header].notna().any():
             return _strings(table[header])
+    # Names of files join GPU and operator, and write the spaces of a name as _ or -.
     for part in _parts(name):
         without_op = "_".join(word for word in part.split("_") if _known_op(word) is None)
         for kept in filter(None, dict.fromkeys((part, without_op))):

@@ -124,6 +124,7 @@ def _check_peak(sheet: Mapping[str, Any], figures: Mapping[str, float], where: s
     is_count = isinstance(cores, int | float) and not isinstance(cores, bool) and cores >= 16
     if not is_count or any(field not in figures for field in needed):
         return
+    # Cores go with the SMs as listed: a slip may count half SMs with half the cores.
     listed_sms = next(float(sheet[_fold(s)]) for s in _COLUMNS["num_sms"][0].split() if _fold(s) in sheet)
     derived = listed_sms * float(cores or 0) * 2 * figures["clock_hz"]
     ratio = figures["fp32_flop_per_s"] / derived

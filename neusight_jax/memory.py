@@ -24,10 +24,16 @@ fifth."""
 def training_bytes(
     trained: float, weight_bytes: float, gradient_bytes: float, state_bytes: float = OPTIMIZER_BYTES
 ) -> dict[str, float]:
-    """Bytes of gradients and of an optimizer's states, those of Adam unless others are given; others are of an element.
+    """Bytes of gradients and of an optimizer's states, by the names of `Footprint`.
 
     Weights of fewer than four bytes have a copy in fp32 among the states. With AdamW a 16-bit weight takes 18 bytes
     (Megatron-LM, distributed optimizer: gradients in fp32), or 16 with gradients in 16 bits (ZeRO, Rajbhandari et al.).
+
+    Args:
+      trained: elements of the parameters that are trained.
+      weight_bytes: of an element as the model computes with it.
+      gradient_bytes: of an element's gradient.
+      state_bytes: of an element's optimizer states, without the copy; Adam's unless others are given.
     """
     copy = 4.0 if weight_bytes < 4.0 else 0.0
     return {"gradients": trained * gradient_bytes, "optimizer": trained * (state_bytes + copy)}

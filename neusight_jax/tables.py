@@ -100,9 +100,14 @@ def read_content(path: Path, expected: str) -> Any:
 
 
 def parse_content(text: str, where: str, expected: str, *, is_json: bool = True) -> Any:
-    """What a text in JSON or YAML says; `InputError` as `read_content`, opened by `where`.
+    """Parse a text in JSON or YAML; `InputError` as `read_content`.
 
     Names are made printable, and whole numbers that no float holds are infinite, so that checks of ranges refuse them.
+
+    Args:
+      where: file or other place the text is from; opens every message.
+      expected: what the text should have been, for messages.
+      is_json: JSON, else YAML.
     """
     form = "JSON" if is_json else "YAML"
     try:

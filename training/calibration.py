@@ -150,6 +150,7 @@ def most_telling(
     importance = np.ones(left.shape[1]) if weight is None else np.asarray(weight)
     open_to = np.ones(left.shape[1], bool) if allowed is None else np.array(allowed, bool)
     chosen: list[int] = []
+    # Taken one by one: each measurement also lowers what is left to learn from its neighbours.
     for _ in range(min(count, int(open_to.sum()))):
         own = np.einsum("mkk->mk", left) + variance
         gain = np.sum(np.einsum("t,mtk->mk", importance, left**2) / own, axis=0)
@@ -293,7 +294,10 @@ def calibration(
     seconds: Float[np.ndarray, " row"] | Sequence[float] | None,
     prior: Prior | None = None,
 ) -> Calibration:
-    """`calibrate` with a summary by family."""
+    """Calibrate as `calibrate` does, with a summary by family.
+
+    Args: as of `calibrate`; `table` holds no latencies, these are `seconds`.
+    """
     if isinstance(predictor, CalibratedPredictor):
         raise InputError("this predictor is calibrated already; start from the one before, with all measured kernels")
     if not isinstance(predictor, MixturePredictor):
@@ -329,6 +333,7 @@ def _credited(
         wider = float(gpu_widening(ratios, intervals.gpu_range[network]))
         before = float(jnp.max(jnp.abs(kernel_bounds(intervals, network, gpu_of(gpu))))) * wider
         widths[network] = calibrated_width(errors, before)
+        # A forecast widens the interval of this GPU by the same factor again.
         pairs[network] = jnp.array([-1.0, 1.0], jnp.float32) * widths[network] / wider
     return intervals.with_kernels(pairs), {network: round(width, 4) for network, width in widths.items()}
 
@@ -394,6 +399,7 @@ def _fit(
         inverse = np.linalg.inv(prior.covariance(here.shares, here.shares, kernel) + np.diag(noise**2 / weight))
         solution = inverse @ target
         proposed = here.shares * solution[:, None]
+        # A step that mends nothing in any part is not taken; the weights below may still change the next one.
         for part in PARTS:
             there = state(here.dual + part * (proposed - here.dual))
             if there.cost(weight, noise) < here.cost(weight, noise):
@@ -474,7 +480,14 @@ def _linear(
 def linearised(
     name: str, predictor: MixturePredictor, gpu: Machine, batch: KernelBatch, shift: Float[Array, "kernel effect"]
 ) -> tuple[Float[Array, " kernel"], Float[Array, "kernel effect"]]:
-    """Log seconds of kernels measured alone, and their slopes in the kernel's own shifts (the shares of the heads)."""
+    """Log seconds of kernels measured alone, and their slopes in the kernel's own shifts (the shares of the heads).
+
+    Args:
+      name: of the family of all kernels.
+      gpu: the machine, its figures on the device (`on_device`).
+      batch: the kernels, without padding rows.
+      shift: added to the effect of the family, for each kernel by itself.
+    """
     family = FAMILIES[name]
     effect = predictor.families[family.network].effect
 

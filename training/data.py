@@ -230,6 +230,7 @@ def _tile_labels(frame: pd.DataFrame, family: Family) -> np.ndarray:
     per_block = (units / frame["blocks"]).to_numpy(np.float64)
     known = np.isfinite(per_block) & (per_block > 0)
     distance = np.abs(np.log(np.where(known, per_block, 1.0))[:, None] - np.log(sizes)[None, :])
+    # Further off than half a unit of the logarithm, the size is none of the menu.
     return np.where(known & (distance.min(axis=1) < 0.5), distance.argmin(axis=1), -1).astype(np.int32)
 
 

@@ -109,7 +109,13 @@ class Saved:
         write_atomically(self._file(name), lambda path: save_file(flat, path))
 
     def load(self, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> FitState:
-        """The kept state of one fit, or a fresh one."""
+        """Kept state of one fit, or a fresh one.
+
+        Args:
+          name: of the fit, as it was given to `save`.
+          kind: what is fitted; it, rows, jobs and settings say what shapes the state has.
+        Raises: `InputError` for a file that cannot be read or is of other shapes.
+        """
         fresh = init_state(kind, rows, jobs, settings)
         path = self._file(name)
         if not path.is_file():
@@ -206,11 +212,23 @@ class Kind(Protocol):
     """What the loop can fit: a predictor kind, or the tile choice."""
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
-        """Untrained parameters, normalised to the rows the job may see."""
+        """Untrained parameters, normalised to the rows the job may see.
+
+        Args:
+          key: of the job's seed.
+          features: shape-only inputs of the rows (`row_features`).
+          rows: those the job may see, of all their devices.
+        """
         ...
 
     def loss(self, parameters: Any, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Loss of a minibatch, penalties included."""
+        """Loss of a minibatch, penalties included.
+
+        Args:
+          parameters: of one fit, as `init` makes them.
+          sample: the minibatch, each row with its own GPU.
+          settings: the penalties' weights and the softening.
+        """
         ...
 
 
@@ -268,6 +286,13 @@ def fit(
     source = _Source.of(rows, groups)
 
     def step(state: FitState, key: Array, chosen: _Choices, source: _Source) -> tuple[FitState, Array]:
+        """Make one step of one job; the state after it, and the loss before it.
+
+        Args:
+          key: of the minibatch.
+          chosen: where the job draws from, its axis [job] taken off.
+          source: all rows, the same for every job.
+        """
         sample = source.draw(key, sizes, chosen)
         value, gradient = jax.value_and_grad(lambda own: state.apply_fn(own["fitted"], rows.family, sample, settings))(
             state.params
@@ -277,12 +302,21 @@ def fit(
 
     @jax.jit
     def run_chunk(state: FitState, keys: Array, draws: _Choices, source: _Source) -> tuple[FitState, Array]:
+        """Make many steps of all jobs; the state after them, and the mean loss [job].
+
+        Args:
+          state: leading axis [job].
+          keys: of the minibatches [step, job].
+          draws: where jobs draw from [job].
+          source: all rows.
+        """
         steps = jax.vmap(step, in_axes=(0, 0, 0, None))
         state, losses = jax.lax.scan(lambda state, key_row: steps(state, key_row, draws, source), state, keys)
         return jax.vmap(_with_best)(state, losses.mean(axis=0)), losses.mean(axis=0)
 
     state = init_state(kind, rows, jobs, settings) if state is None else state
     streams = [jax.random.fold_in(jax.random.key(job.seed), 1) for job in jobs]
+    # In chunks, so that progress is shown and a run that is stopped loses little.
     while state.done < settings.steps:
         size = min(chunk, settings.steps - state.done)
         keys = jnp.stack([jax.random.split(jax.random.fold_in(s, state.done), size) for s in streams], axis=1)
@@ -305,7 +339,13 @@ def make_optimizer(settings: Settings) -> optax.GradientTransformation:
 
 
 def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> FitState:
-    """The state before the first step."""
+    """State before the first step, leading axis [job].
+
+    Args:
+      kind: what is fitted.
+      rows: of all devices; each job is normalised to those it may see.
+      settings: of the optimizer, whose state is part of it.
+    """
     features = row_features(rows)
     parameters = []
     for job in jobs:
@@ -372,6 +412,7 @@ def _choices(groups: _Groups, rows: Rows, jobs: Sequence[Job]) -> _Choices:
                 "of further GPUs (of another architecture, where whole architectures are left out)"
             )
     having = seen[:, None, :] & (groups.counts > 0)  # [job, source, device]
+    # A part with no rows the job may see is filled from the other one: sizes of minibatches are compiled in.
     sources = np.where(having.any(axis=2), np.arange(2), 1 - np.arange(2))
     weights = np.take_along_axis(having, sources[:, :, None], axis=1)
     return _Choices(jnp.asarray(np.log(weights + 1e-30)), jnp.asarray(sources))

@@ -160,7 +160,14 @@ class Evidence:
     gpus: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, name: str, rows: Rows, left_out: LeftOut | None, seen: Residuals) -> None:
-        """Add one family."""
+        """Add one family.
+
+        Args:
+          name: of its network.
+          rows: what the final fit was trained on; they say which shapes and GPUs are known.
+          left_out: fits that left each device out; None where there is none.
+          seen: log(measured / forecast) by device, forecast with its effect.
+        """
         features = np.asarray(row_features(rows))
         self.seen[name] = seen
         if left_out is not None:
@@ -317,7 +324,14 @@ def left_out_widenings(part: LeftOut) -> dict[str, float]:
 
 
 def left_out_widening(devices: Sequence[str], ratios: np.ndarray, device: str, held_out: Sequence[str]) -> float:
-    """What intervals of a device are widened by when these devices are not trained on."""
+    """Factor that intervals of a device are widened by when these devices are not trained on.
+
+    Args:
+      devices: of the family, in the order of the ratios.
+      ratios: of the GPUs' figures, logarithms (`gpu_ratios`) [device, ratio].
+      device: the one whose interval it is.
+      held_out: devices left out together with it, itself included.
+    """
     others = np.array([name not in held_out for name in devices])
     own = ratios[devices.index(device)]
     return float(gpu_widening(jnp.asarray(own), jnp.asarray(range_of(ratios[others]))))

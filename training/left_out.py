@@ -78,7 +78,14 @@ def left_out_jobs(seeds: int, devices: Sequence[str], by: str = "device") -> tup
 
 
 def fit_left_out(kind: MixtureObjective, rows: Rows, seeds: int, settings: Settings, by: str = "device") -> LeftOut:
-    """Fit a family with each of its devices (or architectures) left out, all fits together."""
+    """Fit a family with each of its devices (or architectures) left out, all fits together.
+
+    Args:
+      rows: of all devices.
+      seeds: fits of each that is left out.
+      settings: of the optimizer.
+      by: "device" or "architecture", what is left out in one.
+    """
     jobs = left_out_jobs(seeds, rows.devices, by)
     return LeftOut(kind, rows, jobs, fit(kind, rows, jobs, settings).best)
 
@@ -97,10 +104,10 @@ def shared_effect(effect: np.ndarray, rows: Rows, device: str) -> np.ndarray:
 
 
 def merged(best: Any, rows: Rows, generation_of: str | None = None) -> FamilyMixture:
-    """Fits as one ensemble, device effects taken out, that of one generation kept if asked for.
+    """Join fits to one ensemble, device effects taken out, that of one generation kept if asked for.
 
     The launch gap fitted to model nodes timed one by one is what they take beyond their kernel and a view
-    (`scaling.per_op.event_overhead_s`); a model that runs queues its kernels, so the gap becomes
+    (`scaling.tables.event_overhead_s`); a model that runs queues its kernels, so the gap becomes
     `Physics.further_launch_s`. What was measured inside CUDA graphs pays the same floor in a model.
     """
     mean = np.asarray(jnp.mean(best.effect, axis=0))

@@ -86,7 +86,10 @@ class MixtureObjective:
     network: Any = None
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
-        """Parameters with `effect` [device and then generation, effect]."""
+        """Parameters with `effect` [device and then generation, effect].
+
+        Args: as of `fit.Kind.init`.
+        """
         parameters = init_family(key, family, features, self.hidden, 1, self.network)
         groups = len(rows.devices) + len(set(rows.generation))
         return replace(parameters, effect=jnp.zeros((groups, effect_width(family))))
@@ -100,7 +103,10 @@ class MixtureObjective:
         return MixturePredictor({family.network: replace(parameters, effect=effect)}, {family.network: self.tile})
 
     def loss(self, parameters: FamilyMixture, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Log error; residuals shrunk to zero, constants of the physics towards their priors."""
+        """Log error; residuals shrunk to zero, constants of the physics towards their priors.
+
+        Args: as of `fit.Kind.loss`.
+        """
         log_forecast = jnp.log(forecast(self, parameters, family, _on_own_tiles(sample, family)))
         shrunk, table = (jnp.sqrt(each**2 + EFFECT_WIDTH**2) for each in (parameters.effect, parameters.residual[0]))
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
@@ -110,6 +116,7 @@ class MixtureObjective:
         penalty += share * settings.effect_penalty * (vendor + DRAM_COST * memory)
         penalty += settings.in_model_penalty * jnp.sum(parameters.residual[0, IN_MODEL, : len(HEADS)] ** 2)
         penalty += settings.physics_penalty * jnp.sum(parameters.physics**2)
+        # The network is run once more only where what it says costs something.
         cost = SHAPE_SHARES.get(family.name, 0.0) * settings.shape_penalty
         if cost:
             features = family.features(sample.batch.dims, element_bytes(sample.batch.dtype))
@@ -135,7 +142,10 @@ class NeuSightObjective:
     network: Any = None
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
-        """A network normalised to the paper's inputs on the rows."""
+        """Network normalised to the paper's inputs on the rows.
+
+        Args: as of `fit.Kind.init`.
+        """
         sample = sample_of(rows)
         size = element_bytes(sample.batch.dtype)
         work = family.work(sample.batch.dims, size)
@@ -148,7 +158,10 @@ class NeuSightObjective:
         return NeuSightPredictor({family.network: parameters}, {family.network: self.tile})
 
     def loss(self, parameters: Network, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Log error."""
+        """Log error.
+
+        Args: as of `fit.Kind.loss`.
+        """
         return log_error_loss(jnp.log(forecast(self, parameters, family, sample)), sample, settings)
 
 
@@ -157,7 +170,10 @@ class Roofline3Objective:
     """The three-parameter roofline, a fitted baseline."""
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
-        """Efficiencies 0.73 and a floor of 25 us."""
+        """Efficiencies 0.73 and a floor of 25 us.
+
+        Args: as of `fit.Kind.init`; none of them matters.
+        """
         return ThreeNumbers(jnp.ones(()), jnp.ones(()), jnp.log(25e-6))
 
     def predictor(self, parameters: ThreeNumbers, family: Family, sample: Sample) -> Predictor:
@@ -165,7 +181,10 @@ class Roofline3Objective:
         return Roofline3Predictor({family.network: parameters})
 
     def loss(self, parameters: ThreeNumbers, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Log error."""
+        """Log error.
+
+        Args: as of `fit.Kind.loss`.
+        """
         return log_error_loss(jnp.log(forecast(self, parameters, family, sample)), sample, settings)
 
 
@@ -174,14 +193,21 @@ class TileObjective:
     """The tile choice, supervised by measured tiles; rows without one do not count."""
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
-        """An untrained choice."""
+        """Untrained choice.
+
+        Args: as of `fit.Kind.init`.
+        """
         return init_tile_choice(key, family, features)
 
     def loss(self, parameters: TileChoice, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Cross-entropy of the measured tile."""
+        """Cross-entropy of the measured tile.
+
+        Args: as of `fit.Kind.loss`.
+        """
         size = element_bytes(sample.batch.dtype)
         work = family.work(sample.batch.dims, size)
         scores = tile_scores(parameters, sample.gpu, work, family.features(sample.batch.dims, size))
+        # Rows without a tile (-1) need some label; their weight below is 0.
         entropy = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.maximum(sample.tile, 0))
         known = jnp.where(sample.tile >= 0, 1.0, 0.0)
         return jnp.sum(entropy * known) / jnp.maximum(jnp.sum(known), 1.0)
@@ -198,7 +224,13 @@ LatencyKind: TypeAlias = MixtureObjective | NeuSightObjective | Roofline3Objecti
 
 
 def forecast(kind: LatencyKind, parameters: Any, family: Family, sample: Sample) -> Float[Array, " kernel"]:
-    """Seconds of a sample, each row on its own GPU."""
+    """Seconds of a sample, each row on its own GPU.
+
+    Args:
+      kind: of what was fitted; makes the predictor of the parameters.
+      parameters: of one fit, without an axis [job].
+      sample: rows of the family, those of any number of devices.
+    """
     predictor = kind.predictor(parameters, family, sample)
     return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
 

@@ -151,6 +151,7 @@ class _Run:
         self.held_out, self.seed = held_out, seed
         measured = measured_devices(data)
         self.scored_apart = [device for device in held_out if device in measured]
+        # Runs with different seeds share no member.
         self.jobs = [Job(seed * 1000 + member) for member in range(recipe.members)]
         self.saved, self.console = saved, console or Console(quiet=True)
         present = set(data.frame.loc[data.frame["device"].isin(devices), "family"])
@@ -169,6 +170,7 @@ class _Run:
         sizes = {"families": self.families, "hidden": list(self.recipe.hidden), "members": self.recipe.members}
         if self.recipe.network:
             sizes["network"] = self.recipe.network
+            # Fails here, before anything is trained, and computes nothing.
             jax.eval_shape(lambda: untrained(self.recipe.kind, sizes))
         return sizes
 
@@ -233,6 +235,7 @@ class _Run:
         rows = thin(sweep_rows(self.data, name, devices), self.recipe.rows_per_device)
         if self.recipe.in_model:
             rows = join_rows([rows, model_rows(self.data, name, devices)])
+        # Only a mixture is told the libraries of a GPU when it forecasts.
         return rows.without_libraries() if self.recipe.kind == "neusight" else rows
 
     def _fit_tiles(self, bar: Progress, name: str, rows: Rows) -> TileChoice:

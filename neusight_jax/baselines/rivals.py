@@ -66,14 +66,24 @@ class GBTPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing."""
+        """Forecast kernels of one family. `relaxation` changes nothing.
+
+        Args: as of `Predictor.terms`.
+        """
         log_s = walk(self.families[family.network], gbt_inputs(family, gpu_of(machine), batch, isolated))
         return bounded(family, machine, batch).terms(jnp.exp(log_s))
 
 
 def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
-    """Shape features, log physical times, log roofline, which tiles the library launches where the kernels say whose it
-    is, 1 for a kernel that runs alone."""
+    """Inputs of the trees: shape features, log physical times, log roofline, and whether a kernel runs alone.
+
+    Which tiles the library launches counts where the kernels say whose library it is.
+
+    Args:
+      family: of all kernels; its work and tiles give the times.
+      gpu: its figures, scalars or arrays [kernel].
+      isolated: 1 for a kernel that runs alone; one answer, or [kernel].
+    """
     found = bounded(family, gpu, batch)
     at = launched(gpu, family, found.work, found.peak, batch.dtype)
     columns = jnp.concatenate([*physical_times(at).values(), *most_times(at).values()], axis=1)
@@ -105,13 +115,11 @@ def walk(forest: Forest, inputs: Float[Array, "kernel feature"]) -> Float[Array,
 #     log t = MLP(log dims, element size, alone?; log memory size, log bandwidth, log SMs, log peak)
 #
 # As in the paper the network sees the same four GPU figures as absolute numbers, so nothing holds it off the known
-# GPUs.
-# Deliberate differences, all in its favour or for size: logarithms in and out (the paper z-scores raw values and
-# clips a
-# negative latency to 0), 4 × 64 smooth units (8 × 1024 ReLU), the log error every system here is fitted by (the paper's
-# is a mean percentage), inputs clipped to ± 3 deviations. Used directly, not as a ratio to a measured time;
-# `scale_trace`
-# offers the ratio form with any checkpoint. Gradients: reach the four figures through the network, with any sign.
+# GPUs. Deliberate differences, all in its favour or for size: logarithms in and out (the paper z-scores raw values and
+# clips a negative latency to 0), 4 × 64 smooth units (8 × 1024 ReLU), the log error every system here is fitted by (the
+# paper's is a mean percentage), inputs clipped to ± 3 deviations. Used directly, not as a ratio to a measured time;
+# `scale_trace` offers the ratio form with any checkpoint. Gradients: reach the four figures through the network, with
+# any sign.
 # Source: Yu, Gao, Golikov, Pekhimenko, "Habitat", USENIX ATC 2021, section 3.4.
 
 
@@ -129,7 +137,10 @@ class HabitatMLPPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family, never below the speed of light. `relaxation` changes nothing."""
+        """Forecast kernels of one family, never below the speed of light. `relaxation` changes nothing.
+
+        Args: as of `Predictor.terms`.
+        """
         inputs = habitat_inputs(family, gpu_of(machine), batch, isolated)
         log_s = jnp.mean(apply_network(self.networks[family.network], inputs), axis=0)[:, 0]
         return bounded(family, machine, batch).terms(jnp.exp(log_s))
@@ -138,10 +149,15 @@ class HabitatMLPPredictor:
 def habitat_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
     """Log dims, log element size, 1 for a kernel that runs alone, and the logarithms of four GPU figures.
 
-    The dims are those of the family whose network it is: what another family adds to them was in no measurement.
+    Args:
+      family: of all kernels; the dims are those of the family whose network it is: what another one adds to them was in
+        no measurement.
+      gpu: its figures, scalars or arrays [kernel].
+      isolated: 1 for a kernel that runs alone; one answer, or [kernel].
     """
     size = element_bytes(batch.dtype)
     peak = peak_flop_per_s(gpu, family, batch.dtype)
+    # A dim may be 0, and its logarithm must be finite.
     dims = [jnp.log(jnp.maximum(batch.dims[name], 0.1)) for name in FAMILIES[family.network].dims]
     figures = [jnp.log(jnp.maximum(item, 1.0)) for item in (gpu.mem_bytes, gpu.mem_bytes_per_s, gpu.num_sms, peak)]
     columns = [*dims, jnp.log(size), jnp.asarray(isolated, dtype=float), *figures]
@@ -236,7 +252,10 @@ class WavePredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Scale the kernels that were measured; `isolated` and `relaxation` change nothing."""
+        """Scale the kernels that were measured; `isolated` and `relaxation` change nothing.
+
+        Args: as of `Predictor.terms`.
+        """
         gpu = gpu_of(machine)
         known = self.families[family.name]
         same = (batch.op[:, None] == known.op) & (batch.dtype[:, None] == known.dtype)
@@ -298,9 +317,11 @@ class LiPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`. `relaxation` changes nothing.
+        """Forecast kernels of one family. `relaxation` changes nothing.
 
         A line that falls to zero or below far from the known GPUs forecasts the speed of light.
+
+        Args: as of `Predictor.terms`.
         """
         gpu = gpu_of(machine)
         line = self.families[family.network]
@@ -345,7 +366,10 @@ class Roofline3Predictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; the floor is paid by isolated kernels only. `relaxation` changes nothing."""
+        """Forecast kernels of one family; the floor is paid by isolated kernels only. `relaxation` changes nothing.
+
+        Args: as of `Predictor.terms`.
+        """
         numbers = self.families[family.network]
         found = bounded(family, machine, batch)
         compute_s = found.bounds.compute_s / jax.nn.sigmoid(numbers.raw_compute)

@@ -98,6 +98,7 @@ class Explorer(ThreadingHTTPServer):
     def answering(self, request: Any) -> Iterator[bool]:
         """Whether there is room to work on a whole request; while the block runs its connection waits for nothing."""
         room = self.working.acquire(blocking=False)
+        # A connection that is being answered must not be ended as the oldest of those that wait.
         with self._counting:
             self._waiting.pop(request, None)
         try:
@@ -158,6 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             body = self.rfile.read(int(length))
             make, kind = made[path]
+            # A shorter body is of a client that left: nobody waits for an answer.
             if len(body) == int(length):
                 self._answer(lambda: make(self.server.catalog, _parsed(body)), kind)
 

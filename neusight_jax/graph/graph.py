@@ -193,6 +193,7 @@ class Graph(Record):
         Forward products of quantized weights whose path is not there run as their `Kernel.instead` has it, with a note.
         """
         where = (paths, gpus_per_domain)
+        # `Kernel.on` hands the kernel itself back where nothing changes, so identity tells.
         changed = [(own, other) for own in self._conditional if (other := own.on(*where)) is not own]
         if not changed:
             return self
@@ -207,6 +208,7 @@ class Graph(Record):
     @cached_property
     def kernels(self) -> KernelTable:
         """Distinct launches of the whole model, repeats in `count`; `node` indexes `nodes`, `phase` `PHASES`."""
+        # Equal launches of a node are one row: the time of a forecast goes with the rows.
         counts: defaultdict[tuple[int, int, str, str, str, tuple[tuple[str, float], ...]], float] = defaultdict(float)
         for position, node in enumerate(self.nodes):
             for phase, kernels in enumerate(node.phases):

@@ -23,7 +23,16 @@ BACKWARD_ATTENTION = 2.5
 
 
 def stream(family: str, op: str, shape: Shape, reads: float, writes: float, count: int = 1) -> Kernel:
-    """A kernel that streams a tensor of `shape`, `reads` and `writes` passes over it."""
+    """A kernel that streams a tensor.
+
+    Args:
+      family: of `kernels.rowwise`, e.g. "elementwise".
+      op: one of the family's operators.
+      shape: of the tensor; its last axis is the row.
+      reads: passes over the tensor that are read; a smaller operand counts its share.
+      writes: passes that are written.
+      count: launches.
+    """
     dims = {"rows": float(prod(shape[:-1])), "cols": float(shape[-1]), "reads": reads, "writes": writes}
     return Kernel(family, op, dims, float(count))
 
@@ -31,7 +40,17 @@ def stream(family: str, op: str, shape: Shape, reads: float, writes: float, coun
 def streamed(
     family: str, op: str, loop: Shape, read_bytes: float, write_bytes: float, dtype: str, cols: int | None = None
 ) -> Kernel:
-    """A kernel that iterates over `loop` and moves these bytes; `cols`: the row length, by default the last axis."""
+    """A kernel known by the bytes it moves.
+
+    Args:
+      family: of `kernels.rowwise`, e.g. "memory".
+      op: one of the family's operators.
+      loop: shape it iterates over.
+      read_bytes: bytes read, all operands together.
+      write_bytes: bytes written.
+      dtype: of the tensors, one of `arithmetic.DTYPES`.
+      cols: elements of a row; None = the last axis of `loop`.
+    """
     size = max(prod(loop), 1)
     width = cols if cols is not None else (loop[-1] if loop else 1)
     width = max(width, 1)
@@ -41,7 +60,16 @@ def streamed(
 
 
 def counted(op: str, loop: Shape, flop: float, read_bytes: float, write_bytes: float, dtype: str) -> Kernel:
-    """A kernel known by its FLOP and bytes alone, over a tensor of shape `loop`."""
+    """A kernel known by its FLOP and bytes alone.
+
+    Args:
+      op: one of `rowwise.COUNTED.ops`.
+      loop: shape it iterates over.
+      flop: arithmetic of the whole launch, FLOP.
+      read_bytes: bytes read, all operands together.
+      write_bytes: bytes written.
+      dtype: of the tensors, one of `arithmetic.DTYPES`.
+    """
     kernel = streamed("counted", op, loop, read_bytes, write_bytes, dtype)
     return replace(kernel, dims={**kernel.dims, "flop": flop})
 
@@ -59,9 +87,16 @@ def matrix_product(
 ) -> Kernel:
     """A product M×K · K×N, K the contraction; `linear` when there is one, `bmm` when there is a batch of them.
 
-    `weight_share`: bytes of K×N as stored over those in `dtype`. `upright`: whether rows of M×K lie in memory, and not
-    its columns, as in the gradient of weights: on tensor cores M's alignment then counts as N's does, so that the worse
-    of them is N.
+    Args:
+      batch: products of one launch, all of the same size.
+      m: rows of the result.
+      n: columns of the result.
+      k: contraction.
+      dtype: of the arithmetic, one of `arithmetic.DTYPES`.
+      count: launches.
+      weight_share: bytes of K×N as stored over those in `dtype`.
+      upright: whether rows of M×K lie in memory. Else its columns do, as in the gradient of weights: on tensor cores
+        M's alignment then counts as N's does, so that the worse of them is N.
     """
     if not upright and dtype != "fp32" and _grain(m, dtype) < _grain(n, dtype):
         m, n = n, m
@@ -134,7 +169,18 @@ def flash_kernels(dims: Mapping[str, float], dtype: str) -> tuple[Kernel, Kernel
 def fused_attention(
     batch: int, queries: int, keys: int, heads: int, kv_heads: int, head_size: float, dtype: str, *, causal: bool
 ) -> tuple[Kernel, Kernel]:
-    """`flash_kernels` of requests of equal length; arguments as of `attention_dims`."""
+    """`flash_kernels` of requests of equal length.
+
+    Args:
+      batch: requests.
+      queries: new tokens of a request.
+      keys: tokens of its whole sequence.
+      heads: query heads.
+      kv_heads: heads of keys and values.
+      head_size: width of a head; the mean where those of keys and values differ.
+      dtype: of the activations, one of `FLASH`.
+      causal: whether later keys are hidden.
+    """
     sizes = attention_dims(
         np.asarray(queries),
         np.asarray(keys),

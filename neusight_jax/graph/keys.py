@@ -70,6 +70,7 @@ def unread(values: Keys, path: str = "") -> Iterator[str]:
         name = f"{path}{key}"
         if _off(value) or _without_effect(name) or (key not in values.read and _decided(values, key)):
             continue
+        # Keys inside an object matter only where the object was read; else its name says enough.
         if key not in values.read:
             yield name
             continue
@@ -106,6 +107,7 @@ def _decided(values: Keys, key: str) -> bool:
     """Whether keys beside a key decide what it would."""
     for row in table("graph", "keys")["decided"]:
         if any(fnmatchcase(key, word) for word in row["keys"]):
+            # `dict.get`, as `Keys.get` would mark the keys as read.
             by, same = row.get("by", ()), row.get("same_as", ())
             if any(word in values.read and dict.get(values, word) is not None for word in by):
                 return True

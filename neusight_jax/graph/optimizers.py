@@ -52,7 +52,11 @@ def optimizer_of(name: str) -> Optimizer:
 def flat_stream(parameters: float, moved_bytes: float, tensor_cores: bool, launches: float = 1.0) -> Kernel:
     """A kernel that moves so many bytes of every parameter, in fp32.
 
-    `tensor_cores`: whether it runs between kernels of tensor cores; launches: kernels it is cut into.
+    Args:
+      parameters: elements, all launches together.
+      moved_bytes: traffic of one parameter, bytes, half of it read and half written.
+      tensor_cores: whether it runs between kernels of tensor cores.
+      launches: kernels it is cut into.
     """
     rows = max(parameters / launches / COLS, 1.0)
     dims = {"rows": rows, "cols": COLS, "reads": moved_bytes / 8.0, "writes": moved_bytes / 8.0}

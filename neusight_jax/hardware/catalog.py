@@ -42,6 +42,7 @@ class GPUInfo:
 def fold_name(name: str) -> str:
     """A GPU name without case, spaces, dashes, underscores and leading vendor: what names are compared by."""
     folded = re.sub(r"[\s_\-()]+", "", name.lower())
+    # A name that is a vendor alone stays, as nothing would be left of it.
     return re.sub(r"^(nvidia|amd|intel)(?=.)", "", folded)
 
 

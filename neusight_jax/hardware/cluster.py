@@ -63,6 +63,7 @@ class Topology(Record):
 
     def group_bytes_per_s(self, ranks: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
         """Link rate of one GPU in a group of so many inside a domain, bytes/s."""
+        # Where links lead from point to point, a GPU has only those to its own group to send by.
         reached = jnp.minimum((jnp.maximum(ranks, 2.0) - 1.0) * self.pair_share, 1.0)
         return jnp.asarray(self.link_bytes_per_s) * reached
 

@@ -132,6 +132,7 @@ class GPU(Record):
         A new 16-bit peak brings the width of the matrix units along (`widened`). Gradients: reach all changes.
         """
         require_fields("a GPU", FIELDS, changes)
+        # Whole numbers would become integer arrays, which no gradient reaches.
         floats = {name: float(value) if type(value) is int else value for name, value in changes.items()}
         return widened(self, dataclasses.replace(self, **floats), changes)
 
@@ -184,6 +185,7 @@ def widened(base: GPU, gpu: GPU, changed: Iterable[str]) -> GPU:
         return gpu
 
     plain = all(isinstance(getattr(one, name), int | float) for one in (base, gpu) for name in FIELDS)
+    # JAX dispatches every operation on its own, so plain numbers stay on the host.
     xp: Any = np if plain else jnp
     before, after = (
         xp.maximum(*(xp.asarray(getattr(one, name), float) for name in WIDTH_PEAKS))
@@ -192,6 +194,7 @@ def widened(base: GPU, gpu: GPU, changed: Iterable[str]) -> GPU:
     )
     old = xp.asarray(base.matrix_flop_per_cycle, float)
     known = (old > 0) & (before > 0)
+    # The inner `where` keeps the branch that is not taken from dividing by zero, which would be a NaN gradient.
     width = xp.where(after > 0, xp.where(known, old * after / xp.where(known, before, 1.0), after), old)
     return dataclasses.replace(gpu, matrix_flop_per_cycle=float(width) if plain else width)
 

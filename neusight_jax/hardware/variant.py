@@ -84,6 +84,7 @@ def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool
         gpu = vary(base.gpu, own, peaks_follow=peaks_follow)
         return cast(_Machine, base.replace(gpu=gpu, topology=base.topology.replace(**joined)))
     shape = jnp.broadcast_shapes(*(value.shape for value in given.values()))
+    # A peak is a rate per SM and clock: a chip with more of them has as much more of it.
     grown: Array = jnp.ones(shape)
     for name in ("num_sms", "clock_hz"):
         if peaks_follow and name in given:

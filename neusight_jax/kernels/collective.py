@@ -47,7 +47,17 @@ def collective_dims(
     software: str = "library",
     crossing_share: ArrayLike = 1.0,
 ) -> dict[str, Any]:
-    """Dims of a collective (module docstring); arrays are fine. `InputError` for an unknown operator or software."""
+    """Dims of a collective (module docstring), numbers or arrays [kernel].
+
+    Args:
+      op: one of `OPS`.
+      payload_bytes: by operator as in the module docstring, bytes.
+      ranks: GPUs of the group.
+      domains: domains of fast links it spans, equally many ranks in each.
+      software: one of `SOFTWARE`.
+      crossing_share: of an all_to_all, as in `OPTIONS`, in (0, 1].
+    Raises: `InputError` for an unknown operator or software.
+    """
     if op not in OPS:
         raise unknown_name("collective", op, OPS)
     if software not in SOFTWARE:
@@ -65,10 +75,19 @@ def check_group(ranks: float, domains: float) -> None:
 def expert_bytes(
     tokens: float, hidden: float, top_k: float, ranks: float, domains: float = 1.0, *, element_bytes: float = 2.0
 ) -> tuple[float, float]:
-    """What one rank sends so that its tokens reach their experts, each once to a rank, and the share of it that crosses
-    from domain to domain, each once to a domain: (`bytes`, `crossing_share`).
+    """Bytes one rank sends so that its tokens reach their experts, and the share of them that crosses between domains.
 
-    A token's top_k experts lie on ranks drawn at random.
+    A token goes once to every rank that has one of its experts, and crosses once to every domain; its experts lie on
+    ranks drawn at random.
+
+    Args:
+      tokens: of this rank.
+      hidden: elements of a token.
+      top_k: experts of a token.
+      ranks: GPUs that hold the experts.
+      domains: domains of fast links they lie in.
+      element_bytes: of one element as it is sent.
+    Returns: `bytes` and `crossing_share` of an all_to_all.
     """
     reached = ranks * -np.expm1(top_k * np.log1p(-1.0 / max(ranks, 1.0 + 1e-9)))
     across = domains * -np.expm1(top_k * np.log1p(-1.0 / max(domains, 1.0 + 1e-9))) if domains > 1 else 1.0

@@ -166,6 +166,7 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
     fills = [m / (jnp.ceil(m / tile) * tile) for tile in (32.0, 128.0)]
     fills += [n / (jnp.ceil(n / tile) * tile) for tile in (32.0, 128.0)]
     winograd = _winograd(dims, element_bytes)
+    # At least 1, as the branch that `where` drops must not divide by zero: its gradient would be NaN.
     padded = jnp.maximum(dims["m_4x4"] * dims["k_4x4"], 1.0) * 16.0 * 9.0
     fills.append(jnp.where(winograd > 0, m * k / padded, 1.0))  # outputs of the 4×4 tiles that are wanted
     padded = jnp.maximum(dims["m_2x2"] * dims["k_2x2"], 1.0) * 4.0 * 9.0

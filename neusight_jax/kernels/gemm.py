@@ -81,7 +81,15 @@ def split_work(
     splits: tuple[int, ...],
     min_split_steps: float,
 ) -> Work:
-    """Work of a product under a menu of output tiles and of ways to cut the contraction."""
+    """Work of a product under a menu of output tiles and of ways to cut the contraction.
+
+    Args:
+      dims: batch, m, n, k, and options of the family, each [kernel].
+      element_bytes: of one element [kernel].
+      tiles: the menu, rows of M × columns of N [tile].
+      splits: ways to cut the contraction over blocks [split].
+      min_split_steps: shortest contraction a block is given, elements.
+    """
     m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
     batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
     tile_m, tile_n = (each[:, :, None] for each in tile_sizes(dims, tiles))
@@ -118,7 +126,15 @@ def product_features(
     tiles_n: tuple[float, ...],
     alignment: float,
 ) -> Float[Array, "kernel feature"]:
-    """Shape-only inputs of a product: sizes, how far tiles of M and of N are filled, alignment of K and N."""
+    """Shape-only inputs of a product: sizes, how far tiles of M and of N are filled, alignment of K and N.
+
+    Args:
+      dims: batch, m, n, k, each [kernel].
+      element_bytes: of one element [kernel].
+      tiles_m: rows of tiles whose filling is a feature.
+      tiles_n: columns of tiles, likewise.
+      alignment: elements that K and N should be multiples of.
+    """
     batch, m, n, k = dims["batch"], dims["m"], dims["n"], dims["k"]
     total, moved = flop(dims), elements_moved(dims) * element_bytes
     fills = [m / (jnp.ceil(m / tile) * tile) for tile in tiles_m]

@@ -151,9 +151,18 @@ def batch_from_columns(
     node: np.ndarray,
     row: np.ndarray,
 ) -> KernelBatch:
-    """A padded batch from host columns of equal length; `dtype` and `phase` as indices, `ops` as names.
+    """A padded batch from host columns of equal length.
 
-    Columns of the family's options may be absent.
+    Args:
+      family: of all the kernels.
+      ops: operator of each kernel, by name.
+      dims: columns by dim [kernel]; those of the family's options may be absent.
+      dtype: index into `arithmetic.DTYPES` [kernel].
+      count: launches [kernel].
+      phase: index into `PHASES` [kernel].
+      node: position of the graph node, or of the row [kernel].
+      row: position in the order given by the caller [kernel].
+    Raises: `InputError` for an operator the family has not.
     """
     names = list(ops)
     rows = len(names)
@@ -267,6 +276,7 @@ def by_family(
     found = {}
     for name, batch in table.families.items():
         row = np.asarray(batch.row)
+        # Padding has row -1, which would read the last kernel.
         found[name] = np.where(row >= 0, counts[..., np.maximum(row, 0)], 0.0).astype(np.float32)
     return found
 
@@ -284,6 +294,7 @@ def distinct(table: KernelTable) -> KernelTable:
             continue
         sizes = (np.asarray(size)[real] for size in batch.dims.values())
         marks = (np.asarray(each)[real] * kept for each in (batch.op, batch.phase))
+        # The host's time goes with phase and operator, so that rows merge across them only where it takes none.
         keys = np.stack([*sizes, *marks, np.asarray(batch.dtype)[real]], 1)
         rows, which = np.unique(keys.astype(np.float64), axis=0, return_inverse=True)
         count = np.bincount(which.ravel(), weights=np.asarray(batch.count, np.float64)[real], minlength=len(rows))
@@ -311,6 +322,7 @@ def merged(batch: KernelBatch, phases: bool = False) -> KernelBatch:
     """
     phase = jnp.asarray(batch.phase) if phases else jnp.zeros_like(batch.phase)
     columns = (batch.count <= 0, *batch.dims.values(), phase, batch.op, batch.dtype)
+    # Sorted, as shapes are fixed under `jit`: equal rows lie together, and padding comes last.
     *keys, count = jax.lax.sort((*map(jnp.asarray, columns), jnp.asarray(batch.count)), num_keys=len(columns))
     differs = functools.reduce(jnp.logical_or, (key[1:] != key[:-1] for key in keys))
     place = jnp.cumsum(jnp.pad(differs, (1, 0)))

@@ -78,6 +78,7 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
     product = _product(dims, element_bytes)
     features = product_features(product, element_bytes, (16.0, 128.0), (64.0, 256.0), 1.0)
     moved, total = conv.elements_moved(dims) * element_bytes, features[:, 4]
+    # The traffic is that of the convolution, not of the product it is written as.
     return features.at[:, 5].set(jnp.log(moved)).at[:, 6].set(total - jnp.log(moved))
 
 

@@ -111,7 +111,10 @@ class CalibratedPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`."""
+        """Forecast kernels of one family.
+
+        Args: as of `Predictor.terms`.
+        """
         base = self.base
         if family.network in self.shapes:
             parameters = base.families[family.network]

@@ -274,6 +274,7 @@ def load_predictor(
     own = effects.get(name, {})
     shared = typed.generation_effects
     fitting: dict[str, Sequence[float]] = {}
+    # What was measured of the GPU itself goes before what its generation shares.
     for family in named.families:
         found = own.get(family) or shared.get(generation_of(name, FAMILIES[family].generations), {}).get(family)
         if found is not None:
@@ -370,6 +371,7 @@ def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: 
     architecture = {key: value for key, value in card["architecture"].items() if key not in ADDED}
     architecture |= {key: names for key, names in zip(ADDED, parts, strict=True) if names}
     known = {LIBRARIES: libraries} if libraries else {}
+    # As it will be read: digests are of what JSON says, which has no tuples.
     card = json.loads(json.dumps({"format": FORMAT, **card, "architecture": architecture, **known}))
     card = {key: value for key, value in card.items() if key != KEY}  # not that of a card it was copied from
     weights = save(flat)
@@ -384,10 +386,10 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
     Args:
       kind: "mixture", "neusight", "calibrated" (a mixture calibrated on one GPU) or a baseline.
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size),
-        `network`: a user's own module in place of the layers (`network.network_card`),
-        `intervals`: whether it carries intervals, and
-        `vendor_intervals`: of what another vendor's GPUs have some of their own, `labelled`: families in the measured
-        whole models (all if missing); of a calibrated one also `points` (measured shapes by network).
+        `network`: a user's own module in place of the layers (`network.network_card`), `intervals`: whether it
+        carries intervals, `vendor_intervals`: of what another vendor's GPUs have some of their own, `labelled`:
+        families in the measured whole models (all if missing); of a calibrated one also `points` (measured shapes by
+        network).
     """
     key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
     module = load_network(architecture["network"]) if "network" in architecture else None

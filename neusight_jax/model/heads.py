@@ -76,14 +76,28 @@ class ChosenTile:
 def init_tile_choice(
     key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], hidden: tuple[int, ...] = (32,)
 ) -> TileChoice:
-    """An untrained choice: no preference, sharpness 1."""
+    """An untrained choice: no preference, sharpness 1.
+
+    Args:
+      key: of the network's weights.
+      family: whose tile menu it chooses from.
+      features: of the training rows; the network is normalised to them.
+      hidden: sizes of the hidden layers.
+    """
     return TileChoice(init_network(key, features, hidden, len(family.tiles), 1), jnp.ones(()))
 
 
 def tile_scores(
     choice: TileChoice, gpu: GPU, work: Work, features: Float[Array, "kernel feature"]
 ) -> Float[Array, "kernel tile"]:
-    """Unnormalised log-probability of every tile of the menu."""
+    """Unnormalised log-probability of every tile of the menu.
+
+    Args:
+      choice: parameters.
+      gpu: scalars, or arrays [kernel].
+      work: of the kernels, for the time of each tile in whole waves.
+      features: shape-only inputs of the family.
+    """
     num_sms = jnp.asarray(gpu.num_sms)[..., None]
     waves = jnp.ceil(work.blocks[:, :, 0] / num_sms)
     cost = jnp.log(waves * jnp.maximum(work.block_flop[:, :, 0], work.block_bytes[:, :, 0]))
@@ -188,7 +202,18 @@ def launched(
     physics: Physics = STANDARD,
     topology: Topology | None = None,
 ) -> Launch:
-    """Kernels on a machine; `relaxation` as for `roofline.whole_waves`, `topology` of kernels that send to others."""
+    """Kernels of one family on a machine, and what several heads need of them.
+
+    Args:
+      gpu: scalars, or arrays [kernel].
+      family: of the kernels.
+      work: what they ask of a machine.
+      peak: of their arithmetic path, FLOP/s.
+      dtype: index into `arithmetic.DTYPES`.
+      relaxation: as of `roofline.whole_waves`.
+      physics: constants, those of the family's fit where there is one.
+      topology: how GPUs are joined, for kernels that send to others; None for all others.
+    """
     num_sms = column(gpu.num_sms, 2)
     block_s = work.block_flop / (peak[:, None, None] / num_sms)
     if work.block_exponentials is not None:

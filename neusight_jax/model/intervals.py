@@ -191,7 +191,14 @@ def has_intervals(predictor: Predictor, family: Family) -> bool:
 
 
 def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: KernelBatch) -> KernelInterval:
-    """The 80 % interval of isolated kernels of one family (module docstring); NaN bounds without a intervals record."""
+    """The 80 % interval of isolated kernels of one family (module docstring).
+
+    Args:
+      predictor: bounds are NaN where it carries no intervals of the family.
+      family: of the kernels.
+      gpu: scalars; one outside the trained range widens the interval.
+      batch: the kernels; shapes outside the trained range widen it, and so does what was never measured.
+    """
     intervals: Intervals | None = getattr(predictor, "intervals", None)
     one = jnp.ones(batch.row.shape)
     if intervals is None or not has_intervals(predictor, family):
@@ -220,7 +227,14 @@ def _of_vendor(intervals: Intervals, name: str, usual: Float[Array, "2"], gpu: G
 
 
 def total_interval(intervals: Intervals, gpu: GPU, seconds: float, wider: float) -> tuple[float, float]:
-    """The 80 % interval of a whole model of `in_labels` kernels, seconds, widened by this factor. Host only."""
+    """The 80 % interval of a whole model of `in_labels` kernels, seconds. Host only.
+
+    Args:
+      intervals: of the predictor.
+      gpu: whose vendor decides which bounds hold.
+      seconds: the forecast.
+      wider: factor on the logarithms of the bounds: the widening of the kernels, weighted by their time.
+    """
     pair = np.asarray(_of_vendor(intervals, MODELS, intervals.total, gpu), np.float64)
     low, high = np.clip(pair * wider, -WIDEST, WIDEST)
     return seconds * math.exp(low), seconds * math.exp(high)
@@ -255,7 +269,15 @@ def far_note(
 ) -> list[str]:
     """A sentence where a GPU lies outside those that much of the time was measured on, naming its figures. Host only.
 
-    Of families measured on different GPUs it speaks of the one that takes the most time; `consequence` ends it.
+    Of families measured on different GPUs it speaks of the one that takes the most time.
+
+    Args:
+      intervals: of the predictor.
+      gpu: scalars.
+      network: name of the network that forecasts each kernel [kernel].
+      cost: time of each kernel in the workload, of which only shares count.
+      consequence: what ends the sentence.
+    Returns: one sentence, or none.
     """
     ratios, total = np.asarray(gpu_ratios(gpu)), max(float(cost.sum()), 1e-30)
     found: dict[tuple[str, ...], dict[str, float]] = {}
@@ -283,7 +305,15 @@ def interval_warnings(
     shape_widening: Float[np.ndarray, " kernel"],
     cost: Float[np.ndarray, " kernel"],
 ) -> list[str]:
-    """Sentences for a GPU (`far_note`) or shapes outside what was trained on, none inside. Host only."""
+    """Sentences for a GPU (`far_note`) or shapes outside what was trained on, none inside. Host only.
+
+    Args:
+      intervals: of the predictor.
+      gpu: scalars.
+      network: name of the network that forecasts each kernel [kernel].
+      shape_widening: factor by which the shape widens the interval of each kernel (`KernelInterval`).
+      cost: time of each kernel in the workload, of which only shares count.
+    """
     said = far_note(intervals, gpu, network, cost)
     share = float(cost[shape_widening > 1.0 + WORTH_SAYING].sum() / max(float(cost.sum()), 1e-30))
     if share >= WORTH_SAYING:

@@ -35,6 +35,13 @@ def kernel_terms(
     """Latency, bounds and launch share of every kernel, by family; pure and not jitted itself.
 
     Kernels of a family the predictor does not cover get NaN seconds; collectives those of the sheet's rates.
+
+    Args:
+      predictor: weights.
+      machine: GPU or cluster; figures are scalars, or arrays [kernel].
+      kernels: a table, padding rows included.
+      isolated: as of `kernel_latency`.
+      relaxation: as of `kernel_latency`.
     """
     terms = {}
     for name, batch in kernels.families.items():
@@ -125,7 +132,13 @@ def plain_sum(
 ) -> Array:
     """Σ count · latency of a table row by row, on one machine; what `latency` sums faster on many.
 
-    Of kernels that a host launches one by one the sums of each phase [phase], with what software adds to them.
+    Args:
+      predictor: weights; it covers all families of the table.
+      machine: GPU or cluster, scalars.
+      kernels: a table; rows of count 0 add nothing.
+      relaxation: as of `kernel_latency`, None for 0.
+      isolated: as of `kernel_latency`.
+    Returns: seconds; of kernels that a host launches one by one the sum of each phase [phase], with what software adds.
     """
     total = _nothing(kernels)
     for name, seconds in _kernel_latency(predictor, machine, kernels, relaxation, isolated).items():
@@ -151,6 +164,14 @@ def _sum_of_chunks(
     for name, batch in chunks.families.items():
 
         def add(place: Array, total: Array, name: str = name, batch: KernelBatch = batch) -> Array:
+            """Add the seconds of one chunk.
+
+            Args:
+              place: of the chunk.
+              total: sum so far.
+              name: family; bound here, as the loop changes it.
+              batch: its chunks, likewise.
+            """
             chunk = KernelTable({name: jax.tree.map(lambda column: column[place], batch)}, chunks.launched)
             return total + plain_sum(predictor, machine, chunk, relaxation, isolated)
 
@@ -231,7 +252,9 @@ def kernel_latency(
     """Seconds of one launch of every kernel, by family (padding rows included).
 
     Args:
-      predictor: weights; gpu: scalars (vmap for many machines), or arrays [kernel]; kernels: a table.
+      predictor: weights.
+      machine: GPU or cluster; scalars (`jax.vmap` for many machines), or arrays [kernel].
+      kernels: a table.
       isolated: True = as a sweep measures a kernel alone, launch floor included; False = inside a running model.
       relaxation: 0 = exact; > 0 smooths `ceil` in the wave count (`roofline.whole_waves` states the bias).
     Returns: family -> seconds [kernel]. A GPU without the kernel's arithmetic path gives infinity.
@@ -252,13 +275,15 @@ def latency(
     isolated: Isolated = False,
     relaxation: Relaxation = 0.0,
 ) -> Float[Array, ""]:
-    """Seconds of all kernels one after another: Σ count · latency. Same arguments and gradients as `kernel_latency`.
+    """Seconds of all kernels one after another: Σ count · latency.
 
     Kernels that a host launches one by one (`KernelTable.launched`, the training steps of decoders) take no less than
     their launches, and what software adds to them (`streams`).
 
     `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
     machines with one program. Tables of the same families and padded lengths share a program too.
+
+    Args: as of `kernel_latency`; its gradients too.
     """
     require_covered(predictor, kernels)
     seconds: Array = _latency(predictor, on_device(machine), kernels, *_switches(relaxation, isolated))
@@ -279,6 +304,7 @@ def predict_kernels(
     Returns: float32 [rows].
     """
     require_covered(predictor, table)
+    # Of a small table compiling takes longer than running, so its program is compiled plainly.
     short = all(len(batch.row) <= BLOCK for batch in table.families.values())
     run = _kernel_latency_once if short else _kernel_latency
     seconds = run(predictor, on_device(machine), table, *_switches(relaxation, isolated))

@@ -114,7 +114,10 @@ class MixturePredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`."""
+        """Forecast kernels of one family.
+
+        Args: as of `Predictor.terms`.
+        """
         gpu, topology = gpu_of(machine), linked_topology(family, machine)
         parameters = self.families[family.network]
         size = element_bytes(batch.dtype)
@@ -146,7 +149,16 @@ def mix(
     tile: ChosenTile,
     residual: Float[Array, "#member #kernel effect"],
 ) -> KernelTerms:
-    """Mix physical times into a forecast (module docstring); members are averaged as logarithms."""
+    """Mix physical times into a forecast (module docstring); members are averaged as logarithms.
+
+    Args:
+      parameters: of the family, for its floor and the order of its norm.
+      outputs: of the network: for every head its mixing logits, then its offset [member, kernel, output].
+      at: the kernels on a machine.
+      bounds: their lower bounds.
+      tile: reported with the forecast; it changes nothing.
+      residual: what is added to the logarithms of heads and floor [member, kernel, effect].
+    """
     heads, logs = heads_of(at.family), _head_logs(outputs, at, residual)
     order = (at.physics.least_norm + jax.nn.softplus(parameters.raw_norm))[:, None]
     overlapping = jnp.stack([logs[name] for name, head in heads.items() if head.joined == "overlaps"])
@@ -185,6 +197,7 @@ def _head_logs(
     columns = [EFFECTS.index(name) if name in EFFECTS else place for place, name in enumerate(heads)]
     moved = residual[..., np.array(columns)]
     logs = {}
+    # Outputs hold an offset after the logits of each head, times do not: their columns lie `place` further left.
     for place, (name, end) in enumerate(zip(heads, ends, strict=True)):
         width = times[name].shape[1]
         weight = jax.nn.softmax(outputs[:, :, end - width : end], axis=-1)
@@ -208,8 +221,18 @@ def init_family(
     members: int,
     module: Any = None,
 ) -> FamilyMixture:
-    """Untrained parameters: uniform mixing, offsets at their starts, floor as said above and in a model what a further
-    launch takes; the network (of `hidden` layers, or `module`) is normalised to the features."""
+    """Untrained parameters: uniform mixing, offsets at their starts, and the launch floor before training.
+
+    In a model the floor is what a further launch takes.
+
+    Args:
+      key: of the network's weights.
+      family: whose heads the outputs are for.
+      features: of the training rows; the network is normalised to them.
+      hidden: sizes of the hidden layers.
+      members: ensemble size.
+      module: flax module in place of those layers; None = a perceptron of them.
+    """
     floor_s = TENSOR_FLOOR_S if family.tensor_core else FLOOR_S
     residual = jnp.zeros((members, len(ROWS), len(EFFECTS)))
     return FamilyMixture(

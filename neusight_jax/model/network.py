@@ -61,7 +61,17 @@ def init_network(
     members: int,
     module: Any = None,
 ) -> Network:
-    """A network normalised to `features`, its members alike: a perceptron of these hidden layers, or `module`."""
+    """A network normalised to features, its members alike.
+
+    Args:
+      key: of the first weights.
+      features: of the training rows; the normalisation is theirs.
+      hidden: sizes of the hidden layers of a perceptron.
+      outputs: numbers the network returns for a kernel.
+      members: ensemble size.
+      module: flax module in place of the perceptron; None = the perceptron.
+    Raises: `InputError` for a module that does not fit.
+    """
     spread = jnp.std(features, axis=0)
     if module is None:
         start = init_perceptron(key, (features.shape[1], *hidden, outputs))
@@ -71,6 +81,7 @@ def init_network(
     def ensemble(leaf: Array) -> Array:
         return jnp.tile(leaf, (members, *[1] * leaf.ndim))
 
+    # A feature that never varied has no scale to divide by.
     center, scale = jnp.mean(features, axis=0), jnp.where(spread > 1e-6, spread, 1.0)
     parameters = {name: jax.tree.map(ensemble, each) for name, each in start.items()}
     return Network(ensemble(center), ensemble(scale), parameters, module)
@@ -78,6 +89,7 @@ def init_network(
 
 def normalised(network: Network, features: Float[Array, "kernel feature"]) -> Float[Array, "member kernel feature"]:
     """Features on each member's scale, clipped to ±`FEATURE_RANGE`."""
+    # Facts of the training rows, not weights: no fit may move them.
     center, scale = jax.lax.stop_gradient((network.center, network.scale))
     inputs = (features[None] - center[:, None]) / scale[:, None]
     return jnp.clip(inputs, -FEATURE_RANGE, FEATURE_RANGE)
@@ -121,15 +133,22 @@ def perceptron(
 #
 # A module is any `flax.linen.Module` whose `__call__` maps normalised features [kernel, feature] to outputs
 # [kernel, output], every kernel by itself, and whose variables are all parameters. Its field `outputs`, if it has
-# one, is
-# set for each family.
+# one, is set for each family.
 
 _NOT_ARGUMENTS = ("outputs", "parent", "name")
 _TAKEN = {"center", "scale"}
 
 
 def started(module: Any, key: PRNGKeyArray, features: int, outputs: int) -> tuple[Any, dict[str, Any]]:
-    """The module with its number of outputs, and its first parameters; `InputError` if it does not fit."""
+    """A flax module with its number of outputs set, and its first parameters.
+
+    Args:
+      module: a `flax.linen.Module`; its field `outputs` is set, if it has one.
+      key: of the first parameters.
+      features: inputs of a kernel.
+      outputs: numbers it has to return for a kernel.
+    Raises: `InputError` where it fails on such inputs, returns another shape, or has variables that are no parameters.
+    """
     if any(field.name == "outputs" for field in fields(module)):
         module = module.clone(outputs=outputs)
     try:

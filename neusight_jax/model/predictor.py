@@ -66,7 +66,15 @@ class Predictor(Protocol):
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast the kernels of one family on one machine."""
+        """Forecast the kernels of one family on one machine.
+
+        Args:
+          family: of all kernels of the batch; the predictor covers it.
+          machine: a GPU, or a cluster for a family that sends to other GPUs; figures are scalars or arrays [kernel].
+          batch: the kernels, padding rows included.
+          isolated: whether a kernel runs alone, as a sweep measures it, launch floor included; one answer, or [kernel].
+          relaxation: how far whole waves are smoothed, 0 to 1 (`roofline.whole_waves` states the bias).
+        """
         ...
 
 
@@ -97,7 +105,14 @@ class Bounded(NamedTuple):
         compute_s: Array | None = None,
         memory_s: Array | None = None,
     ) -> KernelTerms:
-        """A forecast of body and launch, the body never below the speed of light; its parts default to the bounds."""
+        """A forecast of body and launch, the body never below the speed of light.
+
+        Args:
+          body_s: seconds without what is added before and after.
+          launch_s: seconds that are added.
+          compute_s: seconds of the arithmetic side [kernel]; None = its bound.
+          memory_s: seconds of memory [kernel]; None = all bytes at full bandwidth.
+        """
         body_s = jnp.maximum(body_s, self.bounds.speed_of_light_s)
         launch_s = jnp.broadcast_to(jnp.asarray(launch_s, body_s.dtype), body_s.shape)
         compute_s = self.bounds.compute_s if compute_s is None else compute_s
@@ -132,6 +147,9 @@ class RooflinePredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; `isolated` and `relaxation` change nothing."""
+        """Forecast kernels of one family; `isolated` and `relaxation` change nothing.
+
+        Args: as of `Predictor.terms`.
+        """
         found = bounded(family, machine, batch)
         return found.terms(found.bounds.roofline_s)

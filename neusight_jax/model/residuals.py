@@ -47,7 +47,14 @@ def add_to_effect(
 def device_residual(
     effect: Float[Array, "*kernel tilted"], network: Network, family: Family, features: Float[Array, "kernel feature"]
 ) -> Float[Array, "#member #kernel effect"]:
-    """What sets one device apart, for kernels of these shapes."""
+    """Residual of one device, for kernels of these shapes.
+
+    Args:
+      effect: of the device: `EFFECTS`, then their tilts [tilted] or, in training, [kernel, tilted].
+      network: whose normalisation the features are taken by.
+      family: whose directions the tilts go along.
+      features: shape-only inputs of the kernels.
+    """
     constant = effect[..., : len(EFFECTS)]
     if not family.directions:
         return jnp.atleast_2d(constant)[None]
@@ -74,4 +81,5 @@ def table_residual(
     table: Float[Array, "member row effect"], gpu: GPU, isolated: Isolated
 ) -> Float[Array, "member _kernel effect"]:
     """Sum of the rows that hold."""
+    # Entries that there are not stay out, whatever a fit made of them.
     return jnp.einsum("mre,rk->mke", jnp.where(FREE, table, 0.0), switches(gpu, isolated))

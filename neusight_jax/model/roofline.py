@@ -159,7 +159,14 @@ def rotated_ramp(physics: Physics) -> Ramp:
 
 
 def dram_bytes(work: Work, l2_bytes: ArrayLike, ramp: Ramp, warm_share: ArrayLike) -> Float[Array, " kernel"]:
-    """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the L2 size."""
+    """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the L2 size.
+
+    Args:
+      work: of the kernels.
+      l2_bytes: size of the L2, bytes.
+      ramp: where L2 begins to lose the working set, and over what width.
+      warm_share: share of the traffic that goes to DRAM even so.
+    """
     share = jnp.minimum(jnp.asarray(warm_share), 1.0)
     return work.bytes_moved * (share + (1.0 - share) * lost_share(work.bytes_moved, l2_bytes, ramp))
 
@@ -185,7 +192,14 @@ def fetched_again(gpu: GPU, work: Work, ramp: Ramp) -> Float[Array, " kernel"] |
 def reread_bytes(
     gpu: GPU, work: Work, tile_traffic: Float[Array, "kernel tile"], ramp: Ramp
 ) -> Float[Array, "kernel tile"]:
-    """DRAM traffic if L2 keeps nothing for the next block, but for what finds room in it as a whole, bytes."""
+    """DRAM traffic if L2 keeps nothing for the next block, but for what finds room in it as a whole, bytes.
+
+    Args:
+      gpu: scalars, or arrays [kernel].
+      work: of the kernels.
+      tile_traffic: traffic of every tile of the menu between L2 and the SMs, bytes.
+      ramp: where L2 begins to lose what is read again, and over what width.
+    """
     lost = lost_share(work.bytes_moved, room_bytes(gpu), ramp)[:, None]
     once = jnp.minimum(work.bytes_moved[:, None], tile_traffic)
     return once + (tile_traffic - once) * lost
@@ -203,9 +217,14 @@ def wire_s(work: Work, topology: Topology) -> Float[Array, " kernel"]:
 
 
 def lower_bounds(gpu: GPU, work: Work, peak: Float[Array, " kernel"], topology: Topology | None = None) -> LowerBounds:
-    """Lower bounds for kernels on a machine. Source: Williams, Waterman, Patterson, CACM 2009; L2 and link terms ours.
+    """Lower bounds for kernels on a machine.
 
-    `topology` None = no kernel sends to other GPUs.
+    Args:
+      gpu: scalars, or arrays [kernel].
+      work: of the kernels.
+      peak: of their arithmetic path, FLOP/s.
+      topology: how GPUs are joined; None = no kernel sends to other GPUs.
+    Reference: Williams, Waterman, Patterson, CACM 2009; L2 and link terms ours.
     """
     onchip_s = work.bytes_moved / (STANDARD.l2_bytes_per_cycle * gpu.num_sms * gpu.clock_hz)
     moved = dram_bytes(work, gpu.l2_bytes, kept_ramp(STANDARD), STANDARD.warm_share)

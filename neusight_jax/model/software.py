@@ -34,7 +34,7 @@ class Software(Record):
       flash2: time of FlashAttention-2 over what kernels of inference engines take.
       flash2_wide: and where those use wider matrix units than Ampere's, with instructions that it lacks.
       eight_bits: time of eight-bit products in training over that of inference, where they accumulate in registers.
-      plain: what products reach of the fp32 peak where tensor cores do not take them (`step.plain_seconds`).
+      plain: what products reach of the fp32 peak where tensor cores do not take them (`streams.plain_seconds`).
       wait: what a rank waits for the slowest of n others, over a stage's seconds and ln n.
       step_s: what a step takes beside its work: data, logs, checks of gradients, seconds; without an optimizer there is
         no step.

@@ -109,6 +109,7 @@ def classes_of(
 
 def longer(kernels: Array, host: Array) -> Array:
     """Nearly the maximum of the time of kernels and that of launching them, which overlap: a norm of order 4."""
+    # It only keeps the powers in range and cancels out, so that no gradient need go through it.
     most = jax.lax.stop_gradient(jnp.maximum(jnp.maximum(kernels, host), 1e-12))
     return most * ((kernels / most) ** 4 + (host / most) ** 4 + 1e-12) ** 0.25
 
@@ -116,7 +117,15 @@ def longer(kernels: Array, host: Array) -> Array:
 def step_seconds(
     gpu: GPU, name: str, kernels: KernelBatch, seconds: Float[Array, " kernel"], software: Software
 ) -> Float[Array, " kernel"]:
-    """Seconds of the kernels of a family inside a step."""
+    """Seconds of the kernels of a family inside a step.
+
+    Args:
+      gpu: scalars.
+      name: of the family.
+      kernels: its batch.
+      seconds: of one launch of each kernel by itself, as of `latency.kernel_latency`.
+      software: numbers of the framework.
+    """
     own, marks = classes_of(gpu, name, kernels, seconds)
     return own * (factors(software) @ marks)
 

@@ -86,6 +86,7 @@ def make_case(op: str, dims: Mapping[str, Any], dtype: str = "fp32") -> Case:
 def _size(op: str, name: str, value: Any) -> int:
     least = 0 if name in ("padding", "causal") else 1
     try:
+        # Columns with gaps hold whole numbers as floats.
         size = int(value)
         if size == float(value) and size >= least:
             return size

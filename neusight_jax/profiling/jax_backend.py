@@ -161,6 +161,7 @@ class JaxPrepared:
 
 def _rounds(kernel: Callable[..., Any], rounds: Any, inputs: Any, outputs: Any) -> Any:
     def once(step: Any, outputs: Any) -> Any:
+        # Inputs are bound to the round, or XLA would run kernels whose inputs stay the same only once.
         held, *_ = lax.optimization_barrier((inputs, step, outputs))  # type: ignore[no-untyped-call]
         return tuple(kernel(*each) for each in held)
 

@@ -219,6 +219,7 @@ def find_machine(backend: Backend, given: str | None) -> Machine:
             )
         return Machine(known, catalog_gpu(known), None, False, provenance)
     name, gpu = load_named_gpu(given)
+    # The rows would bear the name of a GPU that never ran them.
     if canonical_name(name) is not None and (backend.is_cpu or canonical_name(name) != known):
         raise InputError(f"--gpu is {name}, but {backend.name} runs on {backend.device} here; leave --gpu out")
     figures = {field: float(np.asarray(getattr(gpu, field))) for field in FIELDS}

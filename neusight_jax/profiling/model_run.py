@@ -71,6 +71,7 @@ def profile_models(
     began, host, on_cpu = now(), host_facts(), True
     for model in models:
         for mode in modes:
+            # Made for each mode, as some models have other heads when they train.
             target = _target(model, batch_size, sequence_length, mode, dtype)
             if target.framework not in machines:
                 backend = make_backend(target.framework)

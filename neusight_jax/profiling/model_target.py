@@ -62,11 +62,17 @@ def _sizes(inputs: Any) -> tuple[int, int]:
 
 
 def target_from_config(model: str, batch_size: int, sequence_length: int, mode: str, dtype: str = "fp32") -> Target:
-    """A torch model of `transformers` with random weights, from a catalog name or a config.json.
+    """A torch model of `transformers` with random weights.
 
     Heads as in the measurements of whole models that are published: BERT classifies in inference and is pre-trained in
     training; the others model language. Attention is eager, nothing is kept for later tokens.
 
+    Args:
+      model: a catalog name, or the path of a config.json.
+      batch_size: sequences.
+      sequence_length: tokens of a sequence.
+      mode: "inference" or "training"; it decides the heads of BERT and RoBERTa.
+      dtype: of weights and activations: fp32, bf16 or fp16.
     Raises: `InputError` for an unknown model, or when torch or transformers is not installed.
     """
     batch, tokens = whole("batch_size", batch_size), whole("sequence_length", sequence_length)

@@ -91,6 +91,7 @@ def _drawn(plan: str, gpu: GPU, seed: int) -> list[tuple[Case, bool]]:
     peak, bandwidth = float(np.asarray(gpu.fp32_flop_per_s)), float(np.asarray(gpu.mem_bytes_per_s))
     parts: list[list[Case]] = []
     for index, (op, count) in enumerate(counts.items()):
+        # Every operator draws for itself, so that its kernels stay when the counts of others change.
         random = np.random.default_rng([seed, index])
         found: dict[str, Case] = {}
         for _ in range(TRIES * count):

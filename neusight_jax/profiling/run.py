@@ -51,7 +51,14 @@ def failure(error: Exception) -> str:
 
 
 def begun_card(machine: Machine, sensors: Sensors, versions: Mapping[str, str], **facts: Any) -> dict[str, Any]:
-    """A card of what is known before anything is measured; `facts` are added to it."""
+    """A card of what is known before anything is measured.
+
+    Args:
+      machine: the device that is measured.
+      sensors: its driver and power limit.
+      versions: of the libraries that run the kernels.
+      facts: further keys of the card, such as `timing` and `plan`.
+    """
     return {
         "device": machine.name,
         "provenance": machine.provenance,

@@ -121,6 +121,7 @@ class TorchPrepared:
     def _captured(self) -> Any:
         """One pass over the sets as a CUDA graph; False where the kernel cannot be captured."""
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # CUDA wants a first run on another stream before it captures a graph.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._pass()

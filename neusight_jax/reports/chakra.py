@@ -78,6 +78,14 @@ class _Rank:
     last: tuple[int, ...] = ()
 
     def add(self, name: str, type: str, start_s: float, seconds: float, deps: Sequence[int], **more: Any) -> int:
+        """Add a node and give its number, which others wait for.
+
+        Args:
+          type: one of `NODE_TYPES`.
+          start_s: on the clock of the step, seconds.
+          deps: numbers of the nodes of this rank it waits for.
+          more: further fields of `Node`.
+        """
         self.nodes.append(Node(name, type, start_s, start_s + seconds, tuple(deps), **more))
         return len(self.nodes) - 1
 
@@ -165,6 +173,13 @@ def _piece(
     at, total_s = start_s + alone_s, sum(seconds for _, _, seconds in sent)
 
     def compute(part: str, start_s: float, seconds: float, deps: tuple[int, ...]) -> tuple[int, ...]:
+        """Add a part of the computation; its share of FLOP and bytes is that of the time.
+
+        Args:
+          part: what its name says after that of the piece.
+          start_s: on the clock of the step, seconds.
+          deps: numbers of the nodes it waits for; given back where the part takes no time.
+        """
         if seconds <= 0:
             return deps
         flop, moved = map(float, amount * (seconds / piece.compute_s))
@@ -233,6 +248,10 @@ def group_members(layout: Parallelism) -> dict[str, list[list[int]]]:
 def write_chakra(folder: Path | str, predictor: Predictor, machine: Machine, job: Job) -> list[Path]:
     """Write a step as `MODEL.RANK.et`, one a rank, and the groups as `comm_group.json`, all or nothing.
 
+    Args:
+      folder: to write, new or empty.
+      machine: what each rank runs on, a cluster where ranks talk to each other.
+      job: the training step, its kernels and messages planned.
     Raises: `InputError` without protobuf, or where the folder holds something.
     """
     messages()

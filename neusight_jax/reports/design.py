@@ -93,7 +93,13 @@ def front_notes(designs: Sequence[Design]) -> list[str]:
 
 
 def report(design: Design, base: str = "", front: Sequence[Design] = (), metric: str = "") -> Report:
-    """The page of a design, how it was found, and the front it lies on if there is one."""
+    """Page of a design: how it was found, and the front it lies on if there is one.
+
+    Args:
+      base: name of the GPU it is a variant of; "" = not known.
+      front: designs of a Pareto front; none = no picture of it.
+      metric: the budgeted metric that the front trades against latency.
+    """
     own, before = {**design.seconds, **design.metrics}, {**design.base_seconds, **design.base_metrics}
     changes = {name: 100.0 * (value / before[name] - 1.0) for name, value in own.items()}
     bars = {"type": "bar", "orientation": "h", "y": list(changes), "x": list(changes.values())}

@@ -157,7 +157,14 @@ def elasticities(total: Mapping[str, float], secants: Mapping[str, float] | None
 def stacked(
     title: str, rows: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, caption: str = ""
 ) -> Plot:
-    """Stacked bars: one bar a row, one colour a part."""
+    """Stacked bars: one bar a row, one colour a part.
+
+    Args:
+      rows: names of the bars, from the top.
+      parts: by name, the length of the part in each row, in `unit`.
+      unit: of the lengths, as the axis names it.
+      caption: sentence below the picture.
+    """
     traces = [_bars(rows, values, name=name, hover=f"%{{y}}: %{{x:.4g}} {unit}") for name, values in parts.items()]
     layout = {"barmode": "stack", "xaxis": {"title": {"text": unit}}, "yaxis": {"autorange": "reversed"}}
     layout |= {"legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0, "traceorder": "normal"}}
@@ -180,7 +187,14 @@ def _bars(
 def bars_with_interval(
     title: str, names: Sequence[str], values: Sequence[Any], bounds: Sequence[tuple[Any, Any]] | None, unit: str
 ) -> Plot:
-    """Horizontal bars with an interval around each, best on top."""
+    """Horizontal bars with an interval around each, best on top.
+
+    Args:
+      names: of the bars, best first; values: their lengths, in `unit`.
+      bounds: low and high end of each bar's interval, in `unit`; an end that is None or not finite is not drawn. None =
+        no intervals.
+      unit: of the lengths, as the axis names it.
+    """
     bars = _bars(names, values, hover=f"%{{y}}: %{{x:.4g}} {unit}")
     if bounds:
         up, down = (

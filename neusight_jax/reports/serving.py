@@ -111,6 +111,12 @@ def report(found: Serving) -> Report:
     names = [choice.gpu for choice in shown]
 
     def bars(title: str, unit: str, values: list[float], bounds: list[tuple[float, float]]) -> Plot:
+        """Bars of one figure of all configurations.
+
+        Args:
+          values: of each configuration, in `unit`.
+          bounds: low and high end of each, in `unit`.
+        """
         return bars_with_interval(title, names, values, bounds, unit)
 
     pictures = [

@@ -35,7 +35,13 @@ def prices_fact(prices: Mapping[str, float], currency: str, file: str = "") -> d
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Table:
-    """A plain table: the first `text_columns` to the left, the rest to the right."""
+    """Plain table: the first `text_columns` to the left, the rest to the right.
+
+    Args:
+      header: names of the columns.
+      rows: cells as they are printed, one for each column; markup in them is shown, not obeyed.
+      text_columns: columns of words, at the front.
+    """
     out = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for position, name in enumerate(header):
         out.add_column(name, justify="left" if position < text_columns else "right", no_wrap=True)

@@ -64,6 +64,12 @@ class _Events:
     launched: int = 0
 
     def span(self, name: str, start_s: float, seconds: float, stream: int = COMPUTE) -> None:
+        """Add a range that groups kernels on a stream, such as a layer.
+
+        Args:
+          start_s: on the clock of the trace, seconds.
+          stream: `COMPUTE` or `MESSAGES`.
+        """
         self._add("gpu_user_annotation", name, start_s, seconds, self.rank, stream)
 
     def kernel(
@@ -75,10 +81,19 @@ class _Events:
         kernel: Kernel | None = None,
         **args: Any,
     ) -> None:
+        """Add a kernel, its launch on the host, and the PyTorch operator that called it where one is known.
+
+        Args:
+          start_s: on the clock of the trace, seconds.
+          stream: `COMPUTE` or `MESSAGES`.
+          kernel: what ran, for the operator and its shapes; None = no operator is named.
+          args: further values that a viewer shows with the kernel.
+        """
         self.launched += 1
         link = {"correlation": self.launched + self.rank * 10_000_000, "External id": self.launched}
         args |= {"device": self.rank, "context": 1, "stream": stream, **link}
         self._add("kernel", name, start_s, seconds, self.rank, stream, args)
+        # No launch outlasts its kernel, lest it overlap the next one on the host's thread.
         length = min(LAUNCH_S, seconds)
         self._add("cuda_runtime", "cudaLaunchKernel", start_s, length, HOST + self.rank, LAUNCHES, link)
         if kernel is not None and (called := _operator(kernel)):
@@ -129,6 +144,7 @@ def forecast_timeline(forecast: Forecast, graph: Graph) -> dict[str, Any]:
             f"the forecast has {len(forecast.columns['seconds'])} kernels, the graph {len(rows)}; expected its own"
         )
     events, at = _Events(0), 0.0
+    # Kernels come one after another, as a forecast adds their times up.
     for head, listed in _sections(graph):
         begin = at
         for node, phase in listed:
@@ -170,6 +186,7 @@ def _sections(graph: Graph) -> Iterator[tuple[str, list[tuple[Node, str]]]]:
         for time in range(repeat):
             yield _head(section, repeat, time, nodes, "forward"), [(node, "forward") for node in nodes]
     if graph.mode == "training":
+        # Gradients arrive from the last layer to the first.
         for (section, repeat), nodes in reversed(blocks):
             back = [(node, phase) for node in reversed(nodes) for phase in ("backward", "weight_gradient")]
             for time in reversed(range(repeat)):
@@ -184,10 +201,15 @@ def _head(section: str, repeat: int, time: int, nodes: Sequence[Node], phase: st
 
 
 def step_timeline(predictor: Predictor, machine: Machine, job: Job, step: Forecast) -> dict[str, Any]:
-    """A step of a job as a trace, one process a rank of the pipeline; ranks of the other groups run alike.
+    """Trace of a step of a job, one process a rank of the pipeline; ranks of the other groups run alike.
 
     Every piece of work of a micro-batch is one kernel, and its messages are another on a stream of their own, of which
     the part that nothing hides comes after the computation.
+
+    Args:
+      machine: what each rank runs on, a cluster where ranks talk to each other.
+      job: the training step, its kernels and messages planned.
+      step: its forecast, which names the GPU and whose values the trace carries along.
     """
     times = step_times(predictor, machine, job)
     ranks = job.plan.layout.pipeline
@@ -195,6 +217,7 @@ def step_timeline(predictor: Predictor, machine: Machine, job: Job, step: Foreca
     end_s = 0.0
     for work in works(job.plan, times):
         track = tracks[work.rank]
+        # The message takes the time before it arrives, and no work starts earlier than that.
         if work.arrives_s and times.between_s:
             track.kernel("ncclDevKernel_SendRecv", work.arrives_s - times.between_s, times.between_s, MESSAGES)
         name = f"{WORK_NAMES[work.kind]} of micro-batch {work.batch}, stage {work.stage}"

@@ -105,6 +105,7 @@ class _Values:
     def value(self) -> Any:
         """The next value, whole."""
         self.next()
+        # The library decodes whole values alone: one that is cut off is decoded again with more text.
         while True:
             try:
                 value, end = self._decoded()
@@ -285,6 +286,7 @@ class _TorchEvents:
         """The GPU events, each with the operator that launched it: the innermost with its id."""
         names, operator_names, lanes = list(self.kernels.names), list(self.operators.names), list(self.kernels.lanes)
         events, operators = self.kernels.frame(), self.operators.frame()
+        # Operators that call others have the same id as these: the shortest is the innermost.
         operators = operators[operators["link"] != NO_OPERATOR].sort_values("seconds", kind="stable")
         launched_by = operators.drop_duplicates("link").set_index("link")["what"]
         events["link"] = events["link"].map(launched_by).fillna(NO_OPERATOR).astype(np.int64)
@@ -292,6 +294,14 @@ class _TorchEvents:
             notes.append(f"{unknown} of {len(events)} GPU events name no operator with shapes: scaled by kernel name")
 
         def item(what: int, link: int, measured_s: float, count: int) -> Measured:
+            """Describe launches that are alike.
+
+            Args:
+              what: place of their name and launch among those of the kernels.
+              link: place of the operator that launched them; `NO_OPERATOR` = none is known.
+              measured_s: seconds of all together.
+              count: launches.
+            """
             name, launch = names[what]
             operator, shapes, types = operator_names[link] if link != NO_OPERATOR else ("", (), ())
             work = operator_kernels(operator, shapes)
@@ -307,6 +317,14 @@ class _TorchEvents:
         busy_s, span_s = busy_seconds(events["start_s"].to_numpy(), events["seconds"].to_numpy())
 
         def item(what: int, link: int, measured_s: float, count: int) -> Measured:
+            """Describe calls that are alike.
+
+            Args:
+              what: place of the operator among all, with its shapes and types.
+              link: not read.
+              measured_s: their own seconds, all together.
+              count: calls.
+            """
             name, shapes, types = names[what]
             work = operator_kernels(name, shapes)
             return Measured(name, "host", measured_s, count, work, dtype_from_types(types), operator=name)
@@ -381,6 +399,14 @@ class _JaxEvents:
             raise InputError(f"{path}: its GPU streams hold no event with a duration; record the run again")
 
         def item(what: int, link: int, measured_s: float, count: int) -> Measured:
+            """Describe launches that are alike.
+
+            Args:
+              what: place of their name, launch and HLO operator among those of the events.
+              link: not read: the event itself names its operator.
+              measured_s: seconds of all together.
+              count: launches.
+            """
             name, launch, operator = names[what]
             return kernel_of_name(name, measured_s, count, launch, operator=operator)
 
@@ -433,6 +459,7 @@ def _own_seconds(events: pd.DataFrame) -> np.ndarray:
     """Duration of every operator less that of the operators directly inside it, per thread."""
     lane, start, seconds = (events[name].to_numpy() for name in ("lane", "start_s", "seconds"))
     own, stack = seconds.copy(), list[int]()
+    # Of those that start together the longest goes first: it encloses the others.
     for at in np.lexsort((-seconds, start, lane)):
         while stack and (lane[stack[-1]] != lane[at] or start[stack[-1]] + seconds[stack[-1]] <= start[at]):
             stack.pop()

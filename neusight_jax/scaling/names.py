@@ -60,6 +60,7 @@ def name_parts(name: str) -> NameParts:
         return found
     plain = _CLONE.sub("", _ANONYMOUS.sub("anonymous", plain))
     outside, inside, depth = "", "", 0
+    # Template arguments are kept apart, as their words say less than those of the name itself.
     for at, letter in enumerate(plain):
         if letter == "(" and not depth and at and not plain[at - 1].isspace():
             return _parts(plain, plain[:at], outside, inside)  # what follows are the function's parameters

@@ -242,6 +242,7 @@ def scaling(
         if rules[at]:
             ratios[at] = after[at] / before[at]
             if rules[at] == "forecast" and item.seconds > 0.0:
+                # Far from the origin only a part of what sets the kernel apart is believed to be its own.
                 deviation = math.log(item.seconds / (max(item.count, 1.0) * before[at]))
                 ratios[at] *= math.exp((share - 1.0) * min(max(deviation, -BELIEVED), BELIEVED))
         else:
@@ -262,9 +263,18 @@ def carried(origin: Machine, target: Machine) -> float:
 
 
 def wave_scaling(items: Sequence[Measured], origin: Machine, target: Machine, *, general: bool = True) -> np.ndarray:
-    """Ratio of every item by Habitat's wave scaling alone, a baseline: γ and blocks from known work, else as `_wave`.
+    """Ratio of every item by Habitat's wave scaling alone, a baseline.
 
-    An item of several kernels is scaled by each, weighted with its roofline time on the origin.
+    An item of several kernels is scaled by each, weighted with its roofline time on the origin. One of unknown work
+    goes by `_plain_rule`.
+
+    Args:
+      items: measured on the origin.
+      origin: where they were measured.
+      target: what they are scaled to.
+      general: whether kernels of known work go by the general equation, which counts whole waves; else by the
+        simplified.
+    Returns: seconds on the target over seconds on the origin [item].
     """
     ratios = np.ones(len(items))
     for at, item in enumerate(items):
@@ -336,6 +346,7 @@ def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], ma
         return out
     dtypes = {at: _dtype(items[at], peaks) for at in chosen}
     products = [at for at in chosen if _is_product(work[at])]
+    # Asked before the forecast, so that the error says which products lack a path.
     for dtype in sorted({dtypes[at] for at in products}):
         try:
             machine.gpu.peak_flop_per_s(dtype)

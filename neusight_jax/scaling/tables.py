@@ -121,6 +121,7 @@ def read_tables(text: str) -> list[Table]:
     """All tables of a text, in order; what stands between them is passed over."""
     tables: list[Table] = []
     report, source, inside = "", "", False
+    # A profiler prints several reports into one file, with messages between them: a header may stand anywhere.
     for line in filter(str.strip, text.splitlines()):
         if named := _REPORT.search(line):
             script = named[2] or named[3] or named[1] or ""
@@ -257,6 +258,7 @@ def _choose(tables: Sequence[tuple[str, Table]]) -> tuple[list[tuple[str, Table]
     kept: list[tuple[str, Table]] = []
     notes: list[str] = []
     best = next((names[0] for names in KERNEL_REPORTS if names[0] in dict(tables)), "")
+    # Two tables of one report are of two profiles, or one of them written twice: then source or totals agree.
     for report, table in tables:
         repeats = any(
             (table.source and other.source == table.source)
@@ -327,6 +329,7 @@ def _rows(report: str, table: Table, account: Account) -> pd.DataFrame:
     if not is_sum:
         unplaced = ~(rows["start_s"].abs() <= 1e3 * LONGEST_S)
         rows = _without(rows, unplaced, "rows without a start, left out: they cannot be placed", account)
+    # Nothing says what the table is of, so that it may list calls of the host too.
     if not table.report:
         called = rows["name"].map(lambda name: _HOST_CALL.match(name) is not None).astype(bool)
         rows = _without(rows, called, "rows of host calls, left out: they are no kernels", account)
@@ -454,6 +457,7 @@ def trace_of_nodes(nodes: pd.DataFrame, source: str) -> Trace:
                 continue
             kernels = node_kernels(node.get(listed), node)
             seconds = max(measured_s - overhead_s, 0.0)
+            # A node that lists no kernels and takes little more than a view does is one.
             if not kernels and seconds < overhead_s:
                 nothing += 1
                 continue

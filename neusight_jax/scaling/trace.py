@@ -181,6 +181,7 @@ def identifier(args: Mapping[str, Any], *names: str) -> int:
         found = int(next(args[name] for name in names if name in args))
     except (StopIteration, TypeError, ValueError, OverflowError):
         return -1
+    # Some profilers write 64 bits without sign, which a column of signed numbers would not hold.
     return (found + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -199,7 +200,14 @@ def hashable(value: Any) -> Hashable:
 
 
 def launch_of(grid: Any, block: Any, registers: Any = None, shared: Any = None) -> Launch | None:
-    """A launch from sizes as a file gives them; None if they are no sizes."""
+    """A launch from sizes as a file gives them; None if they are no sizes.
+
+    Args:
+      grid: blocks along each axis, numbers or text.
+      block: threads along each axis.
+      registers: of a thread.
+      shared: shared memory of a block, bytes.
+    """
     try:
         blocks, threads = (math.prod(float(size) for size in sizes) for sizes in (grid or [0], block or [0]))
     except (TypeError, ValueError, OverflowError):
@@ -225,7 +233,16 @@ class Events:
         return len(self._seconds) // 2
 
     def add(self, name: Hashable, lane: Hashable, start_s: float, seconds: float, link: int, correlation: int) -> None:
-        """One event more; `link` numbers what launched it, `correlation` its launch, -1 where it is not said."""
+        """Take in one event more.
+
+        Args:
+          name: what ran; alike events have an equal one.
+          lane: what it ran on: (GPU, stream), or (process, thread).
+          start_s: seconds from any origin that all events share.
+          seconds: its duration.
+          link: number of what launched it, -1 = not known.
+          correlation: number of its launch, -1 = not known.
+        """
         what = self.names.setdefault(name, len(self.names))
         self._numbers.extend((what, self.lanes.setdefault(lane, len(self.lanes)), link, correlation))
         self._seconds.extend((start_s, seconds))
@@ -274,6 +291,7 @@ def trace_of_kernels(
       item: number of what ran and of what launched it, seconds, count -> `Measured`.
       account: what was left out so far. notes, gpus: of the trace.
     """
+    # Events of no duration may well be alike, so only others count as written twice.
     double = events.duplicated(["lane", "start_s", "what", "seconds", "correlation"]) & (events["seconds"] > 0.0)
     if double.any():
         seconds = float(events["seconds"][double].sum())

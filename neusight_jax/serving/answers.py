@@ -41,6 +41,15 @@ def elasticities(
     """Percent that TTFT and TPOT change for a percent of each figure, as two machines of elasticities.
 
     At one load, below saturation, in closed form; 0 for figures that are 0.
+
+    Args:
+      predictor: forecasts the kernels.
+      machine: GPU or cluster whose figures are changed, scalars.
+      steps: of the replica's layout.
+      engine: numbers of the engine's own time.
+      asked: demand of the requests.
+      requests: that the replica holds.
+      most: of them that run at once; the others wait.
     """
 
     def logs(own: Machine) -> jax.Array:
@@ -124,7 +133,7 @@ def serve(
     engine: Engine | str = LEARNED,
     notes: Sequence[str] = (),
 ) -> Serving:
-    """How many of which GPU serve a load within targets, ranked by cost, or without prices by GPUs.
+    """GPUs that serve a load within targets, how many of each, ranked by cost, or without prices by their number.
 
     An estimate in closed form (`steady`): continuous batching with chunked prefill, in steady state, no failures. Where
     the extra `serving` is installed, the best layouts are then run by an engine's scheduler (`dynamo`), which decides.
@@ -186,7 +195,14 @@ class _Served:
     def replicas(
         self, predictor: Predictor, engine: Engine, tensor: Sequence[int] | None, expert: Sequence[int] | None
     ) -> dict[tuple[str, int, int], Replica]:
-        """Replicas to try by GPU and ranks."""
+        """Replicas to try, by GPU and ranks.
+
+        Args:
+          predictor: forecasts the kernels.
+          engine: numbers of the engine's own time.
+          tensor: ranks of a replica; None = powers of two up to 8 within a server.
+          expert: 1 = experts are split as layers are, as many as `tensor` = they stay whole; None = both.
+        """
         lengths = self.load.lengths
         longest = sum(asdict(lengths).values()) if self.requests is None else self.requests.longest
         found = replicas(predictor, self.clusters, self.model, lengths, longest, self.options, engine, tensor, expert)
@@ -199,7 +215,15 @@ class _Served:
         disaggregated: bool,
         engine_runs: bool,
     ) -> list[ServingChoice]:
-        """What replicas do with the load, ranked. `InputError` where none carries it, or none has a price."""
+        """Choices of replicas and what they do with the load, ranked.
+
+        Args:
+          tried: replicas by GPU, tensor and expert ranks.
+          prices: what choices are ranked by; None = by GPUs.
+          disaggregated: whether replicas that only prefill are tried beside others that only decode.
+          engine_runs: whether the best are run by an engine's scheduler, which then decides.
+        Raises: `InputError` where none carries the load, or none has a price.
+        """
         found = [answer(each, self.load, prices) for each in tried.values()]
         if disaggregated:
             found += pooled(list(tried.values()), self.clusters, self.model, self.load, prices)
@@ -300,6 +324,7 @@ def curve(replica: Replica, load: Load) -> tuple[np.ndarray, Steady]:
     """Loads of a replica, and its steady states there [middle, low, high of the kernels; load]."""
     assert replica.times is not None
     requests = _loads(replica.most)
+    # Few lengths, so that replicas share a compiled program.
     padded = np.pad(requests, (0, -len(requests) % 64), mode="edge")
     stacked = jax.tree.map(lambda *each: np.stack([np.asarray(one) for one in each]), *replica.times)
     asked = demand(load.lengths, replica.options, poisson=load.rate is not None)
@@ -362,9 +387,11 @@ def _fleet(requests: np.ndarray, states: Steady, bound: int, within: int, load: 
         return 0, 0.0
     places = np.arange(len(requests))
     if load.users is not None:
+        # Rounding must not add a replica where the load is a whole multiple.
         count = math.ceil(load.users / requests[within - 1] - 1e-9)
         return count, float(np.interp(load.users / count, requests, places))
     assert load.rate is not None
+    # A rate is looked up between two loads, which needs rates that never fall.
     rates = np.maximum.accumulate(np.asarray(states.rate[bound]))
     count = math.ceil(load.rate / rates[within - 1] - 1e-9)
     return count, float(np.interp(load.rate / count, rates, places))

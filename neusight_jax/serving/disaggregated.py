@@ -45,8 +45,17 @@ def sending(clusters: Mapping[str, Cluster], model: Model) -> Callable[[Replica,
 
 
 def pair_of(prefill: Replica, decode: Replica, cluster: Cluster, model: Model, load: Load) -> Pair:
-    """Replicas that prefill and others that decode. Every rank sends its share of a prompt's KV cache at once; the
-    fewer ranks, the more has each."""
+    """Replicas that prefill and others that decode, as what a load is put on.
+
+    Every rank sends its share of a prompt's KV cache at once; the fewer ranks, the more has each.
+
+    Args:
+      prefill: a replica with step times; its options say how prompts are cut into chunks.
+      decode: likewise, of the same GPU.
+      cluster: whose links the KV cache goes over.
+      model: whose KV cache it is.
+      load: lengths, and users or requests a second.
+    """
     assert prefill.times is not None
     assert decode.times is not None
     inputs = max(int(load.lengths.input_tokens), 1)
@@ -67,8 +76,17 @@ def pair_of(prefill: Replica, decode: Replica, cluster: Cluster, model: Model, l
 def disaggregated(
     replicas: Sequence[Replica], clusters: Mapping[str, Cluster], model: Model, load: Load, prices: Prices | None
 ) -> list[ServingChoice]:
-    """The best pools of every GPU that carry a load within the targets, those with the fewest GPUs; none for a GPU on
-    which no pools do."""
+    """The best pools of every GPU, those with the fewest GPUs that carry a load within the targets.
+
+    A GPU on which no pools do is left out.
+
+    Args:
+      replicas: that may be either pool; those without step times are left out.
+      clusters: machines by the name of their GPU.
+      model: as the engine loads it.
+      load: what is asked.
+      prices: of an hour of one GPU; None = no costs.
+    """
     out = []
     for gpu, cluster in clusters.items():
         usable = [each for each in replicas if each.gpu == gpu and each.times is not None]
@@ -100,6 +118,7 @@ def _counts(prefill: Replica, decode: Replica, pair: Pair, load: Load, bound: in
     def at(first: int, after: int) -> tuple[bool, bool]:
         return _meets(pair.at(first, after), after, pair.most, load, bound)
 
+    # A target that one request alone misses is met by no number of replicas.
     alone = replace(pair, load=min(pair.load, 1.0 if load.users is not None else 1e-6))
     if not all(_meets(alone.at(1, 1), 1, pair.most, load, bound)):
         return None
@@ -112,6 +131,7 @@ def _counts(prefill: Replica, decode: Replica, pair: Pair, load: Load, bound: in
 
 def _meets(states: Steady, replicas: int, most: float, load: Load, bound: int) -> tuple[bool, bool]:
     """Whether the first token is in time, and whether further ones are and every request finds room."""
+    # The closed form cuts the load where a pool is full, so a full pool has no room.
     room = states.batch[bound] <= 0.999 * most * replicas or states.batch[bound] <= replicas
     first = states.ttft(load.percentile)[bound] <= load.ttft_s and math.isfinite(states.ttft_s[bound])
     return bool(first), bool(room and states.tpot(load.percentile)[bound] <= load.tpot_s)

@@ -78,7 +78,15 @@ def _named(name: str | os.PathLike[str]) -> tuple[str, Cluster]:
 def layouts(
     model: Model, cluster: Cluster, tensor: Sequence[int] | None, expert: Sequence[int] | None
 ) -> list[Parallelism]:
-    """Layouts to try: tensor ranks as asked for, or powers of two up to 8 within a server; experts whole or not."""
+    """Layouts to try.
+
+    Args:
+      model: as the engine loads it; only models with experts split them.
+      cluster: whose domain of fast links bounds the ranks that are tried where none are stated.
+      tensor: ranks of a replica; None = powers of two up to 8 within a domain.
+      expert: 1 = experts are split as layers are, as many as the tensor ranks = they stay whole; None = both.
+    Raises: `InputError` where no stated number of expert ranks goes with the tensor ranks.
+    """
     domain = cluster.topology.gpus_per_domain or TENSOR[-1]
     routed = any(isinstance(layer.feed_forward, Experts) for layer in model.decoder.layers)
     ranks = tensor or [each for each in TENSOR if each <= domain]
@@ -104,8 +112,20 @@ def replicas(
     tensor: Sequence[int] | None = None,
     expert: Sequence[int] | None = None,
 ) -> Iterator[Replica]:
-    """Every replica that can be tried, one after another, the steps of each layout written down once, for sequences of
-    up to `longest` tokens."""
+    """Every replica that can be tried, one after another, the steps of each layout written down once.
+
+    Args:
+      predictor: forecasts the kernels.
+      machines: clusters by the name of their GPU.
+      model: as the engine loads it.
+      lengths: mean tokens of a request, for the KV cache it takes.
+      longest: tokens of the longest sequence, for which steps are written down.
+      options: how the engine is set up on each machine, by the same names.
+      engine: numbers of the engine's own time.
+      tensor: as of `layouts`.
+      expert: as of `layouts`.
+    Raises: `InputError` for sequences the model has no positions for.
+    """
     read_decoder(model.config, longest)  # refuses what the model has no positions for
     most = max(each.max_batch * (each.draft_tokens + 1) for each in options.values())
     chunk = max(each.chunk_tokens for each in options.values())

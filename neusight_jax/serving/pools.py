@@ -71,6 +71,7 @@ def pools(
         busy = jnp.clip(rate * prompt / first_n * others / jnp.maximum(others + 1.0 - poisson, 1.0), 0.0, FULL)
         return rate, beside, waiting(asked, prompt, busy, others / first_n, prefill.engine.wave)
 
+    # Half a step each time keeps the iteration from swinging.
     def iterate(state: tuple[Array, Array], __: None) -> tuple[tuple[Array, Array], None]:
         _, beside, wait = parts(*state)
         decoding = decoding_s(1.0 + beside)
@@ -136,9 +137,16 @@ def fewest(
     most: Callable[[int, int], bool],
     guess: tuple[int, int] = (1, 1),
 ) -> tuple[int, int] | None:
-    """The fewest replicas of each pool, given whether so many meet the target of the first and of further tokens, and
-    whether so many may be had. From a guess, each pool grows while its own target is missed, then shrinks while both
-    are met."""
+    """The fewest replicas of each pool that meet both targets; None where there are none.
+
+    From a guess, each pool grows while its own target is missed, then shrinks while both are met.
+
+    Args:
+      first_meets: whether so many replicas (prefill, decode) meet the target of the first token.
+      next_meets: whether they meet that of further tokens.
+      most: whether so many may be had.
+      guess: replicas (prefill, decode) to begin with.
+    """
     prefill, decode = guess
     for _ in range(400):
         wanted = first_meets(prefill, decode), next_meets(prefill, decode)

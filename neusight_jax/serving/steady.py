@@ -96,7 +96,14 @@ class Demand:
 
 
 def demand(lengths: Lengths, options: Options, *, poisson: bool = False, most_chunks: int = 0) -> Demand:
-    """A demand from lengths and options; `most_chunks`: room for chunks of other demands of one program."""
+    """A demand from lengths and options.
+
+    Args:
+      lengths: mean tokens of a request.
+      options: how the engine is set up: chunks, prefix cache, guesses.
+      poisson: whether requests arrive at random, and not each after an answer.
+      most_chunks: room for chunks of other demands of one program.
+    """
     fresh = max(lengths.input_tokens * (1.0 - options.prefix_share), 1.0)
     chunks = max(math.ceil(fresh / options.chunk_tokens), most_chunks)
     return Demand(
@@ -169,7 +176,15 @@ class Wait:
 
 
 def waiting(asked: Demand, prompt_s: Array, busy: Array, met: Array, wave: ArrayLike) -> Wait:
-    """What a prompt waits where `met` other requests are met (n')."""
+    """Wait of a prompt for the prompts of others.
+
+    Args:
+      asked: demand of the requests.
+      prompt_s: seconds of the steps of one prompt (P).
+      busy: share of time that prompts of others take (r), below 1.
+      met: other requests that are met (n').
+      wave: share of arrivals that come all at once (`Engine.wave`).
+    """
     random = busy / (2.0 * (1.0 - busy))
     together = jnp.clip(asked.chunk_tokens / jnp.asarray(asked.fresh), 1.0, jnp.maximum(met + 1.0, 1.0))
     waved = jnp.maximum(met - 1.0 + together, 0.0) / 2.0 * jnp.where(met > 0, 1.0, 0.0)
@@ -178,9 +193,15 @@ def waiting(asked: Demand, prompt_s: Array, busy: Array, met: Array, wave: Array
 
 
 def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) -> Steady:
-    """The steady state of a replica that holds `requests` requests, of which at most `most` run and the others wait.
+    """The steady state of a replica.
 
     Differentiable in the times, and `jax.vmap` takes many loads.
+
+    Args:
+      times: step times of the replica, and its engine.
+      asked: demand of the requests.
+      requests: that the replica holds, scalar.
+      most: of them that run at once, scalar; the others wait.
     """
     held = jnp.asarray(requests, float)
     running = jnp.minimum(held, most)
@@ -215,6 +236,7 @@ def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) ->
         ttft_p50_s=first + wait.quantile(0.5) + queue,
         ttft_p95_s=first + 0.9 * (1.0 - 1.0 / asked.polls) * looked + wait.quantile(0.95) + queue,
         tpot_s=tpot,
+        # A square root has an infinite slope at 0.
         tpot_p95_s=tpot + Z95 * jnp.sqrt(met + 1e-12) * added / outputs,
         rate=rate,
         batch=batch,

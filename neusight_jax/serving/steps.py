@@ -60,8 +60,13 @@ def load_model(
     weight_dtype: str | None = None,
     kv_dtype: str | None = None,
 ) -> Model:
-    """A decoder from a catalog name, the path of a config.json, or a mapping with Hugging Face keys.
+    """A decoder as an engine loads it.
 
+    Args:
+      config: a catalog name, the path of a config.json, or a mapping with Hugging Face keys.
+      dtype: of the arithmetic of products; None = the config's, or bf16.
+      weight_dtype: what weights are stored in, in place of what the config says; None = as it says.
+      kv_dtype: of the KV cache; None = as `graph.configs.step.precision` has it.
     Raises: `InputError` for a model that is no decoder, or unusable dtypes.
     """
     parsed = language_config(read_config(config))
@@ -76,6 +81,7 @@ def load_model(
     step = _step(model, Requests((1,), (2,)), Parallelism())
     weights = step.weight_notes(weight_dtype, has_quantization(parsed.values))
     every = dict.fromkeys((*notes, *parsed.notes, *reading_notes(parsed, step.parameter_bytes), *weights))
+    # They are the model's now, and every step that is written adds some of them again.
     parsed.notes = []
     return dataclasses.replace(model, notes=tuple(every))
 
@@ -112,7 +118,14 @@ class Axes:
 
 
 def axes(length: int, chunk_tokens: int, max_batch: int, draft_tokens: int = 0) -> Axes:
-    """Axes for requests of at most `length` tokens: powers of two and, for tokens, halfway between them."""
+    """Sizes at which the steps of an engine are written down: powers of two and, for tokens, halfway between them.
+
+    Args:
+      length: tokens of the longest sequence.
+      chunk_tokens: most tokens of a step.
+      max_batch: most running requests.
+      draft_tokens: tokens guessed ahead for each of them.
+    """
     top = max(chunk_tokens, 1) + max_batch * (draft_tokens + 1)
     halves = sorted({*_powers(1, top), *(3 * each // 2 for each in _powers(2, top))})
     return Axes(
@@ -148,7 +161,15 @@ class Steps:
 
 
 def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str], grid: Axes) -> Steps:
-    """The steps of a model on one rank of a layout: `tabled` of `points`."""
+    """The steps of a model on one rank of a layout: `tabled` of `points`.
+
+    Args:
+      model: as the engine loads it.
+      layout: tensor ranks, and `expert` equal to them where experts stay whole.
+      domain: GPUs in a domain of fast links; 0 = all in one.
+      paths: arithmetic paths of the GPU (`GPU.paths`).
+      grid: sizes at which steps are written down.
+    """
     return tabled(points(model, layout, grid), paths, domain, grid, model.dtypes.products)
 
 
@@ -167,6 +188,7 @@ def points(model: Model, layout: Parallelism, grid: Axes) -> Points:
 
     long, short = grid.contexts[-1], grid.contexts[0]
     moving = _differ(nodes((1, long)), nodes((1, max(long // 2, 1))))
+    # A prefill may have nodes that a decode has not, so it is compared too.
     moving |= _differ(nodes((2, max(long, 2))), nodes((2, max(long // 2, 3))))
 
     def of(found: Iterable[Node], wanted: Callable[[Node], bool]) -> _Counted:
@@ -193,7 +215,15 @@ def needed_paths(written: Points, paths: Collection[str]) -> tuple[str, ...]:
 
 
 def tabled(written: Points, paths: Collection[str], domain: int, grid: Axes, dtype: str) -> Steps:
-    """Points as steps on GPUs with these arithmetic paths in domains of so many (`Kernel.on`)."""
+    """Points of a grid as steps on one kind of GPU.
+
+    Args:
+      written: what each point launches, for whatever GPU.
+      paths: arithmetic paths of the GPU; without the one it needs, a product runs as `Kernel.instead` has it.
+      domain: GPUs in a domain of fast links; 0 = all in one.
+      grid: where the points lie.
+      dtype: of kernels that do not say.
+    """
     run = [[(kernel.on(paths, domain), count) for kernel, count in each] for each in written]
     return Steps(*_table([[(kernel, kernel.count * count) for kernel, count in each] for each in run], dtype), grid)
 

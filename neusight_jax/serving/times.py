@@ -157,10 +157,16 @@ class Times:
         start: ArrayLike = 0.0,
         guesses: ArrayLike = 0.0,
     ) -> Array:
-        """Seconds of a step: `decode` running requests of mean length `context`, each with so many guessed tokens to
-        check, and `chunk` tokens of a prompt after its first `start`.
+        """Seconds of a step of running requests and of one chunk of a prompt.
 
         Between the points of the grid it goes as a power of each size; less than one request counts in proportion.
+
+        Args:
+          decode: running requests.
+          context: their mean length, tokens.
+          chunk: tokens of a prompt in the step, 0 = none.
+          start: tokens of that prompt before them.
+          guesses: tokens guessed ahead for each running request, which the step checks.
         """
         axes = self.axes
         decode, chunk = jnp.asarray(decode, float), jnp.asarray(chunk, float)
@@ -207,6 +213,7 @@ def _between(table: Array, *places: tuple[tuple[int, ...], ArrayLike]) -> Array:
         scale = np.log(np.asarray(points, np.float32) + offset)
         size = jnp.log(jnp.maximum(jnp.asarray(at, float) + offset, 1e-3))
         position = jnp.interp(size, scale, jnp.arange(len(points), dtype=float))
+        # Which points lie around a size has no slope; all of it is in the share between them.
         low = jnp.clip(jnp.floor(jax.lax.stop_gradient(position)).astype(int), 0, last)
         high = jnp.minimum(low + 1, len(points) - 1)
         share = position - low.astype(position.dtype)
@@ -221,6 +228,7 @@ def _between(table: Array, *places: tuple[tuple[int, ...], ArrayLike]) -> Array:
 
 def tabulated(steps: Steps, seconds: Mapping[str, Array], engine: Engine) -> Times:
     """Times from the seconds of every kernel, by family."""
+    # A kernel that no point launches may take for ever, and 0 times infinity is NaN.
     sums = sum(
         (
             jnp.asarray(count) @ jnp.where(jnp.sum(jnp.asarray(count), 0) > 0, seconds[name], 0.0)
@@ -237,21 +245,46 @@ def tabulated(steps: Steps, seconds: Mapping[str, Array], engine: Engine) -> Tim
 
 
 def times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> Times:
-    """Times of steps on a machine; pure, so that gradients reach the machine and `jax.vmap` many of them."""
+    """Times of steps on a machine; pure, so that gradients reach the machine and `jax.vmap` many of them.
+
+    Args:
+      predictor: forecasts the kernels.
+      machine: GPU or cluster, scalars.
+      steps: of one rank of a layout.
+      engine: numbers of the engine's own time.
+    """
     return tabulated(steps, kernel_seconds(predictor, machine, steps), engine)
 
 
 def kernel_seconds(
     predictor: Predictor, machine: Machine, steps: Steps, relaxation: Relaxation = 0.0
 ) -> dict[str, Float[Array, " kernel"]]:
-    """Seconds of every kernel of steps on a machine, by family; `relaxation` as of `kernel_latency`."""
+    """Seconds of every kernel of steps on a machine, by family.
+
+    Args:
+      predictor: forecasts the kernels.
+      machine: GPU or cluster, scalars.
+      steps: of one rank of a layout.
+      relaxation: as of `latency.kernel_latency`.
+    Raises: `InputError` for a family the predictor does not cover.
+    """
     require_covered(predictor, steps.kernels)
     return kernel_latency(predictor, machine, steps.kernels, relaxation=relaxation)
 
 
 def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> tuple[Times, Times, Times]:
-    """Times, and those of all kernels at the low and the high end of their 80 % intervals, which is wider than a sum
-    whose errors cancel; without intervals all three are equal. By a program that is compiled fast; no gradients."""
+    """Times, and those of all kernels at the low and the high end of their 80 % intervals.
+
+    That is wider than a sum whose errors cancel; without intervals all three are equal. By a program that is compiled
+    fast; no gradients.
+
+    Args:
+      predictor: forecasts the kernels.
+      machine: GPU or cluster, scalars.
+      steps: of one rank of a layout.
+      engine: numbers of the engine's own time.
+    Raises: `InputError` for a family the predictor does not cover.
+    """
     found, own = {}, on_device(machine)
     require_covered(predictor, steps.kernels)
     for name, batch in steps.kernels.families.items():  # one at a time, so that models share programs

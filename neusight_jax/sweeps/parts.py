@@ -93,6 +93,7 @@ class Parts:
         spans, out = self.spans(), []
         for start, stop in chunks:
             reached = start
+            # The span before the chunk may reach into it.
             for low, high in spans[max(bisect_right(spans, (start, 0)) - 1, 0) :]:
                 if low > reached or reached >= stop:
                     break

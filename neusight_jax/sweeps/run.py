@@ -167,8 +167,10 @@ def _run(
     """Compute what is missing of a sweep and merge its parts; how many rows it has, and how many were there before."""
     rows = space.rows * len(tasks)
     first = processes.index == 0
+    # No process touches a file before all are known to be asked the same.
     processes.barrier(json_text({**parts.asked, "resume": resume}))
     complete = parts.complete(resume)
+    # The first one removes the parts of a sweep that is complete, so all must have looked before.
     processes.barrier("looked for the output")
     if complete:
         if first:

@@ -115,7 +115,10 @@ class HabitatMLPKind:
     hidden: tuple[int, ...] = (64, 64, 64, 64)
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
-        """A network normalised to the rows, that starts at their geometric mean."""
+        """Network normalised to the rows, that starts at their geometric mean.
+
+        Args: as of `fit.Kind.init`; the network takes inputs of its own, not the features.
+        """
         sample = sample_of(rows, seen=False)
         inputs = habitat_inputs(family, sample.gpu, sample.batch, sample.isolated)
         network = init_network(key, inputs, self.hidden, 1, members=1)
@@ -128,7 +131,10 @@ class HabitatMLPKind:
         return HabitatMLPPredictor({family.network: parameters})
 
     def loss(self, parameters: Network, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Log error."""
+        """Log error.
+
+        Args: as of `fit.Kind.loss`.
+        """
         predictor = self.predictor(parameters, family, sample)
         terms = predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated)
         return log_error_loss(jnp.log(terms.seconds), sample, settings)

@@ -92,7 +92,13 @@ def table_of(rows: Rows) -> KernelTable:
 
 
 def calibrated_logs(predictor: MixturePredictor, rows: Rows, known: np.ndarray, device: str) -> np.ndarray:
-    """log seconds of all rows of a device after calibration with some of them."""
+    """Log seconds of all rows of a device after calibration with some of them.
+
+    Args:
+      rows: all of the device.
+      known: mask of those to calibrate with [row].
+      device: canonical name; stands in its usual server.
+    """
     given = rows.take(known)
     return log_s(calibrate(predictor, machine_of(device), table_of(given), given.seconds), rows, device)
 
@@ -120,7 +126,14 @@ def ring_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def alpha_beta(rows: Rows, fitted: np.ndarray, scored: np.ndarray, by_device: bool) -> np.ndarray:
-    """Forecasts of the scored rows by α + β · bytes / rate, group by group; NaN where a group was not fitted."""
+    """Forecasts of the scored rows by α + β · bytes / rate, group by group; NaN where a group was not fitted.
+
+    Args:
+      fitted: mask of the rows that α and β are fitted to [row].
+      scored: mask of the rows to forecast [row].
+      by_device: groups of each device by itself, else of all devices together.
+    Returns: seconds [scored row].
+    """
     dims = rows.batch.dims
     keys = [np.asarray(dims[name]) for name in ("operation", "ranks", "software")]
     group = np.stack([*keys, np.asarray(rows.batch.dtype), rows.device if by_device else 0 * rows.device], axis=1)
@@ -147,7 +160,15 @@ def percent(measured: np.ndarray, forecast_s: np.ndarray) -> np.ndarray:
 def scored_frame(
     rows: Rows, where: np.ndarray, fits: np.ndarray, name: str, seen: bool, logs: np.ndarray
 ) -> pd.DataFrame:
-    """One row for each scored measurement."""
+    """Table of errors, one row for each scored measurement.
+
+    Args:
+      where: mask of the scored rows [row].
+      fits: mask of the rows that baselines are fitted to [row].
+      name: of the protocol.
+      seen: whether the machine was measured, so that baselines are fitted to each by itself.
+      logs: forecast log seconds [scored row].
+    """
     part = rows.take(where)
     hops_s, bytes_s = ring_parts(part)
     forecasts = {"forecast": np.exp(logs), "ring": hops_s + bytes_s, "alpha-beta": alpha_beta(rows, fits, where, seen)}

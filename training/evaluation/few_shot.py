@@ -151,6 +151,11 @@ def device_scores(
 ) -> list[dict[str, Any]]:
     """Scores of one predictor on the rows of one device, calibrated with so many of them, drawn by the seed.
 
+    Args:
+      rows: of one family on one device, which the predictor did not see.
+      seed: of the draws.
+      counts: kernels to calibrate with; one that leaves no row to score is skipped.
+      prior: of the calibration, and of what is telling.
     Returns: rows of the protocol without family, device and members, one for each count and design.
     """
     everything = rows_table([rows])
@@ -189,6 +194,12 @@ def designed_order(
     """Positions of the rows of one family to measure first, the most telling first.
 
     Chosen among `POOL` rows drawn at random, by their shapes and the GPU's figures alone.
+
+    Args:
+      rows: of one family on one device; their latencies are not looked at.
+      count: how many positions, at most `POOL`.
+      prior: of the log errors.
+      random: draws the pool.
     """
     pool = random.permutation(len(rows.seconds))[:POOL]
     batch = rows.take(pool).batch

@@ -122,7 +122,14 @@ def _table(part: pd.DataFrame) -> list[str]:
 
 
 def read_csv(file: Path | str, columns: Sequence[str], what: str, **options: Any) -> pd.DataFrame:
-    """A CSV file that has these columns. Raises: `InputError` for anything else; `what` it should be."""
+    """Read a CSV file that has these columns.
+
+    Args:
+      columns: that it must have; others stay.
+      what: file or table it should be, for messages.
+      options: of `pandas.read_csv`.
+    Raises: `InputError` for a file that is not readable as CSV, or without one of the columns.
+    """
     try:
         frame: pd.DataFrame = pd.read_csv(file, **options)
     except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors

@@ -117,7 +117,15 @@ def scores_by_device(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fit_family(data: Measurements, name: str, names: Sequence[str], by: str, seeds: int) -> tuple[TileChoice, LeftOut]:
-    """A family fitted to its sweep and to nodes of models, every device or architecture of `names` left out in turn."""
+    """Fit a family to its sweep and to nodes of models, every device or architecture of `names` left out in turn.
+
+    Args:
+      data: all measurements.
+      name: of the family.
+      names: canonical names of the devices to fit to.
+      by: "device" or "architecture", what is left out in one.
+      seeds: fits of each that is left out.
+    """
     rows = join_rows([thin(sweep_rows(data, name, names), ROWS_PER_DEVICE), model_rows(data, name, names)])
     tile = fit_tile(rows, Job(0))
     return tile, fit_left_out(MixtureObjective(tile, penalties=effect_penalties(rows)), rows, seeds, SETTINGS, by)

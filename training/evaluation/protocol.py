@@ -128,7 +128,15 @@ def by_family(scores: pd.DataFrame) -> pd.DataFrame:
 def read_for(
     protocol: str, measurements: Sequence[Path | str], seeds: int, devices: Sequence[str] | None, drop_invalid: bool
 ) -> tuple[Measurements, list[str]]:
-    """What a protocol runs on, and the GPUs in it; `InputError` for fewer than two GPUs or one seed."""
+    """Read what a protocol runs on, and the GPUs in it.
+
+    Args:
+      protocol: its name, for messages.
+      measurements: files or folders of the schema.
+      devices: only these GPUs; None = all.
+      drop_invalid: leave bad rows out instead of refusing.
+    Raises: `InputError` for fewer than two GPUs or one seed.
+    """
     data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse", devices=devices)
     names = measured_devices(data)
     if len(names) < 2 or seeds < 1:

@@ -101,6 +101,7 @@ class GradientSystem:
         out: dict[str, list[Predictor]] = {}
         for position, job in enumerate(jobs):
             member = jax.tree.map(lambda leaf, at=position: leaf[at], best)
+            # A job that left nothing out saw every device, so it answers for each of them.
             for device in job.held_out or rows.devices:
                 # One row stands for all: it says which generation, and which device if that was seen.
                 place = int(np.argmax(rows.device == rows.devices.index(device)))
@@ -126,6 +127,7 @@ class JobSystem:
         out: dict[str, list[Predictor]] = {}
         for job in jobs:
             devices = job.held_out or data.rows.devices
+            # Another seed of a fit that draws nothing would only fit the same again.
             if self.random or devices[0] not in out:
                 predictor = self.fit_rows(data.rows.without(job.held_out), job.seed)
                 for device in devices:
@@ -256,8 +258,11 @@ def fit_tile(rows: Rows, job: Job) -> TileChoice:
 
 
 def fit_baseline(name: str, data: Measurements, devices: Sequence[str], seed: int = 0) -> Predictor:
-    """One baseline fitted to everything measured on the devices: sweeps, and nodes of measured models.
+    """Fit one baseline to everything measured on the devices: sweeps, and nodes of measured models.
 
+    Args:
+      name: one of `BASELINES`.
+      devices: canonical names; rows of others are not used.
     Raises: `InputError` for an unknown name, or when none of the devices was measured.
     """
     chosen_baselines([name])

@@ -24,7 +24,14 @@ from neusight_jax.graph.kernel import stream
 
 
 def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
-    """Write a forward (and backward) pass on the tape."""
+    """Write a forward (and backward) pass on the tape.
+
+    Args:
+      tape: takes the nodes; it decides whether the model trains.
+      config: of type "bert" or "roberta"; gets a note where its class has a head that is not written here.
+      batch: sequences.
+      sequence: tokens of a sequence.
+    """
     roberta = config.values.get("model_type") == "roberta"
     hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     config.head_size("hidden_size", "num_attention_heads")

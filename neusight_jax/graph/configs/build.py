@@ -107,7 +107,16 @@ def assumed_dtype(config: Config, dtype: str | None) -> tuple[str, list[str]]:
 def assumed_length(
     config: Config, length: Lengths | None, mode: str, kv_length: Lengths | None
 ) -> tuple[Lengths, list[str]]:
-    """The sequence length of a workload, and a note where it was assumed."""
+    """The sequence length of a workload, and a note where it was assumed.
+
+    Args:
+      config: of the language model (`language_config`).
+      length: as the caller states it, tokens; None = assume one.
+      mode: one of `STEP_MODES`.
+      kv_length: keys the last new token of a request sees, if stated; what is assumed for a prefill is no longer than
+        the shortest of them.
+    Raises: `InputError` for a model without a longest sequence whose length nobody states.
+    """
     if length is not None:
         return length, []
     if config.values.get("model_type") not in MODEL_TYPES:
@@ -131,6 +140,10 @@ class _Limit(Config):
     longest: int | None = None
 
     def limit_sequence(self, sequence: int, key: str, reserved: int = 0, positions: int | None = None) -> int:
+        """Check a sequence, and keep the limit in `longest`.
+
+        Args: as of `Config.limit_sequence`.
+        """
         self.longest = super().limit_sequence(sequence, key, reserved, positions)
         return self.longest
 
@@ -165,7 +178,16 @@ def trace(
     mode: str = "inference",
     dtype: str = "fp32",
 ) -> tuple[Config, tuple[Node, ...]]:
-    """The config and its nodes of an eager model, those included that launch nothing but the reference charges."""
+    """The config and its nodes of an eager model, those included that launch nothing but the reference charges.
+
+    Args:
+      config: a catalog name, the path of a config.json, or a mapping with Hugging Face keys; of a type in
+        `ARCHITECTURES`.
+      batch_size: sequences.
+      sequence_length: tokens of a sequence.
+      mode: one of `graph.MODES`.
+      dtype: of all tensors, one of `arithmetic.DTYPES`.
+    """
     parsed = read_config(config)
     return parsed, tuple(_tape(parsed, batch_size, sequence_length, mode, dtype).nodes)
 
@@ -263,6 +285,7 @@ def _graph(
     dtype, notes = assumed_dtype(parsed, dtype)
     sequence_length, more = assumed_length(parsed, sequence_length, mode, given["kv_length"])
     parsed.notes = [*notes, *more, *parsed.notes]
+    # Training frameworks run GPT-2 in 16 bits with the fused kernels of a decoder.
     if kind == "gpt2" and mode == "training" and fused is None and (dtype != EAGER_DTYPE or lora):
         parsed = gpt2.Respelled(parsed)
         kind = model_type(parsed)
@@ -306,6 +329,7 @@ def _adapters(config: Config, kind: str, mode: str, lora: Lora | None) -> Lora |
     if mode != "training":
         config.notes.append(f"adapters of {name} are taken as merged into the weights: no time, no memory of their own")
         return None
+    # The names of products are known only once a step is written.
     probe = Step(requests(1, 1, mode), precision("bf16"), mode, lora=Lora(1))
     STEP_ARCHITECTURES[kind](probe, config.like(config.values))
     lora = lora_of(part, kind, dict.fromkeys(probe.adapted))
@@ -314,7 +338,15 @@ def _adapters(config: Config, kind: str, mode: str, lora: Lora | None) -> Lora |
 
 
 def eager_graph(config: Config, tape: Tape, batch_size: int, sequence_length: int, *, fused: bool = False) -> Graph:
-    """The graph of what a tape holds; `fused`: elementwise chains merged."""
+    """The graph of what a tape holds.
+
+    Args:
+      config: the one the tape was recorded from: its name, and notes on keys that were not read.
+      tape: a recorded pass.
+      batch_size: sequences, for the graph's description; the nodes have it in their shapes.
+      sequence_length: tokens of a sequence, likewise.
+      fused: whether elementwise chains are merged as a compiler would.
+    """
     nodes = fuse(tape.nodes) if fused else tape.nodes
     return Graph(
         name=config.name,
@@ -374,6 +406,7 @@ def _step_graph(
     if weight_dtype is not None:
         stored_as(weight_dtype)
     batch = requests(batch_size, sequence_length, mode, kv_length)
+    # The catalog has models as they are published, some of them quantized after training.
     if mode == "training" and config.catalog and weight_dtype is None:
         config = unquantized(config)
     said = quantization_of(config, weight_dtype)

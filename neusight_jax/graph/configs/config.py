@@ -113,6 +113,7 @@ class Config:
         value = self.values.get(key, _MISSING)
         if value is not _MISSING and value is not None:
             return value
+        # A null turns something off; only a key that is not there has the default of its class.
         if value is _MISSING and self.defaults.get(key) is not None:
             self.assumed[key] = self.defaults[key]
             return self.defaults[key]
@@ -196,6 +197,7 @@ class Config:
                 f"{self.name}: {key} has {len(value)} entries, expected one for each of the {layers} layers; "
                 "add the missing ones or change num_hidden_layers"
             )
+        # Types are compared too, as JSON's true equals 1 in Python.
         for at, entry in enumerate(value):
             if not any(type(entry) is type(choice) and entry == choice for choice in choices):
                 words = ", ".join(str(choice) for choice in choices)
@@ -259,7 +261,15 @@ class Config:
         return hidden // heads
 
     def limit_sequence(self, sequence: int, key: str, reserved: int = 0, positions: int | None = None) -> int:
-        """The longest sequence the model has positions for (`key`, or as given); `reserved` of them are not usable."""
+        """Check a sequence against the positions a model has; returns the longest it can take, tokens.
+
+        Args:
+          sequence: tokens.
+          key: of the config, under which the number of positions stands; error messages name it.
+          reserved: positions that no token can take.
+          positions: their number, where it does not stand under `key` as it is; None = read it there.
+        Raises: `InputError` for a longer sequence.
+        """
         limit = (self.size(key) if positions is None else positions) - reserved
         if sequence > limit:
             whose = f"{key}, the default of its class" if key in self.assumed else key

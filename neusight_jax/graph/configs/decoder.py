@@ -91,11 +91,15 @@ def record(
     *,
     whole_experts: bool = False,
 ) -> None:
-    """Write one step of a decoder.
+    """Write one step of a decoder: what one of the GPUs does that it is split over.
 
-    `tensor_parallel`, `expert_parallel`: devices the layers, or the experts, are split over; what one of them does.
-    `model`: what `read_decoder` made of the config, if it is known. `whole_experts`: no expert is split over the
-    tensor-parallel devices as the layers are.
+    Args:
+      step: takes the nodes; its requests and precision are the workload.
+      config: of a type in `MODEL_TYPES`; gets notes on what was never measured or is left out.
+      tensor_parallel: GPUs the layers are split over.
+      expert_parallel: GPUs the experts are split over.
+      model: what `read_decoder` made of the config; None = read it here.
+      whole_experts: whether no expert is split over the tensor-parallel GPUs as the layers are.
     """
     model = model or read_decoder(config, max(step.requests.context))
     check_split(config.name, model, expert_parallel)
@@ -259,6 +263,7 @@ def _collapse(step: Step, name: str, model: Decoder, features: int) -> None:
 def _norm(step: Step, name: str, model: Decoder, *, residual: bool = False) -> None:
     split = 1 if step.shard is None else step.shard.sequence
     step.norm(name, -(-step.requests.tokens // split), model.hidden, residual=residual)
+    # `Step.norm` counts the first vector of weights.
     step.weight((model.norm_weights - 1) * model.hidden)
 
 

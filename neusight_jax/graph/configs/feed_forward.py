@@ -15,7 +15,14 @@ from neusight_jax.kernels.table import Kernel
 
 
 def write_dense(step: Step, block: Dense, hidden: int, name: str = "mlp") -> None:
-    """Up, with a gate or without, activation, down."""
+    """Write a dense feed-forward block: up, with a gate or without, activation, down.
+
+    Args:
+      step: takes the nodes.
+      block: this GPU's part of the block.
+      hidden: width of the model.
+      name: start of the nodes' names.
+    """
     tokens, inner = step.requests.tokens, block.inner
     wide = inner * (2 if block.gated else 1)
     step.linear(f"{name}.gate_up" if block.gated else f"{name}.up", tokens, wide, hidden, bias=wide * block.bias)
@@ -25,7 +32,14 @@ def write_dense(step: Step, block: Dense, hidden: int, name: str = "mlp") -> Non
 
 
 def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int) -> None:
-    """Router, shared expert, routed experts on this device, and what stands beside them."""
+    """Write router, shared expert, routed experts on this device, and what stands beside them.
+
+    Args:
+      step: takes the nodes.
+      block: all experts of a layer, each as wide as it is on this device.
+      hidden: width of the model.
+      expert_parallel: devices that hold the experts, equally many on each.
+    """
     tokens = step.requests.tokens
     own = block.count * block.router_bias + (hidden + block.count) * block.router_scales
     step.linear("mlp.router", tokens, block.count, hidden, dtype=step.precision.activations, bias=own)
@@ -85,6 +99,7 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
     dims = {key: float(value) for key, value in sizes.items()}
     dims |= {"rows": dims["rows"] + shared * tokens, "active": dims["active"] + shared}
     phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
+    # Layers may differ in how they store their experts: every way of storing has its share of the launches.
     for part in step.stored("mlp.experts"):
         elements = float(matrices) * hidden * width
         stored = part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)

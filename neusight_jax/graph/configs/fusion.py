@@ -53,6 +53,7 @@ def _groups(nodes: Sequence[Node]) -> list[int]:
     for node in nodes:
         if node.op != "gradient_sum":
             consumers.update({operand.name for operand in node.operands})
+    # In order of execution producers are settled before what reads them, so one pass joins whole chains.
     group = list(range(len(nodes)))
     kind = [node.fuse for node in nodes]
     for position, node in enumerate(nodes):
@@ -76,6 +77,7 @@ def _groups(nodes: Sequence[Node]) -> list[int]:
 def _merge(chain: Sequence[Node]) -> Node:
     inner = {node.name for node in chain}
     outer: dict[str, Operand] = {}
+    # A tensor that is read anew for every copy has more elements as that operand: the larger traffic counts.
     for node in chain:
         for operand in node.operands:
             known = outer.get(operand.name)

@@ -48,7 +48,15 @@ class Respelled(Config):
 
 
 def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard | None = None) -> None:
-    """Write a forward (and backward) pass on the tape; `shard`: of a job, what one rank has of it."""
+    """Write a forward (and backward) pass on the tape.
+
+    Args:
+      tape: takes the nodes; it decides whether the model trains.
+      config: of type "gpt2"; gets a note where its class has a head that is not written here.
+      batch: sequences.
+      sequence: tokens of a sequence that this rank has.
+      shard: part of the model on this rank of a job; None = the whole model.
+    """
     own = shard or Shard()
     hidden, num_heads = config.size("n_embd"), config.size("n_head")
     config.head_size("n_embd", "n_head")

@@ -28,7 +28,14 @@ def chosen_keys(requests: Requests, most: int) -> tuple[Requests | None, int]:
 
 
 def write_indexer(step: Step, indexer: Indexer, hidden: int, *, rotary: int) -> None:
-    """Queries and keys of an indexer, its scores and its choice; nothing where a layer takes an earlier one's."""
+    """Write queries and keys of an indexer, its scores and its choice; nothing where a layer takes an earlier one's.
+
+    Args:
+      step: takes the nodes.
+      indexer: without heads (0) where the layer sees the keys chosen for an earlier one.
+      hidden: width of the model.
+      rotary: features of a head that the rotary embedding turns, if the indexer's heads have so many.
+    """
     if not indexer.heads:
         return
     tokens, width = step.requests.tokens, indexer.heads * indexer.size

@@ -14,7 +14,14 @@ SCORES: dict[str, bool] = {"sequence labels": False, "token labels": True, "answ
 
 
 def activation(tape: Tape, name: str, x: Tensor, kind: str) -> Tensor:
-    """The activation function of a feed-forward block."""
+    """Write the activation function of a feed-forward block; returns its result.
+
+    Args:
+      tape: takes the nodes.
+      name: of the node, or start of the names where there are several.
+      x: what it is applied to, any shape.
+      kind: one of `ACTIVATIONS`.
+    """
     if kind == "relu":
         return tape.unary(name, "relu", x)
     if kind != "gelu_new":
@@ -49,7 +56,14 @@ def permuted(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def merge_heads(tape: Tape, name: str, x: Tensor, *, traced: bool = True) -> Tensor:
-    """(batch, heads, sequence, D) copied to (batch, sequence, heads·D)."""
+    """Copy (batch, heads, sequence, D) to (batch, sequence, heads·D).
+
+    Args:
+      tape: takes the node.
+      name: of the node.
+      x: context of all heads [batch, heads, sequence, D].
+      traced: whether the reference charges the copy.
+    """
     batch, num_heads, sequence, size = x.shape
     merged = tape.copy(name, x.view(batch, sequence, num_heads, size), traced=traced)
     return merged.view(batch, sequence, num_heads * size)
@@ -61,7 +75,15 @@ def outputs(config: Config, kind: str) -> int:
 
 
 def write_head(tape: Tape, config: Config, x: Tensor, vocabulary: int, *, tied: bool) -> Tensor:
-    """The head of the class that a decoder's config names: the vocabulary's, one that scores every token, or none."""
+    """Write the head of the class a decoder's config names: the vocabulary's, one that scores every token, or none.
+
+    Args:
+      tape: takes the node.
+      config: whose `architectures` name the class.
+      x: hidden states [batch, sequence, width].
+      vocabulary: words whose scores this rank computes.
+      tied: whether the weight is the embedding's, and counted there.
+    """
     kind = eager_kind(config, "vocabulary", "none", *SCORES)
     if kind == "none":
         return x

@@ -52,7 +52,15 @@ def check_split(name: str, model: Decoder, expert_parallel: int) -> None:
 
 
 def part_of(name: str, layer: Layer, devices: int, whole_experts: bool = False) -> Layer:
-    """One of `devices` parts of a layer; with `whole_experts` the routed experts stay as wide as they are."""
+    """One of equal parts of a layer under tensor parallelism.
+
+    Args:
+      name: of the model, for errors.
+      layer: the whole layer.
+      devices: parts it is cut into.
+      whole_experts: whether routed experts stay as wide as they are.
+    Raises: `InputError` where heads or features do not split evenly.
+    """
     if devices == 1:
         return layer
     mixer, block = _part(name, layer.mixer, devices), _part(name, layer.feed_forward, devices)

@@ -48,6 +48,12 @@ def reference_kernels(
     """Kernels the reference charges for a model, as a multiset over forward, backward and weight gradients.
 
     Arithmetic on sizes (one-element tensors) is left out. Expert gathers have the size of balanced routing.
+
+    Args:
+      config: as of `build.trace`.
+      batch_size: sequences.
+      sequence_length: tokens of a sequence.
+      mode: one of `graph.MODES`; "inference" has the forward kernels alone.
     """
     parsed, nodes = trace(config, batch_size, sequence_length, mode)
     counts: Counter[Op] = Counter()
@@ -140,6 +146,7 @@ def _apply_matmul_slip(nodes: Iterable[Node], counts: Counter[Op], mode: str) ->
         names = [name for name in sections if name.startswith(f"{side}.")]
         for _ in range(max((blocks[name] for name in names), default=0)):
             order += [node for name in names for node in sections[name]]
+    # The reference takes every node named matmul_4... for a linear layer: numbers 4, 40 to 49, and so on.
     for index, node in enumerate(order):
         if not str(index).startswith("4"):
             continue

@@ -50,12 +50,19 @@ class Precision:
 def precision(
     dtype: str, weight_dtype: str | None = None, kv_dtype: str | None = None, quantization: Quantization | None = None
 ) -> Precision:
-    """Dtypes of a step: `dtype` is that of the arithmetic, what is not said of the rest follows.
+    """Dtypes of a step; what is left out follows from the dtype of the arithmetic.
 
-    Activations are bf16 beside eight- and four-bit products. The KV cache of an fp8 or fp4 model is fp8. Weights that
-    are stored narrower than `dtype` are widened to it in the products (weight-only); those stored in another dtype,
-    as wide or wider, are multiplied in their own. A quantized model says the rest itself: its KV cache where it does,
-    and weights by module; what it leaves alone is as wide as the activations.
+    Activations are bf16 beside eight- and four-bit products. A quantized model says the rest itself: its KV cache where
+    it does, and weights by module; what it leaves alone is as wide as the activations.
+
+    Args:
+      dtype: of the arithmetic of matrix products, one of `arithmetic.DTYPES`.
+      weight_dtype: what all weights are stored in, one of `scheme.WEIGHT_DTYPES`; None = `dtype`. Narrower weights are
+        widened to `dtype` in the products (weight-only); those as wide or wider are multiplied in their own. Not read
+        beside a quantization.
+      kv_dtype: of the KV cache; None = as the quantization says, else fp8 for an fp8 or fp4 model and that of the
+        activations for all others.
+      quantization: of the model, module by module; None = all weights are stored alike.
     """
     activations = "bf16" if dtype in NARROW else dtype
     said = None if quantization is None else quantization.read.kv_cache
@@ -161,7 +168,16 @@ class Step(Writer):
         *,
         adapter: bool = False,
     ) -> None:
-        """Write a node; beside adapters only they have gradients of weights."""
+        """Write a node; beside adapters only they have gradients of weights.
+
+        Args:
+          name: inside the section.
+          forward: kernels of one execution.
+          backward: kernels of the gradient of the activations.
+          weight_gradient: kernels of the gradient of the weights.
+          shape: of the output, which a training step keeps.
+          adapter: whether it is a product of an adapter.
+        """
         operands = (Operand("input", int(np.prod(shape)), True),)
         learned = () if self.lora and not adapter else weight_gradient
         self.write(name, op, (forward, backward, learned), operands, shape)
@@ -218,6 +234,7 @@ class Step(Writer):
           bias: elements of biases and the like; tied: whether the weight is counted elsewhere.
         """
         phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
+        # Layers may differ in how they store a weight: every way of storing has its share of the launches.
         for part in self.stored(name, dtype, tied):
             elements = float(features) * width
             if not tied:
@@ -229,6 +246,7 @@ class Step(Writer):
                 phases[0].append(self._quantized(rows, width, part))
         self.emit(name, "linear", *phases, (rows, features))
         self.weight(bias)
+        # Products outside layers, and those kept in a dtype of their own (routers, heads), get no adapter.
         if self.lora is not None and self._section and dtype is None:
             self.adapted.append(name)
             if self.lora.has(name):
@@ -246,7 +264,15 @@ class Step(Writer):
     def products(
         self, part: Stored, rows: float, features: int, width: int, count: float
     ) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
-        """`count` products of `rows` × `width` activations with weights, and of their gradients, by phase."""
+        """Products of activations with weights, and of their gradients; kernels of forward, backward, weight gradient.
+
+        Args:
+          part: how the weights are stored and multiplied.
+          rows: activations, M of the forward product.
+          features: outputs, its N.
+          width: contraction, its K.
+          count: launches of each kernel, the share of `part` included.
+        """
 
         def product(dtype: str) -> Kernel:
             share = part.weight_share(features, width, dtype)
@@ -268,19 +294,34 @@ class Step(Writer):
         kernel = self.cast(rows, cols, part)
         if part.scheme.group[0] > 1:
             kernel = replace(kernel, family="reduction", op="quantize_rows")
+        # Where a GPU lacks the path, weights are widened and activations stay as they are.
         return replace(kernel, path=part.dtype, instead=replace(kernel, count=0.0)) if part.instead else kernel
 
     def cast(self, rows: float, cols: float, part: Stored, copies: float = 1.0) -> Kernel:
-        """Activations cast to the dtype of a product, so many copies: as they are, and transposed."""
+        """A kernel that casts activations to the dtype of a product.
+
+        Args:
+          rows: activations.
+          cols: features of one.
+          part: whose products they go into; the kernel is launched as often as its share says.
+          copies: what is written, 2 = as they are and transposed.
+        """
         own = self.precision.activations
         written = copies * dtype_bytes(part.dtype) / dtype_bytes(own)
         dims = {"rows": float(rows), "cols": float(cols), "reads": 1.0, "writes": written}
         return Kernel("stream", "quantize", dims, part.share, own)
 
     def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
-        """A batch of products with weights of `features` × `width` each, in the dtype of the activations.
+        """Write a batch of products with weights, in the dtype of the activations.
 
         Engines widen such weights when they load a quantized model.
+
+        Args:
+          name: inside the section.
+          batch: products of one launch, each with a weight of its own: heads, or groups.
+          rows: activations of each product.
+          features: outputs of each.
+          width: contraction of each.
         """
         own = self.precision.activations
         self.weight(float(batch) * features * width)
@@ -296,7 +337,18 @@ class Step(Writer):
     def stream(
         self, name: str, family: str, op: str, rows: int, cols: int, reads: float, writes: float, grad: float = 1.0
     ) -> None:
-        """A kernel that streams rows × cols activations; its gradient moves `grad` times as much."""
+        """Write a kernel that streams activations.
+
+        Args:
+          name: inside the section.
+          family: "stream" or "reduction" where activations have 16 bits; elsewhere `op` decides (`UNGRAPHED`).
+          op: one of the family's operators.
+          rows: activations.
+          cols: features of one.
+          reads: passes over rows × cols that are read.
+          writes: passes that are written.
+          grad: traffic of the gradient over that of the forward kernel; 0 = no kernel.
+        """
 
         own = family if self.precision.activations in FLASH else UNGRAPHED.get(op, "elementwise")
 
@@ -307,7 +359,14 @@ class Step(Writer):
         self.emit(name, op, [kernel(1.0)], [kernel(grad)] if grad else [], (), (rows, cols))
 
     def norm(self, name: str, rows: int, cols: int, *, residual: bool = False) -> None:
-        """A norm over `cols`; with `residual` it adds the residual on the way and writes the sum too."""
+        """Write a norm.
+
+        Args:
+          name: inside the section.
+          rows: vectors that are normed.
+          cols: width of each, and elements of the norm's weight.
+          residual: whether it adds the residual on the way, and writes the sum too.
+        """
         passes = 2.0 if residual else 1.0
         self.weight(float(cols))
         if not (residual and self.norms_in_sums):

@@ -42,7 +42,14 @@ class _Sizes:
 
 
 def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
-    """Write a forward (and backward) pass on the tape; encoder and decoder both read `sequence` tokens."""
+    """Write a forward (and backward) pass on the tape; encoder and decoder both read the sequence.
+
+    Args:
+      tape: takes the nodes; it decides whether the model trains.
+      config: of type "switch_transformers"; gets a note where its class has a head that is not written here.
+      batch: sequences.
+      sequence: tokens of a sequence, on either side.
+    """
     config.require("is_gated_act", False, False)
     eager_kind(config, "vocabulary")
     sizes = _Sizes(
@@ -191,7 +198,15 @@ def _position_bias(tape: Tape, s: _Sizes, mask: Tensor, *, two_sided: bool) -> T
     tape.views("positions.views", [sliced((n,), (n, 1)), sliced((n,), (1, n))])
 
     def step(name: str, op: str, reads: float = 1, writes: float = 1, *, charged: bool = True) -> None:
-        """One integer kernel of the bucket computation."""
+        """Write one integer kernel of the bucket computation.
+
+        Args:
+          name: end of the node's name.
+          op: an operator of `Tape.small`.
+          reads: passes over the (sequence, sequence) table that are read.
+          writes: passes that are written.
+          charged: whether the reference charges it.
+        """
         inputs = (square, square) if op == "add" else (square,)
         seen = [Traced(f"VEC{op}", inputs, square)] if charged else []
         tape.small(f"bucket.{name}", op, square, reads, writes, traced=seen)

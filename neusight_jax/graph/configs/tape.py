@@ -42,7 +42,15 @@ class Tensor:
 
 
 def product(family: str, batch: int, m: int, n: int, k: int) -> Kernel:
-    """A matrix product M×K · K×N, K the contraction."""
+    """A matrix product M×K · K×N, K the contraction, in the dtype of the graph.
+
+    Args:
+      family: "linear" or "bmm"; also the operator.
+      batch: products of one launch.
+      m: rows of the result.
+      n: columns of the result.
+      k: contraction.
+    """
     dims = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
     return Kernel(family, family, dims)
 
@@ -83,7 +91,19 @@ class Tape(Writer):
         fuse: Fuse = "",
         grad: bool = True,
     ) -> Tensor:
-        """Write one node down; the other methods end here."""
+        """Write one node down; the other methods end here. Returns its output.
+
+        Args:
+          name: inside the section.
+          inputs: tensors it reads, parameters of a matrix product left out.
+          shape: of its output.
+          forward: kernels of one execution.
+          backward: kernels of the gradient of its inputs.
+          weight_gradient: kernels of the gradient of its parameters.
+          traced: what the reference charges for it.
+          fuse: whether a compiler may merge it with its neighbours, as of `Node`.
+          grad: whether a gradient flows back into its output.
+        """
         operands = [Operand(item.name, item.elements, item.grad) for item in inputs]
         phases = (forward, backward, weight_gradient)
         full = self.write(name, op, phases, operands, shape, fuse=fuse, traced=traced)
@@ -124,7 +144,15 @@ class Tape(Writer):
     def matmul(
         self, name: str, a: Tensor, b: Tensor, *, copies: Sequence[Tensor] = (), backward_copies: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Batched product of (batch, heads, M, K) and (batch, heads, K, N), with the copies of permuted operands."""
+        """Write a batched product (batch, heads, M, K) · (batch, heads, K, N).
+
+        Args:
+          name: inside the section.
+          a: first operand [batch, heads, M, K].
+          b: second operand [batch, heads, K, N].
+          copies: permuted operands that are copied before the product.
+          backward_copies: those copied before the two products of its gradient.
+        """
         *outer, m, k = a.shape
         n, batch, out = b.shape[-1], prod(outer), (*outer, m, b.shape[-1])
         forward = [*_copies(copies), product("bmm", batch, m, n, k)]
@@ -134,9 +162,13 @@ class Tape(Writer):
         )
 
     def unary(self, name: str, op: str, x: Tensor, *, traced: str | None = "", extra: Sequence[Shape] = ()) -> Tensor:
-        """One tensor, one scalar at most: addu, mulu, divu, powu, tanh, relu, gelu.
+        """Write an operator of one tensor, and one scalar at most.
 
-        `traced` is the reference's kind (default VEC<op>, None: not charged), `extra` further operand shapes it saw.
+        Args:
+          name: inside the section.
+          op: one of `rowwise.UNARY_OPS`: addu, mulu, divu, powu, tanh, relu, gelu.
+          traced: the reference's kind; "" = VEC<op>, None = it is not charged.
+          extra: shapes of further operands the reference saw.
         """
         backward = {
             "addu": [],
@@ -155,7 +187,13 @@ class Tape(Writer):
         )
 
     def binary(self, name: str, op: str, a: Tensor, b: Tensor, *, reread: bool = False) -> Tensor:
-        """Two tensors, add or mul; a smaller one is broadcast, and with `reread` read anew for every copy of it."""
+        """Write an operator of two tensors, the smaller one broadcast.
+
+        Args:
+          name: inside the section.
+          op: "add" or "mul".
+          reread: whether `b` is read anew for every copy of it that the broadcast makes.
+        """
         shape = a.shape if a.elements >= b.elements else b.shape
         size = prod(shape)
         shares = (a.elements / size, b.elements / size)
@@ -165,6 +203,7 @@ class Tape(Writer):
                 continue
             if op == "mul":
                 backward.append(stream("elementwise", "mul", shape, 1 + shares[1 - position], 1))
+            # The gradient of a broadcast operand is summed over its copies.
             if shares[position] < 1:
                 backward.append(stream("memory", "reduce", shape, 1, shares[position]))
         forward = [stream("elementwise", op, shape, shares[0] + (1 if reread else shares[1]), 1)]
@@ -215,7 +254,15 @@ class Tape(Writer):
         )
 
     def attention(self, name: str, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
-        """Fused attention of (batch, heads, length, width) operands."""
+        """Write fused attention.
+
+        Args:
+          name: inside the section.
+          query: [batch, heads, new tokens, width].
+          key: [batch, KV heads, tokens, width].
+          value: likewise; its shape is not read.
+          causal: whether later keys are hidden.
+        """
         batch, heads, length, width = query.shape
         sizes = (batch, length, key.shape[-2], heads, key.shape[1], width)
         forward, backward = fused_attention(*sizes, self.dtype, causal=causal)
@@ -278,7 +325,14 @@ class Tape(Writer):
         return self.emit(name, "embedding", [rows], shape, forward, (), weight, traced=seen, fuse="pointwise")
 
     def copy(self, name: str, x: Tensor, *, traced: bool = True, backward: bool = False) -> Tensor:
-        """A permuted tensor made contiguous; `backward` if its gradient is copied as well."""
+        """Write a permuted tensor made contiguous.
+
+        Args:
+          name: inside the section.
+          x: the tensor as it will lie.
+          traced: whether the reference charges the copy.
+          backward: whether its gradient is copied as well.
+        """
         kernel = [stream("memory", "copy", x.shape, 1, 1)]
         seen = [Traced("MEM", (x.shape,), x.shape)] if traced else []
         return self.emit(name, "copy", [x], x.shape, kernel, kernel if backward else (), traced=seen)
@@ -286,7 +340,16 @@ class Tape(Writer):
     def small(
         self, name: str, op: str, shape: Shape, reads: float = 1, writes: float = 1, *, traced: Sequence[Traced] = ()
     ) -> Tensor:
-        """A launch without gradient: masks, indices, counters. `op` is an operator of `memory` or `elementwise`."""
+        """Write a launch without gradient: masks, indices, counters.
+
+        Args:
+          name: inside the section.
+          op: an operator of the family "memory" or "elementwise".
+          shape: of the result.
+          reads: passes over `shape` that are read.
+          writes: passes that are written.
+          traced: what the reference charges for it.
+        """
         family = "memory" if op in ("copy", "fill", "where", "gather", "scatter", "cumsum", "reduce", "max") else ""
         kernel = stream(family or "elementwise", op, shape, reads, writes)
         return self.emit(name, "small", (), shape, [kernel], traced=traced, grad=False)

@@ -8,7 +8,14 @@ from neusight_jax.graph.configs.step import Step
 
 
 def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
-    """Write one step; the sequence is the patches and the class token."""
+    """Write one step; the sequence is the patches and the class token.
+
+    Args:
+      step: takes the nodes; a request is an image, its new tokens are the patches and the class token.
+      config: of type "vit"; gets a note where its class has a head that is not written here.
+      tensor_parallel: not read: this model is never split.
+      expert_parallel: not read: it has no experts.
+    """
     del tensor_parallel, expert_parallel
     hidden, heads, inner = (config.size(key) for key in ("hidden_size", "num_attention_heads", "intermediate_size"))
     size = config.head_size("hidden_size", "num_attention_heads")

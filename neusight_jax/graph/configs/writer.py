@@ -38,7 +38,16 @@ class Writer:
         fuse: Fuse = "",
         traced: Sequence[Traced] = (),
     ) -> str:
-        """Write one node down, its kernels by phase; returns its full name."""
+        """Write one node down; returns its full name.
+
+        Args:
+          name: inside the section.
+          phases: kernels of one execution: forward, backward, weight gradient; the last two are kept in training alone.
+          operands: tensors it reads.
+          shape: of its output.
+          fuse: as of `Node`.
+          traced: what the reference charges for it.
+        """
         full = f"{self._section}.{name}" if self._section else name
         forward, backward, weight_gradient = phases
         self.nodes.append(

@@ -157,6 +157,7 @@ def _gptq(section: Section) -> Read:
     bits, group = section.whole("bits"), section.whole("group_size", default=128, least=-1)
     own = _grouped(f"int{bits}", bits, group, bits)
     rules: list[Rule] = []
+    # The first rule that matches holds, so overrides go before the modules left alone.
     for pattern, over in section.entries("dynamic").items():
         left, scheme = pattern.startswith("-:"), None
         if not left:

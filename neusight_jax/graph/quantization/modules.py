@@ -93,6 +93,7 @@ def _glob(text: str) -> str:
 
 
 def _either(texts: Sequence[str], where: str) -> re.Pattern[str] | None:
+    # One by one first, so that the error names the pattern that is wrong.
     for text in texts:
         try:
             re.compile(text)

@@ -110,6 +110,7 @@ def _free_transposes(operations: Sequence[Operation], results: set[int]) -> tupl
     readers_of, maker = readers(operations), producers(operations)
     dropped: set[int] = set()
     names: dict[int, int] = {}
+    # From the end, as a transpose that only dropped transposes read is dropped too.
     for at in range(len(operations) - 1, -1, -1):
         if operations[at].op != "transpose":
             continue
@@ -166,6 +167,7 @@ def _merge_equal(nodes: Sequence[Node]) -> list[Node]:
     """Nodes of the same operation, kernels and place (numbers in it aside) as one that repeats."""
     merged: dict[object, Node] = {}
     for node in nodes:
+        # Layers written out by a Python loop differ in the number in their names alone.
         place = _NUMBER.sub("*", node.name)
         kernels = tuple(
             tuple((item.family, item.op, item.dtype, item.count, tuple(item.dims.items())) for item in phase)
@@ -276,6 +278,7 @@ def _between(
             reduced = True
         elif item.kind not in ("pointwise", "free") and item.op != "dropout":
             continue
+        # Single numbers, such as the scale, lead to nothing that belongs to attention.
         todo += [value.id for value in item.inputs if value.stored > 1]
     if len(products) != 1 or not softmax or not reduced:
         return None
@@ -349,6 +352,7 @@ class Walk:
         chosen = self.options.branch
         if isinstance(chosen, int) and chosen not in range(len(walks)):
             raise InputError(f"branch is {chosen}, but a cond has {len(walks)} branches; expected one from 0")
+        # The work of a branch is known once it is walked; only the chosen one is kept.
         start, walked = len(self.operations), []
         for walk in walks if chosen == "worst" else (walks[int(chosen)],):
             results = walk()
@@ -405,6 +409,7 @@ class _Grouping:
 
     def result(self) -> list[list[Operation]]:
         """Groups in the order of their last member."""
+        # Ancestors are bits of one integer, so that the test for circles is one AND and not a walk.
         for at, item in enumerate(self.operations):
             makers = sorted({self.producer[value.id] for value in item.inputs if value.id in self.producer})
             makers = [maker for maker in makers if maker != at]
@@ -463,6 +468,7 @@ class _Grouping:
         return any(self.operations[member].kind == "column" for member in found.members)
 
     def _circular(self, one: Group, other: Group) -> bool:
+        # A maker outside that needs a member would need the result of a kernel that waits for it.
         both = one.mask | other.mask
         return any(not (both >> maker) & 1 and self.above[maker] & both for maker in one.outer | other.outer)
 
@@ -507,6 +513,7 @@ def kernels_of(
         return first.kernels
     made = {value.id for item in members for value in item.outputs}
     read: dict[int, Value] = {}
+    # An array that is seen by several views is read once, by the view that needs most of it.
     for item in members:
         for seen in item.inputs:
             value = sources.get(seen.id, seen)

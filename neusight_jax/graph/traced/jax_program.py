@@ -314,6 +314,7 @@ class _Walk(Walk):
                     if not axes:
                         return self.closed(inner, inputs, replace(here, scope=scope))
                     return self._of_device(eqn, inner, inputs, replace(here, scope=scope, axes={**here.axes, **axes}))
+        # A group of one device sends nothing: what it receives is what it has.
         alone = name in COLLECTIVES and len(members(eqn.params, here.axes)) == 1
         if alone:
             return [value.view(tuple(var.aval.shape)) for value, var in zip(inputs, eqn.outvars, strict=True)]

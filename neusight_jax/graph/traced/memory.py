@@ -89,6 +89,7 @@ def peak_bytes(
             array = holding.memory[array]
         return array
 
+    # Birth and last use of every array, so that one sweep over the steps finds the peak.
     for item, step in zip(operations, steps, strict=True):
         begin.setdefault(item.body, step)
         for value in item.inputs:
@@ -114,9 +115,9 @@ def peak_bytes(
 # Arguments of a JAX function by what they are: parameters, inputs, buffers, state of an optimizer.
 #
 # JAX does not say which arrays are parameters. What a program does with an array tells most: the window of a
-# convolution
-# or the right side of a product with something computed is a parameter, what an index comes from is an input, what only
-# an update reads is state of the optimizer. Where that is silent, names and neighbours in the same argument decide.
+# convolution, or the right side of a product with something computed, is a parameter, what an index comes from is an
+# input, what only an update reads is state of the optimizer. Where that is silent, names and neighbours in the same
+# argument decide.
 
 Role: TypeAlias = Literal["parameter", "input", "buffer", "optimizer"]
 Path: TypeAlias = tuple[str, ...]
@@ -183,6 +184,7 @@ def roles(
     own = [_own(leaf, found.get(leaf.value.id, 0.0), leaves) for leaf in leaves]
     chosen: list[Role] = []
     sure: list[bool] = []
+    # Parameters mostly come as a tree in one argument, so neighbours count, but never against what is sure.
     for leaf, score in zip(leaves, own, strict=True):
         beside = sum(
             other for it, other in zip(leaves, own, strict=True) if it.argument == leaf.argument and it is not leaf
@@ -236,6 +238,7 @@ class _Evidence:
 
     def read(self, operations: Sequence[Operation]) -> dict[int, float]:
         """Evidence by the id of each given array."""
+        # In order of execution, so that the origin of an array is known before it is read.
         for item in operations:
             if item.phase == 0 and item.inputs:
                 self._judge(item)
@@ -324,6 +327,7 @@ def learned(leaves: Sequence[Leaf], results: Sequence[tuple[Path, Value]], late:
     """Whether the program returns a gradient or an update of each leaf, by shape and path."""
     made = [(path, value.shape) for path, value in results if value.id in late]
     found = []
+    # A result is the gradient of one parameter at most, so it is struck off when it is matched.
     for leaf in leaves:
         match = next(
             (

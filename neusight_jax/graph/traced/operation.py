@@ -118,7 +118,10 @@ def pooling(inputs: Sequence[Value], outputs: Sequence[Value], *, backward: bool
 def plain_product(
     batch: int, m: int, n: int, k: int, dtype: str, count: float = 1.0, *, upright: bool = True
 ) -> Kernels:
-    """A matrix product, or nothing where a size is 0."""
+    """A matrix product, or nothing where a size is 0.
+
+    Args: as of `kernel.matrix_product`, but for `weight_share`.
+    """
     return (matrix_product(batch, m, n, k, dtype, count, upright=upright),) if min(batch, m, n, k) else ()
 
 
@@ -280,7 +283,14 @@ def main_dtype(values: Iterable[Value]) -> str:
 
 
 def moved(op: str, inputs: Sequence[Value], outputs: Sequence[Value], passes: float = 1.0) -> Kernel:
-    """A memory kernel that reads its inputs and writes its outputs, `passes` times: the rule for the unmodelled."""
+    """A memory kernel that reads its inputs and writes its outputs: the rule for the unmodelled.
+
+    Args:
+      op: an operator of the family "memory".
+      inputs: arrays that are read, by the bytes read to see them.
+      outputs: arrays that are written.
+      passes: how often all of them are moved.
+    """
     largest = max((*inputs, *outputs), key=lambda value: value.elements, default=None)
     loop = largest.shape if largest is not None else ()
     dtype = main_dtype((*outputs, *inputs))

@@ -66,6 +66,7 @@ def _call(path: Path, function: str) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    # The file may import its neighbours.
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)

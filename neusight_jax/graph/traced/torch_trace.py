@@ -26,7 +26,16 @@ WEIGHTS, INPUTS = "weights", "inputs"
 def aten_graph(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, name: str
 ) -> tuple[torch.fx.Graph, set[str] | None, tuple[str, ...]]:
-    """The aten graph of a forward pass, or of a forward and backward pass with the names of the forward part; notes."""
+    """The aten graph of a forward pass, or of a forward and backward pass with the names of the forward part; notes.
+
+    Args:
+      module: on any device, the meta device too.
+      args: positional example inputs; only shapes and dtypes count.
+      kwargs: named ones.
+      training: whether gradients of all parameters that require one are traced as well.
+      name: of the module, for errors.
+    Raises: `InputError` where the module cannot be exported, or nothing in it requires a gradient.
+    """
     import torch
     from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
     from torch.fx.traceback import preserve_node_meta
@@ -137,8 +146,13 @@ def _autocast_on_cpu() -> Iterator[list[bool]]:
     plain = torch.autocast.__init__
 
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        """Enter autocast of the CPU in place of that of a device.
+
+        Args: as of `torch.autocast`.
+        """
         if enabled:
             found.append(True)
+        # Without a dtype the CPU would cast to bf16.
         if dtype is None and device_type == "cuda":
             dtype = torch.float16  # what torch casts to there
         plain(self, "cpu", dtype, enabled, cache_enabled)
