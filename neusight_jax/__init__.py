@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from neusight_jax.hardware.prices import Prices, read_prices
     from neusight_jax.job.job import Job, job_from_config
     from neusight_jax.job.parallelism import Parallelism, Space
-    from neusight_jax.job.step import calibrate_steps, latency
+    from neusight_jax.job.step import calibrate_steps, energy, latency
     from neusight_jax.kernels.table import KernelTable
     from neusight_jax.layouts.answers import Layouts, parallelize
     from neusight_jax.model.checkpoint import list_checkpoints, load_card, load_predictor
     from neusight_jax.model.kernel_intervals import predict_kernel_intervals
-    from neusight_jax.model.latency import kernel_latency, predict_kernels
+    from neusight_jax.model.latency import kernel_latency, predict_kernels, predict_kernels_power
     from neusight_jax.model.programs import use_compile_cache
     from neusight_jax.model.saving import save_predictor
     from neusight_jax.model.software import Software
@@ -87,6 +87,7 @@ __all__ = [
     "calibrate_steps",
     "compare",
     "design",
+    "energy",
     "evaluate",
     "graph_from_config",
     "graph_from_function",
@@ -106,6 +107,7 @@ __all__ = [
     "predict",
     "predict_kernel_intervals",
     "predict_kernels",
+    "predict_kernels_power",
     "read_kernels",
     "read_measurements",
     "read_prices",
@@ -142,12 +144,12 @@ _HOMES = {
     "job.job": ("Job", "job_from_config"),
     "job.parallelism": ("Parallelism", "Space"),
     "model.software": ("Software",),
-    "job.step": ("calibrate_steps", "latency"),
+    "job.step": ("calibrate_steps", "energy", "latency"),
     "kernels.table": ("KernelTable",),
     "layouts.answers": ("Layouts", "parallelize"),
     "model.checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
     "model.kernel_intervals": ("predict_kernel_intervals",),
-    "model.latency": ("kernel_latency", "predict_kernels"),
+    "model.latency": ("kernel_latency", "predict_kernels", "predict_kernels_power"),
     "model.programs": ("use_compile_cache",),
     "model.saving": ("save_predictor",),
     "prediction": ("predict",),

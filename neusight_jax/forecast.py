@@ -26,6 +26,7 @@ from neusight_jax.model.intervals import (
     unlabelled_note,
 )
 from neusight_jax.model.latency import in_row_order, kernel_terms
+from neusight_jax.model.power import POWER, draw_of
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation, element_bytes, relaxation_switch
@@ -54,9 +55,12 @@ COLUMNS: tuple[str, ...] = (
     "seconds_low",
     "seconds_high",
     "network",
+    "energy_j",
+    "power_w",
 )
 """Columns of `Forecast.to_frame`: one row per distinct kernel; `seconds` is one launch, total = Σ seconds · count.
-`seconds_low` and `seconds_high` are its 80 % interval, NaN from a predictor that carries none (`intervals`)."""
+`seconds_low` and `seconds_high` are its 80 % interval, NaN from a predictor that carries none (`intervals`);
+`energy_j` and `power_w` are of one launch, at the clock that the whole step settles at."""
 
 
 PARTS: tuple[str, ...] = ("compute_s", "bubble_s", "exposed_communication_s", "fixed_s")
@@ -77,6 +81,7 @@ class Forecast(Result):
       gpus: that it occupies.
       memory: what the workload needs, of the fullest rank; mem_bytes: what a GPU has.
       interval_s: 80 % interval of `total_s`, (low, high); None from a predictor that carries none.
+      energy_j: joules of a step, of all GPUs: the boards alone; clock_hz: that they settle at.
       notes: what a reader should know before trusting the number.
     """
 
@@ -92,7 +97,19 @@ class Forecast(Result):
     memory: Footprint | None = None
     mem_bytes: float = 0.0
     interval_s: tuple[float, float] | None = None
+    energy_j: float = 0.0
+    clock_hz: float = 0.0
     notes: tuple[str, ...] = ()
+
+    @property
+    def power_w(self) -> float:
+        """Mean watts of all GPUs."""
+        return self.energy_j / self.total_s if self.total_s else 0.0
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Joules of a step over its tokens; None where nobody knows them."""
+        return self.energy_j / self.tokens if self.tokens else None
 
     @property
     def mode(self) -> str:
@@ -233,6 +250,7 @@ class Forecast(Result):
             "tokens_per_s": self.tokens_per_s if self.total_s else None,
             "tokens_per_s_gpu": self.tokens_per_s / self.gpus if self.total_s else None,
             "time_per_output_token_s": self.total_s if self.mode == "decode" else None,
+            **self._fields("energy_j", "power_w", "joules_per_token", "clock_hz"),
             "memory": memory,
             **self._fields("forward_s", "backward_s", "weight_gradient_s"),
             **(self._fields("optimizer_s") if self.optimizer_s else {}),
@@ -284,6 +302,7 @@ def explained(
 _EXPLAINED = (
     *("seconds", "seconds_low", "seconds_high", "widening", "shape_widening", "unmeasured"),
     *("flop", "bytes", "tile", "waves", "utilization", "bound"),
+    *("busy_w", "flop_j", "dram_j"),
 )
 """Columns of `explained`."""
 
@@ -298,8 +317,12 @@ def _explained(
         work = FAMILIES[name].work(batch.dims, element_bytes(batch.dtype))
         interval = kernel_interval(predictor, FAMILIES[name], gpu_of(machine), batch)
         body = jnp.where(term.compute_s >= term.memory_s, BOUNDS.index("compute"), BOUNDS.index("memory"))
+        draw = draw_of(POWER, gpu_of(machine), name, batch, term.seconds)
         out[name] = {
             "seconds": term.seconds,
+            "busy_w": draw.busy_w,
+            "flop_j": draw.flop_j,
+            "dram_j": draw.dram_j,
             "log_low": interval.log_low,
             "log_high": interval.log_high,
             "seconds_low": jnp.maximum(term.seconds * jnp.exp(interval.log_low), term.bounds.speed_of_light_s),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,12 +25,23 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, gpu_of, on_device, topology_of
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import WORK, Job, Plan, one_rank
-from neusight_jax.job.step import Seconds, check_cluster, compose, durations_of, facts, once, seconds_of_job, silent
+from neusight_jax.job.step import (
+    Seconds,
+    check_cluster,
+    compose,
+    durations_of,
+    facts,
+    once,
+    seconds_of_job,
+    settled,
+    silent,
+)
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.memory import crowded_notes, footprint
 from neusight_jax.model.intervals import in_labels, kernel_interval
 from neusight_jax.model.latency import in_row_order, require_covered
+from neusight_jax.model.power import POWER, Draw, Settled, at_clock, is_limited, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation
@@ -68,13 +80,20 @@ def predict(
     Raises: `InputError` when the GPU lacks the arithmetic path of the work's dtype, or the cluster has another number
       of GPUs than a job.
     """
-    machine, gpu = gpu, gpu_of(gpu)
+    board, machine, gpu = gpu_of(gpu), gpu, gpu_of(gpu)
     graph = graph.on(gpu.paths, topology_of(machine).gpus_per_domain)
     for dtype in graph.arithmetic:
         gpu.peak_flop_per_s(dtype)
     require_covered(predictor, graph.kernels)
+    state = None
+    if is_limited(machine):
+        work = graph.kernels if isinstance(graph, Graph) else graph
+        state = settled(predictor, machine, work, relaxation=relaxation)
+        machine = at_clock(machine, float(state.clock))
+        gpu = gpu_of(machine)
     if not isinstance(graph, Graph) or graph.launched == "eager":
-        return predict_step(predictor, machine, graph, gpu_name, notes, relaxation)
+        step = predict_step(predictor, machine, graph, gpu_name, notes, relaxation)
+        return with_energy(step, board, state)
     rows = columns_of(graph.kernels, explained(predictor, machine, graph.kernels, relaxation))
     told = (*notes, *graph.notes, *unmeasured_notes(graph, rows))
     rows = with_nodes(rows, [node.name for node in graph.nodes])
@@ -83,13 +102,13 @@ def predict(
     interval, warnings = interval_of(predictor, gpu, rows)
     crowded = crowded_notes(memory.total, mem_bytes) if memory and graph.mode == "training" else ()
     cost = np.asarray(rows["seconds"] * rows["count"], np.float64)
-    return Forecast(
+    made = Forecast(
         model=graph.name,
         gpu=gpu_name,
         workload=workload_dict(graph),
         parts={**dict.fromkeys(PARTS, 0.0), "compute_s": float(np.sum(cost))},
         phases={phase: float(cost[rows["phase"] == phase].sum()) for phase in PHASES},
-        columns={name: rows[name] for name in COLUMNS},
+        columns=rows,
         tokens=graph.step_tokens,
         gpus=num_gpus(graph),
         memory=memory,
@@ -97,6 +116,43 @@ def predict(
         interval_s=interval,
         notes=(*told, *crowded, *warnings),
     )
+    return with_energy(made, board, state)
+
+
+def with_energy(forecast: Forecast, gpu: GPU, state: Settled | None) -> Forecast:
+    """A forecast with what its GPUs draw (`model.power`), and the columns that are shown.
+
+    Args:
+      forecast: its columns hold what kernels take, as `forecast.explained` has it.
+      gpu: the board.
+      state: where it settled under its cap or lock, whose clock the forecast is at; None = it has neither.
+    """
+    rows, total_s = forecast.columns, max(forecast.total_s, 1e-30)
+    clock = 1.0 if state is None else float(state.clock)
+    seconds, count = np.asarray(rows["seconds"], np.float64), np.asarray(rows["count"], np.float64)
+    busy_w = np.asarray(rows["busy_w"], np.float64) / clock  # the rows have it at the clock they are at
+    sums = [float(np.sum(each * count)) for each in (busy_w * seconds, rows["flop_j"], rows["dram_j"])]
+    if state is None:
+        draw = Draw(*(np.float32(each) for each in (sums[0] / total_s, *sums[1:], total_s)))  # type: ignore[arg-type]
+        state = _by_itself(gpu, draw)
+    share, watts = float(state.share), float(state.power_w)
+    static_w, volts = float(np.asarray(POWER.static_share * gpu.tdp_w)), float(POWER.volts(share)) ** 2
+    moving = volts * (busy_w * share * seconds + rows["flop_j"]) + rows["dram_j"]
+    # What a board draws while nothing moves is every kernel's by its time; the rest by what it moves, within the limit.
+    rest = max(watts - static_w, 0.0) * total_s / max(float(np.sum(moving * count)), 1e-30)
+    joules = static_w * seconds + rest * moving
+    columns = {**rows, "energy_j": joules, "power_w": joules / np.maximum(seconds, 1e-30)}
+    return replace(
+        forecast,
+        columns={name: columns[name] for name in COLUMNS},
+        energy_j=watts * total_s * forecast.gpus,
+        clock_hz=share * float(np.asarray(gpu.clock_hz)),
+    )
+
+
+@jax.jit
+def _by_itself(gpu: GPU, draw: Draw) -> Settled:
+    return settle(POWER, gpu, draw, lambda clock: clock)
 
 
 def predict_step(
@@ -128,9 +184,9 @@ def predict_step(
     told = work.notes
     if isinstance(work, Graph):
         told = (*told, *unmeasured_notes(work, rows), *warnings)
-    columns = {each: taken[each] for each in COLUMNS}
-    load = workload_dict(work)
-    return replace(step, workload=load, columns=columns, tokens=work.step_tokens, notes=(*notes, *told, *step.notes))
+    return replace(
+        step, workload=workload_dict(work), columns=taken, tokens=work.step_tokens, notes=(*notes, *told, *step.notes)
+    )
 
 
 def _interval(

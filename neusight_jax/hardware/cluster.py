@@ -194,4 +194,5 @@ def on_device(machine: _Machine) -> _Machine:
         joined = machine.topology
         figures = {name: _inexact(getattr(joined, name)) for name in TRACED_FIELDS}
         return cast(_Machine, Cluster(on_device(machine.gpu), Topology(0, **figures), 0))
-    return cast(_Machine, GPU(**{name: _inexact(getattr(machine, name)) for name in FIELDS}))
+    figures = {name: getattr(machine, name) for name in FIELDS} | machine.limits()
+    return cast(_Machine, GPU(**{name: _inexact(value) for name, value in figures.items()}))

@@ -51,6 +51,8 @@ class GPU(Record):
       l2_partitions: parts of the L2 that each keep a copy of what their SMs read; 0 = one.
       warp_schedulers: of an SM, each issues one instruction of 32 lanes a clock; 0 = four.
       vendor: position in `VENDORS`: whose libraries it runs.
+      power_limit_w: a cap of the board's power, W; None = its own, `tdp_w`.
+      clock_limit_hz: a locked clock, Hz; None = none, up to `clock_hz`.
     """
 
     num_sms: ArrayLike
@@ -78,12 +80,15 @@ class GPU(Record):
     l2_partitions: ArrayLike = 0.0
     warp_schedulers: ArrayLike = 0.0
     vendor: ArrayLike = 0.0
+    power_limit_w: ArrayLike | None = None
+    clock_limit_hz: ArrayLike | None = None
 
     def figures(self) -> dict[str, Any]:
         """All that it has: no absent paths, and names where figures are positions in a list of them."""
         found = {name: getattr(self, name) for name in FIELDS}
         shown = (*REQUIRED_FIELDS, "vendor")
         kept = {name: value for name, value in found.items() if name in shown or number(value) != 0.0}
+        kept |= self.limits()
         if self.slopes():
             return kept
         return {name: _name_of(name, value) if name in NAMED else value for name, value in kept.items()}
@@ -97,6 +102,11 @@ class GPU(Record):
         """Its sizes in a few words."""
         names = ("num_sms", "clock_hz", "mem_bytes_per_s", "mem_bytes", "fp32_flop_per_s")
         return ", ".join(cell(name, getattr(self, name)) for name in names)
+
+    def limits(self) -> dict[str, ArrayLike]:
+        """The cap of its power and its locked clock, those of them that there are."""
+        found = {name: getattr(self, name) for name in LIMITS}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -131,7 +141,7 @@ class GPU(Record):
 
         A new 16-bit peak brings the width of the matrix units along (`widened`). Gradients: reach all changes.
         """
-        require_fields("a GPU", FIELDS, changes)
+        require_fields("a GPU", (*FIELDS, *LIMITS), changes)
         # Whole numbers would become integer arrays, which no gradient reaches.
         floats = {name: float(value) if type(value) is int else value for name, value in changes.items()}
         return widened(self, dataclasses.replace(self, **floats), changes)
@@ -153,8 +163,11 @@ WIDTH = "matrix_flop_per_cycle"
 WIDTH_PEAKS: tuple[str, ...] = ("bf16_flop_per_s", "fp16_flop_per_s")
 """What the width of the matrix units is told by."""
 
-FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU))
-"""Names of the GPU figures."""
+LIMITS: tuple[str, ...] = ("power_limit_w", "clock_limit_hz")
+"""Figures of a GPU that somebody holds back; they are absent, not 0, where nobody does."""
+
+FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU) if field.name not in LIMITS)
+"""Names of the figures that every GPU has."""
 
 REQUIRED_FIELDS: tuple[str, ...] = tuple(
     field.name for field in dataclasses.fields(GPU) if field.default is dataclasses.MISSING
@@ -208,7 +221,13 @@ def stack_gpus(gpus: Sequence[GPU]) -> GPU:
     """Several GPUs as one record with arrays [gpu], to `vmap` over. `InputError` for an empty list."""
     if not gpus:
         raise InputError("no GPU to stack; expected at least one")
-    return GPU(**{name: _stacked([getattr(gpu, name) for gpu in gpus]) for name in FIELDS})
+    usual = {"power_limit_w": "tdp_w", "clock_limit_hz": "clock_hz"}
+    limited = {
+        name: _stacked([gpu.limits().get(name, getattr(gpu, usual[name])) for gpu in gpus])
+        for name in LIMITS
+        if any(name in gpu.limits() for gpu in gpus)
+    }
+    return GPU(**{name: _stacked([getattr(gpu, name) for gpu in gpus]) for name in FIELDS}, **limited)
 
 
 def _stacked(values: list[ArrayLike]) -> Array:
@@ -269,6 +288,8 @@ _RANGES: dict[str, _Range] = {
     "l2_partitions": _Range(1.0, 64.0, 1.0, 8.0),
     "warp_schedulers": _Range(1.0, 64.0, 1.0, 8.0),
     "vendor": _Range(1.0, len(VENDORS) - 1.0, 1.0, len(VENDORS) - 1.0),
+    "power_limit_w": _Range(5.0, 1e5, 30.0, 5e3, (("kW", 1e3, "1e3"), ("mW", 1e-3, "1e-3"))),
+    "clock_limit_hz": _Range(5e7, 1e10, 2e8, 5e9, (("MHz", MEGA, "1e6"), ("GHz", GIGA, "1e9"), ("kHz", 1e3, "1e3"))),
     "exp_per_s": _Range(1e9, 1e17, 5e11, 5e13, (("T/s", TERA, "1e12"), ("G/s", GIGA, "1e9"))),
 }
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike
 
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.cluster import TRACED_FIELDS, Cluster, Machine, check_link_figure, gpu_of
-from neusight_jax.hardware.gpu import FIELDS, GPU, REQUIRED_FIELDS, check_figure, peak_field, widened
+from neusight_jax.hardware.gpu import FIELDS, GPU, LIMITS, REQUIRED_FIELDS, check_figure, peak_field, widened
 
 PEAKS: tuple[str, ...] = (
     peak_field("fp32"),
@@ -52,7 +52,7 @@ def figure(machine: Machine, name: str) -> ArrayLike:
 def require_field(name: str, machine: Machine | None = None) -> str:
     """The name of a figure of a machine, as given; `InputError` listing all if there is none of it. None: a GPU."""
     known = FIELDS if machine is None else fields_of(machine)
-    if name not in known:
+    if name not in (*known, *LIMITS):
         what = "cluster" if isinstance(machine, Cluster) else "GPU"
         raise InputError(f"a {what} has no field {name!r}; expected one of {', '.join(known)}")
     return name
@@ -80,7 +80,7 @@ def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool
     given = {require_field(name, base): jnp.asarray(value, float) for name, value in figures.items()}
     if isinstance(base, Cluster):
         joined = {name: value for name, value in given.items() if name in TRACED_FIELDS}
-        own = {name: value for name, value in given.items() if name in FIELDS}
+        own = {name: value for name, value in given.items() if name in (*FIELDS, *LIMITS)}
         gpu = vary(base.gpu, own, peaks_follow=peaks_follow)
         return cast(_Machine, base.replace(gpu=gpu, topology=base.topology.replace(**joined)))
     shape = jnp.broadcast_shapes(*(value.shape for value in given.values()))
@@ -89,13 +89,15 @@ def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool
     for name in ("num_sms", "clock_hz"):
         if peaks_follow and name in given:
             grown = grown * given[name] / jnp.asarray(getattr(base, name), float)
+    limits = {**base.limits(), **{name: given[name] for name in LIMITS if name in given}}
     machine = GPU(
         **{
             name: jnp.broadcast_to(given[name], shape)
             if name in given
             else jnp.asarray(getattr(base, name), float) * (grown if name in PEAKS else jnp.ones(shape))
             for name in FIELDS
-        }
+        },
+        **{name: jnp.broadcast_to(jnp.asarray(value, float), shape) for name, value in limits.items()},
     )
     return cast(_Machine, widened(base, machine, given))
 
@@ -107,7 +109,9 @@ def vary_plainly(base: _Machine, figures: Mapping[str, float]) -> _Machine:
         own, moved = float(np.asarray(before)), float(np.asarray(after))
         return own if math.isclose(own, moved, rel_tol=1e-6) else moved
 
-    machine: _Machine = jax.tree.map(kept, base, vary(base, figures))
-    exact = {name: float(value) for name, value in figures.items() if name in FIELDS}
+    varied = vary(base, figures)
+    same = gpu_of(base).limits().keys() == gpu_of(varied).limits().keys()
+    machine: _Machine = jax.tree.map(kept, base, varied) if same else jax.tree.map(float, varied)
+    exact = {name: float(value) for name, value in figures.items() if name in (*FIELDS, *LIMITS)}
     gpu = gpu_of(machine).replace(**exact)
     return cast(_Machine, machine.replace(gpu=gpu) if isinstance(machine, Cluster) else gpu)

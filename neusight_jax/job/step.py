@@ -25,8 +25,17 @@ from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
 from neusight_jax.job.stages import INNER
 from neusight_jax.kernels.collective import COLLECTIVE, OPS, expert_bytes
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
-from neusight_jax.model.latency import kernel_latency, predict_kernels, require_covered
+from neusight_jax.model.latency import (
+    CLOCKS,
+    kernel_latency,
+    predict_kernels,
+    require_covered,
+    slower_by,
+    step_draw,
+)
 from neusight_jax.model.latency import latency as table_latency
+from neusight_jax.model.latency import settled as table_settled
+from neusight_jax.model.power import POWER, Settled, at_clock, is_limited, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation
@@ -369,6 +378,8 @@ def latency(
     if isinstance(work, KernelTable):
         return table_latency(predictor, machine, work, isolated=isolated, relaxation=relaxation)
     check_cluster(machine, work)
+    if is_limited(machine):
+        machine = at_clock(machine, settled(predictor, machine, work, relaxation=relaxation).clock)
     lacking = [jnp.zeros((), bool)]
 
     def run(using: Predictor, where: Machine, kernels: KernelTable) -> dict[str, Array]:
@@ -381,3 +392,42 @@ def latency(
     own = seconds_of_job(predictor, machine, work, run=run)
     pipeline, tail, _ = compose(own, work.software, work.plan, relaxation)
     return jnp.where(jnp.any(jnp.stack(lacking)), jnp.inf, pipeline + tail)
+
+
+# Energy: the law of `model.power` for the steps of a job.
+
+
+def mean_counts(job: Job) -> dict[str, Float[Array, " kernel"]]:
+    """How often a GPU of a job launches each kernel in a step, by family: the mean over its ranks."""
+    plan = job.plan
+    stages = np.bincount(plan.kinds, minlength=KINDS) / plan.layout.pipeline
+    times = np.where(np.array(WORK) == "optimizer", 1.0, float(plan.micro_batches))
+    return {name: jnp.einsum("k,kwn,w->n", stages, counts, times) for name, counts in job.counts.items()}
+
+
+def settled(
+    predictor: Predictor, machine: Machine, work: KernelTable | Job, *, relaxation: Relaxation = 0.0
+) -> Settled:
+    """Where the boards settle that work runs on, all alike; args as `latency`."""
+    if isinstance(work, KernelTable):
+        return table_settled(predictor, machine, work, relaxation=relaxation)
+    clocks = CLOCKS if is_limited(machine) else CLOCKS[-1:]
+    seconds = jnp.stack([latency(predictor, at_clock(machine, each), work, relaxation=relaxation) for each in clocks])
+    draw = step_draw(predictor, as_cluster(machine).gpu, work.kernels, seconds[-1], mean_counts(work))
+    return settle(POWER, as_cluster(machine).gpu, draw, slower_by(seconds))
+
+
+def energy(
+    predictor: Predictor, machine: Machine, work: KernelTable | Job, *, relaxation: Relaxation = 0.0
+) -> Float[Array, ""]:
+    """Joules of all kernels of a table one after another on one GPU, or of a step of a job on all of its GPUs.
+
+    Of the boards alone: no host, no network, no cooling. Pure and differentiable as `latency` is, in the cap and the
+    locked clock too.
+
+    Args: as `latency`.
+    """
+    state = settled(predictor, machine, work, relaxation=relaxation)
+    seconds = latency(predictor, at_clock(machine, state.clock), work, relaxation=relaxation)
+    gpus = 1 if isinstance(work, KernelTable) else work.plan.layout.gpus
+    return gpus * state.power_w * seconds

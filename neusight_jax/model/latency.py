@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,11 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from neusight_jax.errors import InputError
-from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
+from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of, on_device
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelBatch, KernelTable, in_chunks, merged
+from neusight_jax.model.power import POWER, Draw, Settled, at_clock, draw_of, is_limited, settle, summed
 from neusight_jax.model.predictor import KernelTerms, Predictor, RooflinePredictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation, relaxation_switch
@@ -76,6 +78,7 @@ def require_covered(predictor: Predictor, kernels: KernelTable) -> None:
         )
 
 
+_Machine = TypeVar("_Machine", bound=GPU | Cluster)
 BLOCK = 4096
 """Rows of a family at a time: what lies between two steps of a forecast then stays in the caches of a core."""
 MACHINES = 1024
@@ -261,9 +264,16 @@ def kernel_latency(
     Gradients: reach predictor and GPU; at relaxation 0 the wave count is a step function of the SM count.
     """
     require_covered(predictor, kernels)
-    seconds: dict[str, Array] = _kernel_latency(
-        predictor, on_device(machine), kernels, *_switches(relaxation, isolated)
-    )
+    machine, switches = on_device(machine), _switches(relaxation, isolated)
+    seconds: dict[str, Array] = _kernel_latency(predictor, _unlimited(machine), kernels, *switches)
+    if is_limited(machine):
+        clocks = {name: each.clock for name, each in _settled_kernels(predictor, machine, kernels, *switches).items()}
+        seconds = {
+            name: _kernel_latency(
+                predictor, at_clock(machine, clock), KernelTable({name: kernels.families[name]}), *switches
+            )[name]
+            for name, clock in clocks.items()
+        }
     return seconds
 
 
@@ -286,8 +296,122 @@ def latency(
     Args: as of `kernel_latency`; its gradients too.
     """
     require_covered(predictor, kernels)
-    seconds: Array = _latency(predictor, on_device(machine), kernels, *_switches(relaxation, isolated))
+    machine, switches = on_device(machine), _switches(relaxation, isolated)
+    if is_limited(machine):
+        machine = at_clock(
+            machine, settled(predictor, machine, kernels, isolated=isolated, relaxation=relaxation).clock
+        )
+    seconds: Array = _latency(predictor, machine, kernels, *switches)
     return seconds
+
+
+# Power: where a board settles under a cap or a locked clock, and what it draws (`model.power`).
+
+CLOCKS: tuple[float, ...] = (0.25, 0.45, 0.7, 1.0)
+"""Clocks, over the stock one, that work is forecast at; between them seconds are powers of the clock."""
+
+
+def _unlimited(machine: _Machine) -> _Machine:
+    """The machine without cap or lock."""
+    return at_clock(machine, 1.0) if is_limited(machine) else machine
+
+
+def slower_by(seconds: Float[Array, "clock ..."]) -> Callable[[Array], Array]:
+    """How many times as long work takes at a clock over the stock one, from its seconds at `CLOCKS`."""
+    at, logs = jnp.log(jnp.array(CLOCKS)), jnp.log(jnp.maximum(seconds, 1e-30))
+    logs = logs - logs[-1]
+
+    def slower(clock: Array) -> Array:
+        place = jnp.log(clock)
+        pieces = [
+            logs[each] + (logs[each + 1] - logs[each]) * (place - at[each]) / (at[each + 1] - at[each])
+            for each in range(len(CLOCKS) - 1)
+        ]
+        found = pieces[0]
+        for each, piece in enumerate(pieces[1:], 1):
+            found = jnp.where(place > at[each], piece, found)
+        return jnp.exp(found)
+
+    return slower
+
+
+def _settled_kernels(
+    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
+) -> dict[str, Settled]:
+    """Where a board settles that runs one kernel again and again, by family [kernel]."""
+    gpu, found = gpu_of(machine), {}
+    every = [_kernel_latency(predictor, at_clock(machine, clock), kernels, relaxation, isolated) for clock in CLOCKS]
+    for name, batch in kernels.families.items():
+        seconds = jnp.stack([each[name] for each in every])
+        found[name] = settle(POWER, gpu, draw_of(POWER, gpu, name, batch, seconds[-1]), slower_by(seconds))
+    return found
+
+
+_settled_kernels_once = jax.jit(_settled_kernels)
+
+
+def step_draw(
+    predictor: Predictor,
+    machine: Machine,
+    kernels: KernelTable,
+    seconds: Array,
+    counts: Mapping[str, Float[Array, " kernel"]] | None = None,
+    *,
+    isolated: Isolated = False,
+    relaxation: Relaxation = 0.0,
+) -> Draw:
+    """What all kernels of a step take together, of one GPU.
+
+    Args:
+      seconds: of the step; counts: how often each kernel runs, None = as the table says.
+    """
+    machine = _unlimited(on_device(machine))
+    of_one = _kernel_latency(predictor, machine, kernels, *_switches(relaxation, isolated))
+    draws = [
+        (
+            draw_of(POWER, gpu_of(machine), name, batch, of_one[name]),
+            jnp.asarray(batch.count if counts is None else counts[name]),
+        )
+        for name, batch in kernels.families.items()
+    ]
+    return summed(draws, seconds)
+
+
+def settled(
+    predictor: Predictor,
+    machine: Machine,
+    kernels: KernelTable,
+    *,
+    isolated: Isolated = False,
+    relaxation: Relaxation = 0.0,
+) -> Settled:
+    """Where a board settles that runs a table's kernels one after another: they share one clock.
+
+    Args: as `kernel_latency`.
+    """
+    options: dict[str, Any] = {"isolated": isolated, "relaxation": relaxation}
+    machine, clocks = on_device(machine), CLOCKS if is_limited(machine) else CLOCKS[-1:]
+    seconds = jnp.stack([latency(predictor, at_clock(machine, clock), kernels, **options) for clock in clocks])
+    draw = step_draw(predictor, machine, kernels, seconds[-1], **options)
+    return settle(POWER, gpu_of(machine), draw, slower_by(seconds))
+
+
+def predict_kernels_power(
+    predictor: Predictor,
+    machine: Machine,
+    table: KernelTable,
+    *,
+    isolated: Isolated = True,
+    relaxation: Relaxation = 0.0,
+) -> Float[np.ndarray, " row"]:
+    """Mean watts of a board that runs one kernel of a table again and again, in the order of its file.
+
+    Args: as `predict_kernels`.
+    Returns: float32 [rows], between static power and the limit of the board.
+    """
+    require_covered(predictor, table)
+    found = _settled_kernels_once(predictor, on_device(machine), table, *_switches(relaxation, isolated))
+    return in_row_order(table, {name: np.asarray(each.power_w) for name, each in found.items()})
 
 
 def predict_kernels(

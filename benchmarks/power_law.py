@@ -1,0 +1,186 @@
+"""Fit the law of `model.power` to measured watts, and score it on machines left out.
+
+    python -m benchmarks.power_law MEASUREMENTS_FOLDER
+
+Reads `power/`: kernels of B200 and GB200, whole models on an A100 at locked clocks, and an RTX 3090 under caps, which
+no fit sees. Prints errors of watts by what was left out, the 3090's speed and watts over its caps, and the constants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from scipy.optimize import least_squares
+
+import neusight_jax as nj
+from neusight_jax.datasets.aiconfigurator_rules import RULES
+from neusight_jax.model.latency import in_row_order, kernel_latency
+from neusight_jax.model.power import REFERENCE_NM, PowerLaw, draw_of
+
+KERNELS: tuple[tuple[str, str, str, str], ...] = (
+    ("gemm", "gemm_bf16", "gemm_dtype", "bfloat16"),
+    ("gemm", "gemm_fp8", "gemm_dtype", "fp8"),
+    ("gemm", "gemm_fp4", "gemm_dtype", "nvfp4"),
+    ("context_attention", "prefill", "attn_dtype", "bfloat16"),
+    ("generation_attention", "decode", "attn_dtype", "bfloat16"),
+    ("moe", "experts_bfloat16", "moe_dtype", "bfloat16"),
+    ("moe", "experts_nvfp4", "moe_dtype", "nvfp4"),
+)
+"""Tables taken: the rule of the import that reads one, and the column and dtype of its rows."""
+SHORTEST_S = 50e-6
+"""Kernels shorter than this have watts of more than themselves in a window of NVML."""
+ROWS = 1500
+"""Rows taken of each table and GPU."""
+MODELS = {
+    "optmodel_opt-1p3b": "opt-1.3b",
+    "bertmodel_large": "bert-large",
+    "gpt2model_gpt2": "gpt2",
+    "vitmodel_large": "vit-large",
+}
+A100 = "NVIDIA A100-PCIE-40GB"
+MOVING = (
+    "product_j",
+    "attention_j",
+    "decode_j",
+    "stream_j",
+    "flop16_pj",
+    "flop8_pj",
+    "flop4_pj",
+    "flop32_pj",
+    "dram_pj",
+)
+"""Constants that watts are linear in, but for those of DRAM all with the node and the volts."""
+NAMES = tuple(each.name for each in dataclasses.fields(PowerLaw))
+NOISE = 0.15
+"""Spread of measured over forecast watts beside the law, in logarithms."""
+
+
+def basis(gpu: nj.GPU, table: nj.KernelTable, seconds: dict[str, Any]) -> np.ndarray:
+    """Watts of one launch for each constant of `MOVING` at 1, node and volts left out, [constant, row]."""
+    found = []
+    for name in MOVING:
+        law = PowerLaw(**{**dict.fromkeys(NAMES, 0.0), name: 1.0})
+        watts = {}
+        for family, batch in table.families.items():
+            draw = draw_of(law, gpu, family, batch, jnp.asarray(seconds[family]))
+            watts[family] = np.asarray(draw.busy_w + (draw.flop_j + draw.dram_j) / jnp.maximum(draw.seconds, 1e-12))
+        found.append(in_row_order(table, watts))
+    return np.array(found, np.float64)
+
+
+def kernels(folder: Path, device: str, name: str) -> dict[str, np.ndarray]:
+    """Measured kernels of one GPU: what each constant adds, watts, limits and where they are from."""
+    frame, predictor, gpu = (
+        pd.read_parquet(folder / "kernels.parquet"),
+        nj.load_predictor("tensorcore"),
+        nj.load_gpu(name),
+    )
+    frame = frame[(frame.device == device) & (frame.latency_s >= SHORTEST_S)]
+    rules, parts = {rule.name: rule for rule in RULES}, []
+    for table, rule, column, dtype in KERNELS:
+        rows = frame[(frame.table == table) & (frame[column] == dtype)].assign(window_size=0)
+        rows = rows.sample(min(ROWS, len(rows)), random_state=0)
+        sizes = pd.DataFrame({key: rows.eval(text, engine="python") for key, text in rules[rule].columns.items()})
+        whole = sizes.notna().all(axis=1)
+        with tempfile.TemporaryDirectory() as place:
+            sizes[whole].to_parquet(Path(place) / "rows.parquet")
+            read = nj.read_kernels(Path(place) / "rows.parquet")
+        seconds = kernel_latency(predictor, gpu, read, isolated=True)
+        own = rows[whole]
+        parts.append(
+            (basis(gpu, read, seconds), own.power_w.to_numpy(), own.power_limit_w.to_numpy(), [table] * len(own))
+        )
+    joined = [np.concatenate(each, axis=-1) for each in zip(*parts, strict=True)]
+    fixed = {"tdp": gpu.tdp_w, "nm": gpu.process_nm, "share": 1.0}
+    return dict(zip(("moving", "watts", "limit", "what"), joined, strict=True)) | fixed  # type: ignore[arg-type]
+
+
+def models(folder: Path) -> dict[str, np.ndarray]:
+    """Whole models on an A100 at locked clocks, kernels as they take their share of the measured step."""
+    frame, gpu = pd.read_csv(folder / "models_by_clock.csv"), nj.load_gpu(A100)
+    boost, parts = float(gpu.clock_hz), []
+    for workload, rows in frame.groupby("workload"):
+        read = re.match(r"(.+?)_+p(bf16|fp32)_b(\d+)(?:_s(\d+))?(?:_modeprefill)?(?:_attneager)?$", str(workload))
+        if read is None or read[1] not in MODELS:
+            continue
+        name, dtype = MODELS[read[1]], read[2]
+        graph = nj.graph_from_config(name, int(read[3]), int(read[4] or 197), "inference", dtype)
+        predictor = nj.load_predictor("fp32" if dtype == "fp32" and "vit" not in name else "tensorcore")
+        seconds = kernel_latency(predictor, gpu, graph.kernels)
+        count = in_row_order(
+            graph.kernels, {each: np.asarray(batch.count) for each, batch in graph.kernels.families.items()}
+        )
+        cost = in_row_order(graph.kernels, {each: np.asarray(value) for each, value in seconds.items()}) * count
+        energy = basis(gpu, graph.kernels, seconds) @ cost
+        for row in rows.itertuples():
+            share = row.clock_mhz * 1e6 / boost
+            busy = np.array([at < 4 for at in range(len(MOVING))])
+            # SMs are busy for as long as the kernels take, arithmetic and memory take their joules in any time.
+            part = np.where(busy, share * min(1.0, row.step_s / cost.sum()), 1.0) / row.step_s
+            parts.append((energy * part, row.power_w, 250.0, share, f"{name} {dtype}"))
+    moving, watts, limit, share, what = zip(*parts, strict=True)
+    sizes = {"moving": np.array(moving).T, "watts": np.array(watts), "limit": np.array(limit), "share": np.array(share)}
+    return sizes | {"what": np.array(what), "tdp": gpu.tdp_w, "nm": gpu.process_nm}  # type: ignore[dict-item]
+
+
+def watts(numbers: dict[str, float], data: dict[str, Any]) -> np.ndarray:
+    """Watts by the law, within the limit of the board."""
+    node = (data["nm"] / REFERENCE_NM) ** numbers["node_exponent"]
+    volts = (1.0 + numbers["slope"] * np.maximum(np.asarray(data["share"]) - numbers["flat"], 0.0)) ** 2
+    moving = sum(numbers[name] * data["moving"][at] for at, name in enumerate(MOVING[:-1])) * node * volts
+    total = numbers["static_share"] * data["tdp"] + moving + numbers["dram_pj"] * data["moving"][-1]
+    return total / (1.0 + (total / data["limit"]) ** 12) ** (1.0 / 12.0)
+
+
+def fit(sets: list[dict[str, Any]]) -> dict[str, float]:
+    """The most probable constants; every set counts alike."""
+    start = np.log([float(getattr(PowerLaw(), name)) for name in NAMES])
+    first = np.log([float(each.default) for each in dataclasses.fields(PowerLaw)])  # type: ignore[arg-type]
+    widths = np.array([each.metadata["width"] for each in dataclasses.fields(PowerLaw)])
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        numbers = dict(zip(NAMES, np.exp(logs), strict=True))
+        own = [
+            np.log(watts(numbers, each) / each["watts"]) / NOISE * np.sqrt(100.0 / len(each["watts"])) for each in sets
+        ]
+        return np.concatenate([*own, (logs - first) / widths])
+
+    found = least_squares(residuals, start, loss="soft_l1").x
+    return dict(zip(NAMES, np.exp(found).tolist(), strict=True))
+
+
+def errors(numbers: dict[str, float], data: dict[str, Any]) -> pd.Series:
+    """Relative errors of watts, by what was measured."""
+    return pd.Series(np.abs(watts(numbers, data) / data["watts"] - 1.0), index=data["what"])
+
+
+def main() -> None:
+    """Fit and print."""
+    folder = Path(sys.argv[1]) / "power"
+    data = {
+        "B200": kernels(folder, "B200", "NVIDIA B200"),
+        "GB200": kernels(folder, "GB200", "NVIDIA GB200"),
+        "A100": models(folder),
+    }
+    for out in data:
+        numbers = fit([each for name, each in data.items() if name != out])
+        found = errors(numbers, data[out])
+        print(f"{out} left out: mean {found.mean():.1%}, median {found.median():.1%}")
+        print("  " + ", ".join(f"{what} {value:.0%}" for what, value in found.groupby(level=0).mean().items()))
+    everything = fit(list(data.values()))
+    for name, each in data.items():
+        found = errors(everything, each)
+        print(f"{name}, all fitted: mean {found.mean():.1%}, median {found.median():.1%}")
+    print({name: float(f"{value:.4g}") for name, value in everything.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Power: one law of clock, volts and watts, and the joules of kernels.
+
+Volts over their floor, 1 up to a clock and rising above it, watts of a board, and the clock it settles at:
+
+    V(f) = 1 + slope · max(0, f / boost − flat)
+    P(f) = static + V(f)² · (busy · f + FLOP · e / t) + DRAM bytes · e_dram / t
+    f*   = the largest f up to boost and any lock with P(f) <= limit;  time = t(f*), energy = time · P(f*)
+
+`busy` is what SMs take while they work on a kernel, clock by clock; e falls with the width of formats and the node.
+What the times of a forecast hold already is the clock that a board settles at within its own power (`stock`): a cap or
+a lock moves it from there, and everything that counts clocks with it (`at_clock`). The root has no unrolled loop in
+its gradient: bisection finds it, and one Newton step carries the derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+from neusight_jax.arithmetic import DTYPES
+from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.variant import PEAKS
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.model.physics import fitted
+from neusight_jax.model.roofline import element_bytes
+from neusight_jax.records import Record
+
+PICOJOULE = 1e-12
+"""Joules of a picojoule."""
+REFERENCE_NM = 4.0
+"""Node that energies are given at, nm."""
+REFERENCE_WIDTH = 2048.0
+"""16-bit FLOP a clock of an SM's matrix units where a GPU does not say: as an A100."""
+LEAST_CLOCK = 0.1
+"""Lowest clock a board settles at, of its boost clock."""
+STEPS = 40
+"""Bisections of the clock: to 1e-12 of it."""
+CLOCKED: tuple[str, ...] = ("clock_hz", "exp_per_s", "tdp_w", *PEAKS)
+"""Figures that go with the clock. The power head of a forecast holds energy a FLOP over watts, so that its watts go
+with it too."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PowerLaw(Record):
+    """Constants of the law, traced; each with the width of its prior, in logarithms.
+
+    Attributes:
+      static_share: what a board draws with nothing to do, of its power.
+      product_j, attention_j, decode_j, stream_j: energy of one clock of an SM that works on matrix products, on
+        attention over many and over single queries, and on all other kernels, with the matrix units of an A100 at 4 nm
+        and volts at their floor; it grows with the root of the units' width.
+      flop16_pj, flop8_pj, flop4_pj, flop32_pj: energy of a FLOP of 16, 8 and 4 bits on matrix units, and of one of 32
+        on vector lanes, at 4 nm, picojoules.
+      dram_pj: of a byte of device memory, picojoules.
+      node_exponent: energies rise as (node / 4 nm) to this power.
+      flat: clock up to which volts are at their floor, of the boost clock; slope: volts gained over that clock.
+    """
+
+    static_share: ArrayLike = field(default=0.25, metadata=fitted(0.5, "idle watts of server boards: 0.1 to 0.4"))
+    product_j: ArrayLike = field(default=0.9e-9, metadata=fitted(1.0, "estimate"))
+    attention_j: ArrayLike = field(default=0.9e-9, metadata=fitted(1.0, "estimate"))
+    decode_j: ArrayLike = field(default=0.7e-9, metadata=fitted(1.0, "estimate"))
+    stream_j: ArrayLike = field(default=0.7e-9, metadata=fitted(1.0, "estimate"))
+    flop16_pj: ArrayLike = field(default=0.2, metadata=fitted(0.7, "estimate"))
+    flop8_pj: ArrayLike = field(default=0.12, metadata=fitted(0.7, "estimate"))
+    flop4_pj: ArrayLike = field(default=0.08, metadata=fitted(0.7, "estimate"))
+    flop32_pj: ArrayLike = field(default=1.0, metadata=fitted(0.7, "estimate"))
+    dram_pj: ArrayLike = field(default=50.0, metadata=fitted(0.5, "4 to 7 pJ a bit of HBM, and the way to the SMs"))
+    node_exponent: ArrayLike = field(default=0.8, metadata=fitted(0.3, "estimate"))
+    flat: ArrayLike = field(default=0.75, metadata=fitted(0.1, "A100 at locked clocks: linear to 1.05 of 1.41 GHz"))
+    slope: ArrayLike = field(default=1.2, metadata=fitted(0.4, "RTX 3090 over its caps: 0.92 a GHz"))
+
+    def volts(self, share: ArrayLike) -> Array:
+        """Volts over their floor at a share of the boost clock."""
+        return jnp.asarray(1.0 + self.slope * jnp.maximum(jnp.asarray(share) - self.flat, 0.0))
+
+
+class Draw(NamedTuple):
+    """What kernels take beside static power; of one kernel, or of a step.
+
+    Attributes:
+      busy_w: watts of SMs at work, at the boost clock and volts at their floor.
+      flop_j: joules of arithmetic at that volts; dram_j: of device memory.
+      seconds: that they take as forecast, at the clock a board settles at by itself.
+    """
+
+    busy_w: Array
+    flop_j: Array
+    dram_j: Array
+    seconds: Array
+
+
+class Settled(NamedTuple):
+    """A board at work.
+
+    Attributes:
+      clock: over that it settles at without a cap; share: of the boost clock; power_w: that it draws.
+    """
+
+    clock: Array
+    share: Array
+    power_w: Array
+
+
+_Machine = TypeVar("_Machine", bound=GPU | Cluster)
+
+
+def at_clock(machine: _Machine, clock: ArrayLike) -> _Machine:
+    """A machine whose clock is so many times as high, without a cap or a lock; memory and links stay."""
+    if isinstance(machine, Cluster):
+        return cast(_Machine, machine.replace(gpu=at_clock(machine.gpu, clock)))
+    moved = {name: jnp.asarray(getattr(machine, name)) * clock for name in CLOCKED}
+    return cast(_Machine, replace(machine, power_limit_w=None, clock_limit_hz=None, **moved))
+
+
+def is_limited(machine: Machine) -> bool:
+    """Whether a machine has a cap of its power or a locked clock."""
+    gpu = gpu_of(machine)
+    return gpu.power_limit_w is not None or gpu.clock_limit_hz is not None
+
+
+def _joules(law: PowerLaw, family: str, dtype: Array) -> tuple[ArrayLike, Array]:
+    """Energy of a clock of an SM, and of a FLOP of each kernel's dtype, both at 4 nm."""
+    own = FAMILIES[family]
+    if not own.matrix:
+        return law.stream_j, jnp.full(dtype.shape, 1.0) * law.flop32_pj * PICOJOULE
+    by_dtype = {"fp8": law.flop8_pj, "int8": law.flop8_pj, "fp4": law.flop4_pj, "fp32": law.flop32_pj}
+    pj = jnp.stack([jnp.asarray(by_dtype.get(name, law.flop16_pj), float) for name in DTYPES])
+    clock = {"prefill": law.attention_j, "decode": law.decode_j}.get(family, law.product_j)
+    return clock, pj[dtype] * PICOJOULE
+
+
+def draw_of(law: PowerLaw, gpu: GPU, family: str, kernels: KernelBatch, seconds: Float[Array, " kernel"]) -> Draw:
+    """What one launch of every kernel of a family takes.
+
+    Args:
+      gpu: scalars, or arrays [kernel]; seconds: of one launch, as forecast on it.
+    """
+    dtype = jnp.asarray(kernels.dtype)
+    work = FAMILIES[family].work(kernels.dims, element_bytes(dtype))
+    clock_j, flop_j = _joules(law, family, dtype)
+    node = (jnp.asarray(gpu.process_nm) / REFERENCE_NM) ** law.node_exponent
+    width = jnp.asarray(gpu.matrix_flop_per_cycle, float)
+    wide = jnp.sqrt(jnp.where(width > 0, width, REFERENCE_WIDTH) / REFERENCE_WIDTH)
+    busy = clock_j * node * wide * gpu.num_sms * gpu.clock_hz
+    sizes = (busy, work.flop * flop_j * node, work.bytes_moved * law.dram_pj * PICOJOULE, seconds)
+    return Draw(*(jnp.broadcast_to(jnp.asarray(each, float), seconds.shape) for each in sizes))
+
+
+def summed(draws: list[tuple[Draw, Float[Array, " kernel"]]], seconds: Array) -> Draw:
+    """A step from the draws of its kernels and how often each runs; seconds: that the step takes, waits included."""
+    total = [jnp.zeros(())] * 3
+    for draw, count in draws:
+        used = jnp.where(count > 0, count, 0.0)
+        parts = (draw.busy_w * draw.seconds, draw.flop_j, draw.dram_j)
+        total = [
+            each + jnp.sum(jnp.where(count > 0, part, 0.0) * used) for each, part in zip(total, parts, strict=True)
+        ]
+    return Draw(total[0] / jnp.maximum(seconds, 1e-30), total[1], total[2], seconds)
+
+
+def power_w(law: PowerLaw, gpu: GPU, draw: Draw, share: ArrayLike, slower: ArrayLike = 1.0) -> Array:
+    """Watts at a share of the boost clock, where everything takes so many times as long."""
+    seconds = jnp.maximum(draw.seconds * slower, 1e-30)
+    moving = law.volts(share) ** 2 * (draw.busy_w * share + draw.flop_j / seconds)
+    return jnp.asarray(law.static_share * gpu.tdp_w + moving + draw.dram_j / seconds)
+
+
+def _root(excess: Callable[[Array], Array], low: Array, high: Array) -> Array:
+    """Where a rising function is 0 between two points; `high` where it is not yet, `low` where it always is above."""
+
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = 0.5 * (low + high)
+        above = excess(middle) > 0.0
+        return jnp.where(above, low, middle), jnp.where(above, middle, high)
+
+    fixed = jax.lax.stop_gradient
+    within = excess(high) <= 0.0
+    at, _ = jax.lax.fori_loop(0, STEPS, halve, (fixed(low), fixed(high)))
+    at = fixed(at)
+    value, slope = jax.jvp(excess, (at,), (jnp.ones_like(at),))
+    # Of the value at the root nothing is left but its derivative by what else it depends on.
+    step = (value - fixed(value)) / fixed(jnp.where(jnp.abs(slope) > 1e-12, slope, 1e-12))
+    moved = jnp.where(at <= low, low, at - step)
+    return jnp.where(within, high, moved)
+
+
+def stock(law: PowerLaw, gpu: GPU, draw: Draw) -> Array:
+    """Share of the boost clock that a board settles at within its own power, whose time the forecast is."""
+    limit = jnp.asarray(gpu.tdp_w)
+    one = jnp.ones_like(draw.seconds)
+    return _root(lambda share: power_w(law, gpu, draw, share) - limit, LEAST_CLOCK * one, one)
+
+
+def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array]) -> Settled:
+    """Where a board settles under its cap and its lock; by itself without either.
+
+    Args:
+      slower: how many times as long the work takes at a clock so many times the stock one.
+    """
+    by_itself = stock(law, gpu, draw)
+    own = jnp.minimum(power_w(law, gpu, draw, by_itself), gpu.tdp_w)
+    if not is_limited(gpu):
+        return Settled(jnp.ones_like(by_itself), by_itself, own)
+    limit = jnp.asarray(gpu.tdp_w if gpu.power_limit_w is None else gpu.power_limit_w)
+    lock = jnp.asarray(gpu.clock_hz if gpu.clock_limit_hz is None else gpu.clock_limit_hz) / gpu.clock_hz
+    highest = jnp.minimum(lock, 1.0) / by_itself
+
+    def excess(clock: Array) -> Array:
+        return power_w(law, gpu, draw, clock * by_itself, slower(clock)) - limit
+
+    clock = _root(excess, jnp.broadcast_to(LEAST_CLOCK / by_itself, highest.shape), highest)
+    drawn = power_w(law, gpu, draw, clock * by_itself, slower(clock))
+    return Settled(clock, clock * by_itself, jnp.minimum(drawn, jnp.maximum(limit, law.static_share * gpu.tdp_w)))
+
+
+POWER = PowerLaw(
+    static_share=0.2507,
+    product_j=1.935e-10,
+    attention_j=3.47e-10,
+    decode_j=8.652e-11,
+    stream_j=3.166e-11,
+    flop16_pj=0.2329,
+    flop8_pj=0.1046,
+    flop4_pj=0.05508,
+    flop32_pj=0.9049,
+    dram_pj=32.23,
+    node_exponent=2.213,
+    flat=0.7447,
+    slope=1.037,
+)
+"""Fitted to measured watts of kernels and whole models under those priors (`benchmarks.power_law`)."""
