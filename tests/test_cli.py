@@ -157,7 +157,7 @@ def test_help_and_version_are_quick(capsys: Capture) -> None:
     assert "predict" in _ok(capsys, "--help")
     code = "import sys; from neusight_jax.cli import run; run(['--help']); print('LOADED', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    assert not {"jax", "pandas", "numpy", "yaml", "rich"} & set(done.stdout.split("LOADED")[1].split())
+    assert not {"jax", "pandas", "numpy", "pydantic", "yaml", "rich"} & set(done.stdout.split("LOADED")[1].split())
 
 
 def test_predict_loads_no_more_than_it_needs(checkpoint: Path) -> None:

@@ -221,7 +221,7 @@ def test_clusters_by_name_and_file(tmp_path: Path) -> None:
     assert cluster.topology.link_bytes_per_s == cluster.gpu.link_bytes_per_s
     assert nj.load_cluster("72 x GB200 NVL72").domains == 1
     own = tmp_path / "own.yaml"
-    own.write_text("gpu: H100\ncount: 16\ntopology: {node: HGX H100 4-GPU, nic_bytes_per_s: 1.0e11}\n")
+    own.write_text("gpu: H100\ncount: 16\ntopology: {node: HGX H100 4-GPU, nic_bytes_per_s: 100 GB/s}\n")
     assert nj.load_cluster(own).topology.pair_share == pytest.approx(1 / 3)
     assert nj.load_cluster(own).topology.nic_bytes_per_s == 1e11
     assert nj.load_cluster(own).domains == 4
@@ -254,7 +254,13 @@ def test_a_message_inside_a_node_is_near_the_sheet() -> None:
     ("content", "said"),
     [
         ("gpu: H100\n", "count is missing"),
-        ("gpu: H100\ncount: 0\n", "the count is 0"),
+        ("gpu: H100\ncount: 0\n", "bad.yaml: count is 0, expected a whole number of GPUs"),
+        ("gpu: H100\ncount: true\n", "count is True, expected a whole number of GPUs"),
+        ("gpu: [1]\ncount: 2\n", "gpu is .*, expected the name or file of a GPU, or a mapping of its figures"),
+        ("gpu: {base: H100, clock: 1}\ncount: 2\n", "unknown field of gpu 'clock'; nearest: clock_hz"),
+        ("gpu: {clock_hz: 2 GHz}\ncount: 2\n", "bad.yaml: missing num_sms, mem_bytes_per_s"),
+        ("gpu: H100\ncount: 8\ntopology: [1]\n", "topology is .*, expected the name of a server, or a mapping"),
+        ("gpu: H100\ncount: 8\ntopology: {nic_bytes_per_s: 400Gbit/s}\n", "in bit/s, expected B/s, e.g. 5e10"),
         ("gpu: H100\ncount: 8\ntopology: {nic_bytes_per_s: 400}\n", "nic_bytes_per_s is 400, expected bytes/s"),
         ("gpu: H100\ncount: 8\ntopology: {nics: 4}\n", "unknown field of topology"),
         ("gpu: H100\ncount: 8\ntopology: DGX H10\n", "nearest: .*DGX H100"),
@@ -271,7 +277,7 @@ def test_a_bad_cluster_file_is_one_line(content: str, said: str, tmp_path: Path)
 def test_bad_names_are_one_line() -> None:
     for name, said in {
         "H100": "expected a count and a GPU",
-        "0x H100": "the count is 0",
+        "0x H100": "count is 0, expected a whole number of GPUs",
         "8x H1000": "unknown GPU",
     }.items():
         with pytest.raises(nj.InputError, match=re.escape(said)):

@@ -182,6 +182,7 @@ def test_what_does_not_fit_or_run_comes_last() -> None:
         ("{}", "expected a mapping of GPU: price"),
         ("H100: cheap", "price of H100 is 'cheap', expected a positive number"),
         ("H100: -1", "price of H100 is -1"),
+        ("currency: [1]\nH100: 2", r"prices.yaml: currency is \[1\], expected text of at most 20 characters"),
         ("{", "not YAML"),
     ],
 )

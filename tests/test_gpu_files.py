@@ -75,6 +75,15 @@ def test_yaml_reads_a_plain_exponent_as_a_number(tmp_path):
     assert (name, gpu) == ("next", expected)
 
 
+def test_figures_with_units(tmp_path: Path) -> None:
+    """As on a command line: bandwidth, clock, sizes, power and peaks, with a space or without."""
+    given = {"mem_bytes_per_s": "3.35TB/s", "clock_hz": "1.8 GHz", "mem_bytes": "80GiB", "tdp_w": "0.7kW"}
+    given |= {"l2_bytes": "50 MiB", "fp8_flop_per_s": "1979 TFLOP/s", "process_nm": "4nm", "num_sms": "132"}
+    gpu = load_gpu(write(tmp_path / "mine.yaml", {**H100_FIELDS, **given}))
+    assert (gpu.mem_bytes_per_s, gpu.clock_hz, gpu.mem_bytes, gpu.tdp_w) == (3.35e12, 1.8e9, 80 * 2**30, 700.0)
+    assert (gpu.l2_bytes, gpu.fp8_flop_per_s, gpu.process_nm, gpu.num_sms) == (50 * 2**20, 1.979e15, 4.0, 132.0)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
@@ -99,10 +108,13 @@ def test_yaml_reads_a_plain_exponent_as_a_number(tmp_path):
         ("clock_hz", math.nan, "is nan, expected a finite number, 1e8 to 1e10"),
         ("clock_hz", math.inf, "is inf, expected a finite number, 1e8 to 1e10"),
         ("clock_hz", 10**400, "is inf, expected a finite number, 1e8 to 1e10"),
-        ("clock_hz", "fast", "is 'fast', expected a number in base units, e.g. 1.98e9"),
-        ("clock_hz", True, "is True, expected a number in base units, e.g. 1.98e9"),
-        ("clock_hz", None, "is empty, expected a number in base units, e.g. 1.98e9"),
-        ("clock_hz", [1e9], "is [1000000000.0], expected a number in base units, e.g. 1.98e9"),
+        ("clock_hz", "fast", "is 'fast', expected a number in base units, e.g. 1.98e9 or 1.98 GHz"),
+        ("clock_hz", "3 TB/s", "is '3 TB/s', in B/s, expected Hz, e.g. 1.98e9 or 1.98 GHz"),
+        ("clock_hz", "1.98THz", "is 1.98e12, expected 1e8 to 1e10; check its unit"),
+        ("num_sms", "132GHz", "is '132GHz', in Hz, expected a number without a unit, e.g. 132"),
+        ("clock_hz", True, "is True, expected a number in base units, e.g. 1.98e9 or 1.98 GHz"),
+        ("clock_hz", None, "is empty, expected a number in base units, e.g. 1.98e9 or 1.98 GHz"),
+        ("clock_hz", [1e9], "is [1000000000.0], expected a number in base units, e.g. 1.98e9 or 1.98 GHz"),
     ],
 )
 def test_bad_figure(tmp_path, field, value, expected):
@@ -134,7 +146,9 @@ def test_unknown_and_missing_fields(tmp_path):
     path = tmp_path / "d.json"
     text = message(load_gpu, write(path, {**H100_FIELDS, "mem_byte_per_s": 1e12}))
     assert text == "d.json: unknown field 'mem_byte_per_s'; nearest: mem_bytes_per_s"
-    assert "unknown field 'zzz'; expected one of num_sms" in message(load_gpu, write(path, {**H100_FIELDS, "zzz": 1}))
+    assert "unknown field 'zzz'; expected one of name, base, architecture, num_sms" in message(
+        load_gpu, write(path, {**H100_FIELDS, "zzz": 1})
+    )
     few = {field: value for field, value in H100_FIELDS.items() if field not in ("tdp_w", "clock_hz")}
     text = message(load_gpu, write(path, few))
     hint = "add the figures, or `base` with the name of a GPU to take them from"

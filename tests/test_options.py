@@ -250,7 +250,7 @@ def test_no_option_is_ignored(
 
 def test_every_forecasting_command_is_walked() -> None:
     walked = {command for command, _, _ in CONTEXTS.values()}
-    others = {"gpus", "models", "checkpoints", "train", "evaluate", "calibrate", "profile", "profile-model"}
+    others = {"gpus", "models", "checkpoints", "schema", "train", "evaluate", "calibrate", "profile", "profile-model"}
     assert walked | others | {"leaderboard", "explore", "import"} == set(_program().commands)
 
 

@@ -29,6 +29,7 @@ from neusight_jax.cli.parallelize import parallelize
 from neusight_jax.cli.predict import predict
 from neusight_jax.cli.profile import profile, profile_model
 from neusight_jax.cli.scale_trace import scale_trace
+from neusight_jax.cli.schema import schema
 from neusight_jax.cli.sensitivity import sensitivity
 from neusight_jax.cli.serve import serve
 from neusight_jax.cli.sweep import sweep
@@ -70,6 +71,7 @@ for _command in (
     leaderboard,
     scale_trace,
     explore,
+    schema,
 ):
     app.command(_command.__name__.replace("_", "-"), cls=Command)(_command)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", cls=Commands, **_PLAIN)

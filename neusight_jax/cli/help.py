@@ -13,7 +13,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Choose and design": ("compare", "sensitivity", "sweep", "design", "scale-trace"),
     "Learn and judge": ("train", "evaluate", "calibrate", "leaderboard"),
     "Measure": ("profile", "profile-model", "import"),
-    "What there is": ("gpus", "models", "checkpoints"),
+    "What there is": ("gpus", "models", "checkpoints", "schema"),
 }
 """Commands by what they are for, in the order of the help."""
 EXAMPLES: dict[str, str] = {
@@ -35,6 +35,7 @@ EXAMPLES: dict[str, str] = {
     "gpus": "gpus",
     "models": "models --json",
     "checkpoints": "checkpoints",
+    "schema": "schema gpu",
     "neusight": "import neusight NeuSight --output measurements",
     "aiconfigurator": "import aiconfigurator --output measurements",
 }

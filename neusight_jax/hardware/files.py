@@ -1,13 +1,16 @@
-"""GPU files of the user, JSON or YAML, and the front door `load_gpu` that takes a catalog name or such a file."""
+"""GPU and cluster files of the user, JSON or YAML, as pydantic models; the front doors `load_gpu` and `load_cluster` to
+them and to the catalog."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, create_model
 
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
 from neusight_jax.errors import InputError, printable, unknown_name
@@ -25,21 +28,128 @@ from neusight_jax.hardware.gpu import (
     with_derived,
 )
 from neusight_jax.tables import read_content, table
+from neusight_jax.units import base_unit, figure_text, quantity
 
 _SUFFIXES = (".json", ".yaml", ".yml")
-_NOTES = ("name", "base", "architecture", "aliases", "lanes_per_sm", "sources", "estimates", "note", "notes")
-"""Keys of a GPU file that are not figures; all but `name`, `base` and `architecture` are for the reader only."""
 _GPU_FILE = "a GPU file in JSON or YAML; `neusight-jax gpus` lists names of the catalog"
-MOST_NAMED = 200
-"""Characters of a name in a file."""
+_TYPICAL = ("H100", "B300", "T4", "MI300X", "P100")
+"""Between them they have every figure."""
+
+# The models of files, and the one line that comes of what is wrong with one.
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _figure(value: Any, info: ValidationInfo) -> float:
+    """A figure in base units: of a number, of text with a unit of the right kind, or of a name of one (`NAMED`)."""
+    field, where = str(info.field_name), str(info.context)
+    if field in NAMED and isinstance(value, str):
+        return named_figure(field, value, where)
+    number, unit = (quantity(value) or (None, "")) if isinstance(value, str) else (value, "")
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        shown = "empty" if value is None else f"{value!r}"
+        raise InputError(f"{where}: {field} is {shown}, expected a number in base units, e.g. {written(field)}")
+    if unit not in ("", base_unit(field)):
+        expected = base_unit(field) or "a number without a unit"
+        raise InputError(f"{where}: {field} is {value!r}, in {unit}, expected {expected}, e.g. {written(field)}")
+    if field in FIELDS:
+        check_figure(field, float(number), where)
+    else:
+        check_link_figure(field, number, where)
+    return int(number) if field == "gpus_per_domain" else float(number)
+
+
+def example_figure(field: str) -> float:
+    """A figure of a GPU or of links as it may be, in base units: an H100's where it has one."""
+    if field not in FIELDS:
+        return float(getattr(usual_topology("H100", catalog_gpu("H100")), field))
+    return next(filter(None, (float(getattr(catalog_gpu(name), field)) for name in _TYPICAL)))
+
+
+def written(field: str) -> str:
+    """How a figure may be written: in base units or, if it has one, with its unit."""
+    example = example_figure(field)
+    return f"{plain_number(example)}{f' or {figure_text(field, example)}' if base_unit(field) else ''}"
+
+
+def _with(figures: Iterable[str], remarks: Iterable[str] = ()) -> Callable[[type[_Model]], type[_Model]]:
+    """Adds fields to a model: figures by name, and remarks, which are for the reader alone."""
+    fields: dict[str, Any] = dict.fromkeys(figures, (Annotated[Any, BeforeValidator(_figure)], None))
+    fields |= dict.fromkeys(remarks, (Any, Field(None, description="anything: for the reader alone")))
+    return lambda model: create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
+
+
+class _File(BaseModel, extra="forbid", coerce_numbers_to_str=True):
+    pass
+
+
+class NamedFile(_File):
+    """A file that may give a name."""
+
+    name: str | None = Field(None, max_length=200, description="text of at most 200 characters, for reports")
+
+
+@_with(FIELDS, ("aliases", "lanes_per_sm", "sources", "estimates", "note", "notes"))
+class GPUFile(NamedFile, title="GPU file"):
+    """Figures of one GPU, in base units or with units: all that are required, or those that differ from `base`."""
+
+    base: str | None = Field(None, description="a GPU of the catalog: its figures are taken where none are given")
+    architecture: str | None = Field(None, description="text such as hopper, which says whose libraries it runs")
+
+
+@_with(TOPOLOGY_FIELDS)
+class TopologyFile(_File, title="Topology"):
+    """How the GPUs of a cluster are joined: figures that differ from those of `node`, or of the GPU's usual server."""
+
+    node: str | None = Field(None, description="a server of the catalog: its figures are taken where none are given")
+
+
+class ClusterFile(NamedFile, title="Cluster file"):
+    """Equal GPUs and how they are joined."""
+
+    gpu: GPUFile | str = Field(description="the name or file of a GPU, or a mapping of its figures")
+    count: int = Field(ge=1, le=10_000_000, strict=True, description="a whole number of GPUs, 1 to 10,000,000")
+    topology: TopologyFile | str | None = Field(None, description="the name of a server, or a mapping of figures")
+
+
+_PARTS: dict[str, type[BaseModel]] = {"gpu": GPUFile, "topology": TopologyFile}
+
+
+def checked(model: type[_Model], content: Mapping[str, Any], where: str) -> _Model:
+    """The record of a file's content. `InputError` opened by `where`: unknown keys first, then values, missing keys."""
+    try:
+        return model.model_validate(dict(content), context=where)
+    except ValidationError as error:
+        order = {"extra_forbidden": 0, "invalid_key": 0, "missing": 2}
+        first = min(error.errors(include_url=False), key=lambda each: order.get(each["type"], 1))
+    kind = first["type"]
+    if kind == "value_error":
+        raise first["ctx"]["error"]  # an `InputError` of this file
+    outer, *inner = (str(part) for part in first["loc"])  # inner: the model of a part, and the key in it
+    key, fields = (inner[1], _PARTS[outer].model_fields) if inner[1:] else (outer, model.model_fields)
+    if kind in ("extra_forbidden", "invalid_key"):
+        near = difflib.get_close_matches(key.lower(), fields, n=1, cutoff=0.5)
+        hint = f"nearest: {near[0]}" if near else f"expected one of {', '.join(fields)}"
+        raise InputError(f"{where}: unknown field {f'of {outer} ' if inner else ''}{key!r}; {hint}")
+    said = "missing" if kind == "missing" else f"{first['input']!r}"
+    raise InputError(f"{where}: {key} is {said}, expected {fields[key].description}")
+
+
+def check_topology(figures: Mapping[str, Any], where: str) -> None:
+    """`InputError` for the first figure of a topology that there is not, or that no network has; `where` opens it."""
+    checked(TopologyFile, figures, where)
+
+
+# GPUs by name or file.
 
 
 def load_gpu(name_or_path: str | os.PathLike[str]) -> GPU:
     """A GPU by catalog name or alias, or from a JSON or YAML file.
 
-    A file holds the fields of `GPU` in base units, with `base: <catalog GPU>` if it lists only what differs. Its
-    `vendor` is a name of `VENDORS`; one that gives none is of the vendor of its `architecture`, of its `base`, of the
-    one that its `name` begins with, or of the first vendor. A device file of the NeuSight repository is read as well.
+    A file (`GPUFile`) holds the fields of `GPU` in base units or with units (3.35e12 or "3.35 TB/s"), with
+    `base: <catalog GPU>` if it lists only what differs. Its `vendor` is a name of `VENDORS`; one that gives none is of
+    the vendor of its `architecture`, of its `base`, of the one that its `name` begins with, or of the first vendor. A
+    device file of the NeuSight repository is read as well.
 
     Raises: `InputError` naming the nearest GPUs, or what in the file is wrong.
     """
@@ -81,72 +191,46 @@ def read_mapping(path: Path, expected: str = _GPU_FILE) -> dict[str, Any]:
 def _read_gpu(path: Path) -> tuple[str, GPU]:
     """Name and GPU from a file in either layout."""
     content = read_mapping(path)
-    name, gpu = gpu_from_sheet(content, path) if is_reference_sheet(content) else gpu_from_fields(content, path)
-    return checked_name(name, path.name), gpu
+    if not is_reference_sheet(content):
+        return gpu_from_fields(content, path)
+    name, gpu = gpu_from_sheet(content, path)
+    checked(NamedFile, {"name": name}, path.name)
+    return name, gpu
 
 
 def gpu_from_fields(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
     """Name and GPU from a mapping of GPU fields.
 
     Args:
-      content: figures in base units, `name` and `base` if wanted.
+      content: figures in base units or with units, `name` and `base` if wanted.
       path: the file it is from, for messages and as the name if it gives none.
+    Raises: `InputError` naming the field that is unknown, wrong or missing.
     """
-    where = path.name
-    for key in content:
-        if key not in FIELDS and key not in _NOTES:
-            near = difflib.get_close_matches(key.lower(), FIELDS + _NOTES[:2], n=1, cutoff=0.3)
-            hint = f"nearest: {near[0]}" if near else f"expected one of {', '.join(FIELDS)}"
-            raise InputError(f"{where}: unknown field {key!r}; {hint}")
-    figures = {key: _number(key, value, where) for key, value in content.items() if key in FIELDS}
-    architecture = architectures().get(str(content.get("architecture", "")).lower())
+    return _gpu_of(checked(GPUFile, content, path.name), path)
+
+
+def _gpu_of(file: GPUFile, path: Path) -> tuple[str, GPU]:
+    """Name and GPU that a file describes."""
+    figures, name = file.model_dump(include={*FIELDS}, exclude_unset=True), printable(file.name or path.stem)
+    missing = [field for field in REQUIRED_FIELDS if field not in figures]
+    if file.base is None and missing:
+        hint = "add the figures, or `base` with the name of a GPU to take them from"
+        raise InputError(f"{path.name}: missing {', '.join(missing)}; {hint}")
+    architecture = architectures().get((file.architecture or "").lower())
     if architecture is not None:
-        figures.setdefault("vendor", named_figure("vendor", architecture["vendor"], where))
-    base, name = content.get("base"), checked_name(content.get("name") or path.stem, where)
-    if base is not None:
-        try:
-            start = catalog_gpu(str(base))
-        except InputError as error:
-            raise InputError(f"{where}: base: {error}") from None
-        gpu = start.replace(**figures)
-    else:
-        missing = [field for field in REQUIRED_FIELDS if field not in figures]
-        if missing:
-            hint = "add the figures, or `base` with the name of a GPU to take them from"
-            raise InputError(f"{where}: missing {', '.join(missing)}; {hint}")
-        gpu = GPU(**with_derived(vendor_of_name(name) | figures))
-    return name, gpu
-
-
-def checked_name(name: object, where: str) -> str:
-    """The name that a file gives, made printable; `InputError` for one that no table could show."""
-    if not isinstance(name, str | int | float) or len(str(name)) > MOST_NAMED:
-        raise InputError(f"{where}: name is {name!r}, expected text of at most {MOST_NAMED} characters")
-    return printable(str(name))
-
-
-def _number(field: str, value: object, where: str) -> float:
-    """A checked figure; `InputError` if it is not a believable number, or a name of one (`NAMED`)."""
-    if field in NAMED and isinstance(value, str):
-        return named_figure(field, value, where)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        shown = "empty" if value is None else f"{value!r}"
-        raise InputError(f"{where}: {field} is {shown}, expected a number in base units, e.g. {_example(field)}")
-    check_figure(field, float(value), where)
-    return float(value)
-
-
-def _example(field: str) -> str:
-    """A figure as it should be written: that of an H100."""
-    return plain_number(getattr(catalog_gpu("H100"), field) or 1e12)
+        figures.setdefault("vendor", named_figure("vendor", architecture["vendor"], path.name))
+    if file.base is None:
+        return name, GPU(**with_derived(vendor_of_name(name) | figures))
+    try:
+        return name, catalog_gpu(file.base).replace(**figures)
+    except InputError as error:
+        raise InputError(f"{path.name}: base: {error}") from None
 
 
 # Clusters by name or file: the catalog of usual nodes, files of the user, and the door `load_cluster` to both.
 
-_COUNTED = re.compile(r"^\s*(\d+)\s*[xX×*]\s*(\S.*)$")
+_COUNTED = re.compile(r"^\s*(\d{1,9})\s*[xX×*]\s*(\S.*)$")
 _CLUSTER = re.compile(r"^\d+x (.+?)(?: in .+)?$")
-_LARGEST = 10_000_000
-_EXAMPLE = '"64x H100"'
 
 
 def list_nodes() -> list[str]:
@@ -219,8 +303,9 @@ def load_named_cluster(name_or_path: str | os.PathLike[str]) -> tuple[str, Clust
     if counted is None and (isinstance(name_or_path, os.PathLike) or given.lower().endswith(_SUFFIXES)):
         return _read_cluster(Path(given).expanduser())
     if counted is None:
-        raise InputError(f"cluster {given!r}: expected a count and a GPU such as {_EXAMPLE}, or a YAML file")
-    count, named = _count(int(counted[1]), f"cluster {given!r}"), counted[2].strip()
+        raise InputError(f'cluster {given!r}: expected a count and a GPU such as "64x H100", or a YAML file')
+    named = counted[2].strip()
+    count = checked(ClusterFile, {"gpu": named, "count": int(counted[1])}, f"cluster {given!r}").count
     gpu_name, gpu, topology = _named(named, count)
     name = cluster_name(gpu_name, count) if canonical_name(named) else f"{count}x {gpu_name}"
     return name, Cluster(gpu, topology, count)
@@ -254,52 +339,20 @@ def _named(named: str, count: int) -> tuple[str, GPU, Topology]:
 
 
 def _read_cluster(path: Path) -> tuple[str, Cluster]:
-    content = read_mapping(path, "a cluster file in JSON or YAML with gpu and count")
-    where = path.name
-    for key in content:
-        if key not in ("name", "gpu", "count", "topology"):
-            raise InputError(f"{where}: unknown field {key!r}; expected gpu, count, topology and name")
-    for key in ("gpu", "count"):
-        if key not in content:
-            raise InputError(f"{where}: {key} is missing; expected gpu, count and, if wanted, topology")
-    count, said = _count(content["count"], where), content["gpu"]
-    if isinstance(said, Mapping):
-        gpu_name, gpu = gpu_from_fields({str(key): value for key, value in said.items()}, path)
-    else:
-        gpu_name, gpu = load_named_gpu(str(said))
-    topology = _topology(content.get("topology"), gpu_name, gpu, count, where)
-    usual = cluster_name(gpu_name, count) if content.get("topology") is None else f"{count}x {gpu_name}"
-    return checked_name(content.get("name") or usual, where), Cluster(gpu, topology, count)
+    file = checked(ClusterFile, read_mapping(path, "a cluster file in JSON or YAML with gpu and count"), path.name)
+    gpu_name, gpu = load_named_gpu(file.gpu) if isinstance(file.gpu, str) else _gpu_of(file.gpu, path)
+    topology = _topology(file.topology, gpu_name, gpu, file.count)
+    usual = cluster_name(gpu_name, file.count) if file.topology is None else f"{file.count}x {gpu_name}"
+    return file.name or usual, Cluster(gpu, topology, file.count)
 
 
-def _count(value: object, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
-        raise InputError(f"{where}: the count is {value!r}, expected a whole number of GPUs from 1, such as {_EXAMPLE}")
-    return value
-
-
-def _topology(said: object, gpu_name: str, gpu: GPU, count: int, where: str) -> Topology:
+def _topology(stated: str | TopologyFile | None, gpu_name: str, gpu: GPU, count: int) -> Topology:
     """The topology that a cluster file speaks of."""
-    if said is None:
-        return usual_topology(gpu_name, gpu, count)
-    if isinstance(said, str):
-        return node_topology(said, gpu)
-    if not isinstance(said, Mapping):
-        raise InputError(f"{where}: topology is {said!r}, expected the name of a server or a mapping of its figures")
-    figures: dict[str, Any] = {str(key): value for key, value in said.items() if key != "node"}
-    check_topology(figures, where)
-    if "gpus_per_domain" in figures:
-        figures["gpus_per_domain"] = int(figures["gpus_per_domain"])
-    if "node" in said:
-        return node_topology(str(said["node"]), gpu).replace(**figures)
+    if isinstance(stated, str):
+        return node_topology(stated, gpu)
+    figures = {} if stated is None else stated.model_dump(exclude={"node"}, exclude_unset=True)
+    if stated is not None and stated.node is not None:
+        return node_topology(stated.node, gpu).replace(**figures)
     if {"gpus_per_domain", "nic_bytes_per_s"} <= figures.keys():
         return Topology(**{"link_bytes_per_s": gpu.link_bytes_per_s, **figures})
     return usual_topology(gpu_name, gpu, count).replace(**figures)
-
-
-def check_topology(figures: Mapping[str, Any], where: str) -> None:
-    """`InputError` for the first figure of a topology that there is not, or that no network has; `where` opens it."""
-    for name, value in figures.items():
-        if name not in TOPOLOGY_FIELDS:
-            raise unknown_name(f"field of topology in {where}", name, (*TOPOLOGY_FIELDS, "node"))
-        check_link_figure(name, value, where)

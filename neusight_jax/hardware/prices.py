@@ -7,7 +7,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, Field, ValidationError
 
 from neusight_jax.errors import InputError, printable
 from neusight_jax.hardware.catalog import canonical_name
@@ -16,8 +18,13 @@ from neusight_jax.tables import read_content, read_text, refuse_twice
 
 SECONDS_PER_HOUR = 3600.0
 _EXPECTED = "a price file in JSON, YAML or CSV, GPU: price of an hour"
-MOST_PER_HOUR = 1e12
-"""Whatever the currency."""
+
+
+class PriceFile(BaseModel, extra="allow", title="Price file"):
+    """What an hour of one GPU costs, by the GPU's name or alias."""
+
+    __pydantic_extra__: dict[str, Annotated[float, Field(strict=True, gt=0, lt=1e12, title="Price of an hour")]]
+    currency: str = Field("", max_length=20, description="of all prices, such as USD")
 
 
 @dataclass(frozen=True)
@@ -32,14 +39,18 @@ class Prices(Record):
     file: str = ""
 
     def __post_init__(self) -> None:
-        for name, value in self.per_hour.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < MOST_PER_HOUR:
-                raise InputError(
-                    f"price of {name} is {value!r}, expected a positive number per hour, at most 1e12, e.g. 2.49"
-                )
+        prices = {str(name): value for name, value in self.per_hour.items()}
+        try:
+            PriceFile.model_validate({**prices, "currency": self.currency})
+        except ValidationError as error:
+            name, value = (error.errors(include_url=False)[0][part] for part in ("loc", "input"))
+            what, expected = f"price of {name[0]}", "a positive number per hour, at most 1e12, e.g. 2.49"
+            if name[0] == "currency":
+                what, expected = "currency", "text of at most 20 characters"
+            raise InputError(f"{what} is {value!r}, expected {expected}") from None
         canonical: dict[str, float] = {}
-        for name, value in self.per_hour.items():
-            key = canonical_name(str(name)) or str(name)
+        for name, value in prices.items():
+            key = canonical_name(name) or name
             if canonical.setdefault(key, float(value)) != value:
                 raise InputError(f"{key} has two prices ({name} is one of its names), expected one; remove one")
         object.__setattr__(self, "per_hour", canonical)
@@ -76,9 +87,8 @@ def read_prices(path: str | os.PathLike[str]) -> Prices:
     content = _csv_prices(file) if table else read_content(file, _EXPECTED)
     if not isinstance(content, dict) or not content:
         raise InputError(f"{file}: expected a mapping of GPU: price of an hour, e.g. H100: 2.49")
-    currency = printable(str(content.pop("currency", "")))[:20]
     try:
-        return Prices(content, currency, str(file))
+        return Prices(per_hour=content, currency=content.pop("currency", ""), file=str(file))
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
 
