@@ -56,7 +56,7 @@ class Linear:
 
 
 def graph_of(name: str, kernel: Kernel) -> Graph:
-    node = Node(name, kernel.op, (kernel,), (), (), 1, "", (), (1,), "", ())
+    node = Node(name, kernel.op, (kernel,), (), (), 1, "", (), (1,), "")
     return Graph(name, (node,), "inference", "fp32", 1, 128, False)
 
 

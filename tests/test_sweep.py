@@ -127,7 +127,7 @@ def _forecasts(frame: pd.DataFrame, predictor: Any, bases: dict[str, nj.GPU], gr
 def _small(batch: int) -> Graph:
     """A graph of one product, quick to compile."""
     kernel = Kernel("linear", "linear", {"batch": 1, "m": 300 * batch, "n": 512, "k": 1024})
-    node = Node("product", "linear", (kernel,), (), (), 3, "", (), (1,), "", ())
+    node = Node("product", "linear", (kernel,), (), (), 3, "", (), (1,), "")
     return Graph("small", (node,), "inference", "fp32", batch, 300, False)
 
 

@@ -29,22 +29,6 @@ UNMODELLED = "unmodelled"
 
 
 @dataclass(frozen=True)
-class Traced:
-    """What the published NeuSight saw of a node when it traced the model; used for parity only.
-
-    Attributes:
-      kind: its operator class, e.g. "VECadd".
-      inputs, output: shapes in its trace.
-      weight: shape of the parameter, where its cost depends on one.
-    """
-
-    kind: str
-    inputs: tuple[Shape, ...]
-    output: Shape
-    weight: Shape = ()
-
-
-@dataclass(frozen=True)
 class Operand:
     """A tensor a node reads: its name, its elements, and whether a gradient flows back into it."""
 
@@ -66,7 +50,6 @@ class Node(Record):
       operands: tensors it reads; parameters of a matrix product are left out.
       shape: of its output.
       fuse: whether a compiler may merge it with its neighbours, and the reduction it would bring along.
-      traced: what the reference charges for it.
       optimizer: kernels of a step of the optimizer.
     """
 
@@ -80,7 +63,6 @@ class Node(Record):
     operands: tuple[Operand, ...]
     shape: Shape
     fuse: Fuse
-    traced: tuple[Traced, ...]
     optimizer: tuple[Kernel, ...] = ()
 
     def figures(self) -> dict[str, Any]:
