@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, table_from_kernels
+from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Launched, table_from_kernels
 from neusight_jax.records import Record
 from neusight_jax.units import GIB
 
@@ -126,7 +126,7 @@ class Graph(Record):
       notes: what the front-end assumed or left out, one line each; every forecast of the graph shows them.
       parameters: elements of all parameters, each once; None where the front-end does not say.
       trained: those of them that are trained; None = all.
-      launched: one of `table.LAUNCHED`, how its kernels are launched.
+      launched: how its kernels are launched.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Graph(Record):
     notes: tuple[str, ...] = ()
     parameters: float | None = None
     trained: float | None = None
-    launched: str = "graph"
+    launched: Launched = "graph"
 
     def summary(self) -> str:
         """The model and its workload."""
