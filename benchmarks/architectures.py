@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import neusight_jax as nj
+from neusight_jax.forecast import Forecast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from torch_models import ARCHITECTURES, make
 
 
-def unmodelled(forecast: nj.Forecast) -> str:
+def unmodelled(forecast: Forecast) -> str:
     """Operators nobody has modelled and their share of the time, as the forecast's own note lists them."""
     notes = [note for note in forecast.notes if note.startswith("not modelled")]
     return notes[0].split(": ", 1)[1].removesuffix(" of the time") if notes else "0"

@@ -15,12 +15,13 @@ from collections.abc import Callable
 
 import neusight_jax as nj
 from neusight_jax.serving import simulators
+from neusight_jax.serving.choices import Serving
 
 MACHINES = ("H100", "H200", "A100-SXM4-80GB", "L40S", "L4", "NVIDIA B200", "NVIDIA GB200", "MI300X")
 LOAD = {"input_tokens": 2000, "output_tokens": 500, "users": 50, "ttft_s": 1.0, "tpot_s": 0.05}
 
 
-def timed(what: str, run: Callable[[], nj.Serving]) -> None:
+def timed(what: str, run: Callable[[], Serving]) -> None:
     """Print what one answer took."""
     wall, cpu = time.perf_counter(), time.process_time()
     found = run()
@@ -36,7 +37,7 @@ def main() -> None:
     model = parser.parse_args().model
     predictor = nj.load_predictor("tensorcore")
 
-    def ask(method: str, machines: tuple[str, ...] = MACHINES) -> nj.Serving:
+    def ask(method: str, machines: tuple[str, ...] = MACHINES) -> Serving:
         return nj.serve(predictor, machines, model, method=method, disaggregated=True, **LOAD)
 
     ways = ["estimate", *(["engine"] if simulators.installed() else [])]

@@ -6,10 +6,11 @@ import jax
 import pytest
 
 import neusight_jax as nj
+from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.checkpoint import untrained
 
 NETWORKS = ["linear", "bmm", "elementwise", "softmax", "norm"]
-Case = tuple[Any, nj.GPU, nj.KernelTable]
+Case = tuple[Any, nj.GPU, KernelTable]
 
 
 @pytest.fixture(scope="module")

@@ -258,26 +258,3 @@ def step(model: nn.Module) -> Any:
 def split(variables: Any) -> tuple[Any, Any]:
     """Parameters, and everything else."""
     return variables["params"], {name: part for name, part in variables.items() if name != "params"}
-
-
-def gan_step(generator: nn.Module, discriminator: nn.Module) -> Any:
-    """(parameters and statistics of both, noise, images) -> parameters of both after one step of each, as DCGAN trains:
-    the discriminator sees a real and a made batch, then the generator goes through it again."""
-    make, judge = apply(generator), apply(discriminator)
-
-    def update(g: Any, g_stats: Any, d: Any, d_stats: Any, noise: jax.Array, real: jax.Array) -> Any:
-        made = make(g, g_stats, noise)
-
-        def against(params: Any) -> jax.Array:
-            false = judge(params, d_stats, jax.lax.stop_gradient(made))
-            return jnp.mean(jax.nn.softplus(-judge(params, d_stats, real))) + jnp.mean(jax.nn.softplus(false))
-
-        def deceive(params: Any) -> jax.Array:
-            return jnp.mean(jax.nn.softplus(-judge(d, d_stats, make(params, g_stats, noise))))
-
-        def descend(params: Any, slopes: Any) -> Any:
-            return jax.tree.map(lambda old, slope: old - 1e-3 * slope, params, slopes)
-
-        return descend(g, jax.grad(deceive)(g)), descend(d, jax.grad(against)(d))
-
-    return update

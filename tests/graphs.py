@@ -20,7 +20,7 @@ def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def trace(fn: Callable[..., Any], *args: Any, **options: Any) -> nj.Graph:
+def trace(fn: Callable[..., Any], *args: Any, **options: Any) -> Graph:
     return nj.graph_from_function(fn, *args, trace_options=nj.TraceOptions(**options))
 
 

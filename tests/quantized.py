@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import neusight_jax as nj
+from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import WEIGHT_SHARE
 
@@ -178,19 +179,17 @@ SECTIONS = {row[0]: row[1] for row in BY_HAND}
 AWQ = SECTIONS["awq"]
 
 
-def graph(
-    config: dict[str, Any], section: dict[str, Any] | None = None, dtype: str = "bf16", **options: Any
-) -> nj.Graph:
+def graph(config: dict[str, Any], section: dict[str, Any] | None = None, dtype: str = "bf16", **options: Any) -> Graph:
     values = config if section is None else {**config, "quantization_config": section}
     return nj.graph_from_config(values, 2, options.pop("length", 64), options.pop("mode", "decode"), dtype, **options)
 
 
-def told(work: nj.Graph) -> list[str]:
+def told(work: Graph) -> list[str]:
     """What a graph says of its weights."""
     return [note for note in work.notes if note.startswith("weights")]
 
 
-def products(work: nj.Graph, node: str) -> list[tuple[str, float, float]]:
+def products(work: Graph, node: str) -> list[tuple[str, float, float]]:
     """Dtype, count in the model and weight share (9 digits) of the forward products of a node."""
     found = [each for each in work.nodes if each.name.endswith(node)]
     assert found, [each.name for each in work.nodes]

@@ -13,6 +13,7 @@ import pytest
 from refusals import Fails
 
 import neusight_jax as nj
+from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.hardware.gpu import REQUIRED_FIELDS
 from neusight_jax.model.checkpoint import save_checkpoint
 from synthetic import synthetic_rows
@@ -156,7 +157,7 @@ def _linear(**columns: Any) -> pd.DataFrame:
 
 def _refused(path: Path) -> str:
     with pytest.raises(nj.InputError) as caught:
-        nj.read_measurements(path)
+        read_measurements(path)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 

@@ -14,6 +14,7 @@ from predictors import NETWORKS, ON_ONE_GPU, RATES, only, random_gpus, random_ke
 
 import neusight_jax as nj
 from neusight_jax.cli.app import run
+from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.model.calibrated import (
@@ -56,7 +57,7 @@ def kernels(seed: int, rows: int, *families: str) -> KernelTable:
     return KernelTable(numbered)
 
 
-def error(predictor: nj.KernelTable, table: KernelTable, seconds: np.ndarray) -> float:
+def error(predictor: KernelTable, table: KernelTable, seconds: np.ndarray) -> float:
     return float(np.mean(np.abs(np.log(nj.predict_kernels(predictor, GPU, table) / seconds))))
 
 
@@ -320,8 +321,8 @@ MEASURED = ("linear", "bmm", "conv", "elementwise", "softmax", "norm")
 def test_measurements_of_one_gpu_are_taken_whole(tmp_path: Path) -> None:
     folder = write_synthetic_measurements(tmp_path, rows=6)
     with pytest.raises(nj.InputError, match="measured on 2"):
-        nj.calibrate(mixture(), GPU, nj.read_measurements(folder))
-    assert set(nj.calibrate(mixture(), GPU, nj.read_measurements(folder, devices=["T4"])).shapes) == set(MEASURED)
+        nj.calibrate(mixture(), GPU, read_measurements(folder))
+    assert set(nj.calibrate(mixture(), GPU, read_measurements(folder, devices=["T4"])).shapes) == set(MEASURED)
 
 
 def test_a_calibrated_checkpoint_is_written_read_and_used(tmp_path: Path, checkpoint: Path, capsys) -> None:
@@ -339,7 +340,7 @@ def test_a_calibrated_checkpoint_is_written_read_and_used(tmp_path: Path, checkp
     assert card["calibrated"]["rows"] == {"linear": 30, "norm": 20}
     assert card["calibrated"]["summary"]["linear"]["after"] < card["calibrated"]["summary"]["linear"]["before"]
     table = nj.read_kernels(tmp_path / "linear.parquet")
-    data = nj.read_measurements(tmp_path, devices=["T4"])
+    data = read_measurements(tmp_path, devices=["T4"])
     again = nj.calibrate(nj.load_predictor(checkpoint, device="T4"), GPU, data)
     loaded = nj.load_predictor(out)
     np.testing.assert_allclose(nj.predict_kernels(loaded, GPU, table), nj.predict_kernels(again, GPU, table), rtol=1e-5)

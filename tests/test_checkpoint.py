@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import neusight_jax as nj
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.checkpoint import CARD, KEY, WEIGHTS, card_notes, save_checkpoint, tree_to_arrays, untrained
 from neusight_jax.model.intervals import MODELS, empty_intervals
 from neusight_jax.model.mixture import MixturePredictor
@@ -210,7 +211,7 @@ def test_an_unmeasured_device_gets_what_its_generation_shares(tmp_path: Path) ->
 @pytest.mark.parametrize("gpu", ["H100", "L4", "A100 80GB PCIe"])
 def test_an_unmeasured_gpu_is_forecast_alike_with_and_without_its_name(checkpoint: str, gpu: str) -> None:
     kernels = random_kernels(0, 64, dtypes=1).families
-    table = nj.KernelTable({name: kernels[name] for name in ("linear", "bmm", "elementwise", "softmax", "norm")})
+    table = KernelTable({name: kernels[name] for name in ("linear", "bmm", "elementwise", "softmax", "norm")})
     with_name, without = (
         nj.predict_kernels(nj.load_predictor(checkpoint, device), nj.load_gpu(gpu), table) for device in (gpu, None)
     )

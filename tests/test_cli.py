@@ -13,6 +13,7 @@ from predictors import level_effect
 import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.cli.app import _spread
+from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.training.data import NETWORKS
 from synthetic import synthetic_rows
 
@@ -149,7 +150,7 @@ def test_import_neusight(capsys: Capture, tmp_path: Path) -> None:
     rows.to_csv(source / "linear.csv", index=False)
     assert run(["import", "neusight", str(source), "--output", str(output)]) == 0
     assert "8 rows from 1 files" in capsys.readouterr().out
-    assert nj.read_measurements(output).frame.shape[0] == 8
+    assert read_measurements(output).frame.shape[0] == 8
 
 
 def test_help_and_version_are_quick(capsys: Capture) -> None:

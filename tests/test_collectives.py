@@ -18,13 +18,13 @@ from neusight_jax.datasets.measurements import table_from_frame
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.graph.kernel import collective_kernel
 from neusight_jax.hardware.catalog import list_gpus
-from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Topology
+from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Topology, stack_clusters
 from neusight_jax.hardware.files import load_named_cluster, node_topology
 from neusight_jax.kernels.collective import COLLECTIVE, OPS, collective_dims, expert_bytes
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable, table_from_kernels
 from neusight_jax.model.heads import LINKED_HEADS, launched, physical_times
-from neusight_jax.model.latency import kernel_terms, on_device
+from neusight_jax.model.latency import kernel_latency, kernel_terms, on_device
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.tables import table
 
@@ -95,7 +95,7 @@ def moved(cluster: Cluster, name: str, factor: Any) -> Cluster:
 def test_no_cluster_is_slower_with_a_faster_link_or_beats_its_bytes() -> None:
     """Zero violations among 20,000 random clusters and random weights."""
     predictor, kernels, clusters = predictor_of(3), random_collectives(3, CLUSTERS), random_clusters(3, CLUSTERS)
-    base = np.asarray(nj.kernel_latency(predictor, clusters, kernels)["collective"])
+    base = np.asarray(kernel_latency(predictor, clusters, kernels)["collective"])
     assert np.all(np.isfinite(base) & (base > 0))
     more = 1.0 + np.random.default_rng(0).exponential(1.0, CLUSTERS).astype(np.float32)
     better = [
@@ -111,7 +111,7 @@ def test_no_cluster_is_slower_with_a_faster_link_or_beats_its_bytes() -> None:
         for name, value in (("oversubscription", jnp.ones(CLUSTERS)), ("switch_reduction", jnp.ones(CLUSTERS)))
     ]
     for machine in better:
-        faster = np.asarray(nj.kernel_latency(predictor, machine, kernels)["collective"])
+        faster = np.asarray(kernel_latency(predictor, machine, kernels)["collective"])
         assert np.sum(~(faster <= base * (1 + SLACK))) == 0
     dims, joined = kernels.families["collective"].dims, clusters.topology
     here = dims["ranks"] / dims["domains"]
@@ -200,7 +200,7 @@ def test_a_gradient_reaches_link_and_network() -> None:
     assert float(slopes.topology.nic_bytes_per_s) < 0
     plain = jax.grad(nj.latency, argnums=1)(predictor, cluster.gpu, batch)
     assert float(plain.link_bytes_per_s) < 0
-    stacked = nj.stack_clusters([cluster, nj.load_cluster("64x H100")])
+    stacked = stack_clusters([cluster, nj.load_cluster("64x H100")])
     both = jax.vmap(nj.latency, in_axes=(None, 0, None))(predictor, stacked, batch)
     np.testing.assert_allclose(both[0], nj.latency(predictor, cluster, batch), rtol=1e-5)
 

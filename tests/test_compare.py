@@ -17,6 +17,7 @@ from neusight_jax import prediction as forecasts
 from neusight_jax.cli.app import run
 from neusight_jax.comparison import Candidate, ranked
 from neusight_jax.graph.graph import Graph
+from neusight_jax.hardware.prices import Prices
 from neusight_jax.memory import RUNTIME_BYTES, memory_bytes, parameter_count
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import as_text
@@ -31,7 +32,7 @@ def graph() -> Graph:
 
 
 def test_order_throughput_and_cost(graph: Graph) -> None:
-    prices = nj.Prices({H100: 3.6, V100: 0.36, T4: 0.036}, "USD")
+    prices = Prices({H100: 3.6, V100: 0.36, T4: 0.036}, "USD")
     found = nj.compare(RooflinePredictor(), GPUS, graph, prices=prices)
     assert [item.gpu for item in found.candidates] == [H100, V100, T4]
     assert [item.rank for item in found.candidates] == [1, 2, 3]
@@ -222,7 +223,7 @@ def test_bad_orders(graph: Graph) -> None:
     with pytest.raises(nj.InputError, match="ranking by cost needs prices"):
         nj.compare(RooflinePredictor(), GPUS, graph, by="cost")
     with pytest.raises(nj.InputError, match="no price for any of"):
-        nj.compare(RooflinePredictor(), GPUS, graph, prices=nj.Prices({"A100": 1.0}), by="cost")
+        nj.compare(RooflinePredictor(), GPUS, graph, prices=Prices({"A100": 1.0}), by="cost")
 
 
 def test_command_line(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,7 +273,7 @@ def test_plot(graph: Graph, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     from neusight_jax.reports.page import write_plots
 
-    found = nj.compare(RooflinePredictor(), GPUS, graph, prices=nj.Prices({H100: 2.5}))
+    found = nj.compare(RooflinePredictor(), GPUS, graph, prices=Prices({H100: 2.5}))
     write_plots(tmp_path / "gpus.html", found)
     text = (tmp_path / "gpus.html").read_text()
     times, costs = json.loads(re.findall(r'id="plots">(.*?)</script>', text, re.DOTALL)[0])

@@ -11,34 +11,34 @@ from small_configs import DECODERS
 import neusight_jax as nj
 from neusight_jax.graph.configs.mixers import in_chunks
 from neusight_jax.graph.configs.requests import Requests
-from neusight_jax.graph.graph import Node
+from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.memory import footprint
 
 
-def graph(kind: str, tokens: int | list[int], mode: str = "decode", **change: Any) -> nj.Graph:
+def graph(kind: str, tokens: int | list[int], mode: str = "decode", **change: Any) -> Graph:
     batch = len(tokens) if isinstance(tokens, list) else 1
     return nj.graph_from_config({**DECODERS[kind], **change}, batch, tokens, mode, "bf16")
 
 
-def cache(work: nj.Graph) -> float:
+def cache(work: Graph) -> float:
     return footprint(work).kv_cache
 
 
-def nodes(work: nj.Graph, name: str) -> list[Node]:
+def nodes(work: Graph, name: str) -> list[Node]:
     return [node for node in work.nodes if node.name.endswith(name)]
 
 
-def kernels(work: nj.Graph, name: str) -> list[tuple[Kernel, int]]:
+def kernels(work: Graph, name: str) -> list[tuple[Kernel, int]]:
     return [(kernel, node.repeat) for node in nodes(work, name) for kernel in node.forward]
 
 
-def pairs(work: nj.Graph) -> float:
+def pairs(work: Graph) -> float:
     """Query-key pairs of all softmax attention."""
     return sum(kernel.dims["pairs"] * repeat for kernel, repeat in kernels(work, "attention") if "pairs" in kernel.dims)
 
 
-def products_flop(work: nj.Graph, part: str) -> float:
+def products_flop(work: Graph, part: str) -> float:
     chosen = [(kernel, node.repeat) for node in work.nodes if part in node.name for kernel in node.forward]
     return sum(2 * np.prod([kernel.dims[key] for key in ("batch", "m", "n", "k")]) * n for kernel, n in chosen)
 

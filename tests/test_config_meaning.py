@@ -16,6 +16,7 @@ from small_configs import DECODERS, ENCODERS
 import neusight_jax as nj
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.build import longest_sequence
+from neusight_jax.graph.graph import Graph
 from neusight_jax.memory import footprint
 from neusight_jax.units import GIB
 
@@ -28,7 +29,7 @@ KV_OF_TOKEN = 2 * 2 * 128 * 2
 """Bytes of a token's keys and values in one layer of it, bf16."""
 
 
-def graph(values: dict[str, Any], tokens: int = 4000, mode: str = "decode", **options: Any) -> nj.Graph:
+def graph(values: dict[str, Any], tokens: int = 4000, mode: str = "decode", **options: Any) -> Graph:
     return nj.graph_from_config(values, 1, tokens, mode, "bf16", **options)
 
 

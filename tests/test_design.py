@@ -40,6 +40,7 @@ from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import as_text
 from neusight_jax.reports.design import front_table, report, tables
 from neusight_jax.sweeps.space import Grid, Range
+from neusight_jax.workloads import workload
 
 FEW = Settings(starts=3, steps=20, rounds=8, candidates=32)
 
@@ -56,7 +57,7 @@ class Linear:
 
 
 def graph_of(name: str, kernel: Kernel) -> Graph:
-    node = Node(name, kernel.op, (kernel,), (), (), 1, "", (), (1,), "", ())
+    node = Node(name, kernel.op, (kernel,), (), (), 1, "", (), (1,), "")
     return Graph(name, (node,), "inference", "fp32", 1, 128, False)
 
 
@@ -70,7 +71,7 @@ BUDGET = {"area_mm2": 800.0}
 def analytic(weights: tuple[float, float] = (1.0, 1.0), **more: Any) -> Search:
     """Roofline times t1 ∝ 1/SMs and t2 ∝ 1/bandwidth: of the area, each part gets its weight's share."""
     settings = more.pop("settings", FEW)
-    loads = [nj.workload(graph, weight) for graph, weight in zip((COMPUTE, MEMORY), weights, strict=True)]
+    loads = [workload(graph, weight) for graph, weight in zip((COMPUTE, MEMORY), weights, strict=True)]
     asked = {"budgets": BUDGET, "costs": Linear(), **more}
     return Search(problem(RooflinePredictor(), nj.load_gpu("H100"), FREE, loads, **asked), settings)
 
@@ -189,7 +190,7 @@ def test_eager_and_fused_workloads_in_one_objective_are_said() -> None:
 def test_a_machine_nobody_has_measured_the_like_of_is_said() -> None:
     ratios = np.stack([np.asarray(gpu_ratios(nj.load_gpu(name))) for name in ("V100", "A100")])
     intervals = Intervals(gpu_range={"linear": jnp.asarray(range_of(ratios), jnp.float32)})
-    decode = nj.workload(nj.graph_from_config("llama-3.1-8b", 1, 128, "decode", "bf16"))
+    decode = workload(nj.graph_from_config("llama-3.1-8b", 1, 128, "decode", "bf16"))
     asked: Any = SimpleNamespace(predictor=SimpleNamespace(intervals=intervals), workloads=(decode,))
     seconds = {"linear": np.array([1.0]), "elementwise": np.array([0.5])}
     assert machine_notes(asked, nj.load_gpu("A100"), seconds) == []
@@ -204,7 +205,7 @@ def test_a_machine_nobody_has_measured_the_like_of_is_said() -> None:
 def test_a_design_has_an_interval_and_so_has_its_gain() -> None:
     """That of its time is of the forecast, that of its change of the ratio: for twice the bandwidth it holds no 1."""
     predictor, base = nj.load_predictor("fp32"), nj.load_gpu("H100")
-    loads = [nj.workload(COMPUTE, 3.0), nj.workload(MEMORY)]
+    loads = [workload(COMPUTE, 3.0), workload(MEMORY)]
     asked = problem(predictor, base, FREE, loads, costs=Linear())
     machine = vary_plainly(base, {"mem_bytes_per_s": 6.7e12})
     own, changes = time_intervals(asked, machine)

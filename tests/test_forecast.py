@@ -10,7 +10,8 @@ from predictors import KINDS, random_predictor
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
-from neusight_jax.forecast import BOUNDS, COLUMNS
+from neusight_jax.forecast import BOUNDS, COLUMNS, Forecast
+from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.families import FAMILIES
 
 PROMISED = ("node", "op", "family", "phase", "dtype", "count", "flop", "bytes", "tile", "waves", "utilization")
@@ -19,19 +20,19 @@ PROMISED += ("bound", "seconds")
 H100 = nj.load_gpu("NVIDIA H100 80GB HBM3")
 
 
-def _graph(mode: str = "training", dtype: str = "fp32") -> nj.Graph:
+def _graph(mode: str = "training", dtype: str = "fp32") -> Graph:
     """Fused, so that training has tables of the sizes of inference: one program for both."""
     return nj.graph_from_config("gpt2", batch_size=2, sequence_length=64, mode=mode, dtype=dtype, fused=True)
 
 
 @pytest.fixture(scope="module", params=[*KINDS, "roofline"])
-def forecast(request: pytest.FixtureRequest) -> nj.Forecast:
+def forecast(request: pytest.FixtureRequest) -> Forecast:
     kind = str(request.param)
     predictor = load_baseline("roofline") if kind == "roofline" else random_predictor(kind, 0)
     return nj.predict(predictor, H100, _graph(), gpu_name="a GPU", notes=("weights are random",))
 
 
-def test_one_row_is_one_distinct_kernel(forecast: nj.Forecast) -> None:
+def test_one_row_is_one_distinct_kernel(forecast: Forecast) -> None:
     frame, graph = forecast.to_frame(), _graph()
     assert set(PROMISED) <= set(frame.columns)
     assert tuple(frame.columns) == COLUMNS
@@ -49,7 +50,7 @@ def test_one_row_is_one_distinct_kernel(forecast: nj.Forecast) -> None:
     assert ((frame["utilization"] > 0) & (frame["utilization"] <= 1)).all()
 
 
-def test_totals_are_sums_of_rows(forecast: nj.Forecast) -> None:
+def test_totals_are_sums_of_rows(forecast: Forecast) -> None:
     frame = forecast.to_frame()
     cost = (frame["seconds"].astype(float) * frame["count"].astype(float)).groupby(frame["phase"]).sum()
     assert forecast.total_s == pytest.approx(cost.sum(), rel=1e-6)
@@ -70,7 +71,7 @@ def test_the_total_is_the_latency() -> None:
         assert nj.predict(predictor, H100, _graph()).total_s == pytest.approx(total, rel=1e-5)
 
 
-def test_json_is_plain_and_whole(forecast: nj.Forecast) -> None:
+def test_json_is_plain_and_whole(forecast: Forecast) -> None:
     read = json.loads(forecast.to_json())
     for name in ("total_s", "forward_s", "backward_s"):
         assert read[name] == getattr(forecast, name)
@@ -85,7 +86,7 @@ def test_json_is_plain_and_whole(forecast: nj.Forecast) -> None:
     assert read["flop"] == pytest.approx((frame["flop"].astype(float) * frame["count"]).sum(), rel=1e-6)
 
 
-def test_text_names_the_ten_most_expensive(forecast: nj.Forecast) -> None:
+def test_text_names_the_ten_most_expensive(forecast: Forecast) -> None:
     text = str(forecast)
     top = forecast.most_expensive()
     costs = [row["total_s"] for row in top]

@@ -13,6 +13,7 @@ from graphs import kernels, product_flop, products
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
+from neusight_jax.graph.graph import Graph
 from neusight_jax.model.checkpoint import untrained
 
 pytest.importorskip("flax", reason="flax is not installed; `pip install '.[dev]'`")
@@ -40,7 +41,7 @@ def _models_promote() -> Any:
 
 
 @cache
-def _flax_gpt2(mode: str) -> nj.Graph:
+def _flax_gpt2(mode: str) -> Graph:
     model = models.Gpt2(GPT2["vocab_size"], GPT2["n_positions"], GPT2["n_embd"], GPT2["n_layer"], GPT2["n_head"])
     params, stats = models.split(models.shapes_of(model, models.tokens(BATCH, LENGTH)))
     run = models.step(model) if mode == "training" else models.apply(model)

@@ -20,9 +20,10 @@ from jax import lax
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
+from neusight_jax.graph.graph import Graph
 
 
-def stream_bytes(graph: nj.Graph, dtype_bytes: float = 4.0) -> float:
+def stream_bytes(graph: Graph, dtype_bytes: float = 4.0) -> float:
     """Bytes of all kernels that stream."""
     return sum(
         kernel.dims["rows"] * kernel.dims["cols"] * (kernel.dims["reads"] + kernel.dims["writes"]) * dtype_bytes * count

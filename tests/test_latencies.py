@@ -19,7 +19,7 @@ from neusight_jax.baselines import load_baseline
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.model.checkpoint import untrained
-from neusight_jax.model.latency import BLOCK
+from neusight_jax.model.latency import BLOCK, kernel_latency
 from neusight_jax.model.roofline import relaxation_switch, whole_waves
 
 COMPILED: list[str] = []
@@ -248,14 +248,14 @@ def test_each_kernel_may_have_its_own_switch_and_machine() -> None:
     kernels, predictor, gpus = random_kernels(8, rows), random_predictor("mixture", 8), random_gpus(8, rows)
     switch = jnp.asarray(np.arange(rows) % 2, float)
     mixed, alone, inside = (
-        nj.kernel_latency(predictor, gpus, kernels, isolated=each)
+        kernel_latency(predictor, gpus, kernels, isolated=each)
         for each in (switch, jnp.ones_like(switch), jnp.zeros_like(switch))
     )
     for name in ON_ONE_GPU:
         expected = np.where(np.asarray(switch) > 0, alone[name], inside[name])
         np.testing.assert_allclose(mixed[name], expected, rtol=1e-5)
     last = jax.tree.map(lambda figures: figures[-1], gpus)
-    for name, seconds in nj.kernel_latency(predictor, last, kernels, isolated=True).items():
+    for name, seconds in kernel_latency(predictor, last, kernels, isolated=True).items():
         np.testing.assert_allclose(seconds[-1], alone[name][-1], rtol=1e-5)
 
 
@@ -263,7 +263,7 @@ def test_each_kernel_may_have_its_own_switch_and_machine() -> None:
 def test_latency_by_family_has_the_length_of_its_batch(kind: str) -> None:
     kernels = _kernels("switch-base-8", mode="training")
     predictor = random_predictor(kind, 6)
-    seconds = jax.eval_shape(lambda gpu: nj.kernel_latency(predictor, gpu, kernels), H100)
+    seconds = jax.eval_shape(lambda gpu: kernel_latency(predictor, gpu, kernels), H100)
     assert {name: values.shape for name, values in seconds.items()} == {
         name: batch.row.shape for name, batch in kernels.families.items()
     }
@@ -309,7 +309,7 @@ def test_many_rows_are_forecast_in_blocks_that_change_nothing() -> None:
     kernels, gpus, predictor = random_kernels(4, rows), random_gpus(4, rows), random_predictor("mixture", 4)
     part = only(kernels, "softmax")
     switch = jnp.asarray(np.arange(rows) % 2, float)
-    whole = nj.kernel_latency(predictor, gpus, part, isolated=switch)["softmax"]
+    whole = kernel_latency(predictor, gpus, part, isolated=switch)["softmax"]
     assert whole.shape == (rows,)
     slopes = jax.grad(nj.latency, argnums=1)(predictor, T4, part)
     sums = 0.0
@@ -317,7 +317,7 @@ def test_many_rows_are_forecast_in_blocks_that_change_nothing() -> None:
         own = slice(start, start + BLOCK)
         few = jax.tree.map(lambda leaf, own=own: leaf[own], part)
         machines = jax.tree.map(lambda leaf, own=own: leaf[own], gpus)
-        expected = nj.kernel_latency(predictor, machines, few, isolated=switch[own])["softmax"]
+        expected = kernel_latency(predictor, machines, few, isolated=switch[own])["softmax"]
         np.testing.assert_allclose(whole[own], expected, rtol=1e-5)
         sums += np.asarray(jax.tree.leaves(jax.grad(nj.latency, argnums=1)(predictor, T4, few)))
     np.testing.assert_allclose(jax.tree.leaves(slopes), sums, rtol=1e-4)

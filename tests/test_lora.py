@@ -8,6 +8,7 @@ import pytest
 import neusight_jax as nj
 from neusight_jax import InputError, Lora, Parallelism
 from neusight_jax.graph.graph import Graph
+from neusight_jax.job.job import Job
 from neusight_jax.kernels.families import FAMILIES
 
 HIDDEN, INNER, LAYERS, VOCABULARY, TOKENS = 512, 1024, 4, 1000, 256
@@ -102,7 +103,7 @@ def test_quantized_models_have_adapters_too() -> None:
         nj.graph_from_config(config, 1, TOKENS, "training")
 
 
-def job(lora: Lora | None = None, **layout: Any) -> nj.Job:
+def job(lora: Lora | None = None, **layout: Any) -> Job:
     """A job of the small model on four GPUs."""
     return nj.job_from_config(TINY, Parallelism(**layout), global_batch_size=4, sequence_length=TOKENS, lora=lora)
 

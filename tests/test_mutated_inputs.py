@@ -13,6 +13,7 @@ from refusals import Fails, message
 from trace_files import sums
 
 import neusight_jax as nj
+from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import MOST_ECHOED, MOST_SHOWN, InputError, one_line
 from neusight_jax.hardware.prices import Prices, read_prices
 from neusight_jax.scaling.reading import read_trace
@@ -47,7 +48,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "config.json": nj.graph_from_config,
     "trace.json": read_trace,
     "kernels.csv": read_trace,
-    "rows.parquet": nj.read_measurements,
+    "rows.parquet": read_measurements,
 }
 
 
@@ -150,12 +151,12 @@ def test_what_the_mutations_showed(tmp_path: Path) -> None:
     path = tmp_path / "end_to_end.csv"
     for mode, size, problem in (("sleep", "1", "unknown mode"), ("inf", "inf", "bad size"), ("inf", "0", "bad size")):
         path.write_text(f"{head}Tesla T4,bert_base,{mode},,128,{size},12,0.1,,\n")
-        assert f"(1 {problem})" in message(nj.read_measurements, path)
+        assert f"(1 {problem})" in message(read_measurements, path)
     with open(path, "wb") as file:
         file.truncate(20 << 30)
-    assert "bytes, expected a CSV file of measured models of at most" in message(nj.read_measurements, path)
+    assert "bytes, expected a CSV file of measured models of at most" in message(read_measurements, path)
     rows = synthetic_rows("linear", "Tesla T4", 2)
     rows.assign(op=[["a"], ["b"]]).to_parquet(tmp_path / "rows.parquet")
-    assert "a column holds lists" in message(nj.read_measurements, tmp_path / "rows.parquet")
+    assert "a column holds lists" in message(read_measurements, tmp_path / "rows.parquet")
     (tmp_path / "kernels.csv").write_text(sums(("red\x1b[31m", 1000, 1)))
     assert [item.name for item in read_trace(tmp_path / "kernels.csv").items] == ["red?[31m"]

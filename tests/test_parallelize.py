@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from test_job import MODEL, MOE, PREDICTOR, cluster
 
-from neusight_jax import InputError, Layouts, Parallelism, Space, job_from_config, parallelize, predict
+from neusight_jax import InputError, Parallelism, Space, job_from_config, parallelize, predict
 from neusight_jax.cli.app import run
 from neusight_jax.hardware.prices import Prices, read_prices
 from neusight_jax.job.schedule import pipeline_end, pipeline_seconds, schedule_table
+from neusight_jax.layouts.answers import Layouts
 
 NARROW = Space(micro_batch_sizes=(1, 2), chunks=(1, 2), zero=(0, 1, 3), recompute=("none",))
 

@@ -13,10 +13,12 @@ import pytest
 import neusight_jax as nj
 from neusight_jax.comparison import Candidate
 from neusight_jax.datasets.measurements import Measurements
+from neusight_jax.hardware.prices import Prices
 from neusight_jax.model.checkpoint import untrained
 from neusight_jax.records import LINE, Printed, Record
 from neusight_jax.serving.times import Engine
 from neusight_jax.training.evaluation.result import Evaluation, View
+from neusight_jax.workloads import workload
 
 LAYOUT = nj.Parallelism(tensor=2, pipeline=2, data=2)
 
@@ -39,8 +41,8 @@ def records() -> dict[str, Any]:
         "job": job,
         "memory": job.plan.memory,
         "software": nj.Software(),
-        "prices": nj.Prices({"H100": 2.5, "A100": 1.25}, "USD"),
-        "workload": nj.workload(graph),
+        "prices": Prices({"H100": 2.5, "A100": 1.25}, "USD"),
+        "workload": workload(graph),
         "range": free,
         "grid": nj.Grid((free,)),
         "samples": nj.Samples((free,), 8),

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_kernels import Fake, small
@@ -177,7 +178,8 @@ def test_a_longer_run_times_more_loops_and_not_longer_ones() -> None:
 def test_the_loop_keeps_its_kernels() -> None:
     """Every input set's kernel stands in the body of the compiled loop, none before it."""
     prepared = JaxBackend().prepare(make_case("bmm", {"b": 2, "m": 32, "n": 48, "k": 16}), 3, 0)
-    before, _, entry = prepared.compiled_text().partition("\nENTRY ")
+    compiled = prepared._loop.lower(jnp.int32(2), prepared._inputs, prepared._outputs).compile()
+    before, _, entry = str(compiled.as_text()).partition("\nENTRY ")
     assert "while(" in entry
     assert "dot_general" not in entry.split("while(")[0]
     kernels = re.findall(r"= f32\[2,32,16\][^=]*(?:dot|fusion|custom-call)\([^)]*%get-tuple-element", before)

@@ -15,6 +15,7 @@ import neusight_jax as nj
 from neusight_jax.designs.search import Search
 from neusight_jax.model import programs
 from neusight_jax.model.programs import announce_compiling, keep_traces, one_shot, use_compile_cache
+from neusight_jax.workloads import workload
 
 UNSET = ("NEUSIGHT_JAX_CACHE", "TF_CPP_MIN_LOG_LEVEL", "JAX_COMPILATION_CACHE_DIR")
 
@@ -144,7 +145,7 @@ def programs_dataclass(cls: type) -> type:
 
 def test_what_a_search_closes_over_tells_its_traces_apart(kept: Path) -> None:
     gpu, predictor = nj.load_gpu("T4"), nj.load_predictor("fp32")
-    load = nj.workload(nj.graph_from_config("bert-tiny", 1, 32))
+    load = workload(nj.graph_from_config("bert-tiny", 1, 32))
     from neusight_jax.designs.cost import costs_for
     from neusight_jax.designs.problem import Problem
 

@@ -1,7 +1,9 @@
 """The public names: complete, lazy, and what their documentation says."""
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +34,30 @@ def test_every_public_name_loads() -> None:
     for name in nj.__all__:
         assert getattr(nj, name) is not None
     assert set(nj.__all__) <= set(dir(nj))
+
+
+CONTRACT = (
+    *("list_checkpoints", "list_gpus", "list_models", "load_predictor", "load_gpu", "load_cluster", "read_kernels"),
+    *("predict_kernels", "predict_kernel_intervals", "graph_from_config", "predict", "latency", "Parallelism"),
+    *("job_from_config", "parallelize", "serve", "graph_from_function", "graph_from_torch", "scale_trace", "calibrate"),
+    *("sensitivity", "design", "sweep", "compare", "train", "evaluate", "save_predictor"),
+)
+"""What tools outside the repository call."""
+
+
+def test_the_front_page_is_short_and_has_the_contract() -> None:
+    assert set(CONTRACT) <= set(nj.__all__)
+    assert len(nj.__all__) <= 45
+
+
+@pytest.mark.parametrize("name", sorted(nj._MOVED))
+def test_a_moved_name_works_and_says_where_it_is(name: str) -> None:
+    path = f"neusight_jax.{nj._MOVED[name]}"
+    with pytest.warns(DeprecationWarning, match=rf"^neusight_jax\.{name} is {re.escape(path)} now$"):
+        value = getattr(nj, name)
+    home, _, new = path.rpartition(".")
+    assert value is getattr(importlib.import_module(home), new)
+    assert name not in {*nj.__all__, *dir(nj)}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

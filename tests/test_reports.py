@@ -32,16 +32,21 @@ from neusight_jax.cli import (
     serve,
     sweep,
 )
-from neusight_jax.designs.answers import Multipliers
+from neusight_jax.comparison import Comparison
+from neusight_jax.designs.answers import Design, Multipliers
 from neusight_jax.errors import InputError
-from neusight_jax.forecast import PARTS
+from neusight_jax.forecast import PARTS, Forecast
 from neusight_jax.graph.graph import Footprint
-from neusight_jax.layouts.answers import Choice, Machine
+from neusight_jax.hardware.prices import Prices
+from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import Result
 from neusight_jax.reports import page, plots
 from neusight_jax.reports.text import between, interval_text
+from neusight_jax.scaling.rules import ScaledRun
+from neusight_jax.sensitivities import Sensitivity
 from neusight_jax.serving.choices import Serving, ServingChoice
+from neusight_jax.sweeps.run import Sweep
 from neusight_jax.units import base_unit, quantity
 
 H100 = nj.load_gpu("H100")
@@ -49,9 +54,9 @@ READY = "document.documentElement?.dataset.ready == 'yes'"
 LIMIT_BYTES = 3_000_000
 
 
-def designed() -> nj.Design:
+def designed() -> Design:
     metrics = {"latency_s": 0.9, "tokens_per_s": 1.1, "area_mm2": 600.0}
-    return nj.Design(
+    return Design(
         gpu=H100,
         free={"num_sms": 120.0},
         metrics=metrics,
@@ -66,7 +71,7 @@ def designed() -> nj.Design:
     )
 
 
-def stepped() -> nj.Forecast:
+def stepped() -> Forecast:
     ways = ("tensor", "pipeline", "data", "context", "expert", "chunks", "micro_batch_size")
     layout = {**dict.fromkeys(ways, 1), "data": 4, "zero": 3, "recompute": "none"}
     load = {
@@ -81,7 +86,7 @@ def stepped() -> nj.Forecast:
     load |= {"layout": layout}
     parts = dict(zip(PARTS, (0.3, 0.1, 0.05, 0.01), strict=True))
     sizes: dict[str, Any] = {"tokens": 1024, "gpus": 4, "memory": memory, "mem_bytes": 80 * 2.0**30}
-    return nj.Forecast("a model", "4x H100", load, parts, {}, **sizes)
+    return Forecast("a model", "4x H100", load, parts, {}, **sizes)
 
 
 def served() -> Serving:
@@ -95,7 +100,7 @@ def served() -> Serving:
     return Serving(load, "cost", (best, ServingChoice("T4", 1, 1, notes=("has no bf16 path",))), "USD")
 
 
-def laid_out() -> nj.Layouts:
+def laid_out() -> Layouts:
     step = stepped()
     load = {**step.workload["layout"], "sequence_parallel": False}
     step = replace(step, workload={**step.workload, "layout": load})
@@ -108,17 +113,17 @@ def laid_out() -> nj.Layouts:
         "dtype": "bf16",
         "optimizer": "adamw",
     }
-    return nj.Layouts(asked, (Machine("4x H100", 4, choices, 10, 2),))
+    return Layouts(asked, (Machine("4x H100", 4, choices, 10, 2),))
 
 
-def scaled() -> nj.ScaledRun:
+def scaled() -> ScaledRun:
     words = {name: np.array(["a", "b"], object) for name in ("name", "operator", "kind", "dtype")}
     words["rule"] = np.array(["forecast", "none"], object)
     numbers = {"count": [2, 1], "measured_s": [2e-3, 1e-3], "ratio": [0.5, 1.0], "scaled_s": [1e-3, 1e-3]}
-    return nj.ScaledRun("run.json", "V100", "T4", words | {n: np.array(v) for n, v in numbers.items()}, 3e-3, 4e-3)
+    return ScaledRun("run.json", "V100", "T4", words | {n: np.array(v) for n, v in numbers.items()}, 3e-3, 4e-3)
 
 
-def widened(found: nj.Comparison) -> nj.Comparison:
+def widened(found: Comparison) -> Comparison:
     """A comparison whose table is as wide as any: with intervals, and a long name."""
     first, last = found.candidates
     bounds: dict[str, Any] = {"low_s": 1.111e-3, "high_s": 1.1111, "ratio_low": 0.1111, "ratio_high": 11.11}
@@ -138,9 +143,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     frame.assign(seconds=[2.0, 1.0]).to_parquet(out)
     found: list[Result] = [
         forecast,
-        widened(nj.compare(predictor, ["H100", "T4"], graph, prices=nj.Prices({"Tesla T4": 0.5}, "USD"))),
-        nj.Sensitivity(forecast, slopes, cost / cost.sum(), forecast.total_s, 0.0, secants),
-        nj.Sweep(out, 2, 0, {"workloads": [forecast.workload]}),
+        widened(nj.compare(predictor, ["H100", "T4"], graph, prices=Prices({"Tesla T4": 0.5}, "USD"))),
+        Sensitivity(forecast, slopes, cost / cost.sum(), forecast.total_s, 0.0, secants),
+        Sweep(out, 2, 0, {"workloads": [forecast.workload]}),
         designed(),
         scaled(),
         laid_out(),
@@ -201,7 +206,7 @@ def test_a_page_is_whole_and_loads_nothing(pages: dict[str, str]) -> None:
 
 def test_a_page_says_what_the_result_says(results: dict[str, Result], pages: dict[str, str]) -> None:
     forecast = results["forecast"]
-    assert isinstance(forecast, nj.Forecast)
+    assert isinstance(forecast, Forecast)
     drawn = json.loads(re.findall(r'id="plots">(.*?)</script>', pages["forecast"], re.DOTALL)[0])
     assert len(drawn) == 3
     areas = dict(zip(drawn[0]["data"][0]["ids"], drawn[0]["data"][0]["values"], strict=True))
@@ -213,7 +218,7 @@ def test_a_page_says_what_the_result_says(results: dict[str, Result], pages: dic
 
 def test_the_roofline_has_every_kernel_with_arithmetic(results: dict[str, Result]) -> None:
     forecast = results["forecast"]
-    assert isinstance(forecast, nj.Forecast)
+    assert isinstance(forecast, Forecast)
     traces = plots.roofline({"": (forecast, H100)}).traces
     points = [each for each in traces if each["mode"] == "markers"]
     real, columns = forecast.columns["flop"] > 0, forecast.columns
@@ -226,7 +231,7 @@ def test_the_roofline_has_every_kernel_with_arithmetic(results: dict[str, Result
 
 def test_elasticities_are_the_result(results: dict[str, Result]) -> None:
     found = results["sensitivity"]
-    assert isinstance(found, nj.Sensitivity)
+    assert isinstance(found, Sensitivity)
     bars, marks = plots.elasticities(found.total, found.secants).traces
     drawn = dict(zip(bars["y"], bars["x"], strict=True))
     assert drawn["mem_bytes_per_s"] == pytest.approx(found.total["mem_bytes_per_s"])
@@ -239,7 +244,7 @@ def test_a_heat_map_is_the_sweep(up: str, tmp_path: Path) -> None:
     rows = [(sms, rate, sms * rate) for sms in (10.0, 20.0) for rate in (1e12, 2e12, 4e12)]
     frame = pd.DataFrame(rows, columns=["num_sms", up, "seconds"])
     frame.assign(gpu="H100", model="gpt2", workload=0).to_parquet(tmp_path / "out")
-    (plot,) = page.report_of(nj.Sweep(tmp_path / "out", 6, 0, {})).plots
+    (plot,) = page.report_of(Sweep(tmp_path / "out", 6, 0, {})).plots
     (drawn,) = plot.traces
     assert (drawn["type"], drawn["x"], drawn["y"]) == ("heatmap", ["10", "20"], ["1000", "2000", "4000"])
     np.testing.assert_allclose(drawn["z"], np.log10([[1e13, 2e13], [2e13, 4e13], [4e13, 8e13]]))
@@ -249,7 +254,7 @@ def test_a_page_of_a_picture_alone(
     results: dict[str, Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, out = results["sensitivity"], tmp_path / "bars.html"
-    assert isinstance(found, nj.Sensitivity)
+    assert isinstance(found, Sensitivity)
     bars = plots.elasticities(found.total, found.secants)
     console.plot_to(None, found, bars)
     console.plot_to(out, found, bars)
@@ -275,7 +280,7 @@ def test_one_notation_for_intervals(results: dict[str, Result]) -> None:
     assert between((0.69, 0.8), lambda ratio: f"{ratio - 1.0:+.1%}") == "-31.0% to -20.0%"
     assert (interval_text((1.0, 2.0)), interval_text(None)) == ("80% interval 1 to 2 s", "")
     step, found = stepped(), results["comparison"]
-    assert isinstance(found, nj.Comparison)
+    assert isinstance(found, Comparison)
     assert "total 460 ms, 80% interval 400 to 500 ms  (" in str(replace(step, interval_s=(0.4, 0.5)))
     bounded = replace(found.candidates[0], low_s=0.4, high_s=0.5)
     assert "400 to 500 ms" in str(replace(found, candidates=(bounded,)))
@@ -314,7 +319,7 @@ def test_prices_are_stated(results: dict[str, Result], tmp_path: Path) -> None:
     assert stated == f"an hour of one GPU, USD: NVIDIA H100 80GB HBM3 2.5, Tesla T4 0.5 ({file})"
     assert page.report_of(results["serving"]).facts["Prices"] == "an hour of one GPU, USD: H100 2"
     layouts = results["layouts"]
-    assert isinstance(layouts, nj.Layouts)
+    assert isinstance(layouts, Layouts)
     priced = replace(layouts, machines=(replace(layouts.machines[0], price_per_hour=2.5),), currency="EUR")
     assert page.report_of(priced).facts["Prices"] == "an hour of one GPU, EUR: H100 2.5"
     assert "Prices" not in page.report_of(layouts).facts
@@ -322,8 +327,8 @@ def test_prices_are_stated(results: dict[str, Result], tmp_path: Path) -> None:
 
 def test_a_headline_says_a_tie_where_the_table_does(results: dict[str, Result]) -> None:
     found, layouts, serving = results["comparison"], results["layouts"], results["serving"]
-    assert isinstance(found, nj.Comparison)
-    assert isinstance(layouts, nj.Layouts)
+    assert isinstance(found, Comparison)
+    assert isinstance(layouts, Layouts)
     assert isinstance(serving, Serving)
     first, last = found.candidates
     assert page.report_of(found).cards[0] == ("Best by latency", first.gpu, "")

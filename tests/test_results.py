@@ -17,6 +17,7 @@ from neusight_jax.cli import compare, design, predict, run, sensitivity, sweep
 from neusight_jax.cli.options import WorkloadOptions
 from neusight_jax.designs.search import Settings
 from neusight_jax.hardware.files import load_named_gpus, load_named_server
+from neusight_jax.hardware.prices import Prices
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import Result, as_text, json_text, schema
 from neusight_jax.workloads import num_gpus, workload_dict, workload_text
@@ -211,7 +212,7 @@ def test_two_gpus_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_a_split_model_costs_all_its_gpus() -> None:
     """Price of an hour x GPUs x hours of a step, by hand; tokens come from all GPUs together."""
-    prices = nj.Prices({"NVIDIA H100 80GB HBM3": 3.6}, "USD")
+    prices = Prices({"NVIDIA H100 80GB HBM3": 3.6}, "USD")
     split = nj.graph_from_config("llama-3.2-1b", 8, 256, "decode", "bf16", tensor_parallel=4)
     found = nj.compare(RooflinePredictor(), ["H100"], split, prices=prices)
     best = found.candidates[0]

@@ -16,11 +16,13 @@ from small_configs import TINY
 
 import neusight_jax as nj
 from neusight_jax.hardware.cluster import on_device
+from neusight_jax.hardware.prices import Prices
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import as_text
 from neusight_jax.serving import answers
 from neusight_jax.serving.capacity import capacity
+from neusight_jax.serving.choices import Serving
 from neusight_jax.serving.steady import Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
 from neusight_jax.serving.times import Engine, Options, Times, times, usual_options
@@ -140,14 +142,14 @@ def test_memory(model: Model) -> None:
     assert half.request_bytes == whole.request_bytes / 2
 
 
-def asked(**changes: Any) -> nj.Serving:
+def asked(**changes: Any) -> Serving:
     given: dict[str, Any] = {"input_tokens": 512, "output_tokens": 128, "users": 40, "method": "estimate"}
     given |= {"tensor_parallel": [1], "dtypes": {"dtype": "bf16"}, "options": {"max_batch": 32, "chunk_tokens": 1024}}
     return nj.serve(PREDICTOR, changes.pop("machines", ["H100", "A100-SXM4-80GB"]), TINY, **{**given, **changes})
 
 
 def test_an_answer() -> None:
-    prices = nj.Prices({"NVIDIA H100 80GB HBM3": 2.5, "NVIDIA A100-SXM4-80GB": 1.5}, "USD")
+    prices = Prices({"NVIDIA H100 80GB HBM3": 2.5, "NVIDIA A100-SXM4-80GB": 1.5}, "USD")
     found = asked(prices=prices, ttft_s=1.0, tpot_s=0.05)
     best = found.best
     assert (found.by, best.rank, best.replicas) == ("cost", 1, 2)
@@ -215,7 +217,7 @@ def test_engines_by_name() -> None:
         ({"machines": "H200K"}, "H200K"),
         ({"options": {"chunk_tokens": 0}}, "chunk_tokens is 0, expected a whole number from 1"),
         ({"options": {"prefix_share": 1.5}}, "prefix_share is 1.5, expected 0 to 0.999"),
-        ({"prices": nj.Prices({"T4": 1.0})}, "no price for any of"),
+        ({"prices": Prices({"T4": 1.0})}, "no price for any of"),
         ({"input_tokens": None}, "input_tokens and output_tokens are missing"),
         ({"output_tokens": 0}, "output_tokens is 0"),
         ({"tensor_parallel": [3]}, "do not split over 3"),

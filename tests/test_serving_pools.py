@@ -15,6 +15,7 @@ from small_configs import TINY
 
 import neusight_jax as nj
 from neusight_jax.hardware.cluster import as_cluster
+from neusight_jax.hardware.prices import Prices
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.model.programs import one_shot
@@ -91,7 +92,7 @@ def test_an_answer_of_pools() -> None:
     model, cluster = load_model(TINY, "bf16"), nj.load_cluster("1x H100")
     memory = Capacity(1e9, 1e8, 1e9, 6e10, 1e8, 8e10)
     replica = Replica("H100", Parallelism(), OPTIONS, memory, (times(),) * 3, 64.0)
-    prices = nj.Prices({"H100": 2.0})
+    prices = Prices({"H100": 2.0})
     load = Load(LENGTHS, 200.0, None, ttft_s=0.2, tpot_s=0.0135)
     (found,) = disaggregated([replica], {"H100": cluster}, model, load, prices)
     assert found.replicas in range(5, 9)  # 35 requests at once take 13.5 ms a step

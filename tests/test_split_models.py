@@ -15,7 +15,7 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.cli import run
-from neusight_jax.graph.graph import Node
+from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.hardware.files import load_named_server
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.kernels.table import Kernel
@@ -30,7 +30,7 @@ ROUTED = {**DENSE, "model_type": "mixtral", "num_local_experts": 8, "num_experts
 DECODE = ("--mode", "decode", "--batch-size", "4", "--sequence-length", "256", "--tensor-parallel", "4")
 
 
-def sums(graph: nj.Graph) -> dict[tuple[float, float], float]:
+def sums(graph: Graph) -> dict[tuple[float, float], float]:
     """How many tensors are summed, by bytes and ranks."""
     [node] = [node for node in graph.nodes if node.op == "all_reduce"]
     return {(kernel.dims["bytes"], kernel.dims["ranks"]): kernel.count for kernel in node.forward}

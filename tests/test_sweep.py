@@ -27,6 +27,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.hardware.variant import vary
 from neusight_jax.kernels.table import Kernel, distinct
+from neusight_jax.model.latency import kernel_latency
 from neusight_jax.sweeps import run as run_module
 from neusight_jax.sweeps.devices import Processes, join_processes
 from neusight_jax.sweeps.parts import Parts
@@ -105,7 +106,7 @@ def test_distinct_kernels_sum_to_the_same() -> None:
     graphs = [nj.graph_from_config("bert-tiny", 2, size, mode) for size, mode in ((16, "training"), (32, "inference"))]
     loads = [workload(graph) for graph in graphs]
     table, counts = combined(loads)
-    each = nj.kernel_latency(predictor, gpu, table)
+    each = kernel_latency(predictor, gpu, table)
     for place, (graph, load) in enumerate(zip(graphs, loads, strict=True)):
         whole = float(nj.latency(predictor, gpu, graph.kernels))
         assert load.kernels.num_rows < graph.kernels.num_rows
@@ -114,7 +115,7 @@ def test_distinct_kernels_sum_to_the_same() -> None:
         assert joined == pytest.approx(whole, rel=1e-5)
 
 
-def _forecasts(frame: pd.DataFrame, predictor: Any, bases: dict[str, nj.GPU], graphs: Sequence[nj.Graph]) -> np.ndarray:
+def _forecasts(frame: pd.DataFrame, predictor: Any, bases: dict[str, nj.GPU], graphs: Sequence[Graph]) -> np.ndarray:
     """Seconds of every row, one at a time, from what its columns say."""
     by_size = {graph.batch_size: graph.kernels for graph in graphs}
     out = []
@@ -127,7 +128,7 @@ def _forecasts(frame: pd.DataFrame, predictor: Any, bases: dict[str, nj.GPU], gr
 def _small(batch: int) -> Graph:
     """A graph of one product, quick to compile."""
     kernel = Kernel("linear", "linear", {"batch": 1, "m": 300 * batch, "n": 512, "k": 1024})
-    node = Node("product", "linear", (kernel,), (), (), 3, "", (), (1,), "", ())
+    node = Node("product", "linear", (kernel,), (), (), 3, "", (), (1,), "")
     return Graph("small", (node,), "inference", "fp32", batch, 300, False)
 
 

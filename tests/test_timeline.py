@@ -12,6 +12,7 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.forecast import Forecast
+from neusight_jax.graph.graph import Graph
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.reports.timeline import COMPUTE, MESSAGES, forecast_timeline, step_timeline, write_timeline
 from neusight_jax.scaling.trace import busy_seconds
@@ -22,7 +23,7 @@ Step = tuple[Forecast, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def forecast() -> tuple[nj.Forecast, nj.Graph]:
+def forecast() -> tuple[Forecast, Graph]:
     graph = nj.graph_from_config("bert-tiny", 8, 128, "training", optimizer="adamw")
     return nj.predict(RooflinePredictor(), nj.load_gpu(NAME), graph, gpu_name=NAME), graph
 
@@ -45,7 +46,7 @@ def spans(events: Events) -> tuple[np.ndarray, np.ndarray]:
     return np.array([each["ts"] for each in events]), np.array([each["dur"] for each in events])
 
 
-def test_every_launch_is_there_in_order(forecast: tuple[nj.Forecast, nj.Graph]) -> None:
+def test_every_launch_is_there_in_order(forecast: tuple[Forecast, Graph]) -> None:
     found, graph = forecast
     trace = forecast_timeline(found, graph)
     drawn = kernels(trace)
@@ -62,7 +63,7 @@ def test_every_launch_is_there_in_order(forecast: tuple[nj.Forecast, nj.Graph]) 
     assert trace["neusight_jax"]["workload"] == found.to_dict()["workload"]
 
 
-def test_launches_and_operators_belong_to_kernels(forecast: tuple[nj.Forecast, nj.Graph]) -> None:
+def test_launches_and_operators_belong_to_kernels(forecast: tuple[Forecast, Graph]) -> None:
     trace = forecast_timeline(*forecast)
     by_category = defaultdict(dict[int, dict[str, Any]])
     for event in trace["traceEvents"]:
@@ -73,7 +74,7 @@ def test_launches_and_operators_belong_to_kernels(forecast: tuple[nj.Forecast, n
     assert by_category["cpu_op"].keys() == products
 
 
-def test_our_own_reader(forecast: tuple[nj.Forecast, nj.Graph], tmp_path: Path) -> None:
+def test_our_own_reader(forecast: tuple[Forecast, Graph], tmp_path: Path) -> None:
     found, graph = forecast
     write_timeline(tmp_path / "run.json", forecast_timeline(found, graph))
     run = nj.scale_trace(tmp_path / "run.json", None, "H100", predictor=RooflinePredictor())
@@ -86,7 +87,7 @@ def test_our_own_reader(forecast: tuple[nj.Forecast, nj.Graph], tmp_path: Path) 
     assert shares["forecast"]["share"] == pytest.approx(products / found.total_s, abs=2e-3)
 
 
-def test_another_graph_is_refused(forecast: tuple[nj.Forecast, nj.Graph]) -> None:
+def test_another_graph_is_refused(forecast: tuple[Forecast, Graph]) -> None:
     with pytest.raises(nj.InputError, match="expected its own"):
         forecast_timeline(forecast[0], nj.graph_from_config("gpt2", 1, 64))
 
@@ -112,7 +113,7 @@ def test_a_job_ends_when_its_step_does(step: Step, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_holistic_trace_analysis(
-    forecast: tuple[nj.Forecast, nj.Graph], step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forecast: tuple[Forecast, Graph], step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its shares of busy time, and of messages that computation hides, are those of our own intervals."""
     analysis = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")

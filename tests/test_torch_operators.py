@@ -12,6 +12,7 @@ import pytest
 from graphs import kernels, product_flop
 
 import neusight_jax as nj
+from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.kernel import matrix_product
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel
@@ -37,7 +38,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 def _graph(
     module: Callable[[], Any], *shape: int, dtype: str = "float32", mode: str = "training", **options: Any
-) -> nj.Graph:
+) -> Graph:
     with torch.device("meta"):
         made, x = module().to(getattr(torch, dtype)), torch.zeros(*shape, dtype=getattr(torch, dtype))
         if options.pop("channels_last", False):
@@ -47,7 +48,7 @@ def _graph(
     )
 
 
-def _of(graph: nj.Graph, *families: str) -> list[Kernel]:
+def _of(graph: Graph, *families: str) -> list[Kernel]:
     return [kernel for kernel, _ in kernels(graph) if kernel.family in families]
 
 

@@ -10,6 +10,7 @@ import pytest
 from graphs import kernels, product_flop
 
 import neusight_jax as nj
+from neusight_jax.graph.graph import Graph
 
 torch = pytest.importorskip("torch", reason="torch is not installed; `pip install '.[torch]'`")
 
@@ -30,13 +31,13 @@ class Program(torch.nn.Module):
         return self.run(self, x)
 
 
-def graph_of(run: Callable[..., Any], mode: str = "inference", **options: Any) -> nj.Graph:
+def graph_of(run: Callable[..., Any], mode: str = "inference", **options: Any) -> Graph:
     with torch.device("meta"):
         net, x = Program(run), torch.zeros(BATCH, STEPS, WIDTH)
     return nj.graph_from_torch(net, (x,), mode=mode, trace_options=nj.TraceOptions(**options))
 
 
-def moved(graph: nj.Graph) -> dict[str, tuple[float, float]]:
+def moved(graph: Graph) -> dict[str, tuple[float, float]]:
     """Bytes read and written by each streaming operator, by node."""
     found: dict[str, tuple[float, float]] = {}
     for node in graph.nodes:

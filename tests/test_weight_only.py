@@ -24,6 +24,8 @@ from quantized import (
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
+from neusight_jax.forecast import Forecast
+from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.kernel import matrix_product
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import expert_dims
@@ -86,7 +88,7 @@ def test_weight_dtype_is_storage_and_dtype_arithmetic(
         assert work.options["weight_dtype"] == weight_dtype
 
 
-def forecast(work: nj.Graph, gpu: str = "A100-SXM4-80GB") -> nj.Forecast:
+def forecast(work: Graph, gpu: str = "A100-SXM4-80GB") -> Forecast:
     return nj.predict(load_baseline("roofline"), nj.load_gpu(gpu), work)
 
 

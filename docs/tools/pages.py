@@ -10,21 +10,40 @@ from typing import Any
 import typer
 from mkdocs.structure.files import File
 
-import neusight_jax as nj
 from neusight_jax import _HOMES
 from neusight_jax.cli.app import app
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Machines": ("GPU", "load_gpu", "list_gpus", "stack_gpus", "Cluster", "Topology", "load_cluster", "list_nodes"),
+    "Machines": ("GPU", "load_gpu", "list_gpus", "stack_", "Cluster", "Topology", "load_cluster", "list_servers"),
     "Workloads": ("graph_from_", "Graph", "KernelTable", "TraceOptions", "list_models", "workload", "read_kernels"),
-    "Jobs on many GPUs": ("Job", "job_f", "Lora", "Paral", "paral", "Layouts", "Space", "Softw", "Step", "calibrate_s"),
+    "Jobs on many GPUs": ("Job", "job_f", "Lora", "Paral", "paral", "Layouts", "Space", "Softw", "calibrate_s"),
     "Forecasts": ("predict", "latency", "kernel_latency", "Forecast"),
-    "Which GPU": ("compare", "Comparison", "Prices", "read_prices", "serve", "scale_trace", "ScaledRun"),
+    "Which GPU": ("compare", "Comparison", "Prices", "read_prices", "serve", "Serving", "Engine", "scale_t", "ScaledR"),
     "Which chip": ("sensitivity", "Sensitivity", "sweep", "Sweep", "Grid", "Range", "Samples", "design", "Design"),
     "Predictors": ("load_p", "list_c", "load_card", "save_p", "train", "calibrate", "evaluate", "read_measurements"),
     "Everything else": ("",),
 }
-"""Heading -> names, or their beginnings; the first that fits takes a public name."""
+"""Heading -> names, or their beginnings; the first that fits takes a name."""
+BEHIND: dict[str, tuple[str, ...]] = {
+    "comparison": ("Comparison",),
+    "datasets.measurements": ("read_measurements",),
+    "designs.answers": ("Design",),
+    "forecast": ("Forecast",),
+    "graph.graph": ("Graph",),
+    "hardware.cluster": ("stack_clusters",),
+    "hardware.prices": ("Prices",),
+    "job.job": ("Job",),
+    "kernels.table": ("KernelTable",),
+    "layouts.answers": ("Layouts",),
+    "model.latency": ("kernel_latency",),
+    "model.programs": ("use_compile_cache",),
+    "scaling.rules": ("ScaledRun",),
+    "sensitivities": ("Sensitivity",),
+    "serving.choices": ("Serving",),
+    "sweeps.run": ("Sweep",),
+    "workloads": ("workload",),
+}
+"""Module -> names that are no public ones but stand beside them: what public functions return, and finer tools."""
 OWN_FOLDERS = ("training", "datasets")
 """Folders that lie beside the package in a checkout."""
 WIDTH = 84
@@ -32,18 +51,18 @@ NOTEBOOKS = ("forecast", "design", "retrain")
 
 
 def homes() -> dict[str, str]:
-    """Public name -> dotted path as it lies on disk."""
+    """Name -> dotted path as it lies on disk."""
     out = {}
-    for home, names in _HOMES.items():
+    for home, names in (*_HOMES.items(), *BEHIND.items()):
         prefix = "" if home.split(".")[0] in OWN_FOLDERS else "neusight_jax."
         out |= {name: f"{prefix}{home}.{name}" for name in names}
     return out
 
 
 def python_pages() -> dict[str, tuple[str, str]]:
-    """Path -> title and text of the pages of public names, each by its docstring."""
+    """Path -> title and text of the pages of the Python names, each by its docstring."""
     paths, pages = homes(), {}
-    left = [name for name in nj.__all__ if name in paths]
+    left = sorted(paths, key=lambda name: (name[0].islower(), name))
     for title, starts in GROUPS.items():
         names = [name for name in left if name in starts]
         names += [name for name in left if name.startswith(starts) and name not in names]

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, table_from_kernels
+from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Launched, table_from_kernels
 from neusight_jax.records import Record
 from neusight_jax.units import GIB
 
@@ -26,22 +26,6 @@ OPTIMIZER_BYTES = 8.0
 
 UNMODELLED = "unmodelled"
 """What the `op` of a node starts with when nobody has modelled its operator; its name follows."""
-
-
-@dataclass(frozen=True)
-class Traced:
-    """What the published NeuSight saw of a node when it traced the model; used for parity only.
-
-    Attributes:
-      kind: its operator class, e.g. "VECadd".
-      inputs, output: shapes in its trace.
-      weight: shape of the parameter, where its cost depends on one.
-    """
-
-    kind: str
-    inputs: tuple[Shape, ...]
-    output: Shape
-    weight: Shape = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +50,6 @@ class Node(Record):
       operands: tensors it reads; parameters of a matrix product are left out.
       shape: of its output.
       fuse: whether a compiler may merge it with its neighbours, and the reduction it would bring along.
-      traced: what the reference charges for it.
       optimizer: kernels of a step of the optimizer.
     """
 
@@ -80,7 +63,6 @@ class Node(Record):
     operands: tuple[Operand, ...]
     shape: Shape
     fuse: Fuse
-    traced: tuple[Traced, ...]
     optimizer: tuple[Kernel, ...] = ()
 
     def figures(self) -> dict[str, Any]:
@@ -144,7 +126,7 @@ class Graph(Record):
       notes: what the front-end assumed or left out, one line each; every forecast of the graph shows them.
       parameters: elements of all parameters, each once; None where the front-end does not say.
       trained: those of them that are trained; None = all.
-      launched: one of `table.LAUNCHED`, how its kernels are launched.
+      launched: how its kernels are launched.
     """
 
     name: str
@@ -160,7 +142,7 @@ class Graph(Record):
     notes: tuple[str, ...] = ()
     parameters: float | None = None
     trained: float | None = None
-    launched: str = "graph"
+    launched: Launched = "graph"
 
     def summary(self) -> str:
         """The model and its workload."""

@@ -104,7 +104,7 @@ def with_states(graph: Graph, optimizer: str | None, gradient_dtype: str) -> Gra
     tensor_cores = any(FAMILIES[family].tensor_core for family in graph.kernels.families)
     update = step_kernels if graph.launched == "eager" else optimizer_kernels
     kernels = update(optimizer, parameters, tensor_cores)
-    node = Node("optimizer", "optimizer", (), (), (), 1, "", (), (1,), "", (), kernels)
+    node = Node("optimizer", "optimizer", (), (), (), 1, "", (), (1,), "", kernels)
     return replace(changed, nodes=(*graph.nodes, node))
 
 

@@ -62,6 +62,11 @@ def list_gpus() -> list[str]:
     return list(_entries())
 
 
+def list_servers() -> list[str]:
+    """Names of the servers in the catalog that clusters are put together from."""
+    return list(table("datasets", "nodes"))
+
+
 def canonical_name(name: str) -> str | None:
     """The catalog's name for a GPU, whatever alias it is given; None if the catalog does not have it."""
     return _index().get(fold_name(name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from neusight_jax.records import Record, is_known, short
 PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient", "optimizer")
 """Phases of a training step, in the order of `KernelBatch.phase`."""
 
-LAUNCHED: tuple[str, ...] = ("graph", "eager")
+Launched: TypeAlias = Literal["graph", "eager"]
 """How kernels are launched: back to back, as a CUDA graph or an engine does, so that the host takes no time; or one
 after another by the host of a training framework, with a step's work around them (`model.streams`)."""
 
@@ -110,11 +110,11 @@ class KernelTable(Record):
 
     Attributes:
       families: a batch for each.
-      launched: one of `LAUNCHED`, how its kernels are launched; static.
+      launched: how its kernels are launched; static.
     """
 
     families: dict[str, KernelBatch] = field(default_factory=dict)
-    launched: str = field(default="graph", metadata={"static": True})
+    launched: Launched = field(default="graph", metadata={"static": True})
 
     def summary(self) -> str:
         """Kernels of each family."""
@@ -196,7 +196,7 @@ def table_from_kernels(
     dtype: str = "fp32",
     phase: Iterable[int] | None = None,
     node: Iterable[int] | None = None,
-    launched: str = "graph",
+    launched: Launched = "graph",
 ) -> KernelTable:
     """A `KernelTable` from host kernels, in order.
 
@@ -204,7 +204,7 @@ def table_from_kernels(
       kernels: the kernels; `Kernel.count` becomes `KernelBatch.count`.
       dtype: dtype of those that do not say.
       phase, node: per-kernel phase index and node position (default: forward; the kernel's own position).
-      launched: one of `LAUNCHED`.
+      launched: how they are launched.
     """
     items = list(kernels)
     dtype_index(dtype)
@@ -246,10 +246,10 @@ def table_from_kernels(
 class Pool:
     """Distinct kernels, each once, in the order they came, with the name of the first node that launches it.
 
-    `launched`: one of `LAUNCHED`.
+    `launched`: how they are launched.
     """
 
-    def __init__(self, launched: str = "graph") -> None:
+    def __init__(self, launched: Launched = "graph") -> None:
         self.launched = launched
         self.kernels: list[Kernel] = []
         self.nodes: list[str] = []

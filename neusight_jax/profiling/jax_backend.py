@@ -154,10 +154,6 @@ class JaxPrepared:
         _finished(_idle_rounds(jnp.int32(rounds)))
         return timer() - begin
 
-    def compiled_text(self) -> str:
-        """The compiled loop, for tests."""
-        return str(self._loop.lower(jnp.int32(2), self._inputs, self._outputs).compile().as_text())
-
 
 def _rounds(kernel: Callable[..., Any], rounds: Any, inputs: Any, outputs: Any) -> Any:
     def once(step: Any, outputs: Any) -> Any:

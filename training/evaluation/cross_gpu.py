@@ -36,7 +36,6 @@ SYSTEMS: dict[str, Callable[..., Any]] = {
     "habitat-wave-simplified": functools.partial(wave_scaling, general=False),
 }
 """Ratios of the kernels of a run, from its items, origin and target."""
-BASELINES: tuple[str, ...] = tuple(SYSTEMS)[2:]
 EFFECTS: tuple[str, ...] = ("both", "origin", "none")
 
 

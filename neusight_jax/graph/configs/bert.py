@@ -16,10 +16,8 @@ from neusight_jax.graph.configs.layers import (
     merge_heads,
     outputs,
     permuted,
-    sliced,
 )
 from neusight_jax.graph.configs.tape import Tape, Tensor
-from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.kernel import stream
 
 
@@ -43,7 +41,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
     config.require("add_cross_attention", False, False)
     drop, attn_drop = config.rate("hidden_dropout_prob", 0.1), config.rate("attention_probs_dropout_prob", 0.1)
 
-    mask = _mask(tape, batch, sequence, roberta)
+    mask = _mask(tape, batch, sequence)
     x = _embeddings(tape, config, batch, sequence, drop)
 
     with tape.section("layer", layers):
@@ -88,16 +86,11 @@ def _eager_attention(tape: Tape, query: Tensor, key: Tensor, value: Tensor, mask
     )
 
 
-def _mask(tape: Tape, batch: int, sequence: int, roberta: bool) -> Tensor:
-    ids, flat = (batch, 1, 1, sequence), (1, sequence)
+def _mask(tape: Tape, batch: int, sequence: int) -> Tensor:
+    ids = (batch, 1, 1, sequence)
     tape.small("ones", "fill", (batch, sequence), 0)
-    # Slices of the type and position buffers, and the new axes of the mask, are views.
-    views = [sliced(flat, flat, (1,)), sliced((batch, sequence), ids)]
-    if not roberta:
-        views.append(sliced(flat, flat, (1,)))
-    tape.views("mask.views", views)
     tape.small("mask.subtract", "addu", ids)
-    tape.small("mask.scale", "mulu", ids, traced=[Traced("VECmulu", (ids,), ids)])
+    tape.small("mask.scale", "mulu", ids)
     return Tensor("attention_mask", ids, False)
 
 
@@ -109,10 +102,10 @@ def _embeddings(tape: Tape, config: Config, batch: int, sequence: int, drop: flo
         for name, op in (("compare", "addu"), ("cumsum", "cumsum"), ("mask", "mul"), ("shift", "addu")):
             tape.small(f"position_ids.{name}", op, ids, 2 if op == "mul" else 1)
     words = tape.embedding("word_embedding", ids, (config.size("vocab_size"), hidden))
-    kinds = tape.embedding("type_embedding", ids, (config.size("type_vocab_size", 2), hidden), traced=False)
+    kinds = tape.embedding("type_embedding", ids, (config.size("type_vocab_size", 2), hidden))
     x = tape.binary("embedding_add_type", "add", words, kinds)
     table = (config.size("max_position_embeddings"), hidden)
-    places = tape.embedding("position_embedding", positions, table, traced=False)
+    places = tape.embedding("position_embedding", positions, table)
     x = tape.binary("embedding_add_position", "add", x, places)
     x = tape.norm("embedding_norm", x)
     return tape.dropout("embedding_dropout", x, drop)
@@ -121,7 +114,7 @@ def _embeddings(tape: Tape, config: Config, batch: int, sequence: int, drop: flo
 def _first_token(tape: Tape, name: str, x: Tensor) -> Tensor:
     batch, _, hidden = x.shape
     backward = [stream("memory", "fill", x.shape, 0, 1), stream("memory", "copy", (batch, hidden), 1, 1)]
-    tape.views(name, [sliced(x.shape, (batch, hidden))], backward)
+    tape.views(name, backward)
     return Tensor(x.name, (batch, hidden))
 
 
@@ -144,7 +137,7 @@ def _bert_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) -> 
     if _token_outputs(tape, config, x, kind, drop):
         return
     first = tape.linear("pooler", _first_token(tape, "first_token", x), hidden)
-    first = tape.unary("pooler.activation", "tanh", first, traced="VECrelu")
+    first = tape.unary("pooler.activation", "tanh", first)
     if kind == "sequence labels":
         tape.linear("classifier", tape.dropout("classifier_dropout", first, drop), config.labels())
     if kind in ("sequence labels", "none"):

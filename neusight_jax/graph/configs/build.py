@@ -29,7 +29,7 @@ from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
-from neusight_jax.graph.graph import MODES, Footprint, Graph, Node
+from neusight_jax.graph.graph import MODES, Footprint, Graph
 from neusight_jax.graph.keys import Keys, unread_notes
 from neusight_jax.graph.optimizers import with_states
 from neusight_jax.graph.quantization.quantization import QUANTIZED, Quantization, has_quantization, read_quantization
@@ -169,27 +169,6 @@ def longest_of(config: Config) -> int | None:
 
 STORED_WITHIN = 0.02
 """Weights counted may differ so much from those stored, relatively, before a note says so."""
-
-
-def trace(
-    config: str | Path | Mapping[str, Any],
-    batch_size: int,
-    sequence_length: int,
-    mode: str = "inference",
-    dtype: str = "fp32",
-) -> tuple[Config, tuple[Node, ...]]:
-    """The config and its nodes of an eager model, those included that launch nothing but the reference charges.
-
-    Args:
-      config: a catalog name, the path of a config.json, or a mapping with Hugging Face keys; of a type in
-        `ARCHITECTURES`.
-      batch_size: sequences.
-      sequence_length: tokens of a sequence.
-      mode: one of `graph.MODES`.
-      dtype: of all tensors, one of `arithmetic.DTYPES`.
-    """
-    parsed = read_config(config)
-    return parsed, tuple(_tape(parsed, batch_size, sequence_length, mode, dtype).nodes)
 
 
 def _tape(config: Config, batch_size: int, sequence_length: Lengths, mode: str, dtype: str) -> Tape:

@@ -97,7 +97,6 @@ def _merge(chain: Sequence[Node]) -> Node:
         weight_gradient=tuple(kernel for node in chain for kernel in node.weight_gradient),
         operands=tuple(outer.values()),
         fuse="",
-        traced=tuple(traced for node in chain for traced in node.traced),
     )
 
 

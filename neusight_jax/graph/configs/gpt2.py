@@ -10,12 +10,10 @@ from neusight_jax.graph.configs.layers import (
     keys,
     merge_heads,
     permuted,
-    sliced,
     write_head,
 )
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.tape import Tape, Tensor
-from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.kernel import stream
 
 
@@ -81,7 +79,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
     if own.embeds:
         tape.small("position_ids", "fill", (1, sequence), 0)
         tokens = tape.embedding("token_embedding", (batch, sequence), (vocabulary, hidden))
-        places = tape.embedding("position_embedding", (1, sequence), (positions, hidden), traced=False)
+        places = tape.embedding("position_embedding", (1, sequence), (positions, hidden))
         x = tape.binary("embedding_add", "add", tokens, places)
         x = tape.dropout("embedding_dropout", scattered(x), embed_drop)
 
@@ -91,15 +89,14 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
         qkv = tape.linear("attention.qkv", gathered(x), 3 * split)
         # Gradients of q, k and v: each copied out of its heads, then joined.
         parts = [stream("memory", "copy", (batch, sequence, split), 1, 1, 3), stream("memory", "copy", qkv.shape, 1, 1)]
-        part = Traced("MEM", ((1,),), x.shape)
-        tape.views("attention.split", [part, part, part], parts)
+        tape.views("attention.split", parts)
         query = heads(qkv.view(batch, sequence, 3 * split), 3 * num_heads)
         query = Tensor(query.name, (batch, num_heads, sequence, split // num_heads))
         seen = Tensor(query.name, (batch, num_heads, sequence * own.context, split // num_heads))
         if tape.fused_attention:
             context = tape.attention("attention.fused", query, seen, seen, causal=True)
         else:
-            scores = _scores(tape, config, query, seen, positions)
+            scores = _scores(tape, config, query, seen)
             probabilities = tape.softmax("attention.softmax", scores)
             probabilities = tape.dropout("attention.dropout", probabilities, attn_drop)
             context = tape.matmul(
@@ -124,17 +121,16 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
         write_head(tape, config, gathered(x), vocabulary, tied=tied)
 
 
-def _scores(tape: Tape, config: Config, query: Tensor, seen: Tensor, positions: int) -> Tensor:
-    """Scores of queries and keys, scaled, with the causal mask; `positions`: rows of the mask that is sliced."""
+def _scores(tape: Tape, config: Config, query: Tensor, seen: Tensor) -> Tensor:
+    """Scores of queries and keys, scaled, with the causal mask."""
     scores = tape.matmul("attention.scores", query, keys(seen), copies=permuted(query, keys(seen)))
     if config.flag("scale_attn_weights", True):
         tape.small("attention.scale_value", "fill", (1, 1), 0)
-        scores = tape.unary("attention.scale", "divu", scores, traced="VECdiv", extra=[(1,)])
+        scores = tape.unary("attention.scale", "divu", scores)
     if config.flag("scale_attn_by_inverse_layer_idx", False):
         scores = tape.unary("attention.layer_scale", "divu", scores)
     tape.small("attention.mask_value", "fill", (1, 1), 0)
     mask = Tensor("causal_mask", (1, 1, *scores.shape[2:]), False)
-    window = sliced((1, 1, positions, positions), mask.shape, (1,), (1,))
     share = tape.mask_share * mask.elements / scores.elements
     return tape.emit(
         "attention.mask",
@@ -143,6 +139,5 @@ def _scores(tape: Tape, config: Config, query: Tensor, seen: Tensor, positions: 
         scores.shape,
         [stream("memory", "where", scores.shape, 1 + share, 1)],
         [stream("memory", "where", scores.shape, 1 + share, 1)],
-        traced=[window, Traced("MEM", (mask.shape, scores.shape, (1,)), scores.shape)],
         fuse="pointwise",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from neusight_jax.graph.configs.classes import eager_kind
 from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.configs.tape import Tape, Tensor
-from neusight_jax.graph.graph import Shape, Traced
 
 ACTIVATIONS: tuple[str, ...] = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 """Activation names of the configs that are understood; `gelu_new` is unrolled into eight kernels."""
@@ -55,17 +54,16 @@ def permuted(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(item for item in tensors if item.shape[0] > 1)
 
 
-def merge_heads(tape: Tape, name: str, x: Tensor, *, traced: bool = True) -> Tensor:
+def merge_heads(tape: Tape, name: str, x: Tensor) -> Tensor:
     """Copy (batch, heads, sequence, D) to (batch, sequence, heads·D).
 
     Args:
       tape: takes the node.
       name: of the node.
       x: context of all heads [batch, heads, sequence, D].
-      traced: whether the reference charges the copy.
     """
     batch, num_heads, sequence, size = x.shape
-    merged = tape.copy(name, x.view(batch, sequence, num_heads, size), traced=traced)
+    merged = tape.copy(name, x.view(batch, sequence, num_heads, size))
     return merged.view(batch, sequence, num_heads * size)
 
 
@@ -90,8 +88,3 @@ def write_head(tape: Tape, config: Config, x: Tensor, vocabulary: int, *, tied: 
     if kind in SCORES:
         return tape.linear("score", x, outputs(config, kind), bias=SCORES[kind])
     return tape.linear("head", x, vocabulary, bias=False, tied=tied)
-
-
-def sliced(source: Shape, out: Shape, *extra: Shape) -> Traced:
-    """A slice or new axis as the reference charges it: traffic of all tensors listed."""
-    return Traced("MEM", (source, *extra), out)

@@ -12,11 +12,9 @@ from neusight_jax.graph.configs.layers import (
     keys,
     merge_heads,
     permuted,
-    sliced,
     write_head,
 )
 from neusight_jax.graph.configs.tape import Tape, Tensor
-from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.kernel import stream
 
 RESERVED_POSITIONS = 2
@@ -46,7 +44,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
     x = tape.embedding("token_embedding", (batch, sequence), (vocabulary, width))
     mask = _mask(tape, batch, sequence)
     table = (positions + RESERVED_POSITIONS, hidden)
-    places = tape.embedding("position_embedding", (batch, sequence), table, traced=False)
+    places = tape.embedding("position_embedding", (batch, sequence), table)
     if width != hidden:
         x = tape.linear("project_in", x, hidden, bias=False)
     x = tape.binary("embedding_add", "add", x, places)
@@ -58,7 +56,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         source = x
         gradients = "attention.norm_gradient_sum" if before else "attention.gradient_sum"
         context = _attention(tape, source, mask, num_heads, attn_drop, gradients, bias)
-        x = merge_heads(tape, "attention.merge", context, traced=False)
+        x = merge_heads(tape, "attention.merge", context)
         x = tape.linear("attention.output", x, hidden, bias=bias)
         x = tape.dropout("attention.output_dropout", x, drop)
         x = tape.binary("attention.residual", "add", x, residual)
@@ -82,8 +80,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         x = tape.norm("norm", x)
     if width != hidden:
         x = tape.linear("project_out", x, width, bias=False)
-    x = write_head(tape, config, x, vocabulary, tied=config.flag("tie_word_embeddings", True))
-    tape.views("head.contiguous", [Traced("MEM", (x.shape,), x.shape)])
+    write_head(tape, config, x, vocabulary, tied=config.flag("tie_word_embeddings", True))
 
 
 def _attention(
@@ -132,17 +129,9 @@ def _mask(tape: Tape, batch: int, sequence: int) -> Tensor:
     tape.small("mask.ones", "fill", ids, 0)
     tape.small("mask.full", "fill", square, 0)
     tape.small("mask.arange", "fill", (1, sequence), 0)
-    tape.small("mask.shift", "addu", (1, sequence), traced=[Traced("VECaddu", ((sequence,),), (sequence,))])
+    tape.small("mask.shift", "addu", (1, sequence))
     tape.small("mask.compare", "where", square, 0, bits)
     tape.small("mask.causal", "where", square, 1 + bits, 1)
-    tape.views(
-        "mask.views",
-        [
-            sliced(square, (1, 1, *square)),
-            sliced(ids, (batch, 1, 1, sequence)),
-            sliced(ids, ids),
-        ],
-    )
     tape.small("mask.invert", "addu", full, 0)
     tape.small("mask.padded", "where", full, 1, bits)
     tape.small("mask.padding_copy", "copy", full)
@@ -150,8 +139,8 @@ def _mask(tape: Tape, batch: int, sequence: int) -> Tensor:
     tape.small("mask.joined", "where", full, 1, bits)
     tape.small("mask.joined_copy", "copy", full)
     tape.small("mask.fill", "where", full, 1 + bits, 1)
-    tape.small("positions.cumsum", "cumsum", ids, traced=[Traced("MEM", (ids,), ids)])
-    tape.small("positions.mask", "mul", ids, 2, traced=[Traced("VECmul", (ids, ids), ids)])
+    tape.small("positions.cumsum", "cumsum", ids)
+    tape.small("positions.mask", "mul", ids, 2)
     tape.small("positions.subtract", "addu", ids)
-    tape.small("positions.offset", "addu", ids, traced=[Traced("VECaddu", (ids,), ids)])
+    tape.small("positions.offset", "addu", ids)
     return Tensor("attention_mask", full, False)

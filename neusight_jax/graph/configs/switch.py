@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from neusight_jax.graph.configs.classes import eager_kind
 from neusight_jax.graph.configs.config import MOST_LAYERS, Config
-from neusight_jax.graph.configs.layers import heads, keys, merge_heads, permuted, sliced
+from neusight_jax.graph.configs.layers import heads, keys, merge_heads, permuted
 from neusight_jax.graph.configs.tape import Tape, Tensor
-from neusight_jax.graph.graph import Traced
 from neusight_jax.graph.kernel import stream
 
 
@@ -102,31 +101,27 @@ def _sparse_blocks(config: Config, layers: int, side: str) -> int:
 
 def _embed(tape: Tape, s: _Sizes, *, tied: bool = False) -> Tensor:
     table = (s.vocabulary, s.hidden)
-    x = tape.embedding("token_embedding", (s.batch, s.sequence), table, traced=False, tied=tied)
+    x = tape.embedding("token_embedding", (s.batch, s.sequence), table, tied=tied)
     return tape.dropout("embedding_dropout", x, s.drop)
 
 
 def _padding_mask(tape: Tape, s: _Sizes, name: str) -> Tensor:
     ids = (s.batch, 1, 1, s.sequence)
     tape.small(f"{name}.ones", "fill", (s.batch, s.sequence), 0)
-    tape.views(f"{name}.views", [sliced((s.batch, s.sequence), ids)])
     tape.small(f"{name}.subtract", "addu", ids)
-    tape.small(f"{name}.scale", "mulu", ids, traced=[Traced("VECmulu", (ids,), ids)])
+    tape.small(f"{name}.scale", "mulu", ids)
     return Tensor(name, ids, False)
 
 
 def _causal_mask(tape: Tape, s: _Sizes) -> Tensor:
-    n, ids, full = s.sequence, (s.batch, 1, 1, s.sequence), (s.batch, 1, *s.square)
+    n, full = s.sequence, (s.batch, 1, *s.square)
     tape.small("mask.arange", "fill", (1, n), 0)
     tape.small("mask.repeat", "copy", (s.batch, *s.square))
     tape.small("mask.compare", "where", (s.batch, *s.square), 1, tape.mask_share)
     tape.small("mask.float", "copy", (s.batch, *s.square), tape.mask_share, 1)
-    views = [sliced((n,), (1, 1, n)), sliced((n,), (1, n, 1))]
-    views += [sliced((s.batch, *s.square), full), sliced((s.batch, n), ids)]
-    tape.views("mask.views", views)
-    tape.small("mask.join", "mul", full, 1 + 1 / n, traced=[Traced("VECmul", (full, ids), full)])
+    tape.small("mask.join", "mul", full, 1 + 1 / n)
     tape.small("mask.subtract", "addu", full)
-    tape.small("mask.scale", "mulu", full, traced=[Traced("VECmulu", (full,), full)])
+    tape.small("mask.scale", "mulu", full)
     return Tensor("mask", full, False)
 
 
@@ -168,7 +163,6 @@ def _rms_norm(tape: Tape, name: str, x: Tensor) -> Tensor:
         thin,
         [stream("memory", "reduce", x.shape, 1, 1 / width)],
         [stream("elementwise", "divu", x.shape, 1 / width, 1)],
-        traced=[Traced("MEM", (x.shape,), thin)],
         fuse="norm",
     )
     mean = tape.unary(f"{name}.epsilon", "addu", mean)
@@ -183,7 +177,6 @@ def _rms_norm(tape: Tape, name: str, x: Tensor) -> Tensor:
             stream("elementwise", "mulu", thin, 1, 1),
             stream("elementwise", "mul", thin, 2, 1),
         ],
-        traced=[Traced("rsqrt", (thin,), thin)],
         fuse="pointwise",
     )
     out = tape.binary(f"{name}.normalize", "mul", x, root)
@@ -195,9 +188,8 @@ def _position_bias(tape: Tape, s: _Sizes, mask: Tensor, *, two_sided: bool) -> T
     n, square = s.sequence, s.square
     tape.small("query_positions", "fill", (1, n), 0)
     tape.small("key_positions", "fill", (1, n), 0)
-    tape.views("positions.views", [sliced((n,), (n, 1)), sliced((n,), (1, n))])
 
-    def step(name: str, op: str, reads: float = 1, writes: float = 1, *, charged: bool = True) -> None:
+    def step(name: str, op: str, reads: float = 1, writes: float = 1) -> None:
         """Write one integer kernel of the bucket computation.
 
         Args:
@@ -205,50 +197,41 @@ def _position_bias(tape: Tape, s: _Sizes, mask: Tensor, *, two_sided: bool) -> T
           op: an operator of `Tape.small`.
           reads: passes over the (sequence, sequence) table that are read.
           writes: passes that are written.
-          charged: whether the reference charges it.
         """
-        inputs = (square, square) if op == "add" else (square,)
-        seen = [Traced(f"VEC{op}", inputs, square)] if charged else []
-        tape.small(f"bucket.{name}", op, square, reads, writes, traced=seen)
+        tape.small(f"bucket.{name}", op, square, reads, writes)
 
-    step("relative", "add", 2 / n, charged=False)
+    step("relative", "add", 2 / n)
     if two_sided:
-        step("sign", "addu", 1, tape.mask_share, charged=False)
-        step("sign_integer", "copy", tape.mask_share, 1, charged=False)
+        step("sign", "addu", 1, tape.mask_share)
+        step("sign_integer", "copy", tape.mask_share, 1)
         step("sign_bucket", "mulu")
         step("sign_add", "addu")
     else:
-        step("zeros", "fill", 0, charged=False)
-        step("minimum", "add", 2, charged=False)
-    step("absolute", "addu", charged=False)
-    step("small", "addu", 1, tape.mask_share, charged=False)
-    step("float", "copy", charged=False)
+        step("zeros", "fill", 0)
+        step("minimum", "add", 2)
+    step("absolute", "addu")
+    step("small", "addu", 1, tape.mask_share)
+    step("float", "copy")
     step("divide", "divu")
-    step("log", "powu", charged=False)
+    step("log", "powu")
     step("log_divide", "divu")
     step("log_scale", "mulu")
-    step("integer", "copy", charged=False)
+    step("integer", "copy")
     step("exact_add", "addu")
-    step("limit", "fill", 0, charged=False)
-    step("clamp", "add", 2, charged=False)
-    where = Traced("MEM", (square, square, square), square)
-    tape.small("bucket.select", "where", square, 2 + tape.mask_share, 1, traced=[where])
+    step("limit", "fill", 0)
+    step("clamp", "add", 2)
+    step("select", "where", 2 + tape.mask_share)
     step("sum", "add" if two_sided else "addu", 2 if two_sided else 1)
-    # The reference takes this table for one of the vocabulary's length.
-    table, slip = (s.buckets, s.heads), (s.vocabulary, s.heads)
-    bias = tape.embedding("relative_bias", square, table, traced_table=slip)
+    bias = tape.embedding("relative_bias", square, (s.buckets, s.heads))
     return _masked_bias(tape, s, bias.view(1, s.heads, *square), mask)
 
 
 def _masked_bias(tape: Tape, s: _Sizes, bias: Tensor, mask: Tensor) -> Tensor:
     shape = (s.batch, s.heads, *s.square)
-    seen = Traced("VECadd", (bias.shape, mask.shape), shape)
     reads = (bias.elements + mask.elements) / (s.batch * bias.elements)
     backward = [stream("memory", "reduce", shape, 1, 1 / s.batch)] if bias.grad and s.batch > 1 else []
     kernel = stream("elementwise", "add", shape, reads, 1)
-    return tape.emit(
-        "mask", "add", [bias, mask], shape, [kernel], backward, traced=[seen], fuse="pointwise", grad=bias.grad
-    )
+    return tape.emit("mask", "add", [bias, mask], shape, [kernel], backward, fuse="pointwise", grad=bias.grad)
 
 
 def _attention(tape: Tape, s: _Sizes, x: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
@@ -292,16 +275,15 @@ def _experts(tape: Tape, s: _Sizes, side: str, x: Tensor, blocks: int) -> Tensor
         if tape.training and s.jitter > 0:
             tape.small("noise", "fill", y.shape, 0)
             routed = tape.binary("jitter", "mul", y, Tensor("noise", y.shape, False))
-            # The reference counts a gradient of the noise as well.
         logits = tape.linear("classifier", routed, s.experts, bias=False)
         probabilities = tape.softmax("softmax", logits)
         tape.small("argmax", "reduce", scores, 1, 1 / s.experts)
         tape.small("one_hot_zeros", "fill", scores, 0)
         tape.small("one_hot", "scatter", tokens, 1, 1)
-        tape.small("cumsum", "cumsum", scores, traced=[Traced("MEM", (scores,), scores)])
+        tape.small("cumsum", "cumsum", scores)
         tape.small("capacity", "where", scores, 1, tape.mask_share)
         kept = Tensor("one_hot", scores, False)
-        tape.small("kept", "mul", scores, 1 + tape.mask_share, 1, traced=[Traced("VECmul", (scores, scores), scores)])
+        tape.small("kept", "mul", scores, 1 + tape.mask_share, 1)
         share = 1 / s.experts
         top = tape.emit(
             "probability",
@@ -312,7 +294,7 @@ def _experts(tape: Tape, s: _Sizes, side: str, x: Tensor, blocks: int) -> Tensor
             [stream("memory", "fill", scores, 0, 1), stream("memory", "scatter", tokens, 1, 1)],
         )
         tape.small("expert_index", "reduce", kept.shape, 1, share)
-        copied = tape.copy("states", y, traced=False)
+        copied = tape.copy("states", y)
         tape.small("expert_rows", "fill", (rows, s.hidden), 0)
         tape.gradient_sum("norm_gradient_sum", y, 2 + s.experts)
     with tape.section(f"{side}.expert", blocks * s.experts):
@@ -323,11 +305,9 @@ def _experts(tape: Tape, s: _Sizes, side: str, x: Tensor, blocks: int) -> Tensor
 
 
 def _expert(tape: Tape, s: _Sizes, states: Tensor, rows: int, taken: int) -> None:
-    tokens, scores = (s.batch, s.sequence), (s.batch, s.sequence, s.experts)
-    buffer, part = (rows, s.hidden), (taken, s.hidden)
-    tape.views("mask.views", [sliced(scores, tokens)])
+    tokens, buffer, part = (s.batch, s.sequence), (rows, s.hidden), (taken, s.hidden)
     tape.small("mask.bool", "where", tokens, 1, tape.mask_share)
-    tape.small("count", "reduce", tokens, tape.mask_share, 0, traced=[Traced("MEM", (tokens,), (1,))])
+    tape.small("count", "reduce", tokens, tape.mask_share, 0)
     tape.small("positions", "cumsum", tokens, tape.mask_share, tape.index_share)
     index = tape.index_share / s.hidden
     tape.emit(
@@ -337,7 +317,6 @@ def _expert(tape: Tape, s: _Sizes, states: Tensor, rows: int, taken: int) -> Non
         part,
         [stream("memory", "gather", part, 1 + index, 1)],
         [stream("memory", "fill", states.shape, 0, 1), stream("memory", "scatter", part, 2 + index, 1)],
-        traced=[Traced("MEM", (states.shape, tokens), part)],
     )
     filled = tape.emit(
         "pack",
@@ -346,14 +325,9 @@ def _expert(tape: Tape, s: _Sizes, states: Tensor, rows: int, taken: int) -> Non
         buffer,
         [stream("memory", "copy", part, 1, 1)],
         [stream("memory", "copy", part, 1, 1)],
-        traced=[Traced("MEM", (buffer, (1,), part), (1,))],
     )
     out = _feed_forward(tape, s, filled, "mlp")
-    tape.views(
-        "unpack",
-        [Traced("MEM", (buffer, (1,)), part)],
-        [stream("memory", "fill", buffer, 0, 1), stream("memory", "copy", part, 1, 1)],
-    )
+    tape.views("unpack", [stream("memory", "fill", buffer, 0, 1), stream("memory", "copy", part, 1, 1)])
     tape.emit(
         "scatter",
         "scatter",
@@ -361,7 +335,6 @@ def _expert(tape: Tape, s: _Sizes, states: Tensor, rows: int, taken: int) -> Non
         states.shape,
         [stream("memory", "scatter", part, 1 + index, 1)],
         [stream("memory", "copy", states.shape, 1, 1), stream("memory", "gather", part, 1 + index, 1)],
-        traced=[Traced("MEM", (states.shape, tokens, part), (1,))],
     )
 
 
@@ -389,7 +362,6 @@ def _router_loss(tape: Tape, s: _Sizes, blocks: int) -> None:
             mean,
             [stream("memory", "reduce", logits, 1, share)],
             [stream("elementwise", "divu", logits, share, 1)] if source.grad else [],
-            traced=[Traced("MEM", (logits,), mean)],
             grad=source.grad,
         )
     tokens, probabilities = Tensor("tokens_mean", mean, False), Tensor("probabilities_mean", mean)
@@ -401,5 +373,4 @@ def _router_loss(tape: Tape, s: _Sizes, blocks: int) -> None:
         (1,),
         [stream("memory", "reduce", mean, 1, 1 / product.elements)],
         [stream("elementwise", "divu", mean, 1 / product.elements, 1)],
-        traced=[Traced("MEM", (mean,), (1,))],
     )

@@ -11,7 +11,7 @@ from math import prod
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.writer import Writer
-from neusight_jax.graph.graph import Fuse, Operand, Shape, Traced
+from neusight_jax.graph.graph import Fuse, Operand, Shape
 from neusight_jax.graph.kernel import FLASH, fused_attention, matrix_product, stream
 from neusight_jax.kernels.table import Kernel
 
@@ -87,7 +87,6 @@ class Tape(Writer):
         backward: Sequence[Kernel] = (),
         weight_gradient: Sequence[Kernel] = (),
         *,
-        traced: Sequence[Traced] = (),
         fuse: Fuse = "",
         grad: bool = True,
     ) -> Tensor:
@@ -100,22 +99,21 @@ class Tape(Writer):
           forward: kernels of one execution.
           backward: kernels of the gradient of its inputs.
           weight_gradient: kernels of the gradient of its parameters.
-          traced: what the reference charges for it.
           fuse: whether a compiler may merge it with its neighbours, as of `Node`.
           grad: whether a gradient flows back into its output.
         """
         operands = [Operand(item.name, item.elements, item.grad) for item in inputs]
         phases = (forward, backward, weight_gradient)
-        full = self.write(name, op, phases, operands, shape, fuse=fuse, traced=traced)
+        full = self.write(name, op, phases, operands, shape, fuse=fuse)
         return Tensor(full, shape, grad)
 
     def holds(self, elements: int) -> None:
         """Count parameters of what runs as often as the section says."""
         self.parameters += float(elements) * self.repeat
 
-    def views(self, name: str, traced: Sequence[Traced], backward: Sequence[Kernel] = ()) -> None:
-        """Views: no forward kernels, whatever the reference charges; `backward` for those whose gradient is copied."""
-        self.emit(name, "views", (), (1,), (), backward, traced=traced)
+    def views(self, name: str, backward: Sequence[Kernel]) -> None:
+        """Views whose gradient is copied by `backward`; forward they launch nothing."""
+        self.emit(name, "views", (), (1,), (), backward)
 
     def linear(
         self, name: str, x: Tensor, features: int, *, bias: bool = True, backward_copies: int = 0, tied: bool = False
@@ -137,9 +135,7 @@ class Tape(Writer):
         if bias:
             weight.append(accumulate((1, features)))
         forward = [product("linear", 1, rows, features, width)]
-        return self.emit(
-            name, "linear", [x], out, forward, backward, weight, traced=[Traced("Linear", (x.shape,), out)]
-        )
+        return self.emit(name, "linear", [x], out, forward, backward, weight)
 
     def matmul(
         self, name: str, a: Tensor, b: Tensor, *, copies: Sequence[Tensor] = (), backward_copies: Sequence[Tensor] = ()
@@ -157,18 +153,14 @@ class Tape(Writer):
         n, batch, out = b.shape[-1], prod(outer), (*outer, m, b.shape[-1])
         forward = [*_copies(copies), product("bmm", batch, m, n, k)]
         backward = [*_copies(backward_copies), product("bmm", batch, m, k, n), product("bmm", batch, k, n, m)]
-        return self.emit(
-            name, "matmul", [a, b], out, forward, backward, traced=[Traced("BMM", (a.shape, b.shape), out)]
-        )
+        return self.emit(name, "matmul", [a, b], out, forward, backward)
 
-    def unary(self, name: str, op: str, x: Tensor, *, traced: str | None = "", extra: Sequence[Shape] = ()) -> Tensor:
+    def unary(self, name: str, op: str, x: Tensor) -> Tensor:
         """Write an operator of one tensor, and one scalar at most.
 
         Args:
           name: inside the section.
           op: one of `rowwise.UNARY_OPS`: addu, mulu, divu, powu, tanh, relu, gelu.
-          traced: the reference's kind; "" = VEC<op>, None = it is not charged.
-          extra: shapes of further operands the reference saw.
         """
         backward = {
             "addu": [],
@@ -180,11 +172,8 @@ class Tape(Writer):
                 stream("elementwise", "mul", x.shape, 2, 1),
             ],
         }.get(op, [stream("elementwise", op, x.shape, 2, 1)])
-        seen = [] if traced is None else [Traced(traced or f"VEC{op}", (x.shape, *extra), x.shape)]
         forward = [stream("elementwise", op, x.shape, 1, 1)]
-        return self.emit(
-            name, op, [x], x.shape, forward, backward if x.grad else (), traced=seen, fuse="pointwise", grad=x.grad
-        )
+        return self.emit(name, op, [x], x.shape, forward, backward if x.grad else (), fuse="pointwise", grad=x.grad)
 
     def binary(self, name: str, op: str, a: Tensor, b: Tensor, *, reread: bool = False) -> Tensor:
         """Write an operator of two tensors, the smaller one broadcast.
@@ -207,10 +196,9 @@ class Tape(Writer):
             if shares[position] < 1:
                 backward.append(stream("memory", "reduce", shape, 1, shares[position]))
         forward = [stream("elementwise", op, shape, shares[0] + (1 if reread else shares[1]), 1)]
-        seen = Traced(f"VEC{op}", (a.shape, b.shape), shape)
         inputs = [a, Tensor(b.name, shape, b.grad) if reread else b]
         grad = a.grad or b.grad
-        return self.emit(name, op, inputs, shape, forward, backward, traced=[seen], fuse="pointwise", grad=grad)
+        return self.emit(name, op, inputs, shape, forward, backward, fuse="pointwise", grad=grad)
 
     def add_permuted(self, name: str, x: Tensor, permuted: Tensor) -> Tensor:
         """x + permuted in place, where the second lies with its third axis from the end (heads) innermost in memory.
@@ -221,8 +209,7 @@ class Tape(Writer):
         plane = float(prod(x.shape[-2:]))
         kernel = stream("strided", "add_permuted", x.shape, 2, 1)
         kernel = replace(kernel, dims={**kernel.dims, "scattered": 1.0, "window": plane})
-        seen = Traced("VECadd", (x.shape, permuted.shape), x.shape)
-        return self.emit(name, "add", [x, permuted], x.shape, [kernel], traced=[seen], fuse="pointwise")
+        return self.emit(name, "add", [x, permuted], x.shape, [kernel], fuse="pointwise")
 
     def scale(self, name: str, x: Tensor, weight: str) -> Tensor:
         """Product with a learned vector over the last axis."""
@@ -236,10 +223,7 @@ class Tape(Writer):
             accumulate((1, width)),
         ]
         forward = [stream("elementwise", "mul", x.shape, 1 + 1 / rows, 1)]
-        seen = [Traced("VECmul", ((width,), x.shape), x.shape), Traced("Weight", (), (width,))]
-        return self.emit(
-            name, "scale", [x, vector], x.shape, forward, backward, gradient, traced=seen, fuse="pointwise"
-        )
+        return self.emit(name, "scale", [x, vector], x.shape, forward, backward, gradient, fuse="pointwise")
 
     def softmax(self, name: str, x: Tensor) -> Tensor:
         """Softmax over the last axis; its gradient is a product and a row kernel."""
@@ -248,10 +232,8 @@ class Tape(Writer):
             stream("elementwise", "mul", x.shape, 2, 1),
             stream("softmax", "softmax_backward", x.shape, 2, 1),
         ]
-        seen = [Traced("VECsoftmax", (x.shape,), x.shape)]
-        return self.emit(
-            name, "softmax", [x], x.shape, forward, backward if x.grad else (), traced=seen, fuse="softmax", grad=x.grad
-        )
+        kept = backward if x.grad else ()
+        return self.emit(name, "softmax", [x], x.shape, forward, kept, fuse="softmax", grad=x.grad)
 
     def attention(self, name: str, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
         """Write fused attention.
@@ -279,38 +261,20 @@ class Tape(Writer):
             accumulate((1, width)),
             accumulate((1, width)),
         ]
-        seen = [Traced("VECln", (x.shape,), x.shape)]
-        return self.emit(name, "norm", [x], x.shape, forward, backward, weight, traced=seen, fuse="norm")
+        return self.emit(name, "norm", [x], x.shape, forward, backward, weight, fuse="norm")
 
     def dropout(self, name: str, x: Tensor, rate: float) -> Tensor:
-        """Dropout; nothing in inference, and nothing at rate 0 though the reference charges it."""
-        if not self.training:
-            return x
-        seen = [Traced("MEM", (x.shape,), x.shape)]
-        if rate == 0:
-            self.emit(name, "dropout", (), (1,), (), traced=seen)
+        """Dropout; nothing in inference, and nothing at rate 0."""
+        if not self.training or rate == 0:
             return x
         mask = self.mask_share
         forward = [stream("memory", "dropout", x.shape, 1, 1 + mask)]
         reads, writes = DROPOUT_GRADIENT_PASSES
         backward = [stream("memory", "dropout_backward", x.shape, mask + reads, writes)]
-        return self.emit(name, "dropout", [x], x.shape, forward, backward, traced=seen, fuse="pointwise")
+        return self.emit(name, "dropout", [x], x.shape, forward, backward, fuse="pointwise")
 
-    def embedding(
-        self,
-        name: str,
-        ids: Shape,
-        table: Shape,
-        *,
-        traced: bool = True,
-        traced_table: Shape | None = None,
-        tied: bool = False,
-    ) -> Tensor:
-        """Rows of a (vocabulary, width) table.
-
-        Args:
-          traced_table: the table the reference takes it for; tied: the table is counted elsewhere.
-        """
+    def embedding(self, name: str, ids: Shape, table: Shape, *, tied: bool = False) -> Tensor:
+        """Rows of a (vocabulary, width) table; `tied`: it is counted elsewhere."""
         self.holds(prod(table) * (not tied))
         shape = (*ids, table[-1])
         index = self.index_share / table[-1]
@@ -320,26 +284,21 @@ class Tape(Writer):
             stream("memory", "embedding_backward", shape, 2 + index, 1),
             accumulate(table),
         ]
-        seen = [Traced("EMBEDDING", (ids,), shape, traced_table or table)] if traced else []
         rows = Tensor(f"{name}.table", shape, False)
-        return self.emit(name, "embedding", [rows], shape, forward, (), weight, traced=seen, fuse="pointwise")
+        return self.emit(name, "embedding", [rows], shape, forward, (), weight, fuse="pointwise")
 
-    def copy(self, name: str, x: Tensor, *, traced: bool = True, backward: bool = False) -> Tensor:
+    def copy(self, name: str, x: Tensor, *, backward: bool = False) -> Tensor:
         """Write a permuted tensor made contiguous.
 
         Args:
           name: inside the section.
           x: the tensor as it will lie.
-          traced: whether the reference charges the copy.
           backward: whether its gradient is copied as well.
         """
         kernel = [stream("memory", "copy", x.shape, 1, 1)]
-        seen = [Traced("MEM", (x.shape,), x.shape)] if traced else []
-        return self.emit(name, "copy", [x], x.shape, kernel, kernel if backward else (), traced=seen)
+        return self.emit(name, "copy", [x], x.shape, kernel, kernel if backward else ())
 
-    def small(
-        self, name: str, op: str, shape: Shape, reads: float = 1, writes: float = 1, *, traced: Sequence[Traced] = ()
-    ) -> Tensor:
+    def small(self, name: str, op: str, shape: Shape, reads: float = 1, writes: float = 1) -> Tensor:
         """Write a launch without gradient: masks, indices, counters.
 
         Args:
@@ -348,11 +307,10 @@ class Tape(Writer):
           shape: of the result.
           reads: passes over `shape` that are read.
           writes: passes that are written.
-          traced: what the reference charges for it.
         """
         family = "memory" if op in ("copy", "fill", "where", "gather", "scatter", "cumsum", "reduce", "max") else ""
         kernel = stream(family or "elementwise", op, shape, reads, writes)
-        return self.emit(name, "small", (), shape, [kernel], traced=traced, grad=False)
+        return self.emit(name, "small", (), shape, [kernel], grad=False)
 
     def gradient_sum(self, name: str, x: Tensor, consumers: int) -> None:
         """Sum of the gradients a tensor receives from several consumers (training only)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from neusight_jax.graph.graph import Fuse, Node, Operand, Shape, Traced
+from neusight_jax.graph.graph import Fuse, Node, Operand, Shape
 from neusight_jax.kernels.table import Kernel
 
 
@@ -36,7 +36,6 @@ class Writer:
         shape: Shape,
         *,
         fuse: Fuse = "",
-        traced: Sequence[Traced] = (),
     ) -> str:
         """Write one node down; returns its full name.
 
@@ -62,7 +61,6 @@ class Writer:
                 operands=tuple(operands),
                 shape=shape,
                 fuse=fuse,
-                traced=tuple(traced),
             )
         )
         return full

@@ -159,7 +159,6 @@ def _node(members: Sequence[Operation], kernels: tuple[Kernel, ...]) -> Node:
         operands=tuple(Operand(f"array{array}", elements, False) for array, elements in read.items()),
         shape=last.outputs[0].shape if last.outputs else (),
         fuse="",
-        traced=(),
     )
 
 
