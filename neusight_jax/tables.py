@@ -136,7 +136,7 @@ def _checked(value: Any, levels: int) -> Any:
         return [_checked(entry, levels - 1) for entry in value]
     if isinstance(value, str):
         return printable(value)
-    if isinstance(value, int) and abs(value).bit_length() > 1024:
+    if isinstance(value, int) and abs(value).bit_length() > 1023:
         return math.inf if value > 0 else -math.inf
     return value
 

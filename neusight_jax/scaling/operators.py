@@ -91,9 +91,12 @@ def _attention(op: str, tensors: Sequence[tuple[int, ...]]) -> tuple[Kernel, ...
 
 def _product(op: str, tensors: Sequence[tuple[int, ...]]) -> tuple[Kernel, ...]:
     """Matrix products: (…, M, K) × (K, N) or batches of them."""
-    left, right = tensors[1:3] if op in ("addmm", "baddbmm") and len(tensors) >= 3 else (tensors[0], tensors[-1])
+    if len(tensors) < 2:
+        return ()
+    # What follows the two operands are biases and the scales of narrow formats.
+    left, right = tensors[1:3] if op in ("addmm", "baddbmm") and len(tensors) >= 3 else tensors[:2]
     if op == "linear":
-        right = tensors[1][::-1] if len(tensors) > 1 else ()
+        right = right[::-1]
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
         return ()
     m, k, n = left[-2], left[-1], right[-1]

@@ -265,7 +265,8 @@ def fit_baseline(name: str, data: Measurements, devices: Sequence[str], seed: in
       devices: canonical names; rows of others are not used.
     Raises: `InputError` for an unknown name, or when none of the devices was measured.
     """
-    chosen_baselines([name])
+    if name not in SYSTEMS and name not in UNFITTED:
+        raise unknown_name("baseline", name, BASELINES)
     if name in UNFITTED:
         return load_baseline(name)
     parts: list[Predictor] = []

@@ -45,7 +45,6 @@ class Writer:
           operands: tensors it reads.
           shape: of its output.
           fuse: as of `Node`.
-          traced: what the reference charges for it.
         """
         full = f"{self._section}.{name}" if self._section else name
         forward, backward, weight_gradient = phases
