@@ -47,17 +47,18 @@ MODELS = {
 }
 A100 = "NVIDIA A100-PCIE-40GB"
 MOVING = (
-    "product_j",
-    "attention_j",
-    "decode_j",
-    "stream_j",
+    "product_share",
+    "attention_share",
+    "decode_share",
+    "stream_share",
     "flop16_pj",
     "flop8_pj",
     "flop4_pj",
     "flop32_pj",
     "dram_pj",
 )
-"""Constants that watts are linear in, but for those of DRAM all with the node and the volts."""
+"""Constants that watts are linear in: the first of busy SMs, then of arithmetic, the last of memory."""
+BUSY = 4
 NAMES = tuple(each.name for each in dataclasses.fields(PowerLaw))
 NOISE = 0.15
 """Spread of measured over forecast watts beside the law, in logarithms."""
@@ -99,7 +100,7 @@ def kernels(folder: Path, device: str, name: str) -> dict[str, np.ndarray]:
             (basis(gpu, read, seconds), own.power_w.to_numpy(), own.power_limit_w.to_numpy(), [table] * len(own))
         )
     joined = [np.concatenate(each, axis=-1) for each in zip(*parts, strict=True)]
-    fixed = {"tdp": gpu.tdp_w, "nm": gpu.process_nm, "share": 1.0}
+    fixed = {"tdp": gpu.tdp_w, "nm": gpu.process_nm, "share": 1.0, "weight": 0.1}
     return dict(zip(("moving", "watts", "limit", "what"), joined, strict=True)) | fixed  # type: ignore[arg-type]
 
 
@@ -122,7 +123,7 @@ def models(folder: Path) -> dict[str, np.ndarray]:
         energy = basis(gpu, graph.kernels, seconds) @ cost
         for row in rows.itertuples():
             share = row.clock_mhz * 1e6 / boost
-            busy = np.array([at < 4 for at in range(len(MOVING))])
+            busy = np.arange(len(MOVING)) < BUSY
             # SMs are busy for as long as the kernels take, arithmetic and memory take their joules in any time.
             part = np.where(busy, share * min(1.0, row.step_s / cost.sum()), 1.0) / row.step_s
             parts.append((energy * part, row.power_w, 250.0, share, f"{name} {dtype}"))
@@ -131,17 +132,54 @@ def models(folder: Path) -> dict[str, np.ndarray]:
     return sizes | {"what": np.array(what), "tdp": gpu.tdp_w, "nm": gpu.process_nm}  # type: ignore[dict-item]
 
 
+SERVED = {
+    "Qwen/Qwen3-8B": "qwen3-8b",
+    "Qwen/Qwen3-14B": "qwen3-14b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": "qwen3-30b-a3b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+}
+CHAT_TOKENS = 700
+"""Context of a chat in the middle of its answer; the source states no prompts, its answers have 500 to 1,000 tokens."""
+
+
+def served(folder: Path) -> dict[str, np.ndarray]:
+    """Decode steps of chat servers on one H100, at their mean batch and measured time."""
+    frame, gpu, predictor = (
+        pd.read_csv(folder / "serving_energy.csv"),
+        nj.load_gpu("H100"),
+        nj.load_predictor("tensorcore"),
+    )
+    frame = frame[(frame.num_gpus == 1) & (frame.weight_precision == "bfloat16") & frame.model_id.isin(SERVED)]
+    parts = []
+    for row in frame.itertuples():
+        batch = max(1, round(row.avg_batch_size))
+        graph = nj.graph_from_config(SERVED[row.model_id], batch, CHAT_TOKENS, "decode", "bf16")
+        seconds = kernel_latency(predictor, gpu, graph.kernels)
+        count = in_row_order(
+            graph.kernels, {each: np.asarray(batch.count) for each, batch in graph.kernels.families.items()}
+        )
+        cost = in_row_order(graph.kernels, {each: np.asarray(value) for each, value in seconds.items()}) * count
+        step_s = max(row.median_itl_ms * 1e-3, cost.sum())
+        parts.append((basis(gpu, graph.kernels, seconds) @ cost / step_s, row.avg_power_watts, row.model_id))
+    moving, watts, what = zip(*parts, strict=True)
+    sizes = {"moving": np.array(moving).T, "watts": np.array(watts), "what": np.array(what), "share": 1.0}
+    return sizes | {"limit": float(gpu.tdp_w), "tdp": gpu.tdp_w, "nm": gpu.process_nm}  # type: ignore[dict-item]
+
+
 def watts(numbers: dict[str, float], data: dict[str, Any]) -> np.ndarray:
     """Watts by the law, within the limit of the board."""
     node = (data["nm"] / REFERENCE_NM) ** numbers["node_exponent"]
     volts = (1.0 + numbers["slope"] * np.maximum(np.asarray(data["share"]) - numbers["flat"], 0.0)) ** 2
-    moving = sum(numbers[name] * data["moving"][at] for at, name in enumerate(MOVING[:-1])) * node * volts
+    busy = sum(numbers[name] * data["moving"][at] for at, name in enumerate(MOVING[:BUSY]))
+    flop = sum(numbers[name] * data["moving"][BUSY + at] for at, name in enumerate(MOVING[BUSY:-1])) * node
+    moving = (busy + flop) * volts
     total = numbers["static_share"] * data["tdp"] + moving + numbers["dram_pj"] * data["moving"][-1]
     return total / (1.0 + (total / data["limit"]) ** 12) ** (1.0 / 12.0)
 
 
 def fit(sets: list[dict[str, Any]]) -> dict[str, float]:
-    """The most probable constants; every set counts alike."""
+    """The most probable constants; sets of kernels alone count a tenth of those of whole models and servers."""
     start = np.log([float(getattr(PowerLaw(), name)) for name in NAMES])
     first = np.log([float(each.default) for each in dataclasses.fields(PowerLaw)])  # type: ignore[arg-type]
     widths = np.array([each.metadata["width"] for each in dataclasses.fields(PowerLaw)])
@@ -149,7 +187,10 @@ def fit(sets: list[dict[str, Any]]) -> dict[str, float]:
     def residuals(logs: np.ndarray) -> np.ndarray:
         numbers = dict(zip(NAMES, np.exp(logs), strict=True))
         own = [
-            np.log(watts(numbers, each) / each["watts"]) / NOISE * np.sqrt(100.0 / len(each["watts"])) for each in sets
+            np.log(watts(numbers, each) / each["watts"])
+            / NOISE
+            * np.sqrt(100.0 * each.get("weight", 1.0) / len(each["watts"]))
+            for each in sets
         ]
         return np.concatenate([*own, (logs - first) / widths])
 
@@ -169,6 +210,7 @@ def main() -> None:
         "B200": kernels(folder, "B200", "NVIDIA B200"),
         "GB200": kernels(folder, "GB200", "NVIDIA GB200"),
         "A100": models(folder),
+        "H100": served(folder),
     }
     for out in data:
         numbers = fit([each for name, each in data.items() if name != out])

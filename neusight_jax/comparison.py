@@ -40,6 +40,7 @@ class Candidate(Record):
       ratio, ratio_low, ratio_high: its time, or by cost its cost, over that of the first GPU, and the interval of this
         ratio (`intervals.ratio_interval`), which is not that of the two times: they are off alike.
       samples_per_s, tokens_per_s: throughput, of all GPUs that the work occupies together.
+      energy_j, joules_per_token: of a step, of all GPUs, and over its tokens.
       memory_bytes, fits: what the workload needs on the fullest GPU, by estimate, and whether the GPU has it; None of
         a GPU that was not forecast.
       price_per_hour: of one GPU, with prices, in their currency.
@@ -58,6 +59,8 @@ class Candidate(Record):
     ratio_high: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
+    energy_j: float | None = None
+    joules_per_token: float | None = None
     memory_bytes: float | None = None
     fits: bool | None = None
     price_per_hour: float | None = None
@@ -126,6 +129,7 @@ def compare(
     prices: PriceList = None,
     by: str = "latency",
     notes: Mapping[str, Sequence[str]] | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> Comparison:
     """Rank GPUs for one workload.
 
@@ -138,6 +142,7 @@ def compare(
       prices: see `read_prices`, of one GPU: work on several costs that many times as much.
       by: one of `ORDERS`; throughput ranks as latency does, since the batch is fixed.
       notes: what else to say of a GPU, by its name (`load_named_gpus`).
+      limits: of every GPU, `power_limit_w` and `clock_limit_hz`.
     Raises: `InputError` for an unknown order, an unknown GPU, or cost without any price.
     """
     priced = prices_of(prices)
@@ -146,7 +151,7 @@ def compare(
     if by == "cost" and priced is None:
         raise InputError("ranking by cost needs prices; give a price file, GPU: price of an hour")
     load, common = {**workload_dict(work), "num_gpus": num_gpus(work)}, work.notes
-    loaded = load_named_gpus(gpus)
+    loaded = {name: gpu.replace(**(limits or {})) for name, gpu in load_named_gpus(gpus).items()}
     machines = {name: usual_machine(name, gpu, work) for name, gpu in loaded.items()}
     items = [
         _candidate(predictor, name, machine, work, load["num_gpus"], priced, (notes or {}).get(name, ()))
@@ -216,6 +221,8 @@ def _candidate(
         high_s=high,
         samples_per_s=samples / seconds,
         tokens_per_s=tokens / seconds,
+        energy_j=forecast.energy_j,
+        joules_per_token=forecast.joules_per_token,
         memory_bytes=None if memory is None else memory.total,
         fits=forecast.fits is not False,
         notes=forecast.notes,

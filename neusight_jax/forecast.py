@@ -302,7 +302,7 @@ def explained(
 _EXPLAINED = (
     *("seconds", "seconds_low", "seconds_high", "widening", "shape_widening", "unmeasured"),
     *("flop", "bytes", "tile", "waves", "utilization", "bound"),
-    *("busy_w", "flop_j", "dram_j"),
+    *("busy_j", "flop_j", "dram_j"),
 )
 """Columns of `explained`."""
 
@@ -320,7 +320,7 @@ def _explained(
         draw = draw_of(POWER, gpu_of(machine), name, batch, term.seconds)
         out[name] = {
             "seconds": term.seconds,
-            "busy_w": draw.busy_w,
+            "busy_j": draw.busy_w * term.seconds,
             "flop_j": draw.flop_j,
             "dram_j": draw.dram_j,
             "log_low": interval.log_low,

@@ -71,8 +71,8 @@ def footprint(graph: Graph) -> Footprint:
 
     Inference holds the weights and the largest node's operands and output. Training holds weights, gradients, Adam's
     states (`training_bytes`) and what the backward pass needs of the forward one, nothing recomputed. Traced programs
-    and decoders say it themselves, those with what is alive at each operation (`graph.traced.memory`), these with their KV
-    cache.
+    and decoders say it themselves, those with what is alive at each operation (`graph.traced.memory`), these with their
+    KV cache.
     """
     if graph.footprint is not None:
         return graph.footprint

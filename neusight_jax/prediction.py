@@ -130,14 +130,14 @@ def with_energy(forecast: Forecast, gpu: GPU, state: Settled | None) -> Forecast
     rows, total_s = forecast.columns, max(forecast.total_s, 1e-30)
     clock = 1.0 if state is None else float(state.clock)
     seconds, count = np.asarray(rows["seconds"], np.float64), np.asarray(rows["count"], np.float64)
-    busy_w = np.asarray(rows["busy_w"], np.float64) / clock  # the rows have it at the clock they are at
-    sums = [float(np.sum(each * count)) for each in (busy_w * seconds, rows["flop_j"], rows["dram_j"])]
+    busy_j = np.asarray(rows["busy_j"], np.float64) / clock  # the rows have it at the clock they are at
+    sums = [float(np.sum(each * count)) for each in (busy_j, rows["flop_j"], rows["dram_j"])]
     if state is None:
         draw = Draw(*(np.float32(each) for each in (sums[0] / total_s, *sums[1:], total_s)))  # type: ignore[arg-type]
         state = _by_itself(gpu, draw)
     share, watts = float(state.share), float(state.power_w)
     static_w, volts = float(np.asarray(POWER.static_share * gpu.tdp_w)), float(POWER.volts(share)) ** 2
-    moving = volts * (busy_w * share * seconds + rows["flop_j"]) + rows["dram_j"]
+    moving = volts * (busy_j * share + rows["flop_j"]) + rows["dram_j"]
     # What a board draws while nothing moves is every kernel's by its time; the rest by what it moves, within the limit.
     rest = max(watts - static_w, 0.0) * total_s / max(float(np.sum(moving * count)), 1e-30)
     joules = static_w * seconds + rest * moving

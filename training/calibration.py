@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.catalog import canonical_name
 from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
 from neusight_jax.hardware.files import load_named_gpu
-from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.model.calibrated import CalibratedPredictor, ShapeEffect, shape_kernel, shape_points, shifted
@@ -101,7 +100,7 @@ def calibrate_checkpoint(
         "made_by": f'neusight-jax calibrate --checkpoint {checkpoint} --measurements DIR --gpu "{gpu}" --output DIR',
         "calibrated": {
             "gpu": name,
-            "figures": {item.name: float(np.asarray(getattr(machine, item.name))) for item in fields(GPU)},
+            "figures": {name: float(np.asarray(value)) for name, value in machine.known().items()},
             "checkpoint": checkpoint,
             "from_measured_effect": known,
             "rows": rows,

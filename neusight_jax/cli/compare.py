@@ -9,6 +9,7 @@ from neusight_jax.cli.console import answer, busy, plot_to
 from neusight_jax.cli.options import (
     AsJson,
     JobOptions,
+    LimitOptions,
     Model,
     PlotFile,
     ReportFile,
@@ -26,6 +27,7 @@ def compare(
     gpu: Annotated[list[str], option("GPUs to rank: names, or JSON or YAML files.", metavar="GPU")],
     load: WorkloadOptions,
     job: JobOptions,
+    limits: LimitOptions,
     prices: Annotated[Path | None, option("JSON, YAML or CSV, GPU: price of one for an hour.", metavar="FILE")] = None,
     by: Annotated[str, option("latency; throughput, the same order for one batch; or cost.")] = "latency",
     plot: PlotFile = None,
@@ -55,6 +57,8 @@ def compare(
     card = load_card(checkpoint)
     notes = {name: plain_notes(card, checkpoint, name, work) for name in names}
     with busy("comparing"):
-        found = compare_gpus(load_predictor(checkpoint), gpu, work, prices=listed, by=by, notes=notes)
+        found = compare_gpus(
+            load_predictor(checkpoint), gpu, work, prices=listed, by=by, notes=notes, limits=limits.figures()
+        )
     plot_to(plot, found)
     answer(found, as_json, report, checkpoint=checkpoint)

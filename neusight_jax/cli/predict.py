@@ -11,6 +11,7 @@ from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
     JobOptions,
+    LimitOptions,
     MachineGpu,
     Model,
     ReportFile,
@@ -39,6 +40,7 @@ def predict(
     *,
     load: WorkloadOptions,
     job: JobOptions,
+    limits: LimitOptions,
     checkpoint: WorkloadCheckpoint = None,
     timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
     chakra: Annotated[Path | None, option(_CHAKRA, metavar="DIR")] = None,
@@ -60,6 +62,7 @@ def predict(
 
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
+    machine = limits.on(machine)
     if isinstance(work, Graph):
         if chakra is not None:
             raise InputError("--chakra writes training jobs; give --mode training with --gpus N, or leave it out")

@@ -6,6 +6,7 @@ from neusight_jax.cli.console import answer, busy, plot_to
 from neusight_jax.cli.options import (
     AsJson,
     JobOptions,
+    LimitOptions,
     MachineGpu,
     Model,
     PlotFile,
@@ -24,6 +25,7 @@ def sensitivity(
     *,
     load: WorkloadOptions,
     job: JobOptions,
+    limits: LimitOptions,
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
     plot: PlotFile = None,
@@ -43,6 +45,7 @@ def sensitivity(
     check_relaxation(relaxation)
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
+    machine = limits.on(machine)
     using = used_for(work, gpu, name, gpu_of(machine), checkpoint)
     with busy("differentiating"):
         result = elasticities_of(

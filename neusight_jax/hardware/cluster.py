@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.errors import InputError, require_fields
-from neusight_jax.hardware.gpu import FIELDS, GPU, stack_gpus
+from neusight_jax.hardware.gpu import GPU, stack_gpus
 from neusight_jax.kernels.family import Family
 from neusight_jax.records import Record, cell, number
 
@@ -194,5 +194,4 @@ def on_device(machine: _Machine) -> _Machine:
         joined = machine.topology
         figures = {name: _inexact(getattr(joined, name)) for name in TRACED_FIELDS}
         return cast(_Machine, Cluster(on_device(machine.gpu), Topology(0, **figures), 0))
-    figures = {name: getattr(machine, name) for name in FIELDS} | machine.limits()
-    return cast(_Machine, GPU(**{name: _inexact(value) for name, value in figures.items()}))
+    return cast(_Machine, GPU(**{name: _inexact(value) for name, value in machine.known().items()}))

@@ -103,6 +103,10 @@ class GPU(Record):
         names = ("num_sms", "clock_hz", "mem_bytes_per_s", "mem_bytes", "fp32_flop_per_s")
         return ", ".join(cell(name, getattr(self, name)) for name in names)
 
+    def known(self) -> dict[str, ArrayLike]:
+        """All its figures by name, `LIMITS` where there are any."""
+        return {name: getattr(self, name) for name in FIELDS} | self.limits()
+
     def limits(self) -> dict[str, ArrayLike]:
         """The cap of its power and its locked clock, those of them that there are."""
         found = {name: getattr(self, name) for name in LIMITS}

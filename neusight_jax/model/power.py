@@ -36,8 +36,6 @@ PICOJOULE = 1e-12
 """Joules of a picojoule."""
 REFERENCE_NM = 4.0
 """Node that energies are given at, nm."""
-REFERENCE_WIDTH = 2048.0
-"""16-bit FLOP a clock of an SM's matrix units where a GPU does not say: as an A100."""
 LEAST_CLOCK = 0.1
 """Lowest clock a board settles at, of its boost clock."""
 STEPS = 40
@@ -54,9 +52,9 @@ class PowerLaw(Record):
 
     Attributes:
       static_share: what a board draws with nothing to do, of its power.
-      product_j, attention_j, decode_j, stream_j: energy of one clock of an SM that works on matrix products, on
-        attention over many and over single queries, and on all other kernels, with the matrix units of an A100 at 4 nm
-        and volts at their floor; it grows with the root of the units' width.
+      product_share, attention_share, decode_share, stream_share: what SMs at work on matrix products, on attention over
+        many and over single queries, and on all other kernels draw at the boost clock, volts at their floor, of the
+        board's power: boards are made so that usual work takes them to it.
       flop16_pj, flop8_pj, flop4_pj, flop32_pj: energy of a FLOP of 16, 8 and 4 bits on matrix units, and of one of 32
         on vector lanes, at 4 nm, picojoules.
       dram_pj: of a byte of device memory, picojoules.
@@ -65,10 +63,10 @@ class PowerLaw(Record):
     """
 
     static_share: ArrayLike = field(default=0.25, metadata=fitted(0.5, "idle watts of server boards: 0.1 to 0.4"))
-    product_j: ArrayLike = field(default=0.9e-9, metadata=fitted(1.0, "estimate"))
-    attention_j: ArrayLike = field(default=0.9e-9, metadata=fitted(1.0, "estimate"))
-    decode_j: ArrayLike = field(default=0.7e-9, metadata=fitted(1.0, "estimate"))
-    stream_j: ArrayLike = field(default=0.7e-9, metadata=fitted(1.0, "estimate"))
+    product_share: ArrayLike = field(default=0.3, metadata=fitted(0.7, "estimate"))
+    attention_share: ArrayLike = field(default=0.3, metadata=fitted(0.7, "estimate"))
+    decode_share: ArrayLike = field(default=0.2, metadata=fitted(0.7, "estimate"))
+    stream_share: ArrayLike = field(default=0.2, metadata=fitted(0.7, "estimate"))
     flop16_pj: ArrayLike = field(default=0.2, metadata=fitted(0.7, "estimate"))
     flop8_pj: ArrayLike = field(default=0.12, metadata=fitted(0.7, "estimate"))
     flop4_pj: ArrayLike = field(default=0.08, metadata=fitted(0.7, "estimate"))
@@ -128,14 +126,14 @@ def is_limited(machine: Machine) -> bool:
 
 
 def _joules(law: PowerLaw, family: str, dtype: Array) -> tuple[ArrayLike, Array]:
-    """Energy of a clock of an SM, and of a FLOP of each kernel's dtype, both at 4 nm."""
+    """What busy SMs draw of the board's power, and the energy of a FLOP of each kernel's dtype at 4 nm."""
     own = FAMILIES[family]
     if not own.matrix:
-        return law.stream_j, jnp.full(dtype.shape, 1.0) * law.flop32_pj * PICOJOULE
+        return law.stream_share, jnp.full(dtype.shape, 1.0) * law.flop32_pj * PICOJOULE
     by_dtype = {"fp8": law.flop8_pj, "int8": law.flop8_pj, "fp4": law.flop4_pj, "fp32": law.flop32_pj}
     pj = jnp.stack([jnp.asarray(by_dtype.get(name, law.flop16_pj), float) for name in DTYPES])
-    clock = {"prefill": law.attention_j, "decode": law.decode_j}.get(family, law.product_j)
-    return clock, pj[dtype] * PICOJOULE
+    share = {"prefill": law.attention_share, "decode": law.decode_share}.get(family, law.product_share)
+    return share, pj[dtype] * PICOJOULE
 
 
 def draw_of(law: PowerLaw, gpu: GPU, family: str, kernels: KernelBatch, seconds: Float[Array, " kernel"]) -> Draw:
@@ -145,12 +143,11 @@ def draw_of(law: PowerLaw, gpu: GPU, family: str, kernels: KernelBatch, seconds:
       gpu: scalars, or arrays [kernel]; seconds: of one launch, as forecast on it.
     """
     dtype = jnp.asarray(kernels.dtype)
-    work = FAMILIES[family].work(kernels.dims, element_bytes(dtype))
-    clock_j, flop_j = _joules(law, family, dtype)
+    dims = {name: jnp.asarray(size) for name, size in kernels.dims.items()}
+    work = FAMILIES[family].work(dims, element_bytes(dtype))
+    share, flop_j = _joules(law, family, dtype)
     node = (jnp.asarray(gpu.process_nm) / REFERENCE_NM) ** law.node_exponent
-    width = jnp.asarray(gpu.matrix_flop_per_cycle, float)
-    wide = jnp.sqrt(jnp.where(width > 0, width, REFERENCE_WIDTH) / REFERENCE_WIDTH)
-    busy = clock_j * node * wide * gpu.num_sms * gpu.clock_hz
+    busy = share * gpu.tdp_w
     sizes = (busy, work.flop * flop_j * node, work.bytes_moved * law.dram_pj * PICOJOULE, seconds)
     return Draw(*(jnp.broadcast_to(jnp.asarray(each, float), seconds.shape) for each in sizes))
 
@@ -224,18 +221,18 @@ def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array]
 
 
 POWER = PowerLaw(
-    static_share=0.2507,
-    product_j=1.935e-10,
-    attention_j=3.47e-10,
-    decode_j=8.652e-11,
-    stream_j=3.166e-11,
-    flop16_pj=0.2329,
-    flop8_pj=0.1046,
-    flop4_pj=0.05508,
-    flop32_pj=0.9049,
-    dram_pj=32.23,
-    node_exponent=2.213,
-    flat=0.7447,
-    slope=1.037,
+    static_share=0.2574,
+    product_share=0.1021,
+    attention_share=0.1063,
+    decode_share=0.0383,
+    stream_share=0.1067,
+    flop16_pj=0.8909,
+    flop8_pj=0.0459,
+    flop4_pj=0.0197,
+    flop32_pj=4.087,
+    dram_pj=18.88,
+    node_exponent=0.595,
+    flat=0.7388,
+    slope=2.655,
 )
-"""Fitted to measured watts of kernels and whole models under those priors (`benchmarks.power_law`)."""
+"""Fitted to measured watts of kernels, whole models and servers under those priors (`benchmarks.power_law`)."""

@@ -15,7 +15,7 @@ from neusight_jax.hardware.gpu import GPU
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.text import headed, interval_text, table
-from neusight_jax.units import GIB, MIB, MS, TERA, counted, duration, with_unit
+from neusight_jax.units import GIB, GIGA, MIB, MS, TERA, counted, duration, with_unit
 from neusight_jax.workloads import workload_text
 
 WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")
@@ -68,7 +68,7 @@ def tables(forecast: Forecast) -> RenderableType:
         columns = ["node", "op", "phase", "count", "each", "share", "tile", "waves", "utilization", "bound"]
         parts += shares("Families", "family", forecast.seconds_by("family"))
         parts.append(table("Ten most expensive kernels", columns, top, text_columns=3))
-    lines = (*_layout_lines(forecast), _total_line(forecast), *_memory_lines(forecast), "")
+    lines = (*_layout_lines(forecast), _total_line(forecast), *energy_line(forecast), *_memory_lines(forecast), "")
     return headed(head(forecast), *lines, *parts, notes=forecast.notes)
 
 
@@ -94,6 +94,16 @@ def _total_line(forecast: Forecast) -> str:
         whose = " of one GPU" if forecast.gpus > 1 else ""
         rates.append(f"{rate:.2f} TFLOP/s over {launches} kernel launches{whose}")
     return f"total {seconds}{interval}  ({', '.join(rates)})"
+
+
+def energy_line(forecast: Forecast) -> list[str]:
+    """Joules, watts and the clock that the boards settle at."""
+    if not forecast.energy_j:
+        return []
+    each = f", {forecast.joules_per_token:.3g} J a token" if forecast.joules_per_token else ""
+    whose = f", {forecast.power_w / forecast.gpus:,.0f} W a GPU" if forecast.gpus > 1 else ""
+    watts = f"{forecast.power_w:,.0f} W{whose} at {forecast.clock_hz / GIGA:.2f} GHz"
+    return [f"energy {forecast.energy_j:,.4g} J{each} ({watts}; the boards alone)"]
 
 
 def _memory_lines(forecast: Forecast) -> list[str]:
@@ -172,6 +182,9 @@ def cards(forecast: Forecast) -> list[tuple[str, str, str]]:
         launches, whose = int(forecast.columns["count"].sum()), " of one GPU" if forecast.gpus > 1 else ""
         rate = f"{forecast.summed('flop') / total / TERA:.3g} TFLOP/s"
         found.append(("Arithmetic", rate, f"{launches:,} launches{whose}"))
+    if forecast.energy_j:
+        each = f"{forecast.joules_per_token:.3g} J a token, " if forecast.joules_per_token else ""
+        found.append(("Energy", f"{forecast.energy_j:,.4g} J", f"{each}{forecast.power_w:,.0f} W"))
     if forecast.memory is not None:
         found.append(("Memory", f"{forecast.memory.total / GIB:.1f} GiB", _verdict(forecast)))
     return found

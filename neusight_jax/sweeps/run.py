@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -213,7 +213,7 @@ def _asked(gpus: Mapping[str, GPU], works: Sequence[Graph | Job], space: Space) 
     """What a sweep is of, for the metadata of its file."""
     return {
         "gpus": {
-            name: {item.name: float(np.asarray(getattr(gpu, item.name))) for item in fields(gpu)}
+            name: {figure: float(np.asarray(value)) for figure, value in gpu.known().items()}
             for name, gpu in gpus.items()
         },
         "workloads": [{**workload_dict(work), "launches": work.launches()} for work in works],

@@ -1,0 +1,151 @@
+"""Power: what must hold of clocks, watts and joules, and the contract of caps and locked clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import neusight_jax as nj
+from neusight_jax.cli import run
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.kernels.table import KernelTable
+from neusight_jax.model.power import POWER, Draw, PowerLaw, is_limited, settle
+from neusight_jax.model.predictor import RooflinePredictor
+
+ROOFLINE = RooflinePredictor()
+H100 = nj.load_gpu("H100")
+DECODER = {
+    **{"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2},
+    **{"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1024, "max_position_embeddings": 4096},
+}
+CAPS = (700.0, 500.0, 350.0, 250.0)
+CLOCKS = (1.98e9, 1.5e9, 1e9, 5e8)
+
+
+def table(mode: str = "prefill") -> KernelTable:
+    return nj.graph_from_config(DECODER, 4, 1024, mode, "bf16").kernels
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_fewer_watts_or_a_lower_clock_is_never_faster(mode: str) -> None:
+    kernels, free = table(mode), float(nj.latency(ROOFLINE, H100, table(mode)))
+    for name, values in (("power_limit_w", CAPS), ("clock_limit_hz", CLOCKS)):
+        seconds = [float(nj.latency(ROOFLINE, H100.replace(**{name: value}), kernels)) for value in values]
+        assert seconds[0] == pytest.approx(free, rel=1e-4), name
+        assert all(later >= sooner * (1.0 - 1e-5) for sooner, later in itertools.pairwise(seconds)), name
+        assert seconds[-1] > free * (1.0 + 1e-3) or (mode, name) != ("prefill", "clock_limit_hz")
+
+
+def test_watts_lie_between_those_of_an_idle_board_and_its_limit() -> None:
+    for cap in (None, *CAPS):
+        gpu = H100 if cap is None else H100.replace(power_limit_w=cap)
+        watts = nj.predict_kernels_power(ROOFLINE, gpu, table())
+        assert np.all(watts >= float(POWER.static_share) * H100.tdp_w - 1e-3)
+        assert np.all(watts <= (cap or H100.tdp_w) * (1.0 + 1e-3))
+    joules = [float(nj.energy(ROOFLINE, H100.replace(clock_limit_hz=clock), table())) for clock in CLOCKS]
+    assert min(joules) > 0.0
+
+
+def test_slopes_by_cap_and_clock_are_those_of_differences() -> None:
+    """Of a step function's root there would be none: it is differentiated implicitly."""
+    kernels = nj.graph_from_config("gpt2", 8, 512, "inference", "bf16").kernels
+    predictor = nj.load_predictor("tensorcore")
+    for name, value in (("power_limit_w", 350.0), ("clock_limit_hz", 1.2e9)):
+        for measure in (nj.latency, nj.energy):
+            gpu = H100.replace(**{name: value})
+            slope = float(getattr(jax.grad(measure, argnums=1)(predictor, gpu, kernels), name)) * value
+            ends = (gpu.replace(**{name: value * (1.0 + step)}) for step in (0.02, -0.02))
+            high, low = (float(measure(predictor, each, kernels)) for each in ends)
+            assert slope == pytest.approx((high - low) / 0.04, rel=0.05), (name, measure)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_law_holds_for_any_constants(seed: int) -> None:
+    """All rates and watts times c: the same shares of the clock, and c times the watts."""
+    random = np.random.default_rng(seed)
+    names = [each.name for each in dataclasses.fields(PowerLaw)]
+    law = PowerLaw(**{name: float(getattr(POWER, name)) * np.exp(random.normal(0.0, 0.3)) for name in names})
+    draw = Draw(*(jnp.asarray(each) for each in (300.0, 100.0, 60.0, 0.4)))
+    slower = lambda clock: clock**-0.7  # noqa: E731
+    caps = (600.0, 450.0, 350.0, 250.0)
+    found = [settle(law, dataclasses.replace(H100, power_limit_w=watts), draw, slower) for watts in caps]
+    clocks, drawn = (np.array([float(getattr(each, name)) for each in found]) for name in ("clock", "power_w"))
+    assert np.all(np.diff(clocks) <= 1e-6)
+    assert np.all(drawn <= np.array(caps) * (1.0 + 1e-4) + law.static_share * H100.tdp_w)
+    twice = Draw(2.0 * draw.busy_w, draw.flop_j, draw.dram_j, draw.seconds / 2.0)
+    scaled = dataclasses.replace(H100, tdp_w=2.0 * H100.tdp_w, power_limit_w=900.0)
+    other = settle(law, scaled, twice, slower)
+    assert float(other.clock) == pytest.approx(clocks[1], rel=1e-4)
+    assert float(other.power_w) == pytest.approx(2.0 * drawn[1], rel=1e-4)
+
+
+def test_doors_of_energy_agree() -> None:
+    graph = nj.graph_from_config(DECODER, 4, 1024, "prefill", "bf16")
+    for gpu in (H100, H100.replace(power_limit_w=300.0), H100.replace(clock_limit_hz=1e9)):
+        forecast = nj.predict(ROOFLINE, gpu, graph)
+        assert forecast.energy_j == pytest.approx(float(nj.energy(ROOFLINE, gpu, graph.kernels)), rel=1e-3)
+        assert forecast.total_s == pytest.approx(float(nj.latency(ROOFLINE, gpu, graph.kernels)), rel=1e-5)
+        frame = forecast.to_frame()
+        assert float((frame["energy_j"] * frame["count"]).sum()) == pytest.approx(forecast.energy_j, rel=1e-3)
+        content = json.loads(forecast.to_json())
+        assert content["power_w"] == pytest.approx(forecast.energy_j / forecast.total_s)
+        assert content["joules_per_token"] == pytest.approx(forecast.energy_j / 4096)
+        assert content["clock_hz"] <= 1.98e9
+    many = nj.stack_gpus([H100, H100.replace(power_limit_w=300.0)])
+    joules = jax.vmap(nj.energy, in_axes=(None, 0, None))(ROOFLINE, many, graph.kernels)
+    assert float(joules[1]) == pytest.approx(
+        float(nj.energy(ROOFLINE, H100.replace(power_limit_w=300.0), graph.kernels)), rel=1e-4
+    )
+
+
+def test_a_job_draws_on_all_its_gpus() -> None:
+    cluster = nj.load_cluster("4x H100")
+    job = nj.job_from_config(DECODER, nj.Parallelism(data=4), global_batch_size=4, sequence_length=512)
+    step = nj.predict(ROOFLINE, cluster, job)
+    assert step.energy_j == pytest.approx(float(nj.energy(ROOFLINE, cluster, job)), rel=0.02)
+    assert step.power_w <= 4 * 700.0 * (1.0 + 1e-3)
+    slow = cluster.replace(gpu=cluster.gpu.replace(clock_limit_hz=5e8))
+    assert nj.predict(ROOFLINE, slow, job).total_s > step.total_s
+
+
+def test_limits_are_figures_of_a_gpu() -> None:
+    capped = H100.replace(power_limit_w=300)
+    assert isinstance(capped, GPU)
+    assert is_limited(capped)
+    assert not is_limited(H100)
+    assert capped.limits() == {"power_limit_w": 300.0}
+    assert "power_limit_w" in str(capped)
+    assert "power_limit_w" not in str(H100)
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert run([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    words = ("predict", "gpt2", "--gpu", "H100", "--dtype", "bf16", "--batch-size", "8")
+    free, capped, locked = (
+        asked(capsys, *words, *more) for more in ((), ("--power-limit", "300W"), ("--clock", "1GHz"))
+    )
+    assert free["total_s"] < capped["total_s"]
+    assert capped["power_w"] <= 300.0 * (1.0 + 1e-3)
+    assert locked["clock_hz"] == pytest.approx(1e9, rel=1e-3)
+    out = tmp_path / "caps.parquet"
+    grid = ("--grid", "power_limit_w=200:700:4", "--output", str(out))
+    assert asked(capsys, "sweep", "gpt2", "--gpu", "H100", "--dtype", "bf16", *grid)["rows"] == 4
+    for words_, message in (
+        (("--power-limit", "300GB"), "300GB is in B, expected W"),
+        (("--clock", "3"), "clock_limit_hz is 3, expected"),
+    ):
+        assert run([*words, *words_]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.splitlines()) == 1
