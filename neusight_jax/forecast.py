@@ -250,7 +250,7 @@ class Forecast(Result):
             "tokens_per_s": self.tokens_per_s if self.total_s else None,
             "tokens_per_s_gpu": self.tokens_per_s / self.gpus if self.total_s else None,
             "time_per_output_token_s": self.total_s if self.mode == "decode" else None,
-            **self._fields("energy_j", "power_w", "joules_per_token", "clock_hz"),
+            **(self._fields("energy_j", "power_w", "joules_per_token", "clock_hz") if self.energy_j else {}),
             "memory": memory,
             **self._fields("forward_s", "backward_s", "weight_gradient_s"),
             **(self._fields("optimizer_s") if self.optimizer_s else {}),

@@ -102,7 +102,7 @@ def _figure(name: str, text: str) -> dict[str, Any]:
     from neusight_jax.units import _UNIT_OF, base_unit, figure_text
 
     unit, example = base_unit(name), example_figure(name)
-    if name in gpu.FIELDS:
+    if name in (*gpu.FIELDS, *gpu.LIMITS):
         low, high = gpu._RANGES[name].low, gpu._RANGES[name].high
     else:
         low, high, _ = cluster._RANGES[name]

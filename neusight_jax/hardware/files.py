@@ -19,6 +19,7 @@ from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Topology, as
 from neusight_jax.hardware.gpu import (
     FIELDS,
     GPU,
+    LIMITS,
     NAMED,
     REQUIRED_FIELDS,
     check_figure,
@@ -52,7 +53,7 @@ def _figure(value: Any, info: ValidationInfo) -> float:
     if unit not in ("", base_unit(field)):
         expected = base_unit(field) or "a number without a unit"
         raise InputError(f"{where}: {field} is {value!r}, in {unit}, expected {expected}, e.g. {written(field)}")
-    if field in FIELDS:
+    if field in (*FIELDS, *LIMITS):
         check_figure(field, float(number), where)
     else:
         check_link_figure(field, number, where)
@@ -61,6 +62,8 @@ def _figure(value: Any, info: ValidationInfo) -> float:
 
 def example_figure(field: str) -> float:
     """A figure of a GPU or of links as it may be, in base units: an H100's where it has one."""
+    if field in LIMITS:
+        return {"power_limit_w": 300.0, "clock_limit_hz": 1.2e9}[field]
     if field not in FIELDS:
         return float(getattr(usual_topology("H100", catalog_gpu("H100")), field))
     return next(filter(None, (float(getattr(catalog_gpu(name), field)) for name in _TYPICAL)))
@@ -89,7 +92,7 @@ class NamedFile(_File):
     name: str | None = Field(None, max_length=200, description="text of at most 200 characters, for reports")
 
 
-@_with(FIELDS, ("aliases", "lanes_per_sm", "sources", "estimates", "note", "notes"))
+@_with((*FIELDS, *LIMITS), ("aliases", "lanes_per_sm", "sources", "estimates", "note", "notes"))
 class GPUFile(NamedFile, title="GPU file"):
     """Figures of one GPU, in base units or with units: all that are required, or those that differ from `base`."""
 
@@ -211,7 +214,7 @@ def gpu_from_fields(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
 
 def _gpu_of(file: GPUFile, path: Path) -> tuple[str, GPU]:
     """Name and GPU that a file describes."""
-    figures, name = file.model_dump(include={*FIELDS}, exclude_unset=True), printable(file.name or path.stem)
+    figures, name = file.model_dump(include={*FIELDS, *LIMITS}, exclude_unset=True), printable(file.name or path.stem)
     missing = [field for field in REQUIRED_FIELDS if field not in figures]
     if file.base is None and missing:
         hint = "add the figures, or `base` with the name of a GPU to take them from"
