@@ -29,9 +29,10 @@ from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of, on_device, t
 from neusight_jax.hardware.gpu import FIELDS, SWITCHES, peak_field
 from neusight_jax.hardware.variant import ALL_RATES, KNOBS, RATES, knob
 from neusight_jax.job.job import one_rank
-from neusight_jax.job.step import compose, once, seconds_of_job, silent
+from neusight_jax.job.step import compose, latency, once, seconds_of_job, settled, silent
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import in_row_order, kernel_latency
+from neusight_jax.model.power import at_clock, is_limited
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation, relaxation_switch
@@ -160,6 +161,8 @@ class Sensitivity(Result):
             "secant": self.secants,
             "trusted": self.trusted,
             "host": self.host,
+            "power_w": self.forecast.power_w,
+            "clock_hz": self.forecast.clock_hz,
             "family": self.by("family"),
             "phase": self.by("phase"),
             "notes": self.notes,
@@ -285,6 +288,28 @@ def sensitivity(
     if isinstance(graph, Graph):
         graph = graph.on(gpu_of(gpu).paths, topology_of(gpu).gpus_per_domain)
     forecast = predict(predictor, gpu, graph, gpu_name=gpu_name, notes=notes)
+    work = graph.kernels if isinstance(graph, Graph) else graph
+    if is_limited(gpu):
+        held, gpu = gpu, at_clock(gpu, float(settled(predictor, gpu, work).clock))
+        found = _sensitivity(predictor, gpu, graph, forecast, relaxation, secants)
+        return _with_limits(found, predictor, held, work)
+    return _sensitivity(predictor, gpu, graph, forecast, relaxation, secants)
+
+
+def _with_limits(found: Sensitivity, predictor: Predictor, gpu: Machine, work: KernelTable | Job) -> Sensitivity:
+    """Elasticities at the clock that a board settles at, with those to its cap and its lock."""
+    slopes = gpu_of(jax.grad(latency, argnums=1)(predictor, on_device(gpu), work))
+    rows = {
+        name: float(np.asarray(getattr(slopes, name)) * np.asarray(value)) / found.total_s
+        for name, value in gpu_of(gpu).limits().items()
+    }
+    none = dict.fromkeys(rows, np.zeros(len(found.weights)))
+    return replace(found, elasticities={**found.elasticities, **none}, others={**found.others, **rows})
+
+
+def _sensitivity(
+    predictor: Predictor, gpu: Machine, graph: Graph | Job, forecast: Forecast, relaxation: float, secants: bool
+) -> Sensitivity:
     if not isinstance(graph, Graph) or graph.launched == "eager":
         return step_sensitivity(predictor, gpu, graph, forecast, relaxation, secants)
     table, count = graph.kernels, forecast.columns["count"]

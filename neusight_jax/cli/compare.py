@@ -42,7 +42,7 @@ def compare(
     that many.
     """
     from neusight_jax.cli.predict import plain_notes
-    from neusight_jax.cli.workloads import work_of
+    from neusight_jax.cli.workloads import limit_figures, work_of
     from neusight_jax.comparison import compare as compare_gpus
     from neusight_jax.hardware.files import load_named_gpu
     from neusight_jax.hardware.prices import read_prices
@@ -58,7 +58,7 @@ def compare(
     notes = {name: plain_notes(card, checkpoint, name, work) for name in names}
     with busy("comparing"):
         found = compare_gpus(
-            load_predictor(checkpoint), gpu, work, prices=listed, by=by, notes=notes, limits=limits.figures()
+            load_predictor(checkpoint), gpu, work, prices=listed, by=by, notes=notes, limits=limit_figures(limits)
         )
     plot_to(plot, found)
     answer(found, as_json, report, checkpoint=checkpoint)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
@@ -198,9 +198,6 @@ class JobOptions(_Options):
         return option_names(name for name in self.given() if name not in ("gpus", "cluster"))
 
 
-_Machine = TypeVar("_Machine")
-
-
 @dataclass(frozen=True)
 class LimitOptions(_Options):
     """Limits: what holds a board back: a cap of its power and a locked clock."""
@@ -211,31 +208,6 @@ class LimitOptions(_Options):
     clock: Annotated[
         str | None, option("Locked core clock of a GPU, e.g. 1.2GHz.", metavar="HZ", default="up to its boost")
     ] = None
-
-    def figures(self) -> dict[str, float]:
-        """As figures of a GPU, by name; `InputError` for what is no believable value."""
-        from neusight_jax.cli.workloads import numbers
-        from neusight_jax.hardware.gpu import check_figure
-
-        given = {"power_limit_w": ("--power-limit", self.power_limit), "clock_limit_hz": ("--clock", self.clock)}
-        found = {}
-        for name, (flag, text) in given.items():
-            if text is not None:
-                found[name] = numbers(flag, text, [text], name)[0]
-                check_figure(name, found[name], flag)
-        return found
-
-    def on(self, machine: _Machine) -> _Machine:
-        """A machine with its GPUs held back."""
-        from neusight_jax.hardware.cluster import Cluster
-
-        figures, held = self.figures(), cast(Any, machine)
-        if not figures:
-            return machine
-        limited = (
-            held.replace(gpu=held.gpu.replace(**figures)) if isinstance(held, Cluster) else held.replace(**figures)
-        )
-        return cast(_Machine, limited)
 
 
 def option_names(names: Iterable[str]) -> list[str]:

@@ -54,7 +54,7 @@ def predict(
 
     A GPU the checkpoint was trained on is forecast with its own measured effect, as `evaluate` does.
     """
-    from neusight_jax.cli.workloads import machine_of, work_of
+    from neusight_jax.cli.workloads import held_back, machine_of, work_of
     from neusight_jax.errors import InputError
     from neusight_jax.graph.graph import Graph
     from neusight_jax.hardware.cluster import gpu_of
@@ -62,7 +62,7 @@ def predict(
 
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
-    machine = limits.on(machine)
+    machine = held_back(machine, limits)
     if isinstance(work, Graph):
         if chakra is not None:
             raise InputError("--chakra writes training jobs; give --mode training with --gpus N, or leave it out")

@@ -38,14 +38,14 @@ def sensitivity(
     As `predict` forecasts it, with what was measured of the GPU.
     """
     from neusight_jax.cli.predict import used_for
-    from neusight_jax.cli.workloads import check_relaxation, machine_of, work_of
+    from neusight_jax.cli.workloads import check_relaxation, held_back, machine_of, work_of
     from neusight_jax.hardware.cluster import gpu_of
     from neusight_jax.sensitivities import sensitivity as elasticities_of
 
     check_relaxation(relaxation)
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
-    machine = limits.on(machine)
+    machine = held_back(machine, limits)
     using = used_for(work, gpu, name, gpu_of(machine), checkpoint)
     with busy("differentiating"):
         result = elasticities_of(

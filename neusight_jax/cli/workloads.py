@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from neusight_jax.cli.options import JobOptions, WorkloadOptions, lora_of, option_names
+from neusight_jax.cli.options import JobOptions, LimitOptions, WorkloadOptions, lora_of, option_names
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.requests import Lengths
 from neusight_jax.graph.graph import Graph
@@ -59,6 +59,29 @@ def work_of(model: str, load: WorkloadOptions, job: JobOptions) -> Graph | Job:
             "split a model, or take `serve` for replicas"
         )
     return graph
+
+
+def limit_figures(limits: LimitOptions) -> dict[str, float]:
+    """Limits as figures of a GPU, by name; `InputError` for what is no believable value."""
+    from neusight_jax.hardware.gpu import check_figure
+
+    given = {"power_limit_w": ("--power-limit", limits.power_limit), "clock_limit_hz": ("--clock", limits.clock)}
+    found = {}
+    for name, (flag, text) in given.items():
+        if text is not None:
+            found[name] = numbers(flag, text, [text], name)[0]
+            check_figure(name, found[name], flag)
+    return found
+
+
+def held_back(machine: Machine, limits: LimitOptions) -> Machine:
+    """A machine with its GPUs held back."""
+    from neusight_jax.hardware.cluster import Cluster
+
+    figures = limit_figures(limits)
+    if isinstance(machine, Cluster):
+        return machine.replace(gpu=machine.gpu.replace(**figures)) if figures else machine
+    return machine.replace(**figures) if figures else machine
 
 
 def require_config(model: str, what: str) -> None:
