@@ -22,6 +22,7 @@ from scipy.optimize import least_squares
 
 import neusight_jax as nj
 from neusight_jax.datasets.aiconfigurator_rules import RULES
+from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import in_row_order, kernel_latency
 from neusight_jax.model.power import REFERENCE_NM, PowerLaw, draw_of
 
@@ -64,7 +65,7 @@ NOISE = 0.15
 """Spread of measured over forecast watts beside the law, in logarithms."""
 
 
-def basis(gpu: nj.GPU, table: nj.KernelTable, seconds: dict[str, Any]) -> np.ndarray:
+def basis(gpu: nj.GPU, table: KernelTable, seconds: dict[str, Any]) -> np.ndarray:
     """Watts of one launch for each constant of `MOVING` at 1, node and volts left out, [constant, row]."""
     found = []
     for name in MOVING:

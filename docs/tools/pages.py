@@ -17,7 +17,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Machines": ("GPU", "load_gpu", "list_gpus", "stack_", "Cluster", "Topology", "load_cluster", "list_servers"),
     "Workloads": ("graph_from_", "Graph", "KernelTable", "TraceOptions", "list_models", "workload", "read_kernels"),
     "Jobs on many GPUs": ("Job", "job_f", "Lora", "Paral", "paral", "Layouts", "Space", "Softw", "calibrate_s"),
-    "Forecasts": ("predict", "latency", "kernel_latency", "Forecast"),
+    "Forecasts": ("predict", "latency", "energy", "kernel_latency", "Forecast"),
     "Which GPU": ("compare", "Comparison", "Prices", "read_prices", "serve", "Serving", "Engine", "scale_t", "ScaledR"),
     "Which chip": ("sensitivity", "Sensitivity", "sweep", "Sweep", "Grid", "Range", "Samples", "design", "Design"),
     "Predictors": ("load_p", "list_c", "load_card", "save_p", "train", "calibrate", "evaluate", "read_measurements"),
