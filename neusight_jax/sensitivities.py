@@ -303,8 +303,23 @@ def _with_limits(found: Sensitivity, predictor: Predictor, gpu: Machine, work: K
         name: float(np.asarray(getattr(slopes, name)) * np.asarray(value)) / found.total_s
         for name, value in gpu_of(gpu).limits().items()
     }
+
+    def log_seconds(name: str, change: float) -> float:
+        value = float(np.asarray(gpu_of(gpu).limits()[name])) * math.exp(change)
+        moved = gpu_of(gpu).replace(**{name: value})
+        machine: Machine = gpu.replace(gpu=moved) if isinstance(gpu, Cluster) else moved
+        return math.log(float(latency(predictor, machine, work)))
+
+    exact = {}
+    if found.secants:
+        exact = {name: (log_seconds(name, SECANT) - log_seconds(name, -SECANT)) / (2.0 * SECANT) for name in rows}
     none = dict.fromkeys(rows, np.zeros(len(found.weights)))
-    return replace(found, elasticities={**found.elasticities, **none}, others={**found.others, **rows})
+    return replace(
+        found,
+        elasticities={**found.elasticities, **none},
+        others={**found.others, **rows},
+        secants={**found.secants, **exact},
+    )
 
 
 def _sensitivity(
