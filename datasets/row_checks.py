@@ -68,7 +68,15 @@ class Problems:
         self.bad |= where
 
     def add_values(self, name: str, fine: Mask, problem: str, expected: str, of: str = "") -> None:
-        """Note the values of a column that are not fine."""
+        """Note the values of a column that are not fine.
+
+        Args:
+          name: of the column.
+          fine: whether each row is [row].
+          problem: what the others are, in words.
+          expected: what would be fine, in words.
+          of: words after the column's name.
+        """
         values = self.raw[name]
         self.add(~fine, problem, lambda at: f"{name}{of} is {values.iloc[at]}, expected {expected}")
 
@@ -190,7 +198,14 @@ def _text(column: pd.Series) -> Objects:
 def device_column(
     raw: pd.DataFrame, problems: Problems, to_predict: bool = False, own: Mapping[str, GPU] = NONE_OWN
 ) -> tuple[Any, dict[str, GPU]]:
-    """Canonical device names, and the known GPUs by them."""
+    """Canonical device names, and the known GPUs by them.
+
+    Args:
+      raw: rows as they were read.
+      problems: takes what is wrong with them.
+      to_predict: whether devices may be unknown or absent.
+      own: known GPUs by name, the caller's beside the catalog's.
+    """
     if "device" not in raw.columns:
         return np.full(len(raw), None, object), {}
     texts = _text(raw["device"])

@@ -283,7 +283,12 @@ def interval_of(
 def seconds_of(
     predictor: Predictor, machine: Machine, table: KernelTable, relaxation: Relaxation = 0.0
 ) -> Float[np.ndarray, " row"]:
-    """Seconds of one launch of each kernel inside a model, by the program that `predict` has compiled already."""
+    """Seconds of one launch of each kernel inside a model, by the program that `predict` has compiled already.
+
+    Args:
+      predictor, machine, table: as `latency.kernel_latency`.
+      relaxation: of whole waves, 0 = exact.
+    """
     found = explained(predictor, machine, table, relaxation)
     return in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in found.items()})
 
@@ -294,6 +299,10 @@ def explained(
     """By family, seconds of kernels inside a model and where they come from [kernel], in one program.
 
     `_EXPLAINED`, and the logarithms of the bounds over the seconds (`log_low`, `log_high`).
+
+    Args:
+      predictor, machine, table: as `latency.kernel_latency`.
+      relaxation: of whole waves, 0 = exact.
     """
     found: dict[str, dict[str, Any]] = _explained(predictor, on_device(machine), table, relaxation_switch(relaxation))
     return found

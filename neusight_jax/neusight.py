@@ -52,7 +52,11 @@ class NeuSightPredictor:
     def terms(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
     ) -> KernelTerms:
-        """Forecast kernels of one family; see `latency.kernel_latency`. `isolated` changes nothing."""
+        """Forecast kernels of one family; see `latency.kernel_latency`. `isolated` changes nothing.
+
+        Args:
+          family, machine, batch, isolated, relaxation: as `Predictor.terms`.
+        """
         gpu = gpu_of(machine)
         size = element_bytes(batch.dtype)
         work = family.work(batch.dims, size)

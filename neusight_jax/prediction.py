@@ -47,6 +47,7 @@ from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation
 from neusight_jax.model.software import EXPERT_SPREAD, STEP_SPREAD, Software
 from neusight_jax.model.streams import EXPERTS, PLAIN, classes_of, factors
+from neusight_jax.units import GIGA
 from neusight_jax.unmeasured import unmeasured_notes
 from neusight_jax.workloads import num_gpus, plan_dict, workload_dict
 
@@ -55,6 +56,8 @@ PASSES = WORK.index("optimizer")
 """Work of a micro-batch comes before that of a step."""
 NOTHING_S = 1e-12
 """What a phase without kernels takes at most, by rounding."""
+NOT_HELD = 0.9999
+"""A clock above this share of the stock one is not held back."""
 LAUNCH_BOUND = 2.0
 """A phase that takes so many times its kernels is bound by their launches."""
 
@@ -90,7 +93,7 @@ def predict(
         work = graph.kernels if isinstance(graph, Graph) else graph
         state = settled(predictor, machine, work, relaxation=relaxation)
         machine = at_clock(machine, float(state.clock))
-        gpu = gpu_of(machine)
+        gpu, notes = gpu_of(machine), (*notes, limit_note(board, state))
     if not isinstance(graph, Graph) or graph.launched == "eager":
         step = predict_step(predictor, machine, graph, gpu_name, notes, relaxation)
         return with_energy(step, board, state)
@@ -148,6 +151,16 @@ def with_energy(forecast: Forecast, gpu: GPU, state: Settled | None) -> Forecast
         energy_j=watts * total_s * forecast.gpus,
         clock_hz=share * float(np.asarray(gpu.clock_hz)),
     )
+
+
+def limit_note(gpu: GPU, state: Settled) -> str:
+    """What a cap and a lock of a board do to a step, in words."""
+    words = {"power_limit_w": "power capped at {:.4g} W", "clock_limit_hz": "clock locked at {:.4g} Hz"}
+    held = " and ".join(words[name].format(float(np.asarray(value))) for name, value in gpu.limits().items())
+    if float(state.clock) > NOT_HELD:
+        return f"{held}: that holds nothing back, the step draws {float(state.power_w):.0f} W"
+    boost = float(np.asarray(gpu.clock_hz))
+    return f"{held}: the clock settles at {float(state.share) * boost / GIGA:.2f} of {boost / GIGA:.2f} GHz"
 
 
 @jax.jit
@@ -333,6 +346,15 @@ def step_forecast(
 
     Bubble and exposed communication are differences of sums, so that rounding may leave less than nothing; the busy
     time takes it.
+
+    Args:
+      shares: where the step goes.
+      software: numbers of the framework.
+      plan: of the job.
+      cluster: that it runs on.
+      name: of the cluster.
+      notes: for the reader.
+      interval_s: 80 % interval, None = there is none.
     """
     bubble, exposed = max(shares.bubble, 0.0), max(shares.exposed, 0.0)
     busy = shares.busy + shares.bubble + shares.exposed - bubble - exposed

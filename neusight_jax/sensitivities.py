@@ -221,7 +221,11 @@ def elasticities(
 def by_figure(
     predictor: Predictor, machine: Machine, kernels: KernelTable, isolated: Isolated, relaxation: Relaxation
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """By family, seconds of every kernel, and by figure d log seconds / d log figure [kernel]."""
+    """By family, seconds of every kernel, and by figure d log seconds / d log figure [kernel].
+
+    Args:
+      predictor, machine, kernels, isolated, relaxation: as `latency.kernel_latency`.
+    """
     switches = (jnp.asarray(isolated, float), relaxation_switch(relaxation))
     seconds, slopes = _elasticities(predictor, on_device(machine), kernels, *switches)
     return seconds, slopes
@@ -357,7 +361,14 @@ _HOST: tuple[str, ...] = ("launch_s", "expert_launch_s", "step_s")
 def step_sensitivity(
     predictor: Predictor, machine: Machine, work: Graph | Job, forecast: Forecast, relaxation: float, secants: bool
 ) -> Sensitivity:
-    """Elasticities of a step with respect to the figures of a machine; `sensitivity` comes here."""
+    """Elasticities of a step with respect to the figures of a machine; `sensitivity` comes here.
+
+    Args:
+      predictor, machine, work: as `sensitivity`.
+      forecast: of the work.
+      relaxation: of waves, 0 = exact.
+      secants: whether exact differences are taken too.
+    """
     job = one_rank(work) if isinstance(work, Graph) else work
     calls: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = []
 

@@ -281,7 +281,14 @@ def problem(
     costs: CostModel | None = None,
     notes: Sequence[str] = (),
 ) -> Problem:
-    """A checked design problem; graphs and jobs count equally, `Workload`s by their weights."""
+    """A checked design problem; graphs and jobs count equally, `Workload`s by their weights.
+
+    Args:
+      predictor, base, free: as `design`.
+      graphs: workloads, with weights as `Workload`.
+      objective, budgets, costs: as `design`.
+      notes: to say beside every answer.
+    """
     loads = tuple(_load(each) for each in graphs)
     alone = ALONE if any(each.service is not None for each in loads) else {}
     limits, said = {**alone, **(budgets or {})}, tuple(dict.fromkeys(notes))
@@ -325,7 +332,14 @@ def design(
 
 
 def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float] | None = None) -> Design:
-    """A found point as a `Design`: exact metrics, multipliers, the base beside it."""
+    """A found point as a `Design`: exact metrics, multipliers, the base beside it.
+
+    Args:
+      search: whose problem it is.
+      found: the point.
+      seed: of the search, for the record.
+      limits: budgets in place of the problem's, by metric.
+    """
     asked = search.problem
     figures = {each.field: float(value) for each, value in zip(asked.free, np.exp(found.logs), strict=True)}
     figures = {name: float(each.rounded(figures[name])) for name, each in zip(figures, asked.free, strict=True)}

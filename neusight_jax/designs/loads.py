@@ -43,6 +43,11 @@ def job_seconds(
     """Seconds of a step, and of the kernels and messages of one micro-batch of every kind of stage by family.
 
     `relaxation` is of the waves of kernels (`latency.kernel_latency`); the pipeline's path is exact.
+
+    Args:
+      job: what is trained.
+      predictor, machine: as `nj.latency`.
+      relaxation: of the waves of kernels.
     """
     families: dict[str, Array] = {}
 
@@ -225,6 +230,12 @@ def served(
     of the grid by family.
 
     Differentiable in all figures of the machine, memory too.
+
+    Args:
+      asked: what serving a model asks of one GPU.
+      predictor: of its kernels.
+      gpu: one GPU of a replica, scalars.
+      relaxation: of the waves of kernels.
     """
     kernels = kernel_seconds(predictor, gpu, asked.steps, relaxation)
     times = tabulated(asked.steps, kernels, asked.engine)

@@ -54,7 +54,15 @@ def in_flight(layout: Parallelism, rank: int, micro_batches: int) -> float:
 def fullest(
     parts: Mapping[int, Part], kinds: Sequence[int], layout: Parallelism, micro_batches: int, held: Held
 ) -> Footprint:
-    """Memory of the rank that holds most, an estimate; parts: by kind of stage, kinds: of each stage."""
+    """Memory of the rank that holds most, an estimate.
+
+    Args:
+      parts: of each kind of stage.
+      kinds: of each stage.
+      layout: how the job is split.
+      micro_batches: of one replica.
+      held: what memory depends on beside.
+    """
     ranks = layout.pipeline
     # Of ranks with equal stages the first holds most micro-batches.
     earliest = {tuple(kinds[rank::ranks]): rank for rank in reversed(range(ranks))}

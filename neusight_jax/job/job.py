@@ -216,7 +216,14 @@ def job_from_config(
 
 
 def check_options(attention: str, overlaps: Sequence[str], optimizer: str | None, mode: str = "training") -> None:
-    """`InputError` for options of a job there are not."""
+    """`InputError` for options of a job there are not.
+
+    Args:
+      attention: one of `ATTENTION`.
+      overlaps: some of `software.OVERLAPS`.
+      optimizer: of `optimizers.OPTIMIZERS`, None = no step.
+      mode: only training is a job.
+    """
     if mode != "training":
         raise InputError(f"mode is {mode!r}; jobs are training steps, expected 'training'")
     if attention not in ATTENTION:
@@ -244,7 +251,15 @@ def added_bytes(micro_batches: int, gradient_bytes: float, fused_accumulation: b
 
 
 def sizes_of(layout: Parallelism, stage: Stage, sequence_length: int, dtype: str, gradient_bytes: float) -> Sizes:
-    """What messages of a stage are sized by; `dtype`: of activations."""
+    """Sizes that messages of a stage go by.
+
+    Args:
+      layout: how the job is split.
+      stage: whose messages they are.
+      sequence_length: tokens of a sequence.
+      dtype: of activations.
+      gradient_bytes: of an element of the accumulated gradients.
+    """
     return Sizes(
         stage.layers,
         rank_tokens(layout, sequence_length),

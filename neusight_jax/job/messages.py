@@ -71,7 +71,14 @@ def parameter_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple
 
 
 def hidden_bytes(model: Decoder, layout: Parallelism, tokens: float, dtype: str) -> float:
-    """Activations between two stages, bytes of one rank."""
+    """Activations between two stages, bytes of one rank.
+
+    Args:
+      model: whose width it is.
+      layout: how the job is split.
+      tokens: of a micro-batch on one rank.
+      dtype: of activations.
+    """
     split = layout.tensor if layout.sequence_parallel else 1
     return tokens * model.hidden * dtype_bytes(dtype) / split
 

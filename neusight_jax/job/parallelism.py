@@ -239,7 +239,15 @@ def _divisors(number: int) -> list[int]:
 def layouts_of(
     space: Space, model: Decoder, gpus: int, global_batch_size: int, sequence_length: int
 ) -> Iterator[Parallelism]:
-    """All layouts of a model over so many GPUs."""
+    """All layouts of a model over so many GPUs.
+
+    Args:
+      space: values that are tried.
+      model: whose heads, experts and layers must divide.
+      gpus: of the layout.
+      global_batch_size: sequences of a step.
+      sequence_length: tokens of each.
+    """
     for tensor in _divisors(gpus):
         if not _splits(model, tensor):
             continue

@@ -79,7 +79,14 @@ class Schedule:
 
 @functools.lru_cache(maxsize=64)
 def schedule_table(name: str, ranks: int, batches: int, chunks: int = 1) -> Schedule:
-    """The table of a schedule of `ORDERS`; the stage of a chunk is chunk · ranks + rank."""
+    """The table of a schedule of `ORDERS`; the stage of a chunk is chunk · ranks + rank.
+
+    Args:
+      name: of `ORDERS`.
+      ranks: of the pipeline.
+      batches: micro-batches of a step.
+      chunks: stages of one rank.
+    """
     orders = [ORDERS[name](ranks, rank, batches, chunks) for rank in range(ranks)]
     stages, at = ranks * chunks, [0] * ranks
     done: dict[tuple[int, int, int], int] = {}

@@ -135,7 +135,16 @@ def stage_ranges(layout: Parallelism, depth: int) -> dict[int, tuple[int, int]]:
 
 
 def shard_of(layout: Parallelism, first: int, last: int, *, embeds: bool, predicts: bool, flash: bool) -> Shard:
-    """What one rank has of some layers."""
+    """The part of some layers on one rank.
+
+    Args:
+      layout: how the job is split.
+      first: layer of the stage.
+      last: layer after its last one.
+      embeds: whether it has the embedding.
+      predicts: whether it has the head and the loss.
+      flash: whether attention is one kernel.
+    """
     return Shard(
         first=first,
         last=last,
@@ -159,7 +168,17 @@ def stage_of(
     layers: tuple[Layer, ...],
     lora: Lora | None = None,
 ) -> Stage:
-    """One micro-batch of a shard with these layers; GPT-2 in fp32 runs as eager PyTorch runs it."""
+    """One micro-batch of a shard with these layers; GPT-2 in fp32 runs as eager PyTorch runs it.
+
+    Args:
+      config, model: as they were read.
+      layout: how the job is split.
+      shard: what one rank has.
+      sequence_length: tokens of a sequence.
+      dtype: of products.
+      layers: of the shard.
+      lora: adapters that alone are trained, None = all weights are.
+    """
     if isinstance(config, gpt2.Respelled) and dtype == "fp32" and lora is None:
         return _eager_stage(config, model, layout, shard, sequence_length, layers)
     lengths = (sequence_length // layout.context,) * layout.micro_batch_size

@@ -108,7 +108,14 @@ def message_seconds(
     groups: Mapping[str, Group],
     run: Callable[..., Mapping[str, Any]],
 ) -> Float[Array, " message"]:
-    """Seconds of one of each message; `run` forecasts kernels by family, as `latency.kernel_latency` does."""
+    """Seconds of one of each message.
+
+    Args:
+      predictor, cluster: what forecasts, and on which links.
+      messages: collectives of a rank.
+      groups: ranks of each group, by name.
+      run: forecasts kernels by family, as `latency.kernel_latency` does.
+    """
     return row_seconds(predictor, cluster, sizes(messages, groups), run)
 
 
@@ -129,7 +136,13 @@ def message_size(message: Message, group: Group) -> tuple[float, ...]:
 def row_seconds(
     predictor: Predictor, cluster: Cluster, rows: np.ndarray, run: Callable[..., Mapping[str, Any]]
 ) -> Float[Array, " row"]:
-    """Seconds of every row of `sizes`."""
+    """Seconds of every row of `sizes`.
+
+    Args:
+      predictor, cluster: as `message_seconds`.
+      rows: bytes, ranks, domains, operator, crossing share [row, 5].
+      run: as `message_seconds`.
+    """
     payload, ranks, domains, op, share = rows.T
     zero = np.zeros(len(rows))
     given = {"bytes": payload, "ranks": ranks, "domains": domains, "operation": 1.0 + op, "crossing_share": share}
@@ -251,7 +264,12 @@ def once(predictor: Predictor, machine: Machine, kernels: KernelTable) -> dict[s
 def seconds_of_job(
     predictor: Predictor, machine: Machine, job: Job, run: Callable[..., Mapping[str, Any]] = kernel_latency
 ) -> Seconds:
-    """Seconds of all kernels and messages of a job on a cluster; `run`: what forecasts kernels, by family."""
+    """Seconds of all kernels and messages of a job on a cluster.
+
+    Args:
+      predictor, machine, job: as `latency`.
+      run: forecasts kernels by family, first the job's own on one GPU, then its messages on the cluster.
+    """
     require_covered(predictor, job.kernels)
     cluster, plan = as_cluster(machine), job.plan
     kernels = launches = jnp.zeros((len(CLASSES), KINDS, len(WORK)))
@@ -335,7 +353,14 @@ def _unhidden(message: Array, overlaps: Array, facts: Facts) -> Array:
 def compose(
     own: Seconds, software: Software, plan: Plan, relaxation: Relaxation = 0.0
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """Seconds of the pipeline, of what follows it, and of the busiest rank's own work of all micro-batches."""
+    """Seconds of the pipeline, of what follows it, and of the busiest rank's own work of all micro-batches.
+
+    Args:
+      own: seconds of kernels and messages by themselves.
+      software: numbers of the framework.
+      plan: of the job.
+      relaxation: of the pipeline's critical path, 0 = exact.
+    """
     durations, tail = durations_of(own, software, facts(plan))
     ranks = plan.layout.pipeline
     of_stage = durations[np.array(plan.kinds)]
@@ -374,6 +399,13 @@ def latency(
     derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many machines with one program. A GPU without
     the arithmetic path of a kernel gives infinity, which has no slopes. `relaxation` is of the waves of kernels, and of
     a job's critical path too (`schedule.pipeline_seconds`).
+
+    Args:
+      predictor: what forecasts.
+      machine: a GPU, or the cluster of a job.
+      work: kernels, or a job.
+      isolated: whether kernels run alone, as a sweep measures them.
+      relaxation: of waves, and of a job's critical path.
     """
     if isinstance(work, KernelTable):
         return table_latency(predictor, machine, work, isolated=isolated, relaxation=relaxation)
@@ -408,7 +440,12 @@ def mean_counts(job: Job) -> dict[str, Float[Array, " kernel"]]:
 def settled(
     predictor: Predictor, machine: Machine, work: KernelTable | Job, *, relaxation: Relaxation = 0.0
 ) -> Settled:
-    """Where the boards settle that work runs on, all alike; args as `latency`."""
+    """Where the boards settle that work runs on, all alike.
+
+    Args:
+      predictor, machine, work: as `latency`.
+      relaxation: of waves, 0 = exact.
+    """
     if isinstance(work, KernelTable):
         return table_settled(predictor, machine, work, relaxation=relaxation)
     clocks = CLOCKS if is_limited(machine) else CLOCKS[-1:]

@@ -274,7 +274,14 @@ class _Search:
         return self._layouts[gpus]
 
     def machine(self, name: str, cluster: Cluster, predictor: Predictor, price: float | None) -> Machine:
-        """The best layouts on one machine."""
+        """The best layouts on one machine.
+
+        Args:
+          name: of the cluster.
+          cluster: its figures and count.
+          predictor: of its kernels.
+          price: of one GPU for an hour, None = none is known.
+        """
         layouts, memory = self.layouts(cluster.count)
         room = float(np.asarray(cluster.gpu.mem_bytes))
         kept = [at for at, each in enumerate(memory) if each.total <= room]

@@ -142,7 +142,14 @@ class Assembly:
 def assemble(
     pieces: Pieces, gpus_per_domain: int, layouts: Sequence[Parallelism], memory: Sequence[Footprint]
 ) -> Assembly:
-    """Layouts over domains of so many GPUs as sums."""
+    """Layouts over domains of so many GPUs as sums.
+
+    Args:
+      pieces: what the layouts' stages are made of.
+      gpus_per_domain: that share fast links, 0 = all.
+      layouts: to sum up.
+      memory: of the fullest rank of each.
+    """
     messages = Messages(pieces, gpus_per_domain)
     entries = {name: Entries() for name in ("passes", "updates", "sent")}
     between, layers = [], []

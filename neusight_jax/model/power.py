@@ -165,7 +165,15 @@ def summed(draws: list[tuple[Draw, Float[Array, " kernel"]]], seconds: Array) ->
 
 
 def power_w(law: PowerLaw, gpu: GPU, draw: Draw, share: ArrayLike, slower: ArrayLike = 1.0) -> Array:
-    """Watts at a share of the boost clock, where everything takes so many times as long."""
+    """Watts at a share of the boost clock, where everything takes so many times as long.
+
+    Args:
+      law: its constants.
+      gpu: the board, without cap and lock.
+      draw: what the work takes.
+      share: of the boost clock.
+      slower: times as long as `draw` says.
+    """
     seconds = jnp.maximum(draw.seconds * slower, 1e-30)
     moving = law.volts(share) ** 2 * (draw.busy_w * share + draw.flop_j / seconds)
     return jnp.asarray(law.static_share * gpu.tdp_w + moving + draw.dram_j / seconds)

@@ -274,7 +274,14 @@ class Tape(Writer):
         return self.emit(name, "dropout", [x], x.shape, forward, backward, fuse="pointwise")
 
     def embedding(self, name: str, ids: Shape, table: Shape, *, tied: bool = False) -> Tensor:
-        """Rows of a (vocabulary, width) table; `tied`: it is counted elsewhere."""
+        """Write a lookup of rows of a table.
+
+        Args:
+          name: inside the section.
+          ids: shape of the indices.
+          table: (vocabulary, width).
+          tied: whether the weight is counted elsewhere.
+        """
         self.holds(prod(table) * (not tied))
         shape = (*ids, table[-1])
         index = self.index_share / table[-1]
