@@ -78,6 +78,15 @@ def basis(gpu: nj.GPU, table: KernelTable, seconds: dict[str, Any]) -> np.ndarra
     return np.array(found, np.float64)
 
 
+def of_step(predictor: Any, gpu: Any, graph: Any) -> tuple[np.ndarray, float]:
+    """Joules of a graph's kernels for each constant of `MOVING` at 1 [constant], and their seconds."""
+    table = graph.kernels
+    seconds = kernel_latency(predictor, gpu, table)
+    count = in_row_order(table, {name: np.asarray(batch.count) for name, batch in table.families.items()})
+    cost = in_row_order(table, {name: np.asarray(each) for name, each in seconds.items()}) * count
+    return basis(gpu, table, seconds) @ cost, float(cost.sum())
+
+
 def kernels(folder: Path, device: str, name: str) -> dict[str, np.ndarray]:
     """Measured kernels of one GPU: what each constant adds, watts, limits and where they are from."""
     frame, predictor, gpu = (
@@ -116,17 +125,12 @@ def models(folder: Path) -> dict[str, np.ndarray]:
         name, dtype = MODELS[read[1]], read[2]
         graph = nj.graph_from_config(name, int(read[3]), int(read[4] or 197), "inference", dtype)
         predictor = nj.load_predictor("fp32" if dtype == "fp32" and "vit" not in name else "tensorcore")
-        seconds = kernel_latency(predictor, gpu, graph.kernels)
-        count = in_row_order(
-            graph.kernels, {each: np.asarray(batch.count) for each, batch in graph.kernels.families.items()}
-        )
-        cost = in_row_order(graph.kernels, {each: np.asarray(value) for each, value in seconds.items()}) * count
-        energy = basis(gpu, graph.kernels, seconds) @ cost
+        energy, kernels_s = of_step(predictor, gpu, graph)
         for row in rows.itertuples():
             share = row.clock_mhz * 1e6 / boost
             busy = np.arange(len(MOVING)) < BUSY
             # SMs are busy for as long as the kernels take, arithmetic and memory take their joules in any time.
-            part = np.where(busy, share * min(1.0, row.step_s / cost.sum()), 1.0) / row.step_s
+            part = np.where(busy, share * min(1.0, row.step_s / kernels_s), 1.0) / row.step_s
             parts.append((energy * part, row.power_w, 250.0, share, f"{name} {dtype}"))
     moving, watts, limit, share, what = zip(*parts, strict=True)
     sizes = {"moving": np.array(moving).T, "watts": np.array(watts), "limit": np.array(limit), "share": np.array(share)}
@@ -156,13 +160,9 @@ def served(folder: Path) -> dict[str, np.ndarray]:
     for row in frame.itertuples():
         batch = max(1, round(row.avg_batch_size))
         graph = nj.graph_from_config(SERVED[row.model_id], batch, CHAT_TOKENS, "decode", "bf16")
-        seconds = kernel_latency(predictor, gpu, graph.kernels)
-        count = in_row_order(
-            graph.kernels, {each: np.asarray(batch.count) for each, batch in graph.kernels.families.items()}
-        )
-        cost = in_row_order(graph.kernels, {each: np.asarray(value) for each, value in seconds.items()}) * count
-        step_s = max(row.median_itl_ms * 1e-3, cost.sum())
-        parts.append((basis(gpu, graph.kernels, seconds) @ cost / step_s, row.avg_power_watts, row.model_id))
+        energy, kernels_s = of_step(predictor, gpu, graph)
+        step_s = max(row.median_itl_ms * 1e-3, kernels_s)
+        parts.append((energy / step_s, row.avg_power_watts, row.model_id))
     moving, watts, what = zip(*parts, strict=True)
     sizes = {"moving": np.array(moving).T, "watts": np.array(watts), "what": np.array(what), "share": 1.0}
     return sizes | {"limit": float(gpu.tdp_w), "tdp": gpu.tdp_w, "nm": gpu.process_nm}  # type: ignore[dict-item]
@@ -181,7 +181,6 @@ def watts(numbers: dict[str, float], data: dict[str, Any]) -> np.ndarray:
 
 def fit(sets: list[dict[str, Any]]) -> dict[str, float]:
     """The most probable constants; sets of kernels alone count a tenth of those of whole models and servers."""
-    start = np.log([float(getattr(PowerLaw(), name)) for name in NAMES])
     first = np.log([float(each.default) for each in dataclasses.fields(PowerLaw)])  # type: ignore[arg-type]
     widths = np.array([each.metadata["width"] for each in dataclasses.fields(PowerLaw)])
 
@@ -195,13 +194,45 @@ def fit(sets: list[dict[str, Any]]) -> dict[str, float]:
         ]
         return np.concatenate([*own, (logs - first) / widths])
 
-    found = least_squares(residuals, start, loss="soft_l1").x
+    found = least_squares(residuals, first, loss="soft_l1").x
     return dict(zip(NAMES, np.exp(found).tolist(), strict=True))
 
 
 def errors(numbers: dict[str, float], data: dict[str, Any]) -> pd.Series:
     """Relative errors of watts, by what was measured."""
     return pd.Series(np.abs(watts(numbers, data) / data["watts"] - 1.0), index=data["what"])
+
+
+CAPPED: dict[str, tuple[str, str]] = {
+    "3090-a3b-decode:data": ("qwen3-30b-a3b", "decode"),
+    "3090-a3b-prefill:data": ("qwen3-30b-a3b", "prefill"),
+    "3090-prefill:data": ("qwen3-32b", "prefill"),
+    "3090-qwen36:data": ("qwen3-32b", "decode"),
+}
+"""Series of the RTX 3090, and a model of about their size with weights of four bits; the source's own are not here."""
+
+
+def capped(folder: Path) -> pd.DataFrame:
+    """Speed over that at the highest cap, and watts, forecast and measured, of the RTX 3090 at every cap."""
+    frame, gpu, predictor = (
+        pd.read_csv(folder / "caps_rtx3090.csv"),
+        nj.load_gpu("RTX 3090"),
+        nj.load_predictor("tensorcore"),
+    )
+    rows = []
+    for series, (model, mode) in CAPPED.items():
+        graph = nj.graph_from_config(model, 1, 2048, mode, "bf16", weight_dtype="int4")
+        own = frame[frame.series == series].sort_values("cap_w")
+        steps = [nj.predict(predictor, gpu.replace(power_limit_w=float(cap)), graph) for cap in own.cap_w]
+        measured = own.tokens_per_s / own.tokens_per_s.iloc[-1]
+        forecast = [steps[-1].total_s / step.total_s for step in steps]
+        watts = [step.power_w for step in steps]
+        rows.append(own.assign(speed=forecast, measured_speed=measured, watts=watts)[COLUMNS])
+    return pd.concat(rows, ignore_index=True)
+
+
+COLUMNS = ["series", "cap_w", "speed", "measured_speed", "watts", "drawn_w"]
+"""Columns of `capped`."""
 
 
 def main() -> None:
@@ -223,6 +254,10 @@ def main() -> None:
         found = errors(everything, each)
         print(f"{name}, all fitted: mean {found.mean():.1%}, median {found.median():.1%}")
     print({name: float(f"{value:.4g}") for name, value in everything.items()})
+    caps = capped(folder)
+    speed, drawn = caps.speed / caps.measured_speed - 1.0, caps.watts / caps.drawn_w - 1.0
+    print(f"RTX 3090 under caps, in no fit: speed {speed.abs().mean():.1%}, watts {drawn.abs().mean():.1%}")
+    print(caps.to_string(float_format="{:.2f}".format))
 
 
 if __name__ == "__main__":

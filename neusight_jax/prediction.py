@@ -35,6 +35,7 @@ from neusight_jax.job.step import (
     seconds_of_job,
     settled,
     silent,
+    step_counts,
 )
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
@@ -46,14 +47,12 @@ from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation
 from neusight_jax.model.software import EXPERT_SPREAD, STEP_SPREAD, Software
-from neusight_jax.model.streams import EXPERTS, PLAIN, classes_of, factors
+from neusight_jax.model.streams import EXPERTS, PLAIN, step_seconds
 from neusight_jax.units import GIGA
 from neusight_jax.unmeasured import unmeasured_notes
 from neusight_jax.workloads import num_gpus, plan_dict, workload_dict
 
 Run = Callable[..., Mapping[str, Any]]
-PASSES = WORK.index("optimizer")
-"""Work of a micro-batch comes before that of a step."""
 NOTHING_S = 1e-12
 """What a phase without kernels takes at most, by rounding."""
 NOT_HELD = 0.9999
@@ -186,12 +185,13 @@ def predict_step(
     cluster, plan = as_cluster(machine), job.plan
     found = explained(predictor, cluster.gpu, job.kernels, relaxation)
     own = seconds_of_job(predictor, machine, job, run=_kernels_as(job, found))
-    parts = (compose(each, job.software, plan, relaxation) for each in (own, silent(own)))
+    quiet = silent(own)
+    parts = (compose(each, job.software, plan, relaxation) for each in (own, quiet))
     (whole, tail, _), (alone, rest, busy) = (tuple(map(float, each)) for each in parts)
-    shares = Shares(busy + rest, alone - busy, whole + tail - alone - rest, *busiest_rank(job, silent(own), rest))
+    shares = Shares(busy + rest, alone - busy, whole + tail - alone - rest, *busiest_rank(job, quiet, rest))
     rows = columns_of(job.kernels, found)
     taken = _in_step(job, cluster.gpu, found, with_nodes(rows, plan.nodes), shares.busiest)
-    interval, warnings = _interval(predictor, machine, job, found, taken, own)
+    interval, warnings = _interval(predictor, machine, job, found, taken, own, whole + tail, relaxation)
     step = step_forecast(shares, job.software, plan, cluster, name=name, interval_s=interval)
     taken = _with_waits(taken, step.phases)
     told = work.notes
@@ -209,6 +209,8 @@ def _interval(
     found: Mapping[str, Mapping[str, Any]],
     rows: dict[str, np.ndarray],
     own: Seconds,
+    step: float,
+    relaxation: Relaxation,
 ) -> tuple[tuple[float, float] | None, list[str]]:
     """80 % interval of a step, seconds, and what a reader should know of it.
 
@@ -218,9 +220,9 @@ def _interval(
         return None, []
 
     def total(seconds: Seconds) -> float:
-        return float(sum(compose(seconds, job.software, job.plan)[:2]))
+        return float(sum(compose(seconds, job.software, job.plan, relaxation)[:2]))
 
-    step, gpu = total(own), gpu_of(machine)
+    gpu = gpu_of(machine)
     labels, warnings = interval_of(predictor, gpu, rows)
     intervals: Any = predictor
     if labels is not None and job.plan.layout.gpus == 1 and np.all(in_labels(intervals.intervals, rows["network"])):
@@ -288,9 +290,7 @@ def rank_rows(job: Job, busiest: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     Args:
       busiest: whether it is the first, an inner or the last rank.
     """
-    chunks, times = np.asarray(facts(job.plan).chunks)[busiest], np.full(len(WORK), float(job.plan.micro_batches))
-    times[PASSES:] = 1.0
-    counts = {name: np.einsum("k,kwn,w->nw", chunks, np.asarray(each), times) for name, each in job.counts.items()}
+    counts = step_counts(job, np.asarray(facts(job.plan).chunks)[busiest])
     count = np.stack(
         [in_row_order(job.kernels, {name: each[:, work] for name, each in counts.items()}) for work in range(len(WORK))]
     ).T
@@ -308,10 +308,9 @@ def _in_step(
     """
     slower = {}
     for name, each in found.items():
-        seconds = np.asarray(each["seconds"])
-        own, marks = classes_of(gpu, name, job.kernels.families[name], jnp.asarray(seconds), job.plan.attention)
-        in_step = np.asarray(own) * (np.asarray(factors(job.software)) @ np.asarray(marks))
-        slower[name] = in_step / np.maximum(seconds, 1e-30)
+        batch, seconds = job.kernels.families[name], jnp.asarray(each["seconds"])
+        in_step = step_seconds(gpu, name, batch, seconds, job.software, job.plan.attention)
+        slower[name] = np.asarray(in_step) / np.maximum(np.asarray(seconds), 1e-30)
     place, work, count = rank_rows(job, busiest)
     factor = in_row_order(job.kernels, slower)[place]
     taken = {name: values[place] for name, values in rows.items()}

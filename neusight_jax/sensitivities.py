@@ -289,8 +289,7 @@ def sensitivity(
       secants: whether to take them too, which is most of the work.
     Raises: `InputError` when the GPU lacks the arithmetic path of the work's dtype.
     """
-    if isinstance(graph, Graph):
-        graph = graph.on(gpu_of(gpu).paths, topology_of(gpu).gpus_per_domain)
+    graph = graph.on(gpu_of(gpu).paths, topology_of(gpu).gpus_per_domain)
     forecast = predict(predictor, gpu, graph, gpu_name=gpu_name, notes=notes)
     work = graph.kernels if isinstance(graph, Graph) else graph
     if is_limited(gpu):

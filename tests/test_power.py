@@ -53,6 +53,14 @@ def test_watts_lie_between_those_of_an_idle_board_and_its_limit() -> None:
     assert min(joules) > 0.0
 
 
+def test_kernels_alone_are_held_back_too() -> None:
+    """A kernel that runs again and again settles at a clock of its own, in seconds as in watts."""
+    predictor, kernels = nj.load_predictor("tensorcore"), table()
+    free, held = (nj.predict_kernels(predictor, gpu, kernels) for gpu in (H100, H100.replace(clock_limit_hz=5e8)))
+    assert np.all(held >= free * (1.0 - 1e-5))
+    assert np.max(held / free) > 1.5
+
+
 def test_slopes_by_cap_and_clock_are_those_of_differences() -> None:
     """Of a step function's root there would be none: it is differentiated implicitly."""
     kernels = nj.graph_from_config("gpt2", 8, 512, "inference", "bf16").kernels

@@ -28,6 +28,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Pool, by_family
 from neusight_jax.memory import footprint
 from neusight_jax.model.software import OVERLAPS, USUAL_OVERLAPS, Software, usual_software
+from neusight_jax.model.streams import by_phase
 from neusight_jax.records import Record
 
 WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "recomputed", "optimizer")
@@ -351,7 +352,7 @@ def one_rank(graph: Graph) -> Job:
     counts: dict[str, Any] = {}
     for name, batch in table.families.items():
         counts[name] = np.zeros((KINDS, len(WORK), len(batch.row)), np.float32)
-        counts[name][0, phases] = np.where(np.asarray(batch.phase) == np.arange(len(PHASES))[:, None], batch.count, 0.0)
+        counts[name][0, phases] = np.asarray(by_phase(batch))
     optimizer = graph.options.get("optimizer")
     plan = Plan(
         model=graph.name,

@@ -26,16 +26,15 @@ from neusight_jax.job.stages import INNER
 from neusight_jax.kernels.collective import COLLECTIVE, OPS, expert_bytes
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.model.latency import (
-    CLOCKS,
     kernel_latency,
     predict_kernels,
     require_covered,
-    slower_by,
+    settled_step,
     step_draw,
 )
 from neusight_jax.model.latency import latency as table_latency
 from neusight_jax.model.latency import settled as table_settled
-from neusight_jax.model.power import POWER, Settled, at_clock, is_limited, settle
+from neusight_jax.model.power import Settled, at_clock, is_limited
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation
@@ -429,12 +428,16 @@ def latency(
 # Energy: the law of `model.power` for the steps of a job.
 
 
+def step_counts(job: Job, stages: Float[np.ndarray, " kind"]) -> dict[str, Float[np.ndarray, "kernel work"]]:
+    """How often a GPU with so many stages of each kind launches each kernel in a step, by family."""
+    times = np.where(np.array(WORK) == "optimizer", 1.0, float(job.plan.micro_batches))
+    return {name: np.einsum("k,kwn,w->nw", stages, np.asarray(counts), times) for name, counts in job.counts.items()}
+
+
 def mean_counts(job: Job) -> dict[str, Float[Array, " kernel"]]:
     """How often a GPU of a job launches each kernel in a step, by family: the mean over its ranks."""
-    plan = job.plan
-    stages = np.bincount(plan.kinds, minlength=KINDS) / plan.layout.pipeline
-    times = np.where(np.array(WORK) == "optimizer", 1.0, float(plan.micro_batches))
-    return {name: jnp.einsum("k,kwn,w->n", stages, counts, times) for name, counts in job.counts.items()}
+    stages = np.bincount(job.plan.kinds, minlength=KINDS) / job.plan.layout.pipeline
+    return {name: jnp.asarray(counts.sum(axis=1), float) for name, counts in step_counts(job, stages).items()}
 
 
 def settled(
@@ -448,10 +451,11 @@ def settled(
     """
     if isinstance(work, KernelTable):
         return table_settled(predictor, machine, work, relaxation=relaxation)
-    clocks = CLOCKS if is_limited(machine) else CLOCKS[-1:]
-    seconds = jnp.stack([latency(predictor, at_clock(machine, each), work, relaxation=relaxation) for each in clocks])
-    draw = step_draw(predictor, as_cluster(machine).gpu, work.kernels, seconds[-1], mean_counts(work))
-    return settle(POWER, as_cluster(machine).gpu, draw, slower_by(seconds))
+    return settled_step(
+        lambda held: latency(predictor, held, work, relaxation=relaxation),
+        lambda seconds: step_draw(predictor, as_cluster(machine).gpu, work.kernels, seconds, mean_counts(work)),
+        machine,
+    )
 
 
 def energy(

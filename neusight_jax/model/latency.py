@@ -265,15 +265,15 @@ def kernel_latency(
     """
     require_covered(predictor, kernels)
     machine, switches = on_device(machine), _switches(relaxation, isolated)
-    seconds: dict[str, Array] = _kernel_latency(predictor, _unlimited(machine), kernels, *switches)
     if is_limited(machine):
         clocks = {name: each.clock for name, each in _settled_kernels(predictor, machine, kernels, *switches).items()}
-        seconds = {
+        return {
             name: _kernel_latency(
                 predictor, at_clock(machine, clock), KernelTable({name: kernels.families[name]}), *switches
             )[name]
             for name, clock in clocks.items()
         }
+    seconds: dict[str, Array] = _kernel_latency(predictor, machine, kernels, *switches)
     return seconds
 
 
@@ -390,10 +390,23 @@ def settled(
     Args: as `kernel_latency`.
     """
     options: dict[str, Any] = {"isolated": isolated, "relaxation": relaxation}
-    machine, clocks = on_device(machine), CLOCKS if is_limited(machine) else CLOCKS[-1:]
-    seconds = jnp.stack([latency(predictor, at_clock(machine, clock), kernels, **options) for clock in clocks])
-    draw = step_draw(predictor, machine, kernels, seconds[-1], **options)
-    return settle(POWER, gpu_of(machine), draw, slower_by(seconds))
+    machine = on_device(machine)
+    return settled_step(
+        lambda held: latency(predictor, held, kernels, **options),
+        lambda seconds: step_draw(predictor, machine, kernels, seconds, **options),
+        machine,
+    )
+
+
+def settled_step(seconds_of: Callable[[Machine], Array], draw_in: Callable[[Array], Draw], machine: Machine) -> Settled:
+    """Where the boards of a step settle.
+
+    Args:
+      seconds_of: seconds of the step on a machine without cap or lock; draw_in: what it takes in so many seconds.
+    """
+    clocks = CLOCKS if is_limited(machine) else CLOCKS[-1:]
+    seconds = jnp.stack([seconds_of(at_clock(machine, clock)) for clock in clocks])
+    return settle(POWER, gpu_of(machine), draw_in(seconds[-1]), slower_by(seconds))
 
 
 def predict_kernels_power(
@@ -428,6 +441,9 @@ def predict_kernels(
     Returns: float32 [rows].
     """
     require_covered(predictor, table)
+    if is_limited(machine):
+        held = kernel_latency(predictor, machine, table, isolated=isolated, relaxation=relaxation)
+        return in_row_order(table, {name: np.asarray(values) for name, values in held.items()})
     # Of a small table compiling takes longer than running, so its program is compiled plainly.
     short = all(len(batch.row) <= BLOCK for batch in table.families.values())
     run = _kernel_latency_once if short else _kernel_latency

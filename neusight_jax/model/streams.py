@@ -115,7 +115,12 @@ def longer(kernels: Array, host: Array) -> Array:
 
 
 def step_seconds(
-    gpu: GPU, name: str, kernels: KernelBatch, seconds: Float[Array, " kernel"], software: Software
+    gpu: GPU,
+    name: str,
+    kernels: KernelBatch,
+    seconds: Float[Array, " kernel"],
+    software: Software,
+    attention: str = "flash",
 ) -> Float[Array, " kernel"]:
     """Seconds of the kernels of a family inside a step.
 
@@ -126,7 +131,7 @@ def step_seconds(
       seconds: of one launch of each kernel by itself, as of `latency.kernel_latency`.
       software: numbers of the framework.
     """
-    own, marks = classes_of(gpu, name, kernels, seconds)
+    own, marks = classes_of(gpu, name, kernels, seconds, attention)
     return own * (factors(software) @ marks)
 
 
