@@ -2,139 +2,137 @@
 
     python -m benchmarks.power_law MEASUREMENTS_FOLDER
 
-Reads `power/`: kernels of B200 and GB200, whole models on an A100 at locked clocks, and an RTX 3090 under caps, which
-no fit sees. Prints errors of watts by what was left out, the 3090's speed and watts over its caps, and the constants.
+Reads `power/`: kernels of B200 and GB200, whole models on an A100 at locked clocks, chat servers on an H100, and an RTX
+3090 under caps. Prints errors of watts by what was left out, the 3090's speed and watts over its caps and the A100's
+slopes by clock, each from a fit without that board, and the constants.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 import neusight_jax as nj
 from neusight_jax.datasets.aiconfigurator_rules import RULES
-from neusight_jax.kernels.table import KernelTable
+from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.model.latency import in_row_order, kernel_latency
-from neusight_jax.model.power import REFERENCE_NM, PowerLaw, draw_of
+from neusight_jax.model.power import FLOP_A_LANE, PICOJOULE, PowerLaw, at_clock
+from neusight_jax.training.power import (
+    ENERGIES,
+    REGULATED,
+    SHORTEST_S,
+    Measured,
+    errors,
+    fit_power,
+    joules_of,
+    measured_kernels,
+)
 
-KERNELS: tuple[tuple[str, str, str, str], ...] = (
+KERNELS: tuple[tuple[str, str, str | None, str | None], ...] = (
     ("gemm", "gemm_bf16", "gemm_dtype", "bfloat16"),
     ("gemm", "gemm_fp8", "gemm_dtype", "fp8"),
     ("gemm", "gemm_fp4", "gemm_dtype", "nvfp4"),
     ("context_attention", "prefill", "attn_dtype", "bfloat16"),
-    ("generation_attention", "decode", "attn_dtype", "bfloat16"),
+    ("context_attention", "prefill", "attn_dtype", "fp8"),
+    ("generation_attention", "decode", None, None),
     ("moe", "experts_bfloat16", "moe_dtype", "bfloat16"),
+    ("moe", "experts_fp8_block", "moe_dtype", "fp8"),
     ("moe", "experts_nvfp4", "moe_dtype", "nvfp4"),
+    ("computescale", "quantize", None, None),
+    ("scale_matrix", "quantize", None, None),
 )
-"""Tables taken: the rule of the import that reads one, and the column and dtype of its rows."""
-SHORTEST_S = 50e-6
-"""Kernels shorter than this have watts of more than themselves in a window of NVML."""
-ROWS = 1500
+"""Tables taken: the rule of the import that reads one, and the column and dtype of its rows. Products in fp8 by blocks
+are left out: their host bounds them."""
+ROWS = 2500
 """Rows taken of each table and GPU."""
 MODELS = {
     "optmodel_opt-1p3b": "opt-1.3b",
     "bertmodel_large": "bert-large",
     "gpt2model_gpt2": "gpt2",
     "vitmodel_large": "vit-large",
+    "qwen2model_qwen2-1p5b": "qwen2-1.5b",
 }
-A100 = "NVIDIA A100-PCIE-40GB"
-MOVING = (
-    "product_share",
-    "attention_share",
-    "decode_share",
-    "stream_share",
-    "flop16_pj",
-    "flop8_pj",
-    "flop4_pj",
-    "flop32_pj",
-    "dram_pj",
-)
-"""Constants that watts are linear in: the first of busy SMs, then of arithmetic, the last of memory."""
-BUSY = 4
-NAMES = tuple(each.name for each in dataclasses.fields(PowerLaw))
-NOISE = 0.15
-"""Spread of measured over forecast watts beside the law, in logarithms."""
-
-
-def basis(gpu: nj.GPU, table: KernelTable, seconds: dict[str, Any]) -> np.ndarray:
-    """Watts of one launch for each constant of `MOVING` at 1, node and volts left out, [constant, row]."""
-    found = []
-    for name in MOVING:
-        law = PowerLaw(**{**dict.fromkeys(NAMES, 0.0), name: 1.0})
-        watts = {}
-        for family, batch in table.families.items():
-            draw = draw_of(law, gpu, family, batch, jnp.asarray(seconds[family]))
-            watts[family] = np.asarray(draw.busy_w + (draw.flop_j + draw.dram_j) / jnp.maximum(draw.seconds, 1e-12))
-        found.append(in_row_order(table, watts))
-    return np.array(found, np.float64)
+A100, H100, RTX_3090 = "NVIDIA A100-PCIE-40GB", "H100", "RTX 3090"
 
 
 def of_step(predictor: Any, gpu: Any, graph: Any) -> tuple[np.ndarray, float]:
-    """Joules of a graph's kernels for each constant of `MOVING` at 1 [constant], and their seconds."""
+    """Joules of a graph's kernels for each constant of `ENERGIES` at 1 [constant], and their seconds."""
     table = graph.kernels
     seconds = kernel_latency(predictor, gpu, table)
     count = in_row_order(table, {name: np.asarray(batch.count) for name, batch in table.families.items()})
     cost = in_row_order(table, {name: np.asarray(each) for name, each in seconds.items()}) * count
-    return basis(gpu, table, seconds) @ cost, float(cost.sum())
+    return joules_of(gpu, table, seconds) @ count, float(cost.sum())
 
 
-def kernels(folder: Path, device: str, name: str) -> dict[str, np.ndarray]:
-    """Measured kernels of one GPU: what each constant adds, watts, limits and where they are from."""
-    frame, predictor, gpu = (
-        pd.read_parquet(folder / "kernels.parquet"),
-        nj.load_predictor("tensorcore"),
-        nj.load_gpu(name),
-    )
-    frame = frame[(frame.device == device) & (frame.latency_s >= SHORTEST_S)]
+def kernels(folder: Path, device: str, name: str) -> Measured:
+    """Kernels of one GPU, each measured alone."""
+    frame = pd.read_parquet(folder / "kernels.parquet")
+    frame = frame[(frame.device == device) & (frame.latency_s >= SHORTEST_S) & (frame.power_w > IDLE_W)]
+    frame = frame.assign(window_size=frame.window_size.fillna(0))
     rules, parts = {rule.name: rule for rule in RULES}, []
     for table, rule, column, dtype in KERNELS:
-        rows = frame[(frame.table == table) & (frame[column] == dtype)].assign(window_size=0)
+        rows = frame[(frame.table == table) & (True if column is None else frame[column] == dtype)]
         rows = rows.sample(min(ROWS, len(rows)), random_state=0)
         sizes = pd.DataFrame({key: rows.eval(text, engine="python") for key, text in rules[rule].columns.items()})
-        whole = sizes.notna().all(axis=1)
-        with tempfile.TemporaryDirectory() as place:
-            sizes[whole].to_parquet(Path(place) / "rows.parquet")
-            read = nj.read_kernels(Path(place) / "rows.parquet")
-        seconds = kernel_latency(predictor, gpu, read, isolated=True)
-        own = rows[whole]
-        parts.append(
-            (basis(gpu, read, seconds), own.power_w.to_numpy(), own.power_limit_w.to_numpy(), [table] * len(own))
-        )
-    joined = [np.concatenate(each, axis=-1) for each in zip(*parts, strict=True)]
-    fixed = {"tdp": gpu.tdp_w, "nm": gpu.process_nm, "share": 1.0, "weight": 0.1}
-    return dict(zip(("moving", "watts", "limit", "what"), joined, strict=True)) | fixed  # type: ignore[arg-type]
+        sizes = sizes.assign(power_w=rows.power_w, power_limit_w=rows.power_limit_w)
+        parts.append(sizes[sizes.notna().all(axis=1)])
+    with tempfile.TemporaryDirectory() as place:
+        files = [Path(place) / f"{at}.parquet" for at in range(len(parts))]
+        for file, part in zip(files, parts, strict=True):
+            part.assign(device=name, latency_s=1.0).to_parquet(file)
+        read = read_measurements(files).frame
+    return measured_kernels(nj.load_predictor("tensorcore"), nj.load_gpu(name), read)
 
 
-def models(folder: Path) -> dict[str, np.ndarray]:
-    """Whole models on an A100 at locked clocks, kernels as they take their share of the measured step."""
-    frame, gpu = pd.read_csv(folder / "models_by_clock.csv"), nj.load_gpu(A100)
-    boost, parts = float(gpu.clock_hz), []
-    for workload, rows in frame.groupby("workload"):
-        read = re.match(r"(.+?)_+p(bf16|fp32)_b(\d+)(?:_s(\d+))?(?:_modeprefill)?(?:_attneager)?$", str(workload))
-        if read is None or read[1] not in MODELS:
-            continue
-        name, dtype = MODELS[read[1]], read[2]
-        graph = nj.graph_from_config(name, int(read[3]), int(read[4] or 197), "inference", dtype)
-        predictor = nj.load_predictor("fp32" if dtype == "fp32" and "vit" not in name else "tensorcore")
-        energy, kernels_s = of_step(predictor, gpu, graph)
+IDLE_W = 50.0
+"""A board that draws less was not measured."""
+IDLE_STEP = 1.1
+"""A step that takes no longer than the fastest of its model, over this, is bound by its host."""
+
+
+def whole_models(folder: Path) -> pd.DataFrame:
+    """Measured steps of models that are known here, with the parts of their names."""
+    frame = pd.read_csv(folder / "models_by_clock.csv")
+    pattern = (
+        r"(?P<name_>.+?)_+p(?P<dtype_>bf16|fp32)_b(?P<batch>\d+)(?:_s(?P<length>\d+))?(?:_modeprefill)?(?:_attneager)?$"
+    )
+    frame = frame.join(frame.workload.str.extract(pattern))
+    return frame[frame.name_.isin(MODELS)]
+
+
+def eager(row: Any) -> tuple[Any, Any]:
+    """The graph of a measured step that was run operator by operator, and the predictor of its dtype."""
+    tokens = IMAGE_TOKENS if pd.isna(row.length) else int(row.length)
+    graph = nj.graph_from_config(MODELS[row.name_], int(row.batch), tokens, "inference", row.dtype_, fused=False)
+    own = row.dtype_ == "fp32" and MODELS[row.name_] not in ("vit-large", "qwen2-1.5b")
+    return graph, nj.load_predictor("fp32" if own else "tensorcore")
+
+
+def models(folder: Path) -> Measured:
+    """Whole models on an A100 at locked clocks, run operator by operator."""
+    frame, gpu, parts = whole_models(folder), nj.load_gpu(A100), []
+    fastest = frame.groupby("name_").step_s.transform("min")
+    frame = frame.assign(hosted=frame.step_s < IDLE_STEP * fastest)
+    for _, rows in frame.groupby("workload"):
+        graph, predictor = eager(rows.iloc[0])
         for row in rows.itertuples():
-            share = row.clock_mhz * 1e6 / boost
-            busy = np.arange(len(MOVING)) < BUSY
-            # SMs are busy for as long as the kernels take, arithmetic and memory take their joules in any time.
-            part = np.where(busy, share * min(1.0, row.step_s / kernels_s), 1.0) / row.step_s
-            parts.append((energy * part, row.power_w, 250.0, share, f"{name} {dtype}"))
-    moving, watts, limit, share, what = zip(*parts, strict=True)
-    sizes = {"moving": np.array(moving).T, "watts": np.array(watts), "limit": np.array(limit), "share": np.array(share)}
-    return sizes | {"what": np.array(what), "tdp": gpu.tdp_w, "nm": gpu.process_nm}  # type: ignore[dict-item]
+            share = row.clock_mhz * 1e6 / float(gpu.clock_hz)
+            joules, seconds = of_step(predictor, at_clock(gpu, share), graph)
+            joules *= min(1.0, row.step_s / seconds)
+            if not row.hosted:
+                # What a step takes beyond its kernels are casts and softmax that the graph has fused away.
+                lanes_per_s = gpu.fp32_flop_per_s * share / FLOP_A_LANE
+                joules[ENERGIES["stream_pj"]] += PICOJOULE * lanes_per_s * max(row.step_s - seconds, 0.0)
+            group = f"{MODELS[row.name_]} {row.dtype_}"
+            parts.append((joules, row.step_s, 0.0, row.power_w, share, REGULATED * gpu.tdp_w, group))
+    columns = [np.array(column) for column in zip(*parts, strict=True)]
+    return Measured(columns[0].T, *columns[1:], gpu)
 
 
 SERVED = {
@@ -144,63 +142,30 @@ SERVED = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": "qwen3-30b-a3b",
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
 }
-CHAT_TOKENS = 700
-"""Context of a chat in the middle of its answer; the source states no prompts, its answers have 500 to 1,000 tokens."""
+IMAGE_TOKENS = 197
+"""Of ViT: patches of a picture and one more."""
+PROMPT_TOKENS = 200
+"""Of a chat; the source says about 100 to 500."""
+PROMPT_SHARE = 0.5
+"""Share of the peak that prompts between the steps of a server reach."""
 
 
-def served(folder: Path) -> dict[str, np.ndarray]:
+def served(folder: Path) -> Measured:
     """Decode steps of chat servers on one H100, at their mean batch and measured time."""
-    frame, gpu, predictor = (
-        pd.read_csv(folder / "serving_energy.csv"),
-        nj.load_gpu("H100"),
-        nj.load_predictor("tensorcore"),
-    )
+    frame, gpu = pd.read_csv(folder / "serving_energy.csv"), nj.load_gpu(H100)
+    predictor, parts = nj.load_predictor("tensorcore"), []
     frame = frame[(frame.num_gpus == 1) & (frame.weight_precision == "bfloat16") & frame.model_id.isin(SERVED)]
-    parts = []
     for row in frame.itertuples():
-        batch = max(1, round(row.avg_batch_size))
-        graph = nj.graph_from_config(SERVED[row.model_id], batch, CHAT_TOKENS, "decode", "bf16")
-        energy, kernels_s = of_step(predictor, gpu, graph)
-        step_s = max(row.median_itl_ms * 1e-3, kernels_s)
-        parts.append((energy / step_s, row.avg_power_watts, row.model_id))
-    moving, watts, what = zip(*parts, strict=True)
-    sizes = {"moving": np.array(moving).T, "watts": np.array(watts), "what": np.array(what), "share": 1.0}
-    return sizes | {"limit": float(gpu.tdp_w), "tdp": gpu.tdp_w, "nm": gpu.process_nm}  # type: ignore[dict-item]
-
-
-def watts(numbers: dict[str, float], data: dict[str, Any]) -> np.ndarray:
-    """Watts by the law, within the limit of the board."""
-    node = (data["nm"] / REFERENCE_NM) ** numbers["node_exponent"]
-    volts = (1.0 + numbers["slope"] * np.maximum(np.asarray(data["share"]) - numbers["flat"], 0.0)) ** 2
-    busy = sum(numbers[name] * data["moving"][at] for at, name in enumerate(MOVING[:BUSY]))
-    flop = sum(numbers[name] * data["moving"][BUSY + at] for at, name in enumerate(MOVING[BUSY:-1])) * node
-    moving = (busy + flop) * volts
-    total = numbers["static_share"] * data["tdp"] + moving + numbers["dram_pj"] * data["moving"][-1]
-    return total / (1.0 + (total / data["limit"]) ** 12) ** (1.0 / 12.0)
-
-
-def fit(sets: list[dict[str, Any]]) -> dict[str, float]:
-    """The most probable constants; sets of kernels alone count a tenth of those of whole models and servers."""
-    first = np.log([float(each.default) for each in dataclasses.fields(PowerLaw)])  # type: ignore[arg-type]
-    widths = np.array([each.metadata["width"] for each in dataclasses.fields(PowerLaw)])
-
-    def residuals(logs: np.ndarray) -> np.ndarray:
-        numbers = dict(zip(NAMES, np.exp(logs), strict=True))
-        own = [
-            np.log(watts(numbers, each) / each["watts"])
-            / NOISE
-            * np.sqrt(100.0 * each.get("weight", 1.0) / len(each["watts"]))
-            for each in sets
-        ]
-        return np.concatenate([*own, (logs - first) / widths])
-
-    found = least_squares(residuals, first, loss="soft_l1").x
-    return dict(zip(NAMES, np.exp(found).tolist(), strict=True))
-
-
-def errors(numbers: dict[str, float], data: dict[str, Any]) -> pd.Series:
-    """Relative errors of watts, by what was measured."""
-    return pd.Series(np.abs(watts(numbers, data) / data["watts"] - 1.0), index=data["what"])
+        batch, context = max(1, round(row.avg_batch_size)), PROMPT_TOKENS + int(row.avg_output_len / 2.0)
+        graph = nj.graph_from_config(SERVED[row.model_id], batch, context, "decode", "bf16")
+        joules, seconds = of_step(predictor, gpu, graph)
+        step_s = max(row.median_itl_ms * 1e-3, seconds)
+        rest = step_s - seconds  # prompts of other chats
+        joules[ENERGIES["product_pj"]] += PICOJOULE * rest * gpu.fp32_flop_per_s / FLOP_A_LANE
+        joules[ENERGIES["flop16_pj"]] += rest * PROMPT_SHARE * gpu.bf16_flop_per_s * PICOJOULE
+        parts.append((joules, step_s, 0.0, row.avg_power_watts, 1.0, REGULATED * gpu.tdp_w, row.model_id))
+    columns = [np.array(column) for column in zip(*parts, strict=True)]
+    return Measured(columns[0].T, *columns[1:], gpu)
 
 
 CAPPED: dict[str, tuple[str, str]] = {
@@ -212,27 +177,67 @@ CAPPED: dict[str, tuple[str, str]] = {
 """Series of the RTX 3090, and a model of about their size with weights of four bits; the source's own are not here."""
 
 
-def capped(folder: Path) -> pd.DataFrame:
-    """Speed over that at the highest cap, and watts, forecast and measured, of the RTX 3090 at every cap."""
-    frame, gpu, predictor = (
-        pd.read_csv(folder / "caps_rtx3090.csv"),
-        nj.load_gpu("RTX 3090"),
-        nj.load_predictor("tensorcore"),
-    )
-    rows = []
+def clocked(folder: Path) -> Measured:
+    """The RTX 3090 at the clocks that it settled at under its caps."""
+    frame, gpu = pd.read_csv(folder / "caps_rtx3090.csv"), nj.load_gpu(RTX_3090)
+    predictor, parts = nj.load_predictor("tensorcore"), []
     for series, (model, mode) in CAPPED.items():
         graph = nj.graph_from_config(model, 1, 2048, mode, "bf16", weight_dtype="int4")
-        own = frame[frame.series == series].sort_values("cap_w")
-        steps = [nj.predict(predictor, gpu.replace(power_limit_w=float(cap)), graph) for cap in own.cap_w]
-        measured = own.tokens_per_s / own.tokens_per_s.iloc[-1]
-        forecast = [steps[-1].total_s / step.total_s for step in steps]
-        watts = [step.power_w for step in steps]
-        rows.append(own.assign(speed=forecast, measured_speed=measured, watts=watts)[COLUMNS])
-    return pd.concat(rows, ignore_index=True)
+        for row in frame[frame.series == series].itertuples():
+            share = row.sm_clock_mhz * 1e6 / float(gpu.clock_hz)
+            joules, seconds = of_step(predictor, at_clock(gpu, share), graph)
+            parts.append((joules, seconds, 0.0, row.drawn_w, share, UNLIMITED_W, series))
+    columns = [np.array(column) for column in zip(*parts, strict=True)]
+    return Measured(columns[0].T, *columns[1:], gpu)
 
 
-COLUMNS = ["series", "cap_w", "speed", "measured_speed", "watts", "drawn_w"]
-"""Columns of `capped`."""
+UNLIMITED_W = 1e6
+"""Where the clock was measured, the cap is in it."""
+
+
+def capped(folder: Path, law: PowerLaw) -> pd.DataFrame:
+    """Speed over that at the highest cap, and watts, forecast and measured, of the RTX 3090 at every cap."""
+    frame, gpu = pd.read_csv(folder / "caps_rtx3090.csv"), nj.load_gpu(RTX_3090)
+    predictor = dataclasses.replace(nj.load_predictor("tensorcore"), power=law)  # type: ignore[type-var]
+    parts = []
+    for series, (model, mode) in CAPPED.items():
+        graph = nj.graph_from_config(model, 1, 2048, mode, "bf16", weight_dtype="int4")
+        rows = frame[frame.series == series].sort_values("cap_w")
+        steps = [nj.predict(predictor, gpu.replace(power_limit_w=float(cap)), graph) for cap in rows.cap_w]
+        parts.append(
+            rows.assign(
+                speed=[steps[-1].total_s / step.total_s for step in steps],
+                measured_speed=rows.tokens_per_s / rows.tokens_per_s.iloc[-1],
+                watts=[step.power_w for step in steps],
+            )
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def by_clock(folder: Path, law: PowerLaw) -> pd.DataFrame:
+    """Whole models on an A100 at every locked clock: seconds and joules, forecast and measured."""
+    frame, gpu = whole_models(folder), nj.load_gpu(A100)
+    rows = []
+    for workload, points in frame[frame["set"] == "dvfs"].groupby("workload"):
+        graph, predictor = eager(points.iloc[0])
+        predictor = dataclasses.replace(predictor, power=law)
+        for point in points.itertuples():
+            step = nj.predict(predictor, gpu.replace(clock_limit_hz=point.clock_mhz * 1e6), graph)
+            rows.append((workload, point.clock_mhz, step.total_s, point.step_s, step.energy_j, point.energy_j))
+    return pd.DataFrame(rows, columns=["workload", "clock_mhz", "seconds", "measured_s", "joules", "measured_j"])
+
+
+def simple(data: Measured, other: Measured) -> tuple[float, float]:
+    """Errors of two answers without a law: the board is at its limit; the share of it that the other's rows have."""
+    shares = pd.Series(other.watts / other.limit_w).groupby(other.group).median()
+    at_limit = np.abs(data.limit_w / data.watts - 1.0)
+    as_other = np.abs(data.limit_w * shares.reindex(data.group).to_numpy() / data.watts - 1.0)
+    return float(at_limit.mean()), float(np.nanmean(as_other))
+
+
+def elasticity(points: pd.DataFrame, column: str) -> float:
+    """Slope of a logarithm by that of the clock."""
+    return float(np.polyfit(np.log(points.clock_mhz), np.log(points[column]), 1)[0])
 
 
 def main() -> None:
@@ -243,21 +248,34 @@ def main() -> None:
         "GB200": kernels(folder, "GB200", "NVIDIA GB200"),
         "A100": models(folder),
         "H100": served(folder),
+        "RTX 3090": clocked(folder),
     }
-    for out in data:
-        numbers = fit([each for name, each in data.items() if name != out])
-        found = errors(numbers, data[out])
-        print(f"{out} left out: mean {found.mean():.1%}, median {found.median():.1%}")
-        print("  " + ", ".join(f"{what} {value:.0%}" for what, value in found.groupby(level=0).mean().items()))
-    everything = fit(list(data.values()))
-    for name, each in data.items():
-        found = errors(everything, each)
-        print(f"{name}, all fitted: mean {found.mean():.1%}, median {found.median():.1%}")
-    print({name: float(f"{value:.4g}") for name, value in everything.items()})
-    caps = capped(folder)
+    laws = {out: fit_power([measured for name, measured in data.items() if name != out]) for out in data}
+    for out, law in laws.items():
+        missed = errors(law, data[out])
+        print(f"{out} left out: mean {missed.mean():.1%}, median {missed.median():.1%}")
+        print("  " + ", ".join(f"{group} {value:.0%}" for group, value in missed.groupby(level=0).mean().items()))
+    for out, other in (("B200", "GB200"), ("GB200", "B200")):
+        at_limit, as_other = simple(data[out], data[other])
+        print(f"{out} at its limit: {at_limit:.1%}; by the median of {other}: {as_other:.1%}")
+    everything = fit_power(list(data.values()))
+    for name, measured in data.items():
+        missed = errors(everything, measured)
+        print(f"{name}, all fitted: mean {missed.mean():.1%}, median {missed.median():.1%}")
+    print(everything)
+    caps = capped(folder, laws["RTX 3090"])
     speed, drawn = caps.speed / caps.measured_speed - 1.0, caps.watts / caps.drawn_w - 1.0
-    print(f"RTX 3090 under caps, in no fit: speed {speed.abs().mean():.1%}, watts {drawn.abs().mean():.1%}")
-    print(caps.to_string(float_format="{:.2f}".format))
+    print(f"RTX 3090 under caps, left out: speed {speed.abs().mean():.1%}, watts {drawn.abs().mean():.1%}")
+    print(speed.abs().groupby(caps.series).mean().to_string(float_format="{:.3f}".format))
+    locked = by_clock(folder, laws["A100"])
+    relative = locked.joules / locked.seconds * locked.measured_s / locked.measured_j - 1.0
+    print(f"A100 at locked clocks, left out: watts {relative.abs().mean():.1%} (whole forecast)")
+    slopes = [
+        (elasticity(points, "seconds"), elasticity(points, "measured_s")) for _, points in locked.groupby("workload")
+    ]
+    off = np.mean([abs(forecast - measured) for forecast, measured in slopes])
+    print(f"elasticity of seconds by clock: off by {off:.2f} in the mean of {len(slopes)} workloads")
+    print(np.round(slopes, 2).tolist())
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ _READ_COLUMNS: tuple[str, ...] = (
     *("latency_s", "kernel_name"),
     *schema.GRID_COLUMNS,
     *schema.BLOCK_COLUMNS,
+    *schema.POWER_COLUMNS,
 )
 
 
@@ -44,7 +45,7 @@ class Measurements(Record):
 
     Attributes:
       frame: one row per kernel measurement: device (canonical), family, op, dtype, the family's dims (NaN elsewhere),
-        latency_s, kernel_name, tile ("MxN"), blocks, file, row (from 0).
+        latency_s, kernel_name, tile ("MxN"), blocks, power_w, power_limit_w, clock_hz, file, row (from 0).
       problems: file, row, problem, detail of rows that were dropped.
       end_to_end: measured whole models, or None.
       per_op: measured graph nodes, or None.

@@ -37,7 +37,7 @@ SHARES: frozenset[str] = frozenset({"crossing_share", "weight_share"})
 FRAME_COLUMNS: tuple[str, ...] = (
     *("device", "family", "op", "dtype"),
     *schema.FRAME_DIMS,
-    *("latency_s", "kernel_name", "tile", "blocks", "file", "row"),
+    *("latency_s", "kernel_name", "tile", "blocks", *schema.POWER_COLUMNS, "file", "row"),
 )
 """Columns of the normalised frame. `op` is the family's operator; `row` counts from 0 in `file`."""
 
@@ -176,9 +176,21 @@ def check_rows(
         fine = np.isfinite(latency_s) & (latency_s > SHORTEST_S)
         problems.add_values("latency_s", fine, "bad latency", f"seconds above {SHORTEST_S:g}")
     frame = pd.DataFrame({"device": devices, "family": families, "op": ops, "dtype": dtypes}, dtype=object)
-    frame = frame.assign(**dims, latency_s=latency_s, **_launches(raw, ops), file=file, row=raw.index.to_numpy())
+    frame = frame.assign(**dims, latency_s=latency_s, **_launches(raw, ops), **_power(raw, problems))
+    frame = frame.assign(file=file, row=raw.index.to_numpy())
     _check_light(frame, gpus, problems)
     return CheckedRows(frame[list(FRAME_COLUMNS)], problems.bad, problems.frame())
+
+
+def _power(raw: pd.DataFrame, problems: Problems) -> dict[str, Values]:
+    """Watts and clocks, NaN where they were not read."""
+    columns = {}
+    for name in schema.POWER_COLUMNS:
+        columns[name] = numbers(raw[name]) if name in raw.columns else np.full(len(raw), np.nan)
+        if name in raw.columns:
+            fine = raw[name].isna().to_numpy() | (np.isfinite(columns[name]) & (columns[name] > 0.0))
+            problems.add_values(name, fine, f"bad {name}", "a number above 0, or nothing")
+    return columns
 
 
 def need_columns(raw: pd.DataFrame, columns: Iterable[str], file: str) -> None:

@@ -71,6 +71,8 @@ OPTIONAL_COLUMNS: dict[str, dict[str, float]] = {
 """Columns an operator may lack, with what stands for them."""
 GRID_COLUMNS: tuple[str, ...] = ("grid_x", "grid_y", "grid_z")
 BLOCK_COLUMNS: tuple[str, ...] = ("block_x", "block_y", "block_z")
+POWER_COLUMNS: tuple[str, ...] = ("power_w", "power_limit_w", "clock_hz")
+"""Mean watts of the board while a kernel ran again and again, its limit, and the core clock: where they were read."""
 DIM_COLUMNS: tuple[str, ...] = tuple(
     dict.fromkeys(name for table in (_COLUMNS, OPTIONAL_COLUMNS) for columns in table.values() for name in columns)
 )

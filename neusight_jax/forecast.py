@@ -26,7 +26,7 @@ from neusight_jax.model.intervals import (
     unlabelled_note,
 )
 from neusight_jax.model.latency import in_row_order, kernel_terms
-from neusight_jax.model.power import POWER, draw_of
+from neusight_jax.model.power import draw_of, power_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation, element_bytes, relaxation_switch
@@ -326,7 +326,7 @@ def _explained(
         work = FAMILIES[name].work(batch.dims, element_bytes(batch.dtype))
         interval = kernel_interval(predictor, FAMILIES[name], gpu_of(machine), batch)
         body = jnp.where(term.compute_s >= term.memory_s, BOUNDS.index("compute"), BOUNDS.index("memory"))
-        draw = draw_of(POWER, gpu_of(machine), name, batch, term.seconds)
+        draw = draw_of(power_law(predictor), gpu_of(machine), name, batch, term.seconds)
         out[name] = {
             "seconds": term.seconds,
             "busy_j": draw.busy_w * term.seconds,

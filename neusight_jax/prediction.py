@@ -42,7 +42,7 @@ from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.memory import crowded_notes, footprint
 from neusight_jax.model.intervals import in_labels, kernel_interval
 from neusight_jax.model.latency import in_row_order, require_covered
-from neusight_jax.model.power import POWER, Draw, Settled, at_clock, is_limited, settle
+from neusight_jax.model.power import Draw, PowerLaw, Settled, at_clock, is_limited, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation
@@ -95,7 +95,7 @@ def predict(
         gpu, notes = gpu_of(machine), (*notes, limit_note(board, state))
     if not isinstance(graph, Graph) or graph.launched == "eager":
         step = predict_step(predictor, machine, graph, gpu_name, notes, relaxation)
-        return with_energy(step, board, state)
+        return with_energy(power_law(predictor), step, board, state)
     rows = columns_of(graph.kernels, explained(predictor, machine, graph.kernels, relaxation))
     told = (*notes, *graph.notes, *unmeasured_notes(graph, rows))
     rows = with_nodes(rows, [node.name for node in graph.nodes])
@@ -118,13 +118,14 @@ def predict(
         interval_s=interval,
         notes=(*told, *crowded, *warnings),
     )
-    return with_energy(made, board, state)
+    return with_energy(power_law(predictor), made, board, state)
 
 
-def with_energy(forecast: Forecast, gpu: GPU, state: Settled | None) -> Forecast:
+def with_energy(law: PowerLaw, forecast: Forecast, gpu: GPU, state: Settled | None) -> Forecast:
     """A forecast with what its GPUs draw (`model.power`), and the columns that are shown.
 
     Args:
+      law: of power.
       forecast: its columns hold what kernels take, as `forecast.explained` has it.
       gpu: the board.
       state: where it settled under its cap or lock, whose clock the forecast is at; None = it has neither.
@@ -136,9 +137,9 @@ def with_energy(forecast: Forecast, gpu: GPU, state: Settled | None) -> Forecast
     sums = [float(np.sum(each * count)) for each in (busy_j, rows["flop_j"], rows["dram_j"])]
     if state is None:
         draw = Draw(*(np.float32(each) for each in (sums[0] / total_s, *sums[1:], total_s)))  # type: ignore[arg-type]
-        state = _by_itself(gpu, draw)
+        state = _by_itself(law, gpu, draw)
     share, watts = float(state.share), float(state.power_w)
-    static_w, volts = float(np.asarray(POWER.static_share * gpu.tdp_w)), float(POWER.volts(share)) ** 2
+    static_w, volts = float(np.asarray(law.static_share * gpu.tdp_w)), float(law.volts(share)) ** 2
     moving = volts * (busy_j * share + rows["flop_j"]) + rows["dram_j"]
     # What a board draws while nothing moves is every kernel's by its time; the rest by what it moves, within the limit.
     rest = max(watts - static_w, 0.0) * total_s / max(float(np.sum(moving * count)), 1e-30)
@@ -163,8 +164,8 @@ def limit_note(gpu: GPU, state: Settled) -> str:
 
 
 @jax.jit
-def _by_itself(gpu: GPU, draw: Draw) -> Settled:
-    return settle(POWER, gpu, draw, lambda clock: clock)
+def _by_itself(law: PowerLaw, gpu: GPU, draw: Draw) -> Settled:
+    return settle(law, gpu, draw, lambda clock: clock)
 
 
 def predict_step(

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import neusight_jax as nj
@@ -154,6 +155,48 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> 
         (("--clock", "3"), "clock_limit_hz is 3, expected"),
     ):
         assert run([*words, *words_]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.splitlines()) == 1
+
+
+def test_the_law_is_fitted_to_watts(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Watts made by known constants give a checkpoint that forecasts them, and keeps its seconds."""
+    law = dataclasses.replace(POWER, static_share=0.2, product_pj=9.0, flop16_pj=0.2, gap_us=10.0)
+    base = nj.load_predictor("tensorcore")
+    random, parts = np.random.default_rng(0), []
+    for device, board in (("NVIDIA H100 80GB HBM3", H100), ("NVIDIA A100-SXM4-40GB", nj.load_gpu("A100-SXM4-40GB"))):
+        sizes = {name: 2.0 ** random.integers(9, 14, 60) for name in ("m", "n", "k")}
+        frame = pd.DataFrame({"device": device, "op": "linear", "dtype": "bf16", "latency_s": 1.0, **sizes})
+        frame.to_parquet(tmp_path / "rows.parquet")
+        kernels = nj.read_kernels(tmp_path / "rows.parquet")
+        seconds = nj.predict_kernels(base, board, kernels)
+        watts = nj.predict_kernels_power(dataclasses.replace(base, power=law), board, kernels)
+        parts.append(frame.assign(latency_s=seconds, power_w=watts)[seconds > 5e-5])
+    (tmp_path / "watts").mkdir()
+    pd.concat(parts).to_parquet(tmp_path / "watts" / "linear.parquet")
+    words = ("train", "--measurements", str(tmp_path / "watts"), "--recipe", "power", "--hold-out", "H100")
+    assert run([*words, "--output", str(tmp_path / "fitted")]) == 0
+    assert "held out" in capsys.readouterr().out
+    fitted = nj.load_predictor(str(tmp_path / "fitted"))
+    held = parts[1].iloc[:30]
+    held.to_parquet(tmp_path / "held.parquet")
+    kernels, board = nj.read_kernels(tmp_path / "held.parquet"), nj.load_gpu("A100-SXM4-40GB")
+    watts = nj.predict_kernels_power(fitted, board, kernels)
+    before = nj.predict_kernels_power(base, board, kernels)
+    missed, missed_before = (np.abs(each / held.power_w - 1.0).mean() for each in (watts, before))
+    assert missed < 0.04 < missed_before
+    np.testing.assert_array_equal(nj.predict_kernels(fitted, board, kernels), nj.predict_kernels(base, board, kernels))
+
+
+def test_watts_that_are_none_are_refused(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    dims = {"m": [4096.0], "n": [4096.0], "k": [4096.0]}
+    sizes = {"device": "NVIDIA H100 80GB HBM3", "op": "linear", "dtype": "bf16", "latency_s": 1.0}
+    frame = pd.DataFrame({**sizes, **dims})
+    words = ("train", "--measurements", str(tmp_path), "--recipe", "power", "--output", str(tmp_path / "out"))
+    for column, message in (({"power_w": [-3.0]}, "power_w is -3.0, expected"), ({}, "has watts in column power_w")):
+        frame.assign(**column).to_parquet(tmp_path / "linear.parquet")
+        assert run([*words]) == 2
         error = capsys.readouterr().err
         assert message in error
         assert len(error.splitlines()) == 1

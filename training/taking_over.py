@@ -52,6 +52,7 @@ def taken_over(predictor: Predictor, card: Mapping[str, Any], base: str) -> tupl
         {**families, **predictor.families},
         {**{name: other.tiles[name] for name in extra}, **predictor.tiles},
         intervals,
+        other.power if predictor.power is None else predictor.power,
     )
     merged = {
         **card,

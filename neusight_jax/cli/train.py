@@ -16,13 +16,14 @@ from neusight_jax.errors import InputError, unknown_name
 
 def train(
     measurements: MeasurementFolders,
-    recipe: Annotated[str, option("fp32, tensorcore, fp32-neusight, tiny (a trial), or a baseline, e.g. gbt.")],
+    recipe: Annotated[str, option("fp32, tensorcore, power (watts), tiny (a trial), or a baseline, e.g. gbt.")],
     output: OutputFolder,
     hold_out: Annotated[list[str] | None, option("GPUs whose rows are left out.", metavar="DEVICE")] = None,
     seed: Annotated[int, option("Of the random numbers.")] = 0,
     resume: Resume = False,
     drop_invalid: DropInvalid = False,
     network: Annotated[str | None, option("A flax module of your own.", metavar="PACKAGE.MODULE:CLASS")] = None,
+    checkpoint: Annotated[str, option("Whose seconds recipe power keeps, a name or folder.")] = "tensorcore",
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
     held_out = measured_devices(hold_out or (), measurements)
@@ -30,6 +31,8 @@ def train(
     from neusight_jax.training.evaluation.systems import BASELINES, train_baseline
     from neusight_jax.training.fit import kept_steps
     from neusight_jax.training.recipe import RECIPES
+    from neusight_jax.training.power import RECIPE as POWER
+    from neusight_jax.training.power import train_power
     from neusight_jax.training.recipes import train as train_recipe
 
     if recipe in RECIPES:
@@ -47,12 +50,17 @@ def train(
                 console=progress_console(),
                 network=load_network({"module": network, "arguments": {}}) if network else None,
             )
-    elif recipe not in BASELINES:
-        raise unknown_name("recipe", recipe, (*RECIPES, *BASELINES))
+    elif recipe not in (POWER, *BASELINES):
+        raise unknown_name("recipe", recipe, (*RECIPES, POWER, *BASELINES))
     elif network:
-        raise InputError(f"--network is not for {recipe}, a baseline; leave it out")
+        raise InputError(f"--network is not for {recipe}, which has no network; leave it out")
     elif resume:
-        raise InputError(f"--resume is not for {recipe}: a baseline is fitted in one go; leave it out")
+        raise InputError(f"--resume is not for {recipe}, which is fitted in one go; leave it out")
+    elif recipe == POWER:
+        card = train_power(measurements, output, checkpoint, held_out, drop_invalid=drop_invalid)
+        for device, percent in card["power"]["errors_percent"].items():
+            role = "held out" if device in card["power"]["held_out"] else "fitted"
+            typer.echo(f"{device}: watts off by {percent} % in the mean, {role}")
     else:
         card = train_baseline(measurements, recipe, output, held_out, seed, drop_invalid=drop_invalid)
     _remarks(card)

@@ -34,7 +34,7 @@ from neusight_jax.model.latency import (
 )
 from neusight_jax.model.latency import latency as table_latency
 from neusight_jax.model.latency import settled as table_settled
-from neusight_jax.model.power import Settled, at_clock, is_limited
+from neusight_jax.model.power import Settled, at_clock, is_limited, power_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation
@@ -452,6 +452,7 @@ def settled(
     if isinstance(work, KernelTable):
         return table_settled(predictor, machine, work, relaxation=relaxation)
     return settled_step(
+        power_law(predictor),
         lambda held: latency(predictor, held, work, relaxation=relaxation),
         lambda seconds: step_draw(predictor, as_cluster(machine).gpu, work.kernels, seconds, mean_counts(work)),
         machine,

@@ -34,6 +34,7 @@ from neusight_jax.model.heads import TileChoice, init_tile_choice
 from neusight_jax.model.intervals import Intervals, empty_intervals
 from neusight_jax.model.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.model.network import init_network, load_network
+from neusight_jax.model.power import PowerLaw
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import use_compile_cache
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
@@ -153,8 +154,8 @@ FORMAT = 5
 """Version of the layout; raised whenever older files could be misread."""
 LIBRARIES = "libraries"
 """Key of a card that says, by family, which library is known to run it on the device of a calibrated predictor."""
-ADDED: tuple[str, str] = ("vendor_intervals", "labelled")
-"""Keys of a card's architecture that `save_checkpoint` adds, lists of families; see `untrained`."""
+ADDED: tuple[str, ...] = ("vendor_intervals", "labelled", "power")
+"""Keys of a card's architecture that `save_checkpoint` adds; see `untrained`."""
 WEIGHTS, CARD = "weights.safetensors", "card.json"
 MOST_WEIGHT_BYTES = 1 << 30
 """Those that ship have under ten million."""
@@ -368,8 +369,9 @@ def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: 
     flat = tree_to_arrays(_with_library(predictor, {}))
     intervals: Intervals | None = getattr(predictor, "intervals", None)
     parts = (list(intervals.other_vendor), list(intervals.labelled or ())) if intervals else ([], [])
+    fitted: PowerLaw | None = getattr(getattr(predictor, "base", predictor), "power", None)
     architecture = {key: value for key, value in card["architecture"].items() if key not in ADDED}
-    architecture |= {key: names for key, names in zip(ADDED, parts, strict=True) if names}
+    architecture |= {key: names for key, names in zip(ADDED, (*parts, fitted is not None), strict=True) if names}
     known = {LIBRARIES: libraries} if libraries else {}
     # As it will be read: digests are of what JSON says, which has no tuples.
     card = json.loads(json.dumps({"format": FORMAT, **card, "architecture": architecture, **known}))
@@ -388,8 +390,8 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
       architecture: `families` (names that have a network), `hidden` (layer sizes), `members` (ensemble size),
         `network`: a user's own module in place of the layers (`network.network_card`), `intervals`: whether it
         carries intervals, `vendor_intervals`: of what another vendor's GPUs have some of their own, `labelled`:
-        families in the measured whole models (all if missing); of a calibrated one also `points` (measured shapes by
-        network).
+        families in the measured whole models (all if missing), `power`: whether it has a law of power of its own; of
+        a calibrated one also `points` (measured shapes by network).
     """
     key, hidden, members = jax.random.key(0), tuple(architecture["hidden"]), int(architecture["members"])
     module = load_network(architecture["network"]) if "network" in architecture else None
@@ -404,7 +406,8 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
         }
         counts = {name: table.shape[-1] for name, table in features.items()}
         intervals = empty_intervals(counts, architecture.get("vendor_intervals", ()), architecture.get("labelled"))
-        return MixturePredictor(families, tiles, intervals if architecture.get("intervals") else None)
+        power = PowerLaw() if architecture.get("power") else None
+        return MixturePredictor(families, tiles, intervals if architecture.get("intervals") else None, power)
     if kind == "neusight":
         inputs = jnp.zeros((2, NEUSIGHT_INPUTS))
         networks = {name: init_network(key, inputs, hidden, OUTPUTS, members, module) for name in chosen}

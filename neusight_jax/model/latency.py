@@ -18,7 +18,18 @@ from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of, on_device
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelBatch, KernelTable, in_chunks, merged
-from neusight_jax.model.power import POWER, Draw, Settled, at_clock, draw_of, is_limited, settle, summed
+from neusight_jax.model.power import (
+    Draw,
+    PowerLaw,
+    Settled,
+    at_clock,
+    draw_of,
+    is_limited,
+    power_law,
+    settle,
+    summed,
+    with_gaps,
+)
 from neusight_jax.model.predictor import KernelTerms, Predictor, RooflinePredictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation, relaxation_switch
@@ -339,11 +350,12 @@ def _settled_kernels(
     predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> dict[str, Settled]:
     """Where a board settles that runs one kernel again and again, by family [kernel]."""
-    gpu, found = gpu_of(machine), {}
+    gpu, law, found = gpu_of(machine), power_law(predictor), {}
     every = [_kernel_latency(predictor, at_clock(machine, clock), kernels, relaxation, isolated) for clock in CLOCKS]
     for name, batch in kernels.families.items():
         seconds = jnp.stack([each[name] for each in every])
-        found[name] = settle(POWER, gpu, draw_of(POWER, gpu, name, batch, seconds[-1]), slower_by(seconds))
+        draw = with_gaps(law, draw_of(law, gpu, name, batch, seconds[-1]), isolated)
+        found[name] = settle(law, gpu, draw, slower_by(seconds))
     return found
 
 
@@ -369,7 +381,7 @@ def step_draw(
     of_one = _kernel_latency(predictor, machine, kernels, *_switches(relaxation, isolated))
     draws = [
         (
-            draw_of(POWER, gpu_of(machine), name, batch, of_one[name]),
+            draw_of(power_law(predictor), gpu_of(machine), name, batch, of_one[name]),
             jnp.asarray(batch.count if counts is None else counts[name]),
         )
         for name, batch in kernels.families.items()
@@ -392,21 +404,25 @@ def settled(
     options: dict[str, Any] = {"isolated": isolated, "relaxation": relaxation}
     machine = on_device(machine)
     return settled_step(
+        power_law(predictor),
         lambda held: latency(predictor, held, kernels, **options),
         lambda seconds: step_draw(predictor, machine, kernels, seconds, **options),
         machine,
     )
 
 
-def settled_step(seconds_of: Callable[[Machine], Array], draw_in: Callable[[Array], Draw], machine: Machine) -> Settled:
+def settled_step(
+    law: PowerLaw, seconds_of: Callable[[Machine], Array], draw_in: Callable[[Array], Draw], machine: Machine
+) -> Settled:
     """Where the boards of a step settle.
 
     Args:
+      law: of their power.
       seconds_of: seconds of the step on a machine without cap or lock; draw_in: what it takes in so many seconds.
     """
     clocks = CLOCKS if is_limited(machine) else CLOCKS[-1:]
     seconds = jnp.stack([seconds_of(at_clock(machine, clock)) for clock in clocks])
-    return settle(POWER, gpu_of(machine), draw_in(seconds[-1]), slower_by(seconds))
+    return settle(law, gpu_of(machine), draw_in(seconds[-1]), slower_by(seconds))
 
 
 def predict_kernels_power(

@@ -43,6 +43,7 @@ from neusight_jax.model.heads import (
 from neusight_jax.model.intervals import Intervals
 from neusight_jax.model.network import Network, apply_network, init_network
 from neusight_jax.model.physics import FITTED, STANDARD, fitted_physics
+from neusight_jax.model.power import PowerLaw
 from neusight_jax.model.predictor import KernelTerms
 from neusight_jax.model.residuals import (
     EFFECTS,
@@ -98,11 +99,16 @@ class FamilyMixture:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MixturePredictor:
-    """The `mixture` predictor: parameters and tile choice of every measured family, and how far to trust them."""
+    """The `mixture` predictor: parameters and tile choice of every measured family, and how far to trust them.
+
+    Attributes:
+      power: constants of the law of power, where they were fitted with it; None = those of `model.power`.
+    """
 
     families: dict[str, FamilyMixture] = field(default_factory=dict)
     tiles: dict[str, TileChoice] = field(default_factory=dict)
     intervals: Intervals | None = None
+    power: PowerLaw | None = None
 
     def __repr__(self) -> str:
         return f"<MixturePredictor: {', '.join(self.families) or 'no families'}>"

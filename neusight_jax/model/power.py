@@ -6,7 +6,7 @@ Volts over their floor, 1 up to a clock and rising above it, watts of a board, a
     P(f) = static + V(f)² · (busy · f + FLOP · e / t) + DRAM bytes · e_dram / t
     f*   = the largest f up to boost and any lock with P(f) <= limit;  time = t(f*), energy = time · P(f*)
 
-`busy` is what SMs take while they work on a kernel, clock by clock; e falls with the width of formats and the node.
+`busy` is what SMs take in every clock that they are at work; e falls with the width of formats, and both with the node.
 What the times of a forecast hold already is the clock that a board settles at within its own power (`stock`): a cap or
 a lock moves it from there, and everything that counts clocks with it (`at_clock`). The root has no unrolled loop in
 its gradient: bisection finds it, and one Newton step carries the derivative.
@@ -32,8 +32,10 @@ from neusight_jax.model.physics import fitted
 from neusight_jax.model.roofline import element_bytes
 from neusight_jax.records import Record
 
-PICOJOULE = 1e-12
-"""Joules of a picojoule."""
+PICOJOULE, MICROSECOND = 1e-12, 1e-6
+"""Joules of a picojoule, seconds of a microsecond."""
+FLOP_A_LANE = 2.0
+"""Of a vector lane in a clock: a product and a sum."""
 REFERENCE_NM = 4.0
 """Node that energies are given at, nm."""
 LEAST_CLOCK = 0.1
@@ -52,29 +54,31 @@ class PowerLaw(Record):
 
     Attributes:
       static_share: what a board draws with nothing to do, of its power.
-      product_share, attention_share, decode_share, stream_share: what SMs at work on matrix products, on attention over
-        many and over single queries, and on all other kernels draw at the boost clock, volts at their floor, of the
-        board's power: boards are made so that usual work takes them to it.
+      product_pj, attention_pj, decode_pj, stream_pj: energy of a clock of one vector lane, and of what serves it, while
+        its SM is at work on matrix products, on attention over many and over single queries, and on all other kernels,
+        at 4 nm, picojoules.
       flop16_pj, flop8_pj, flop4_pj, flop32_pj: energy of a FLOP of 16, 8 and 4 bits on matrix units, and of one of 32
         on vector lanes, at 4 nm, picojoules.
       dram_pj: of a byte of device memory, picojoules.
       node_exponent: energies rise as (node / 4 nm) to this power.
       flat: clock up to which volts are at their floor, of the boost clock; slope: volts gained over that clock.
+      gap_us: wait between launches where a kernel is measured again and again, microseconds.
     """
 
-    static_share: ArrayLike = field(default=0.25, metadata=fitted(0.5, "idle watts of server boards: 0.1 to 0.4"))
-    product_share: ArrayLike = field(default=0.3, metadata=fitted(0.7, "estimate"))
-    attention_share: ArrayLike = field(default=0.3, metadata=fitted(0.7, "estimate"))
-    decode_share: ArrayLike = field(default=0.2, metadata=fitted(0.7, "estimate"))
-    stream_share: ArrayLike = field(default=0.2, metadata=fitted(0.7, "estimate"))
-    flop16_pj: ArrayLike = field(default=0.2, metadata=fitted(0.7, "estimate"))
-    flop8_pj: ArrayLike = field(default=0.12, metadata=fitted(0.7, "estimate"))
-    flop4_pj: ArrayLike = field(default=0.08, metadata=fitted(0.7, "estimate"))
-    flop32_pj: ArrayLike = field(default=1.0, metadata=fitted(0.7, "estimate"))
-    dram_pj: ArrayLike = field(default=50.0, metadata=fitted(0.5, "4 to 7 pJ a bit of HBM, and the way to the SMs"))
-    node_exponent: ArrayLike = field(default=0.8, metadata=fitted(0.3, "estimate"))
-    flat: ArrayLike = field(default=0.75, metadata=fitted(0.1, "A100 at locked clocks: linear to 1.05 of 1.41 GHz"))
-    slope: ArrayLike = field(default=1.2, metadata=fitted(0.4, "RTX 3090 over its caps: 0.92 a GHz"))
+    static_share: ArrayLike = field(default=0.22, metadata=fitted(0.4, "idle watts of server boards: 0.1 to 0.4"))
+    product_pj: ArrayLike = field(default=5.0, metadata=fitted(0.7, "estimate"))
+    attention_pj: ArrayLike = field(default=6.0, metadata=fitted(0.7, "estimate"))
+    decode_pj: ArrayLike = field(default=3.0, metadata=fitted(0.7, "estimate"))
+    stream_pj: ArrayLike = field(default=5.0, metadata=fitted(0.7, "estimate"))
+    flop16_pj: ArrayLike = field(default=0.25, metadata=fitted(0.7, "estimate"))
+    flop8_pj: ArrayLike = field(default=0.15, metadata=fitted(0.7, "estimate"))
+    flop4_pj: ArrayLike = field(default=0.1, metadata=fitted(0.7, "estimate"))
+    flop32_pj: ArrayLike = field(default=3.0, metadata=fitted(0.7, "estimate"))
+    dram_pj: ArrayLike = field(default=35.0, metadata=fitted(0.5, "4 to 7 pJ a bit of HBM, and the way to the SMs"))
+    node_exponent: ArrayLike = field(default=0.74, metadata=fitted(0.1, "TSMC: N5 takes 0.7 of the power of N7"))
+    flat: ArrayLike = field(default=0.72, metadata=fitted(0.1, "A100 at locked clocks: linear to 1.05 of 1.41 GHz"))
+    slope: ArrayLike = field(default=1.3, metadata=fitted(0.3, "RTX 3090 over its caps: 0.92 a GHz"))
+    gap_us: ArrayLike = field(default=10.0, metadata=fitted(1.0, "a launch from a host takes 5 to 20 us"))
 
     def volts(self, share: ArrayLike) -> Array:
         """Volts over their floor at a share of the boost clock."""
@@ -125,15 +129,14 @@ def is_limited(machine: Machine) -> bool:
     return gpu.power_limit_w is not None or gpu.clock_limit_hz is not None
 
 
-def _joules(law: PowerLaw, family: str, dtype: Array) -> tuple[ArrayLike, Array]:
-    """What busy SMs draw of the board's power, and the energy of a FLOP of each kernel's dtype at 4 nm."""
-    own = FAMILIES[family]
-    if not own.matrix:
-        return law.stream_share, jnp.full(dtype.shape, 1.0) * law.flop32_pj * PICOJOULE
+def _joules(law: PowerLaw, name: str, dtype: Array) -> tuple[Array, Array]:
+    """Energy of a clock of one lane at work on a family, and of a FLOP of each kernel's dtype, at 4 nm."""
+    if not FAMILIES[name].matrix:
+        return jnp.asarray(law.stream_pj) * PICOJOULE, jnp.full(dtype.shape, 1.0) * law.flop32_pj * PICOJOULE
     by_dtype = {"fp8": law.flop8_pj, "int8": law.flop8_pj, "fp4": law.flop4_pj, "fp32": law.flop32_pj}
-    pj = jnp.stack([jnp.asarray(by_dtype.get(name, law.flop16_pj), float) for name in DTYPES])
-    share = {"prefill": law.attention_share, "decode": law.decode_share}.get(family, law.product_share)
-    return share, pj[dtype] * PICOJOULE
+    pj = jnp.stack([jnp.asarray(by_dtype.get(dtype_name, law.flop16_pj), float) for dtype_name in DTYPES])
+    clock_pj = {"prefill": law.attention_pj, "decode": law.decode_pj}.get(name, law.product_pj)
+    return jnp.asarray(clock_pj) * PICOJOULE, pj[dtype] * PICOJOULE
 
 
 def draw_of(law: PowerLaw, gpu: GPU, family: str, kernels: KernelBatch, seconds: Float[Array, " kernel"]) -> Draw:
@@ -145,11 +148,17 @@ def draw_of(law: PowerLaw, gpu: GPU, family: str, kernels: KernelBatch, seconds:
     dtype = jnp.asarray(kernels.dtype)
     dims = {name: jnp.asarray(size) for name, size in kernels.dims.items()}
     work = FAMILIES[family].work(dims, element_bytes(dtype))
-    share, flop_j = _joules(law, family, dtype)
+    clock_j, flop_j = _joules(law, family, dtype)
     node = (jnp.asarray(gpu.process_nm) / REFERENCE_NM) ** law.node_exponent
-    busy = share * gpu.tdp_w
+    busy = clock_j * node * gpu.fp32_flop_per_s / FLOP_A_LANE
     sizes = (busy, work.flop * flop_j * node, work.bytes_moved * law.dram_pj * PICOJOULE, seconds)
-    return Draw(*(jnp.broadcast_to(jnp.asarray(each, float), seconds.shape) for each in sizes))
+    return Draw(*(jnp.broadcast_to(jnp.asarray(size, float), seconds.shape) for size in sizes))
+
+
+def with_gaps(law: PowerLaw, draw: Draw, isolated: ArrayLike = 1.0) -> Draw:
+    """Kernels that are each measured again and again where `isolated` is 1, with the waits between their launches."""
+    seconds = draw.seconds + jnp.asarray(isolated) * law.gap_us * MICROSECOND
+    return Draw(draw.busy_w * draw.seconds / jnp.maximum(seconds, 1e-30), draw.flop_j, draw.dram_j, seconds)
 
 
 def summed(draws: list[tuple[Draw, Float[Array, " kernel"]]], seconds: Array) -> Draw:
@@ -229,18 +238,25 @@ def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array]
 
 
 POWER = PowerLaw(
-    static_share=0.2574,
-    product_share=0.1021,
-    attention_share=0.1063,
-    decode_share=0.0383,
-    stream_share=0.1067,
-    flop16_pj=0.8909,
-    flop8_pj=0.0459,
-    flop4_pj=0.0197,
-    flop32_pj=4.087,
-    dram_pj=18.88,
-    node_exponent=0.595,
-    flat=0.7388,
-    slope=2.655,
+    static_share=0.2691,
+    product_pj=5.111,
+    attention_pj=7.965,
+    decode_pj=1.626,
+    stream_pj=7.11,
+    flop16_pj=0.2952,
+    flop8_pj=0.2614,
+    flop4_pj=0.06377,
+    flop32_pj=1.815,
+    dram_pj=40.96,
+    node_exponent=0.7116,
+    flat=0.7216,
+    slope=0.6524,
+    gap_us=28.92,
 )
 """Fitted to measured watts of kernels, whole models and servers under those priors (`benchmarks.power_law`)."""
+
+
+def power_law(predictor: object) -> PowerLaw:
+    """The law of a predictor: its own where its checkpoint was fitted to watts, else `POWER`."""
+    law: PowerLaw | None = getattr(getattr(predictor, "base", predictor), "power", None)
+    return POWER if law is None else law
