@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from neusight_jax.model.latency import predict_kernels, predict_kernels_power
     from neusight_jax.model.saving import save_predictor
     from neusight_jax.model.software import Software
+    from neusight_jax.power_curves import power_curve
     from neusight_jax.prediction import predict
     from neusight_jax.scaling.rules import scale_trace
     from neusight_jax.sensitivities import sensitivity
@@ -85,6 +86,7 @@ __all__ = [
     "load_gpu",
     "load_predictor",
     "parallelize",
+    "power_curve",
     "predict",
     "predict_kernel_intervals",
     "predict_kernels",
@@ -125,6 +127,7 @@ _HOMES = {
     "model.latency": ("predict_kernels", "predict_kernels_power"),
     "model.saving": ("save_predictor",),
     "model.software": ("Software",),
+    "power_curves": ("power_curve",),
     "prediction": ("predict",),
     "scaling.rules": ("scale_trace",),
     "sensitivities": ("sensitivity",),

@@ -81,6 +81,7 @@ COMMANDS = {
     "predict": ("--gpu", "H100"),
     "compare": ("--gpu", "H100", "A100"),
     "sensitivity": ("--gpu", "H100"),
+    "powercap": ("--gpu", "H100", "--caps", "400W", "--clocks", "1GHz"),
     "sweep": ("--gpu", "H100", "--grid", "mem_bytes_per_s=1e12:4e12:2", "--output", "out.parquet"),
     "design": ("--base", "H100", "--free", "mem_bytes_per_s=1e12:8e12", *FIXED),
     "parallelize": ("--gpu", "H100"),

@@ -54,6 +54,10 @@ CONTEXTS: dict[str, tuple[str, str, dict[str, str]]] = {
     "compared": ("compare", "tiny.json", {"--gpu": "H100 A100", **DECODER, "--mode": "decode"}),
     "jobs compared": ("compare", "tiny.json", {"--gpu": "H100 A100", **DECODER, "--mode": "training", "--gpus": "8"}),
     "sensitivity": ("sensitivity", "tiny.json", {"--gpu": "H100", **DECODER, "--mode": "decode"}),
+    "power curve": (
+        *("powercap", "tiny.json"),
+        {"--gpu": "H100", **DECODER, "--mode": "decode", "--caps": "300W:700W:2", "--clocks": "1GHz:1.9GHz:2"},
+    ),
     "sensitivity of a job": (
         *("sensitivity", "tiny.json"),
         {"--gpu": "H100", **DECODER, "--mode": "training", "--gpus": "8"},
@@ -120,7 +124,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--trace": ("load.jsonl",), "--ttft": ("5s",), "--tpot": ("5s",), "--disaggregated": ("",)},
     **{"--chunk-tokens": ("64",), "--max-batch": ("2",), "--memory-share": ("0.5",), "--prefix-share": ("0.5",)},
     **{"--draft-tokens": ("2",), "--draft-acceptance": ("0.5",), "--draft-share": ("0.5",), "--poll-steps": ("8",)},
-    **{"--power-limit": ("185W",), "--clock": ("1GHz",)},
+    **{"--power-limit": ("185W",), "--clock": ("1GHz",), "--caps": ("400W",), "--clocks": ("1.5GHz",)},
+    **{"--fleet-power": ("100kW",), "--most": ("3",)},
     **{"--engine": ("sglang",), "--to": ("L40S",), "--from": ("L40S",), "--select": ("zero",), "--plain": ("",)},
 }
 """Other values of options than those of the contexts."""

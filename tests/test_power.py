@@ -134,6 +134,47 @@ def test_limits_are_figures_of_a_gpu() -> None:
     assert "power_limit_w" not in str(H100)
 
 
+def test_a_power_curve_is_what_predict_says_of_each_cap() -> None:
+    graph = nj.graph_from_config(DECODER, 4, 1024, "decode", "bf16")
+    caps = [700.0, 500.0, 300.0, 250.0, 220.0]
+    curve = nj.power_curve(ROOFLINE, H100, graph, caps_w=caps, clocks_hz=[1e9, 5e8], target=("tpot", 1.0))
+    assert [point.power_limit_w for point in curve.points] == [*caps, None, None]
+    for point in curve.points:
+        limit = {name: getattr(point, name) for name in ("power_limit_w", "clock_limit_hz") if getattr(point, name)}
+        step = nj.predict(ROOFLINE, H100.replace(**limit), graph)
+        assert point.latency_s == pytest.approx(step.total_s)
+        assert point.joules_per_token == pytest.approx(step.joules_per_token)
+    speeds = [point.speed for point in curve.points[:5]]
+    assert speeds == sorted(speeds, reverse=True)
+    assert curve.knee.joules_per_token == min(point.joules_per_token for point in curve.points[:5])
+    assert curve.best is min(curve.points, key=lambda point: point.joules_per_token)
+    low = curve.points[4]
+    assert low.speed_per_w is not None
+    around = [nj.predict(ROOFLINE, H100.replace(power_limit_w=watts), graph).total_s for watts in (221.0, 219.0)]
+    ends = [curve.points[0].latency_s / seconds for seconds in around]
+    assert low.speed_per_w == pytest.approx((ends[0] - ends[1]) / 2.0, rel=0.1)
+
+
+def test_a_fleet_makes_the_most_tokens_within_its_watts() -> None:
+    graph = nj.graph_from_config(DECODER, 4, 1024, "decode", "bf16")
+    options = {"caps_w": [700.0, 400.0, 300.0, 220.0], "clocks_hz": [1e9]}
+    any_number = nj.power_curve(ROOFLINE, H100, graph, fleet_w=10e3, **options).fleet
+    few = nj.power_curve(ROOFLINE, H100, graph, fleet_w=10e3, most=3, **options).fleet
+    assert any_number is not None
+    assert few is not None
+    assert any_number.power_w <= 10e3
+    assert any_number.machines == int(10e3 // any_number.held.power_w)
+    assert few.machines == 3
+    assert few.held.speed == pytest.approx(1.0)  # watts are no limit of three
+    for options_, message in (
+        ({"fleet_w": 100.0}, "runs no machine"),
+        ({"target": ("ttft", 1.0)}, "ttft is of prefill steps"),
+        ({"caps_w": [900.0]}, "a cap is 900 W, expected above 0 and at most the board's, 700 W"),
+    ):
+        with pytest.raises(nj.InputError, match=message):
+            nj.power_curve(ROOFLINE, H100, graph, **options_)
+
+
 def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     assert run([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -147,6 +188,10 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> 
     assert free["total_s"] < capped["total_s"]
     assert capped["power_w"] <= 300.0 * (1.0 + 1e-3)
     assert locked["clock_hz"] == pytest.approx(1e9, rel=1e-3)
+    curve = asked(capsys, "powercap", *words[1:], "--caps", "300W:700W:3", "--slo", "step<=1s", "--fleet-power", "5kW")
+    assert [point["power_limit_w"] for point in curve["points"][:3]] == [700.0, 500.0, 300.0]
+    assert curve["knee"]["joules_per_token"] <= curve["points"][0]["joules_per_token"]
+    assert curve["fleet"]["power_w"] <= 5e3
     out = tmp_path / "caps.parquet"
     grid = ("--grid", "power_limit_w=200:700:4", "--output", str(out))
     assert asked(capsys, "sweep", "gpt2", "--gpu", "H100", "--dtype", "bf16", *grid)["rows"] == 4

@@ -26,6 +26,7 @@ from neusight_jax.cli.help import Command, Commands
 from neusight_jax.cli.importing import import_aiconfigurator, import_neusight
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.parallelize import parallelize
+from neusight_jax.cli.powercap import powercap
 from neusight_jax.cli.predict import predict
 from neusight_jax.cli.profile import profile, profile_model
 from neusight_jax.cli.scale_trace import scale_trace
@@ -68,6 +69,7 @@ for _command in (
     design,
     compare,
     serve,
+    powercap,
     leaderboard,
     scale_trace,
     explore,

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Forecast": ("predict", "parallelize", "serve", "explore"),
-    "Choose and design": ("compare", "sensitivity", "sweep", "design", "scale-trace"),
+    "Choose and design": ("compare", "sensitivity", "powercap", "sweep", "design", "scale-trace"),
     "Learn and judge": ("train", "evaluate", "calibrate", "leaderboard"),
     "Measure": ("profile", "profile-model", "import"),
     "What there is": ("gpus", "models", "checkpoints", "schema"),
@@ -23,6 +23,7 @@ EXAMPLES: dict[str, str] = {
     "explore": "explore --model gpt2-large --gpu H100",
     "compare": "compare llama-3.1-8b --gpu H100 A100 L4 --mode decode --batch-size 8",
     "sensitivity": "sensitivity gpt2-large --gpu H100 --mode training",
+    "powercap": "powercap llama-3.1-8b --gpu H100 --mode decode --batch-size 64 --slo 'tpot<=20ms'",
     "sweep": "sweep gpt2 --gpu H100 --grid mem_bytes_per_s=1TB/s:8TB/s:20 --output sweep.parquet",
     "design": "design gpt2 --base H100 --free mem_bytes_per_s=1TB/s:8TB/s --budget 'area_mm2<=800'",
     "scale-trace": "scale-trace trace.json.gz --from T4 --to L4 H100",

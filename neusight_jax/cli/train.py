@@ -30,9 +30,9 @@ def train(
     from neusight_jax.model.network import load_network
     from neusight_jax.training.evaluation.systems import BASELINES, train_baseline
     from neusight_jax.training.fit import kept_steps
-    from neusight_jax.training.recipe import RECIPES
     from neusight_jax.training.power import RECIPE as POWER
     from neusight_jax.training.power import train_power
+    from neusight_jax.training.recipe import RECIPES
     from neusight_jax.training.recipes import train as train_recipe
 
     if recipe in RECIPES:

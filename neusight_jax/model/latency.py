@@ -379,13 +379,23 @@ def step_draw(
     """
     machine = _unlimited(on_device(machine))
     of_one = _kernel_latency(predictor, machine, kernels, *_switches(relaxation, isolated))
-    draws = [
-        (
-            draw_of(power_law(predictor), gpu_of(machine), name, batch, of_one[name]),
-            jnp.asarray(batch.count if counts is None else counts[name]),
-        )
-        for name, batch in kernels.families.items()
-    ]
+    of_table = {name: jnp.asarray(batch.count) for name, batch in kernels.families.items()}
+    drawn: Draw = _draw_of_step(
+        power_law(predictor), gpu_of(machine), kernels, of_one, of_table if counts is None else counts, seconds
+    )
+    return drawn
+
+
+@jax.jit
+def _draw_of_step(
+    law: PowerLaw,
+    gpu: GPU,
+    kernels: KernelTable,
+    of_one: Mapping[str, Float[Array, " kernel"]],
+    counts: Mapping[str, Float[Array, " kernel"]],
+    seconds: Array,
+) -> Draw:
+    draws = [(draw_of(law, gpu, name, batch, of_one[name]), counts[name]) for name, batch in kernels.families.items()]
     return summed(draws, seconds)
 
 
@@ -422,7 +432,13 @@ def settled_step(
     """
     clocks = CLOCKS if is_limited(machine) else CLOCKS[-1:]
     seconds = jnp.stack([seconds_of(at_clock(machine, clock)) for clock in clocks])
-    return settle(law, gpu_of(machine), draw_in(seconds[-1]), slower_by(seconds))
+    state: Settled = _settled_of_step(law, gpu_of(machine), draw_in(seconds[-1]), seconds)
+    return state
+
+
+@jax.jit
+def _settled_of_step(law: PowerLaw, gpu: GPU, draw: Draw, seconds: Float[Array, " clock"]) -> Settled:
+    return settle(law, gpu, draw, slower_by(seconds))
 
 
 def predict_kernels_power(

@@ -1,0 +1,81 @@
+"""Power curves as tables for people."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+
+from neusight_jax.power_curves import HeldBoard, PowerCurve
+from neusight_jax.reports.page import Plot, Report
+from neusight_jax.reports.text import headed, table
+from neusight_jax.units import GIGA, counted, duration
+from neusight_jax.workloads import workload_text
+
+COLUMNS = ("limit", "step", "speed", "tokens/s", "power", "clock", "J a token", "speed a 10 W", "")
+
+
+def tables(curve: PowerCurve) -> RenderableType:
+    """One row per cap and per clock; the knee and the best are marked."""
+    rows = [_cells(point, curve) for point in curve.points]
+    parts: list[RenderableType] = [table("", list(COLUMNS), rows, text_columns=1)]
+    parts.append("knee: the cap with the least joules a token; below it a percent of watts costs more speed than that")
+    if curve.fleet is not None:
+        fleet = curve.fleet
+        parts.append(
+            f"fleet of {fleet.fleet_w / 1e3:,.4g} kW: {counted(fleet.machines, 'machine')} at {limit_text(fleet.held)} "
+            f"make {fleet.tokens_per_s:,.0f} tokens/s with {fleet.power_w / 1e3:,.4g} kW"
+        )
+    if curve.best is None and curve.target is not None:
+        parts.append(f"no cap or clock keeps {curve.target[0]} within {duration(curve.target[1])}")
+    head = f"{workload_text(curve.workload)} on {curve.gpu} under caps and locked clocks"
+    return headed(head, *parts, notes=curve.notes)
+
+
+def limit_text(point: HeldBoard) -> str:
+    """The cap or the clock of a point in words."""
+    if point.power_limit_w is not None:
+        return f"{point.power_limit_w:,.4g} W"
+    return f"{(point.clock_limit_hz or 0.0) / GIGA:.3g} GHz"
+
+
+def _cells(point: HeldBoard, curve: PowerCurve) -> list[str]:
+    marks = [name for name, marked in (("knee", curve.knee), ("best", curve.best)) if point is marked]
+    marks += [] if point.meets else ["misses the target"]
+    return [
+        limit_text(point),
+        duration(point.latency_s),
+        f"{point.speed:.1%}",
+        f"{point.tokens_per_s:,.4g}",
+        f"{point.power_w:,.4g} W",
+        f"{point.clock_hz / GIGA:.2f} GHz",
+        f"{point.joules_per_token:.3g}",
+        "-" if point.speed_per_w is None else f"{10.0 * point.speed_per_w:+.2%}",
+        ", ".join(marks),
+    ]
+
+
+def report(curve: PowerCurve) -> Report:
+    """The page of a curve: speed and joules a token over the watts of a board."""
+    capped = [point for point in curve.points if point.power_limit_w is not None]
+    knee, best = curve.knee, curve.best
+    cards = [
+        ("Knee", limit_text(knee), f"{knee.speed:.0%} of the speed, {knee.joules_per_token:.3g} J a token"),
+        ("As it is", f"{curve.points[0].joules_per_token:.3g} J a token", f"{curve.points[0].power_w:,.4g} W"),
+    ]
+    if curve.target is not None:
+        within = f"{curve.target[0]} within {duration(curve.target[1])}"
+        cards.append(("Best", "none" if best is None else limit_text(best), within))
+    plots = [
+        _plot("Speed", capped, [100.0 * point.speed for point in capped], "percent of the free speed", knee),
+        _plot("Energy", capped, [point.joules_per_token for point in capped], "J a token", knee),
+    ]
+    facts = {"Workload": workload_text(curve.workload), "Machine": curve.gpu}
+    return Report(f"{curve.workload['model']} under caps", facts, cards, plots, tables(curve))
+
+
+def _plot(title: str, points: list[HeldBoard], values: list[float], unit: str, knee: HeldBoard) -> Plot:
+    caps = [point.power_limit_w for point in points]
+    line = {"type": "scatter", "mode": "lines+markers", "x": caps, "y": values, "showlegend": False}
+    mark = {"type": "scatter", "mode": "markers+text", "x": [knee.power_limit_w], "text": ["knee"], "showlegend": False}
+    mark |= {"y": [values[points.index(knee)]], "textposition": "top center", "marker": {"size": 13}}
+    layout = {"xaxis": {"title": {"text": "cap of a board, W"}}, "yaxis": {"title": {"text": unit}}}
+    return Plot(title, [line, mark], layout)
