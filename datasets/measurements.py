@@ -243,6 +243,7 @@ def _find(roots: Iterable[Path]) -> list[list[Path]]:
     """Kernel files below the given paths, and files of each of `MODEL_TABLES`; each once, in order."""
     names = [table.file for table in MODEL_TABLES]
     files_of: list[dict[Path, None]] = [{} for _ in ("kernels", *names)]
+    # A file that is named is read whatever it is called; in a folder only the places of the schema are looked into.
     for root in roots:
         if root.is_file():
             files_of[names.index(root.name) + 1 if root.name in names else 0][root] = None

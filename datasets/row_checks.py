@@ -273,6 +273,7 @@ def _check_light(frame: pd.DataFrame, gpus: dict[str, GPU], problems: Problems) 
     """Rows faster than their GPU allows: below FLOP / peak, or below bytes / bandwidth with a working set beyond L2."""
     fine = frame[~problems.bad & frame["latency_s"].notna().to_numpy() & frame["family"].notna().to_numpy()]
     bound_s = pd.Series(np.nan, index=range(len(frame)))
+    # Work and bytes are of the kernel alone and counted once; only the peaks differ from GPU to GPU.
     for name, rows in fine.groupby("family", sort=False):
         family = FAMILIES[str(name)]
         dtype = np.array([DTYPES.index(value) for value in rows["dtype"]], np.int32)

@@ -187,6 +187,7 @@ def forest_arrays(trees: list[dict[str, Any]]) -> Forest:
     columns = {
         name: np.zeros((count, nodes), np.float32) for name in ("feature", "threshold", "left", "right", "value")
     }
+    # A leaf is its own child, so that all trees can be walked as many steps down, past the leaf that is reached.
     for position, tree in enumerate(trees):
         free = iter(range(1, nodes))
         queue = [(0, tree["tree_structure"])]
