@@ -56,7 +56,7 @@ _WARM = "faster than light (warm in a cache)"
 
 @dataclass(frozen=True)
 class AiconfiguratorReport:
-    """What an import did.
+    """Outcome of an import.
 
     Attributes:
       output: the folder written; version: of the package.
@@ -161,14 +161,14 @@ def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
     for folder, device in DEVICES.items():
         for file in sorted((root / DATA / folder).glob(rule.table)):
             # What says where rows come from is missing in the oldest tables.
-            known: dict[str, Any] = {"framework": file.parts[-3], "version": file.parent.name, "kernel_source": ""}
-            known |= {"folder": folder, "gpus_per_node": 4 if folder in ("gb200", "gb300") else 8}
+            origin: dict[str, Any] = {"framework": file.parts[-3], "version": file.parent.name, "kernel_source": ""}
+            origin |= {"folder": folder, "gpus_per_node": 4 if folder in ("gb200", "gb300") else 8}
             raw = _table(file)
-            raw = raw.assign(**{name: value for name, value in known.items() if name not in raw})
+            raw = raw.assign(**{name: value for name, value in origin.items() if name not in raw})
             try:
                 raw = _kept(raw, rule.keep, counts)
                 for sign, table in rule.others if len(raw) else ():
-                    raw = _added(raw, sign, _table(root / DATA / folder / table.format(**known)))
+                    raw = _added(raw, sign, _table(root / DATA / folder / table.format(**origin)))
                 raw = _kept(raw, {"not a time": f"{rule.latency} > 0"}, counts)
                 parts.append(_written(raw, rule).assign(device=device))
             except (KeyError, NameError) as error:

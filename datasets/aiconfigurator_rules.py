@@ -1,4 +1,4 @@
-"""What is taken of `aiconfigurator-core`: rows by rule, each with the reasons others are left out."""
+"""Rules of what is taken of `aiconfigurator-core`: rows by rule, each with the reasons others are left out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rule:
-    """What is taken of one kind of table.
+    """Rule for one kind of table.
 
     Attributes:
       name: of the output file.
@@ -113,8 +113,8 @@ _SMS = {**_WIDTH, "another share of the GPU's SMs": "dispatch_sms == 20"}
 
 
 def _collective_columns(op: str, sent: str, ranks: str = "num_gpus", software: int = 0, **more: str) -> dict[str, str]:
-    named = {"op": op, "dtype": "'bf16'", "bytes": sent, "ranks": ranks, "nodes": "1", "software": f"{software}"}
-    return {**named, "crossing_share": "1.0", **more}
+    columns = {"op": op, "dtype": "'bf16'", "bytes": sent, "ranks": ranks, "nodes": "1", "software": f"{software}"}
+    return {**columns, "crossing_share": "1.0", **more}
 
 
 def _exchange_columns(element_bytes: float, *, dense: bool) -> dict[str, str]:
@@ -194,6 +194,6 @@ RULES: tuple[Rule, ...] = (
     Rule("quantize", _SCALE, _QUANTIZE, _quantize_columns("quantize")),
     Rule("quantize_rows", _SCALE, _QUANTIZE, _quantize_columns("quantize_rows"), others=((1.0, _FOUND),)),
 )
-"""What is taken. Products in bf16 are the vendor's BLAS in every framework, so their median is; for the rest one
+"""The rules. Products in bf16 are the vendor's BLAS in every framework, so their median is; for the rest one
 framework (vLLM) is the stack a forecast speaks of. Products in fp8 are TensorRT-LLM's, which measured by itself what
 quantizes their activations: engines do that in the kernel before, or in one of its own."""

@@ -17,14 +17,14 @@ GPU_FILE = "gpu.json"
 NONE_OWN: Mapping[str, GPU] = MappingProxyType({})
 
 
-def find_device(name: str, own: Mapping[str, GPU] = NONE_OWN) -> tuple[str, GPU]:
+def find_device(name: str, extra_gpus: Mapping[str, GPU] = NONE_OWN) -> tuple[str, GPU]:
     """Canonical name and figures of a device as a driver spells it.
 
     Args:
-      name: of the device; own: devices that measurement folders bring along, by name.
+      name: of the device; extra_gpus: devices that measurement folders bring along, by name.
     Raises: `InputError` offering the nearest names.
     """
-    return (name, own[name]) if name in own else _catalog_device(name)
+    return (name, extra_gpus[name]) if name in extra_gpus else _catalog_device(name)
 
 
 def own_devices(roots: Iterable[Path]) -> tuple[dict[str, GPU], tuple[str, ...]]:
@@ -36,16 +36,16 @@ def own_devices(roots: Iterable[Path]) -> tuple[dict[str, GPU], tuple[str, ...]]
     """
     from neusight_jax.hardware.files import load_named_gpu
 
-    own: dict[str, GPU] = {}
+    extra_gpus: dict[str, GPU] = {}
     notes = []
     for file in dict.fromkeys(file for root in roots for file in _gpu_files(root)):
         name, gpu = load_named_gpu(file)
         if canonical_name(name) is not None:
             raise InputError(f"{file}: {name} is in the catalog; remove the file, or give the device another name")
-        if name in own and own[name] != gpu:
+        if name in extra_gpus and extra_gpus[name] != gpu:
             notes.append(f"{file} describes {name} once more, with other figures; the first ones are taken")
-        own.setdefault(name, gpu)
-    return own, tuple(notes)
+        extra_gpus.setdefault(name, gpu)
+    return extra_gpus, tuple(notes)
 
 
 def measured_device(name: str, measured: Collection[str]) -> str:
@@ -61,15 +61,15 @@ def measured_device(name: str, measured: Collection[str]) -> str:
     if canonical in measured:
         return str(canonical)
     model, *rest = _words(name) or [""]
-    near = [each for each in sorted(measured) if _words(each)[:1] == [model] and set(rest) <= set(_words(each))]
+    near = [board for board in sorted(measured) if _words(board)[:1] == [model] and set(rest) <= set(_words(board))]
     if len(near) == 1:
         return near[0]
     if near:
         raise InputError(f"{name!r} may be {' or '.join(near)}: these were measured; give one name in full")
-    listed = f"measured here: {', '.join(sorted(measured)) or 'no named device'}"
+    choices = f"measured here: {', '.join(sorted(measured)) or 'no named device'}"
     if canonical is None:
-        raise InputError(f"unknown GPU {name!r}; {listed}")
-    raise InputError(f"{canonical} ({name!r}) has no rows in the measurements; {listed}")
+        raise InputError(f"unknown GPU {name!r}; {choices}")
+    raise InputError(f"{canonical} ({name!r}) has no rows in the measurements; {choices}")
 
 
 def _words(name: str) -> list[str]:

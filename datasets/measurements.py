@@ -61,7 +61,7 @@ class Measurements(Record):
     own: Mapping[str, GPU] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        """How much was measured, of what."""
+        """Rows, devices, families and dtypes that were measured, with notes."""
         more = {name: getattr(self, name) for name in ("problems", "end_to_end", "per_op")}
         return {
             **{"rows": len(self.frame), "devices": tuple(self.frame["device"].unique())},
@@ -72,8 +72,8 @@ class Measurements(Record):
 
     def summary(self) -> str:
         """Rows, devices and families."""
-        found = self.figures()
-        return f"{found['rows']:,} rows of {len(found['devices'])} GPUs, {len(found['families'])} families"
+        figures = self.figures()
+        return f"{figures['rows']:,} rows of {len(figures['devices'])} GPUs, {len(figures['families'])} families"
 
     def gpu(self, device: str) -> GPU:
         """Figures of a device of these measurements; `InputError` for an unknown one."""
@@ -103,25 +103,25 @@ def read_measurements(
     if not roots:
         raise InputError("no measurements were given; expected Parquet files or folders of the measurement schema")
     kernels, *model_files = _find(roots)
-    own, notes = own_devices(roots)
+    extra_gpus, notes = own_devices(roots)
     wanted = None if devices is None else set(find_measured(devices, roots))
     frames = []
     for file in kernels:
-        raw = _only(_read_parquet(file, _READ_COLUMNS), wanted, chosen, own)
-        frames.append(rows.take(raw, check_rows(raw, str(file), own=own)))
+        raw = _only(_read_parquet(file, _READ_COLUMNS), wanted, chosen, extra_gpus)
+        frames.append(rows.take(raw, check_rows(raw, str(file), extra_gpus=extra_gpus)))
     tables: list[pd.DataFrame | None] = []
     for table, files in zip(MODEL_TABLES, model_files, strict=True):
         parts = []
         for file in files:
-            raw = _only(_read(file), wanted, None, own)
-            parts.append(rows.take(raw, check_models(table, raw, str(file), own)))
+            raw = _only(_read(file), wanted, None, extra_gpus)
+            parts.append(rows.take(raw, check_models(table, raw, str(file), extra_gpus)))
         tables.append(_concat(parts) if parts else None)
-    listed = rows.problems()
+    problems = rows.problems()
     if rows.bad == rows.total:
         raise _nothing_left(roots, rows.bad, wanted, chosen)
     frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
     end_to_end, per_op = tables
-    return Measurements(frame, listed, end_to_end, per_op, notes, own)
+    return Measurements(frame, problems, end_to_end, per_op, notes, extra_gpus)
 
 
 def find_measured(names: Iterable[str], paths: Sequence[Path | str]) -> list[str]:
@@ -139,13 +139,13 @@ def find_measured(names: Iterable[str], paths: Sequence[Path | str]) -> list[str
 def measured_names(paths: Sequence[Path | str]) -> set[str]:
     """Canonical names of the devices that have rows in measurements; nothing else is read, or checked."""
     roots = [Path(path) for path in paths]
-    own, _ = own_devices(roots)
+    extra_gpus, _ = own_devices(roots)
     names: set[str] = set()
     for file in (file for files in _find(roots) for file in files):
         raw = _read(file, ("device",))
         for name in raw["device"].dropna().unique() if "device" in raw else ():
             with suppress(InputError):
-                names.add(find_device(str(name), own)[0])
+                names.add(find_device(str(name), extra_gpus)[0])
     return names
 
 
@@ -185,10 +185,10 @@ def read_measured_on(
         if len(raw):
             good = rows.take(raw, check_rows(raw, str(file), measured_on=(name, gpu)))
             frames.append(good[good["family"].notna()])
-    listed = rows.problems()
+    problems = rows.problems()
     if not sum(map(len, frames)):
         raise _nothing_left(roots, rows.bad, {name}, None, measured_names(roots))
-    return Measurements(_concat(frames), listed)
+    return Measurements(_concat(frames), problems)
 
 
 def _measured_on(raw: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -196,8 +196,12 @@ def _measured_on(raw: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.bo
     if "device" not in raw.columns:
         return np.ones(len(raw), bool)
     spelled = raw["device"].dropna().unique()
-    own = [each for each in spelled if fold_name(str(each)) == fold_name(name) or canonical_name(str(each)) == name]
-    return np.asarray(raw["device"].isna() | raw["device"].isin(own), bool)
+    spellings = [
+        spelling
+        for spelling in spelled
+        if fold_name(str(spelling)) == fold_name(name) or canonical_name(str(spelling)) == name
+    ]
+    return np.asarray(raw["device"].isna() | raw["device"].isin(spellings), bool)
 
 
 def table_from_frame(frame: pd.DataFrame) -> KernelTable:
@@ -206,6 +210,7 @@ def table_from_frame(frame: pd.DataFrame) -> KernelTable:
     ops, dtypes = frame["op"].to_numpy(), frame["dtype"].to_numpy()
     dtype_index = pd.Series(dtypes, dtype=object).map({name: index for index, name in enumerate(DTYPES)}).to_numpy()
     batches = {}
+    # Families have other columns of dims, so each is a batch of its own that remembers its places in the frame.
     for name, family in FAMILIES.items():
         where = np.flatnonzero(families == name)
         if not len(where):
@@ -239,6 +244,7 @@ def _find(roots: Iterable[Path]) -> list[list[Path]]:
     """Kernel files below the given paths, and files of each of `MODEL_TABLES`; each once, in order."""
     names = [table.file for table in MODEL_TABLES]
     files_of: list[dict[Path, None]] = [{} for _ in ("kernels", *names)]
+    # A file that is named is read whatever it is called; in a folder only the places of the schema are looked into.
     for root in roots:
         if root.is_file():
             files_of[names.index(root.name) + 1 if root.name in names else 0][root] = None
@@ -281,11 +287,11 @@ def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFr
         with pq.ParquetFile(file) as opened:
             names = opened.schema_arrow.names
             if columns is not None:
-                known = set(columns)
+                wanted = set(columns)
                 # A file with none of the columns is read whole, so that the checks can say what it lacks.
-                names = [name for name in names if name in known] or names
+                names = [name for name in names if name in wanted] or names
             table = opened.read(columns=names)
-        if columns is not None and any(pa.types.is_nested(each.type) for each in table.schema):
+        if columns is not None and any(pa.types.is_nested(column.type) for column in table.schema):
             raise TypeError("a column holds lists")
         table.validate(full=True)  # text that is not UTF-8 would else show up later, when it is looked at
         # Without what pandas wrote of its index and types: not needed, and JSON that may be damaged.
@@ -305,7 +311,7 @@ def _not_empty(frame: pd.DataFrame, file: Path) -> pd.DataFrame:
 
 
 def _only(
-    raw: pd.DataFrame, devices: set[str] | None, ops: set[str] | None, own: Mapping[str, GPU] = NONE_OWN
+    raw: pd.DataFrame, devices: set[str] | None, ops: set[str] | None, extra_gpus: Mapping[str, GPU] = NONE_OWN
 ) -> pd.DataFrame:
     """Rows of the wanted devices and operators."""
     if ops is not None and "op" in raw.columns:
@@ -314,7 +320,7 @@ def _only(
         wanted = []
         for name in raw["device"].dropna().unique():
             with suppress(InputError):
-                wanted += [name] if find_device(str(name), own)[0] in devices else []
+                wanted += [name] if find_device(str(name), extra_gpus)[0] in devices else []
         raw = raw[raw["device"].isin(wanted)]
     return raw
 
@@ -336,6 +342,6 @@ def _nothing_left(
         return InputError(f"all {bad} measurement rows of {where} are bad; none is left once they are dropped")
     if not devices and not ops:
         return InputError(f"{where}: no measurements of an operator that a family models; measure others")
-    asked = [f"device {name!r}" for name in sorted(devices or ())] + [f"op {name!r}" for name in sorted(ops or ())]
-    listed = "".join(f"; measured here: {', '.join(names)}" for names in [sorted(measured)] if names)
-    return InputError(f"{where}: no measurements of {', '.join(asked)}{listed}; ask for others or give more folders")
+    request = [f"device {name!r}" for name in sorted(devices or ())] + [f"op {name!r}" for name in sorted(ops or ())]
+    choices = "".join(f"; measured here: {', '.join(names)}" for names in [sorted(measured)] if names)
+    return InputError(f"{where}: no measurements of {', '.join(request)}{choices}; ask for others or give more folders")

@@ -49,19 +49,21 @@ MODES: dict[str, str] = {"inf": "inference", "train": "training", "inference": "
 MODEL_TABLES: tuple[ModelTable, ...] = (END_TO_END, PER_OP)
 
 
-def check_models(table: ModelTable, raw: pd.DataFrame, file: str, own: Mapping[str, GPU] = NONE_OWN) -> CheckedRows:
+def check_models(
+    table: ModelTable, raw: pd.DataFrame, file: str, extra_gpus: Mapping[str, GPU] = NONE_OWN
+) -> CheckedRows:
     """Check a table: all its rows (device canonical, blank option ""), and which are bad.
 
     Args:
       table: kind of table, which says what is checked.
       raw: as it was read.
       file: its name, for messages.
-      own: devices that the folders describe themselves, by name, beside those of the catalog.
+      extra_gpus: devices that the folders describe themselves, by name, beside those of the catalog.
     Raises: `InputError` for a missing column.
     """
     need_columns(raw, table.columns, file)
     problems = Problems(file, raw)
-    devices, _ = device_column(raw, problems, own=own)
+    devices, _ = device_column(raw, problems, extra_gpus=extra_gpus)
     for name in table.seconds:
         seconds = numbers(raw[name])
         fine = np.isfinite(seconds) & ((seconds > SHORTEST_S) if table.positive else (seconds >= 0.0))

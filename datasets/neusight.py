@@ -134,7 +134,7 @@ def _strings(column: pd.Series) -> pd.Series:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """What may name a device or an operator: the stem of a file, then the folders above it, the nearest first."""
+    """Parts of a path that may name a device or an operator: the file's stem, then its folders, the nearest first."""
     path = Path(name)
     return (path.stem, *reversed(path.parent.parts))
 
@@ -168,9 +168,9 @@ def _op(table: pd.DataFrame, name: str) -> pd.Series | str:
         if header in table.columns and any(_known_op(value) for value in table[header].unique()):
             return table[header].map(lambda value: _known_op(value) or str(value)).astype(object)
     if "kernel_name" in table.columns:
-        known = {value: _known_op(value) for value in table["kernel_name"].unique()}
-        if all(known.values()):
-            return table["kernel_name"].map(known).astype(object)
+        op_of = {value: _known_op(value) for value in table["kernel_name"].unique()}
+        if all(op_of.values()):
+            return table["kernel_name"].map(op_of).astype(object)
     for part in _parts(name):
         ops = {op for word in (part, *re.split(r"[^a-zA-Z0-9]+", part)) if (op := _known_op(word)) is not None}
         if len(ops) == 1:
@@ -196,7 +196,7 @@ GPUS_FILE = "gpus.json"
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import did.
+    """Outcome of an import.
 
     Attributes:
       output: the folder written.
@@ -321,6 +321,7 @@ def _good(rows: pd.DataFrame, checks: GoodRows) -> dict[str, pd.DataFrame]:
     for op, frame in rows.groupby("op", sort=False, dropna=False):
         fine = []
         needed = {"device", "op", "latency_s", *(schema.op_columns(str(op)) if op in schema.OPS else ())}
+        # File by file, so that problems name the file and its own row numbers.
         for file, group in frame.groupby(level=0, sort=False):
             plain = group.droplevel(0)  # and without columns of other files: blank where they may be absent
             plain = plain[[name for name in plain if name in needed or plain[name].notna().any()]]

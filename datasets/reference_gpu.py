@@ -100,18 +100,18 @@ def _figures(sheet: Mapping[str, Any], canonical: str | None, where: str) -> dic
         # Last spelling first: where a sheet has both, the vector peak says more than the plain one.
         for spelling in reversed(spellings.split()):
             if _fold(spelling) in sheet:
-                said = sheet[_fold(spelling)]
-                if field in NAMED and isinstance(said, str):
-                    value = named_figure(field, said, where)
+                cell = sheet[_fold(spelling)]
+                if field in NAMED and isinstance(cell, str):
+                    value = named_figure(field, cell, where)
                 else:
-                    value = _number(said, spelling, unit, where)
+                    value = _number(cell, spelling, unit, where)
                 if field == "clock_hz" and value < 100.0:
                     value *= 1e3  # GHz in a column of MHz
                 figures[field] = value * factor
                 break
     for field, value in figures.items():
-        listed, true = _SLIPS.get((canonical or "", field), (math.nan, math.nan))
-        if math.isclose(value, listed, rel_tol=1e-3):
+        slip, true = _SLIPS.get((canonical or "", field), (math.nan, math.nan))
+        if math.isclose(value, slip, rel_tol=1e-3):
             figures[field] = true
         check_figure(field, figures[field], where)
     return figures

@@ -42,7 +42,7 @@ FRAME_COLUMNS: tuple[str, ...] = (
 """Columns of the normalised frame. `op` is the family's operator; `row` counts from 0 in `file`."""
 
 OnInvalid = Literal["refuse", "drop"]
-"""What to do with bad rows: raise, or leave them out and list them."""
+"""Ways to treat bad rows: raise, or leave them out and list them."""
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Values = np.ndarray[Any, np.dtype[np.float64]]
 Objects = np.ndarray[Any, np.dtype[np.object_]]
@@ -50,7 +50,7 @@ Objects = np.ndarray[Any, np.dtype[np.object_]]
 
 @dataclass
 class Problems:
-    """What is wrong with rows of one file; `frame` has columns file, row, problem, detail."""
+    """Problems of rows of one file; `frame` has columns file, row, problem, detail."""
 
     file: str
     raw: pd.DataFrame
@@ -148,7 +148,7 @@ def check_rows(
     *,
     to_predict: bool = False,
     measured_on: tuple[str, GPU] | None = None,
-    own: Mapping[str, GPU] = NONE_OWN,
+    extra_gpus: Mapping[str, GPU] = NONE_OWN,
 ) -> CheckedRows:
     """Check and normalise rows of the schema.
 
@@ -158,14 +158,14 @@ def check_rows(
       to_predict: the rows are asked about, not learned from: the device may be unknown or absent, and so may
         `latency_s`; what is there is still checked.
       measured_on: the GPU of all rows, whatever their column `device` says.
-      own: devices that the catalog does not have, by name.
+      extra_gpus: devices that the catalog does not have, by name.
     Raises: `InputError` for a missing column. Bad rows are reported, not raised.
     """
     columns = ("op",) if to_predict else ("op", "latency_s") if measured_on else ("device", "op", "latency_s")
     need_columns(raw, columns, file)
     problems = Problems(file, raw)
     if measured_on is None:
-        devices, gpus = device_column(raw, problems, to_predict, own)
+        devices, gpus = device_column(raw, problems, to_predict, extra_gpus)
     else:
         devices, gpus = np.full(len(raw), measured_on[0], object), dict([measured_on])
     dtypes = _dtypes(raw, problems)
@@ -208,7 +208,7 @@ def _text(column: pd.Series) -> Objects:
 
 
 def device_column(
-    raw: pd.DataFrame, problems: Problems, to_predict: bool = False, own: Mapping[str, GPU] = NONE_OWN
+    raw: pd.DataFrame, problems: Problems, to_predict: bool = False, extra_gpus: Mapping[str, GPU] = NONE_OWN
 ) -> tuple[Any, dict[str, GPU]]:
     """Canonical device names, and the known GPUs by them.
 
@@ -216,7 +216,7 @@ def device_column(
       raw: rows as they were read.
       problems: takes what is wrong with them.
       to_predict: whether devices may be unknown or absent.
-      own: known GPUs by name, the caller's beside the catalog's.
+      extra_gpus: known GPUs by name, the caller's beside the catalog's.
     """
     if "device" not in raw.columns:
         return np.full(len(raw), None, object), {}
@@ -229,7 +229,7 @@ def device_column(
         try:
             if name is None:
                 raise InputError("no device is given; expected the driver's name of a GPU")
-            names[name], gpu = find_device(str(name), own)
+            names[name], gpu = find_device(str(name), extra_gpus)
             gpus[names[name]] = gpu
         except InputError as error:
             reasons[name] = str(error)
@@ -253,6 +253,7 @@ def _kernels(raw: pd.DataFrame, dtypes: Objects, problems: Problems) -> tuple[Ob
     texts = _text(raw["op"])
     families, ops = np.full(len(raw), None, object), np.full(len(raw), None, object)
     dims = {name: np.full(len(raw), np.nan) for name in schema.FRAME_DIMS}
+    # Operators need other columns, so those of one are checked together, apart from all others.
     for op in pd.unique(texts):
         where = np.array([value is None for value in texts], bool) if op is None else texts == op
         if op not in schema.OPS:
@@ -270,9 +271,9 @@ def _kernels(raw: pd.DataFrame, dtypes: Objects, problems: Problems) -> tuple[Ob
             least = 0 if name in MAY_BE_ZERO else 1
             fine = np.isfinite(values) & (values >= least) & (values == np.floor(values))
             problems.add_values(name, fine | ~where, "bad dims", f"a whole number of at least {least}", f" of {op}")
-        families[where], own = schema.row_dims(op, {name: values[where] for name, values in columns.items()})
+        families[where], family_dims = schema.row_dims(op, {name: values[where] for name, values in columns.items()})
         _, ops[where] = schema.family_op(op)
-        for name, values in own.items():
+        for name, values in family_dims.items():
             dims[name][where] = values
     for product in (*schema.GEMM_OPS, *schema.CONV_OPS):
         for other in set(dtypes[families == product]) - {"fp32"}:
@@ -284,6 +285,7 @@ def _check_light(frame: pd.DataFrame, gpus: dict[str, GPU], problems: Problems) 
     """Rows faster than their GPU allows: below FLOP / peak, or below bytes / bandwidth with a working set beyond L2."""
     fine = frame[~problems.bad & frame["latency_s"].notna().to_numpy() & frame["family"].notna().to_numpy()]
     bound_s = pd.Series(np.nan, index=range(len(frame)))
+    # Work and bytes are of the kernel alone and counted once; only the peaks differ from GPU to GPU.
     for name, rows in fine.groupby("family", sort=False):
         family = FAMILIES[str(name)]
         dtype = np.array([DTYPES.index(value) for value in rows["dtype"]], np.int32)

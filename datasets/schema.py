@@ -147,15 +147,15 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
     if op in OPERATORS:
         return family, OPERATORS[op][1].dims(sizes)
     if op in GEMM_OPS:
-        own = {"batch": sizes["b"], "m": sizes["m"], "n": sizes["k"], "k": sizes["n"]}
-        return family, {**own, WEIGHT_SHARE: sizes[WEIGHT_SHARE]}
+        product_dims = {"batch": sizes["b"], "m": sizes["m"], "n": sizes["k"], "k": sizes["n"]}
+        return family, {**product_dims, WEIGHT_SHARE: sizes[WEIGHT_SHARE]}
     if op in CONV_OPS:
         return family, _conv_dims(sizes)
     if op in ATTENTION_OPS:
         return family, _attention_dims(sizes)
     if op in EXPERT_OPS:
-        own = expert_dims(**{name: sizes[name] for name in _COLUMNS[op]}, distribution="balanced")
-        return family, {**own, WEIGHT_SHARE: sizes[WEIGHT_SHARE]}
+        routed_dims = expert_dims(**{name: sizes[name] for name in _COLUMNS[op]}, distribution="balanced")
+        return family, {**routed_dims, WEIGHT_SHARE: sizes[WEIGHT_SHARE]}
     if op in COLLECTIVE_OPS:
         same = {name: sizes[name] for name in ("bytes", "ranks", *dict(COLLECTIVE_OPTIONS))}
         return family, {
@@ -177,10 +177,10 @@ def schema_dims(op: str, dims: Mapping[str, float]) -> dict[str, int]:
       op: operator of the schema; dims: dims of its family. Passes (`reads`, `writes`) are the operator's own.
     """
     if op in GEMM_OPS:
-        named = {"b": dims["batch"], "m": dims["m"], "n": dims["k"], "k": dims["n"]}
+        columns = {"b": dims["batch"], "m": dims["m"], "n": dims["k"], "k": dims["n"]}
     else:
-        named = {"b": dims["rows"], "h": dims["cols"]}
-    return {name: int(size) for name, size in named.items()}
+        columns = {"b": dims["rows"], "h": dims["cols"]}
+    return {name: int(size) for name, size in columns.items()}
 
 
 def _attention_dims(columns: Mapping[str, Columns]) -> dict[str, Columns]:

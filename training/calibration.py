@@ -80,7 +80,7 @@ def calibrate_checkpoint(
             f"{checkpoint} is calibrated already, on {card['calibrated']['gpu']}; start from "
             f"{card['calibrated']['checkpoint']} with all measured kernels together"
         )
-    known = canonical_name(gpu) in card.get("device_effects", {})
+    has_effect = canonical_name(gpu) in card.get("device_effects", {})
     predictor = load_predictor(checkpoint, canonical_name(name))
     data = read_measured_on(measurements, name, machine, on_invalid="drop" if drop_invalid else "refuse")
     frame = data.frame
@@ -102,7 +102,7 @@ def calibrate_checkpoint(
             "gpu": name,
             "figures": {name: float(np.asarray(value)) for name, value in machine.known().items()},
             "checkpoint": checkpoint,
-            "from_measured_effect": known,
+            "from_measured_effect": has_effect,
             "rows": rows,
             "summary": done.summary,
             "prior": {family: asdict(prior_of(family)) for family in rows},
@@ -151,18 +151,18 @@ def most_telling(
     chosen: list[int] = []
     # Taken one by one: each measurement also lowers what is left to learn from its neighbours.
     for _ in range(min(count, int(open_to.sum()))):
-        own = np.einsum("mkk->mk", left) + variance
-        gain = np.sum(np.einsum("t,mtk->mk", importance, left**2) / own, axis=0)
+        variances = np.einsum("mkk->mk", left) + variance
+        gain = np.sum(np.einsum("t,mtk->mk", importance, left**2) / variances, axis=0)
         best = int(np.argmax(np.where(open_to, gain, -np.inf)))
         open_to[best] = False
         chosen.append(best)
-        left -= left[:, :, best, None] * left[:, best, None, :] / own[:, best, None, None]
+        left -= left[:, :, best, None] * left[:, best, None, :] / variances[:, best, None, None]
     return chosen
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What is believed of a GPU before it is measured; natural logarithms.
+    """Prior of a GPU before it is measured; natural logarithms.
 
     Attributes:
       constants: σ_c, spread of each head and of the floor over GPUs.
@@ -191,7 +191,7 @@ class Prior:
         return math.sqrt(self.noise**2 + self.few**2 / count)
 
     def weight(self, error: np.ndarray) -> np.ndarray:
-        """What rows of these residuals, log(measured / forecast), count for: 1 while they are small."""
+        """Weight of rows of these residuals, log(measured / forecast): 1 while they are small."""
         weight: np.ndarray = self.width / np.maximum(self.width, np.abs(error))
         if self.slow is not None:
             behind = np.maximum(error - max(float(np.median(error)), 0.0), 0.0)
@@ -216,7 +216,7 @@ its architecture left out, asked for."""
 FEW = 0.28
 """`Prior.few` of fp32 products and convolutions, whose errors differ from one shape to the next."""
 LINEAR_PRIOR = Prior(few=FEW, width=0.3, slow=0.3)
-"""What is believed of single fp32 products."""
+"""Prior of single fp32 products."""
 ALTERNATIVES_PRIOR = Prior(noise=0.2, few=FEW, slow=0.3)
 """The same of convolutions: which algorithm the library takes changes from one shape to the next."""
 BATCHED_PRIOR = Prior(constants=(0.4,) * len(EFFECTS), common=0.1, few=FEW, slow=0.15)
@@ -227,7 +227,7 @@ LINKED_PRIOR = Prior(constants=(0.3,) * len(EFFECTS), shape=0.3, common=0.1, noi
 
 
 def prior_of(network: str) -> Prior:
-    """What is believed of a family's errors."""
+    """Prior of a family's errors."""
     family = FAMILIES[network]
     if network == "linear":
         return LINEAR_PRIOR
@@ -250,7 +250,7 @@ MOST_ROWS = 500
 
 @dataclass(frozen=True)
 class Calibration:
-    """What came of a calibration.
+    """Outcome of a calibration.
 
     Attributes:
       predictor: the calibrated predictor.
@@ -314,7 +314,7 @@ def calibration(
     if predictor.intervals is not None:
         intervals, widths = _credited(predictor.intervals, gpu, left_out)
         base = replace(predictor, intervals=intervals)
-        summary = {network: {**said, "log_half_width": widths[network]} for network, said in summary.items()}
+        summary = {network: {**figures, "log_half_width": widths[network]} for network, figures in summary.items()}
     return Calibration(CalibratedPredictor(base, shapes, jnp.float32((prior or Prior()).length)), summary)
 
 
@@ -379,7 +379,7 @@ def _fit(
 ) -> tuple[ShapeEffect, dict[str, float], np.ndarray]:
     """The shifts of a network, its summary, and log(measured / forecast) with each row left out of its own."""
     network = FAMILIES[parts[0]].network
-    given = sum(table.families[name].num_rows for name in parts)
+    given_rows = sum(table.families[name].num_rows for name in parts)
     rows = _points({name: table.families[name] for name in parts}, measured, prior)
     kernel = np.asarray(shape_kernel(jnp.asarray(rows.points), jnp.asarray(rows.points)), np.float64)
     noise = prior.noise_of(len(rows.log_seconds))
@@ -407,7 +407,7 @@ def _fit(
         weight = prior.weight(here.error)
     left_out = solution / np.diag(inverse)  # the residual of each row from a fit to the others
     summary = {
-        "given": given,
+        "given": given_rows,
         "rows": len(start.error),
         "before": mean_error_percent(start.error),
         "after": mean_error_percent(left_out),

@@ -62,8 +62,8 @@ class Rows:
     def generation(self) -> tuple[int, ...]:
         """Index of each device's generation among those present [device]."""
         order = generations(self.family, self.devices)
-        own = self.family.generations
-        return tuple(order.index(generation_of(name, own)) for name in self.devices)
+        kind = self.family.generations
+        return tuple(order.index(generation_of(name, kind)) for name in self.devices)
 
     @property
     def of_minority_vendor(self) -> Bool[np.ndarray, " device"]:
@@ -110,7 +110,7 @@ the whole-model label of the same run. Left out."""
 
 
 def contaminated(nodes: pd.DataFrame) -> pd.Series:
-    """Which nodes are of `CONTAMINATED` runs."""
+    """Mask of the nodes of `CONTAMINATED` runs."""
     dirty = pd.Series(False, index=nodes.index)
     for device, names in CONTAMINATED.items():
         run = nodes["model"] + "/" + nodes["batch_size"].astype(str)
@@ -185,8 +185,8 @@ def _rows(
     for name, usual in family.options:
         dims[name] = frame[name].to_numpy(np.float32) if name in frame else np.full(count, usual, np.float32)
     if family.known_libraries:
-        known = {name: known_library(name, family) for name in devices}
-        dims[LIBRARY] = frame["device"].map(known).to_numpy(np.float32)
+        libraries = {name: known_library(name, family) for name in devices}
+        dims[LIBRARY] = frame["device"].map(libraries).to_numpy(np.float32)
     columns: dict[str, Any] = {
         "dims": dims,
         "op": frame["op"].map(ops).to_numpy(np.int32),
@@ -211,7 +211,7 @@ def _rows(
 
 
 def _topologies(devices: Sequence[str], gpu_of: Callable[[str], GPU]) -> Topology:
-    """How devices are joined in their usual servers, stacked [device]."""
+    """Topologies of devices in their usual servers, stacked [device]."""
     gpus = {name: gpu_of(name) for name in devices}
     return stack_clusters([Cluster(gpu, usual_topology(name, gpu), 0) for name, gpu in gpus.items()]).topology
 
@@ -228,10 +228,10 @@ def _tile_labels(frame: pd.DataFrame, family: Family) -> np.ndarray:
     sizes = np.array([float(name.split()[0]) for name in family.tiles])
     units = frame["rows"] if family.tiles[0].endswith("rows") else frame["rows"] * frame["cols"]
     per_block = (units / frame["blocks"]).to_numpy(np.float64)
-    known = np.isfinite(per_block) & (per_block > 0)
-    distance = np.abs(np.log(np.where(known, per_block, 1.0))[:, None] - np.log(sizes)[None, :])
+    measured = np.isfinite(per_block) & (per_block > 0)
+    distance = np.abs(np.log(np.where(measured, per_block, 1.0))[:, None] - np.log(sizes)[None, :])
     # Further off than half a unit of the logarithm, the size is none of the menu.
-    return np.where(known & (distance.min(axis=1) < 0.5), distance.argmin(axis=1), -1).astype(np.int32)
+    return np.where(measured & (distance.min(axis=1) < 0.5), distance.argmin(axis=1), -1).astype(np.int32)
 
 
 def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str, Any]]:

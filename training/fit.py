@@ -72,7 +72,7 @@ _ASKED = "run.json"
 
 
 def kept_steps(output: Path) -> str:
-    """What an interrupted run left to go on with, in words; "" for nothing."""
+    """Note on what an interrupted run left to go on with; "" for nothing."""
     if (output / CARD).is_file() or not (_folder(output) / _ASKED).is_file():
         return ""
     return "what was fitted so far is kept: the same command with --resume goes on"
@@ -85,9 +85,9 @@ def _folder(output: Path) -> Path:
 class Saved:
     """A folder `.NAME.partial` beside the output: one file per fit, and what the run was asked to do."""
 
-    def __init__(self, output: Path, asked: Mapping[str, Any]) -> None:
+    def __init__(self, output: Path, request: Mapping[str, Any]) -> None:
         self.folder = _folder(output)
-        self.asked = json.loads(json.dumps(asked))
+        self.asked = json.loads(json.dumps(request))
 
     def check(self) -> None:
         """`InputError` unless there is a run to go on with, and it was asked the same."""
@@ -176,7 +176,7 @@ take longer to learn."""
 
 
 def settings_for(family: Family) -> Settings:
-    """What the mixture of a family is fitted with, unless a recipe says otherwise."""
+    """Settings the mixture of a family is fitted with, unless a recipe says otherwise."""
     return with_more_steps(TENSOR_SETTINGS, family.name, MORE_STEPS) if family.tensor_core else Settings()
 
 
@@ -209,7 +209,7 @@ class Sample:
 
 
 class Kind(Protocol):
-    """What the loop can fit: a predictor kind, or the tile choice."""
+    """Model the loop can fit: a predictor kind, or the tile choice."""
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
         """Untrained parameters, normalised to the rows the job may see.
@@ -246,7 +246,7 @@ class FitState(TrainState):  # type: ignore[no-untyped-call]
 
     @property
     def parameters(self) -> Any:
-        """What the kind fits."""
+        """Model that the kind fits."""
         return self.params["fitted"]
 
     @property
@@ -294,9 +294,9 @@ def fit(
           source: all rows, the same for every job.
         """
         sample = source.draw(key, sizes, chosen)
-        value, gradient = jax.value_and_grad(lambda own: state.apply_fn(own["fitted"], rows.family, sample, settings))(
-            state.params
-        )
+        value, gradient = jax.value_and_grad(
+            lambda parameters: state.apply_fn(parameters["fitted"], rows.family, sample, settings)
+        )(state.params)
         moved: FitState = state.apply_gradients(grads=gradient)  # type: ignore[no-untyped-call]
         return moved, value
 
@@ -354,7 +354,9 @@ def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) 
     stacked = as_modules(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parameters))
     fixed = {"apply_fn": kind.loss, "tx": make_optimizer(settings), "best_loss": np.finfo(np.float32).max}
     create: Callable[..., FitState] = FitState.create
-    state = jax.vmap(lambda own: create(params={"fitted": own}, best=own, **fixed))(stacked)
+    state = jax.vmap(lambda job_parameters: create(params={"fitted": job_parameters}, best=job_parameters, **fixed))(
+        stacked
+    )
     # Without weak types, which would compile the loop again after its first chunk.
     started: FitState = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
     return started
@@ -374,8 +376,8 @@ def sample_of(rows: Rows, *, seen: bool = True, trained: Sequence[str] | None = 
     """
     names = rows.devices if trained is None else tuple(trained)
     order = generations(rows.family, names)
-    own = [generation_of(name, rows.family.generations) for name in rows.devices]
-    places = [len(names) + order.index(name) if name in order else -1 for name in own]
+    generation_names = [generation_of(name, rows.family.generations) for name in rows.devices]
+    places = [len(names) + order.index(name) if name in order else -1 for name in generation_names]
     groups = np.asarray(places)[rows.device]
     return Sample(
         batch=jax.tree.map(jnp.asarray, rows.batch),
@@ -405,8 +407,8 @@ class _Choices:
 
 def _choices(groups: _Groups, rows: Rows, jobs: Sequence[Job]) -> _Choices:
     seen = np.array([[name not in job.held_out for name in rows.devices] for job in jobs])
-    for job, found in zip(jobs, seen & groups.counts.any(axis=0), strict=True):
-        if not found.any():
+    for job, devices in zip(jobs, seen & groups.counts.any(axis=0), strict=True):
+        if not devices.any():
             raise InputError(
                 f"{rows.family.name}: nothing is left to fit to without {', '.join(job.held_out)}; give measurements "
                 "of further GPUs (of another architecture, where whole architectures are left out)"
@@ -448,7 +450,7 @@ class _Source:
 
 
 def _weights_only(parameters: Any) -> Any:
-    """Which leaves weight decay applies to: the networks' weight matrices, `kernel` in layers of flax."""
+    """Mask of the leaves weight decay applies to: the networks' weight matrices, `kernel` in layers of flax."""
     names = jax.tree_util.keystr
     return jax.tree_util.tree_map_with_path(
         lambda path, _: any(name in names(path) for name in ("weights", "kernel")), parameters

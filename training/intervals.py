@@ -64,8 +64,8 @@ def calibrated_width(left_out: Float[np.ndarray, " row"], before: float) -> floa
     Args:
       left_out: log(measured / forecast) of the measured kernels; before: width without them.
     """
-    own = max(float(np.quantile(np.abs(left_out), LEVEL)), LEAST_WIDTH)
-    return float(np.exp((len(left_out) * np.log(own) + OTHERS * np.log(before)) / (len(left_out) + OTHERS)))
+    width = max(float(np.quantile(np.abs(left_out), LEVEL)), LEAST_WIDTH)
+    return float(np.exp((len(left_out) * np.log(width) + OTHERS * np.log(before)) / (len(left_out) + OTHERS)))
 
 
 def mean_error_percent(residual: np.ndarray) -> float:
@@ -75,13 +75,13 @@ def mean_error_percent(residual: np.ndarray) -> float:
 
 def pooled_quantile(residuals: Residuals, level: float) -> float:
     """The size that this share of the residuals stays within, each device weighing the same."""
-    return _quantile(residuals, {name: 1.0 / len(each) for name, each in residuals.items()}, level)
+    return _quantile(residuals, {name: 1.0 / len(errors) for name, errors in residuals.items()}, level)
 
 
 def _quantile(residuals: Residuals, row_weight: Mapping[str, float], level: float) -> float:
     """The size that this share of the residuals stays within, a row of each device with its weight."""
     sizes = np.abs(np.concatenate(list(residuals.values())))
-    weights = np.concatenate([np.full(len(each), row_weight[name]) for name, each in residuals.items()])
+    weights = np.concatenate([np.full(len(errors), row_weight[name]) for name, errors in residuals.items()])
     order = np.argsort(sizes)
     place = int(np.searchsorted(np.cumsum(weights[order]) / weights.sum(), level - 1e-9))
     return float(sizes[order][min(place, len(sizes) - 1)])
@@ -95,15 +95,15 @@ def own_width(residuals: Residuals, device: str, level: float = LEVEL, others: f
       others: rows that all other devices count as, together.
     """
     count = len(residuals) - 1
-    weight = {name: 1.0 if name == device else others / len(each) / count for name, each in residuals.items()}
+    weight = {name: 1.0 if name == device else others / len(errors) / count for name, errors in residuals.items()}
     return _quantile(residuals, weight, level)
 
 
 def own_coverage(residuals: Residuals, device: str, level: float = LEVEL) -> float:
     """Share of a device's residuals inside the interval made without them, one at a time; of several devices."""
-    own = residuals[device]
-    widths = [own_width({**residuals, device: np.delete(own, at)}, device, level) for at in range(len(own))]
-    return float(np.mean(np.abs(own) <= widths))
+    errors = residuals[device]
+    widths = [own_width({**residuals, device: np.delete(errors, at)}, device, level) for at in range(len(errors))]
+    return float(np.mean(np.abs(errors) <= widths))
 
 
 def interval_score(residual: np.ndarray, low: float, high: float) -> tuple[float, float]:
@@ -116,9 +116,9 @@ def interval_score(residual: np.ndarray, low: float, high: float) -> tuple[float
 def coverage(residuals: Residuals, level: float) -> dict[str, float]:
     """For every device, the share of its residuals inside the interval of all others."""
     out = {}
-    for device, own in residuals.items():
-        others = {name: each for name, each in residuals.items() if name != device}
-        out[device] = float(np.mean(np.abs(own) <= pooled_quantile(others, level)))
+    for device, errors in residuals.items():
+        others = {name: logs for name, logs in residuals.items() if name != device}
+        out[device] = float(np.mean(np.abs(errors) <= pooled_quantile(others, level)))
     return out
 
 
@@ -133,10 +133,10 @@ def conformal_interval(residuals: Residuals, level: float = LEVEL) -> Interval:
     """
     if len(residuals) < 2:
         return Interval(pooled_quantile(residuals, level), level, {})
-    found = [
+    gaps = [
         (abs(float(np.mean(list(coverage(residuals, nominal).values()))) - level), nominal) for nominal in CANDIDATES
     ]
-    nominal = float(min(found)[1])
+    nominal = float(min(gaps)[1])
     return Interval(pooled_quantile(residuals, nominal), nominal, coverage(residuals, nominal))
 
 
@@ -145,7 +145,7 @@ def conformal_interval(residuals: Residuals, level: float = LEVEL) -> Interval:
 
 @dataclass
 class Evidence:
-    """What a run gathers family by family.
+    """Evidence a run gathers family by family.
 
     Attributes:
       left_out: fits that left each device out, by family; none of a family measured on one GPU (or architecture) alone.
@@ -192,11 +192,11 @@ def by_device(models: pd.DataFrame) -> dict[str, np.ndarray]:
 
 def labelled_networks(models: pd.DataFrame) -> tuple[str, ...]:
     """Networks of the kernels in the labels of `eager_scores`."""
-    found: set[str] = set()
+    networks: set[str] = set()
     keys = ["model", "batch_size", "sequence_length", "mode"]
     for model, batch_size, sequence_length, mode in [] if models.empty else models[keys].drop_duplicates().to_numpy():
-        found |= graph_from_config(model, int(batch_size), int(sequence_length), MODES[mode]).kernels.networks
-    return tuple(sorted(found))
+        networks |= graph_from_config(model, int(batch_size), int(sequence_length), MODES[mode]).kernels.networks
+    return tuple(sorted(networks))
 
 
 def make_intervals(
@@ -230,7 +230,8 @@ def make_intervals(
     labelled = labelled_networks(seen_models)
     widening[MODELS] = {  # a total has the widening of its kernels: families measured on the same GPUs
         device: max(
-            (each[device] for name, each in widening.items() if name in labelled and device in each), default=1.0
+            (factors[device] for name, factors in widening.items() if name in labelled and device in factors),
+            default=1.0,
         )
         for device in left_out.get(MODELS, {})
     }
@@ -277,7 +278,7 @@ def _card(
     others: Mapping[str, Interval],
     measured: Mapping[str, Interval],
 ) -> dict[str, Any]:
-    """What the card says of the evidence: intervals, how wide each device's own are, errors of GPUs left out."""
+    """Entries of the card on the evidence: intervals, how wide each device's own are, errors of GPUs left out."""
     return {
         "intervals": {
             "left out": {name: _said(item) for name, item in usual.items()},
@@ -286,30 +287,30 @@ def _card(
             "own": {"coverage of models": _own_coverage(seen.get(MODELS, {}))},
         },
         "device_intervals": {
-            device: {name: round(own_width(each, device), 4) for name, each in seen.items() if device in each}
+            device: {name: round(own_width(errors, device), 4) for name, errors in seen.items() if device in errors}
             for device in devices
         },
         "left_out_errors_percent": {
-            name: {device: mean_error_percent(each) for device, each in residuals.items()}
+            name: {device: mean_error_percent(errors) for device, errors in residuals.items()}
             for name, residuals in left_out.items()
         },
     }
 
 
 def _own_coverage(models: Residuals) -> dict[str, float]:
-    """How the intervals of measured devices hold on whole models, each left out of its own; nothing of one device."""
+    """Coverage of measured devices' intervals on whole models, each left out of its own; nothing of one device."""
     return {device: round(own_coverage(models, device), 3) for device in models} if len(models) > 1 else {}
 
 
 def _of_main_vendor(residuals: Residuals, minority: Container[str]) -> Residuals:
     """Residuals of the devices of the main vendor; of all where there are no others."""
-    return {device: each for device, each in residuals.items() if device not in minority} or residuals
+    return {device: errors for device, errors in residuals.items() if device not in minority} or residuals
 
 
 def _of_minority_vendor(residuals: Residuals, minority: Container[str]) -> Residuals:
     """Residuals of the minority vendor; of all where a single device cannot say how the next one differs from it."""
-    own = {device: each for device, each in residuals.items() if device in minority}
-    return own if len(own) > 1 else residuals
+    subset = {device: errors for device, errors in residuals.items() if device in minority}
+    return subset if len(subset) > 1 else residuals
 
 
 def narrowed(residuals: Residuals, widening: Mapping[str, float]) -> dict[str, np.ndarray]:
@@ -318,7 +319,7 @@ def narrowed(residuals: Residuals, widening: Mapping[str, float]) -> dict[str, n
 
 
 def left_out_widenings(part: LeftOut) -> dict[str, float]:
-    """What intervals of each device of a family are widened by where it is left out."""
+    """Factors that intervals of each device of a family are widened by where it is left out."""
     devices, ratios = part.rows.devices, np.asarray(gpu_ratios(part.rows.gpus))
     return {device: left_out_widening(devices, ratios, device, part.held_out_with(device)) for device in devices}
 
@@ -333,8 +334,8 @@ def left_out_widening(devices: Sequence[str], ratios: np.ndarray, device: str, h
       held_out: devices left out together with it, itself included.
     """
     others = np.array([name not in held_out for name in devices])
-    own = ratios[devices.index(device)]
-    return float(gpu_widening(jnp.asarray(own), jnp.asarray(range_of(ratios[others]))))
+    device_ratios = ratios[devices.index(device)]
+    return float(gpu_widening(jnp.asarray(device_ratios), jnp.asarray(range_of(ratios[others]))))
 
 
 def _pair(interval: Interval) -> Any:

@@ -41,7 +41,7 @@ class LeftOut:
         return jax.tree.map(lambda leaf: leaf[where], self.best)
 
     def held_out_with(self, device: str) -> tuple[str, ...]:
-        """What is left out together with a device, itself included."""
+        """Devices left out together with a device, itself included."""
         return next(job.held_out for job in self.jobs if device in job.held_out)
 
     def residuals(self) -> dict[str, np.ndarray]:
@@ -92,12 +92,12 @@ def fit_left_out(kind: MixtureObjective, rows: Rows, seeds: int, settings: Setti
 
 def left_out_predictor(parts: Mapping[str, LeftOut], tiles: Mapping[str, TileChoice], device: str) -> MixturePredictor:
     """The predictor that did not see a device, of the families measured on it."""
-    own = {name: part.parameters(device) for name, part in parts.items() if device in part.rows.devices}
-    return with_libraries(MixturePredictor(own, {name: tiles[name] for name in own}), device)
+    parameters = {name: part.parameters(device) for name, part in parts.items() if device in part.rows.devices}
+    return with_libraries(MixturePredictor(parameters, {name: tiles[name] for name in parameters}), device)
 
 
 def shared_effect(effect: np.ndarray, rows: Rows, device: str) -> np.ndarray:
-    """What a device's generation shares [effect], from effects [device and then generation, effect]."""
+    """Effect a device's generation shares [effect], from effects [device and then generation, effect]."""
     position = rows.devices.index(device)
     shared = effect[len(rows.devices) + rows.generation[position]]
     return np.where(generation_mask(rows.family), shared, 0.0)

@@ -1,4 +1,4 @@
-"""What the fitting loop can fit: the two predictor kinds, and the tile choice both carry."""
+"""Objectives of the fitting loop: the two predictor kinds, and the tile choice both carry."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def log_error_loss(log_forecast: Array, sample: Sample, settings: Settings) -> F
 
 
 def generation_mask(family: Family) -> Bool[np.ndarray, " effect"]:
-    """Which effects a generation shares: the heads of matrix products. Floors and launches are the host's, save inside
+    """Mask of the effects a generation shares: heads of matrix products. Floors and launches are the host's, save in
     CUDA graphs."""
-    own = np.array([family.tensor_core or name not in ("overhead", "floor") for name in EFFECTS])
+    shared = np.array([family.tensor_core or name not in ("overhead", "floor") for name in EFFECTS])
     width = effect_width(family) // len(EFFECTS)
-    return np.concatenate([own, np.repeat(own, width - 1)]) & (family.matrix or family.linked)
+    return np.concatenate([shared, np.repeat(shared, width - 1)]) & (family.matrix or family.linked)
 
 
 def effect_penalties(rows: Rows) -> tuple[float, ...]:
-    """What each effect of the rows costs: 1 for a device; less for an older generation of kernels than for the newest.
+    """Penalty of each effect of the rows: 1 for a device; less for an older generation of kernels than for the newest.
 
     Whoever asks for a GPU nobody has measured asks for a newer one, so the oldest kernels should set the middle least.
     """
@@ -97,8 +97,8 @@ class MixtureObjective:
     def predictor(self, parameters: FamilyMixture, family: Family, sample: Sample) -> Predictor:
         """The predictor with the effects of each row's device and generation; index −1 has none."""
         devices = jnp.where((sample.device >= 0)[:, None], parameters.effect[sample.device], 0.0)
-        known = (sample.generation >= 0)[:, None] & generation_mask(family)
-        generations = jnp.where(known, parameters.effect[sample.generation], 0.0)
+        mask = (sample.generation >= 0)[:, None] & generation_mask(family)
+        generations = jnp.where(mask, parameters.effect[sample.generation], 0.0)
         effect = devices + generations
         return MixturePredictor({family.network: replace(parameters, effect=effect)}, {family.network: self.tile})
 
@@ -108,7 +108,7 @@ class MixtureObjective:
         Args: as of `fit.Kind.loss`.
         """
         log_forecast = jnp.log(forecast(self, parameters, family, _on_own_tiles(sample, family)))
-        shrunk, table = (jnp.sqrt(each**2 + EFFECT_WIDTH**2) for each in (parameters.effect, parameters.residual[0]))
+        shrunk, table = (jnp.sqrt(array**2 + EFFECT_WIDTH**2) for array in (parameters.effect, parameters.residual[0]))
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
         share = EFFECT_SHARES.get(family.name, 1.0)
         penalty = share * settings.effect_penalty * jnp.sum(costs[:, None] * shrunk)
@@ -209,8 +209,8 @@ class TileObjective:
         scores = tile_scores(parameters, sample.gpu, work, family.features(sample.batch.dims, size))
         # Rows without a tile (-1) need some label; their weight below is 0.
         entropy = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.maximum(sample.tile, 0))
-        known = jnp.where(sample.tile >= 0, 1.0, 0.0)
-        return jnp.sum(entropy * known) / jnp.maximum(jnp.sum(known), 1.0)
+        weights = jnp.where(sample.tile >= 0, 1.0, 0.0)
+        return jnp.sum(entropy * weights) / jnp.maximum(jnp.sum(weights), 1.0)
 
     def choose(self, parameters: TileChoice, family: Family, sample: Sample) -> Int[Array, " kernel"]:
         """The arg-max tile of every row."""

@@ -94,7 +94,7 @@ def plan_kernels(name: str, gpu: str | None = None, checkpoint: str = "fp32") ->
     predictor = load_predictor(checkpoint)
     if not isinstance(predictor, MixturePredictor):
         raise InputError(f"{checkpoint}: plans are chosen with a checkpoint of kind mixture, such as fp32")
-    label, machines = None, [catalog_gpu(each) for each in SPREAD]
+    label, machines = None, [catalog_gpu(device) for device in SPREAD]
     if gpu is not None:
         label, machine = load_named_gpu(gpu)
         machines = [machine]
@@ -112,11 +112,11 @@ def plan_kernels(name: str, gpu: str | None = None, checkpoint: str = "fp32") ->
 def candidates(family: str) -> list[Kernel]:
     """Kernels of a family worth measuring: of the catalog's models first, then drawn; the same list every time."""
     random = np.random.default_rng(0)
-    found: dict[tuple[float, ...], Kernel] = {}
+    kernels: dict[tuple[float, ...], Kernel] = {}
     for batch in (table.families[family] for table in _model_tables() if family in table.families):
         for kernel in _measurable(family, batch):
-            found.setdefault((*kernel.dims.values(),), kernel)
-    of_models = list(found.values())
+            kernels.setdefault((*kernel.dims.values(),), kernel)
+    of_models = list(kernels.values())
     order = random.permutation(len(of_models))[:MOST_MODEL_KERNELS]
     kept = [of_models[at] for at in sorted(order)]
     while len(kept) < len(order) + SYNTHETIC:

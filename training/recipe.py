@@ -11,7 +11,7 @@ from neusight_jax.training.fit import MORE_STEPS, TENSOR_SETTINGS, Settings
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a kind of checkpoint is trained.
+    """Recipe of a kind of checkpoint.
 
     Attributes:
       kind: "mixture" or "neusight".

@@ -88,8 +88,8 @@ def train(
     """
     if recipe not in RECIPES:
         raise unknown_name("recipe", recipe, RECIPES)
-    own = None if network is None else network_card(network)
-    chosen, target = replace(RECIPES[recipe], network=own), Path(output)
+    module_card = None if network is None else network_card(network)
+    chosen, target = replace(RECIPES[recipe], network=module_card), Path(output)
     refuse_existing(target)
     held_out = tuple(find_measured(hold_out, measurements))
     saved = Saved(target, {"recipe": recipe, "hold_out": sorted(held_out), "seed": seed, **asdict(chosen)})
@@ -109,7 +109,7 @@ def train(
         "settings": asdict(chosen.settings),
         "seconds": round(time.monotonic() - begin, 1),
         "version": neusight_jax.__version__,
-        "made_by": _command(recipe, held_out, seed, own),
+        "made_by": _command(recipe, held_out, seed, module_card),
         **run.card(),
         "device_effects": effects,
     }
@@ -175,7 +175,7 @@ class _Run:
         return sizes
 
     def card(self) -> dict[str, Any]:
-        """What was trained on, and how well it fits."""
+        """Entries of the card: rows trained on, and how well they are fitted."""
         return {
             "trained_on": {"devices": list(self.devices), "rows": self.row_counts},
             "trained_dtypes": sorted(self.data.frame["dtype"].unique()),
@@ -243,10 +243,10 @@ class _Run:
             return init_tile_choice(jax.random.key(self.jobs[0].seed), rows.family, row_features(rows))
         best = self._fit(bar, f"{name} tiles", TileObjective(), rows, self.jobs[:1], self.recipe.tile_settings)
         choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
-        known = rows.take(rows.tile >= 0)
-        if len(known.seconds):
-            index = np.asarray(TileObjective().choose(choice, rows.family, sample_of(known)))
-            self.tile_accuracy[name] = round(float(np.mean(index == known.tile)), 3)
+        labelled = rows.take(rows.tile >= 0)
+        if len(labelled.seconds):
+            index = np.asarray(TileObjective().choose(choice, rows.family, sample_of(labelled)))
+            self.tile_accuracy[name] = round(float(np.mean(index == labelled.tile)), 3)
         return choice
 
     def _fit(self, bar: Progress, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> Any:
@@ -305,8 +305,8 @@ class _Run:
             return stack_members(best)
         mean = np.asarray(jnp.mean(best.effect, axis=0))
         for position, device in enumerate(rows.devices):
-            own = mean[position] + shared_effect(mean, rows, device)
-            effects[device][name] = [round(float(value), 5) for value in own]
+            effect = mean[position] + shared_effect(mean, rows, device)
+            effects[device][name] = [round(float(value), 5) for value in effect]
         for device in rows.devices:
             shared = [round(float(value), 5) for value in shared_effect(mean, rows, device)]
             generation = generation_of(device, rows.family.generations)

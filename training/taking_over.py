@@ -24,7 +24,7 @@ from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
 
 BY_DEVICE: tuple[str, ...] = ("device_effects", "generation_effects", "device_intervals")
-"""What a card says by device or generation, then family."""
+"""Entries of a card by device or generation, then family."""
 
 
 def taken_over(predictor: Predictor, card: Mapping[str, Any], base: str) -> tuple[MixturePredictor, dict[str, Any]]:
@@ -102,7 +102,7 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
     kept["architecture"] = {**card["architecture"], "families": list(alone.families)}
     kept["errors_percent"] = own(card["errors_percent"])
     for key in BY_DEVICE:
-        kept[key] = {name: own(each) for name, each in card.get(key, {}).items()}
+        kept[key] = {name: own(parts) for name, parts in card.get(key, {}).items()}
     both, merged = taken_over(alone, kept, base)
     merged["taken_over"]["checkpoint"] = foreign["checkpoint"]
     return both, merged
@@ -118,7 +118,7 @@ def joined(checkpoint: str, other: str) -> tuple[MixturePredictor, dict[str, Any
         raise InputError(f"checkpoint {checkpoint} is of another kind than mixture; expected a mixture")
     again = set(card.get("joined", {}).get(other, ()))
     alone = MixturePredictor(
-        {name: each for name, each in predictor.families.items() if name not in again},
+        {name: family for name, family in predictor.families.items() if name not in again},
         predictor.tiles,
         predictor.intervals,
     )
@@ -139,26 +139,26 @@ def _members(parameters: Any, members: int) -> Any:
     return replace(first, effect=parameters.effect, physics=parameters.physics, library=parameters.library)
 
 
-def _joined(base: Intervals, own: Intervals) -> Intervals:
-    others = {name: pair for name, pair in base.other_vendor.items() if name not in (*own.kernels, MODELS)}
+def _joined(base: Intervals, trained: Intervals) -> Intervals:
+    others = {name: pair for name, pair in base.other_vendor.items() if name not in (*trained.kernels, MODELS)}
     return replace(
-        own,
-        kernels={**base.kernels, **own.kernels},
-        other_vendor={**others, **own.other_vendor},
-        measured_kernels={**base.measured_kernels, **own.measured_kernels},
-        gpu_range={**base.gpu_range, **own.gpu_range},
-        shape_range={**base.shape_range, **own.shape_range},
+        trained,
+        kernels={**base.kernels, **trained.kernels},
+        other_vendor={**others, **trained.other_vendor},
+        measured_kernels={**base.measured_kernels, **trained.measured_kernels},
+        gpu_range={**base.gpu_range, **trained.gpu_range},
+        shape_range={**base.shape_range, **trained.shape_range},
     )
 
 
 def _beside(
-    base: Mapping[str, Mapping[str, Any]], own: Mapping[str, Mapping[str, Any]], families: list[str]
+    base: Mapping[str, Mapping[str, Any]], trained: Mapping[str, Mapping[str, Any]], families: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """What cards say by device or generation, then family; of the base only the families taken over."""
+    """Entries of both cards by device or generation, then family; of the base only the families taken over."""
     out: dict[str, dict[str, Any]] = {}
-    for name in (*base, *(name for name in own if name not in base)):
+    for name in (*base, *(name for name in trained if name not in base)):
         kept = {family: effect for family, effect in base.get(name, {}).items() if family in families}
-        out[name] = {**kept, **own.get(name, {})}
+        out[name] = {**kept, **trained.get(name, {})}
     return out
 
 

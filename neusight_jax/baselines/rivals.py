@@ -84,10 +84,10 @@ def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated)
       gpu: its figures, scalars or arrays [kernel].
       isolated: 1 for a kernel that runs alone; one answer, or [kernel].
     """
-    found = bounded(family, gpu, batch)
-    at = launched(gpu, family, found.work, found.peak, batch.dtype)
+    kernels = bounded(family, gpu, batch)
+    at = launched(gpu, family, kernels.work, kernels.peak, batch.dtype)
     columns = jnp.concatenate([*physical_times(at).values(), *most_times(at).values()], axis=1)
-    roofline_s = found.bounds.roofline_s[:, None]
+    roofline_s = kernels.bounds.roofline_s[:, None]
     alone = jnp.broadcast_to(jnp.asarray(isolated, dtype=float), roofline_s.shape[:1])[:, None]
     logs = jnp.log(jnp.maximum(jnp.concatenate([columns, roofline_s], axis=1), 1e-30))
     return jnp.concatenate([family.features(batch.dims, element_bytes(batch.dtype)), logs, alone], axis=1)
@@ -257,16 +257,16 @@ class WavePredictor:
         Args: as of `Predictor.terms`.
         """
         gpu = gpu_of(machine)
-        known = self.families[family.name]
-        same = (batch.op[:, None] == known.op) & (batch.dtype[:, None] == known.dtype)
+        measured = self.families[family.name]
+        same = (batch.op[:, None] == measured.op) & (batch.dtype[:, None] == measured.dtype)
         for position, name in enumerate(family.dims):
-            same &= batch.dims[name][:, None] == known.dims[:, position]
-        measured_s = jnp.take(known.seconds, jnp.argmax(same, axis=1))
-        found = bounded(family, machine, batch)
-        gamma = memory_boundedness(found.work.flop / found.work.bytes_moved, found.peak / gpu.mem_bytes_per_s)
-        blocks = largest_tile(gpu, found.work).blocks if self.general else None
+            same &= batch.dims[name][:, None] == measured.dims[:, position]
+        measured_s = jnp.take(measured.seconds, jnp.argmax(same, axis=1))
+        kernels = bounded(family, machine, batch)
+        gamma = memory_boundedness(kernels.work.flop / kernels.work.bytes_moved, kernels.peak / gpu.mem_bytes_per_s)
+        blocks = largest_tile(gpu, kernels.work).blocks if self.general else None
         ratio = wave_ratio(self.origin, gpu, gamma, blocks)
-        return found.terms(jnp.where(jnp.any(same, axis=1), measured_s * ratio, found.bounds.roofline_s))
+        return kernels.terms(jnp.where(jnp.any(same, axis=1), measured_s * ratio, kernels.bounds.roofline_s))
 
 
 # Li et al.: latency is linear in work on every GPU, and the slope of a new GPU is read off a line over the known ones.
@@ -325,10 +325,10 @@ class LiPredictor:
         """
         gpu = gpu_of(machine)
         line = self.families[family.network]
-        found = bounded(family, machine, batch)
-        rate = line.per_bandwidth * gpu.mem_bytes_per_s + line.per_peak * found.peak + line.offset
+        kernels = bounded(family, machine, batch)
+        rate = line.per_bandwidth * gpu.mem_bytes_per_s + line.per_peak * kernels.peak + line.offset
         body_s = li_work(family, batch) / jnp.where(rate > 0.0, rate, jnp.inf)
-        return found.terms(body_s, line.floor_s * jnp.asarray(isolated, dtype=float))
+        return kernels.terms(body_s, line.floor_s * jnp.asarray(isolated, dtype=float))
 
 
 def li_work(family: Family, batch: KernelBatch) -> Float[Array, " kernel"]:
@@ -371,11 +371,11 @@ class Roofline3Predictor:
         Args: as of `Predictor.terms`.
         """
         numbers = self.families[family.network]
-        found = bounded(family, machine, batch)
-        compute_s = found.bounds.compute_s / jax.nn.sigmoid(numbers.raw_compute)
-        memory_s = found.memory_s / jax.nn.sigmoid(numbers.raw_memory)
+        kernels = bounded(family, machine, batch)
+        compute_s = kernels.bounds.compute_s / jax.nn.sigmoid(numbers.raw_compute)
+        memory_s = kernels.memory_s / jax.nn.sigmoid(numbers.raw_memory)
         launch_s = jnp.exp(numbers.log_floor_s) * jnp.asarray(isolated, dtype=float)
-        return found.terms(jnp.maximum(compute_s, memory_s), launch_s, compute_s, memory_s)
+        return kernels.terms(jnp.maximum(compute_s, memory_s), launch_s, compute_s, memory_s)
 
 
 # Untrained baselines of a given size: the templates their checkpoints are read into.

@@ -1,4 +1,4 @@
-"""What the explorer's page asks for: choices, forecasts of variants of machines, their files and reports."""
+"""Answers to the explorer's page: choices, forecasts of variants of machines, their files and reports."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ REACH = 8.0
 """A slider goes from the base's figure over this to this many times it."""
 MODES: tuple[str, ...] = ("inference", "training", "prefill", "decode")
 WAYS: tuple[str, ...] = ("tensor", "pipeline", "context", "zero", "micro_batch_size", "recompute")
-"""Of `Parallelism`, that the page says; the rest of the GPUs are replicas."""
+"""Fields of `Parallelism` that the page says; the rest of the GPUs are replicas."""
 
 
 def _figures(machine: Machine) -> dict[str, float]:
     """Figures of a GPU, and of a cluster's links."""
-    own = {name: float(getattr(gpu_of(machine), name)) for name in FIELDS}
+    figures = {name: float(getattr(gpu_of(machine), name)) for name in FIELDS}
     links = {name: float(getattr(machine.topology, name)) for name in TOPOLOGY} if isinstance(machine, Cluster) else {}
-    return own | links
+    return figures | links
 
 
 def choices() -> dict[str, Any]:
@@ -128,13 +128,13 @@ def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
     shown = [explored(load, variant) for variant in variants]
     many = f"{load.gpus}x " if load.is_job else ""
     names = [f"{'AB'[place]}: {many}{variant.base}" for place, variant in enumerate(variants)]
-    found = {name: (result.forecast, gpu_of(machine)) for name, (result, machine, _) in zip(names, shown, strict=True)}
-    made = {name: forecast for name, (forecast, _) in found.items()}
+    pairs = {name: (result.forecast, gpu_of(machine)) for name, (result, machine, _) in zip(names, shown, strict=True)}
+    made = {name: forecast for name, (forecast, _) in pairs.items()}
     pictures = [
         *(forecasts.pictures(made) if load.is_job else ()),
         _families(made),
         _elasticities({name: result.total for name, (result, *_) in zip(names, shown, strict=True)}),
-        plots.roofline(found),
+        plots.roofline(pairs),
     ]
     return {
         "machines": [
@@ -150,17 +150,19 @@ def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
             for result, machine, checkpoint in shown
         ],
         "sequence_length": _usual_length(load.model),
-        "plots": [{"title": each.title, "data": each.traces, "layout": dict(each.layout)} for each in pictures],
+        "plots": [
+            {"title": picture.title, "data": picture.traces, "layout": dict(picture.layout)} for picture in pictures
+        ],
     }
 
 
-def _families(found: Mapping[str, Forecast]) -> Plot:
-    sums = [forecast.seconds_by("family") for forecast in found.values()]
+def _families(by_machine: Mapping[str, Forecast]) -> Plot:
+    sums = [forecast.seconds_by("family") for forecast in by_machine.values()]
     parts = {
-        name: [each.get(name, 0.0) / MS for each in sums]
-        for name in dict.fromkeys(key for each in sums for key in each)
+        name: [seconds.get(name, 0.0) / MS for seconds in sums]
+        for name in dict.fromkeys(key for seconds in sums for key in seconds)
     }
-    return plots.stacked("Where the time goes", list(found), parts, "ms")
+    return plots.stacked("Where the time goes", list(by_machine), parts, "ms")
 
 
 def _elasticities(totals: Mapping[str, Mapping[str, float]]) -> Plot:
@@ -182,15 +184,15 @@ def machine_yaml(catalog: Catalog, content: Any) -> str:
         variant.named() if load.gpus == 1 else variant.cluster(load.gpus),
     )
     gpu = gpu_of(machine)
-    changed = {each: float(getattr(gpu, each)) for each in FIELDS if getattr(gpu, each) != getattr(base[1], each)}
+    changed = {field: float(getattr(gpu, field)) for field in FIELDS if getattr(gpu, field) != getattr(base[1], field)}
     if not isinstance(machine, Cluster):
         if changed.keys() & set(WIDTH_PEAKS):
             changed[WIDTH] = float(getattr(machine, WIDTH))  # not told, it would follow the peaks
         return yaml.safe_dump({"name": name, "base": base[0], **changed}, sort_keys=False, allow_unicode=True)
-    joined: Mapping[str, Any] = {each: getattr(machine.topology, each) for each in TOPOLOGY_FIELDS}
-    topology = {each: value if isinstance(value, int) else float(value) for each, value in joined.items()}
-    own = {"name": f"{base[0]}, changed", "base": base[0], **changed} if changed else base[0]
-    content = {"name": name, "gpu": own, "count": load.gpus, "topology": topology}
+    joined: Mapping[str, Any] = {field: getattr(machine.topology, field) for field in TOPOLOGY_FIELDS}
+    topology = {field: value if isinstance(value, int) else float(value) for field, value in joined.items()}
+    gpu_content = {"name": f"{base[0]}, changed", "base": base[0], **changed} if changed else base[0]
+    content = {"name": name, "gpu": gpu_content, "count": load.gpus, "topology": topology}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 

@@ -1,4 +1,4 @@
-"""What the explorer's page asks for, as records."""
+"""Requests of the explorer's page, as records."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from neusight_jax.units import figure_text
 
 MOST_MACHINES = 2
 MOST = 1_000_000
-"""Of GPUs, sequences and tokens in a request."""
+"""Most GPUs, sequences and tokens in a request."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the page says of a workload; an empty dtype is the model's own.
+    """Workload as the page states it; an empty dtype is the model's own.
 
     On several `gpus` training is a job: `batch_size` is that of all replicas, the rest as in `Parallelism`. A forward
     pass is split over all of them (`tensor`).
@@ -47,19 +47,19 @@ class Workload:
         return self.gpus > 1 and self.mode == "training"
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            name, value = each.name, getattr(self, each.name)
-            if each.type == "str" and not isinstance(value, str):
+        for attribute in fields(self):
+            name, value = attribute.name, getattr(self, attribute.name)
+            if attribute.type == "str" and not isinstance(value, str):
                 raise InputError(f"{name} is {value!r}, expected text")
             least = int(name != "zero")
-            optional = each.type != "int" and value is None
-            if each.type != "str" and not optional and not (type(value) is int and least <= value <= MOST):
+            optional = attribute.type != "int" and value is None
+            if attribute.type != "str" and not optional and not (type(value) is int and least <= value <= MOST):
                 raise InputError(f"{name} is {value!r}, expected a whole number from {least} to {MOST:,}")
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """What the page may ask for: names of the catalogs, and the model and GPU that the explorer was started with.
+    """Choices the page may ask for: names of the catalogs, and the model and GPU that the explorer was started with.
 
     Attributes:
       model, gpu: those it was started with, names or files.
@@ -97,14 +97,14 @@ class Variant:
         `serves`: for a model that is split over some GPUs of a server.
         """
         name, cluster = load_named_server(self.base) if serves else load_named_cluster(f"{gpus}x {self.base}")
-        joined = {each: value for each, value in self.figures.items() if each in TRACED_FIELDS}
+        joined = {figure: value for figure, value in self.figures.items() if figure in TRACED_FIELDS}
         check_topology(joined, name)
-        own = {each: value for each, value in self.figures.items() if each not in TRACED_FIELDS}
-        gpu = _varied(name, cluster.gpu, own)
+        gpu_figures = {figure: value for figure, value in self.figures.items() if figure not in TRACED_FIELDS}
+        gpu = _varied(name, cluster.gpu, gpu_figures)
         return self._name(name), cluster.replace(gpu=gpu, topology=cluster.topology.replace(**joined))
 
     def _name(self, name: str) -> str:
-        changed = ", ".join(f"{each} {figure_text(each, value)}" for each, value in self.figures.items())
+        changed = ", ".join(f"{figure} {figure_text(figure, value)}" for figure, value in self.figures.items())
         return f"{name} with {changed}" if changed else name
 
 
@@ -119,8 +119,10 @@ def read(catalog: Catalog, content: Any) -> tuple[Workload, list[Variant]]:
     try:
         load = Workload(**content["workload"])
         variants = [
-            Variant(str(each["base"]), {str(name): float(value) for name, value in each.get("figures", {}).items()})
-            for each in content["machines"]
+            Variant(
+                str(machine["base"]), {str(name): float(value) for name, value in machine.get("figures", {}).items()}
+            )
+            for machine in content["machines"]
         ]
     except InputError:
         raise

@@ -30,7 +30,7 @@ from neusight_jax.tables import parse_content
 ADDRESS = "127.0.0.1"
 _NAMES = (ADDRESS, "localhost")
 MOST_BYTES = 1 << 16
-"""Of a request; those of the page have a few hundred."""
+"""Most bytes of a request; those of the page have a few hundred."""
 MOST_WAITING = 32
 """Connections whose request is not whole yet: one more ends the oldest."""
 MOST_WORKING = 16
@@ -243,6 +243,6 @@ def _host(address: str) -> str | None:
 
 
 def _parsed(body: bytes) -> Any:
-    """What a request says; `InputError` unless it is JSON."""
+    """Content of a request; `InputError` unless it is JSON."""
     expected = "workload and machines in JSON"
     return parse_content(body.decode("utf-8", "replace"), "not a request of the page", expected)

@@ -20,12 +20,12 @@ MODES: tuple[str, ...] = ("inference", "training")
 """Workloads: a forward pass, or a forward and a backward pass (no optimizer step)."""
 
 RUNTIME_BYTES = 0.75 * GIB
-"""What the driver, libraries and their workspaces hold beside the tensors."""
+"""Memory the driver, libraries and their workspaces hold beside the tensors."""
 OPTIMIZER_BYTES = 8.0
 """Two fp32 moments of Adam for each parameter; a training run needs them, though no step is forecast."""
 
 UNMODELLED = "unmodelled"
-"""What the `op` of a node starts with when nobody has modelled its operator; its name follows."""
+"""Start of a node's `op` when nobody has modelled its operator; its name follows."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Node(Record):
     optimizer: tuple[Kernel, ...] = ()
 
     def figures(self) -> dict[str, Any]:
-        """What it is, and the kernels of its phases."""
+        """Description of the node, and the kernels of its phases."""
         names = ("name", "op", "shape", "repeat", "section", "fuse", *PHASES)
         return {name: getattr(self, name) for name in names if getattr(self, name) != ()}
 
@@ -99,7 +99,7 @@ class Footprint(Record):
     buffers: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """What holds any of it, and all."""
+        """Size of each part that holds any memory, and the total, bytes."""
         sizes = {f"{name}_bytes": size for name, size in vars(self).items() if size}
         return {**sizes, "total_bytes": self.total}
 
@@ -160,7 +160,7 @@ class Graph(Record):
     def arithmetic(self) -> tuple[str, ...]:
         """Its own dtype, and those of its matrix products: the arithmetic paths a GPU must have."""
         every = (kernel for node in self.nodes for phase in node.phases for kernel in phase)
-        products = (each.dtype for each in every if each.dtype and FAMILIES[each.family].matrix)
+        products = (kernel.dtype for kernel in every if kernel.dtype and FAMILIES[kernel.family].matrix)
         return tuple(dict.fromkeys((self.dtype, *products)))
 
     @cached_property
@@ -176,14 +176,16 @@ class Graph(Record):
         """
         where = (paths, gpus_per_domain)
         # `Kernel.on` hands the kernel itself back where nothing changes, so identity tells.
-        changed = [(own, other) for own in self._conditional if (other := own.on(*where)) is not own]
+        changed = [(kernel, other) for kernel in self._conditional if (other := kernel.on(*where)) is not kernel]
         if not changed:
             return self
-        swapped = {(own.path or own.dtype, other.dtype): None for own, other in changed if other is own.instead}
-        nodes = tuple(replace(node, forward=tuple(each.on(*where) for each in node.forward)) for node in self.nodes)
+        swapped = {
+            (kernel.path or kernel.dtype, other.dtype): None for kernel, other in changed if other is kernel.instead
+        }
+        nodes = tuple(replace(node, forward=tuple(kernel.on(*where) for kernel in node.forward)) for node in self.nodes)
         notes = (
-            f"no {own} arithmetic on this GPU: products of those weights widen them to {other} (weight-only)"
-            for own, other in swapped
+            f"no {path} arithmetic on this GPU: products of those weights widen them to {other} (weight-only)"
+            for path, other in swapped
         )
         return replace(self, nodes=nodes, notes=(*self.notes, *notes))
 

@@ -1,4 +1,4 @@
-"""Which keys of a config were read: the values remember it, and the rest is named in a note.
+"""Keys of a config that were read: the values remember it, and the rest is named in a note.
 
 Keys that decide neither time nor memory are in keys.yaml.
 """

@@ -14,7 +14,7 @@ from neusight_jax.memory import footprint, parameter_count, training_bytes
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What a step of an optimizer costs for each parameter.
+    """Cost of a step of an optimizer for each parameter.
 
     Attributes:
       step_bytes: memory traffic a step takes as much time as, whatever the dtype of the parameters, bytes.
@@ -65,9 +65,9 @@ def flat_stream(parameters: float, moved_bytes: float, tensor_cores: bool, launc
 
 def optimizer_kernels(name: str, parameters: float, tensor_cores: bool) -> tuple[Kernel, ...]:
     """Kernels of one update of so many parameters."""
-    own = optimizer_of(name)
-    launches = max(parameters / own.launch_parameters, 1.0)
-    return (flat_stream(parameters, own.step_bytes, tensor_cores, launches),)
+    costs = optimizer_of(name)
+    launches = max(parameters / costs.launch_parameters, 1.0)
+    return (flat_stream(parameters, costs.step_bytes, tensor_cores, launches),)
 
 
 def step_kernels(name: str, parameters: float, tensor_cores: bool) -> tuple[Kernel, ...]:
@@ -90,9 +90,9 @@ def with_states(graph: Graph, optimizer: str | None, gradient_dtype: str) -> Gra
         if gradient_dtype != "fp32":
             raise InputError(f"mode is {graph.mode}; gradient_dtype goes with mode training, leave it out")
         return graph
-    own = optimizer_of(optimizer or "adamw")
+    costs = optimizer_of(optimizer or "adamw")
     parameters = parameter_count(graph) if graph.trained is None else graph.trained
-    states = training_bytes(parameters, dtype_bytes(graph.dtype), gradient_bytes, own.state_bytes)
+    states = training_bytes(parameters, dtype_bytes(graph.dtype), gradient_bytes, costs.state_bytes)
     changed = replace(
         graph,
         footprint=replace(footprint(graph), **states),
@@ -109,11 +109,11 @@ def with_states(graph: Graph, optimizer: str | None, gradient_dtype: str) -> Gra
 
 
 def state_notes(dtype: str, gradient_dtype: str, optimizer: str | None) -> tuple[str, ...]:
-    """How many bytes a trained weight takes, where there is a choice: of weights below four bytes."""
+    """Note on the bytes a trained weight takes, where there is a choice: of weights below four bytes."""
     if dtype_bytes(dtype) >= 4.0:
         return ()
-    size, own = max(dtype_bytes(dtype), 2.0), optimizer_of(optimizer or "adamw")
-    total = size + sum(training_bytes(1.0, size, dtype_bytes(gradient_dtype), own.state_bytes).values())
+    size, costs = max(dtype_bytes(dtype), 2.0), optimizer_of(optimizer or "adamw")
+    total = size + sum(training_bytes(1.0, size, dtype_bytes(gradient_dtype), costs.state_bytes).values())
     other = "bf16" if gradient_dtype == "fp32" else "fp32"
     return (
         f"a trained weight takes {total:g} bytes: {size:g} of its own, gradient in {gradient_dtype}, states of "

@@ -16,7 +16,7 @@ from neusight_jax.tables import table
 
 @dataclass(frozen=True)
 class GPUInfo:
-    """What the catalog says about a GPU beside its figures.
+    """Facts of the catalog about a GPU beside its figures.
 
     Attributes:
       name: canonical name, the driver's where known.
@@ -54,7 +54,7 @@ def _entries() -> dict[str, dict[str, Any]]:
 @functools.cache
 def _index() -> dict[str, str]:
     """Folded name or alias -> canonical name."""
-    return {fold_name(known): name for name, entry in _entries().items() for known in (name, *entry["aliases"])}
+    return {fold_name(alias): name for name, entry in _entries().items() for alias in (name, *entry["aliases"])}
 
 
 def list_gpus() -> list[str]:
@@ -76,7 +76,7 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
     """Canonical name and entry of a GPU; `InputError` offering the nearest names."""
     canonical = canonical_name(name)
     if canonical is None:
-        names = [known for each, entry in _entries().items() for known in (each, *entry["aliases"])]
+        names = [alias for gpu, entry in _entries().items() for alias in (gpu, *entry["aliases"])]
         hint = "`neusight-jax gpus` lists all; or give a JSON or YAML file with its figures"
         raise unknown_name("GPU", name, names, hint)
     return canonical, _entries()[canonical]
@@ -101,7 +101,7 @@ def catalog_gpu(name: str) -> GPU:
 
 
 def gpu_info(name: str) -> GPUInfo:
-    """What the catalog says about a GPU, by name or alias. `InputError` if there is none of that name."""
+    """Facts of the catalog about a GPU, by name or alias. `InputError` if there is none of that name."""
     canonical, entry = _entry(name)
     return GPUInfo(
         name=canonical,
@@ -121,7 +121,7 @@ def architectures() -> dict[str, dict[str, Any]]:
 
 
 def generation_of(device: str, kind: str = "blas") -> str:
-    """Which generation of kernels a device runs: an architecture's of its vendor's BLAS ("blas") or of attention
+    """Generation of kernels a device runs: an architecture's of its vendor's BLAS ("blas") or of attention
     ("attention"), else its own architecture ("tensor").
 
     A device that the catalog does not have is a generation of its own.

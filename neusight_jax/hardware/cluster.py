@@ -21,9 +21,9 @@ from neusight_jax.records import Record, cell, number
 # Topology: how the GPUs of a cluster are joined, as numbers; the rates are traced, so that gradients reach them.
 
 LINK_LATENCY_S = 0.6e-6
-"""Of one hop over NVLink, seconds; NCCL 2.18, src/graph/tuning.cc, `hwLat`, low-latency protocol."""
+"""Latency of one hop over NVLink, seconds; NCCL 2.18, src/graph/tuning.cc, `hwLat`, low-latency protocol."""
 NIC_LATENCY_S = 2.7e-6
-"""Of one hop over the network, seconds; the same source."""
+"""Latency of one hop over the network, seconds; the same source."""
 
 
 @jax.tree_util.register_dataclass
@@ -53,8 +53,8 @@ class Topology(Record):
 
     def slopes(self) -> bool:
         """No link takes more than a second for a byte."""
-        known = number(self.link_bytes_per_s)
-        return known is not None and known < 1.0
+        rate = number(self.link_bytes_per_s)
+        return rate is not None and rate < 1.0
 
     def summary(self) -> str:
         """Its rates."""
@@ -130,7 +130,7 @@ class Cluster(Record):
         return -(-self.count // max(self.topology.gpus_per_domain, 1))
 
     def summary(self) -> str:
-        """How many GPUs of what size."""
+        """Number of GPUs and their size."""
         return f"{self.count} GPUs in domains of {self.topology.gpus_per_domain}, each {self.gpu.summary()}"
 
     def replace(self, **changes: Any) -> Cluster:
@@ -140,7 +140,7 @@ class Cluster(Record):
 
 
 Machine: TypeAlias = GPU | Cluster
-"""What a forecast is for."""
+"""Machine a forecast is for."""
 _Machine = TypeVar("_Machine", bound=GPU | Cluster)
 
 
@@ -150,7 +150,7 @@ def gpu_of(machine: Machine) -> GPU:
 
 
 def topology_of(machine: Machine) -> Topology:
-    """How the GPUs of a machine are joined; a plain GPU stands for `default_topology`."""
+    """Topology of the GPUs of a machine; a plain GPU stands for `default_topology`."""
     return machine.topology if isinstance(machine, Cluster) else default_topology(machine)
 
 
@@ -173,11 +173,11 @@ def stack_clusters(clusters: Sequence[Cluster]) -> Cluster:
         raise InputError("no cluster to stack; expected at least one")
     topologies = [cluster.topology for cluster in clusters]
     figures = {
-        name: jnp.stack([jnp.asarray(getattr(each, name), float) for each in topologies]) for name in TRACED_FIELDS
+        name: jnp.stack([jnp.asarray(getattr(links, name), float) for links in topologies]) for name in TRACED_FIELDS
     }
-    sizes, counts = {each.gpus_per_domain for each in topologies}, {each.count for each in clusters}
+    sizes, counts = {links.gpus_per_domain for links in topologies}, {cluster.count for cluster in clusters}
     topology = Topology(sizes.pop() if len(sizes) == 1 else 0, **figures)
-    return Cluster(stack_gpus([each.gpu for each in clusters]), topology, counts.pop() if len(counts) == 1 else 0)
+    return Cluster(stack_gpus([cluster.gpu for cluster in clusters]), topology, counts.pop() if len(counts) == 1 else 0)
 
 
 def _inexact(value: Any) -> Any:

@@ -70,7 +70,7 @@ def example_figure(field: str) -> float:
 
 
 def written(field: str) -> str:
-    """How a figure may be written: in base units or, if it has one, with its unit."""
+    """Spelling a figure may have: in base units or, if it has one, with its unit."""
     example = example_figure(field)
     return f"{plain_number(example)}{f' or {figure_text(field, example)}' if base_unit(field) else ''}"
 
@@ -124,7 +124,7 @@ def checked(model: type[_Model], content: Mapping[str, Any], where: str) -> _Mod
         return model.model_validate(dict(content), context=where)
     except ValidationError as error:
         order = {"extra_forbidden": 0, "invalid_key": 0, "missing": 2}
-        first = min(error.errors(include_url=False), key=lambda each: order.get(each["type"], 1))
+        first = min(error.errors(include_url=False), key=lambda problem: order.get(problem["type"], 1))
     kind = first["type"]
     if kind == "value_error":
         raise first["ctx"]["error"]  # an `InputError` of this file
@@ -134,8 +134,8 @@ def checked(model: type[_Model], content: Mapping[str, Any], where: str) -> _Mod
         near = difflib.get_close_matches(key.lower(), fields, n=1, cutoff=0.5)
         hint = f"nearest: {near[0]}" if near else f"expected one of {', '.join(fields)}"
         raise InputError(f"{where}: unknown field {f'of {outer} ' if inner else ''}{key!r}; {hint}")
-    said = "missing" if kind == "missing" else f"{first['input']!r}"
-    raise InputError(f"{where}: {key} is {said}, expected {fields[key].description}")
+    value = "missing" if kind == "missing" else f"{first['input']!r}"
+    raise InputError(f"{where}: {key} is {value}, expected {fields[key].description}")
 
 
 def check_topology(figures: Mapping[str, Any], where: str) -> None:
@@ -160,26 +160,26 @@ def load_gpu(name_or_path: str | os.PathLike[str]) -> GPU:
 
 
 def load_named_gpu(name_or_path: str | os.PathLike[str]) -> tuple[str, GPU]:
-    """As `load_gpu`, with a name for reports: the catalog's, or the file's `name`, or the file's own name."""
-    given = os.fspath(name_or_path)
-    canonical = canonical_name(given)
+    """Load a GPU, with a name for reports: the catalog's, or the file's `name`, or the file's own name."""
+    text = os.fspath(name_or_path)
+    canonical = canonical_name(text)
     if canonical is not None and not isinstance(name_or_path, os.PathLike):
         return canonical, catalog_gpu(canonical)
     separators = [mark for mark in (os.sep, os.altsep, "/") if mark]
-    is_path = given.lower().endswith(_SUFFIXES) or any(mark in given for mark in separators)
+    is_path = text.lower().endswith(_SUFFIXES) or any(mark in text for mark in separators)
     if is_path or isinstance(name_or_path, os.PathLike):
-        return _read_gpu(Path(given).expanduser())
-    return given, catalog_gpu(given)
+        return _read_gpu(Path(text).expanduser())
+    return text, catalog_gpu(text)
 
 
 def load_named_gpus(names: Iterable[str | os.PathLike[str]]) -> dict[str, GPU]:
     """Several GPUs by name, each once. Raises: `InputError` as `load_gpu`, and for two of one name that differ."""
-    found: dict[str, GPU] = {}
-    for given in names:
-        name, gpu = load_named_gpu(given)
-        if found.setdefault(name, gpu) != gpu:
+    gpus: dict[str, GPU] = {}
+    for name_or_path in names:
+        name, gpu = load_named_gpu(name_or_path)
+        if gpus.setdefault(name, gpu) != gpu:
             raise InputError(f"two GPUs are called {name} and differ; give one of the files another `name`")
-    return found
+    return gpus
 
 
 def read_mapping(path: Path, expected: str = _GPU_FILE) -> dict[str, Any]:
@@ -242,12 +242,12 @@ def list_nodes() -> list[str]:
 
 
 def node_topology(node: str, gpu: GPU) -> Topology:
-    """How GPUs are joined in a server of the catalog, by name or alias. `InputError` for an unknown one."""
+    """Topology of GPUs in a server of the catalog, by name or alias. `InputError` for an unknown one."""
     entries = table("datasets", "nodes")
-    known = {fold_name(each): name for name, entry in entries.items() for each in (name, *entry["aliases"])}
-    if fold_name(node) not in known:
-        raise unknown_name("node", node, [each for name in entries for each in (name, *entries[name]["aliases"])])
-    entry = entries[known[fold_name(node)]]
+    name_of = {fold_name(alias): name for name, entry in entries.items() for alias in (name, *entry["aliases"])}
+    if fold_name(node) not in name_of:
+        raise unknown_name("node", node, [alias for name in entries for alias in (name, *entries[name]["aliases"])])
+    entry = entries[name_of[fold_name(node)]]
     figures = {name: entry[name] for name in TOPOLOGY_FIELDS if name in entry}
     return Topology(**{"link_bytes_per_s": gpu.link_bytes_per_s, **figures})
 
@@ -262,7 +262,7 @@ def usual_node(name: str, count: int = 0) -> str | None:
 
 
 def usual_topology(name: str, gpu: GPU, count: int = 0) -> Topology:
-    """How so many GPUs of the catalog are joined in their usual server, by the GPU's name.
+    """Topology of so many GPUs of the catalog in their usual server, by the GPU's name.
 
     Raises: `InputError` where the catalog knows none.
     """
@@ -276,15 +276,15 @@ def usual_topology(name: str, gpu: GPU, count: int = 0) -> Topology:
 
 
 def cluster_name(gpu_name: str, count: int) -> str:
-    """What so many GPUs in their usual server are called, the server said where it is not that of other counts."""
+    """Name of so many GPUs in their usual server, the server said where it is not that of other counts."""
     node = usual_node(gpu_name, count)
     return f"{count}x {gpu_name}" + (f" in {node}" if node != usual_node(gpu_name) else "")
 
 
 def gpu_in(name: str) -> str:
     """The GPU of a `cluster_name`; other names as they are."""
-    found = _CLUSTER.match(name)
-    return found[1] if found else name
+    match = _CLUSTER.match(name)
+    return match[1] if match else name
 
 
 def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
@@ -300,17 +300,17 @@ def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
 
 
 def load_named_cluster(name_or_path: str | os.PathLike[str]) -> tuple[str, Cluster]:
-    """As `load_cluster`, with a name for reports."""
-    given = os.fspath(name_or_path)
-    counted = _COUNTED.match(given)
-    if counted is None and (isinstance(name_or_path, os.PathLike) or given.lower().endswith(_SUFFIXES)):
-        return _read_cluster(Path(given).expanduser())
+    """Load a cluster, with a name for reports."""
+    text = os.fspath(name_or_path)
+    counted = _COUNTED.match(text)
+    if counted is None and (isinstance(name_or_path, os.PathLike) or text.lower().endswith(_SUFFIXES)):
+        return _read_cluster(Path(text).expanduser())
     if counted is None:
-        raise InputError(f'cluster {given!r}: expected a count and a GPU such as "64x H100", or a YAML file')
-    named = counted[2].strip()
-    count = checked(ClusterFile, {"gpu": named, "count": int(counted[1])}, f"cluster {given!r}").count
-    gpu_name, gpu, topology = _named(named, count)
-    name = cluster_name(gpu_name, count) if canonical_name(named) else f"{count}x {gpu_name}"
+        raise InputError(f'cluster {text!r}: expected a count and a GPU such as "64x H100", or a YAML file')
+    label = counted[2].strip()
+    count = checked(ClusterFile, {"gpu": label, "count": int(counted[1])}, f"cluster {text!r}").count
+    gpu_name, gpu, topology = _named(label, count)
+    name = cluster_name(gpu_name, count) if canonical_name(label) else f"{count}x {gpu_name}"
     return name, Cluster(gpu, topology, count)
 
 
@@ -329,15 +329,15 @@ def usual_server(name: str, gpu: GPU) -> Cluster:
         return as_cluster(gpu)
 
 
-def _named(named: str, count: int) -> tuple[str, GPU, Topology]:
+def _named(label: str, count: int) -> tuple[str, GPU, Topology]:
     """Name, GPU and topology of so many GPUs, by the name of a GPU or of a server of the catalog."""
     entries = table("datasets", "nodes")
-    if canonical_name(named) is None:
+    if canonical_name(label) is None:
         for name, entry in entries.items():
-            if fold_name(named) in map(fold_name, (name, *entry["aliases"])) and entry["gpus"]:
+            if fold_name(label) in map(fold_name, (name, *entry["aliases"])) and entry["gpus"]:
                 gpu_name, gpu = load_named_gpu(entry["gpus"][0])
                 return gpu_name, gpu, node_topology(name, gpu)
-    gpu_name, gpu = load_named_gpu(named)
+    gpu_name, gpu = load_named_gpu(label)
     return gpu_name, gpu, usual_topology(gpu_name, gpu, count)
 
 

@@ -85,9 +85,9 @@ class GPU(Record):
 
     def figures(self) -> dict[str, Any]:
         """All that it has: no absent paths, and names where figures are positions in a list of them."""
-        found = {name: getattr(self, name) for name in FIELDS}
+        figures = {name: getattr(self, name) for name in FIELDS}
         shown = (*REQUIRED_FIELDS, "vendor")
-        kept = {name: value for name, value in found.items() if name in shown or number(value) != 0.0}
+        kept = {name: value for name, value in figures.items() if name in shown or number(value) != 0.0}
         kept |= self.limits()
         if self.slopes():
             return kept
@@ -95,8 +95,8 @@ class GPU(Record):
 
     def slopes(self) -> bool:
         """No GPU has less than one SM."""
-        known = number(self.num_sms)
-        return known is not None and known < 1.0
+        sms = number(self.num_sms)
+        return sms is not None and sms < 1.0
 
     def summary(self) -> str:
         """Its sizes in a few words."""
@@ -109,8 +109,8 @@ class GPU(Record):
 
     def limits(self) -> dict[str, ArrayLike]:
         """The cap of its power and its locked clock, those of them that there are."""
-        found = {name: getattr(self, name) for name in LIMITS}
-        return {name: value for name, value in found.items() if value is not None}
+        limits = {name: getattr(self, name) for name in LIMITS}
+        return {name: value for name, value in limits.items() if value is not None}
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ SWITCHES: tuple[str, ...] = ("fp32_joule_per_flop", "l2_partitions", "warp_sched
 
 WIDTH = "matrix_flop_per_cycle"
 WIDTH_PEAKS: tuple[str, ...] = ("bf16_flop_per_s", "fp16_flop_per_s")
-"""What the width of the matrix units is told by."""
+"""Figures that tell the width of the matrix units."""
 
 LIMITS: tuple[str, ...] = ("power_limit_w", "clock_limit_hz")
 """Figures of a GPU that somebody holds back; they are absent, not 0, where nobody does."""
@@ -210,9 +210,9 @@ def widened(base: GPU, gpu: GPU, changed: Iterable[str]) -> GPU:
         for one in (base, gpu)
     )
     old = xp.asarray(base.matrix_flop_per_cycle, float)
-    known = (old > 0) & (before > 0)
+    has_base = (old > 0) & (before > 0)
     # The inner `where` keeps the branch that is not taken from dividing by zero, which would be a NaN gradient.
-    width = xp.where(after > 0, xp.where(known, old * after / xp.where(known, before, 1.0), after), old)
+    width = xp.where(after > 0, xp.where(has_base, old * after / xp.where(has_base, before, 1.0), after), old)
     return dataclasses.replace(gpu, matrix_flop_per_cycle=float(width) if plain else width)
 
 
@@ -243,7 +243,7 @@ def _stacked(values: list[ArrayLike]) -> Array:
 
 @dataclass(frozen=True)
 class _Range:
-    """What a figure may be, and which other units it may have been written in.
+    """Values a figure may have, and other units it may have been written in.
 
     Attributes:
       low, high: accepted values, base unit; generous, so that hypothetical machines pass.
@@ -308,9 +308,11 @@ def plain_number(value: float) -> str:
 def named_figure(field: str, name: str, where: str) -> float:
     """The figure that a name stands for, whatever its case (`NAMED`). `InputError` listing the names if it is none."""
     names = NAMED[field]
-    folded = [each.lower() for each in names]
+    folded = [label.lower() for label in names]
     if name.strip().lower() not in folded:
-        raise InputError(f"{where}: {field} is {name!r}, expected one of {', '.join(each for each in names if each)}")
+        raise InputError(
+            f"{where}: {field} is {name!r}, expected one of {', '.join(label for label in names if label)}"
+        )
     return float(folded.index(name.strip().lower()))
 
 

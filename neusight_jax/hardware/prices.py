@@ -56,7 +56,7 @@ class Prices(Record):
         object.__setattr__(self, "per_hour", canonical)
 
     def summary(self) -> str:
-        """How many they are."""
+        """Number of GPUs with a price."""
         return f"of an hour of {len(self.per_hour)} GPUs{f' in {self.currency}' if self.currency else ''}"
 
     def of(self, name: str) -> float | None:
@@ -65,14 +65,14 @@ class Prices(Record):
 
 
 PriceList: TypeAlias = Prices | Mapping[str, float] | str | os.PathLike[str] | None
-"""What callers give: `Prices`, GPU -> price of an hour, the path of a price file, or nothing."""
+"""Prices as callers give them: `Prices`, GPU -> price of an hour, the path of a price file, or nothing."""
 
 
-def prices_of(given: PriceList) -> Prices | None:
+def prices_of(prices: PriceList) -> Prices | None:
     """`Prices` of what a caller gave; see `read_prices`."""
-    if given is None or isinstance(given, Prices):
-        return given
-    return Prices(given) if isinstance(given, Mapping) else read_prices(given)
+    if prices is None or isinstance(prices, Prices):
+        return prices
+    return Prices(prices) if isinstance(prices, Mapping) else read_prices(prices)
 
 
 def read_prices(path: str | os.PathLike[str]) -> Prices:

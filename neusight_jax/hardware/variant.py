@@ -51,10 +51,10 @@ def figure(machine: Machine, name: str) -> ArrayLike:
 
 def require_field(name: str, machine: Machine | None = None) -> str:
     """The name of a figure of a machine, as given; `InputError` listing all if there is none of it. None: a GPU."""
-    known = FIELDS if machine is None else fields_of(machine)
-    if name not in (*known, *LIMITS):
+    fields = FIELDS if machine is None else fields_of(machine)
+    if name not in (*fields, *LIMITS):
         what = "cluster" if isinstance(machine, Cluster) else "GPU"
-        raise InputError(f"a {what} has no field {name!r}; expected one of {', '.join(known)}")
+        raise InputError(f"a {what} has no field {name!r}; expected one of {', '.join(fields)}")
     return name
 
 
@@ -77,37 +77,37 @@ def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool
     Raises: `InputError` for a field there is not.
     Gradients: reach `figures` (SM count and clock through the peaks too) and `base`.
     """
-    given = {require_field(name, base): jnp.asarray(value, float) for name, value in figures.items()}
+    arrays = {require_field(name, base): jnp.asarray(value, float) for name, value in figures.items()}
     if isinstance(base, Cluster):
-        joined = {name: value for name, value in given.items() if name in TRACED_FIELDS}
-        own = {name: value for name, value in given.items() if name in (*FIELDS, *LIMITS)}
-        gpu = vary(base.gpu, own, peaks_follow=peaks_follow)
+        joined = {name: value for name, value in arrays.items() if name in TRACED_FIELDS}
+        gpu_figures = {name: value for name, value in arrays.items() if name in (*FIELDS, *LIMITS)}
+        gpu = vary(base.gpu, gpu_figures, peaks_follow=peaks_follow)
         return cast(_Machine, base.replace(gpu=gpu, topology=base.topology.replace(**joined)))
-    shape = jnp.broadcast_shapes(*(value.shape for value in given.values()))
+    shape = jnp.broadcast_shapes(*(value.shape for value in arrays.values()))
     # A peak is a rate per SM and clock: a chip with more of them has as much more of it.
     grown: Array = jnp.ones(shape)
     for name in ("num_sms", "clock_hz"):
-        if peaks_follow and name in given:
-            grown = grown * given[name] / jnp.asarray(getattr(base, name), float)
-    limits = {**base.limits(), **{name: given[name] for name in LIMITS if name in given}}
+        if peaks_follow and name in arrays:
+            grown = grown * arrays[name] / jnp.asarray(getattr(base, name), float)
+    limits = {**base.limits(), **{name: arrays[name] for name in LIMITS if name in arrays}}
     machine = GPU(
         **{
-            name: jnp.broadcast_to(given[name], shape)
-            if name in given
+            name: jnp.broadcast_to(arrays[name], shape)
+            if name in arrays
             else jnp.asarray(getattr(base, name), float) * (grown if name in PEAKS else jnp.ones(shape))
             for name in FIELDS
         },
         **{name: jnp.broadcast_to(jnp.asarray(value, float), shape) for name, value in limits.items()},
     )
-    return cast(_Machine, widened(base, machine, given))
+    return cast(_Machine, widened(base, machine, arrays))
 
 
 def vary_plainly(base: _Machine, figures: Mapping[str, float]) -> _Machine:
     """`vary` with plain numbers in and out; figures that it leaves alone stay as they are to the digit. Host only."""
 
     def kept(before: ArrayLike, after: ArrayLike) -> float:
-        own, moved = float(np.asarray(before)), float(np.asarray(after))
-        return own if math.isclose(own, moved, rel_tol=1e-6) else moved
+        original, moved = float(np.asarray(before)), float(np.asarray(after))
+        return original if math.isclose(original, moved, rel_tol=1e-6) else moved
 
     varied = vary(base, figures)
     same = gpu_of(base).limits().keys() == gpu_of(varied).limits().keys()

@@ -94,9 +94,9 @@ def flop(dims: Dims) -> Float[Array, " kernel"]:
 
 def bytes_moved(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
     """Queries read and results written, keys and values read once per KV head, bytes."""
-    own = 2.0 * dims["queries"] * dims["heads"]
+    queries = 2.0 * dims["queries"] * dims["heads"]
     cache = 2.0 * dims["keys"] * dims["kv_heads"] * dims["kv_share"]
-    return element_bytes * dims["head_size"] * (own + cache)
+    return element_bytes * dims["head_size"] * (queries + cache)
 
 
 def _block_bytes(dims: Dims, element_bytes: Array, rows: Array, keys: Array) -> Array:
@@ -190,7 +190,7 @@ def _family(
     name: str,
     tiles: tuple[str, ...],
     work: Callable[[Dims, Float[Array, " kernel"]], Work],
-    *known: tuple[str, float],
+    *libraries: tuple[str, float],
 ) -> Family:
     return Family(
         name=name,
@@ -204,7 +204,7 @@ def _family(
         directions=DIRECTIONS,
         tensor_core=True,
         generations="attention",
-        known_libraries=known,
+        known_libraries=libraries,
     )
 
 

@@ -125,7 +125,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         link_bytes=jnp.stack([inside_bytes, inside_bytes, switch, one_shot], axis=1),
         link_steps=jnp.stack([rings, trees, passes * once, once], axis=1),
         nic_bytes=jnp.stack([ringed, shared], axis=1) * payload[:, None],
-        nic_steps=jnp.stack([jnp.where(exchange | message, far, each) for each in (around, rounds)], axis=1),
+        nic_steps=jnp.stack([jnp.where(exchange | message, far, steps) for steps in (around, rounds)], axis=1),
         ranks=here,
     )
     moved = payload * jnp.where(reduce | exchange | message, 2.0, 1.0)

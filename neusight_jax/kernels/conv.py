@@ -34,7 +34,7 @@ DIMS: tuple[str, ...] = (*_PRODUCT, *_ELEMENTS, *_WINOGRAD)
 """The implicit product, groups as its batch; outputs of one image, elements of all images, filter and result; M and K
 of Winograd's products for tiles of 2×2 and 4×4 outputs (0 where the window is not 3×3 of stride 1)."""
 CHANNELS = "channels"
-"""What K holds of one place in the window: channels, or all of it for the gradient of the weights; 0 = unknown. Not
+"""Part of K at one place in the window: channels, or all of it for the gradient of the weights; 0 = unknown. Not
 seen by the fp32 family."""
 OPS: tuple[str, ...] = ("conv", "conv_data_gradient", "conv_weight_gradient")
 
@@ -54,7 +54,7 @@ TILES: tuple[tuple[int, int, int], ...] = (
 )
 """Tile of one thread block: which form (index into `FORMS`), rows of M, columns of N; what cuDNN 8.9 launched."""
 SAVINGS: tuple[float, float, float] = (1.0, 2.25, 4.0)
-"""How many times fewer multiplications each form makes."""
+"""Factor by which each form makes fewer multiplications."""
 
 
 Sizes: TypeAlias = float | np.ndarray[Any, np.dtype[Any]]

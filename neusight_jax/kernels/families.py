@@ -35,7 +35,7 @@ FAMILIES: dict[str, Family] = {
 """Every kernel family, in the order tables and forecasts hold them."""
 
 
-def _registered(point: EntryPoint, known: Iterable[Family]) -> Family:
+def _registered(point: EntryPoint, families: Iterable[Family]) -> Family:
     """The family of an entry point. `InputError` unless it is one, with names that no other family has."""
     where = f"family {point.value} of the package {point.dist.name if point.dist else 'that registers it'}"
     try:
@@ -45,12 +45,12 @@ def _registered(point: EntryPoint, known: Iterable[Family]) -> Family:
         raise InputError(f"{where} cannot be loaded ({type(error).__name__}: {reason}); mend or uninstall it") from None
     if not isinstance(family, Family):
         raise InputError(f"{where} is a {type(family).__name__}, expected a neusight_jax.kernels.family.Family")
-    taken = {name for each in known for name in (each.name, *each.ops)} & {family.name, *family.ops}
+    taken = {name for other in families for name in (other.name, *other.ops)} & {family.name, *family.ops}
     if taken:
         first = family.name if family.name in taken else min(taken)
         raise InputError(f"{where}: there is a family or operator {first!r} already; give it another name")
     foreign = {op for op, _ in family.operators} - set(family.ops)
-    if foreign or family.network not in (family.name, *(each.name for each in known)):
+    if foreign or family.network not in (family.name, *(other.name for other in families)):
         wrong = f"operators has {min(foreign)!r}, which is not in ops" if foreign else f"no network {family.network!r}"
         raise InputError(f"{where}: {wrong}; mend the family")
     return family

@@ -31,7 +31,7 @@ the dtype of the product: below 1 where a kernel reads narrow weights and multip
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Wire:
-    """What kernels send between GPUs, in and out of one GPU, by algorithm (`collective.ALGORITHMS`).
+    """Traffic of kernels between GPUs, in and out of one GPU, by algorithm (`collective.ALGORITHMS`).
 
     Attributes:
       link_bytes, link_steps: inside a domain of fast links; messages one after another.
@@ -49,7 +49,7 @@ class Wire:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Work:
-    """What kernels ask of a machine, whatever the machine.
+    """Work that kernels ask of a machine, whatever the machine.
 
     Axis `tile` is the family's tile menu, axis `split` the number of ways the contraction is cut (1 for most).
 
@@ -95,7 +95,7 @@ class Work:
 
 
 Sizes: TypeAlias = tuple[int, ...]
-"""What a plan draws a dim from: low, high and step (log-uniform; two thirds are multiples of the step)."""
+"""Range a plan draws a dim from: low, high and step (log-uniform; two thirds are multiples of the step)."""
 Shape: TypeAlias = tuple[int, ...]
 
 

@@ -65,12 +65,12 @@ def tile_sizes(
     menu = jnp.array(tiles, jnp.float32)
     if TILE not in dims:
         return menu[None, :, 0], menu[None, :, 1]
-    known = dims[TILE][:, None] > 0
-    own = menu[jnp.maximum(dims[TILE].astype(int) - 1, 0)]
+    has_tile = dims[TILE][:, None] > 0
+    tile = menu[jnp.maximum(dims[TILE].astype(int) - 1, 0)]
     lying = jnp.arange(len(tiles)) % 2
     return (
-        jnp.where(known, own[:, lying], menu[None, :, 0]),
-        jnp.where(known, own[:, 1 - lying], menu[None, :, 1]),
+        jnp.where(has_tile, tile[:, lying], menu[None, :, 0]),
+        jnp.where(has_tile, tile[:, 1 - lying], menu[None, :, 1]),
     )
 
 
@@ -92,7 +92,7 @@ def split_work(
     """
     m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
     batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
-    tile_m, tile_n = (each[:, :, None] for each in tile_sizes(dims, tiles))
+    tile_m, tile_n = (side[:, :, None] for side in tile_sizes(dims, tiles))
     split = jnp.clip(jnp.floor(k / min_split_steps), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
     steps = k / split
     share = weight_share(dims)

@@ -25,7 +25,7 @@ TILE_COLS = 128.0
 """Columns a block takes."""
 
 Distribution = Literal["balanced", "random"]
-"""How tokens spread: as evenly as they can, or each pair on any expert with equal chance."""
+"""Ways tokens spread: as evenly as they can, or each pair on any expert with equal chance."""
 
 
 def expert_dims(
@@ -48,8 +48,8 @@ def expert_dims(
     local = np.asarray(local_experts, np.float64)
     rows = np.asarray(tokens, np.float64) * top_k * local / np.maximum(experts, 1.0)
     active = np.minimum(local, rows) if distribution == "balanced" else local * -np.expm1(-rows / local)
-    named = {"tokens": tokens, "rows": rows, "active": np.maximum(active, 1e-3), "hidden": hidden, "inner": inner}
-    return {name: np.broadcast_to(np.asarray(value, np.float64), rows.shape) for name, value in named.items()}
+    dims = {"tokens": tokens, "rows": rows, "active": np.maximum(active, 1e-3), "hidden": hidden, "inner": inner}
+    return {name: np.broadcast_to(np.asarray(value, np.float64), rows.shape) for name, value in dims.items()}
 
 
 def flop(dims: Dims) -> Float[Array, " kernel"]:

@@ -18,10 +18,11 @@ DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
 TRAFFIC_DIMS: tuple[str, ...] = ("reads", "writes", "scattered", "window")
 """Those that say how often a tensor is moved, not how large it is."""
 STRIDED_DIMS: tuple[str, ...] = (*DIMS, "scattered", "window")
-"""Of the reads, passes over an operand that lies in another order than the loop runs, so that every element brings a
-whole fetch; and how many elements the loop passes until it comes back for the next of a fetch."""
+"""Dims of strided kernels: of the reads, passes over an operand that lies in another order than the loop runs, so that
+every element brings a whole fetch; and how many elements the loop passes until it comes back for the next of a
+fetch."""
 FETCH_BYTES = 64.0
-"""What DRAM hands to L2 for a load that wants less: two sectors, the line of Volta's and Turing's L2 (Jia et al. 2018
+"""Bytes DRAM hands to L2 for a load that wants less: two sectors, the line of Volta's and Turing's L2 (Jia et al. 2018
 and 2019, by microbenchmark; Pascal's is 32) and the default of CUDA's `cudaLimitMaxL2FetchGranularity` since Ampere."""
 BINARY_OPS: tuple[str, ...] = ("add", "mul", "div", "pow")
 UNARY_OPS: tuple[str, ...] = ("addu", "mulu", "divu", "powu", "tanh", "relu", "gelu")

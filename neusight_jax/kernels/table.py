@@ -22,7 +22,7 @@ PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient", "optimizer"
 """Phases of a training step, in the order of `KernelBatch.phase`."""
 
 Launched: TypeAlias = Literal["graph", "eager"]
-"""How kernels are launched: back to back, as a CUDA graph or an engine does, so that the host takes no time; or one
+"""Ways kernels are launched: back to back, as a CUDA graph or an engine does, so that the host takes no time; or one
 after another by the host of a training framework, with a step's work around them (`model.streams`)."""
 
 MIN_BATCH = 32
@@ -54,7 +54,7 @@ class Kernel(Record):
     path: str = ""
 
     def on(self, paths: Collection[str], gpus_per_domain: int = 0) -> Kernel:
-        """What runs on a GPU with these arithmetic paths, in domains of so many GPUs with fast links (0 = all in one).
+        """The kernel on a GPU with these arithmetic paths, in domains of so many GPUs with fast links (0 = all in one).
 
         A message to more ranks than a domain has crosses domains.
         """
@@ -219,6 +219,7 @@ def table_from_kernels(
             raise InputError(f"kernel {position} of family {item.family} lacks the dim {absent[0]!r}")
         places.setdefault(family_of(item.family, item.dtype or dtype), []).append(position)
     families = {}
+    # Families have other dims, so each is a batch of its own, which remembers the places of its kernels in the table.
     for name, family in FAMILIES.items():
         if name not in places:
             continue
@@ -273,12 +274,12 @@ def by_family(
     table: KernelTable, counts: Float[np.ndarray, "*axes kernel"]
 ) -> dict[str, Float[np.ndarray, "*axes kernel"]]:
     """Counts in the order of a table's rows as those of its batches, 0 of padding."""
-    found = {}
+    batches = {}
     for name, batch in table.families.items():
         row = np.asarray(batch.row)
         # Padding has row -1, which would read the last kernel.
-        found[name] = np.where(row >= 0, counts[..., np.maximum(row, 0)], 0.0).astype(np.float32)
-    return found
+        batches[name] = np.where(row >= 0, counts[..., np.maximum(row, 0)], 0.0).astype(np.float32)
+    return batches
 
 
 def distinct(table: KernelTable) -> KernelTable:
@@ -293,7 +294,7 @@ def distinct(table: KernelTable) -> KernelTable:
         if not real.any():
             continue
         sizes = (np.asarray(size)[real] for size in batch.dims.values())
-        marks = (np.asarray(each)[real] * kept for each in (batch.op, batch.phase))
+        marks = (np.asarray(mark)[real] * kept for mark in (batch.op, batch.phase))
         # The host's time goes with phase and operator, so that rows merge across them only where it takes none.
         keys = np.stack([*sizes, *marks, np.asarray(batch.dtype)[real]], 1)
         rows, which = np.unique(keys.astype(np.float64), axis=0, return_inverse=True)

@@ -130,32 +130,32 @@ class Layouts(Result):
         return pd.DataFrame(
             [
                 {
-                    **{"machine": each.name, "gpus": each.gpus, "rank": item.rank, "tie": item.tie},
+                    **{"machine": machine.name, "gpus": machine.gpus, "rank": item.rank, "tie": item.tie},
                     **item.step.workload["layout"],
                     **{"step_s": item.step.total_s, **item.step.parts, "tokens_per_s": item.step.tokens_per_s},
                     **{"memory_bytes": item.step.memory_bytes, "cost_per_million_tokens": item.cost_per_million_tokens},
                 }
-                for each in self.machines
-                for item in each.choices
+                for machine in self.machines
+                for item in machine.choices
             ]
         )
 
     def values(self) -> dict[str, Any]:
-        """What was asked, and the layouts of every machine."""
+        """Workload asked for, and the layouts of every machine."""
         machines = [
             {
-                **{name: getattr(each, name) for name in ("name", "gpus", "tried", "too_large", "short_bytes")},
-                **{"tie": each.tie, "price_per_hour": each.price_per_hour, "verdict": each.verdict},
+                **{name: getattr(machine, name) for name in ("name", "gpus", "tried", "too_large", "short_bytes")},
+                **{"tie": machine.tie, "price_per_hour": machine.price_per_hour, "verdict": machine.verdict},
                 "layouts": [
                     {
                         **{"rank": item.rank, "tie": item.tie, "why": item.why},
                         "cost_per_million_tokens": item.cost_per_million_tokens,
                         **{key: value for key, value in item.step.values().items() if key not in ("model", "cluster")},
                     }
-                    for item in each.choices
+                    for item in machine.choices
                 ],
             }
-            for each in self.machines
+            for machine in self.machines
         ]
         return {**self._fields("workload", "currency"), "machines": machines, "notes": self.notes}
 
@@ -200,31 +200,31 @@ def parallelize(
     batch = whole("global_batch_size", global_batch_size)
     split = read_decoder(config, sequence)
     check_lora(config, split, lora)
-    own = (dtype, optimizer, gradient_dtype, attention, fused_accumulation, tuple(overlaps), lora)
-    ask = Ask(config, split, batch, sequence, *own)
+    options = (dtype, optimizer, gradient_dtype, attention, fused_accumulation, tuple(overlaps), lora)
+    ask = Ask(config, split, batch, sequence, *options)
     clusters = cluster if isinstance(cluster, Mapping) else {f"{cluster.count} GPUs": cluster}
     search = _Search(ask, space or Space(), whole("top", top), software or usual_software(optimizer), console)
     machines = []
-    for name, each in clusters.items():
-        each.gpu.peak_flop_per_s(dtype)
+    for name, target in clusters.items():
+        target.gpu.peak_flop_per_s(dtype)
         using = predictor[name] if isinstance(predictor, Mapping) else predictor
-        machines.append(search.machine(name, each, using, _price(priced, name)))
-    if not any(each.tried for each in machines):
+        machines.append(search.machine(name, target, using, _price(priced, name)))
+    if not any(machine.tried for machine in machines):
         raise InputError(
             f"no layout divides {config.name} (batch {batch}, sequence {sequence}) over {_numbers(machines)} GPUs; "
             "give a global batch size that is a multiple of more of their divisors"
         )
     order = _tied(sorted(machines, key=_order))
-    asked = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
-    asked |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, "attention": attention}
-    asked |= {"overlaps": tuple(overlaps)}
-    asked |= {} if lora is None else {"lora": lora.values()}
+    workload = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
+    workload |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, "attention": attention}
+    workload |= {"overlaps": tuple(overlaps)}
+    workload |= {} if lora is None else {"lora": lora.values()}
     told = (*config.notes, *reading_notes(config), *state_notes(dtype, gradient_dtype, optimizer))
-    return Layouts(asked, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(told)))
+    return Layouts(workload, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(told)))
 
 
 def _numbers(machines: Sequence[Machine]) -> str:
-    return ", ".join(str(each) for each in sorted({machine.gpus for machine in machines}))
+    return ", ".join(str(count) for count in sorted({machine.gpus for machine in machines}))
 
 
 def _order(machine: Machine) -> tuple[bool, bool, float]:
@@ -247,8 +247,8 @@ def _tied(order: Sequence[Machine]) -> list[Machine]:
         return low, high
 
     first = ends(order[0])
-    reached = [own is not None and first is not None and own[0] <= first[1] for own in map(ends, order)]
-    return [replace(each, tie=tie and sum(reached) > 1) for each, tie in zip(order, reached, strict=True)]
+    reached = [interval is not None and first is not None and interval[0] <= first[1] for interval in map(ends, order)]
+    return [replace(machine, tie=tie and sum(reached) > 1) for machine, tie in zip(order, reached, strict=True)]
 
 
 def _price(prices: Prices | None, name: str) -> float | None:
@@ -268,9 +268,9 @@ class _Search:
         """All layouts over so many GPUs, and the memory of their fullest ranks."""
         if gpus not in self._layouts:
             ask = self.pieces.ask
-            found = list(layouts_of(self.space, ask.model, gpus, ask.global_batch_size, ask.sequence_length))
-            steps = follow(found, f"layouts of {gpus} GPUs", self.console)
-            self._layouts[gpus] = found, [self.pieces.memory(each) for each in steps]
+            layouts = list(layouts_of(self.space, ask.model, gpus, ask.global_batch_size, ask.sequence_length))
+            steps = follow(layouts, f"layouts of {gpus} GPUs", self.console)
+            self._layouts[gpus] = layouts, [self.pieces.memory(layout) for layout in steps]
         return self._layouts[gpus]
 
     def machine(self, name: str, cluster: Cluster, predictor: Predictor, price: float | None) -> Machine:
@@ -284,66 +284,66 @@ class _Search:
         """
         layouts, memory = self.layouts(cluster.count)
         room = float(np.asarray(cluster.gpu.mem_bytes))
-        kept = [at for at, each in enumerate(memory) if each.total <= room]
+        kept = [at for at, footprint in enumerate(memory) if footprint.total <= room]
         dropped = len(layouts) - len(kept)
-        least = min((each.total for each in memory), default=room)
-        found = Machine(name, cluster.count, (), len(layouts), dropped, max(least - room, 0.0), price)
+        least = min((footprint.total for footprint in memory), default=room)
+        machine = Machine(name, cluster.count, (), len(layouts), dropped, max(least - room, 0.0), price)
         if not kept:
-            return found
+            return machine
         domain = cluster.topology.gpus_per_domain
         assembly = assemble(self.pieces, domain, [layouts[at] for at in kept], [memory[at] for at in kept])
         steps = self._steps(assembly, predictor, cluster, name)
-        return replace(found, choices=_choices(steps, self.top, price))
+        return replace(machine, choices=_choices(steps, self.top, price))
 
     def _steps(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, name: str) -> list[Forecast]:
         """Forecasts of the fastest layouts, one more than are asked for."""
-        own = assembly.seconds(predictor, cluster)
-        times, alone = (timed(assembly, each, self.software) for each in (own, silent(own)))
+        seconds = assembly.seconds(predictor, cluster)
+        times, alone = (timed(assembly, record, self.software) for record in (seconds, silent(seconds)))
         best = np.array(best_of(assembly, times, self.top + 1))
         total = pipelines(assembly, times, best)[0] + times.tail[best]
         quiet, busy = pipelines(assembly, alone, best)
         rest = alone.tail[best]
         ends = self._ends(assembly, predictor, cluster, best) if carries_intervals(predictor) else None
-        experts, found = expert_share(own), []
+        experts, forecasts = expert_share(seconds), []
         for place, at in enumerate(best):
             bubble, exposed = quiet[place] - busy[place], total[place] - quiet[place] - rest[place]
             shares = Shares(busy[place] + rest[place], bubble, exposed)
             interval = None if ends is None else step_interval(total[place], tuple(ends[:, place]), experts[at])
             plan = assembly.plan(at, assembly.ask.config.name)
             step = step_forecast(shares, self.software, plan, cluster, name=name, notes=plan.notes, interval_s=interval)
-            found.append(step)
-        return found
+            forecasts.append(step)
+        return forecasts
 
     def _ends(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, chosen: np.ndarray) -> np.ndarray:
         """Seconds of some layouts with all kernels at the low and the high ends of their intervals, [end, layout]."""
         sides = (assembly.seconds(predictor, cluster, once_at(side)) for side in (0, 1))
-        times = (timed(assembly, each, self.software) for each in sides)
-        return np.stack([pipelines(assembly, each, chosen)[0] + each.tail[chosen] for each in times])
+        times = (timed(assembly, seconds, self.software) for seconds in sides)
+        return np.stack([pipelines(assembly, end, chosen)[0] + end.tail[chosen] for end in times])
 
 
 def _choices(steps: Sequence[Forecast], top: int, price: float | None) -> tuple[Choice, ...]:
     """Forecasts in order as choices with ranks, ties and reasons."""
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for at, step in enumerate(steps[:top]):
-        leader = next((item for item in found if item.rank == found[-1].rank), None)
+        leader = next((item for item in choices if item.rank == choices[-1].rank), None)
         same = leader is not None and step.total_s <= leader.step.total_s * (1.0 + LAYOUT_SPREAD)
-        rank = found[-1].rank if same else at + 1
+        rank = choices[-1].rank if same else at + 1
         cost = None
         if price is not None:
             cost = step.gpus * price / SECONDS_PER_HOUR / step.tokens_per_s * 1e6
         why = _why(step, steps[at + 1]) if at + 1 < len(steps) else "no other layout fits"
-        found.append(Choice(rank, False, step, why, cost))
-    ranks = [item.rank for item in found]
-    return tuple(replace(item, tie=ranks.count(item.rank) > 1) for item in found)
+        choices.append(Choice(rank, False, step, why, cost))
+    ranks = [item.rank for item in choices]
+    return tuple(replace(item, tie=ranks.count(item.rank) > 1) for item in choices)
 
 
 def _why(step: Forecast, following: Forecast) -> str:
-    """What a layout gains and loses against the next one, largest first."""
+    """Gains and losses of a layout against the next one, largest first."""
     gains = {word: getattr(following, part) - getattr(step, part) for part, word in PARTS.items()}
-    said = [
+    phrases = [
         f"{duration(abs(gain))} {'less' if gain > 0 else 'more'} {word}"
-        for word, gain in sorted(gains.items(), key=lambda each: -abs(each[1]))
+        for word, gain in sorted(gains.items(), key=lambda pair: -abs(pair[1]))
         if abs(gain) > 1e-4 * step.total_s
     ]
     least = f"{following.total_s / step.total_s - 1.0:.1%} faster than the next"
-    return f"{least}: {', '.join(said)}" if said else least
+    return f"{least}: {', '.join(phrases)}" if phrases else least

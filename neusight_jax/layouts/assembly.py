@@ -37,6 +37,7 @@ def in_chunks(run: Run) -> Run:
         for name, batch in kernels.families.items():
             length = len(batch.row)
             parts = []
+            # The last chunk is padded to the length of the others, so that all run one compiled program.
             for start in range(0, batch.num_rows, CHUNK):
                 part: Any = jax.tree.map(lambda column, at=start: np.asarray(column)[at : at + CHUNK], batch)
                 size = len(part.row)
@@ -45,8 +46,8 @@ def in_chunks(run: Run) -> Run:
                 rows = np.where(np.arange(width) < size, np.arange(width), -1).astype(np.int32)
                 part = KernelTable({name: part.__class__(**{**vars(part), "row": rows})})
                 parts.append(run(predictor, machine, part)[name][:size])
-            found = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-            out[name] = np.pad(found, (0, length - len(found)))
+            seconds = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+            out[name] = np.pad(seconds, (0, length - len(seconds)))
         return out
 
     return chunked
@@ -89,20 +90,20 @@ class Assembly:
     between: np.ndarray
 
     def seconds(self, predictor: Predictor, cluster: Cluster, run: Run = once) -> Seconds:
-        """What every layout is made of on a machine, [layout, ...]."""
+        """Seconds every layout is made of on a machine, [layout, ...]."""
         forecast = in_chunks(run)
         by_family = forecast(predictor, cluster.gpu, self.table)
         rows = {name: np.asarray(self.table.families[name].row) for name in by_family}
         seconds, marks = np.zeros(self.table.num_rows), np.zeros((len(CLASSES), self.table.num_rows))
-        for name, each in by_family.items():
+        for name, forecast_s in by_family.items():
             real, batch = rows[name] >= 0, self.table.families[name]
-            own, classes = classes_of(cluster.gpu, name, batch, jnp.asarray(each), self.ask.attention)
-            seconds[rows[name][real]] = np.asarray(own)[real]
+            kernel_s, classes = classes_of(cluster.gpu, name, batch, jnp.asarray(forecast_s), self.ask.attention)
+            seconds[rows[name][real]] = np.asarray(kernel_s)[real]
             marks[:, rows[name][real]] = np.asarray(classes)[:, real]
-        each = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
-        sent = self.sums["sent"].of(each).reshape(-1, KINDS, len(SLOTS))
+        message_s = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
+        sent = self.sums["sent"].of(message_s).reshape(-1, KINDS, len(SLOTS))
         kernels, launches = (np.stack(list(map(self._work, values)), axis=1) for values in (seconds * marks, marks))
-        columns = (kernels, launches, sent, each[self.between])
+        columns = (kernels, launches, sent, message_s[self.between])
         return Seconds(*(np.asarray(column, np.float32) for column in columns))  # type: ignore[arg-type]
 
     def _work(self, values: np.ndarray) -> Float[np.ndarray, "layout kind work"]:
@@ -167,7 +168,7 @@ def assemble(
     kinds = tuple(map(pieces.kinds, layouts))
     number = len(layouts) * KINDS
     sizes = {"passes": number * len(WORK), "updates": number * len(WORK), "sent": number * len(SLOTS)}
-    sums = {name: Sum(*each.arrays(), sizes[name]) for name, each in entries.items()}
+    sums = {name: Sum(*terms.arrays(), sizes[name]) for name, terms in entries.items()}
     sums["pieces"] = Sum(*pieces.work.arrays(), len(pieces.stages) * PIECE_WORK)
     return Assembly(
         ask=pieces.ask,
@@ -190,9 +191,9 @@ def _passes(pieces: tuple[tuple[int, int, int], ...], recompute: str) -> np.ndar
         works.append((WORK.index("recomputed"), 3 + AGAIN.index(recompute)))
     return np.array(
         [
-            (kind * len(WORK) + own, piece * PIECE_WORK + of_piece, times)
+            (kind * len(WORK) + of_kind, piece * PIECE_WORK + of_piece, times)
             for kind, piece, times in pieces
-            for own, of_piece in works
+            for of_kind, of_piece in works
         ],
         np.float64,
     )
@@ -207,20 +208,20 @@ def least_seconds(assembly: Assembly, durations: np.ndarray, between: np.ndarray
     whole = durations.sum(axis=-1)
     busy = np.einsum("lrk,lk->lr", np.asarray(assembly.facts.chunks), whole)
     of = assembly.layouts
-    batches = np.array([each.micro_batches(assembly.ask.global_batch_size) for each in of], float)
-    ranks, stages = (np.array([getattr(each, name) for each in of], float) for name in ("pipeline", "stages"))
+    batches = np.array([layout.micro_batches(assembly.ask.global_batch_size) for layout in of], float)
+    ranks, stages = (np.array([getattr(layout, name) for layout in of], float) for name in ("pipeline", "stages"))
     plain = ranks * (stages == ranks) > 1
     # Stages on the way to the last rank, and through it where it has only one.
     passed = [
-        np.bincount(kinds[: each.pipeline - (each.chunks > 1)], minlength=KINDS)
-        for kinds, each in zip(assembly.kinds, of, strict=True)
+        np.bincount(kinds[: layout.pipeline - (layout.chunks > 1)], minlength=KINDS)
+        for kinds, layout in zip(assembly.kinds, of, strict=True)
     ]
     through = np.einsum("lk,lk->l", np.array(passed), whole)
     most = np.max(np.where(np.array(passed) > 0, whole, 0.0), axis=-1)
     flow = through + (batches - 1.0) * most + 2.0 * (ranks - 1.0) * between
     chunked = np.maximum(batches * busy[:, 0], batches * busy[:, 2] + through + 2.0 * (ranks - 1.0) * between)
-    found: np.ndarray = np.where(ranks == 1, batches * busy[:, 0], np.where(plain, flow, chunked))
-    return found
+    least: np.ndarray = np.where(ranks == 1, batches * busy[:, 0], np.where(plain, flow, chunked))
+    return least
 
 
 @dataclass(frozen=True)
@@ -233,10 +234,10 @@ class Timed:
     between: np.ndarray
 
 
-def timed(assembly: Assembly, own: Seconds, software: Software) -> Timed:
+def timed(assembly: Assembly, seconds: Seconds, software: Software) -> Timed:
     """Durations of the layouts from what they are made of."""
-    durations, tail = (np.asarray(each, np.float64) for each in durations_of(own, software, assembly.facts))
-    return Timed(durations, tail, np.asarray(software.messages * own.between, np.float64))
+    durations, tail = (np.asarray(array, np.float64) for array in durations_of(seconds, software, assembly.facts))
+    return Timed(durations, tail, np.asarray(software.messages * seconds.between, np.float64))
 
 
 def best_of(assembly: Assembly, times: Timed, top: int) -> list[int]:
@@ -246,14 +247,14 @@ def best_of(assembly: Assembly, times: Timed, top: int) -> list[int]:
     """
     least = least_seconds(assembly, times.durations, times.between) + times.tail
     order, step = np.argsort(least), max(2 * top, 16)
-    found: list[tuple[float, int]] = []
+    fastest: list[tuple[float, int]] = []
     for start in range(0, len(order), step):
-        if len(found) == top and found[-1][0] <= least[order[start]]:
+        if len(fastest) == top and fastest[-1][0] <= least[order[start]]:
             break
         chosen = order[start : start + step]
         whole = pipelines(assembly, times, chosen)[0] + times.tail[chosen]
-        found = sorted([*found, *zip(whole.tolist(), chosen.tolist(), strict=True)])[:top]
-    return [at for _, at in found]
+        fastest = sorted([*fastest, *zip(whole.tolist(), chosen.tolist(), strict=True)])[:top]
+    return [at for _, at in fastest]
 
 
 def pipelines(assembly: Assembly, times: Timed, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -265,13 +266,13 @@ def pipelines(assembly: Assembly, times: Timed, chosen: np.ndarray) -> tuple[np.
         same.setdefault((layout.pipeline, batches, layout.chunks), []).append(place)
     whole, busy = np.zeros(len(chosen)), np.zeros(len(chosen))
     for (ranks, batches, chunks), places in same.items():
-        own = chosen[places]
-        of_stage = times.durations[own][:, np.array(assembly.kinds[own[0]])]
-        busy[places] = of_stage.reshape(len(own), -1, ranks, 3).sum(axis=(1, 3)).max(axis=-1) * batches
+        group = chosen[places]
+        of_stage = times.durations[group][:, np.array(assembly.kinds[group[0]])]
+        busy[places] = of_stage.reshape(len(group), -1, ranks, 3).sum(axis=(1, 3)).max(axis=-1) * batches
         backward = of_stage[..., BACKWARD] + of_stage[..., WEIGHT]
         of_stage = np.stack([of_stage[..., FORWARD], backward, 0.0 * backward], axis=-1)
         if ranks > 1:
-            whole[places] = pipeline_end(schedule_table("1f1b", ranks, batches, chunks), of_stage, times.between[own])
+            whole[places] = pipeline_end(schedule_table("1f1b", ranks, batches, chunks), of_stage, times.between[group])
         else:
             whole[places] = busy[places]
     return whole, busy

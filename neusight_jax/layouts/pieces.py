@@ -39,7 +39,7 @@ PIECE_WORK: int = 3 + len(AGAIN)
 
 @dataclass(frozen=True)
 class Ask:
-    """What all layouts of a search share: see `job.job_from_config`."""
+    """Job that all layouts of a search share: see `job.job_from_config`."""
 
     config: Config
     model: Decoder
@@ -56,7 +56,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Form:
-    """What the stages of a layout are made of.
+    """Pieces the stages of a layout are made of.
 
     Attributes:
       pieces: (kind of stage, piece, how often); parts: of each kind; layers: those of each kind.
@@ -115,20 +115,23 @@ class Pieces:
 
     def _form(self, layout: Parallelism) -> Form:
         pieces, parts, layers = [], {}, {}
+        # Equal layers of a stage are one piece counted so often, so that a search builds few graphs.
         for kind, (first, last) in stage_ranges(layout, self.ask.model.depth).items():
-            own = [self._order[at] for at in range(first, last)]
+            stage_layers = [self._order[at] for at in range(first, last)]
             ends = (kind == 0, last == self.ask.model.depth)
-            found: list[tuple[int, int]] = [(self._piece(layout, ends), 1)] if any(ends) else []
-            found += [(self._piece(layout, layer), own.count(layer)) for layer in dict.fromkeys(own)]
-            pieces += [(kind, piece, times) for piece, times in found]
-            each = [(self.stages[piece].part, times) for piece, times in found]
+            piece_counts: list[tuple[int, int]] = [(self._piece(layout, ends), 1)] if any(ends) else []
+            piece_counts += [
+                (self._piece(layout, layer), stage_layers.count(layer)) for layer in dict.fromkeys(stage_layers)
+            ]
+            pieces += [(kind, piece, times) for piece, times in piece_counts]
+            part_counts = [(self.stages[piece].part, times) for piece, times in piece_counts]
             parts[kind] = Part(
-                weights=summed([part.weights.times(times) for part, times in each]),
-                trained=summed([part.trained.times(times) for part, times in each]),
-                activations=sum(part.activations * times for part, times in each),
-                layers=len(own),
+                weights=summed([part.weights.times(times) for part, times in part_counts]),
+                trained=summed([part.trained.times(times) for part, times in part_counts]),
+                activations=sum(part.activations * times for part, times in part_counts),
+                layers=len(stage_layers),
             )
-            layers[kind] = tuple(own)
+            layers[kind] = tuple(stage_layers)
         return Form(tuple(pieces), parts, layers)
 
     def _piece(self, layout: Parallelism, what: Layer | tuple[bool, bool]) -> int:
@@ -142,8 +145,8 @@ class Pieces:
         flash = ask.attention != "unfused"
         shard = shard_of(layout, at, at + (not ends), embeds=embeds, predicts=predicts, flash=flash)
         layers = () if isinstance(what, tuple) else (what,)
-        own = (ask.sequence_length, ask.dtype, layers, ask.lora)
-        stage = stage_of(ask.config, ask.model, layout, shard, *own)
+        options = (ask.sequence_length, ask.dtype, layers, ask.lora)
+        stage = stage_of(ask.config, ask.model, layout, shard, *options)
         place = self._pieces[key] = len(self.stages)
         self.stages.append(stage)
         kernels = [(work, repeat, kernel) for work, repeat, kernel, _ in pass_kernels(stage.graph)]
@@ -158,13 +161,13 @@ class Pieces:
 
     @property
     def tensor_cores(self) -> bool:
-        """As `job.tensor_cored`, of the layers there are."""
+        """Whether layers run on tensor cores: `job.tensor_cored` of those there are."""
         if self._tensor_cores is None:
             self._tensor_cores = any(tensor_cored(stage.graph) for stage in self.stages[:4])
         return self._tensor_cores
 
     def memory(self, layout: Parallelism) -> Footprint:
-        """Of the fullest rank."""
+        """Memory of the fullest rank."""
         ask = self.ask
         batches, gradient = layout.micro_batches(ask.global_batch_size), dtype_bytes(ask.gradient_dtype)
         added = added_bytes(batches, gradient, ask.fused_accumulation) > 0.0
@@ -221,41 +224,49 @@ class Messages:
             self._groups[key] = groups(layout, self.gpus_per_domain or layout.gpus)
         placed = self._groups[key]
         near = tuple(placed[name] for name in ("tensor", "context", "expert"))
-        own = (*_shard_key(layout), layout.stages, layout.recompute == "full", near)
-        if own not in self._layers:
-            self._layers[own] = self._of_layers(layout, placed)
+        layer_key = (*_shard_key(layout), layout.stages, layout.recompute == "full", near)
+        if layer_key not in self._layers:
+            self._layers[layer_key] = self._of_layers(layout, placed)
         own_parameters = (*key, layout.chunks, layout.zero)
         if own_parameters not in self._parameters:
             self._parameters[own_parameters] = self._of_parameters(layout, placed)
         between = Message("send_recv", self.pieces.between_bytes(layout), "pipeline", "")
-        return [self._layers[own], self._parameters[own_parameters]], self._place(between, placed["pipeline"])
+        return [self._layers[layer_key], self._parameters[own_parameters]], self._place(between, placed["pipeline"])
 
     def _sizes(self, layout: Parallelism, layers: tuple[Layer, ...], embeds: bool, predicts: bool, part: Part) -> Sizes:
         ask = self.pieces.ask
         tokens, gradient = rank_tokens(layout, ask.sequence_length), dtype_bytes(ask.gradient_dtype)
-        own = (layers, tokens, embeds, predicts, part.weights, part.trained)
-        return Sizes(*own, activation_dtype(ask.dtype), gradient)
+        sizes = (layers, tokens, embeds, predicts, part.weights, part.trained)
+        return Sizes(*sizes, activation_dtype(ask.dtype), gradient)
 
     def _of_layers(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
-        found = []
+        entries = []
         for kind, piece, times in self.pieces.form(layout).pieces:
             stage = self.pieces.stages[piece]
             sizes = self._sizes(layout, stage.layers, stage.embeds, stage.predicts, stage.part)
-            found += [
-                (kind * len(SLOTS) + SLOTS.index(each.slot), self._place(each, placed[each.group]), times * each.count)
-                for each in layer_messages(self.pieces.ask.model, layout, sizes)
+            entries += [
+                (
+                    kind * len(SLOTS) + SLOTS.index(message.slot),
+                    self._place(message, placed[message.group]),
+                    times * message.count,
+                )
+                for message in layer_messages(self.pieces.ask.model, layout, sizes)
             ]
-        return block(found)
+        return block(entries)
 
     def _of_parameters(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
-        form, order, found = self.pieces.form(layout), self.pieces.kinds(layout), []
+        form, order, entries = self.pieces.form(layout), self.pieces.kinds(layout), []
         for kind, part in form.parts.items():
             sizes = self._sizes(layout, form.layers[kind], kind == order[0], kind == order[-1], part)
-            found += [
-                (kind * len(SLOTS) + SLOTS.index(each.slot), self._place(each, placed[each.group]), each.count)
-                for each in parameter_messages(self.pieces.ask.model, layout, sizes)
+            entries += [
+                (
+                    kind * len(SLOTS) + SLOTS.index(message.slot),
+                    self._place(message, placed[message.group]),
+                    message.count,
+                )
+                for message in parameter_messages(self.pieces.ask.model, layout, sizes)
             ]
-        return block(found)
+        return block(entries)
 
 
 def _shard_key(layout: Parallelism) -> tuple[Any, ...]:

@@ -79,8 +79,8 @@ def make_case(op: str, dims: Mapping[str, Any], dtype: str = "fp32") -> Case:
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     columns = ("b", *schema.op_columns(op)) if op == "linear" else schema.op_columns(op)
-    given = {"b": 1, **dims} if op == "linear" else dims
-    return Case(op, tuple((name, _size(op, name, given.get(name))) for name in columns), dtype)
+    sizes = {"b": 1, **dims} if op == "linear" else dims
+    return Case(op, tuple((name, _size(op, name, sizes.get(name))) for name in columns), dtype)
 
 
 def _size(op: str, name: str, value: Any) -> int:
@@ -103,7 +103,7 @@ def own_operator(case: Case, backend: str) -> Callable[..., Any] | None:
 
 @dataclass(frozen=True)
 class Operands:
-    """What a kernel reads and writes.
+    """Arrays a kernel reads and writes.
 
     Attributes:
       inputs: shapes; output: shape; flop: arithmetic, FLOP; scratch: elements of fp32 between its own kernels.

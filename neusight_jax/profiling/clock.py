@@ -1,4 +1,4 @@
-"""How long a kernel takes: what a backend offers, and the sampling that is the same for all of them."""
+"""Time of a kernel: what a backend offers, and the sampling that is the same for all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL_SHARE = 0.15
 """Share of a kernel's time that goes to single calls."""
 WARM_UPS = 2
 MOST_TRIES, FASTER = 4, 32
-"""How often the number of rounds is corrected, and by which factor at most each time."""
+"""Most corrections of the number of rounds, and the largest factor of each."""
 DISTURBED = 0.1
 """A row whose quartiles lie further apart than this share of the median is called disturbed."""
 
@@ -69,7 +69,7 @@ class Backend(Protocol):
         """Memory that can be had on the device."""
 
     def versions(self) -> dict[str, str]:
-        """Of the libraries that run the kernels."""
+        """Versions of the libraries that run the kernels."""
 
     def release(self) -> None:
         """Forget compiled programs."""
@@ -96,7 +96,7 @@ class Sample:
     calls: int
 
     def to_row(self) -> dict[str, Any]:
-        """As columns."""
+        """The timing as columns."""
         return dict(vars(self))
 
 

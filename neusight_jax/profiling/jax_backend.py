@@ -93,7 +93,7 @@ class JaxBackend:
         return free_bytes()
 
     def versions(self) -> dict[str, str]:
-        """Of JAX and what it runs on."""
+        """Versions of JAX and what it runs on."""
         return {
             "jax": jax.__version__,
             "jaxlib": metadata.version("jaxlib"),
@@ -123,11 +123,11 @@ class JaxPrepared:
         shapes = operands(case).inputs
         dtype = JAX_DTYPES[case.dtype]
         self._inputs = tuple(
-            tuple(_draw((seed, each, index), shape, dtype, case.op, on_cpu) for index, shape in enumerate(shapes))
-            for each in range(sets)
+            tuple(_draw((seed, set_index, index), shape, dtype, case.op, on_cpu) for index, shape in enumerate(shapes))
+            for set_index in range(sets)
         )
         if case.op in COLLECTIVE_OPS:
-            self._inputs = jax.tree.map(lambda own: _on_ranks(own, case.sizes["ranks"]), self._inputs)
+            self._inputs = jax.tree.map(lambda operand: _on_ranks(operand, case.sizes["ranks"]), self._inputs)
         self._kernel = jax.jit(kernel)
         out, where = jax.eval_shape(kernel, *self._inputs[0]), self._inputs[0][0].sharding
         self._outputs = tuple(jnp.zeros(out.shape, out.dtype, device=where) for _ in range(sets))
@@ -159,7 +159,7 @@ def _rounds(kernel: Callable[..., Any], rounds: Any, inputs: Any, outputs: Any) 
     def once(step: Any, outputs: Any) -> Any:
         # Inputs are bound to the round, or XLA would run kernels whose inputs stay the same only once.
         held, *_ = lax.optimization_barrier((inputs, step, outputs))  # type: ignore[no-untyped-call]
-        return tuple(kernel(*each) for each in held)
+        return tuple(kernel(*arrays) for arrays in held)
 
     return lax.fori_loop(0, rounds, once, outputs)
 
@@ -187,9 +187,9 @@ def _ranks(count: int) -> NamedSharding:
     return NamedSharding(mesh, _EACH)
 
 
-def _on_ranks(own: Any, ranks: int) -> Any:
-    """What one rank holds, on all of them."""
-    return jax.device_put(jnp.tile(own, ranks), _ranks(ranks))
+def _on_ranks(shard: Any, ranks: int) -> Any:
+    """Place what one rank holds on all of them."""
+    return jax.device_put(jnp.tile(shard, ranks), _ranks(ranks))
 
 
 def _collective(case: Case) -> Callable[..., Any]:
@@ -207,8 +207,8 @@ def _collective(case: Case) -> Callable[..., Any]:
 
 def jax_operator(case: Case) -> Callable[..., Any]:
     """A function of the case's inputs. fp32 products run in fp32; tf32 ones on tensor cores where there are any."""
-    if own := own_operator(case, "jax"):
-        return own
+    if operator := own_operator(case, "jax"):
+        return operator
     if case.op in COLLECTIVE_OPS:
         return _collective(case)
     # fp8 has no precision to choose; fp32 must not become tf32.

@@ -32,7 +32,10 @@ class JaxModel:
             from flax import nnx
 
             definition, state = nnx.split(call)
-            call, args = (lambda state, *rest, **named: nnx.merge(definition, state)(*rest, **named)), (state, *args)
+            call, args = (
+                (lambda state, *rest, **keywords: nnx.merge(definition, state)(*rest, **keywords)),
+                (state, *args),
+            )
         self._args, self._kwargs = jax.tree.map(_real, (tuple(args), dict(target.kwargs)))
         wrap: Callable[[Any], Any] = jax.jit if compiled else lambda function: function
         self._forward, self._step = wrap(call), None
@@ -58,7 +61,7 @@ class JaxModel:
 
 
 def _with_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
-    def step(first: Any, *rest: Any, **named: Any) -> Any:
+    def step(first: Any, *rest: Any, **keywords: Any) -> Any:
         leaves, treedef = jax.tree.flatten(first)
         trained = [index for index, leaf in enumerate(leaves) if _trains(leaf)]
 
@@ -66,7 +69,7 @@ def _with_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
             filled = list(leaves)
             for index, value in zip(trained, values, strict=True):
                 filled[index] = value
-            outputs = jax.tree.leaves(call(jax.tree.unflatten(treedef, filled), *rest, **named))
+            outputs = jax.tree.leaves(call(jax.tree.unflatten(treedef, filled), *rest, **keywords))
             if outputs and jnp.ndim(outputs[0]) == 0:
                 return outputs[0]
             return sum(jnp.mean(out.astype(jnp.float32)) for out in outputs if _trains(out))

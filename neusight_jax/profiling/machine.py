@@ -57,7 +57,7 @@ class Reading:
     throttled: str | None = None
 
     def to_row(self) -> dict[str, Any]:
-        """As columns."""
+        """The reading as columns."""
         return asdict(self)
 
 
@@ -112,9 +112,9 @@ def parse_smi(answer: Mapping[str, str]) -> Reading:
 def _read_nvml(nvml: Any, handle: Any) -> Reading:
     values = {
         field: _tried(
-            lambda c=call, g=given, u=unit: float(getattr(nvml, c)(handle, *(getattr(nvml, n) for n in g)) * u)
+            lambda c=call, g=arguments, u=unit: float(getattr(nvml, c)(handle, *(getattr(nvml, n) for n in g)) * u)
         )
-        for field, *_, call, given, unit in _SENSORS
+        for field, *_, call, arguments, unit in _SENSORS
     }
     ask_mask: Any = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
         nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None
@@ -128,7 +128,7 @@ def throttle_names(mask: int) -> str:
 
 
 def _tried(ask: Any) -> Any:
-    """What a query says, None where the driver does not answer it; NVML and parsing raise many kinds."""
+    """Answer of a query, None where the driver does not answer it; NVML and parsing raise many kinds."""
     try:
         return ask()
     except Exception:
@@ -194,11 +194,11 @@ class Machine:
         return Machine(self.name, gpu_from_fields(content, Path("gpu.json"))[1], content, True, self.provenance)
 
 
-def find_machine(backend: Backend, given: str | None) -> Machine:
+def find_machine(backend: Backend, request: str | None) -> Machine:
     """The machine a backend measures.
 
     Args:
-      backend: says which device it is; given: name or file of the GPU if its figures are not in the catalog.
+      backend: says which device it is; request: name or file of the GPU if its figures are not in the catalog.
     Raises: `InputError` when the catalog does not know the device and nothing is given, or another GPU is given.
     """
     provenance = (
@@ -206,29 +206,29 @@ def find_machine(backend: Backend, given: str | None) -> Machine:
         if backend.is_cpu
         else f"measured with {backend.name} on this GPU"
     )
-    known = None if backend.is_cpu else canonical_name(backend.device)
-    if given is None:
+    catalog_name = None if backend.is_cpu else canonical_name(backend.device)
+    if request is None:
         if backend.is_cpu:
             content = processor_figures()
             name, gpu = gpu_from_fields(content, Path("gpu.json"))
             return Machine(name, gpu, content, True, provenance)
-        if known is None:
+        if catalog_name is None:
             raise InputError(
                 f"{backend.device} is not in the catalog; write its figures into a file (`base` and what differs is "
                 "enough) and give it with --gpu FILE"
             )
-        return Machine(known, catalog_gpu(known), None, False, provenance)
-    name, gpu = load_named_gpu(given)
+        return Machine(catalog_name, catalog_gpu(catalog_name), None, False, provenance)
+    name, gpu = load_named_gpu(request)
     # The rows would bear the name of a GPU that never ran them.
-    if canonical_name(name) is not None and (backend.is_cpu or canonical_name(name) != known):
+    if canonical_name(name) is not None and (backend.is_cpu or canonical_name(name) != catalog_name):
         raise InputError(f"--gpu is {name}, but {backend.name} runs on {backend.device} here; leave --gpu out")
     figures = {field: float(np.asarray(getattr(gpu, field))) for field in FIELDS}
-    own = None if canonical_name(name) is not None else {"name": name, **figures}
-    return Machine(name, gpu, own, False, provenance)
+    fields = None if canonical_name(name) is not None else {"name": name, **figures}
+    return Machine(name, gpu, fields, False, provenance)
 
 
 def host_facts() -> dict[str, Any]:
-    """Of the host: system, Python, cores, and how busy it is (a busy host makes rows noisy)."""
+    """Facts of the host: system, Python, cores, and how busy it is (a busy host makes rows noisy)."""
     load = os.getloadavg() if hasattr(os, "getloadavg") else (float("nan"),)
     return {
         "system": platform.platform(),

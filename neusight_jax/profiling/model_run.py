@@ -23,7 +23,7 @@ from neusight_jax.profiling.run import begun_card, failure, now, write_folder
 MODES: dict[str, str] = {"inference": "inf", "training": "train"}
 """Modes, and their spelling in measurement files."""
 EXECUTIONS: dict[str, str] = {"eager": "", "compiled": "fusion"}
-"""How a model is run, and the `option` of its rows."""
+"""Ways to run a model, and the `option` of its rows."""
 WARM_UPS, MOST_REPEATS = 2, 50
 
 
@@ -59,10 +59,10 @@ def profile_models(
     Returns: the data card.
     Raises: `InputError` for unknown names, a model that cannot be made, or when none could be measured.
     """
-    for kind, names, known in (("mode", modes, MODES), ("execution", executions, EXECUTIONS)):
+    for kind, names, choices in (("mode", modes, MODES), ("execution", executions, EXECUTIONS)):
         for name in names:
-            if name not in known:
-                raise unknown_name(kind, name, known)
+            if name not in choices:
+                raise unknown_name(kind, name, choices)
     refuse_existing(output)
     console = console or Console(quiet=True)
     measured: list[dict[str, Any]] = []
@@ -97,7 +97,7 @@ def profile_models(
 
 def _measured(target: Target, machine: Machine, mode: str, execution: str, seconds: float) -> dict[str, Any]:
     """A row of a model, or what it is and the reason why there is none."""
-    said: dict[str, Any] = {
+    workload: dict[str, Any] = {
         "device": machine.name,
         "model": target.model,
         "mode": MODES[mode],
@@ -107,15 +107,15 @@ def _measured(target: Target, machine: Machine, mode: str, execution: str, secon
         "num_layers": target.layers,
     }
     try:
-        found = _timed(_model(target, mode == "training", execution == "compiled"), seconds)
+        timing = _timed(_model(target, mode == "training", execution == "compiled"), seconds)
     except InputError:
         raise
     except Exception as error:  # whatever a model raises when it is run
-        return {**said, "reason": failure(error)}
+        return {**workload, "reason": failure(error)}
     finally:
         gc.collect()
-    own = {"dtype": target.dtype, "backend": target.framework, "provenance": machine.provenance}
-    return {**said, **found, **own}
+    source = {"dtype": target.dtype, "backend": target.framework, "provenance": machine.provenance}
+    return {**workload, **timing, **source}
 
 
 def _target(model: str, batch_size: int | None, sequence_length: int | None, mode: str, dtype: str) -> Target:

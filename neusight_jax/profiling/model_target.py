@@ -38,7 +38,7 @@ class Target:
 
 
 def target_from_source(model: str) -> Target:
-    """What `path/to/file.py:function` returns, as `predict` takes it: (callable, arguments[, keyword arguments])."""
+    """Target from what `path/to/file.py:function` returns for `predict`: (callable, arguments[, keyword arguments])."""
     path, _, function = model.rpartition(":")
     made = source_file._call(Path(path), function)
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):

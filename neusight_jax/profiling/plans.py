@@ -1,4 +1,4 @@
-"""Which kernels to measure: drawn over the range that models use, or read from a file."""
+"""Kernels to measure: drawn over the range that models use, or read from a file."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def planned(plan: str, gpu: GPU, dtypes: Sequence[str], seed: int = 0) -> list[C
     cases = _messages() if plan == COLLECTIVES else _drawn(plan, gpu, seed) if plan in PLANS else _read(plan)
     spread = [
         case if dtype is None else Case(case.op, case.dims, dtype)
-        for case, own in cases
-        for dtype in ([None] if own else dtypes)
+        for case, has_dtype in cases
+        for dtype in ([None] if has_dtype else dtypes)
     ]
     return list({case.key: case for case in spread}.values())
 
@@ -93,16 +93,16 @@ def _drawn(plan: str, gpu: GPU, seed: int) -> list[tuple[Case, bool]]:
     for index, (op, count) in enumerate(counts.items()):
         # Every operator draws for itself, so that its kernels stay when the counts of others change.
         random = np.random.default_rng([seed, index])
-        found: dict[str, Case] = {}
+        drawn: dict[str, Case] = {}
         for _ in range(TRIES * count):
             case = make_case(op, _draw(op, random))
             moved = case_bytes(case)[0]
             least_s = max(operands(case).flop / peak, moved / bandwidth)
             if least_s <= longest_s and moved <= LARGEST_BYTES:
-                found.setdefault(case.key, case)
-            if len(found) == count:
+                drawn.setdefault(case.key, case)
+            if len(drawn) == count:
                 break
-        parts.append(list(found.values()))
+        parts.append(list(drawn.values()))
     # Operators take turns, so that what was measured is of all families if the run ends early.
     order = sorted((place / len(part), index, place) for index, part in enumerate(parts) for place in range(len(part)))
     return [(parts[index][place], False) for _, index, place in order]
@@ -123,9 +123,9 @@ def _read(plan: str) -> list[tuple[Case, bool]]:
     cases = []
     for row, record in enumerate(frame.to_dict("records")):
         dims = {str(name): value for name, value in record.items() if pd.notna(value)}
-        own = isinstance(dims.get("dtype"), str)
+        has_dtype = isinstance(dims.get("dtype"), str)
         try:
-            cases.append((make_case(str(dims["op"]), dims, str(dims["dtype"]) if own else "fp32"), own))
+            cases.append((make_case(str(dims["op"]), dims, str(dims["dtype"]) if has_dtype else "fp32"), has_dtype))
         except InputError as error:
             raise InputError(f"{plan} row {row} (from 0): {error}") from None
     return cases

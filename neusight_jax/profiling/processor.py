@@ -20,7 +20,7 @@ _FMA_PER_CYCLE: tuple[tuple[str, int], ...] = (("avx512f", 32), ("avx2", 16), ("
 
 
 def _fields() -> dict[str, str]:
-    """What /proc/cpuinfo says of the first core; nothing where there is none."""
+    """Fields of the first core in /proc/cpuinfo; nothing where there is none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
     except OSError:

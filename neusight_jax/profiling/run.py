@@ -149,7 +149,7 @@ _ASKED, _LINES = "run.json", "rows.jsonl"
 
 
 def kept_kernels(output: Path) -> str:
-    """What an interrupted run left to go on with, in words; "" for nothing."""
+    """Note on what an interrupted run left to go on with; "" for nothing."""
     if not (_folder(output) / _LINES).is_file():
         return ""
     return "what was measured is kept: the same command with --resume goes on"
@@ -171,12 +171,12 @@ class Journal:
         self._asked, self._lines = self.folder / _ASKED, self.folder / _LINES
         self._begun = ""
 
-    def begin(self, asked: Mapping[str, Any], cases: Sequence[Case]) -> None:
+    def begin(self, request: Mapping[str, Any], cases: Sequence[Case]) -> None:
         """Forget an earlier run; what this one is to do is kept with its first kernel."""
         self.discard()
-        self._begun = json.dumps({"asked": dict(asked), "plan": [vars(case) for case in cases]})
+        self._begun = json.dumps({"asked": dict(request), "plan": [vars(case) for case in cases]})
 
-    def resume(self, asked: Mapping[str, Any]) -> tuple[list[Case], list[dict[str, Any]]]:
+    def resume(self, request: Mapping[str, Any]) -> tuple[list[Case], list[dict[str, Any]]]:
         """The plan, and what is done of it.
 
         Raises: `InputError` when there is nothing to go on with, or it was another run.
@@ -184,7 +184,7 @@ class Journal:
         if not self._asked.is_file():
             raise InputError(f"nothing to resume: {self.folder} is missing; run without --resume")
         kept = json.loads(self._asked.read_text(encoding="utf-8"))
-        for name, value in json.loads(json.dumps(dict(asked))).items():
+        for name, value in json.loads(json.dumps(dict(request))).items():
             if kept["asked"].get(name) != value:
                 raise InputError(
                     f"{self.folder} is of a run with {name} {kept['asked'].get(name)!r}, this one has {value!r}; "
@@ -192,7 +192,7 @@ class Journal:
                 )
         plan = kept["plan"]
         return [
-            Case(each["op"], tuple((name, size) for name, size in each["dims"]), each["dtype"]) for each in plan
+            Case(record["op"], tuple((name, size) for name, size in record["dims"]), record["dtype"]) for record in plan
         ], self._entries()
 
     def append(self, entry: Mapping[str, Any]) -> None:
@@ -267,13 +267,13 @@ def profile(
     refuse_existing(output)
     target, clock = Path(output), make_backend(backend)
     machine, sensors, journal = find_machine(clock, gpu), Sensors(wanted=not clock.is_cpu), Journal(target)
-    asked = {"plan": plan, "dtypes": list(dtypes), "seconds": seconds, "device": machine.name, "backend": backend}
-    asked["versions"] = clock.versions()
+    request = {"plan": plan, "dtypes": list(dtypes), "seconds": seconds, "device": machine.name, "backend": backend}
+    request["versions"] = clock.versions()
     if resume:
-        cases, entries = journal.resume(asked)
+        cases, entries = journal.resume(request)
     else:
         cases, entries = planned(plan, machine.gpu, dtypes), []
-        journal.begin(asked, cases)
+        journal.begin(request, cases)
     facts = {"timing": timing, "plan": plan, "dtypes": ", ".join(dtypes), "backend": backend, "resumed": resume}
     facts["seconds_per_kernel"] = seconds
     facts["made_by"] = f"neusight-jax profile --plan {plan} --backend {backend} --dtype {' '.join(dtypes)} --output DIR"
@@ -329,15 +329,15 @@ def _measured(
     prepared: Prepared | None = None
     try:
         prepared = clock.prepare(case, sets, seed)
-        found = sample(prepared, seconds, lambda: readings.append(sensors.read()))
+        timings = sample(prepared, seconds, lambda: readings.append(sensors.read()))
     except Exception as error:  # out of memory, or not there in this dtype: backends raise many kinds
         return {"kernel": kernel, "reason": failure(error)}
     finally:
         del prepared  # its memory is needed for the next kernel
         gc.collect()
     row = {
-        **found.to_row(),
-        "disturbed": found.loop_spread > DISTURBED,
+        **timings.to_row(),
+        "disturbed": timings.loop_spread > DISTURBED,
         "sets": sets,
         "set_bytes": set_bytes,
         "beyond_cache": sets * set_bytes > cache_bytes,

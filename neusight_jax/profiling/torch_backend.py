@@ -51,7 +51,7 @@ class TorchBackend:
         return free_bytes() if self.is_cpu else float(torch.cuda.mem_get_info()[0])
 
     def versions(self) -> dict[str, str]:
-        """Of torch and what it runs on."""
+        """Versions of torch and what it runs on."""
         library: Any = torch.backends.cudnn
         cudnn = library.version() if library.is_available() else None
         return {
@@ -159,8 +159,8 @@ def _draw(generator: Any, shape: tuple[int, ...], dtype: Any, op: str, device: s
 
 def torch_operator(case: Case) -> Callable[..., Any]:
     """A function of the case's inputs, in the layouts of `case.operands`."""
-    if own := own_operator(case, "torch"):
-        return own
+    if operator := own_operator(case, "torch"):
+        return operator
     sizes = case.sizes
     if case.op == "conv":
         return lambda image, window: F.conv2d(image, window, stride=sizes["stride"], padding=sizes["padding"])
@@ -169,5 +169,7 @@ def torch_operator(case: Case) -> Callable[..., Any]:
             "is_causal": bool(sizes["causal"]),
             "enable_gqa": sizes["heads"] != sizes["kv_heads"],
         }
-        return lambda *inputs: F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in inputs), **options)
+        return lambda *inputs: F.scaled_dot_product_attention(
+            *(operand.transpose(1, 2) for operand in inputs), **options
+        )
     return _OPERATORS[case.op]

@@ -58,7 +58,7 @@ _DECODE_LONG = json.JSONDecoder(strict=False, parse_int=float).raw_decode
 
 
 class _NotJson(Exception):
-    """What is wrong, in a few words."""
+    """Reason why a text is no JSON, in a few words."""
 
 
 class _Values:
@@ -94,13 +94,13 @@ class _Values:
 
     def skip(self, expected: str) -> str:
         """The next character, passed over; it has to be one of those expected."""
-        found = self.next()
-        if not found:
+        character = self.next()
+        if not character:
             raise _NotJson("cut off")
-        if found not in expected:
-            raise _NotJson(f"expected {' or '.join(expected)}, found {found!r}")
+        if character not in expected:
+            raise _NotJson(f"expected {' or '.join(expected)}, found {character!r}")
         self.at += 1
-        return found
+        return character
 
     def value(self) -> Any:
         """The next value, whole."""
@@ -146,12 +146,12 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """
     with opened(path) as stream:
         values = _Values(stream)
-        first, found = values.next(), False
+        first, has_events = values.next(), False
         if first not in ("{", "["):
             raise InputError(f"{path}: not JSON: expected an object or a list of events; export the trace again")
         try:
             for event in _entries(values, header):
-                found = True
+                has_events = True
                 if isinstance(event, dict):
                     yield event
             if values.next():
@@ -160,7 +160,7 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[dict[str, Any]]:
             raise InputError(f"{path}: not whole JSON ({error}); export the trace again") from None
     if values.damaged:
         header["not UTF-8"] = True
-    if not found:
+    if not has_events:
         raise InputError(f"{path}: holds no events; expected a Chrome trace with a list `traceEvents`")
 
 
@@ -238,12 +238,12 @@ def read_chrome(path: Path) -> Trace:
 
 
 def _arguments(event: Mapping[str, Any]) -> dict[str, Any]:
-    given = event.get("args")
-    return given if isinstance(given, dict) else {}
+    arguments = event.get("args")
+    return arguments if isinstance(arguments, dict) else {}
 
 
 class _TorchEvents:
-    """What a PyTorch trace holds, taken in event by event."""
+    """Content of a PyTorch trace, taken in event by event."""
 
     def __init__(self) -> None:
         self.kernels, self.operators, self.account, self.steps = Events(), Events(), Account(), set[str]()
@@ -338,12 +338,12 @@ class _TorchEvents:
 
     def _gpus(self, header: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of `deviceProperties`: of the GPUs that ran kernels, or all where those are not told apart."""
-        listed = header.get("deviceProperties")
-        devices = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-        named = {hashable(each.get("id")): str(each["name"]) for each in devices if each.get("name")}
+        properties = header.get("deviceProperties")
+        devices = [gpu for gpu in properties if isinstance(gpu, dict)] if isinstance(properties, list) else []
+        names = {hashable(gpu.get("id")): str(gpu["name"]) for gpu in devices if gpu.get("name")}
         ran = {device for device, _ in self.kernels.lanes}
-        used = {name for device, name in named.items() if device in ran}
-        return tuple(encodable(name) for name in dict.fromkeys(used or named.values()))
+        used = {name for device, name in names.items() if device in ran}
+        return tuple(encodable(name) for name in dict.fromkeys(used or names.values()))
 
 
 class _JaxEvents:
@@ -418,7 +418,7 @@ class _JaxEvents:
     def refuse_without_gpu(self, path: Path) -> None:
         """`InputError` that says what the trace is of, when it is one of JAX's without a GPU."""
         names = list(self.processes.values())
-        if other := next((found[1] for name in names if (found := _OTHER_DEVICE.search(name))), None):
+        if other := next((match[1] for name in names if (match := _OTHER_DEVICE.search(name))), None):
             raise InputError(f"{path}: a trace of a {other}, expected one of a GPU")
         if "/host:CPU" in names:
             raise InputError(
@@ -428,8 +428,8 @@ class _JaxEvents:
 
     def _device(self, line: Any) -> str:
         """GPU of a line; "" for the host."""
-        found = _DEVICE.search(self.processes.get(line[0], ""))
-        return found[0] if found else ""
+        match = _DEVICE.search(self.processes.get(line[0], ""))
+        return match[0] if match else ""
 
     def _streams(self) -> set[Any]:
         """Lines of kernels: a GPU's streams; where it has none, its operators."""
@@ -458,15 +458,15 @@ def _types(types: Any) -> tuple[str, ...]:
 def _own_seconds(events: pd.DataFrame) -> np.ndarray:
     """Duration of every operator less that of the operators directly inside it, per thread."""
     lane, start, seconds = (events[name].to_numpy() for name in ("lane", "start_s", "seconds"))
-    own, stack = seconds.copy(), list[int]()
+    self_seconds, stack = seconds.copy(), list[int]()
     # Of those that start together the longest goes first: it encloses the others.
     for at in np.lexsort((-seconds, start, lane)):
         while stack and (lane[stack[-1]] != lane[at] or start[stack[-1]] + seconds[stack[-1]] <= start[at]):
             stack.pop()
         if stack:
-            own[stack[-1]] -= seconds[at]
+            self_seconds[stack[-1]] -= seconds[at]
         stack.append(int(at))
-    positive: np.ndarray = np.maximum(own, 0.0)
+    positive: np.ndarray = np.maximum(self_seconds, 0.0)
     return positive
 
 
@@ -491,14 +491,14 @@ def _session_file(folder: Path) -> tuple[Path, list[str]]:
 
     Raises: `InputError` without a trace, or with those of several hosts.
     """
-    found = [file for suffix in SUFFIXES for file in folder.rglob(f"*{suffix}") if file.is_file()]
-    sessions = sorted({file.parent for file in found}, key=lambda each: each.name)
-    if not found:
+    files = [file for suffix in SUFFIXES for file in folder.rglob(f"*{suffix}") if file.is_file()]
+    sessions = sorted({file.parent for file in files}, key=lambda session: session.name)
+    if not files:
         raise InputError(f"{folder}: a folder without a trace; expected *.trace.json.gz, as jax.profiler.trace writes")
-    last = [file for file in found if file.parent == sessions[-1]]
+    last = [file for file in files if file.parent == sessions[-1]]
     hosts = [file for file in last if not file.name.startswith("perfetto_trace")]
     if len(hosts) > 1:
-        names = ", ".join(each.name for each in hosts[:4])
+        names = ", ".join(host.name for host in hosts[:4])
         raise InputError(f"{folder}: traces of {len(hosts)} hosts ({names}); give one")
     several = f"{len(sessions)} sessions in this folder: read the last, {sessions[-1].name}"
     return (hosts or last)[0], [several] if len(sessions) > 1 else []

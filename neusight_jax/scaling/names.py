@@ -1,4 +1,4 @@
-"""What a GPU kernel's name says: its kind, the dtype of its arithmetic, the tile of a matrix product.
+"""Meaning of a GPU kernel's name: its kind, the dtype of its arithmetic, the tile of a matrix product.
 
 All that is known of names is the table `names.yaml`, tried from the top: copies and collectives; the grammars of BLAS
 libraries; those of compilers; then words of the name itself, of its namespaces, and last of its template arguments.
@@ -49,15 +49,15 @@ def words(text: str) -> str:
 
     Cut at everything that is no letter or digit, and where a capital begins a word.
     """
-    found = " ".join(_TYPED.sub(r"\1 \2", part.lower()) for part in _WORD.findall(text))
-    return f" {found} "
+    spaced = " ".join(_TYPED.sub(r"\1 \2", part.lower()) for part in _WORD.findall(text))
+    return f" {spaced} "
 
 
 def name_parts(name: str) -> NameParts:
     """A name taken apart; anything can be given, and what has no such parts is all `base`."""
     plain = name.strip()
-    if plain.startswith("_Z") and (found := _mangled(plain)) is not None:
-        return found
+    if plain.startswith("_Z") and (parts := _mangled(plain)) is not None:
+        return parts
     plain = _CLONE.sub("", _ANONYMOUS.sub("anonymous", plain))
     outside, inside, depth = "", "", 0
     # Template arguments are kept apart, as their words say less than those of the name itself.
@@ -94,6 +94,7 @@ def _mangled(name: str) -> NameParts | None:
     if not path or at > len(name):
         return None
     end = len(name) if name[at : at + 1] == "I" else at
+    # Literals say nothing of a kernel; types may be all that tells its dtype, built-in ones by a single letter.
     while at < end:
         length = _LENGTH.match(name, at)
         if name[at] == "L":  # a literal, such as Li4E
@@ -125,7 +126,7 @@ WORK: dict[str, str] = {
 
 @dataclass(frozen=True)
 class KernelName:
-    """What a name says.
+    """Meaning of a kernel's name.
 
     Attributes:
       kind: one of `KINDS`, or the name of a family from outside.
@@ -162,18 +163,18 @@ def rules() -> dict[str, list[Rule]]:
             pattern = pattern.replace(f"<{name}>", part)
         return re.compile(pattern if section in ("copies", "libraries", "compilers") else f" (?:{pattern})(?= )")
 
-    found = {
+    by_section = {
         section: [Rule(kind, compiled(section, pattern), *more) for kind, pattern, *more in rows]
         for section, rows in sections.items()
     }
-    own = [
+    family_rules = [
         Rule(family.name, compiled("words", operator.words), family.name if operator.sized else "")
         for family, operator in OPERATORS.values()
         if operator.words
     ]
     return (
-        found
-        | {"words": own + found["words"]}
+        by_section
+        | {"words": family_rules + by_section["words"]}
         | {"dtypes": [Rule(dtype, compiled("dtypes", text)) for dtype, text in words_of.items()]}
     )
 
@@ -185,51 +186,51 @@ _NUMBERS = re.compile(r"(?:[._-](?:\d+|clone|remat))+$")
 
 @functools.lru_cache(maxsize=65536)
 def read_name(name: str) -> KernelName:
-    """What a kernel's name says; kind "unknown" if nothing in it is known."""
+    """Meaning of a kernel's name; kind "unknown" if nothing in it is known."""
     spaces, base, arguments = name_parts(name)
     dtype = dtype_in(base) or dtype_in(arguments)
-    if found := _first("copies", name.lower()):
-        return KernelName(found[0].kind)
-    if found := _first("collectives", words(base)):
+    if hit := _first("copies", name.lower()):
+        return KernelName(hit[0].kind)
+    if hit := _first("collectives", words(base)):
         return KernelName("collective", dtype)
     wrapped = re.split(r"[<,>(\s]", arguments, maxsplit=1)[0].rpartition("::")[2] if _WRAPPER.match(base) else ""
     for text in (base, wrapped):
-        if found := _first("libraries", text):
-            return _library(*found)
+        if hit := _first("libraries", text):
+            return _library(*hit)
     operators = re.sub(r"[^A-Za-z0-9]+", " ", f" {_NUMBERS.sub('', base)} ")
-    found = None if " " in base else _first("compilers", operators)
-    if not found and not _WRAPPER.match(base):
-        found = _first("words", words(base))
-        if found and found[0].kind == "elementwise":
-            found = _first("functors", words(arguments)) or found
-    found = found or _first("namespaces", words(" ".join(spaces)))
-    found = found or _first("collectives", words(arguments)) or _first("words", words(arguments))
-    if not found:
+    hit = None if " " in base else _first("compilers", operators)
+    if not hit and not _WRAPPER.match(base):
+        hit = _first("words", words(base))
+        if hit and hit[0].kind == "elementwise":
+            hit = _first("functors", words(arguments)) or hit
+    hit = hit or _first("namespaces", words(" ".join(spaces)))
+    hit = hit or _first("collectives", words(arguments)) or _first("words", words(arguments))
+    if not hit:
         return KernelName("unknown", dtype)
-    work = found[0].work
-    return KernelName(found[0].kind, dtype, None, WORK.get(found[0].kind, "") if work is None else work)
+    work = hit[0].work
+    return KernelName(hit[0].kind, dtype, None, WORK.get(hit[0].kind, "") if work is None else work)
 
 
 def dtype_in(text: str) -> str | None:
     """The first dtype whose word is in a text; None without one."""
     spaced = words(text)
-    found = [(match.start(), rule.kind) for rule in rules()["dtypes"] if (match := rule.pattern.search(spaced))]
-    return min(found, key=lambda each: each[0])[1] if found else None
+    hits = [(match.start(), rule.kind) for rule in rules()["dtypes"] if (match := rule.pattern.search(spaced))]
+    return min(hits, key=lambda hit: hit[0])[1] if hits else None
 
 
 def _first(section: str, text: str) -> tuple[Rule, re.Match[str]] | None:
-    return next(((rule, found) for rule in rules()[section] if (found := rule.pattern.search(text))), None)
+    return next(((rule, match) for rule in rules()[section] if (match := rule.pattern.search(text))), None)
 
 
-def _library(rule: Rule, found: re.Match[str]) -> KernelName:
-    said = found.groupdict()
-    kind, dtype = rule.kind, rule.dtypes.get(said.get("dtype") or "") or dtype_in(said.get("dtype") or "")
-    if "op" in said:
-        kind = "gemm" if said["op"] == "gemm" and "implicit_" not in said["before"] else "conv"
-        dtype = _blas_dtype(**{name: text or "" for name, text in said.items()})
-    if said.get("dtype") == "MX":
+def _library(rule: Rule, match: re.Match[str]) -> KernelName:
+    groups = match.groupdict()
+    kind, dtype = rule.kind, rule.dtypes.get(groups.get("dtype") or "") or dtype_in(groups.get("dtype") or "")
+    if "op" in groups:
+        kind = "gemm" if groups["op"] == "gemm" and "implicit_" not in groups["before"] else "conv"
+        dtype = _blas_dtype(**{name: text or "" for name, text in groups.items()})
+    if groups.get("dtype") == "MX":
         dtype = "tf32"
-    rows, _, columns = (said.get("tile") or "").partition("x")
+    rows, _, columns = (groups.get("tile") or "").partition("x")
     return KernelName(kind, dtype, (int(rows), int(columns)) if rows else None, WORK.get(kind, ""))
 
 
@@ -243,10 +244,10 @@ def _blas_dtype(before: str, letter: str, mma: str, inner: str, after: str, **_:
         return "fp64"
     if letter == "i":
         return "int8" if dtype_in(after) != "fp4" and "_s4" not in after else "int4"
-    named = dtype_in(inner) or dtype_in(after) or dtype_in(before)
+    dtype = dtype_in(inner) or dtype_in(after) or dtype_in(before)
     if not mma and "tensorop" not in before:
-        return {"s": "fp32", "c": "fp32", "gc": "fp32", "h": "fp16"}.get(letter, named)
+        return {"s": "fp32", "c": "fp32", "gc": "fp32", "h": "fp16"}.get(letter, dtype)
     turing = re.search(r"(?:^|_)(?:turing_|\w+_(?:sm)?75(?:_|$))", before)
-    if named == "fp32" or (named is None and mma == "1688" and letter != "h" and not turing):
+    if dtype == "fp32" or (dtype is None and mma == "1688" and letter != "h" and not turing):
         return "tf32"  # tensor cores take fp32 operands as tf32, and from Ampere on 16x8x8 is the shape for it
-    return named or "fp16"
+    return dtype or "fp16"

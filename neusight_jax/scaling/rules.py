@@ -49,20 +49,20 @@ if TYPE_CHECKING:
 
 def origin_of(trace: Trace) -> str:
     """The GPU that a trace says it was measured on. `InputError` when it names none, several, or one unknown."""
-    known = sorted({name for gpu in trace.gpus if (name := canonical_name(gpu)) is not None})
-    if len(known) == 1:
-        return known[0]
-    said = f"it names {', '.join(trace.gpus)}" if trace.gpus else "it does not say"
-    raise InputError(f"{trace.source}: on which GPU was it measured? {said}; say so with --from GPU")
+    names = sorted({name for gpu in trace.gpus if (name := canonical_name(gpu)) is not None})
+    if len(names) == 1:
+        return names[0]
+    claim = f"it names {', '.join(trace.gpus)}" if trace.gpus else "it does not say"
+    raise InputError(f"{trace.source}: on which GPU was it measured? {claim}; say so with --from GPU")
 
 
-def origin_notes(trace: Trace, asked: str | GPU | None, origin: str) -> list[str]:
+def origin_notes(trace: Trace, request: str | GPU | None, origin: str) -> list[str]:
     """A note when a trace says another GPU than the one it is scaled from, or when its word was taken.
 
     Args:
-      asked: what the user gave; origin: its name in the catalog, or in its file.
+      request: what the user gave; origin: its name in the catalog, or in its file.
     """
-    if asked is None and trace.gpus:
+    if request is None and trace.gpus:
         return [f"measured on {origin}, as the trace says"]
     same = (origin, fold_name(origin))
     others = [gpu for gpu in trace.gpus if (canonical_name(gpu) or gpu) not in same and fold_name(gpu) not in same]
@@ -94,7 +94,7 @@ def assumed(
     products = [item for item in items if multiplies(item)]
     unknown = [pair for pair in ruled if pair[0].kind == "unknown" and pair[1] not in ("forecast", "none")]
     tf32 = [item for item in products if item.dtype == "tf32"]
-    found = {
+    assumptions = {
         f"names of unknown kind, scaled by {' and '.join(sorted({rule for _, rule in unknown}))}": [
             item for item, _ in unknown
         ],
@@ -108,7 +108,7 @@ def assumed(
     }
     forecast = [item for item, rule in ruled if rule in ("forecast", "inferred") and multiplies(item)]
     notes = _checkpoint_notes([item for item in forecast if item.dtype != "fp32"], items, checkpoint, chosen=chosen)
-    notes += [f"{text}: {_share(which, items)}" for text, which in found.items() if which]
+    notes += [f"{text}: {_share(which, items)}" for text, which in assumptions.items() if which]
     for name in dict.fromkeys((origin[0], target[0])):
         if canonical_name(name) == name and (estimates := gpu_info(name).estimates):
             notes.append(f"figures of {name} that are estimates, not public: {', '.join(estimates)}")
@@ -123,21 +123,21 @@ def _checkpoint_notes(
         return []
     trained: list[str] = load_card(checkpoint).get("trained_dtypes") or []
     unseen = [item for item in products if trained and item.dtype not in trained]
-    dtypes, new = (", ".join(sorted({item.dtype for item in each})) for each in (products, unseen))
+    dtypes, new = (", ".join(sorted({item.dtype for item in group})) for group in (products, unseen))
     notes = []
     if chosen and products:
         notes.append(f"checkpoint {checkpoint}, as products run in {dtypes}: {_share(products, items)}")
     if unseen:
-        known = f"{checkpoint} was trained on {', '.join(trained)} only, its {new} is an extrapolation"
-        notes.append(f"{known}: {_share(unseen, items)}")
+        caveat = f"{checkpoint} was trained on {', '.join(trained)} only, its {new} is an extrapolation"
+        notes.append(f"{caveat}: {_share(unseen, items)}")
     return notes
 
 
-def _share(found: Sequence[Measured], items: Sequence[Measured]) -> str:
+def _share(part: Sequence[Measured], items: Sequence[Measured]) -> str:
     """Share of the measured time, and the names with the most of it."""
     total = sum(item.seconds for item in items)
-    share = sum(item.seconds for item in found) / total if total > 0.0 else 0.0
-    names = list(dict.fromkeys(item.name for item in sorted(found, key=lambda item: -item.seconds)))
+    share = sum(item.seconds for item in part) / total if total > 0.0 else 0.0
+    names = list(dict.fromkeys(item.name for item in sorted(part, key=lambda item: -item.seconds)))
     shown = ", ".join(name[:48] for name in names[:2])
     return f"{share:.1%} of the time ({shown}{f' and {len(names) - 2} more' if len(names) > 2 else ''})"
 
@@ -149,7 +149,7 @@ def _share(found: Sequence[Measured], items: Sequence[Measured]) -> str:
 
 
 class Limits(NamedTuple):
-    """What one SM holds: threads, blocks, shared memory in bytes; 65536 registers on all of them."""
+    """Limits of one SM: threads, blocks, shared memory in bytes; 65536 registers on all of them."""
 
     threads: int
     blocks: int
@@ -327,7 +327,7 @@ def _dtype(item: Measured, peaks: Mapping[str, float]) -> str:
 
 
 def _work(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
-    """What an item computes: by its shapes, else by its name and time; nothing where the origin has no path for it."""
+    """Work of an item: by its shapes, else by its name and time; nothing where the origin has no path for it."""
     if lacks_path(item, peaks):
         return ()
     return item.kernels or _inferred(item, origin, peaks)
@@ -335,7 +335,7 @@ def _work(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kern
 
 def _covered(kernels: Sequence[Kernel], *machines: Machine) -> bool:
     families = {FAMILIES[kernel.family] for kernel in kernels}
-    return bool(families) and all(each.predictor.covers(family) for each in machines for family in families)
+    return bool(families) and all(machine.predictor.covers(family) for machine in machines for family in families)
 
 
 def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], machine: Machine) -> np.ndarray:
@@ -352,10 +352,10 @@ def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], ma
             machine.gpu.peak_flop_per_s(dtype)
         except InputError as error:
             same = [items[at] for at in products if dtypes[at] == dtype]
-            found = (
+            kinds = (
                 f"{len(same)} kinds of products in {dtype} ({max(same, key=lambda item: item.seconds).name[:60]} ...)"
             )
-            raise InputError(f"the run has {found}, and {error}; scale it to a GPU that has the path") from None
+            raise InputError(f"the run has {kinds}, and {error}; scale it to a GPU that has the path") from None
     table = table_from_kernels(replace(kernel, count=1.0, dtype=dtypes[at]) for at in chosen for kernel in work[at])
     seconds = np.asarray(predict_kernels(machine.predictor, machine.gpu, table, isolated=False), np.float64)
     owner = np.repeat(np.arange(len(chosen)), [len(work[at]) for at in chosen])
@@ -470,8 +470,8 @@ class ScaledRun(Result):
         """Per rule that was used: kinds of launches, seconds measured and scaled, share of the measured time."""
         total, frame = self.measured_s, self.to_frame()
         sums = frame.groupby("rule").agg({"name": "size", "measured_s": "sum", "scaled_s": "sum"})
-        found = sums.rename(columns={"name": "kernels"}).reindex([rule for rule in RULES if rule in sums.index])
-        shares: Any = found.assign(share=found["measured_s"] / (total or 1.0)).to_dict("index")
+        ordered = sums.rename(columns={"name": "kernels"}).reindex([rule for rule in RULES if rule in sums.index])
+        shares: Any = ordered.assign(share=ordered["measured_s"] / (total or 1.0)).to_dict("index")
         return dict(shares)
 
     def to_frame(self) -> pd.DataFrame:
@@ -525,8 +525,8 @@ def scale_trace(
     Raises: `InputError` for an unreadable trace, one that names no GPU where origin is None, or a target that lacks an
       arithmetic path of the run.
     """
-    asked = load_named_gpu(origin)[0] if isinstance(origin, str) else ""
-    read = trace if isinstance(trace, Trace) else read_trace(trace, asked, select)
+    device = load_named_gpu(origin)[0] if isinstance(origin, str) else ""
+    read = trace if isinstance(trace, Trace) else read_trace(trace, device, select)
     measured_on = origin_of(read) if origin is None else origin
     origin_name, origin_gpu = _named(measured_on)
     checkpoint = predictor if predictor is not None else default_checkpoint(work_of(read.items, origin_gpu))
@@ -538,14 +538,21 @@ def scale_trace(
     measured = np.array([item.seconds for item in read.items])
     columns |= {"rule": np.array(rules, object), "count": np.array([item.count for item in read.items])}
     columns |= {"measured_s": measured, "ratio": ratios, "scaled_s": measured * ratios}
-    named = checkpoint if isinstance(checkpoint, str) else ""
+    checkpoint_name = checkpoint if isinstance(checkpoint, str) else ""
     notes = [
         *origin_notes(read, origin, origin_name),
         *read.notes,
-        *assumed(read.items, rules, (origin_name, here.gpu), (target_name, there.gpu), named, chosen=predictor is None),
+        *assumed(
+            read.items,
+            rules,
+            (origin_name, here.gpu),
+            (target_name, there.gpu),
+            checkpoint_name,
+            chosen=predictor is None,
+        ),
     ]
     spans = (read.busy_s, read.span_s)
-    return ScaledRun(read.source, origin_name, target_name, columns, *spans, tuple(notes), named)
+    return ScaledRun(read.source, origin_name, target_name, columns, *spans, tuple(notes), checkpoint_name)
 
 
 def _named(gpu: str | GPU) -> tuple[str, GPU]:

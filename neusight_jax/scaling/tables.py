@@ -76,7 +76,7 @@ class Table:
 
     @functools.cached_property
     def _decimal(self) -> str:
-        """What stands before a number's fraction; some have a comma where cells are cut at semicolons."""
+        """Mark before a number's fraction; some have a comma where cells are cut at semicolons."""
         cells = (cell.strip() for row in self.cells for cell in row) if self.delimiter == ";" else ()
         return "," if any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells) else "."
 
@@ -109,8 +109,8 @@ class Table:
 
 def fold_column(text: str) -> tuple[str, str]:
     """A column's name in lower case without marks, and its unit: `Total Time (ns)` is ("totaltime", "ns")."""
-    found = _COLUMN.match(text.strip())
-    name, unit = (found[1], found[2] or "") if found else (text, "")
+    match = _COLUMN.match(text.strip())
+    name, unit = (match[1], match[2] or "") if match else (text, "")
     folded = re.sub(r"[\W_]+", "", name).lower()
     if folded.endswith("ns") and not unit and folded.startswith(("total", "duration", "average", "begin", "end")):
         return folded[:-2], "ns"  # rocprof: TotalDurationNs
@@ -123,10 +123,10 @@ def read_tables(text: str) -> list[Table]:
     report, source, inside = "", "", False
     # A profiler prints several reports into one file, with messages between them: a header may stand anywhere.
     for line in filter(str.strip, text.splitlines()):
-        if named := _REPORT.search(line):
-            script = named[2] or named[3] or named[1] or ""
+        if match := _REPORT.search(line):
+            script = match[2] or match[3] or match[1] or ""
             report = re.sub(r"\.py.*$", "", script.strip().replace("\\", "/").rsplit("/", 1)[-1].split()[0])
-            source, inside = named[1] or source, False
+            source, inside = match[1] or source, False
         elif header := _header(line):
             tables.append(Table(report, source, *header))
             report, inside = "", True
@@ -230,9 +230,9 @@ def read_kernel_csv(path: Path) -> Trace:
 
 
 def _report(table: Table) -> str:
-    """Which report of kernels a table is, by what is said before it or by its columns; "" for none."""
-    if known := _REPORT_OF.get(table.report) or _REPORT_OF.get(table.report.split(":")[0]):
-        return known
+    """Report of kernels that a table is, by what is said before it or by its columns; "" for none."""
+    if report := _REPORT_OF.get(table.report) or _REPORT_OF.get(table.report.split(":")[0]):
+        return report
     columns = table.columns.keys()
     if (
         _OTHER_REPORT.fullmatch(table.report)
@@ -388,7 +388,7 @@ def _launches(table: Table) -> list[Launch | None]:
         table.number(name).fillna(0.0) * _BYTES.get(table.units.get(name, ""), 1.0) for name in ("stcsmem", "dymsmem")
     )
     registers = table.number(table.find("regtrd", "registers"))
-    return [launch_of(*each) for each in zip(grid, block, registers, pd.Series(shared), strict=True)]
+    return [launch_of(*figures) for figures in zip(grid, block, registers, pd.Series(shared), strict=True)]
 
 
 def _sizes(table: Table, axis: str, together: str = "") -> list[list[float]]:
@@ -438,8 +438,8 @@ def read_per_op(path: Path, device: str | None, select: Mapping[str, str] | None
     runs = table.groupby(["device", *WORKLOAD], sort=False).size().index.tolist()
     if len(runs) != 1:
         shown = "; ".join(" ".join(map(str, run)) for run in runs[:4])
-        found = f"{len(runs)} runs ({shown}{' ...' if len(runs) > 4 else ''})" if runs else "no run"
-        raise InputError(f"{path}: {found} of this device and selection; choose one with --select COLUMN=VALUE")
+        remaining = f"{len(runs)} runs ({shown}{' ...' if len(runs) > 4 else ''})" if runs else "no run"
+        raise InputError(f"{path}: {remaining} of this device and selection; choose one with --select COLUMN=VALUE")
     return trace_of_nodes(table, path.name)
 
 
@@ -451,11 +451,11 @@ def trace_of_nodes(nodes: pd.DataFrame, source: str) -> Trace:
     for row in nodes.to_dict("records"):
         node: dict[str, Any] = {str(name): value for name, value in row.items()}
         repeat = float(node.get("layer_repeat", 1))
-        for column, listed in PHASES:
+        for column, kernels_column in PHASES:
             measured_s = float(node[column])
             if not measured_s > 0.0:
                 continue
-            kernels = node_kernels(node.get(listed), node)
+            kernels = node_kernels(node.get(kernels_column), node)
             seconds = max(measured_s - overhead_s, 0.0)
             # A node that lists no kernels and takes little more than a view does is one.
             if not kernels and seconds < overhead_s:
@@ -474,28 +474,28 @@ def event_overhead_s(nodes: pd.DataFrame) -> float:
 
     Views are known by the column `fx_target`, or in a table without it by the node's name (`view_3`).
     """
-    named = nodes["name"].astype(str).str.replace(r"_\d+$", "", regex=True)
-    called = nodes.get("fx_target", named)
+    stems = nodes["name"].astype(str).str.replace(r"_\d+$", "", regex=True)
+    called = nodes.get("fx_target", stems)
     views = nodes["forward_s"][called.isin(VIEWS) & (nodes["forward_s"] > 0.0)]
     return float(views.median()) if len(views) else 0.0
 
 
-def node_kernels(listed: Any, node: Mapping[str, Any]) -> tuple[Kernel, ...]:
+def node_kernels(listing: Any, node: Mapping[str, Any]) -> tuple[Kernel, ...]:
     """Kernels of one phase of a node, from the table's own list (JSON: [kind, sizes] each); empty if it has none.
 
     Raises: `InputError` when the list, or the node's `input_shapes`, is something else.
     """
-    if not isinstance(listed, str):
+    if not isinstance(listing, str):
         return ()
     try:
-        found = (_kernel(kind, sizes, node) for kind, sizes in json.loads(listed))
-        kernels = tuple(kernel for kernel in found if kernel is not None)
+        parsed = (_kernel(kind, sizes, node) for kind, sizes in json.loads(listing))
+        kernels = tuple(kernel for kernel in parsed if kernel is not None)
         good = all(0.0 <= size < 1e18 for kernel in kernels for size in kernel.dims.values())
     except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         good = False
     if not good:
         raise InputError(
-            f"node {node.get('name')!r} lists the kernels {listed[:60]!r}, expected JSON with [kind, sizes] of each, "
+            f"node {node.get('name')!r} lists the kernels {listing[:60]!r}, expected JSON with [kind, sizes] of each, "
             'such as [["Linear", [512, 256, 1024]]]; make the table again'
         )
     return kernels

@@ -27,7 +27,7 @@ from neusight_jax.tables import check_regular
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel was launched, as far as the trace says.
+    """Launch of a kernel, as far as the trace says.
 
     Attributes:
       blocks: thread blocks of the grid; threads: threads of a block.
@@ -118,22 +118,22 @@ def kernel_of_name(
         that multiplies, not of a copy or a reduction launched beside it.
       operand_dtype: of the operator's operands; a product runs in the dtype its kernel names, as with tf32.
     """
-    said = read_name(name)
-    if said.kind == "unknown" and operator:
-        said = replace(read_name(operator.removeprefix("aten::")), dtype=said.dtype)
+    reading = read_name(name)
+    if reading.kind == "unknown" and operator:
+        reading = replace(read_name(operator.removeprefix("aten::")), dtype=reading.dtype)
     product = any(FAMILIES[kernel.family].matrix for kernel in work)
     attention = any(FAMILIES[kernel.family].generations == "attention" for kernel in work)
     multiplying = ("attention", "unknown") if attention else ("gemm", "moe", "unknown")
-    fits = said.kind in multiplying if product else said.kind not in ("gemm", *MOVES)
+    fits = reading.kind in multiplying if product else reading.kind not in ("gemm", *MOVES)
     kernels = work if fits else ()
-    dtype = said.dtype or operand_dtype if product or not work else operand_dtype or said.dtype
-    multiplies = product or said.work in ("product", "vector")
+    dtype = reading.dtype or operand_dtype if product or not work else operand_dtype or reading.dtype
+    multiplies = product or reading.work in ("product", "vector")
     if dtype not in DTYPES and not multiplies:
         dtype = "fp32" if dtype else None  # what only moves bytes is told apart by their number alone
     return Measured(
-        *(name, said.kind, seconds, count, kernels, dtype or "fp32", launch, operator),
-        inferred="" if kernels else said.work,
-        tile=said.tile,
+        *(name, reading.kind, seconds, count, kernels, dtype or "fp32", launch, operator),
+        inferred="" if kernels else reading.work,
+        tile=reading.tile,
         dtype_said=dtype is not None or not multiplies,
     )
 
@@ -169,20 +169,20 @@ LONGEST_S = 1e9
 def number(value: Any) -> float | None:
     """A finite number, or None; old exporters write numbers as text."""
     try:
-        found = float(value)
+        figure = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return figure if math.isfinite(figure) else None
 
 
 def identifier(args: Mapping[str, Any], *names: str) -> int:
     """A whole number under the first of these names, as 64 bits; -1 without one."""
     try:
-        found = int(next(args[name] for name in names if name in args))
+        integer = int(next(args[name] for name in names if name in args))
     except (StopIteration, TypeError, ValueError, OverflowError):
         return -1
     # Some profilers write 64 bits without sign, which a column of signed numbers would not hold.
-    return (found + (1 << 63)) % (1 << 64) - (1 << 63)
+    return (integer + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def encodable(name: str) -> str:
@@ -262,8 +262,8 @@ class Account:
 
     def add(self, reason: str, seconds: float = 0.0, count: int = 1) -> None:
         """Rows of a reason, which reads after their number."""
-        known, total = self.reasons.get(reason, (0, 0.0))
-        self.reasons[reason] = (known + count, total + seconds)
+        rows, total = self.reasons.get(reason, (0, 0.0))
+        self.reasons[reason] = (rows + count, total + seconds)
 
     def notes(self) -> list[str]:
         """One note that says them all; none without any."""
@@ -300,18 +300,18 @@ def trace_of_kernels(
     if zero := int((events["seconds"] == 0.0).sum()):
         account.add("GPU events of no duration, kept: they add nothing", count=zero)
     busy_s, span_s = busy_seconds(events["start_s"].to_numpy(), events["seconds"].to_numpy())
-    said = [*account.notes(), *notes]
+    remarks = [*account.notes(), *notes]
     sums = events["seconds"].groupby(events["lane"].map(lambda lane: devices[lane]), sort=False).sum()
     if len(sums) > 1:
         shown = ", ".join(f"{device}: {duration_text(seconds)}" for device, seconds in list(sums.items())[:8])
-        said.append(f"{len(sums)} GPUs in this trace ({shown} of kernels): their kernels are summed, as if on one")
+        remarks.append(f"{len(sums)} GPUs in this trace ({shown} of kernels): their kernels are summed, as if on one")
     total = float(events["seconds"].sum())
     if total > 1.001 * busy_s:
-        said.append(
+        remarks.append(
             f"streams overlap: {duration_text(total)} of kernels in {duration_text(busy_s)}; kernels are summed one "
             "after another, and the overlap is kept as a share in the time with idle time"
         )
-    return Trace(path.name, grouped(events, item), busy_s, span_s, tuple(said), gpus)
+    return Trace(path.name, grouped(events, item), busy_s, span_s, tuple(remarks), gpus)
 
 
 def grouped(events: pd.DataFrame, item: Callable[[int, int, float, int], Measured]) -> tuple[Measured, ...]:
@@ -327,7 +327,7 @@ _BYTE_ORDERS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", cod
 """A shell of Windows writes what it redirects as UTF-16."""
 EXPECTED = "a trace (.json, .json.gz), a CSV or a Parquet table"
 MOST_TEXT_BYTES = 256 << 20
-"""Of a table of kernels, unpacked: it is read whole."""
+"""Size of a table of kernels, unpacked: it is read whole."""
 PACKED: tuple[str, ...] = (".gz", ".zip")
 
 
@@ -356,7 +356,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def content_kind(path: Path) -> str:
-    """What a file holds once it is unpacked: "json", "parquet", "sqlite", "text" or "empty"."""
+    """Kind of a file's content once it is unpacked: "json", "parquet", "sqlite", "text" or "empty"."""
     with opened(path) as stream:
         head = stream.read(4096)
     if kind := _kind(head):

@@ -23,7 +23,7 @@ AXIS = "gpu"
 JOIN_S = 300.0
 """Longest wait for the other processes of a sweep, seconds."""
 _HELLO = struct.Struct("!8sII")
-"""What a process says first: `_MAGIC`, how many share the sweep, which of them it is."""
+"""First message of a process: `_MAGIC`, how many share the sweep, which of them it is."""
 _MAGIC = b"nj-sweep"
 _HELLO_S = 10.0
 """Longest wait for a connection, and for the first words on it, seconds."""
@@ -176,7 +176,7 @@ def _others(address: tuple[str, int], count: int, deadline: float) -> dict[int, 
 
 
 def _greeted(connection: socket.socket, count: int, taken: Mapping[int, Any]) -> int | None:
-    """Which process has come; None for what is no process of a sweep."""
+    """Index of the process that has come; None for what is no process of a sweep."""
     connection.settimeout(_HELLO_S)
     hello = _received(connection, _HELLO.size)
     if len(hello) < _HELLO.size or not hello.startswith(_MAGIC):
@@ -252,7 +252,7 @@ def _settle(connection: socket.socket) -> None:
 
 @dataclass(frozen=True)
 class Spread:
-    """How a chunk's rows lie on processes and devices: equal runs in order, the last ones padded.
+    """Layout of a chunk's rows on processes and devices: equal runs in order, the last ones padded.
 
     Attributes:
       sharding: of the first axis, over this process's devices.

@@ -24,7 +24,7 @@ def _folder(output: Path) -> Path:
 
 
 def kept_rows(output: Path) -> str:
-    """What an interrupted sweep left to go on with, in words; "" for nothing."""
+    """Note on what an interrupted sweep left to go on with; "" for nothing."""
     if output.exists() or not (_folder(output) / _ASKED).is_file():
         return ""
     return f"the rows so far are kept beside {output}: the same command with --resume goes on"
@@ -36,10 +36,10 @@ class Parts:
     Every file is written beside and renamed, so a killed sweep leaves whole files only.
     """
 
-    def __init__(self, output: Path, asked: Mapping[str, Any]) -> None:
+    def __init__(self, output: Path, request: Mapping[str, Any]) -> None:
         self.output = output
         self.folder = _folder(output)
-        self.asked = json.loads(json.dumps(asked))
+        self.asked = json.loads(json.dumps(request))
 
     def complete(self, resume: bool) -> bool:
         """Whether the output is there, of what was asked: a process that was killed may have come so far.
@@ -54,8 +54,8 @@ class Parts:
             written = json.loads((pq.read_schema(self.output).metadata or {})[METADATA.encode()]) if resume else {}
         except (OSError, KeyError, ValueError):  # ArrowInvalid is a ValueError
             written = {}
-        asked = json.loads(json_text(self.asked))
-        if not written or any(written.get(key) != value for key, value in asked.items()):
+        request = json.loads(json_text(self.asked))
+        if not written or any(written.get(key) != value for key, value in request.items()):
             raise InputError(f"output {self.output} exists; remove it or give another --output")
         return True
 
@@ -81,8 +81,8 @@ class Parts:
 
     def spans(self) -> list[tuple[int, int]]:
         """Row spans [start, stop) that are on disk, in order."""
-        found = (_NAME.fullmatch(path.name) for path in self.folder.glob("rows-*.parquet"))
-        return sorted((int(match[1]), int(match[2])) for match in found if match)
+        matches = (_NAME.fullmatch(path.name) for path in self.folder.glob("rows-*.parquet"))
+        return sorted((int(match[1]), int(match[2])) for match in matches if match)
 
     def path(self, start: int, stop: int) -> Path:
         """Where the rows of a span go."""

@@ -40,7 +40,7 @@ CHUNK = 2048
 
 @dataclass(frozen=True)
 class Sweep(Result):
-    """What a sweep did.
+    """Outcome of a sweep.
 
     Attributes:
       output: the Parquet file.
@@ -64,7 +64,7 @@ class Sweep(Result):
         return pd.read_parquet(self.output)
 
     def values(self) -> dict[str, Any]:
-        """What was asked; the rows are in the file."""
+        """Request of the sweep; the rows are in the file."""
         return {**self._fields("output", "rows", "resumed_rows"), **self.asked, "notes": self.notes}
 
 
@@ -92,8 +92,8 @@ class _Chunk:
 def _seconds(
     predictor: Predictor, base: Machine, figures: Mapping[str, Array], work: KernelTable | Job, relaxation: Relaxation
 ) -> Float[Array, " gpu"]:
-    def one(each: Mapping[str, Array]) -> Array:
-        return latency(predictor, vary(base, each), work, relaxation=relaxation)
+    def one(point: Mapping[str, Array]) -> Array:
+        return latency(predictor, vary(base, point), work, relaxation=relaxation)
 
     return jax.vmap(one)(figures)
 
@@ -138,12 +138,12 @@ def sweep(
     """
     output = Path(output)
     tasks = [_task(name, gpu, place, work) for name, gpu in gpus.items() for place, work in enumerate(works)]
-    said = tuple(dict.fromkeys((*notes, *(note for task in tasks for note in task.load.graph.notes))))
+    remarks = tuple(dict.fromkeys((*notes, *(note for task in tasks for note in task.load.graph.notes))))
     _check(predictor, tasks, chunk)
-    asked = {"label": label, **_asked(gpus, works, space), "relaxation": relaxation, "chunk": chunk}
-    parts = Parts(output, asked)
-    rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, said, console, processes)
-    return Sweep(output, rows, done, parts.asked, said)
+    request = {"label": label, **_asked(gpus, works, space), "relaxation": relaxation, "chunk": chunk}
+    parts = Parts(output, request)
+    rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, remarks, console, processes)
+    return Sweep(output, rows, done, parts.asked, remarks)
 
 
 def _task(name: str, gpu: GPU, place: int, work: Graph | Job) -> _Task:
@@ -180,20 +180,20 @@ def _run(
         parts.open(resume)
     processes.barrier("opened")
     chunks = _chunks(tasks, space.rows, chunk)
-    missing = parts.missing([(each.start, each.stop) for each in chunks])
-    lacking = [each for each, lacks in zip(chunks, missing, strict=True) if lacks]
+    missing = parts.missing([(piece.start, piece.stop) for piece in chunks])
+    lacking = [piece for piece, lacks in zip(chunks, missing, strict=True) if lacks]
     spread = spread_rows(min(chunk, space.rows), processes)
-    shares = [_shares(each, spread) for each in lacking]
+    shares = [_shares(piece, spread) for piece in lacking]
     processes.barrier("looked")
     if first:
-        parts.clear([(each.start, each.stop) for each in lacking], {span for each in shares for span in each})
+        parts.clear([(piece.start, piece.stop) for piece in lacking], {span for spans in shares for span in spans})
     processes.barrier("cleared")
     there = set(parts.spans())
     processes.barrier("counted")
     done = sum(stop - start for start, stop in there)
     todo = [
-        each
-        for each, spans in zip(lacking, shares, strict=True)
+        piece
+        for piece, spans in zip(lacking, shares, strict=True)
         if processes.index < len(spans) and spans[processes.index] not in there
     ]
     with _progress(console if first else None, rows, done) as advance:
@@ -210,7 +210,7 @@ def _run(
 
 
 def _asked(gpus: Mapping[str, GPU], works: Sequence[Graph | Job], space: Space) -> dict[str, Any]:
-    """What a sweep is of, for the metadata of its file."""
+    """Request of a sweep, for the metadata of its file."""
     return {
         "gpus": {
             name: {figure: float(np.asarray(value)) for figure, value in gpu.known().items()}
@@ -255,18 +255,18 @@ def _computed(
 ) -> Iterator[tuple[_Chunk, dict[str, np.ndarray], Array]]:
     """This process's rows of every chunk and their seconds; one chunk is computed while the last is written."""
     pending: tuple[_Chunk, dict[str, np.ndarray], Array] | None = None
-    for each in todo:
+    for chunk in todo:
         # Rows past the end repeat the last sample, so that every chunk has one shape.
-        last = each.first + each.stop - each.start
-        low, high = (min(each.first + place, last - 1) for place in (spread.start, spread.stop - 1))
+        last = chunk.first + chunk.stop - chunk.start
+        low, high = (min(chunk.first + place, last - 1) for place in (spread.start, spread.stop - 1))
         figures = space.slice(low, high + 1)
-        load = each.task.load
+        load = chunk.task.load
         work = load.graph.kernels if load.graph.nodes else load.job
-        base = on_host(each.task.machine)
+        base = on_host(chunk.task.machine)
         seconds = _seconds(predictor, base, spread.put(figures), work, relaxation_switch(relaxation))
         if pending is not None:
             yield pending
-        pending = (each, figures, seconds)
+        pending = (chunk, figures, seconds)
     if pending is not None:
         yield pending
 
@@ -290,7 +290,7 @@ def _write(chunk: _Chunk, figures: Mapping[str, np.ndarray], seconds: Array, spr
         "workload": pa.array(np.full(count, chunk.task.place, np.int32)),
         **{name: constant(text) for name, text in texts.items()},
         **{name: pa.array(np.full(count, size, np.int32)) for name, size in sizes.items()},
-        **{name: pa.array(each[:count].astype(np.float32)) for name, each in figures.items()},
+        **{name: pa.array(values[:count].astype(np.float32)) for name, values in figures.items()},
         "seconds": pa.array(np.asarray(seconds)[:count].astype(np.float32)),
     }
     start = chunk.start + spread.start

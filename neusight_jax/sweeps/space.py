@@ -1,4 +1,4 @@
-"""What a sweep draws from: ranges of GPU fields, as a grid, random or Sobol points; any slice can be had on its own."""
+"""Spaces a sweep draws from: ranges of GPU fields, as a grid, random or Sobol points; any slice can be had alone."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ class Space(Record):
     @property
     def fields(self) -> tuple[str, ...]:
         """Fields that vary."""
-        return tuple(each.field for each in self.ranges)
+        return tuple(axis.field for axis in self.ranges)
 
     @property
     def rows(self) -> int:
-        """How many points there are."""
+        """Number of points."""
         raise NotImplementedError
 
     def slice(self, start: int, stop: int) -> dict[str, Float[np.ndarray, " row"]]:
@@ -117,25 +117,25 @@ class Grid(Space):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for each in self.ranges:
-            if each.count < 1:
-                raise InputError(f"grid of {each.field}: {each.count} points, expected at least 1")
+        for axis in self.ranges:
+            if axis.count < 1:
+                raise InputError(f"grid of {axis.field}: {axis.count} points, expected at least 1")
 
     @property
     def rows(self) -> int:
         """Product of the counts."""
-        return math.prod(each.count for each in self.ranges)
+        return math.prod(axis.count for axis in self.ranges)
 
     def slice(self, start: int, stop: int) -> dict[str, Float[np.ndarray, " row"]]:
         """Points `start` up to `stop`."""
-        places = np.unravel_index(np.arange(start, stop), [each.count for each in self.ranges])
+        places = np.unravel_index(np.arange(start, stop), [axis.count for axis in self.ranges])
         return {
-            each.field: each.at(place / max(each.count - 1, 1)) for each, place in zip(self.ranges, places, strict=True)
+            axis.field: axis.at(place / max(axis.count - 1, 1)) for axis, place in zip(self.ranges, places, strict=True)
         }
 
     def describe(self) -> dict[str, Any]:
         """Plain values that determine every point."""
-        return {"method": "grid", "ranges": [vars(each) for each in self.ranges]}
+        return {"method": "grid", "ranges": [vars(axis) for axis in self.ranges]}
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Samples(Space):
     def slice(self, start: int, stop: int) -> dict[str, Float[np.ndarray, " row"]]:
         """Points `start` up to `stop`."""
         shares = self._sobol(start, stop) if self.method == "sobol" else self._random(start, stop)
-        return {each.field: each.at(shares[:, place]) for place, each in enumerate(self.ranges)}
+        return {axis.field: axis.at(shares[:, place]) for place, axis in enumerate(self.ranges)}
 
     def _sobol(self, start: int, stop: int) -> Float[np.ndarray, "row field"]:
         from scipy.stats import qmc
@@ -187,4 +187,4 @@ class Samples(Space):
     def describe(self) -> dict[str, Any]:
         """Plain values that determine every point."""
         shared = {"method": self.method, "count": self.count, "seed": self.seed}
-        return {**shared, "ranges": [vars(each) for each in self.ranges]}
+        return {**shared, "ranges": [vars(axis) for axis in self.ranges]}

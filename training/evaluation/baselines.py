@@ -1,4 +1,4 @@
-"""How baselines are fitted: lines (`li`), Habitat's network, the table of wave scaling, and boosted trees (`gbt`)."""
+"""Fits of the baselines: lines (`li`), Habitat's network, the table of wave scaling, and boosted trees (`gbt`)."""
 
 from __future__ import annotations
 
@@ -147,12 +147,12 @@ def wave_predictors(rows: Rows, *, general: bool) -> Sequence[Predictor]:
 
 
 def _wave_predictor(rows: Rows, position: int, general: bool) -> Predictor:
-    own = rows.take(rows.device == position)
+    device_rows = rows.take(rows.device == position)
     measured = MeasuredKernels(
-        dims=jnp.stack([jnp.asarray(own.batch.dims[name]) for name in rows.family.dims], axis=1),
-        op=jnp.asarray(own.batch.op),
-        dtype=jnp.asarray(own.batch.dtype),
-        seconds=jnp.asarray(own.seconds),
+        dims=jnp.stack([jnp.asarray(device_rows.batch.dims[name]) for name in rows.family.dims], axis=1),
+        op=jnp.asarray(device_rows.batch.op),
+        dtype=jnp.asarray(device_rows.batch.dtype),
+        seconds=jnp.asarray(device_rows.seconds),
     )
     origin = jax.tree.map(lambda column: jnp.asarray(column)[position], rows.gpus)
     return WavePredictor(origin, {rows.family.name: measured}, general)
@@ -187,6 +187,7 @@ def forest_arrays(trees: list[dict[str, Any]]) -> Forest:
     columns = {
         name: np.zeros((count, nodes), np.float32) for name in ("feature", "threshold", "left", "right", "value")
     }
+    # A leaf is its own child, so that all trees can be walked as many steps down, past the leaf that is reached.
     for position, tree in enumerate(trees):
         free = iter(range(1, nodes))
         queue = [(0, tree["tree_structure"])]

@@ -57,7 +57,7 @@ class Protocol:
 
 
 def fitted_kind(rows: Rows) -> MixtureObjective:
-    """What is fitted; collectives have no measured tiles."""
+    """Objective that is fitted; collectives have no measured tiles."""
     tile = init_tile_choice(jax.random.key(0), COLLECTIVE, row_features(rows))
     return MixtureObjective(tile, RECIPE.hidden, effect_penalties(rows))
 
@@ -91,16 +91,16 @@ def table_of(rows: Rows) -> KernelTable:
     return KernelTable({COLLECTIVE.name: type(batch)(**{**vars(batch), "row": place, "node": place})})
 
 
-def calibrated_logs(predictor: MixturePredictor, rows: Rows, known: np.ndarray, device: str) -> np.ndarray:
+def calibrated_logs(predictor: MixturePredictor, rows: Rows, points: np.ndarray, device: str) -> np.ndarray:
     """Log seconds of all rows of a device after calibration with some of them.
 
     Args:
       rows: all of the device.
-      known: mask of those to calibrate with [row].
+      points: mask of those to calibrate with [row].
       device: canonical name; stands in its usual server.
     """
-    given = rows.take(known)
-    return log_s(calibrate(predictor, machine_of(device), table_of(given), given.seconds), rows, device)
+    measured = rows.take(points)
+    return log_s(calibrate(predictor, machine_of(device), table_of(measured), measured.seconds), rows, device)
 
 
 def telling(predictor: MixturePredictor, rows: Rows, device: str) -> list[int]:
@@ -138,17 +138,18 @@ def alpha_beta(rows: Rows, fitted: np.ndarray, scored: np.ndarray, by_device: bo
     keys = [np.asarray(dims[name]) for name in ("operation", "ranks", "software")]
     group = np.stack([*keys, np.asarray(rows.batch.dtype), rows.device if by_device else 0 * rows.device], axis=1)
     moved, out = ring_parts(rows)[1], np.full(len(rows.seconds), np.nan)
+    # A group with too few fitted rows takes the line of the same operation over other numbers of ranks.
     for key in np.unique(group[scored], axis=0):
-        own = (group == key).all(axis=1)
-        near = own & fitted
+        in_group = (group == key).all(axis=1)
+        near = in_group & fitted
         if near.sum() < 2:  # another group size
             near = (group == key)[:, [0, 2, 3, 4]].all(axis=1) & fitted
         if near.sum() < 2:
             continue
         share = 1.0 / rows.seconds[near]
         sides = np.stack([share, moved[near] * share], axis=1)
-        found = np.linalg.lstsq(sides, np.ones(near.sum()), rcond=None)[0]
-        out[own] = np.maximum(found[0] + found[1] * moved[own], 1e-7)
+        coefficients = np.linalg.lstsq(sides, np.ones(near.sum()), rcond=None)[0]
+        out[in_group] = np.maximum(coefficients[0] + coefficients[1] * moved[in_group], 1e-7)
     return np.asarray(out[scored])
 
 
@@ -200,21 +201,28 @@ def evaluate_collectives(rows: Rows, seeds: int) -> pd.DataFrame:
     kind = fitted_kind(rows)
     out = LeftOut(kind, rows, jobs, fit(kind, rows, jobs, RECIPE.settings).best)
     for place, device in enumerate(rows.devices):
-        own = rows.device == place
+        device_rows = rows.device == place
         apart = ~np.isin(np.asarray(rows.devices)[rows.device], out.held_out_with(device))
         predictor = left_out_predictor({COLLECTIVE.name: out}, {COLLECTIVE.name: kind.tile}, device)
         parts.append(
-            scored_frame(rows, own, apart, "architecture left out", False, log_s(predictor, rows.take(own), device))
+            scored_frame(
+                rows,
+                device_rows,
+                apart,
+                "architecture left out",
+                False,
+                log_s(predictor, rows.take(device_rows), device),
+            )
         )
-        library = own & (np.asarray(dims["software"]) == 0)
-        known = library.copy()
-        known[np.flatnonzero(library)[telling(predictor, rows.take(library), device)]] = False
-        known = library & ~known
-        logs = calibrated_logs(predictor, rows.take(library), known[library], device)[~known[library]]
-        parts.append(scored_frame(rows, library & ~known, known, f"{POINTS} points of the machine", True, logs))
-        given = library & ~new
-        logs = calibrated_logs(predictor, rows.take(library), given[library], device)[new[library]]
-        parts.append(scored_frame(rows, library & new, given, "new size, machine calibrated", True, logs))
+        library = device_rows & (np.asarray(dims["software"]) == 0)
+        points = library.copy()
+        points[np.flatnonzero(library)[telling(predictor, rows.take(library), device)]] = False
+        points = library & ~points
+        logs = calibrated_logs(predictor, rows.take(library), points[library], device)[~points[library]]
+        parts.append(scored_frame(rows, library & ~points, points, f"{POINTS} points of the machine", True, logs))
+        fitted = library & ~new
+        logs = calibrated_logs(predictor, rows.take(library), fitted[library], device)[new[library]]
+        parts.append(scored_frame(rows, library & new, fitted, "new size, machine calibrated", True, logs))
     return pd.concat(parts, ignore_index=True)
 
 

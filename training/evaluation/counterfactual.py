@@ -31,7 +31,7 @@ def shared_shapes(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
     sides = [
         frame[frame["device"] == canonical_name(name)].fillna(dict.fromkeys(dims, -1.0)) for name in (first, second)
     ]
-    seconds = [own.groupby(keys, observed=True)["latency_s"].median() for own in sides]
+    seconds = [side.groupby(keys, observed=True)["latency_s"].median() for side in sides]
     both = sides[0].drop_duplicates(keys).set_index(keys, drop=False)
     both = both.assign(first_s=seconds[0], second_s=seconds[1].reindex(both.index)).reset_index(drop=True)
     both = both[both["second_s"].notna()].reset_index(drop=True)

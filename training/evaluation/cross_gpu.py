@@ -59,8 +59,8 @@ def cross_gpu(
     with_effect = load_card(checkpoint).get("device_effects", {})
 
     @functools.cache
-    def machine(name: str, known: bool) -> Machine:
-        effect = name if known and name in with_effect else None
+    def machine(name: str, tuned: bool) -> Machine:
+        effect = name if tuned and name in with_effect else None
         return Machine(load_gpu(name), limits_of(name), load_predictor(checkpoint, effect))
 
     records = []

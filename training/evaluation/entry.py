@@ -85,17 +85,17 @@ def _as_measured(rows: pd.DataFrame, file: Path) -> pd.DataFrame:
     sizes = raw[[name for name in ("op", *schema.DIM_COLUMNS) if name in raw]].loc[rows["row"]]
     folder = f"{file.parent.name}/" if file.parent.name in KERNEL_FOLDERS else ""
     keys = [f"{folder}{file.name}:{row}" for row in rows["row"]]
-    known: dict[str, Any] = {name: rows[name].to_numpy() for name in ("device", "family", "dtype")}
-    known |= {KEY: keys, MEASURED: rows["latency_s"].to_numpy()}
-    return sizes.assign(**known)
+    columns: dict[str, Any] = {name: rows[name].to_numpy() for name in ("device", "family", "dtype")}
+    columns |= {KEY: keys, MEASURED: rows["latency_s"].to_numpy()}
+    return sizes.assign(**columns)
 
 
 def _models(labels: pd.DataFrame) -> pd.DataFrame:
     """Whole models run eagerly on one GPU."""
     labels = labels[labels["option"] == ""]
     keys = [f"models/end_to_end.csv:{at}" for at in labels.index]
-    known: dict[str, Any] = {KEY: keys, MEASURED: labels["e2e_s"]}
-    frame = labels[["device", *WORKLOAD]].assign(family=END_TO_END, **known)
+    columns: dict[str, Any] = {KEY: keys, MEASURED: labels["e2e_s"]}
+    frame = labels[["device", *WORKLOAD]].assign(family=END_TO_END, **columns)
     return frame.reset_index(drop=True)
 
 
@@ -117,7 +117,7 @@ def read_entry(file: Path, rows: pd.DataFrame) -> pd.DataFrame:
     entry = entry[entry[PREDICTED].fillna("").str.strip() != ""]
     if entry.empty:
         raise InputError(f"{file}: nothing is predicted; fill the column {PREDICTED}, seconds")
-    known = rows.set_index(KEY)
+    public = rows.set_index(KEY)
 
     def refuse(bad: pd.Series, what: str, expected: str) -> None:
         if bad.any():
@@ -125,33 +125,33 @@ def read_entry(file: Path, rows: pd.DataFrame) -> pd.DataFrame:
             count = f"{bad.sum()} such rows" if bad.sum() > 1 else "the only such row"
             raise InputError(f"{file} line {at + 2}: row {entry.at[at, KEY]!s} {what} ({count}); expected {expected}")
 
-    refuse(~entry[KEY].isin(known.index), "is unknown", "rows of a --template of the same measurements and split")
+    refuse(~entry[KEY].isin(public.index), "is unknown", "rows of a --template of the same measurements and split")
     refuse(entry[KEY].duplicated(), "is there twice", "each row once")
     seconds = pd.Series(numbers(entry[PREDICTED]), entry.index)
     fine = pd.Series(np.isfinite(seconds.to_numpy()) & (seconds.to_numpy() > 0.0), entry.index)
     shown = entry.loc[~fine, PREDICTED].head(1).to_list()
     refuse(~fine, f"has {PREDICTED} {shown[0] if shown else ''}", "seconds above 0")
-    found = known.loc[entry[KEY]]
-    for name in [each for each in FACTS if each in entry and each in known]:
-        refuse(_differs(entry[name], found[name]), f"is of another {name}", "what their --template says")
-    entered = known[known["family"].isin(found["family"])]
-    missing = entered.index.difference(found.index, sort=False)
+    matches = public.loc[entry[KEY]]
+    for name in [fact for fact in FACTS if fact in entry and fact in public]:
+        refuse(_differs(entry[name], matches[name]), f"is of another {name}", "what their --template says")
+    entered = public[public["family"].isin(matches["family"])]
+    missing = entered.index.difference(matches.index, sort=False)
     if len(missing):
         raise InputError(
             f"{file}: {len(missing)} of {len(entered)} rows are missing, first {missing[0]}; expected every row of a "
             "family that is entered, or none"
         )
-    return found.assign(forecast_s=seconds.to_numpy())
+    return matches.assign(forecast_s=seconds.to_numpy())
 
 
-def _differs(given: pd.Series, known: pd.Series) -> pd.Series:
+def _differs(entered: pd.Series, measured: pd.Series) -> pd.Series:
     """Where a text of an entry is not the value of the measurements; blanks of either are passed over."""
-    values = known.set_axis(given.index)
+    values = measured.set_axis(entered.index)
     if pd.api.types.is_numeric_dtype(values):
-        other = ~np.isclose(numbers(given), values.to_numpy(np.float64), rtol=1e-6)
+        other = ~np.isclose(numbers(entered), values.to_numpy(np.float64), rtol=1e-6)
     else:
-        other = (given != values).to_numpy()
-    differing: pd.Series = given.notna() & values.notna() & other
+        other = (entered != values).to_numpy()
+    differing: pd.Series = entered.notna() & values.notna() & other
     return differing
 
 
@@ -169,23 +169,25 @@ def score_entry(
     name = name or file.stem
     entry = read_entry(file, rows)
     errors = entry.assign(system=name, split=split, error=100.0 * (entry["forecast_s"] / entry[MEASURED] - 1.0))
-    own = scores(errors, ("split", "system", "family", "device")).assign(sd=0.0)[list(COLUMNS)]
+    entry_scores = scores(errors, ("split", "system", "family", "device")).assign(sd=0.0)[list(COLUMNS)]
     others = pd.DataFrame({column: [] for column in COLUMNS}) if board is None else board[board["split"] == split]
     if name in set(others["system"]):
         raise InputError(f"system {name!r} is on the leaderboard; give the entry another --name")
-    counts = own.set_index(["family", "device"])["rows"]
+    counts = entry_scores.set_index(["family", "device"])["rows"]
     notes = [
         f"{family}: the board has other rows or GPUs, so its numbers are not of the same rows"
-        for family, part in others[others["family"].isin(own["family"])].groupby("family")
+        for family, part in others[others["family"].isin(entry_scores["family"])].groupby("family")
         if set(zip(part["device"], part["rows"], strict=True)) != set(counts[family].items())
     ]
     others = others[pd.MultiIndex.from_frame(others[["family", "device"]]).isin(counts.index)]
-    means = family_means(pd.concat([own, others], ignore_index=True) if len(others) else own).reset_index()
+    means = family_means(
+        pd.concat([entry_scores, others], ignore_index=True) if len(others) else entry_scores
+    ).reset_index()
     columns = {"system": "{system}", **{column: f"{{{column}:.1f}}" for column in means.columns[1:]}}
     title = f"{SPLITS[split]}: mean absolute percentage error, GPUs count equally"
     return Evaluation(
-        {"scores": own, "board": others},
-        (View(means, columns, title), View(own, _DETAIL, f"{name} by GPU: absolute percentage error", 2)),
+        {"scores": entry_scores, "board": others},
+        (View(means, columns, title), View(entry_scores, _DETAIL, f"{name} by GPU: absolute percentage error", 2)),
         about={"protocol": split, "system": name},
         notes=tuple(notes),
     )

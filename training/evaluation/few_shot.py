@@ -77,7 +77,7 @@ def run_few_shot(
     data, names = read_for(FEW_SHOT, measurements, seeds, devices, drop_invalid)
     console = console or Console(quiet=True)
     present = {family: devices_with(data, family, names) for family in NETWORKS}
-    every = [thin(sweep_rows(data, family, own), ROWS_PER_DEVICE) for family, own in present.items() if len(own) > 1]
+    every = [thin(sweep_rows(data, family, gpus), ROWS_PER_DEVICE) for family, gpus in present.items() if len(gpus) > 1]
     apart = [rows for rows in every if left_out_jobs(seeds, rows.devices, _left_out_by(rows))]
     parts = [rows for rows in apart if np.bincount(rows.device).max() > min(counts)]
     if not parts:
@@ -92,13 +92,13 @@ def run_few_shot(
         kind = MixtureObjective(fit_tile(rows, jobs[0]), penalties=effect_penalties(rows))
         fits = fit_left_out(kind, rows, seeds, settings_for(rows.family), _left_out_by(rows))
         for device in rows.devices:
-            own, gpu, belief = rows.of_device(device), data.gpu(device), prior or prior_of(rows.family.network)
-            each = [_predictor(fits, device, slice(seed, seed + 1)) for seed in range(seeds)]
+            device_rows, gpu, belief = rows.of_device(device), data.gpu(device), prior or prior_of(rows.family.network)
+            singles = [_predictor(fits, device, slice(seed, seed + 1)) for seed in range(seeds)]
             together = [_predictor(fits, device, slice(None))] * seeds if seeds > 1 else []
-            for members, predictors in ((1, each), (seeds, together)):
+            for members, predictors in ((1, singles), (seeds, together)):
                 for seed, predictor in enumerate(predictors):
                     head = {"family": rows.family.name, "device": device, "members": members}
-                    records += [head | row for row in device_scores(predictor, own, gpu, seed, counts, belief)]
+                    records += [head | row for row in device_scores(predictor, device_rows, gpu, seed, counts, belief)]
     scored = pd.DataFrame(records)
     keys = ("family", "device", "members", "design", "kernels")
     scores = averaged(scored, keys, ("rows", "before", "mean", "median", "p90"))
@@ -134,7 +134,7 @@ def _by_count(means: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
 
 
 def _left_out_by(rows: Rows) -> str:
-    """What a fit leaves out: a GPU, or on tensor cores an architecture."""
+    """Unit a fit leaves out: a GPU, or on tensor cores an architecture."""
     return "architecture" if rows.family.tensor_core else "device"
 
 
@@ -164,6 +164,7 @@ def device_scores(
     designed = designed_order(predictor, rows, gpu, max(counts), prior, random)
     drawn = random.permutation(len(rows.seconds))
     records = []
+    # Both errors are of the rows that were not measured, so that before and after are of the same kernels.
     for count in counts:
         if count >= len(rows.seconds):
             continue

@@ -36,7 +36,7 @@ HOW: dict[str, str] = {
     "roofline3": "a roofline with two efficiencies and a launch time, fitted for each family",
     "roofline": "peak FLOP/s or peak bandwidth, the longer time; nothing fitted",
 }
-"""How each system was run."""
+"""Settings each system was run with."""
 ENTER = """## Enter a system
 
 You need the public measurements ([retrain](retraining.md#or-bring-measurements) says how to get them). Run this from
@@ -66,7 +66,7 @@ JSON. That file may stand among those that make this page: `neusight-jax leaderb
 - `--split checkpoint` has every row, and whole models with family `end to end`: for systems that have seen these GPUs.
 - An error is `|predicted / measured - 1|`. It is averaged over the rows of a GPU, then over GPUs.
 """
-"""How to enter."""
+"""Instructions for an entry."""
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,8 @@ def scores_by_device(rows: pd.DataFrame) -> pd.DataFrame:
     keys = ("system", "option", "device")
     parts = [
         scores(part, keys, "labels", repeat="draw")
-        for _, own in rows.groupby(["system", "option"], sort=False)
-        for part in (own.sort_values("device", kind="stable"), own.assign(device="all"))
+        for _, group in rows.groupby(["system", "option"], sort=False)
+        for part in (group.sort_values("device", kind="stable"), group.assign(device="all"))
     ]
     return pd.concat(parts, ignore_index=True)
 
@@ -155,12 +155,12 @@ def _predictors(
         """The sweep rows of each family to measure, the most telling first."""
         chosen = []
         for name, part in parts.items():
-            own = part.rows.of_device(device)
-            own = own.take(own.isolated > 0.5)
-            if len(own.seconds):
+            sweep = part.rows.of_device(device)
+            sweep = sweep.take(sweep.isolated > 0.5)
+            if len(sweep.seconds):
                 random = np.random.default_rng(draw)
-                order = designed_order(unseen(device), own, data.gpu(device), most, prior_of(name), random)
-                chosen.append(own.take(order))
+                order = designed_order(unseen(device), sweep, data.gpu(device), most, prior_of(name), random)
+                chosen.append(sweep.take(order))
         return chosen
 
     def calibrated(device: str, count: int, draw: int) -> Predictor:

@@ -68,8 +68,8 @@ def main() -> None:
     sys.stdout.write(runs.round(4).to_string(index=False) + "\n")
     for device, part in [*runs.groupby("device"), ("all", runs)]:
         for column in ("timed_error", "error"):
-            listed = percentile_line(np.abs(part[column].to_numpy()))
-            sys.stdout.write(f"{device}, {len(part)} runs, {column}: {listed}\n")
+            percentiles = percentile_line(np.abs(part[column].to_numpy()))
+            sys.stdout.write(f"{device}, {len(part)} runs, {column}: {percentiles}\n")
 
 
 if __name__ == "__main__":

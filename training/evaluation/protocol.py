@@ -69,9 +69,9 @@ def run_protocol(
       them); rows: one per scored kernel: family, device, dims, measured_s, the forecast of seed 0 of every system.
     Raises: `InputError` for unknown names or fewer than two GPUs.
     """
-    for what, name, known in (("protocol", protocol, PROTOCOLS), *(("system", name, SYSTEMS) for name in systems)):
-        if name not in known:
-            raise unknown_name(what, name, known)
+    for what, name, choices in (("protocol", protocol, PROTOCOLS), *(("system", name, SYSTEMS) for name in systems)):
+        if name not in choices:
+            raise unknown_name(what, name, choices)
     data, names = read_for(protocol, measurements, seeds, devices, drop_invalid)
     console = console or Console(quiet=True)
     by = "architecture" if protocol == "architecture" else "device"

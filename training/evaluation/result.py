@@ -142,5 +142,5 @@ def _held(measured_s: np.ndarray, forecast_s: np.ndarray, low_s: np.ndarray, hig
     outside_s = np.maximum(low_s - measured_s, 0.0) + np.maximum(measured_s - high_s, 0.0)
     inside = np.where(np.isnan(low_s), np.nan, outside_s == 0.0)
     width_s = high_s - low_s
-    found = inside, width_s / forecast_s, (width_s + 2.0 / (1.0 - LEVEL) * outside_s) / forecast_s
-    return {name: float(100.0 * each.mean()) for name, each in zip(_HELD, found, strict=True)}
+    figures = inside, width_s / forecast_s, (width_s + 2.0 / (1.0 - LEVEL) * outside_s) / forecast_s
+    return {name: float(100.0 * column.mean()) for name, column in zip(_HELD, figures, strict=True)}

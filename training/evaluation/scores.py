@@ -39,7 +39,7 @@ OPTIONS: dict[str, bool] = {"": False, "fusion": True}
 """Options of whole-model labels that can be forecast, and whether they are fused; others need several GPUs."""
 
 System = Callable[[str], Predictor]
-"""What is scored: device name -> the predictor used for it."""
+"""System that is scored: device name -> the predictor used for it."""
 
 _TITLE = "absolute percentage error; % in their 80 % interval, and its width and score in %"
 _NUMBERS: dict[str, str] = {
@@ -80,15 +80,15 @@ def evaluate(
     on_invalid: OnInvalid = "drop" if drop_invalid else "refuse"
     data = read_measurements(measurements, on_invalid=on_invalid, devices=devices)
     names, notes = chosen_baselines(baselines)
-    everything, known = data, []
+    everything, trained_on = data, []
     if not set(names) <= set(UNFITTED):
         everything = data if devices is None else read_measurements(measurements, on_invalid=on_invalid)
         measured = measured_devices(everything)
-        known = [name for name in card.get("trained_on", {}).get("devices", ()) if name in measured]
+        trained_on = [name for name in card.get("trained_on", {}).get("devices", ()) if name in measured]
     for name in names:
         if name not in UNFITTED and console is not None:
             console.print(f"fitting {name}", highlight=False)
-        systems[name] = _constant(fit_baseline(name, everything, known))
+        systems[name] = _constant(fit_baseline(name, everything, trained_on))
     result = score(data, systems, console)
     return replace(result, notes=(*result.notes, *notes))
 
@@ -134,7 +134,7 @@ def _kernel_rows(data: Measurements, systems: dict[str, System], console: Consol
             predictor = system(str(device))
             forecast_s = predict_kernels(predictor, gpu, kernels, isolated=True)
             low_s = high_s = np.full(len(rows), np.nan)
-            if all(has_intervals(predictor, FAMILIES[each]) for each in kernels.families):
+            if all(has_intervals(predictor, FAMILIES[family_name]) for family_name in kernels.families):
                 low_s, high_s = predict_kernel_intervals(predictor, gpu, kernels)
             head = {"system": name, "device": device, "family": family, "measured_s": measured_s}
             part = pd.DataFrame({**head, "forecast_s": forecast_s, "low_s": low_s, "high_s": high_s})
@@ -159,6 +159,7 @@ def model_scores(
     records: list[dict[str, Any]] = []
     graphs: dict[tuple[Any, ...], Graph] = {}
     several_gpus, unknown, sources = Counter[str](), Counter[str](), 0
+    # A label that cannot be forecast is counted by its reason, so that the notes say what the scores leave out.
     for row in follow([] if labels is None else labels.to_dict("records"), "models", console):
         if row["option"] not in OPTIONS:
             several_gpus[row["option"]] += 1

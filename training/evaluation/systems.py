@@ -64,7 +64,7 @@ class FamilyRows:
 
 
 class System(Protocol):
-    """What a protocol can compare."""
+    """System a protocol can compare."""
 
     def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> Mapping[str, Sequence[Predictor]]:
         """Predictors of the family by GPU: of the jobs that left it out, or of jobs that leave none out.
@@ -105,8 +105,8 @@ class GradientSystem:
             for device in job.held_out or rows.devices:
                 # One row stands for all: it says which generation, and which device if that was seen.
                 place = int(np.argmax(rows.device == rows.devices.index(device)))
-                own = sample_of(rows.take(slice(place, place + 1)), seen=not job.held_out)
-                out.setdefault(device, []).append(kind.predictor(member, rows.family, own))
+                sample = sample_of(rows.take(slice(place, place + 1)), seen=not job.held_out)
+                out.setdefault(device, []).append(kind.predictor(member, rows.family, sample))
         return out
 
 
@@ -180,7 +180,7 @@ SYSTEMS: dict[str, System] = {
 """Every system by name; the first is ours."""
 OURS = "mixture"
 DEFAULT_SYSTEMS: tuple[str, ...] = ("mixture", "neusight", "roofline3", "roofline")
-"""What a protocol compares unless told otherwise."""
+"""Systems a protocol compares unless told otherwise."""
 BASELINES: tuple[str, ...] = tuple(
     name for name, system in SYSTEMS.items() if name != OURS and not isinstance(system, WaveSystem)
 )

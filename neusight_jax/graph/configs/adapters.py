@@ -36,19 +36,21 @@ class Lora(Record):
         return not self.targets or any(word in name for word in self.targets)
 
     def elements(self, features: int, width: int) -> float:
-        """Of both matrices of a product of `features` x `width`."""
+        """Elements of both matrices beside a product of `features` x `width`."""
         return float(self.rank) * (features + width)
 
     def values(self) -> dict[str, Any]:
-        """As plain values."""
+        """Rank and targets as plain values."""
         return {"rank": self.rank, "targets": list(self.targets)}
 
     def check(self, names: Iterable[str]) -> None:
         """`InputError` for a target that none of a model's products has in its name."""
-        own = list(dict.fromkeys(names))
+        products = list(dict.fromkeys(names))
         for word in self.targets:
-            if not any(word in name for name in own):
-                raise InputError(f"lora target {word!r} is in no product's name; expected parts of {', '.join(own)}")
+            if not any(word in name for name in products):
+                raise InputError(
+                    f"lora target {word!r} is in no product's name; expected parts of {', '.join(products)}"
+                )
 
 
 def lora_of(part: Config, model_type: str, products: Iterable[str]) -> Lora:
@@ -60,10 +62,10 @@ def lora_of(part: Config, model_type: str, products: Iterable[str]) -> Lora:
     modules = part.values.get("target_modules")
     if modules is None or modules == "all-linear":
         return Lora(part.size("r", 8))
-    listed = [modules] if isinstance(modules, str) else modules
-    if not isinstance(listed, list) or not all(isinstance(word, str) for word in listed):
+    words = [modules] if isinstance(modules, str) else modules
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InputError(f"{part.name}.target_modules is {shown(modules)}, expected a list of names, or all-linear")
-    meant = names(listed, f"{part.name}.target_modules", isinstance(modules, str))
+    meant = names(words, f"{part.name}.target_modules", isinstance(modules, str))
     targets = [name for name in products if any(map(meant.match, modules_of(name, model_type, 0)))]
     if not targets:
         raise InputError(f"{part.name}.target_modules {shown(modules)} names no product of {model_type} layers")

@@ -60,9 +60,9 @@ STEP_ARCHITECTURES: dict[str, StepRecorder] = {**dict.fromkeys(decoder.MODEL_TYP
 """Recorders of models with fused kernels by `model_type`."""
 
 
-def model_type(config: Config, known: Mapping[str, Any] | None = None) -> str:
-    """The `model_type` of a config; `InputError` when it is absent or not among `known` (default: all there are)."""
-    names = (*ARCHITECTURES, *STEP_ARCHITECTURES) if known is None else tuple(known)
+def model_type(config: Config, supported: Mapping[str, Any] | None = None) -> str:
+    """The `model_type` of a config; `InputError` when it is absent or not in `supported` (default: all there are)."""
+    names = (*ARCHITECTURES, *STEP_ARCHITECTURES) if supported is None else tuple(supported)
     kind = config.values.get("model_type")
     if kind is None:
         keys = ", ".join(shown(key) for key in [*config.values][:3])
@@ -74,7 +74,7 @@ def model_type(config: Config, known: Mapping[str, Any] | None = None) -> str:
     if isinstance(kind, str) and kind in names:
         return kind
     missing = missing_layer(kind) if isinstance(kind, str) else None
-    if missing is not None and known is None:
+    if missing is not None and supported is None:
         raise InputError(f"{config.name}: model_type {kind!r} is not supported: it has {missing}, not written here")
     near = difflib.get_close_matches(str(kind)[:60].lower(), names, n=3, cutoff=0.6)
     others = f"nearest: {', '.join(near)}" if near else f"expected one of {len(names)} such as {', '.join(names[:4])}"
@@ -98,10 +98,10 @@ def assumed_dtype(config: Config, dtype: str | None) -> tuple[str, list[str]]:
     if config.values.get("model_type") not in MODEL_TYPES:
         return EAGER_DTYPE, []
     key = config.first("dtype", "torch_dtype")
-    own = config.dtype(key)
-    if own is None:
+    config_dtype = config.dtype(key)
+    if config_dtype is None:
         return USUAL_DTYPE, [f"dtype {USUAL_DTYPE} assumed: the config says none"]
-    return own, [f"dtype {own} assumed: the config's own"]
+    return config_dtype, [f"dtype {config_dtype} assumed: the config's own"]
 
 
 def assumed_length(
@@ -130,7 +130,7 @@ def assumed_length(
     if isinstance(kv_length, int) and not isinstance(kv_length, bool):
         usual = max(min(usual, kv_length), 1)
     elif isinstance(kv_length, Sequence):
-        usual = max(min([usual, *(each for each in kv_length if isinstance(each, int))]), 1)
+        usual = max(min([usual, *(count for count in kv_length if isinstance(count, int))]), 1)
     return usual, [f"sequence length {usual:,} assumed"]
 
 
@@ -252,17 +252,17 @@ def _graph(
     mode: str,
     dtype: str | None,
     fused: bool | None,
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     split: Mapping[str, int],
     lora: Lora | None,
 ) -> Graph:
-    """`graph_from_config` without an optimizer; `given`: what only decoders have, `split`: over how many devices."""
+    """`graph_from_config` without an optimizer; `options`: what only decoders have, `split`: over how many devices."""
     parsed = language_config(read_config(config))
     kind = model_type(parsed)
     if dtype is not None and not has_quantization(parsed.values) and dtype != _stored_dtype(parsed):
         parsed.stored_bytes = None  # other weights are asked for than the files have
     dtype, notes = assumed_dtype(parsed, dtype)
-    sequence_length, more = assumed_length(parsed, sequence_length, mode, given["kv_length"])
+    sequence_length, more = assumed_length(parsed, sequence_length, mode, options["kv_length"])
     parsed.notes = [*notes, *more, *parsed.notes]
     # Training frameworks run GPT-2 in 16 bits with the fused kernels of a decoder.
     if kind == "gpt2" and mode == "training" and fused is None and (dtype != EAGER_DTYPE or lora):
@@ -278,13 +278,13 @@ def _graph(
             sequence_length,
             mode,
             dtype,
-            given["kv_length"],
-            given["weight_dtype"],
-            given["kv_dtype"],
+            options["kv_length"],
+            options["weight_dtype"],
+            options["kv_dtype"],
             (tensor, expert),
             lora,
         )
-    _refuse_for_eager(parsed, kind, mode, {**given, "lora": lora}, **split)
+    _refuse_for_eager(parsed, kind, mode, {**options, "lora": lora}, **split)
     tape = _tape(parsed, batch_size, sequence_length, mode, dtype)
     graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
     trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
@@ -340,13 +340,13 @@ def eager_graph(config: Config, tape: Tape, batch_size: int, sequence_length: in
     )
 
 
-def _refuse_for_eager(config: Config, kind: str, mode: str, given: Mapping[str, Any], **split: int) -> None:
+def _refuse_for_eager(config: Config, kind: str, mode: str, options: Mapping[str, Any], **split: int) -> None:
     """`InputError` for what only decoders have."""
     if mode in STEP_MODES and mode not in MODES:
         raise InputError(
             f"{config.name}: mode {mode} is for decoders such as llama or qwen3; {kind} has inference and training"
         )
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None:
             raise InputError(f"{config.name}: {name} is for decoders; leave it out for {kind}")
     for name, devices in split.items():
@@ -388,10 +388,10 @@ def _step_graph(
     # The catalog has models as they are published, some of them quantized after training.
     if mode == "training" and config.catalog and weight_dtype is None:
         config = unquantized(config)
-    said = quantization_of(config, weight_dtype)
-    dtypes = precision(dtype, weight_dtype, kv_dtype, said)
+    quantization = quantization_of(config, weight_dtype)
+    dtypes = precision(dtype, weight_dtype, kv_dtype, quantization)
     trained = mode == "training" and kind in MODEL_TYPES
-    step = Step(batch, dtypes, mode, said, shard=Shard() if trained else None, lora=lora)
+    step = Step(batch, dtypes, mode, quantization, shard=Shard() if trained else None, lora=lora)
     STEP_ARCHITECTURES[kind](step, config, *split)
     if lora is not None:
         lora.check(step.adapted)
@@ -399,7 +399,7 @@ def _step_graph(
         "new_tokens": _short(batch.queries),
         "kv_length": _short(batch.context),
         "weight_dtype": "/".join(scheme.name for scheme in step.ledger.schemes) or step.precision.weights,
-        "quantization": None if said is None else said.method,
+        "quantization": None if quantization is None else quantization.method,
         "kv_dtype": step.precision.kv_cache,
         "tensor_parallel": split[0],
         "expert_parallel": split[1],
@@ -414,7 +414,7 @@ def _step_graph(
         sequence_length=max(batch.context),
         fused=True,
         tokens=batch.tokens,
-        footprint=_kept_wide(step) if trained and weight_dtype is None and said is None else step.footprint(),
+        footprint=_kept_wide(step) if trained and weight_dtype is None and quantization is None else step.footprint(),
         options=options,
         notes=(
             *config.notes,
@@ -439,7 +439,7 @@ def _short(lengths: tuple[int, ...]) -> int | list[int]:
 
 
 def quantization_of(config: Config, weight_dtype: str | None) -> Quantization | None:
-    """What a config says of its weights, None where it says nothing or somebody asks for another `weight_dtype`."""
+    """Quantization that a config states, None where it says nothing or somebody asks for another `weight_dtype`."""
     if weight_dtype is None:
         return read_quantization(config.name, config.values)
     config.values.settle(*QUANTIZED)
@@ -457,7 +457,7 @@ def unquantized(config: Config) -> Config:
 
 
 def reading_notes(config: Config, weight_bytes: float | None = None) -> tuple[str, ...]:
-    """What a config left to its class, which keys were not read, and weights that are not as large as their files.
+    """Notes on what a config left to its class, keys that were not read, and weights not as large as their files.
 
     Args:
       config: all of which was read; weight_bytes: of the whole model in the dtype of its files, if they were counted.

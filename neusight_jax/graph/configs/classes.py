@@ -1,4 +1,4 @@
-"""What `architectures` of a config says: the class of the model, and with it the head, or which draft it is.
+"""Meaning of `architectures` in a config: the class of the model, and with it the head, or which draft it is.
 
 Sources: the modelling code of Hugging Face transformers 5.24 (`modeling_layers`), of Qwen2.5-Math-RM and -PRM, and of
 EAGLE, EAGLE-3 and DFlash drafts as vLLM 0.24 and SGLang load them.
@@ -35,13 +35,13 @@ AUXILIARY = 3
 
 def class_name(config: Config) -> str:
     """The class a config names, "" where it names none."""
-    listed = config.values.get("architectures")
-    listed = [listed] if isinstance(listed, str) else listed
-    if listed is None or listed == []:
+    names = config.values.get("architectures")
+    names = [names] if isinstance(names, str) else names
+    if names is None or names == []:
         return ""
-    if not isinstance(listed, list | tuple) or not isinstance(listed[0], str) or not listed[0].isidentifier():
-        raise InputError(f"{config.name}: architectures is {shown(listed)}, expected a list with the name of a class")
-    return str(listed[0])[:60]
+    if not isinstance(names, list | tuple) or not isinstance(names[0], str) or not names[0].isidentifier():
+        raise InputError(f"{config.name}: architectures is {shown(names)}, expected a list with the name of a class")
+    return str(names[0])[:60]
 
 
 def class_kind(config: Config) -> str:
@@ -135,7 +135,7 @@ def _rewarded(_: Config, name: str, model: Decoder) -> Decoder:
 
 
 def _listed(part: Config, key: str, usual: int) -> int:
-    """How many layers of the target a draft lists."""
+    """Number of layers of the target that a draft lists."""
     return len(part.indices(key)) if part.has(key) else usual
 
 
@@ -203,4 +203,4 @@ CHANGES: dict[str, Callable[[Config, str, Decoder], Decoder]] = {
     "reward": _rewarded,
     "none": _without_head,
 }
-"""What a kind of class changes of a decoder that ends in the vocabulary's head."""
+"""Change that a kind of class makes to a decoder that ends in the vocabulary's head."""

@@ -42,10 +42,10 @@ def list_models() -> list[str]:
 def load_model_config(name: str) -> dict[str, Any]:
     """Config of a catalog model, in Hugging Face's spelling; `InputError` for an unknown name."""
     names = model_names()
-    found = names.get(name.lower())
-    if found is None:
+    canonical = names.get(name.lower())
+    if canonical is None:
         raise unknown_name("model", name, names, "`neusight-jax models` lists all, or give the path of a config.json")
-    return {key: value for key, value in _catalog()[found].items() if key != "aliases"}
+    return {key: value for key, value in _catalog()[canonical].items() if key != "aliases"}
 
 
 _MISSING = object()
@@ -127,8 +127,8 @@ class Config:
 
     def first(self, *keys: str) -> str:
         """The first of several spellings of a key that the config has; the first of all if it has none."""
-        said = [key for key in keys if self.values.get(key) is not None]
-        return (said or [key for key in keys if key in self.defaults] or list(keys))[0]
+        present = [key for key in keys if self.values.get(key) is not None]
+        return (present or [key for key in keys if key in self.defaults] or list(keys))[0]
 
     def _checked(self, key: str, default: Any, right: Callable[[Any], bool], expected: str) -> Any:
         value = self._value(key, default)
@@ -137,7 +137,7 @@ class Config:
         return value
 
     def _whole(self, key: str, default: Any, least: int, most: int, expected: str) -> int:
-        value: int = self._checked(key, default, lambda each: type(each) is int and each >= least, expected)
+        value: int = self._checked(key, default, lambda number: type(number) is int and number >= least, expected)
         if value > most:
             raise InputError(f"{self.name}: {key} is {shown(value)}, expected at most {most:,}")
         return value
@@ -152,23 +152,25 @@ class Config:
 
     def number(self, key: str, default: Any = _MISSING) -> float:
         """A positive number."""
-        return float(self._checked(key, default, lambda each: _real(each) and 0 < each <= LARGEST, "a positive number"))
+        return float(
+            self._checked(key, default, lambda number: _real(number) and 0 < number <= LARGEST, "a positive number")
+        )
 
     def rate(self, key: str, default: float) -> float:
         """A dropout rate in [0, 1)."""
         expected = "a rate of at least 0 and below 1"
-        return float(self._checked(key, default, lambda each: _real(each) and 0 <= each < 1, expected))
+        return float(self._checked(key, default, lambda number: _real(number) and 0 <= number < 1, expected))
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
-        return bool(self._checked(key, default, lambda each: isinstance(each, bool), "true or false"))
+        return bool(self._checked(key, default, lambda value: isinstance(value, bool), "true or false"))
 
     def choice(self, key: str, default: str, choices: Sequence[str]) -> str:
         """One of a few words."""
         value = self._value(key, default)
         if not isinstance(value, str) or value not in choices:
-            listed = ", ".join(choices)
-            raise InputError(f"{self.name}: {key} {shown(value)} is not supported; expected one of {listed}")
+            words = ", ".join(choices)
+            raise InputError(f"{self.name}: {key} {shown(value)} is not supported; expected one of {words}")
         return value
 
     def part(self, key: str) -> Config:
@@ -209,7 +211,9 @@ class Config:
 
     def _spelled(self, key: str, pattern: str, layers: int, extra: int, choices: Sequence[Any]) -> list[Any]:
         """A pattern of letters such as "LLLG", repeated to the last layer, as the choices it stands for."""
-        words = {letter: [each for each in choices if str(each) in (letter, *may)] for letter, may in LETTERS.items()}
+        words = {
+            letter: [choice for choice in choices if str(choice) in (letter, *may)] for letter, may in LETTERS.items()
+        }
         meanings = {letter: meant[0] for letter, meant in words.items() if meant}
         if not pattern or len(pattern) > layers + extra or set(pattern.upper()) - set(meanings):
             raise InputError(
@@ -235,20 +239,22 @@ class Config:
         return TORCH_DTYPES[word.removeprefix("torch.")]
 
     def layers(self) -> int:
-        """How many layers it has."""
+        """Number of layers."""
         return self.size("num_hidden_layers", most=MOST_LAYERS)
 
     def labels(self) -> int:
         """Classes of a classifier: `num_labels`, or as many as have a name, or the two of the class's default."""
-        named = self.values.get("id2label")
-        return self.size("num_labels", len(named) if isinstance(named, Mapping) and named else 2)
+        classes = self.values.get("id2label")
+        return self.size("num_labels", len(classes) if isinstance(classes, Mapping) and classes else 2)
 
     def require(self, key: str, default: Any, only: Any) -> None:
         """`InputError` where a key has another value than the one that is written here."""
         value = self._value(key, default)
         if type(value) is not type(only) or value != only:
-            given, wanted = (str(each).lower() if isinstance(each, bool) else shown(each) for each in (value, only))
-            raise InputError(f"{self.name}: {key} {given} is not supported; expected {wanted}")
+            actual, wanted = (
+                str(setting).lower() if isinstance(setting, bool) else shown(setting) for setting in (value, only)
+            )
+            raise InputError(f"{self.name}: {key} {actual} is not supported; expected {wanted}")
 
     def head_size(self, hidden_key: str, heads_key: str) -> int:
         """Width of one attention head."""
@@ -314,9 +320,9 @@ def read_config(config: str | Path | Mapping[str, Any]) -> Config:
     path = Path(config)
     place = path.exists() or path.is_absolute() or str(config).startswith((".", "~")) or path.suffix == ".json"
     if isinstance(config, str) and (config.lower() in model_names() or not place):
-        named = Config(config, load_model_config(config))
-        named.catalog = True
-        return named
+        model = Config(config, load_model_config(config))
+        model.catalog = True
+        return model
     files = read_files(path)
     if files.base:
         return _with_adapters(path, files)

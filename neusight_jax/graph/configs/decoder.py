@@ -137,13 +137,13 @@ def _check_mode(step: Step, config: Config, model: Decoder) -> None:
 
 
 def _head(step: Step, model: Decoder, tensor_parallel: int) -> None:
-    """What follows the last layer; of a job also the loss, and the head's weight where the embedding is elsewhere."""
+    """Write the end of a model; of a job also the loss, and the head's weight where the embedding is elsewhere."""
     tokens = step.requests.tokens
     if model.streams > 1:
         _collapse(step, "streams", model, model.streams)
         step.weight(model.streams + 1)
     _norm(step, "norm", model, residual=True)
-    own = step.precision.activations
+    dtype = step.precision.activations
     if model.outputs is not None:
         _outputs(step, model, model.outputs)
         return
@@ -151,7 +151,7 @@ def _head(step: Step, model: Decoder, tensor_parallel: int) -> None:
     vocabulary = -(-vocabulary // tensor_parallel)
     bias = vocabulary * model.head_bias
     tied = "head" in model.shared or (model.tied and (step.shard is None or step.shard.embeds))
-    step.linear("head", rows, vocabulary, model.hidden, dtype=own, tied=tied, bias=bias)
+    step.linear("head", rows, vocabulary, model.hidden, dtype=dtype, tied=tied, bias=bias)
     if step.serving:
         step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
     elif step.shard is not None:
@@ -165,8 +165,8 @@ def _outputs(step: Step, model: Decoder, widths: tuple[int, ...]) -> None:
     for at, features in enumerate(widths):
         if at:
             step.stream("score.activation", "stream", "pointwise", tokens, width, 1, 1, grad=1.5)
-        name, own = f"score.{at}" if len(widths) > 1 else "score", step.precision.activations
-        step.linear(name, tokens, features, width, dtype=own, bias=features * model.head_bias)
+        name, dtype = f"score.{at}" if len(widths) > 1 else "score", step.precision.activations
+        step.linear(name, tokens, features, width, dtype=dtype, bias=features * model.head_bias)
         width = features
 
 

@@ -20,7 +20,7 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 @dataclass(frozen=True)
 class Traits:
-    """What tells one type from another beside sizes.
+    """Traits that tell one type from another beside sizes.
 
     Attributes:
       bias, output_bias, mlp_bias, head_bias: of projections: always, never, or as the key named says.
@@ -78,8 +78,8 @@ def kv_heads(config: Config, heads: int, key: str = "num_key_value_heads") -> in
 def attention(config: Config, **options: Any) -> Attention:
     """Softmax attention of the usual keys; the width of a head is said, the class's, or the model's over its heads."""
     heads = config.size("num_attention_heads")
-    shared, own = kv_heads(config, heads), config.has("head_dim")
-    size = config.size("head_dim") if own else config.head_size("hidden_size", "num_attention_heads")
+    shared, explicit = kv_heads(config, heads), config.has("head_dim")
+    size = config.size("head_dim") if explicit else config.head_size("hidden_size", "num_attention_heads")
     return Attention(heads, shared, size, **options)
 
 
@@ -112,7 +112,7 @@ def read_family(config: Config) -> Decoder:
     traits, layers = TRAITS[kind], config.layers()
     windows = _windows(config, layers, traits)
     wants_norm = not traits.qk_norm_if or config.flag(traits.qk_norm_if, False)
-    own = attention(
+    mixer = attention(
         config,
         bias=said(config, traits.bias),
         output_bias=said(config, traits.output_bias),
@@ -127,7 +127,7 @@ def read_family(config: Config) -> Decoder:
     dense = Dense(0, traits.gated, said(config, traits.mlp_bias))
     return decoder(
         config,
-        [replace(own, window=window, rotary=rotary) for window, rotary in pairs],
+        [replace(mixer, window=window, rotary=rotary) for window, rotary in pairs],
         feed_forward(config, layers, traits.experts, dense=dense),
         layer=block,
         norm_weights=traits.norm_weights,
@@ -151,7 +151,7 @@ def _windows(config: Config, layers: int, traits: Traits) -> list[int]:
 
 
 def _windowed(config: Config, layers: int, rule: str) -> list[bool]:
-    """Which layers have the window."""
+    """Whether each layer has the window."""
     key = config.first("sliding_window_pattern", "_sliding_window_pattern")
     if isinstance(config.values.get(key), str | list):  # as letters, for types of any rule
         return [word == SLIDING for word in config.listed(key, layers, (SLIDING, FULL)) or []]
@@ -170,7 +170,7 @@ def _windowed(config: Config, layers: int, rule: str) -> list[bool]:
 
 
 def rotary_layers(config: Config, layers: int) -> list[bool]:
-    """Which layers rotate queries and keys: `no_rope_layers` (1 = they do), or all but every n-th."""
+    """Whether each layer rotates queries and keys: `no_rope_layers` (1 = it does), or all but every n-th."""
     flags = config.listed("no_rope_layers", layers, (0, 1)) if config.values.get("no_rope_layers") else None
     if flags:
         return [flag == 1 for flag in flags]
@@ -212,15 +212,15 @@ def read_experts(config: Config, kind: str) -> Experts:
     if chosen > count:
         raise InputError(f"{config.name}: {key} is {chosen}, expected at most the {count} experts there are")
     inner = config.size(config.first(*row.pop("inner")))
-    own, times, usual = row.pop("shared", None), row.pop("times", None), row.pop("usual_times", 0)
-    shared = config.count(config.first(*own), 0) if own else inner
-    shared *= config.count(config.first(*times), usual) if times else bool(own)
+    shared_keys, times, usual = row.pop("shared", None), row.pop("times", None), row.pop("usual_times", 0)
+    shared = config.count(config.first(*shared_keys), 0) if shared_keys else inner
+    shared *= config.count(config.first(*times), usual) if times else bool(shared_keys)
     flags = {name: said(config, flag) for name, flag in row.items()}
     return Experts(count, chosen, inner, shared, **{**flags, "shared_gate": "shared_gate" in flags and shared > 0})
 
 
 def sparse_layers(config: Config, layers: int) -> list[bool]:
-    """Which layers have experts: `mlp_layer_types`, `moe_layer_freq` (a list or a step) or those after the first."""
+    """Whether each layer has experts: `mlp_layer_types`, `moe_layer_freq` (list or step) or those after the first."""
     types = config.listed("mlp_layer_types", layers, ("dense", "sparse"))
     if types is not None:
         return [word == "sparse" for word in types]

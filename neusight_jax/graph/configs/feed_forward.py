@@ -41,8 +41,8 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
       expert_parallel: devices that hold the experts, equally many on each.
     """
     tokens = step.requests.tokens
-    own = block.count * block.router_bias + (hidden + block.count) * block.router_scales
-    step.linear("mlp.router", tokens, block.count, hidden, dtype=step.precision.activations, bias=own)
+    bias = block.count * block.router_bias + (hidden + block.count) * block.router_scales
+    step.linear("mlp.router", tokens, block.count, hidden, dtype=step.precision.activations, bias=bias)
     step.stream("mlp.top_k", "reduction", "softmax", tokens, block.count, 1, 1)
     if block.beside:
         write_dense(step, Dense(block.beside, block.gated), hidden)

@@ -31,7 +31,7 @@ ADAPTERS = "adapter_config.json"
 
 @dataclass(frozen=True)
 class Files:
-    """What a model's files say.
+    """Content of a model's files.
 
     Attributes:
       name: of the folder, or of the file without its ending.
@@ -49,7 +49,7 @@ class Files:
 
 
 def read_files(path: Path) -> Files:
-    """What a folder, or a config.json with its neighbours, says of a model.
+    """Read a folder, or a config.json with its neighbours.
 
     Raises: `InputError` for a folder without config.json and adapters, and for files that are no JSON objects.
     """
@@ -81,10 +81,10 @@ def _beside(folder: Path, name: str, file: str, values: dict[str, Any]) -> Files
         values["adapter_config"] = json_object(folder / ADAPTERS, "adapters of PEFT")
     if file == "config.json" and (folder / SENTENCES).is_file():
         # Some are named after the class they were trained as, such as Qwen3ForCausalLM; their head is not loaded.
-        listed = values.get("architectures")
-        named = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+        architectures = values.get("architectures")
+        classes = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
         values["architectures"] = [
-            re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)?$", "Model", name, count=1) for name in named
+            re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)?$", "Model", name, count=1) for name in classes
         ]
         files.notes.append(f"{SENTENCES} beside the config: an embedding model, without head")
     return files

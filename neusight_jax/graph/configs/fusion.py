@@ -80,8 +80,8 @@ def _merge(chain: Sequence[Node]) -> Node:
     # A tensor that is read anew for every copy has more elements as that operand: the larger traffic counts.
     for node in chain:
         for operand in node.operands:
-            known = outer.get(operand.name)
-            if operand.name not in inner and (known is None or known.elements < operand.elements):
+            largest = outer.get(operand.name)
+            if operand.name not in inner and (largest is None or largest.elements < operand.elements):
                 outer[operand.name] = operand
     last = chain[-1]
     size = prod(last.shape)

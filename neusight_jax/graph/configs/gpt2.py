@@ -55,13 +55,16 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
       sequence: tokens of a sequence that this rank has.
       shard: part of the model on this rank of a job; None = the whole model.
     """
-    own = shard or Shard()
+    part = shard or Shard()
     hidden, num_heads = config.size("n_embd"), config.size("n_head")
     config.head_size("n_embd", "n_head")
-    positions = config.limit_sequence(sequence * own.context, "n_positions")
-    vocabulary, layers = -(-config.size("vocab_size") // own.tensor), len(own.own(list(range(config.size("n_layer")))))
-    split, inner = hidden // own.tensor, config.size("n_inner", 4 * hidden) // own.tensor
-    num_heads //= own.tensor
+    positions = config.limit_sequence(sequence * part.context, "n_positions")
+    vocabulary, layers = (
+        -(-config.size("vocab_size") // part.tensor),
+        len(part.own(list(range(config.size("n_layer"))))),
+    )
+    split, inner = hidden // part.tensor, config.size("n_inner", 4 * hidden) // part.tensor
+    num_heads //= part.tensor
     act = config.choice("activation_function", "gelu_new", ACTIVATIONS)
     config.require("add_cross_attention", False, False)
     attn_drop, embed_drop = config.rate("attn_pdrop", 0.1), config.rate("embd_pdrop", 0.1)
@@ -73,10 +76,10 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
 
     def scattered(x: Tensor) -> Tensor:
         """That part."""
-        return Tensor(x.name, (batch, -(-sequence // own.sequence), hidden), x.grad)
+        return Tensor(x.name, (batch, -(-sequence // part.sequence), hidden), x.grad)
 
     x = scattered(Tensor("input", (batch, sequence, hidden)))
-    if own.embeds:
+    if part.embeds:
         tape.small("position_ids", "fill", (1, sequence), 0)
         tokens = tape.embedding("token_embedding", (batch, sequence), (vocabulary, hidden))
         places = tape.embedding("position_embedding", (1, sequence), (positions, hidden))
@@ -92,7 +95,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
         tape.views("attention.split", parts)
         query = heads(qkv.view(batch, sequence, 3 * split), 3 * num_heads)
         query = Tensor(query.name, (batch, num_heads, sequence, split // num_heads))
-        seen = Tensor(query.name, (batch, num_heads, sequence * own.context, split // num_heads))
+        seen = Tensor(query.name, (batch, num_heads, sequence * part.context, split // num_heads))
         if tape.fused_attention:
             context = tape.attention("attention.fused", query, seen, seen, causal=True)
         else:
@@ -115,9 +118,9 @@ def record(tape: Tape, config: Config, batch: int, sequence: int, shard: Shard |
         tape.gradient_sum("attention.gradient_sum", residual, 2)
         tape.gradient_sum("mlp.gradient_sum", middle, 2)
 
-    if own.predicts:
+    if part.predicts:
         x = tape.norm("norm", x)
-        tied = own.embeds and config.flag("tie_word_embeddings", True)
+        tied = part.embeds and config.flag("tie_word_embeddings", True)
         write_head(tape, config, gathered(x), vocabulary, tied=tied)
 
 

@@ -65,7 +65,7 @@ def read_kimi_linear(config: Config) -> Decoder:
         ("head_dim", "linear_head_dim"),
         ("short_conv_kernel_size", "linear_conv_kernel_dim"),
     )
-    heads, size, conv = (inside.size(own) if inside.has(own) else config.size(key) for own, key in spelled)
+    heads, size, conv = (inside.size(nested) if inside.has(nested) else config.size(key) for nested, key in spelled)
     inside.values.settle("kda_layers", "full_attn_layers")  # what `layer_types` says too, where it is there
     gates = "vector_wide" if inside.flag("use_full_rank_gate", False) else "vector"
     delta = DeltaNet(heads, heads, size, size, conv, gates, _state_bytes(config, "mamba_ssm_dtype"))
@@ -112,38 +112,42 @@ def read_nemotron_h(config: Config) -> Decoder:
 
 
 def _block_words(config: Config) -> list[str]:
-    """What stands in each layer: the list or the pattern of letters, which say how many there are."""
+    """Kind of block in each layer: the list or the pattern of letters, which say how many there are."""
     pattern = config.values.get("hybrid_override_pattern")
-    given = config.values.get("layers_block_type", config.values.get("layer_types"))
-    if given is None and pattern is None:
+    blocks = config.values.get("layers_block_type", config.values.get("layer_types"))
+    if blocks is None and pattern is None:
         raise InputError(f"{config.name}: config has no 'hybrid_override_pattern' and no 'layers_block_type'; add one")
-    if given is None:
+    if blocks is None:
         if not isinstance(pattern, str) or not pattern or set(pattern) - set(HYBRID_PATTERN):
             raise InputError(
                 f"{config.name}: hybrid_override_pattern is {shown(pattern)}, expected letters of "
                 f"{', '.join(HYBRID_PATTERN)}"
             )
-        given = [HYBRID_PATTERN[letter] for letter in pattern]
+        blocks = [HYBRID_PATTERN[letter] for letter in pattern]
     words = (*HYBRID_PATTERN.values(), *BLOCK_NAMES)
-    if not isinstance(given, list) or not given or not all(isinstance(word, str) and word in words for word in given):
-        raise InputError(f"{config.name}: layers_block_type is {shown(given)}, expected a list of {', '.join(words)}")
-    if config.has("num_hidden_layers") and config.layers() != len(given):
+    if (
+        not isinstance(blocks, list)
+        or not blocks
+        or not all(isinstance(word, str) and word in words for word in blocks)
+    ):
+        raise InputError(f"{config.name}: layers_block_type is {shown(blocks)}, expected a list of {', '.join(words)}")
+    if config.has("num_hidden_layers") and config.layers() != len(blocks):
         raise InputError(
-            f"{config.name}: num_hidden_layers is {config.layers()} but {len(given)} layers are listed; "
+            f"{config.name}: num_hidden_layers is {config.layers()} but {len(blocks)} layers are listed; "
             "expected the same number"
         )
-    return [BLOCK_NAMES.get(str(word), str(word)) for word in given]
+    return [BLOCK_NAMES.get(str(word), str(word)) for word in blocks]
 
 
 def read_granite_hybrid(config: Config) -> Decoder:
     """Mamba-2 or attention, then experts, if any, and a feed-forward block all tokens share."""
     layers = config.layers()
-    inner, own = int(config.number("mamba_expand", 2) * config.size("hidden_size")), sizes(config, "granitemoehybrid")
-    if inner % own["heads"]:
-        raise InputError(f"{config.name}: mamba_n_heads {own['heads']} does not divide {inner} features")
+    inner, dims = int(config.number("mamba_expand", 2) * config.size("hidden_size")), sizes(config, "granitemoehybrid")
+    if inner % dims["heads"]:
+        raise InputError(f"{config.name}: mamba_n_heads {dims['heads']} does not divide {inner} features")
     mamba = Mamba2(
-        **own,
-        head_size=inner // own["heads"],
+        **dims,
+        head_size=inner // dims["heads"],
         bias=config.flag("mamba_proj_bias", False),
         conv_bias=config.flag("mamba_conv_bias", True),
         state_bytes=_state_bytes(config, "mamba_ssm_cache_dtype"),

@@ -115,7 +115,7 @@ def _compressed_indexer(step: Step, mixer: Compressed, indexer: Indexer, hidden:
 
 
 def _visible(requests: Requests, mixer: Compressed) -> tuple[Requests, int]:
-    """What a query sees: the window and the entries before it, as one sequence."""
+    """Keys a query sees: the window and the entries before it, as one sequence."""
 
     def entries(length: float) -> float:
         count = length / mixer.ratio if mixer.ratio else 0.0

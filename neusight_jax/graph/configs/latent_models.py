@@ -46,7 +46,7 @@ def read_latent(config: Config) -> Decoder:
         chosen = replace(attention, indexer=indexer)
         # A layer without an indexer of its own sees the keys chosen for the layer before.
         reused = replace(attention, indexer=replace(indexer, heads=0))
-        mixers = [chosen if own else reused for own in _own_indexers(config, layers)]
+        mixers = [chosen if has_indexer else reused for has_indexer in _own_indexers(config, layers)]
     routed = config.has(config.first("n_routed_experts", "num_experts", "num_local_experts"))
     plain = not routed and kind in ("deepseek_v2", "deepseek_v3")
     return decoder(config, mixers, feed_forward(config, layers, "" if plain else "deepseek"))
@@ -54,12 +54,12 @@ def read_latent(config: Config) -> Decoder:
 
 def _indexer(config: Config, query_rank: int, norms: int) -> Indexer:
     """An indexer; `norms`: weights of its norms over its size."""
-    own = sizes(config, "indexer")
-    return Indexer(**own, query_rank=query_rank, block=1, norms=norms * own["size"], head_weights=True)
+    dims = sizes(config, "indexer")
+    return Indexer(**dims, query_rank=query_rank, block=1, norms=norms * dims["size"], head_weights=True)
 
 
 def _own_indexers(config: Config, layers: int) -> list[bool]:
-    """Which layers choose keys themselves; the others take what the layer before chose."""
+    """Whether each layer chooses keys itself; the others take what the layer before chose."""
     words = config.listed("indexer_types", layers, ("full", "shared"))
     if words is not None:
         return [word == "full" for word in words]

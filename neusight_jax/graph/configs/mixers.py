@@ -12,9 +12,9 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
     """Projections, norms, rotary embedding, attention, gate, output."""
     tokens, heads, kv, size = step.requests.tokens, mixer.heads, mixer.kv_heads, mixer.head_size
     value = mixer.value_size or size
-    own = mixer.cached * kv * (size + mixer.values * value)
+    kv_features = mixer.cached * kv * (size + mixer.values * value)
     gate = heads * value if mixer.gate == "element" else 0
-    features = heads * size + own + gate
+    features = heads * size + kv_features + gate
     step.linear("attention.qkv", tokens, features, hidden * mixer.inputs, bias=features * mixer.bias)
     _norms(step, mixer)
     if mixer.rotary:

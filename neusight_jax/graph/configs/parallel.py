@@ -35,7 +35,7 @@ SPLIT: dict[type, dict[str, str]] = {
         "beside": "features of the feed-forward block",
     },
 }
-"""What of a layer splits evenly or not at all, and how people call it; the rest is on every device."""
+"""Sizes of a layer that split evenly or not at all, with their names in errors; the rest is on every device."""
 SHARED: dict[type, str] = {Attention: "kv_heads", Mamba2: "groups"}
 """Heads that several of the others share: every device holds those its own need."""
 
@@ -73,17 +73,17 @@ def _part(name: str, part: Any, devices: int) -> Any:
     kind = type(part)
     if kind not in SPLIT:
         return part
-    own = {}
+    shares = {}
     for size, what in SPLIT[kind].items():
         count = getattr(part, size)
         if count % devices:
             raise InputError(f"{name}: {count} {what} do not split over {devices} GPUs; expected a divisor")
-        own[size] = count // devices
+        shares[size] = count // devices
     if kind in SHARED:
-        own[SHARED[kind]] = _shared_heads(part.heads, getattr(part, SHARED[kind]), own["heads"])
+        shares[SHARED[kind]] = _shared_heads(part.heads, getattr(part, SHARED[kind]), shares["heads"])
     if isinstance(part, DeltaNet):
-        own["value_heads"] = part.value_heads // devices
-    return replace(part, **own)
+        shares["value_heads"] = part.value_heads // devices
+    return replace(part, **shares)
 
 
 def _shared_heads(heads: int, shared: int, local: int) -> int:

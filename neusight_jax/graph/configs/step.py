@@ -65,8 +65,8 @@ def precision(
       quantization: of the model, module by module; None = all weights are stored alike.
     """
     activations = "bf16" if dtype in NARROW else dtype
-    said = None if quantization is None else quantization.read.kv_cache
-    cache = kv_dtype or said or ("fp8" if dtype in ("fp8", "fp4") else activations)
+    quantized_cache = None if quantization is None else quantization.read.kv_cache
+    cache = kv_dtype or quantized_cache or ("fp8" if dtype in ("fp8", "fp4") else activations)
     if quantization is not None:
         return Precision(dtype, activations, activations, cache)
     weights = weight_dtype or dtype
@@ -122,18 +122,18 @@ class Step(Writer):
         """Elements of what is trained."""
         return self.adapters if self.lora else self.parameters
 
-    def weight_notes(self, asked: str | None, quantized: bool) -> tuple[str, ...]:
-        """How weights are stored, where a config says so or they are narrower than their products.
+    def weight_notes(self, weight_dtype: str | None, quantized: bool) -> tuple[str, ...]:
+        """Notes on how weights are stored, where a config says so or they are narrower than their products.
 
         Args:
-          asked: the dtype asked for, if any; quantized: whether the config has a quantization.
+          weight_dtype: the dtype asked for, if any; quantized: whether the config has a quantization.
         """
         if self.quantization is not None:
             method = self.quantization.method
             blind = [node for node in self.ledger.nodes if self.quantization.blind(node)]
             guessed = (f"{method} goes by module names; those of {', '.join(blind)} are guessed",) if blind else ()
             return (self.ledger.sentence(method, self.precision.activations), *guessed)
-        if asked is None or not (quantized or self._narrow):
+        if weight_dtype is None or not (quantized or self._narrow):
             return ()
         means = "as asked for, in place of the config's quantization" if quantized else "as asked for"
         return (self.ledger.sentence(means, self.precision.activations),)
@@ -192,22 +192,24 @@ class Step(Writer):
         self.parameter_bytes += stored_bytes * self.repeat
 
     def stored(self, name: str, dtype: str | None = None, tied: bool = False) -> list[Stored]:
-        """How the layers of this section hold the weights of a node; `dtype`: of those that are not quantized."""
+        """Storage of a node's weights in the layers of this section; `dtype`: of those that are not quantized."""
         shares: dict[Scheme | None, float] = {None: 1.0}
         if self.quantization is not None:
             shares = self.quantization.shares("embedding" if tied else name, self.layers)
         return [self._stored(share, scheme, dtype) for scheme, share in shares.items()]
 
     def _stored(self, share: float, scheme: Scheme | None, dtype: str | None) -> Stored:
-        own = self.precision
+        dtypes = self.precision
         if scheme is None:
             if dtype is not None or self.quantization is not None:
-                plain = dtype or own.activations
+                plain = dtype or dtypes.activations
                 return Stored(share, stored_as(plain), plain, plain=True)
-            return Stored(share, stored_as(own.weights), own.products)
-        if own.products in NARROW and 8.0 * dtype_bytes(own.products) >= scheme.bits:
-            return Stored(share, scheme, own.products)
-        return Stored(share, scheme, scheme.arithmetic or own.activations, own.activations if scheme.arithmetic else "")
+            return Stored(share, stored_as(dtypes.weights), dtypes.products)
+        if dtypes.products in NARROW and 8.0 * dtype_bytes(dtypes.products) >= scheme.bits:
+            return Stored(share, scheme, dtypes.products)
+        return Stored(
+            share, scheme, scheme.arithmetic or dtypes.activations, dtypes.activations if scheme.arithmetic else ""
+        )
 
     def embedding(self, vocabulary: int, hidden: int, *, shared: bool = False) -> None:
         """The rows of the new tokens looked up; `shared`: whether the weights are another model's."""
@@ -254,11 +256,11 @@ class Step(Writer):
 
     def _adapter(self, name: str, rows: int, features: int, width: int, lora: Lora) -> None:
         """An adapter beside a product of a layer."""
-        elements, own = lora.elements(features, width), self.precision.activations
-        stream = "stream" if own in FLASH else "elementwise"
+        elements, dtype = lora.elements(features, width), self.precision.activations
+        stream = "stream" if dtype in FLASH else "elementwise"
         self.weight(elements)
         self.adapters += elements * self.repeat
-        phases = adapter_kernels(rows, features, width, lora.rank, own, stream)
+        phases = adapter_kernels(rows, features, width, lora.rank, dtype, stream)
         self.emit(name, "linear", *phases, (rows, lora.rank), adapter=True)
 
     def products(
@@ -306,10 +308,10 @@ class Step(Writer):
           part: whose products they go into; the kernel is launched as often as its share says.
           copies: what is written, 2 = as they are and transposed.
         """
-        own = self.precision.activations
-        written = copies * dtype_bytes(part.dtype) / dtype_bytes(own)
+        dtype = self.precision.activations
+        written = copies * dtype_bytes(part.dtype) / dtype_bytes(dtype)
         dims = {"rows": float(rows), "cols": float(cols), "reads": 1.0, "writes": written}
-        return Kernel("stream", "quantize", dims, part.share, own)
+        return Kernel("stream", "quantize", dims, part.share, dtype)
 
     def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
         """Write a batch of products with weights, in the dtype of the activations.
@@ -323,14 +325,14 @@ class Step(Writer):
           features: outputs of each.
           width: contraction of each.
         """
-        own = self.precision.activations
+        dtype = self.precision.activations
         self.weight(float(batch) * features * width)
         self.emit(
             name,
             "bmm",
-            [matrix_product(batch, rows, features, width, own)],
-            [matrix_product(batch, rows, width, features, own)],
-            [matrix_product(batch, features, width, rows, own, upright=False)],
+            [matrix_product(batch, rows, features, width, dtype)],
+            [matrix_product(batch, rows, width, features, dtype)],
+            [matrix_product(batch, features, width, rows, dtype, upright=False)],
             (batch, rows, features),
         )
 
@@ -350,11 +352,11 @@ class Step(Writer):
           grad: traffic of the gradient over that of the forward kernel; 0 = no kernel.
         """
 
-        own = family if self.precision.activations in FLASH else UNGRAPHED.get(op, "elementwise")
+        kernel_family = family if self.precision.activations in FLASH else UNGRAPHED.get(op, "elementwise")
 
         def kernel(passes: float) -> Kernel:
             dims = {"rows": float(rows), "cols": float(cols), "reads": reads * passes, "writes": writes * passes}
-            return Kernel(own, op, dims, 1.0, self.precision.activations)
+            return Kernel(kernel_family, op, dims, 1.0, self.precision.activations)
 
         self.emit(name, op, [kernel(1.0)], [kernel(grad)] if grad else [], (), (rows, cols))
 

@@ -125,8 +125,8 @@ def read_mimo_v2(config: Config) -> Decoder:
         raise InputError(
             f"{config.name}: swa_num_attention_heads {local.heads} is not divisible by its KV heads {local.kv_heads}"
         )
-    listed = config.has("mlp_layer_types") or config.has("moe_layer_freq")
-    sparse = sparse_layers(config, layers) if listed else [at > 0 for at in range(layers)]
+    has_list = config.has("mlp_layer_types") or config.has("moe_layer_freq")
+    sparse = sparse_layers(config, layers) if has_list else [at > 0 for at in range(layers)]
     mixers = [local if word == SLIDING else full for word in words]
     return decoder(config, mixers, feed_forward(config, layers, "deepseek", sparse))
 
@@ -138,23 +138,25 @@ def read_step3(config: Config) -> Decoder:
     bias = config.flag("attention_bias", False)
     full = attention(config, bias=bias, output_bias=bias, qk_norm="head", gate="head")
     other = config.part("attention_other_setting")
-    own = other.size("num_attention_heads", config.size("num_sliding_attention_heads", full.heads))
-    if own % full.kv_heads:
-        raise InputError(f"{config.name}: {own} heads of windowed layers are not divisible by {full.kv_heads} KV heads")
-    local = replace(full, heads=own, window=_window(config, words))
+    heads = other.size("num_attention_heads", config.size("num_sliding_attention_heads", full.heads))
+    if heads % full.kv_heads:
+        raise InputError(
+            f"{config.name}: {heads} heads of windowed layers are not divisible by {full.kv_heads} KV heads"
+        )
+    local = replace(full, heads=heads, window=_window(config, words))
     mixers = [local if word == SLIDING else full for word in words]
     return decoder(config, mixers, feed_forward(config, layers, "step3p5", _step3_sparse(config, layers)))
 
 
 def _step3_sparse(config: Config, layers: int) -> list[bool]:
-    listed = config.values.get("moe_layers_enum")
-    if listed is None:
-        said = config.has("mlp_layer_types") or config.has("first_k_dense_replace")
-        return sparse_layers(config, layers) if said else [at >= 3 for at in range(layers)]
-    if isinstance(listed, str):
-        parts = [part.strip() for part in listed.split(",") if part.strip()]
+    numbers = config.values.get("moe_layers_enum")
+    if numbers is None:
+        has_list = config.has("mlp_layer_types") or config.has("first_k_dense_replace")
+        return sparse_layers(config, layers) if has_list else [at >= 3 for at in range(layers)]
+    if isinstance(numbers, str):
+        parts = [part.strip() for part in numbers.split(",") if part.strip()]
         if not all(part.isdecimal() for part in parts):
-            raise InputError(f"{config.name}: moe_layers_enum is {listed[:40]!r}, expected layer numbers with commas")
+            raise InputError(f"{config.name}: moe_layers_enum is {numbers[:40]!r}, expected layer numbers with commas")
         chosen = {int(part) for part in parts}
     else:
         chosen = config.indices("moe_layers_enum")
@@ -184,14 +186,14 @@ def read_minimax_m3(config: Config) -> Decoder:
 def read_nemotron_nas(config: Config) -> Decoder:
     """Llama with layers that a search made narrower, linear, or left out."""
     layers = config.layers()
-    listed = config.values.get("block_configs")
-    if not isinstance(listed, list) or len(listed) != layers or not all(isinstance(item, dict) for item in listed):
+    entries = config.values.get("block_configs")
+    if not isinstance(entries, list) or len(entries) != layers or not all(isinstance(item, dict) for item in entries):
         raise InputError(
             f"{config.name}: block_configs is no list of {layers} JSON objects; expected one for each layer"
         )
     mixers: list[Mixer | None] = []
     blocks: list[FeedForward | None] = []
-    for at, item in enumerate(listed):
+    for at, item in enumerate(entries):
         whole = Config(f"{config.name}: block_configs of layer {at}", item)
         mixers.append(_kept(whole.part("attention"), "attention", partial(_grouped_attention, config)))
         blocks.append(_kept(whole.part("ffn"), "mlp", partial(_narrowed, config)))
@@ -210,8 +212,8 @@ def _grouped_attention(config: Config, part: Config) -> Attention:
     if heads % group:
         raise InputError(f"{part.name}: n_heads_in_group is {group}, expected a divisor of {heads} heads")
     bias = config.flag("attention_bias", False)
-    own = attention(config, window=part.count("window_length", 0), bias=bias, output_bias=bias)
-    return replace(own, kv_heads=heads // group)
+    mixer = attention(config, window=part.count("window_length", 0), bias=bias, output_bias=bias)
+    return replace(mixer, kv_heads=heads // group)
 
 
 def _narrowed(config: Config, part: Config) -> Dense:

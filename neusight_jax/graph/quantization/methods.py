@@ -25,7 +25,7 @@ Rule = tuple[Names, Scheme | None]
 
 @dataclass(frozen=True)
 class Read:
-    """What a method said of a model.
+    """Rules a method states for a model.
 
     Attributes:
       rules: names and their scheme, None = not quantized; the first that matches holds.
@@ -107,13 +107,13 @@ class Section:
         inner = self.section(key)
         if inner is None:
             return {}
-        found = {name: inner.section(name) for name in inner.values}
-        return {name: each or Section({}, f"{inner.where}.{name}") for name, each in found.items()}
+        sections = {name: inner.section(name) for name in inner.values}
+        return {name: section or Section({}, f"{inner.where}.{name}") for name, section in sections.items()}
 
     def excluded(self) -> tuple[Rule, ...]:
         """The modules the method leaves alone, as a rule."""
-        listed = [name for key in _EXCLUDED for name in self.words(key)]
-        return ((names(listed, self.where), None),) if listed else ()
+        modules = [name for key in _EXCLUDED for name in self.words(key)]
+        return ((names(modules, self.where), None),) if modules else ()
 
     def kv_cache(self) -> str | None:
         """Dtype of the KV cache, where it is said."""
@@ -130,10 +130,10 @@ class Section:
 
 
 def read_method(method: str, section: Section) -> Read:
-    """What a method of `METHODS` says of a model."""
-    found = METHODS[method](section)
-    found = found if isinstance(found, Read) else Read(section.excluded(), found)
-    return found if method in _NO_CACHE else replace(found, kv_cache=section.kv_cache())
+    """Rules a method of `METHODS` states for a model."""
+    reading = METHODS[method](section)
+    reading = reading if isinstance(reading, Read) else Read(section.excluded(), reading)
+    return reading if method in _NO_CACHE else replace(reading, kv_cache=section.kv_cache())
 
 
 def _grouped(name: str, bits: int, group: int, extra: float, arithmetic: str = "") -> Scheme:
@@ -155,7 +155,7 @@ def _awq(section: Section) -> Scheme:
 
 def _gptq(section: Section) -> Read:
     bits, group = section.whole("bits"), section.whole("group_size", default=128, least=-1)
-    own = _grouped(f"int{bits}", bits, group, bits)
+    common = _grouped(f"int{bits}", bits, group, bits)
     rules: list[Rule] = []
     # The first rule that matches holds, so overrides go before the modules left alone.
     for pattern, over in section.entries("dynamic").items():
@@ -168,10 +168,10 @@ def _gptq(section: Section) -> Read:
     rules += section.excluded()
     inside = section.values.get("modules_in_block_to_quantize")
     if inside:
-        lists = inside if isinstance(inside, list) and all(isinstance(each, list) for each in inside) else [inside]
-        listed = [name for each in lists for name in Section({"names": each}, section.where).words("names")]
-        rules.append((names(listed, section.where), own))
-    return Read(tuple(rules), None if inside else own, own if section.flag("lm_head") else None)
+        lists = inside if isinstance(inside, list) and all(isinstance(block, list) for block in inside) else [inside]
+        modules = [name for block in lists for name in Section({"names": block}, section.where).words("names")]
+        rules.append((names(modules, section.where), common))
+    return Read(tuple(rules), None if inside else common, common if section.flag("lm_head") else None)
 
 
 def _auto_round(section: Section) -> Read:
@@ -187,8 +187,8 @@ def _auto_round(section: Section) -> Read:
 
     rules: list[Rule] = []
     for name, over in section.entries("extra_config").items():
-        own = scheme(over.whole("bits", default=bits), over.whole("group_size", default=group, least=-1))
-        rules.append((names([name], section.where), own))
+        override = scheme(over.whole("bits", default=bits), over.whole("group_size", default=group, least=-1))
+        rules.append((names([name], section.where), override))
     return Read((*rules, *section.excluded()), scheme(bits, group))
 
 
@@ -204,7 +204,7 @@ def _fp8(section: Section) -> Read:
 
 def _pair(value: Any, where: str) -> tuple[int, int]:
     right = isinstance(value, list | tuple) and len(value) == 2
-    if not right or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in value):
+    if not right or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in value):
         raise InputError(f"{where} is {brief(value)}, expected two whole numbers, rows and columns of a block")
     return value[0], value[1]
 
@@ -241,12 +241,12 @@ def _hqq(section: Section) -> Scheme | Read:
         bits = inner.whole("nbits", default=4)
         return _grouped(f"int{bits}", bits, inner.whole("group_size", default=64, least=-1), 16)
 
-    own = whole.section("weight_quant_params")
-    if own is not None:
-        return scheme(own)
+    parameters = whole.section("weight_quant_params")
+    if parameters is not None:
+        return scheme(parameters)
     layers = section.entries("quant_config").items()
     rules = [
-        (names([name], section.where), scheme(each.section("weight_quant_params") or each)) for name, each in layers
+        (names([name], section.where), scheme(layer.section("weight_quant_params") or layer)) for name, layer in layers
     ]
     return Read((*section.excluded(), *rules))
 
@@ -254,19 +254,21 @@ def _hqq(section: Section) -> Scheme | Read:
 def _torchao(section: Section) -> Scheme:
     if section.flag("include_input_output_embeddings"):
         raise InputError(f"{section.where}: torchao with include_input_output_embeddings is not read; expected false")
-    given = section.values.get("quant_type")
+    kind = section.values.get("quant_type")
     group = section.section("quant_type_kwargs") or Section({}, section.where)
-    if isinstance(given, Mapping):
-        outer = Section(given, f"{section.where}.quant_type").section("default")
-        inner = outer.values if outer else given
+    if isinstance(kind, Mapping):
+        outer = Section(kind, f"{section.where}.quant_type").section("default")
+        inner = outer.values if outer else kind
         data = inner.get("_data")
-        given = inner.get("_type")
+        kind = inner.get("_type")
         group = Section(data if isinstance(data, Mapping) else {}, f"{section.where}.quant_type")
-    own = _named("torchao").get(str(given).replace("_", "").lower().removesuffix("config"))
-    if own is None:
-        known = "int4_weight_only, int8_weight_only, float8_weight_only, or those with dynamic activations"
-        raise InputError(f"{section.where}: torchao quant_type {brief(given)} is not read; expected {known}")
-    return replace(own, group=(1, group.whole("group_size", default=own.group[1]))) if own.bits < 8.0 else own
+    scheme = _named("torchao").get(str(kind).replace("_", "").lower().removesuffix("config"))
+    if scheme is None:
+        supported = "int4_weight_only, int8_weight_only, float8_weight_only, or those with dynamic activations"
+        raise InputError(f"{section.where}: torchao quant_type {brief(kind)} is not read; expected {supported}")
+    return (
+        replace(scheme, group=(1, group.whole("group_size", default=scheme.group[1]))) if scheme.bits < 8.0 else scheme
+    )
 
 
 def _compressed_tensors(section: Section) -> Read:
@@ -277,6 +279,7 @@ def _compressed_tensors(section: Section) -> Read:
     if not groups:
         raise InputError(f"{section.where} has no config_groups; expected at least one with weights and targets")
     rules, everything = list(section.excluded()), None
+    # Names go before classes, which hold for whatever no name matches: names are rules, a class is the default.
     for group in groups.values():
         scheme = _group_scheme(group)
         targets = group.words("targets") or ["Linear"]
@@ -317,18 +320,18 @@ def _group_scheme(group: Section) -> Scheme | None:
 
 def _algorithm(section: Section) -> Scheme:
     """modelopt's `quant_algo`."""
-    known = _named("modelopt")
-    own = known[section.word("quant_algo", known)]
-    rows, cols = own.group
-    return replace(own, group=(1, section.whole("group_size", default=cols))) if rows == 1 and cols else own
+    algorithms = _named("modelopt")
+    scheme = algorithms[section.word("quant_algo", algorithms)]
+    rows, cols = scheme.group
+    return replace(scheme, group=(1, section.whole("group_size", default=cols))) if rows == 1 and cols else scheme
 
 
 def _listed(section: Section) -> list[Rule]:
     """modelopt's `quantized_layers`: an algorithm for each, all others as they are."""
     by_scheme: dict[Scheme, list[str]] = {}
-    for name, each in section.entries("quantized_layers").items():
-        by_scheme.setdefault(_algorithm(each), []).append(name)
-    return [(names(listed, section.where), scheme) for scheme, listed in by_scheme.items()]
+    for name, layer in section.entries("quantized_layers").items():
+        by_scheme.setdefault(_algorithm(layer), []).append(name)
+    return [(names(modules, section.where), scheme) for scheme, modules in by_scheme.items()]
 
 
 def _modelopt(section: Section) -> Scheme | Read | None:
@@ -357,12 +360,12 @@ def _mlx(section: Section) -> Read:
             by_scheme.setdefault(None, []).append(module)
         elif value is not True:
             raise InputError(f"{section.where}.{name} is {brief(value)}, expected an object with bits, or false")
-    rules = tuple((names(listed, section.where), scheme) for scheme, listed in by_scheme.items())
+    rules = tuple((names(modules, section.where), scheme) for scheme, modules in by_scheme.items())
     return Read(rules, common, common, common)
 
 
 def _mlx_scheme(section: Section, outer: Section) -> Scheme:
-    """Of a module or of all: groups with a scale and a bias of 16 bits, or formats that fix both."""
+    """Scheme of a module or of all: groups with a scale and a bias of 16 bits, or formats that fix both."""
     bits = section.whole("bits", default=outer.whole("bits"))
     mode = section.word("mode", ("affine", "mxfp4", "mxfp8", "nvfp4"), "affine")
     group = section.whole("group_size", default=outer.whole("group_size", default=64))

@@ -28,11 +28,13 @@ def modules_of(node: str, model_type: str, layer: int) -> tuple[Aliases, ...]:
     if node in _TABLE["whole"]:
         return (tuple(_TABLE["whole"][node]),)
     part = _TABLE["parts"].get(node) or {"around": node.split(".")[0], "own": [[node.split(".")[-1]]]}
-    own = part["own"][node == "mlp.experts" and model_type in _TABLE["ungated"] :]
+    modules = part["own"][node == "mlp.experts" and model_type in _TABLE["ungated"] :]
     parents = {**_TABLE["parents"], **_TABLE["parents_of"].get(model_type, {})}.get(part["around"], [part["around"]])
     stems = [f"layers.{layer}.{parent}".rstrip(".") for parent in parents]
     fused = part.get("fused", [])
-    return tuple(tuple(f"{stem}.{name}".rstrip(".") for stem in stems for name in (*names, *fused)) for names in own)
+    return tuple(
+        tuple(f"{stem}.{name}".rstrip(".") for stem in stems for name in (*names, *fused)) for names in modules
+    )
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def _runs(name: str) -> Iterator[str]:
     return (".".join(parts[start:end]) for end in ends for start in range(end))
 
 
-def names(given: Iterable[str], where: str, regular: bool = False) -> Names:
+def names(patterns: Iterable[str], where: str, regular: bool = False) -> Names:
     """`Names` from a list of a config.
 
     Args:
@@ -73,7 +75,7 @@ def names(given: Iterable[str], where: str, regular: bool = False) -> Names:
     exact: set[str] = set()
     globs: list[str] = []
     expressions: list[str] = []
-    for text in given:
+    for text in patterns:
         if regular or text.startswith("re:") or set(text) & set("\\^$(|[+"):
             expressions.append(text.removeprefix("re:"))
         elif "*" in text or "?" in text:

@@ -50,13 +50,13 @@ class Quantization:
         return self._known[key]
 
     def _shares(self, node: str, layers: Sequence[int]) -> dict[Scheme | None, float]:
-        found = Counter(
+        counts = Counter(
             self._scheme(node, aliases)
             for layer in (layers or range(max(self.layers, 1)))
             for aliases in modules_of(node, self.model_type, layer)
         )
-        total = found.total()
-        return {scheme: count / total for scheme, count in found.items()}
+        total = counts.total()
+        return {scheme: count / total for scheme, count in counts.items()}
 
     def _scheme(self, node: str, aliases: tuple[str, ...]) -> Scheme | None:
         for names, scheme in self.read.rules:
@@ -74,14 +74,14 @@ class Quantization:
 
 
 def read_quantization(name: str, config: Mapping[str, Any]) -> Quantization | None:
-    """What the values of a config say of quantization, None where they say nothing; `name`: of it, for errors.
+    """Quantization that the values of a config state, None where they say nothing; `name`: of it, for errors.
 
     Raises: `InputError` naming the method, or the key, that cannot be read.
     """
-    found = list(_found(config))
-    if not found:
+    sections = list(_found(config))
+    if not sections:
         return None
-    key, values = found[0]
+    key, values = sections[0]
     where = f"{name}: {key}"
     if not isinstance(values, Mapping):
         raise InputError(f"{where} is {brief(values)}, expected an object with quant_method")
@@ -137,15 +137,15 @@ def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _method(values: Mapping[str, Any], where: str) -> str:
-    given = values.get("quant_method")
-    if given is None:
+    quant_method = values.get("quant_method")
+    if quant_method is None:
         if "quant_algo" in values or "kv_cache_quant_algo" in values:
             return "modelopt"
         if "config_groups" in values:
             return "compressed-tensors"
         raise InputError(f"{where} has no quant_method; expected one of {', '.join(METHODS)}")
-    name = str(given).lower().replace("_", "-").removeprefix("intel/").removesuffix("-marlin")
-    folded = {known.replace("_", "-"): known for known in METHODS}
+    name = str(quant_method).lower().replace("_", "-").removeprefix("intel/").removesuffix("-marlin")
+    folded = {method.replace("_", "-"): method for method in METHODS}
     if name in folded:
         return folded[name]
     if name.startswith("modelopt"):
@@ -153,6 +153,6 @@ def _method(values: Mapping[str, Any], where: str) -> str:
     needs = table("graph.quantization", "schemes")["refused"].get(name.replace("-", "_"))
     why = f" ({needs})" if needs else ""
     raise InputError(
-        f"{where}: quant_method {brief(given)} is not read{why}; expected one of {', '.join(METHODS)}, "
+        f"{where}: quant_method {brief(quant_method)} is not read{why}; expected one of {', '.join(METHODS)}, "
         "or give weight_dtype (--weight-dtype) to say how weights are stored"
     )

@@ -40,7 +40,7 @@ class Scheme:
 
     @property
     def grouping(self) -> str:
-        """What shares a scale, for people, e.g. "group 128"; "" where scales are not counted."""
+        """Elements that share a scale, for people, e.g. "group 128"; "" where scales are not counted."""
         rows, cols = self.group
         if not self.scale_bits:
             return ""
@@ -57,7 +57,7 @@ MXFP4_EXPERTS = replace(MXFP4, arithmetic="fp8", path="fp4")
 """gpt-oss: multiplied in mxfp8 where matrix units take scales themselves, as those that have fp4 do; widened elsewhere
 (vLLM's and TensorRT-LLM's recipes for gpt-oss)."""
 INT4 = Scheme("int4", 4.0, (1, 128), 20.0)
-"""What AWQ and GPTQ write by default: groups of 128 with a 16-bit scale and a zero point as wide as an element."""
+"""Scheme AWQ and GPTQ write by default: groups of 128 with a 16-bit scale and a zero point as wide as an element."""
 
 _NARROW: dict[str, Scheme] = {"int4": INT4, "fp4": NVFP4}
 WEIGHT_DTYPES: tuple[str, ...] = (*DTYPES, "int4")
@@ -77,7 +77,7 @@ def stored_as(dtype: str) -> Scheme:
 
 @dataclass(frozen=True)
 class Stored:
-    """How some layers of a node hold a weight and multiply it.
+    """Storage of a weight in some layers of a node, and the dtype that multiplies it.
 
     Attributes:
       share: of the node's layers.
@@ -94,8 +94,8 @@ class Stored:
 
     def either(self, kernel: Callable[[str], Kernel]) -> Kernel:
         """The kernel in the dtype of the products, and what runs where a GPU lacks its path."""
-        own = kernel(self.dtype)
-        return replace(own, path=self.scheme.path, instead=kernel(self.instead)) if self.instead else own
+        product = kernel(self.dtype)
+        return replace(product, path=self.scheme.path, instead=kernel(self.instead)) if self.instead else product
 
     def weight_share(self, features: float, width: float, dtype: str) -> float:
         """Bytes of a weight as stored over those in the dtype it is multiplied in.
@@ -119,7 +119,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ),
     *(("mlp.shared", "shared experts"), ("mlp", "feed-forward")),
 )
-"""What people call the nodes whose names start so."""
+"""Name for people of the nodes whose names start so."""
 
 
 class Ledger:
@@ -150,7 +150,7 @@ class Ledger:
         return sorted(self._narrow, key=lambda key: -self._narrow[key])
 
     def sentence(self, method: str, plain_dtype: str) -> str:
-        """How weights are stored, in one line; `plain_dtype`: of what is left as it is."""
+        """Storage of the weights, in one line; `plain_dtype`: of what is left as it is."""
         parts = []
         for scheme, dtype in self._sorted():
             means = ", ".join(word for word in (method, scheme.grouping) if word)

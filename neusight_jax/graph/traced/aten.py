@@ -47,7 +47,7 @@ OVERWRITES = operators("aten", "random") | {"copy", "fill", "zero"}
 
 
 def kind_of(call: Call) -> Kind:
-    """How an operator runs; `max` and `min` of two arrays are pointwise."""
+    """Kind an operator runs as; `max` and `min` of two arrays are pointwise."""
     if call.op in POINTWISE or (call.op in ("max", "min") and len(call.inputs) > 1):
         return "pointwise"
     if call.op in REDUCTIONS and call.inputs:
@@ -58,12 +58,12 @@ def kind_of(call: Call) -> Kind:
 def reduced_axes(call: Call) -> list[int]:
     """Axes a reduction goes over."""
     rank = len(call.inputs[0].shape)
-    given = call.args[1] if len(call.args) > 1 else None
+    argument = call.args[1] if len(call.args) > 1 else None
     if call.op in ("norm", "linalg_vector_norm"):
-        given = call.args[2] if len(call.args) > 2 else None
-    if given is None or isinstance(given, bool | float) or given == []:
+        argument = call.args[2] if len(call.args) > 2 else None
+    if argument is None or isinstance(argument, bool | float) or argument == []:
         return list(range(rank))
-    axes = [given] if isinstance(given, int) else list(given)
+    axes = [argument] if isinstance(argument, int) else list(argument)
     return [axis % max(rank, 1) for axis in axes if isinstance(axis, int)]
 
 
@@ -152,8 +152,8 @@ def _conv_sizes(call: Call, image: Value, weight: Value, result: tuple[int, ...]
 
 
 def _per_axis(sizes: Any, axes: int) -> list[int]:
-    listed = [sizes] if isinstance(sizes, int) else list(sizes)
-    return listed * axes if len(listed) == 1 else listed
+    extents = [sizes] if isinstance(sizes, int) else list(sizes)
+    return extents * axes if len(extents) == 1 else extents
 
 
 def _convolution(call: Call) -> Kernels:
@@ -167,7 +167,7 @@ def _convolution(call: Call) -> Kernels:
 def _in_layout(kernels: Kernels, tensors: Sequence[Value], call: Call) -> Kernels:
     """Tensor cores want channels innermost: images that lie otherwise are copied, there and back."""
     paths = {"fp32": call.params.get("fp32_products", "fp32")}
-    narrow = any(each.family == "conv" and paths.get(each.dtype, each.dtype) != "fp32" for each in kernels)
+    narrow = any(kernel.family == "conv" and paths.get(kernel.dtype, kernel.dtype) != "fp32" for kernel in kernels)
     copied = [value for value in tensors if narrow and value.strides and not _channels_last(value)]
     return (*kernels, *(moved("copy", (value,), (value,)) for value in copied))
 
@@ -222,10 +222,10 @@ def _batch_norm(call: Call) -> Kernels:
     """
     backward = call.op.endswith("backward")
     image, name = call.inputs[0], "batchnorm"
-    trains = next((given for given in call.args if isinstance(given, bool)), "no_training" not in call.op)
-    known = not (backward or trains)
-    reads = 4.0 if backward else 1.0 if known else 2.0
-    if known or not image.strides or _channels_last(image):
+    trains = next((argument for argument in call.args if isinstance(argument, bool)), "no_training" not in call.op)
+    uses_running = not (backward or trains)
+    reads = 4.0 if backward else 1.0 if uses_running else 2.0
+    if uses_running or not image.strides or _channels_last(image):
         family, cols = "memory", image.shape[1]
     else:
         family, name, cols = "softmax", "batchnorm_channels", image.elements // image.shape[1]
@@ -287,7 +287,7 @@ def _attention(call: Call) -> Kernels:
     keys, value_head, dtype = key.shape[-2], value.shape[-1], arithmetic_dtype(query.dtype)
     if dtype not in FLASH:
         return attention_kernels(prod(outer), queries, keys, head, value_head, dtype, backward=backward)
-    heads, kv_heads = (each.shape[-3] if len(each.shape) > 2 else 1 for each in (query, key))
+    heads, kv_heads = (tensor.shape[-3] if len(tensor.shape) > 2 else 1 for tensor in (query, key))
     sizes = (prod(outer) // heads, queries, keys, heads, kv_heads, (head + value_head) / 2)
     causal = any(argument is True for argument in call.args)
     return (fused_attention(*sizes, dtype, causal=causal)[backward],)

@@ -42,7 +42,7 @@ from neusight_jax.kernels.table import PHASES, Kernel
 # From operations to a `Graph`: what nothing reads is left out, groups become nodes, equal nodes one with a repeat.
 
 WORST_FLOP_PER_BYTE = 50.0
-"""What a byte counts beside a FLOP when branches are compared, about the ridge point of today's GPUs in fp32."""
+"""Weight of a byte beside a FLOP when branches are compared, about the ridge point of today's GPUs in fp32."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -77,8 +77,8 @@ def assemble(
             nodes.append(_node(members, kernels))
         for at in inside:
             steps[at] = max(inside)
-            own = [value.id for value in live[at].outputs]
-            unstored.update((array, None) for array in own if array not in sources and not outside(array))
+            arrays = [value.id for value in live[at].outputs]
+            unstored.update((array, None) for array in arrays if array not in sources and not outside(array))
     merged = _merge_equal(nodes)
     return Graph(
         name=name,
@@ -173,12 +173,12 @@ def _merge_equal(nodes: Sequence[Node]) -> list[Node]:
             for phase in node.phases
         )
         key = (place, node.op, kernels)
-        known = merged.get(key)
-        if known is None:
+        earlier = merged.get(key)
+        if earlier is None:
             merged[key] = node
         else:
-            same = known.name == node.name
-            merged[key] = replace(known, name=known.name if same else place, repeat=known.repeat + node.repeat)
+            same = earlier.name == node.name
+            merged[key] = replace(earlier, name=earlier.name if same else place, repeat=earlier.repeat + node.repeat)
     seen: dict[str, int] = {}
     out = []
     for node in merged.values():
@@ -240,10 +240,10 @@ def mark_attention(operations: Sequence[Operation]) -> list[Operation]:
         if item.op not in PRODUCTS or item.phase != 0:
             continue
         for value in item.inputs[:2]:
-            found = _between(operations, producer, value.id, prod(value.shape))
-            if found is None:
+            chain = _between(operations, producer, value.id, prod(value.shape))
+            if chain is None:
                 continue
-            scores, softmax = found
+            scores, softmax = chain
             marks[scores], marks[at] = SCORES, CONTEXT
             marks |= dict.fromkeys(softmax, SOFTMAX)
     return [replace(item, op=marks[at]) if at in marks else item for at, item in enumerate(operations)]
@@ -307,7 +307,7 @@ class Walk:
         kind: Kind,
         kernels: Kernels,
         *,
-        known: bool,
+        modelled: bool,
         axes: Sequence[int],
         scope: Iterable[str],
         full_name: str,
@@ -317,7 +317,7 @@ class Walk:
 
         Args:
           kind: how it runs; kernels: of its own, for kind "opaque".
-          known: whether it is modelled; if not, `full_name` says what it is.
+          modelled: whether it is modelled; if not, `full_name` says what it is.
           axes: of a reduction.
           scope: where it stands in the program; place: repeat, loop body.
         """
@@ -326,7 +326,7 @@ class Walk:
             kernels = tuple(on_path(kernel, self.options.fp32_products) for kernel in kernels)
         if any(kernel.family in PRODUCT_FAMILIES for kernel in kernels):
             if unrated := unrated_dtype(call):
-                kernels, known, full_name = unrated_product(call, kernels), False, f"{full_name} of {unrated}"
+                kernels, modelled, full_name = unrated_product(call, kernels), False, f"{full_name} of {unrated}"
             elif is_complex(call.inputs[0]):
                 kernels = tuple(complex_product(kernel) for kernel in kernels)
         loop, reduced = call.outputs[0].shape if call.outputs else (), 1
@@ -335,7 +335,7 @@ class Walk:
             reduced = prod(loop[axis] for axis in axes)
         return Operation(
             name=".".join((*scope, call.op)),
-            op=call.op if known else f"{UNMODELLED} {full_name}",
+            op=call.op if modelled else f"{UNMODELLED} {full_name}",
             kind=kind,
             inputs=call.inputs,
             outputs=call.outputs,
@@ -416,10 +416,10 @@ class _Grouping:
             for maker in makers:
                 above |= self.above[maker] | (1 << maker)
             self.above.append(above)
-            own = Group([at], None, 1 << at, set(makers))
+            singleton = Group([at], None, 1 << at, set(makers))
             if item.kind == "row":
-                own.row = (max(prod(item.loop) // max(item.reduced, 1), 1), item.reduced)
-            self.group_of.append(own)
+                singleton.row = (max(prod(item.loop) // max(item.reduced, 1), 1), item.reduced)
+            self.group_of.append(singleton)
             if item.kind in FUSABLE:
                 for value in item.inputs:
                     source = self.producer.get(value.id)
@@ -428,10 +428,10 @@ class _Grouping:
         seen: set[int] = set()
         out = []
         for at in range(len(self.operations) - 1, -1, -1):
-            found = self.group_of[at]
-            if id(found) not in seen:
-                seen.add(id(found))
-                out.append([self.operations[member] for member in sorted(found.members)])
+            fusion = self.group_of[at]
+            if id(fusion) not in seen:
+                seen.add(id(fusion))
+                out.append([self.operations[member] for member in sorted(fusion.members)])
         return [members for members in reversed(out) if members[0].kind != "free"]
 
     def _try(self, at: int, maker: int) -> None:
@@ -463,8 +463,8 @@ class _Grouping:
         alone = len(self.readers.get(source.outputs[0].id, ())) == 1
         return alone and there < here and source.kind == "pointwise" and theirs.row is None
 
-    def _has_column(self, found: Group) -> bool:
-        return any(self.operations[member].kind == "column" for member in found.members)
+    def _has_column(self, fusion: Group) -> bool:
+        return any(self.operations[member].kind == "column" for member in fusion.members)
 
     def _circular(self, one: Group, other: Group) -> bool:
         # A maker outside that needs a member would need the result of a kernel that waits for it.

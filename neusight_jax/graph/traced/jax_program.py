@@ -80,8 +80,12 @@ def members(params: Mapping[str, Any], mesh: Mapping[str, int]) -> list[int]:
 
     Raises: `InputError` for an axis whose size is unknown.
     """
-    named = params.get("axes", params.get("axis_name"))
-    axes = [str(name) for name in (named if isinstance(named, tuple | list) else (named,)) if not isinstance(name, int)]
+    axis_names = params.get("axes", params.get("axis_name"))
+    axes = [
+        str(name)
+        for name in (axis_names if isinstance(axis_names, tuple | list) else (axis_names,))
+        if not isinstance(name, int)
+    ]
     unknown = [name for name in axes if name not in mesh]
     if unknown:
         raise unknown_axis("the function", unknown[0])
@@ -154,7 +158,7 @@ def graph_from_function(
     if not callable(fn):
         raise InputError(f"{fn!r} is a {type(fn).__name__}, expected a function and its arguments")
     name = options.name or getattr(fn, "__name__", type(fn).__name__)
-    closed, given, returned = _trace(fn, name, args, kwargs)
+    closed, arguments, returned = _trace(fn, name, args, kwargs)
     walk = _Walk(options)
     values = [walk.fresh(var.aval) for var in closed.jaxpr.invars]
     for leaf in jax.tree.leaves((args, kwargs)):
@@ -163,7 +167,7 @@ def graph_from_function(
     fused = True if options.fused is None else options.fused
     mode = "training" if any(item.phase for item in walk.operations) else "inference"
     names = argument_names(fn, len(args))
-    leaves = [Leaf(names.get(at, at), path, value) for (at, path), value in zip(given, values, strict=True)]
+    leaves = [Leaf(names.get(at, at), path, value) for (at, path), value in zip(arguments, values, strict=True)]
     leaves += [Leaf("", (), value) for value in walk.constants.values()]
     chosen = None if options.parameters is None else [names.get(name, name) for name in options.parameters]
     made = list(zip(returned, results, strict=True))
@@ -183,8 +187,8 @@ def _trace(
 
     Leaves that are no arrays stay as they are.
     """
-    found, treedef = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
-    leaves, paths = [leaf for _, leaf in found], [_keys(path) for path, _ in found]
+    pairs, treedef = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
+    leaves, paths = [leaf for _, leaf in pairs], [_keys(path) for path, _ in pairs]
     returned: list[Path] = []
     traced = [at for at, leaf in enumerate(leaves) if _is_array(leaf)]
 
@@ -192,8 +196,8 @@ def _trace(
         filled = list(leaves)
         for at, array in zip(traced, arrays, strict=True):
             filled[at] = array
-        positional, named = jax.tree_util.tree_unflatten(treedef, filled)
-        out = fn(*positional, **named)
+        positional, keywords = jax.tree_util.tree_unflatten(treedef, filled)
+        out = fn(*positional, **keywords)
         made = [(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(out) if _is_array(leaf)]
         returned[:] = [_keys(path) for path, _ in made]
         return [leaf for _, leaf in made]
@@ -331,8 +335,8 @@ class _Walk(Walk):
 
     def _of_device(self, eqn: Any, inner: Any, inputs: list[Value], place: _Place) -> list[Value]:
         """A program over a mesh: one device reads its shards, and its results are shards of whole arrays."""
-        own = getattr(inner, "jaxpr", inner).invars
-        shards = [value.part(var.aval.shape) for value, var in zip(inputs, own, strict=True)]
+        invars = getattr(inner, "jaxpr", inner).invars
+        shards = [value.part(var.aval.shape) for value, var in zip(inputs, invars, strict=True)]
         results = self.closed(inner, shards, place)
         return [value.view(tuple(var.aval.shape)) for value, var in zip(results, eqn.outvars, strict=True)]
 
@@ -366,9 +370,9 @@ class _Walk(Walk):
         call = Call(name, (), tuple(inputs), tuple(outputs), params=params, phase=phase)
         kind = kind_of(call)
         if name in COLLECTIVES:
-            kernels, known = collective(call, self.options.gpus_per_domain), True
+            kernels, modelled = collective(call, self.options.gpus_per_domain), True
         else:
-            kernels, known = kernels_of_primitive(call) if kind == "opaque" else ((), True)
+            kernels, modelled = kernels_of_primitive(call) if kind == "opaque" else ((), True)
         if any(kernel.family in PRODUCT_FAMILIES and kernel.dtype == "fp32" for kernel in kernels):
             self.default_precision |= eqn.params.get("precision") is None
         if name.startswith(UPDATES):
@@ -378,7 +382,7 @@ class _Walk(Walk):
                 call,
                 kind,
                 kernels,
-                known=known,
+                modelled=modelled,
                 axes=reduced_axes(call),
                 scope=place.scope,
                 full_name=_full_name(eqn),
@@ -410,14 +414,14 @@ class _Walk(Walk):
         params = eqn.params
         length, consts, carried = params["length"], params["num_consts"], params["num_carry"]
         inner = params["jaxpr"].jaxpr.invars
-        given = [
+        values = [
             self._entering(value, var.aval, at < consts + carried)
             for at, (value, var) in enumerate(zip(inputs, inner, strict=True))
         ]
         body = self._body(place, float(length))
-        results = self.closed(params["jaxpr"], given, body)
+        results = self.closed(params["jaxpr"], values, body)
         carry = results[:carried]
-        self._carries(given[consts : consts + carried], carry, body.body)
+        self._carries(values[consts : consts + carried], carry, body.body)
         # What is carried out is carried in again: a result may need every value carried.
         outs = zip(results, eqn.outvars, strict=True)
         return [self._link((value, *carry), var.aval, body.body) for value, var in outs]
@@ -449,7 +453,7 @@ class _Walk(Walk):
         return [self._link((value, *results, *test), var.aval, body.body) for value, var in outs]
 
     def _cond(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
-        return self.branch([partial(self._branch, each, inputs, eqn, place) for each in eqn.params["branches"]])
+        return self.branch([partial(self._branch, branch, inputs, eqn, place) for branch in eqn.params["branches"]])
 
     def _branch(self, branch: Any, inputs: list[Value], eqn: Any, place: _Place) -> list[Value]:
         results = self.closed(branch, inputs[1:], place)

@@ -20,7 +20,7 @@ from neusight_jax.units import MIB
 
 @dataclass(frozen=True)
 class Holding:
-    """What a traced program holds beside the arrays it makes.
+    """Memory a traced program holds beside the arrays it makes.
 
     Attributes:
       footprint: all of it but the activations.
@@ -123,7 +123,7 @@ Role: TypeAlias = Literal["parameter", "input", "buffer", "optimizer"]
 Path: TypeAlias = tuple[str, ...]
 
 SURE, NAMED, LIKELY = 4.0, 2.0, 1.0
-"""How much a piece of evidence counts: what only one reading explains, a name, a habit. Positive for a parameter."""
+"""Weights of the pieces of evidence: what only one reading explains, a name, a habit. Positive for a parameter."""
 PARAMETERS = re.compile(
     r"^(.*_)?(p|w|u|b|params?|parameters|weights?|kernels?|bias|biases|scales?|gamma|beta|theta|tables?|model|variables"
     r"|[wu]_?\d+|w_?[a-z]{1,3}|embeddings?|experts?)$"
@@ -171,35 +171,35 @@ class Leaf:
 def roles(
     leaves: Sequence[Leaf], operations: Sequence[Operation], carried: Set[tuple[int, int]]
 ) -> tuple[list[Role], list[bool]]:
-    """What each leaf is, and whether that is sure.
+    """Role of each leaf, and whether it is sure.
 
     Args:
       leaves: arrays the program is given.
       operations: of the whole program.
       carried: (loop body, id of an array) of what a loop carries from one step to the next.
     """
-    found = _Evidence({leaf.value.id for leaf in leaves}, carried).read(operations)
+    evidence = _Evidence({leaf.value.id for leaf in leaves}, carried).read(operations)
     training = any(item.phase for item in operations)
     needed, updating = _needed_by(operations, BACKWARD), _needed_by(operations, BACKWARD + 1)
-    own = [_own(leaf, found.get(leaf.value.id, 0.0), leaves) for leaf in leaves]
+    scores = [_own(leaf, evidence.get(leaf.value.id, 0.0), leaves) for leaf in leaves]
     chosen: list[Role] = []
     sure: list[bool] = []
     # Parameters mostly come as a tree in one argument, so neighbours count, but never against what is sure.
-    for leaf, score in zip(leaves, own, strict=True):
+    for leaf, score in zip(leaves, scores, strict=True):
         beside = sum(
-            other for it, other in zip(leaves, own, strict=True) if it.argument == leaf.argument and it is not leaf
+            other for it, other in zip(leaves, scores, strict=True) if it.argument == leaf.argument and it is not leaf
         )
         total = score + (max(-NAMED, min(NAMED, beside)) if leaf.argument else 0.0)
-        known = next((COLLECTIONS[key] for key in (leaf.argument, *leaf.path) if key in COLLECTIONS), None)
+        declared = next((COLLECTIONS[key] for key in (leaf.argument, *leaf.path) if key in COLLECTIONS), None)
         role: Role = "parameter" if total > 0 else "input"
-        if known is not None:
-            role = known
+        if declared is not None:
+            role = declared
         elif not leaf.argument:  # a constant that a product reads is no input
-            role = "parameter" if leaf.floating and leaf.value.id in found else "buffer"
+            role = "parameter" if leaf.floating and leaf.value.id in evidence else "buffer"
         elif training and leaf.floating and leaf.value.id in updating - needed:
             role = "optimizer"
         chosen.append(role)
-        sure.append(known is not None or role == "optimizer" or not leaf.argument or abs(total) >= NAMED)
+        sure.append(declared is not None or role == "optimizer" or not leaf.argument or abs(total) >= NAMED)
     return chosen, sure
 
 
@@ -230,8 +230,8 @@ class _Evidence:
     for what is computed from several.
     """
 
-    def __init__(self, given: Set[int], carried: Set[tuple[int, int]]) -> None:
-        self.origin: dict[int, int | None] = {array: array for array in given}
+    def __init__(self, arguments: Set[int], carried: Set[tuple[int, int]]) -> None:
+        self.origin: dict[int, int | None] = {array: array for array in arguments}
         self.carried = carried
         self.score: dict[int, float] = {}
         self.parts: dict[int, set[int]] = {}
@@ -326,7 +326,7 @@ _ABSENT = -1
 def learned(leaves: Sequence[Leaf], results: Sequence[tuple[Path, Value]], late: Set[int]) -> list[bool]:
     """Whether the program returns a gradient or an update of each leaf, by shape and path."""
     made = [(path, value.shape) for path, value in results if value.id in late]
-    found = []
+    matches = []
     # A result is the gradient of one parameter at most, so it is struck off when it is matched.
     for leaf in leaves:
         match = next(
@@ -339,8 +339,8 @@ def learned(leaves: Sequence[Leaf], results: Sequence[tuple[Path, Value]], late:
         )
         if match is not None:
             del made[match]
-        found.append(match is not None)
-    return found
+        matches.append(match is not None)
+    return matches
 
 
 def argument_names(fn: Callable[..., Any], count: int) -> dict[str, str]:
@@ -349,8 +349,8 @@ def argument_names(fn: Callable[..., Any], count: int) -> dict[str, str]:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
         return {}
-    named = itertools.takewhile(lambda item: item.kind is not item.VAR_POSITIONAL, parameters)
-    return {str(at): item.name for at, item in zip(range(count), named, strict=False)}
+    positional = itertools.takewhile(lambda item: item.kind is not item.VAR_POSITIONAL, parameters)
+    return {str(at): item.name for at, item in zip(range(count), positional, strict=False)}
 
 
 def holding_of(
@@ -362,7 +362,7 @@ def holding_of(
     memory: Mapping[int, int],
     chosen: Sequence[str] | None,
 ) -> tuple[Holding, tuple[str, ...]]:
-    """What a JAX program holds beside the arrays it makes, and what had to be assumed for that.
+    """Memory a JAX program holds beside the arrays it makes, and what had to be assumed for that.
 
     Args:
       leaves, operations, carried: as for `roles`; late: ids of arrays computed from gradients.
@@ -370,23 +370,23 @@ def holding_of(
       memory: array -> the array whose memory it is.
       chosen: names of the arguments that hold the parameters; None = as `roles` finds them.
     """
-    found, sure = roles(leaves, operations, carried)
+    leaf_roles, sure = roles(leaves, operations, carried)
     if chosen is not None:
-        known = {leaf.argument for leaf in leaves}
+        arguments = {leaf.argument for leaf in leaves}
         for name in chosen:
-            if name not in known:
-                raise unknown_name("argument", name, sorted(known - {""}))
-        found = [
+            if name not in arguments:
+                raise unknown_name("argument", name, sorted(arguments - {""}))
+        leaf_roles = [
             "parameter" if leaf.argument in chosen else "input" if role == "parameter" and leaf.argument else role
-            for leaf, role in zip(leaves, found, strict=True)
+            for leaf, role in zip(leaves, leaf_roles, strict=True)
         ]
-    parameters = [leaf for leaf, role in zip(leaves, found, strict=True) if role == "parameter"]
+    parameters = [leaf for leaf, role in zip(leaves, leaf_roles, strict=True) if role == "parameter"]
     returned = learned(parameters, results, late)
     trained = [leaf for leaf, match in zip(parameters, returned, strict=True) if match or not any(returned)]
     shapes = {leaf.value.shape for leaf in (trained if late else [])}
     updates = any(item.phase > BACKWARD for item in operations)
     sizes = {
-        role: sum(leaf.value.bytes for leaf, other in zip(leaves, found, strict=True) if other == role)
+        role: sum(leaf.value.bytes for leaf, other in zip(leaves, leaf_roles, strict=True) if other == role)
         for role in get_args(Role)
     }
     # Gradients, and what an update makes, have the shapes of parameters.
@@ -406,17 +406,17 @@ def holding_of(
         counted=frozenset(gradients | {leaf.value.id for leaf in leaves}),
         memory=memory,
     )
-    return holding, () if chosen is not None else _assumed(leaves, found, sure)
+    return holding, () if chosen is not None else _assumed(leaves, leaf_roles, sure)
 
 
-def _assumed(leaves: Sequence[Leaf], found: Sequence[Role], sure: Sequence[bool]) -> tuple[str, ...]:
+def _assumed(leaves: Sequence[Leaf], leaf_roles: Sequence[Role], sure: Sequence[bool]) -> tuple[str, ...]:
     """One note where it is not sure what a large argument is."""
-    doubtful = [leaf for leaf, known in zip(leaves, sure, strict=True) if not known and leaf.value.bytes >= MIB]
+    doubtful = [leaf for leaf, certain in zip(leaves, sure, strict=True) if not certain and leaf.value.bytes >= MIB]
     if not doubtful:
         return ()
 
     def listed(role: Role) -> str:
-        names = dict.fromkeys(leaf.argument for leaf, other in zip(leaves, found, strict=True) if other == role)
+        names = dict.fromkeys(leaf.argument for leaf, other in zip(leaves, leaf_roles, strict=True) if other == role)
         return ", ".join(name for name in names if name) or "none"
 
     return (

@@ -49,7 +49,7 @@ Rule: TypeAlias = Callable[[Call], Kernels]
 
 
 def reduction(axes: Sequence[int], shape: Sequence[int]) -> Kind:
-    """How a reduction over axes runs: "row" where they are the last ones, axes of length 1 aside."""
+    """Kind a reduction over axes runs as: "row" where they are the last ones, axes of length 1 aside."""
     kept = [axis for axis, size in enumerate(shape) if size > 1 and axis not in axes]
     taken = [axis for axis in axes if shape[axis] > 1]
     return "row" if not kept or not taken or min(taken) > max(kept) else "column"
@@ -81,8 +81,8 @@ _STREAMED: dict[str, Rule] = {
 
 def streamed_kernels(section: str, call: Call) -> Kernels | None:
     """Kernels of an operator that only streams; None for all others. `section`: of operators.yaml."""
-    found = (rule for kind, rule in _STREAMED.items() if call.op in operators(section, kind))
-    rule = next(found, None)
+    rules = (rule for kind, rule in _STREAMED.items() if call.op in operators(section, kind))
+    rule = next(rules, None)
     return None if rule is None else rule(call)
 
 
@@ -138,7 +138,7 @@ PRODUCT_FAMILIES = frozenset({"linear", "bmm", "conv"})
 
 @dataclass(frozen=True)
 class TraceOptions(Record):
-    """How a function or module is read.
+    """Options of reading a function or module.
 
     Attributes:
       fused: whether operations are fused into kernels as a compiler would; None = as the framework runs (JAX fused,
@@ -177,7 +177,7 @@ def on_path(kernel: Kernel, path: str) -> Kernel:
 
 
 Kind: TypeAlias = Literal["pointwise", "row", "column", "opaque", "free"]
-"""How an operation runs: element by element; reducing innermost axes; reducing others; as kernels of its own; not at
+"""Ways an operation runs: element by element; reducing innermost axes; reducing others; as kernels of its own; not at
 all (a loop's boundary)."""
 
 SORT_PASSES = 8.0
@@ -305,11 +305,11 @@ def producers(operations: Sequence[Operation]) -> dict[int, int]:
 
 def readers(operations: Sequence[Operation]) -> dict[int, set[int]]:
     """Id of an array -> positions of the operations that read it."""
-    found: dict[int, set[int]] = {}
+    positions: dict[int, set[int]] = {}
     for at, item in enumerate(operations):
         for value in item.inputs:
-            found.setdefault(value.id, set()).add(at)
-    return found
+            positions.setdefault(value.id, set()).add(at)
+    return positions
 
 
 @cache

@@ -34,7 +34,7 @@ REDUCTIONS = operators("jax", "reductions")
 
 
 def kind_of(call: Call) -> Kind:
-    """How a primitive runs."""
+    """Kind a primitive runs as."""
     if call.op in POINTWISE:
         return "pointwise"
     return reduction(reduced_axes(call), call.inputs[0].shape) if call.op in REDUCTIONS else "opaque"

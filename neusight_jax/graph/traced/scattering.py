@@ -55,6 +55,7 @@ def _indexed(target: Value, indices: list[Value | None], values: Value) -> int:
     """Elements that `target[indices]` has; where a mask picks them, those of the values, or all if that is one."""
     kept, axis = 1, 0
     shapes: list[tuple[int, ...]] = []
+    # As in NumPy, an index takes the place of the axes it goes along: those are left out, and its own shape counts.
     for index in indices:
         if index is None:
             kept *= target.shape[axis]

@@ -16,12 +16,12 @@ from neusight_jax.kernels.rowwise import FETCH_BYTES, STRIDED
 from neusight_jax.kernels.table import Kernel
 
 KEPT_BYTES = 2.0**20
-"""What every L2 keeps: an operand whose next use lies within so many bytes is read as any other."""
+"""Bytes every L2 keeps: an operand whose next use lies within so many bytes is read as any other."""
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """How an operand is read against its order.
+    """Reads of an operand against its order.
 
     Attributes:
       passes: over the loop; less than 1 where the innermost axes are broadcast.
@@ -35,7 +35,7 @@ class Scatter:
 
 
 def scatter(result: Value, operand: Value) -> Scatter | None:
-    """How a kernel that writes `result` reads `operand`; None = in its order, or strides are not known."""
+    """Reads of `operand` by a kernel that writes `result`; None = in its order, or strides are not known."""
     order, steps = result.strides, operand.strides
     if order is None or steps is None or len(steps) > len(order):
         return None
@@ -61,8 +61,8 @@ def against_order(kernel: Kernel, operation: Operation) -> Kernel:
     if op not in STRIDED.ops or len(operation.outputs) != 1 or not operation.outputs[0].elements:
         return kernel
     (result,) = operation.outputs
-    found = {operand.id: (operand, scatter(result, operand)) for operand in operation.inputs}
-    scattered = [(operand, how) for operand, how in found.values() if how is not None]
+    scatters = {operand.id: (operand, scatter(result, operand)) for operand in operation.inputs}
+    scattered = [(operand, how) for operand, how in scatters.values() if how is not None]
     if not scattered:
         return kernel
     # An operand that is broadcast is read again: its fetches are as long gone.

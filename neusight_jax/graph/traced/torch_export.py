@@ -72,7 +72,7 @@ def graph_from_torch(
 
 
 def _holding(module: torch.nn.Module, walk: _Walk, gradients: Sequence[int] | None) -> Holding:
-    """What a module holds: parameters and buffers once each, however often they are used, and its inputs.
+    """Memory a module holds: parameters and buffers once each, however often they are used, and its inputs.
 
     `gradients`: ids of what a training step returns.
     """
@@ -166,19 +166,19 @@ class _Walk(Walk):
         args = self._read(tuple(node.args))
         if getattr(target, "__name__", "") == "getitem":
             return args[0][args[1]] if isinstance(args[0], list) else args[0]
-        named = {key: self._read(value) for key, value in node.kwargs.items()}
+        keywords = {key: self._read(value) for key, value in node.kwargs.items()}
         op = getattr(getattr(target, "overloadpacket", None), "__name__", getattr(target, "__name__", str(target)))
         if op == "cond":
             _, true, false, operands = args
             return self._cond(node, true, false, operands)
         made = self._fresh(node.meta.get("val"))
-        viewed = self._view(target, op, tuple(_values((args, tuple(named.values())))), made)
+        viewed = self._view(target, op, tuple(_values((args, tuple(keywords.values())))), made)
         if viewed is not None:
             return viewed
-        written = _written(target, args, named)
+        written = _written(target, args, keywords)
         before = self._now(written)
         args = self._now(args)
-        inputs = tuple(_values((args, tuple(self._now(value) for value in named.values()))))
+        inputs = tuple(_values((args, tuple(self._now(value) for value in keywords.values()))))
         in_place = op.endswith("_") and not op.endswith("__")
         returned, outputs = made, tuple(_values(made))
         if written and _returns_what_it_writes(target):
@@ -194,7 +194,7 @@ class _Walk(Walk):
 
     def _cond(self, node: Any, true: Any, false: Any, operands: Sequence[Any]) -> list[Any]:
         """Results of a condition; its branch 0 is that of False."""
-        return self.branch([partial(self._inside, node, each, operands) for each in (false, true)])
+        return self.branch([partial(self._inside, node, branch, operands) for branch in (false, true)])
 
     def _inside(self, node: Any, branch: Any, operands: Sequence[Any]) -> list[Any]:
         """Results of a graph inside the graph; all of it is in the phase of its node."""
@@ -233,7 +233,7 @@ class _Walk(Walk):
         return BACKWARD if self.forward is not None and node.name not in self.forward else 0
 
     def _view(self, target: Any, op: str, inputs: tuple[Value, ...], made: Any) -> Any:
-        """What a view returns: parts of its input; None for all others."""
+        """Values a view returns: parts of its input; None for all others."""
         if not inputs or not (getattr(target, "is_view", False) or op in _VIEW_COPIES or op in _SAME):
             return None
         source = inputs[0]
@@ -251,12 +251,12 @@ class _Walk(Walk):
         if not call.outputs:
             return
         kind = aten.kind_of(call)
-        kernels, known = ((), True) if kind != "opaque" else aten.kernels_of_call(call)
+        kernels, modelled = ((), True) if kind != "opaque" else aten.kernels_of_call(call)
         operation = self.operation(
             call,
             "free" if kind == "opaque" and not kernels else kind,
             kernels,
-            known=known,
+            modelled=modelled,
             axes=aten.reduced_axes(call) if kind in ("row", "column") else (),
             scope=_module(node),
             full_name=str(node.target),
@@ -275,19 +275,19 @@ def _in_place(operation: Operation, call: Call, written: int, parts: Sequence[Va
     if parts and operation.kind in FUSABLE:
         kernels = kernels_of([operation], lambda _: True, {})
         operation = replace(operation, kind="opaque" if kernels else "free", kernels=kernels)
-    known = {value.id for value in inputs}
-    rest = tuple(replace(value, stored=0.0) for value in parts if value.id not in known)
+    ids = {value.id for value in inputs}
+    rest = tuple(replace(value, stored=0.0) for value in parts if value.id not in ids)
     return replace(operation, inputs=(*inputs, *rest))
 
 
-def _written(target: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Value, ...]:
+def _written(target: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Value, ...]:
     """The tensors an operator writes to, as its schema says."""
     schema = getattr(target, "_schema", None)
-    found = []
+    tensors = []
     for at, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found += _values(args[at] if at < len(args) else named.get(argument.name))
-    return tuple(found)
+            tensors += _values(args[at] if at < len(args) else keywords.get(argument.name))
+    return tuple(tensors)
 
 
 def _returns_what_it_writes(target: Any) -> bool:

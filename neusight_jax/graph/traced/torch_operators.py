@@ -27,13 +27,13 @@ def as_on_gpu(program: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             name = getattr(getattr(target, "overloadpacket", target), "__name__", "")
             if name == "wrap_with_autocast":
-                _, dtype, enabled, _, region, *given = args
+                _, dtype, enabled, _, region, *operands = args
                 with torch.autocast("cpu", dtype, enabled):
-                    return AsOnGpu(region).run(*given)
+                    return AsOnGpu(region).run(*operands)
             if name == "wrap_with_set_grad_enabled":
-                enabled, region, *given = args
+                enabled, region, *operands = args
                 with torch.set_grad_enabled(enabled):
-                    return AsOnGpu(region).run(*given)
+                    return AsOnGpu(region).run(*operands)
             if name == "_assert_tensor_metadata":  # of the dtypes a CPU would compute in
                 return None
             cast = torch.is_autocast_enabled("cpu")
@@ -54,9 +54,9 @@ def _is_float(leaf: Any) -> bool:
 
 def _attention(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None) -> torch.Tensor:
     """Attention with the arguments of `scaled_dot_product_attention`; `dtype`: what its operands are cast to."""
-    named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
-    operands = [named[name] if dtype is None else named[name].to(dtype) for name in ("query", "key", "value")]
-    made: torch.Tensor = _operator()(*operands, bool(named.get("is_causal", False)))
+    arguments = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+    operands = [arguments[name] if dtype is None else arguments[name].to(dtype) for name in ("query", "key", "value")]
+    made: torch.Tensor = _operator()(*operands, bool(arguments.get("is_causal", False)))
     return made
 
 
@@ -95,6 +95,6 @@ def _operator() -> Any:
         return like.new_empty((*outer[:-1], tokens, outer[-1], width)).transpose(-3, -2)
 
     forward.register_fake(lambda query, key, value, _: empty(query, value.shape[-1]))
-    backward.register_fake(lambda _, *operands: tuple(empty(each, each.shape[-1]) for each in operands[:3]))
+    backward.register_fake(lambda _, *operands: tuple(empty(tensor, tensor.shape[-1]) for tensor in operands[:3]))
     forward.register_autograd(gradient, setup_context=saved)
     return forward

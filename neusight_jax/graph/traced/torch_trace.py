@@ -20,7 +20,7 @@ NOT_RECOMPUTED = (
 )
 _CHECKPOINTING = "_checkpoint_without_reentrant_generator"
 WEIGHTS, INPUTS = "weights", "inputs"
-"""What the names of placeholders start with: parameters, and the inputs' tensors; the others are buffers."""
+"""Starts of the names of placeholders: parameters, and the inputs' tensors; the others are buffers."""
 
 
 def aten_graph(
@@ -84,14 +84,14 @@ def aten_graph(
 
 @contextmanager
 def _checkpoints() -> Iterator[list[bool]]:
-    """What `torch.utils.checkpoint` is asked to run inside, noted; the export does not keep it."""
+    """Note every run of `torch.utils.checkpoint` inside; the export does not keep it."""
     from torch.utils import checkpoint
 
-    found: list[bool] = []
+    calls: list[bool] = []
 
     def noted(run: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            found.append(True)
+            calls.append(True)
             return run(*args, **kwargs)
 
         return call
@@ -101,7 +101,7 @@ def _checkpoints() -> Iterator[list[bool]]:
     vars(checkpoint).update({name: noted(item) for name, item in runs.items()})
     checkpoint.CheckpointFunction.apply = noted(apply)
     try:
-        yield found
+        yield calls
     finally:
         vars(checkpoint).update(runs)
         del checkpoint.CheckpointFunction.apply
@@ -142,7 +142,7 @@ def _autocast_on_cpu() -> Iterator[list[bool]]:
     """`torch.autocast` of any device as that of the CPU, which the fake tensors are on; notes whether there was one."""
     import torch
 
-    found: list[bool] = []
+    entered: list[bool] = []
     plain = torch.autocast.__init__
 
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
@@ -151,7 +151,7 @@ def _autocast_on_cpu() -> Iterator[list[bool]]:
         Args: as of `torch.autocast`.
         """
         if enabled:
-            found.append(True)
+            entered.append(True)
         # Without a dtype the CPU would cast to bf16.
         if dtype is None and device_type == "cuda":
             dtype = torch.float16  # what torch casts to there
@@ -159,7 +159,7 @@ def _autocast_on_cpu() -> Iterator[list[bool]]:
 
     torch.autocast.__init__ = init  # type: ignore[method-assign]
     try:
-        yield found
+        yield entered
     finally:
         torch.autocast.__init__ = plain  # type: ignore[method-assign]
 

@@ -34,11 +34,11 @@ def conv_kernel(op: str, dtype: str, sizes: Mapping[str, Any]) -> tuple[Kernel, 
         return (matrix_product(1, m, n, k, dtype, upright=op != "conv_weight_gradient"),)
     if sizes["groups"] == inputs > 1:
         return (_depthwise(op, dtype, sizes),)
-    listed: dict[str, Any] = {
-        name: [float(each) for each in size] if isinstance(size, Sequence) else float(size)
+    numbers: dict[str, Any] = {
+        name: [float(extent) for extent in size] if isinstance(size, Sequence) else float(size)
         for name, size in sizes.items()
     }
-    dims = conv_dims(op, **listed)
+    dims = conv_dims(op, **numbers)
     return (Kernel("conv", op, {name: float(size) for name, size in dims.items()}, 1.0, dtype),)
 
 
