@@ -15,6 +15,7 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.cli import run
+from neusight_jax.designs.search import Settings
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.power import POWER, Draw, PowerLaw, is_limited, settle
@@ -245,3 +246,29 @@ def test_watts_that_are_none_are_refused(tmp_path: Any, capsys: pytest.CaptureFi
         error = capsys.readouterr().err
         assert message in error
         assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_designs_spend_the_joules_of_the_law(gpus: int) -> None:
+    """The energy of a design is `energy` of its machine; by energy alone it is no faster than by time alone."""
+    free = (nj.Range("num_sms", 60, 160), nj.Range("clock_hz", 0.8e9, 1.9e9))
+    if gpus == 1:
+        work, machine = nj.graph_from_config(DECODER, 4, 1024, "decode", "bf16"), H100
+    else:
+        layout = nj.Parallelism(data=gpus)
+        work = nj.job_from_config(DECODER, layout, global_batch_size=4, sequence_length=512)
+        machine = nj.load_cluster("4x H100")
+    settings = Settings(starts=2, steps=12, rounds=4)
+    best = {
+        name: nj.design(ROOFLINE, machine, free, [work], objective=name, settings=settings)
+        for name in ("energy", "latency")
+    }
+    for design in best.values():
+        chip = design.gpu if design.cluster is None else design.cluster
+        joules = float(nj.energy(ROOFLINE, chip, work.kernels if gpus == 1 else work))
+        assert design.metrics["energy_j"] == pytest.approx(joules, rel=2e-3)
+    assert best["energy"].metrics["energy_j"] < best["latency"].metrics["energy_j"]
+    assert best["energy"].metrics["latency_s"] >= best["latency"].metrics["latency_s"] * (1.0 - 1e-4)
+    if gpus == 1:
+        with pytest.raises(nj.InputError, match="boards that nothing holds back"):
+            nj.design(ROOFLINE, H100.replace(power_limit_w=300.0), free, [work], objective="energy")

@@ -39,8 +39,9 @@ from neusight_jax.workloads import Workload
 
 def job_seconds(
     job: Job, predictor: Predictor, machine: Machine, relaxation: Relaxation = 0.0
-) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Seconds of a step, and of the kernels and messages of one micro-batch of every kind of stage by family.
+) -> tuple[Float[Array, ""], dict[str, Array], dict[str, Array]]:
+    """Seconds of a step; of the kernels and messages of one micro-batch of every kind of stage by family; and of one
+    launch of each of the job's kernels.
 
     `relaxation` is of the waves of kernels (`latency.kernel_latency`); the pipeline's path is exact.
 
@@ -50,16 +51,18 @@ def job_seconds(
       relaxation: of the waves of kernels.
     """
     families: dict[str, Array] = {}
+    of_one: dict[str, Array] = {}
 
     def run(using: Predictor, where: Machine, kernels: KernelTable) -> Mapping[str, Any]:
         found = kernel_latency(using, where, kernels, relaxation=relaxation)
+        of_one.update(found if kernels is job.kernels else {})
         for family, seconds in found.items():
             families[family] = jnp.sum(job.counts[family] * seconds if family in job.counts else seconds)
         return found
 
     own = seconds_of_job(predictor, machine, job, run=run)
     pipeline, tail, _ = compose(own, job.software, job.plan)
-    return pipeline + tail, families
+    return pipeline + tail, families, of_one
 
 
 # Service: a model that an engine serves within targets, as a workload of a design, in closed form.

@@ -16,11 +16,13 @@ from neusight_jax.designs.cost import CostModel
 from neusight_jax.designs.loads import SERVED, Service, by_workload, job_seconds, served_metrics
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.cluster import Machine, gpu_of
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.variant import fields_of, figure, require_field, vary
 from neusight_jax.job.job import Job
-from neusight_jax.job.step import check_cluster
+from neusight_jax.job.step import check_cluster, mean_counts
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import kernel_latency, require_covered
+from neusight_jax.model.power import draw_of_step, is_limited, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation
 from neusight_jax.sweeps.space import WHOLE, Range
@@ -30,7 +32,8 @@ OBJECTIVES: dict[str, dict[str, float]] = {
     "latency": {"latency_s": 1.0},
     "throughput": {"tokens_per_s": -1.0},
     "latency_area": {"latency_s": 1.0, "area_mm2": 1.0},
-    "energy_delay": {"power_w": 1.0, "latency_s": 2.0},
+    "energy": {"energy_j": 1.0},
+    "energy_delay": {"energy_j": 1.0, "latency_s": 1.0},
     "performance_per_dollar": {"latency_s": 1.0, "dollars": 1.0},
     "area": {"area_mm2": 1.0},
     "power": {"power_w": 1.0},
@@ -39,10 +42,12 @@ OBJECTIVES: dict[str, dict[str, float]] = {
 }
 """Objectives as exponents: the product of metrics to these powers is minimised (its logarithm, in the search).
 
-Energy of a step is power · latency, so energy-delay is power · latency². Performance per dollar is maximised.
-Cost per million tokens is of services (`designs.service`)."""
+Energy of a step is that of the law of power (`model.power`), of all its GPUs; `power` is the budget of a board by the
+cost model. Performance per dollar is maximised. Cost per million tokens is of services (`designs.service`)."""
 TIMES: tuple[str, ...] = ("latency_s", "tokens_per_s")
 """Metrics of all workloads' seconds."""
+ENERGY = "energy_j"
+"""Metric of all workloads' joules: the weighted geometric mean of those of their steps."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,10 @@ class Problem:
         for name in (*self.exponents, *self.budgets):
             if name in SERVED and name not in self.metric_names:
                 raise InputError(f"{name} is of models that are served; give targets: --slo 'ttft<=1s tpot<=50ms'")
+            if name == ENERGY and name not in self.metric_names:
+                raise InputError(
+                    f"{name} is of steps on boards that nothing holds back; leave out targets, caps and locked clocks"
+                )
             if name not in self.metric_names:
                 raise unknown_name("metric", name, self.metric_names)
         for name, limit in self.budgets.items():
@@ -120,12 +129,14 @@ class Problem:
     def timed_names(self) -> tuple[str, ...]:
         """Metrics that need a forecast; the others need only the cost model."""
         services = SERVED if all(load.service is not None for load in self.workloads) else ()
+        if not services and not is_limited(self.base):
+            services = (ENERGY,)
         return (*TIMES, *services, *(load.name for load in self.workloads))
 
     @property
     def grows(self) -> bool:
         """Whether only times count, so that a larger machine is never worse."""
-        return all(name in self.timed_names and name not in SERVED for name in self.exponents)
+        return all(name in self.timed_names and name not in (*SERVED, ENERGY) for name in self.exponents)
 
     @property
     def cheap(self) -> tuple[str, ...]:
@@ -203,22 +214,43 @@ def metrics(
     else:
         by_kernel = kernel_latency(given.predictor, machine, given.kernels, relaxation=relaxation)
         of_kernels = {name: given.counts[name] @ values for name, values in by_kernel.items()}
-        places, each = iter(range(len(given.jobs))), []
+        places, totals, by_family, joules = iter(range(len(given.jobs))), [], [], []
         for job in given.jobs:
             if job is not None:
-                each.append(job_seconds(job, given.predictor, machine, relaxation))
-                continue
-            place = next(places)
-            families = {name: values[place] for name, values in of_kernels.items()}
-            each.append((sum(families.values(), jnp.zeros(())), families))
-        seconds = jnp.stack([total for total, _ in each])
-        parts = by_workload([families for _, families in each])
+                total, families, of_one = job_seconds(job, given.predictor, machine, relaxation)
+                drawn = (job.plan.layout.gpus, job.kernels, of_one, mean_counts(job))
+            else:
+                place = next(places)
+                families = {name: values[place] for name, values in of_kernels.items()}
+                total = sum(families.values(), jnp.zeros(()))
+                drawn = (1, given.kernels, by_kernel, {name: counts[place] for name, counts in given.counts.items()})
+            totals.append(total)
+            by_family.append(families)
+            joules.append(_joules(given.predictor, gpu, total, *drawn))
+        seconds, parts = jnp.stack(totals), by_workload(by_family)
+        if not is_limited(machine):
+            more = {ENERGY: jnp.exp(jnp.sum(given.shares * jnp.log(jnp.stack(joules))))}
     logs = jnp.log(seconds)
     times = {
         "latency_s": jnp.exp(jnp.sum(given.shares * logs)),
         "tokens_per_s": jnp.exp(jnp.sum(given.shares * (jnp.log(given.tokens) - logs))),
     }
     return {**times, **more, **costs}, seconds, parts
+
+
+def _joules(
+    predictor: Predictor,
+    gpu: GPU,
+    seconds: Array,
+    gpus: int,
+    kernels: KernelTable,
+    of_one: Mapping[str, Array],
+    counts: Mapping[str, Array],
+) -> Float[Array, ""]:
+    """Joules of a step on so many boards alike that nothing holds back, as `job.step.energy` has them."""
+    law = power_law(predictor)
+    draw = draw_of_step(law, gpu, kernels, of_one, counts, seconds)
+    return gpus * settle(law, gpu, draw, lambda clock: clock).power_w * seconds
 
 
 def arguments(problem: Problem) -> Given:

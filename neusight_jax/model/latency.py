@@ -24,10 +24,10 @@ from neusight_jax.model.power import (
     Settled,
     at_clock,
     draw_of,
+    draw_of_step,
     is_limited,
     power_law,
     settle,
-    summed,
     with_gaps,
 )
 from neusight_jax.model.predictor import KernelTerms, Predictor, RooflinePredictor
@@ -380,23 +380,13 @@ def step_draw(
     machine = _unlimited(on_device(machine))
     of_one = _kernel_latency(predictor, machine, kernels, *_switches(relaxation, isolated))
     of_table = {name: jnp.asarray(batch.count) for name, batch in kernels.families.items()}
-    drawn: Draw = _draw_of_step(
+    drawn: Draw = _draw_of_step_once(
         power_law(predictor), gpu_of(machine), kernels, of_one, of_table if counts is None else counts, seconds
     )
     return drawn
 
 
-@jax.jit
-def _draw_of_step(
-    law: PowerLaw,
-    gpu: GPU,
-    kernels: KernelTable,
-    of_one: Mapping[str, Float[Array, " kernel"]],
-    counts: Mapping[str, Float[Array, " kernel"]],
-    seconds: Array,
-) -> Draw:
-    draws = [(draw_of(law, gpu, name, batch, of_one[name]), counts[name]) for name, batch in kernels.families.items()]
-    return summed(draws, seconds)
+_draw_of_step_once = jax.jit(draw_of_step)
 
 
 def settled(

@@ -14,7 +14,7 @@ its gradient: bisection finds it, and one Newton step carries the derivative.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar, cast
 
@@ -27,7 +27,7 @@ from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.variant import PEAKS
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelBatch
+from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.model.physics import fitted
 from neusight_jax.model.roofline import element_bytes
 from neusight_jax.records import Record
@@ -161,14 +161,32 @@ def with_gaps(law: PowerLaw, draw: Draw, isolated: ArrayLike = 1.0) -> Draw:
     return Draw(draw.busy_w * draw.seconds / jnp.maximum(seconds, 1e-30), draw.flop_j, draw.dram_j, seconds)
 
 
-def summed(draws: list[tuple[Draw, Float[Array, " kernel"]]], seconds: Array) -> Draw:
-    """A step from the draws of its kernels and how often each runs; seconds: that the step takes, waits included."""
+def draw_of_step(
+    law: PowerLaw,
+    gpu: GPU,
+    kernels: KernelTable,
+    of_one: Mapping[str, Float[Array, " kernel"]],
+    counts: Mapping[str, Float[Array, " kernel"]],
+    seconds: Array,
+) -> Draw:
+    """What the kernels of a step take together.
+
+    Args:
+      law: of power.
+      gpu: the board, without cap and lock.
+      kernels: of the step.
+      of_one: by family, seconds of one launch of each kernel.
+      counts: by family, how often each kernel runs.
+      seconds: that the step takes, waits included.
+    """
     total = [jnp.zeros(())] * 3
-    for draw, count in draws:
+    for name, batch in kernels.families.items():
+        draw, count = draw_of(law, gpu, name, batch, of_one[name]), jnp.asarray(counts[name])
         used = jnp.where(count > 0, count, 0.0)
         parts = (draw.busy_w * draw.seconds, draw.flop_j, draw.dram_j)
+        # Padding has no work, so that what stands there may be no number.
         total = [
-            each + jnp.sum(jnp.where(count > 0, part, 0.0) * used) for each, part in zip(total, parts, strict=True)
+            whole + jnp.sum(jnp.where(count > 0, part, 0.0) * used) for whole, part in zip(total, parts, strict=True)
         ]
     return Draw(total[0] / jnp.maximum(seconds, 1e-30), total[1], total[2], seconds)
 
