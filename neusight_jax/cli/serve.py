@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from neusight_jax.cli.console import answer, busy
-from neusight_jax.cli.options import AsJson, Checkpoint, ReportFile, argument, option, takes_workload
+from neusight_jax.cli.options import AsJson, Checkpoint, LimitOptions, ReportFile, argument, option, takes_workload
 from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
@@ -67,6 +67,7 @@ def serve(
     *,
     load: LoadOptions,
     setup: EngineOptions,
+    limits: LimitOptions,
     checkpoint: Checkpoint = "tensorcore",
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -76,7 +77,7 @@ def serve(
     By an engine's scheduler where the extra `serving` is installed, else an estimate in closed form: continuous
     batching with chunked prefill in steady state. Every GPU is forecast from its figures alone, all alike.
     """
-    from neusight_jax.cli.workloads import require_config
+    from neusight_jax.cli.workloads import limit_figures, require_config
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.model.checkpoint import load_predictor
     from neusight_jax.serving.answers import serve as serve_load
@@ -105,6 +106,7 @@ def serve(
             expert_parallel=setup.expert_parallel,
             disaggregated=setup.disaggregated,
             engine=setup.engine,
+            limits=limit_figures(limits),
         )
     answer(found, as_json, report, checkpoint=checkpoint)
 

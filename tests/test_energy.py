@@ -1,0 +1,107 @@
+"""Energy beyond steps: of servers, layouts, sweeps, traces, and what it costs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import jax
+import pytest
+from small_configs import TINY
+
+import neusight_jax as nj
+from neusight_jax.cli import run
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.model.power import POWER
+from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.serving.choices import ServingChoice
+from neusight_jax.serving.steps import axes, load_model, steps
+from neusight_jax.serving.times import Engine, Times, times
+
+ROOFLINE = RooflinePredictor()
+H100 = nj.load_gpu("H100")
+FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, kernels=1.0, wave=0.0)
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert run([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def own_times(gpu: GPU) -> Times:
+    model = load_model(TINY, "bf16")
+    written = steps(model, Parallelism(), 8, ("bf16", "fp16", "fp32"), axes(640, 1024, 32))
+    return times(ROOFLINE, nj.load_cluster("1x H100").replace(gpu=gpu), written, FREE)
+
+
+@pytest.mark.parametrize("limits", [{}, {"power_limit_w": 350.0}, {"clock_limit_hz": 8e8}])
+def test_a_servers_step_is_the_graphs(limits: dict[str, float]) -> None:
+    """Its seconds under a cap, and its joules, are those that `nj.latency` and `nj.energy` have of the same kernels."""
+    gpu = H100.replace(**limits)
+    measured = jax.jit(lambda each, *sizes: (each.step_s(*sizes), each.step_j(*sizes)))
+    for mode, size, sizes in (("decode", (32, 512), (32.0, 512.0)), ("prefill", (1, 512), (0.0, 1.0, 512.0))):
+        kernels = nj.graph_from_config(TINY, *size, mode, "bf16").kernels
+        seconds, joules = measured(own_times(gpu), *sizes)
+        assert float(seconds) == pytest.approx(float(nj.latency(ROOFLINE, gpu, kernels)), rel=2e-3), mode
+        assert float(joules) == pytest.approx(float(nj.energy(ROOFLINE, gpu, kernels)), rel=5e-3), mode
+
+
+def served(limits: dict[str, float] | None = None, **changes: Any) -> ServingChoice:
+    load = {"input_tokens": 512, "output_tokens": 128, "users": 8, "method": "estimate", "tensor_parallel": [1]}
+    return nj.serve(ROOFLINE, ["H100"], "llama-3.1-8b", limits=limits, **{**load, **changes}).best
+
+
+def test_watts_of_a_fleet_are_joules_of_its_tokens() -> None:
+    found = [served(users=users) for users in (1, 8, 64)]
+    for choice in found:
+        assert choice.power_w is not None
+        assert choice.joules_per_token is not None
+        assert choice.gpus is not None
+        idle = float(POWER.static_share) * choice.gpus * H100.tdp_w
+        assert idle < choice.power_w <= choice.gpus * H100.tdp_w * (1.0 + 1e-5)
+        tokens_per_s = choice.gpus * (choice.tokens_per_s_gpu or 0.0)
+        assert choice.joules_per_token * tokens_per_s == pytest.approx(choice.power_w, rel=1e-6)
+    joules = [choice.joules_per_token or 0.0 for choice in found]
+    assert all(later < sooner for sooner, later in itertools.pairwise(joules))
+
+
+def test_idle_servers_draw_static_power() -> None:
+    """A request now and then: hardly more than that, and less than with a request always there."""
+    idle, busy = served(users=None, request_rate=1e-3), served(users=1)
+    static = float(POWER.static_share) * H100.tdp_w
+    assert idle.power_w == pytest.approx(static, rel=0.01)
+    assert (busy.power_w or 0.0) > 1.2 * static
+
+
+def test_a_cap_lowers_the_watts_of_a_server_and_never_its_times() -> None:
+    free, *capped = (served(limits, users=32) for limits in (None, {"power_limit_w": 450.0}, {"power_limit_w": 300.0}))
+    for sooner, later in itertools.pairwise([free, *capped]):
+        assert (later.power_w or 0.0) < (sooner.power_w or 0.0)
+        assert (later.tokens_per_s_gpu or 0.0) <= (sooner.tokens_per_s_gpu or 0.0)
+        assert later.tpot_s["p50"] >= sooner.tpot_s["p50"]
+    assert (capped[-1].power_w or 0.0) <= 300.0 * (1.0 + 1e-5)
+
+
+def test_pools_draw_on_all_their_gpus() -> None:
+    load: dict[str, Any] = {"users": None, "request_rate": 20.0, "ttft_s": 0.2, "tpot_s": 0.05}
+    found = nj.serve(
+        *(ROOFLINE, ["H100"], "llama-3.1-8b"),
+        **{"input_tokens": 512, "output_tokens": 128, "method": "estimate", "tensor_parallel": [1]},
+        **{**load, "disaggregated": True},
+    )
+    (pools,) = (choice for choice in found.choices if choice.prefill)
+    static = float(POWER.static_share) * (pools.gpus or 0) * H100.tdp_w
+    assert static < (pools.power_w or 0.0) < (pools.gpus or 0) * H100.tdp_w
+    assert pools.joules_per_token == pytest.approx((pools.power_w or 0.0) / (20.0 * 128), rel=1e-4)
+
+
+def test_serve_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--gpu", "H100", "--input-tokens", "512", "--output-tokens", "64", "--users", "4", "--method", "estimate")
+    words = ("serve", "llama-3.2-1b", *load, "--tensor-parallel", "1")
+    free, capped = (asked(capsys, *words, *more) for more in ((), ("--power-limit", "200W")))
+    assert free["choices"][0]["power_w"] > capped["choices"][0]["power_w"] > 0.0
+    assert capped["workload"]["limits"] == {"power_limit_w": 200.0}
+    assert run([*words, "--power-limit", "200W"]) == 0
+    assert "J/tok" in capsys.readouterr().out
