@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import pytest
 from small_configs import TINY
+from test_job import MODEL, cluster
 
 import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.parallelism import Parallelism, Space
 from neusight_jax.model.power import POWER
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.serving.choices import ServingChoice
@@ -105,3 +106,56 @@ def test_serve_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capped["workload"]["limits"] == {"power_limit_w": 200.0}
     assert run([*words, "--power-limit", "200W"]) == 0
     assert "J/tok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("limits", [{}, {"power_limit_w": 400.0}, {"clock_limit_hz": 9e8}])
+def test_layouts_draw_what_their_jobs_do(limits: dict[str, float]) -> None:
+    """Layers that pipelines do not divide, so that ranks differ."""
+    machine = cluster(8, 4)
+    machine = machine.replace(gpu=machine.gpu.replace(**limits))
+    config, sizes = {**MODEL, "num_hidden_layers": 6}, {"global_batch_size": 16, "sequence_length": 1024}
+    space = Space(micro_batch_sizes=(1, 2), chunks=(1,), zero=(0, 1), recompute=("none",))
+    steps = [
+        item.step
+        for item in nj.parallelize(ROOFLINE, machine, config, space=space, top=40, **sizes).machines[0].choices
+    ]
+    assert {dict(step.workload["layout"])["pipeline"] for step in steps} >= {1, 4}
+    for step in steps[::6]:
+        layout = {name: value for name, value in step.workload["layout"].items() if name != "gpus"}
+        own = nj.predict(ROOFLINE, machine, nj.job_from_config(config, Parallelism(**layout), **sizes))
+        assert step.energy_j == pytest.approx(own.energy_j, rel=1e-5)
+        assert step.power_w == pytest.approx(own.power_w, rel=1e-5)
+        assert step.clock_hz == pytest.approx(own.clock_hz, rel=1e-4)
+        assert step.joules_per_token == pytest.approx(own.energy_j / (16 * 1024), rel=1e-5)
+    seconds = [step.total_s for step in steps]
+    assert seconds == sorted(seconds)
+    free = nj.parallelize(ROOFLINE, cluster(8, 4), config, space=space, **sizes).best
+    assert free is not None
+    assert seconds[0] >= free.step.total_s * (1.0 - 1e-5)
+
+
+def test_parallelize_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(TINY), encoding="utf-8")
+    load = (
+        "--gpu",
+        "H100",
+        "--gpus",
+        "4",
+        "--global-batch-size",
+        "16",
+        "--sequence-length",
+        "1024",
+        "--recompute",
+        "none",
+    )
+    words = ("parallelize", str(file), *load)
+    free, locked = (asked(capsys, *words, *more)["machines"][0] for more in ((), ("--clock", "700MHz")))
+    for found in (free, locked):
+        best = found["layouts"][0]
+        assert best["power_w"] == pytest.approx(best["energy_j"] / best["total_s"])
+        assert best["joules_per_token"] == pytest.approx(best["energy_j"] / (16 * 1024))
+    assert locked["layouts"][0]["total_s"] > free["layouts"][0]["total_s"]
+    assert locked["layouts"][0]["clock_hz"] <= 7e8 * (1.0 + 1e-4)
+    assert run(list(words)) == 0
+    assert "J/token" in capsys.readouterr().out

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.graph.graph import Footprint
-from neusight_jax.hardware.cluster import Cluster, Machine
+from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
@@ -20,7 +21,10 @@ from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, s
 from neusight_jax.job.step import Facts, Seconds, durations_of, facts_of, once, row_seconds
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
+from neusight_jax.model.latency import CLOCKS, slower_by
+from neusight_jax.model.power import POWER, Draw, at_clock, draw_of, settle
 from neusight_jax.model.predictor import Predictor
+from neusight_jax.model.programs import one_shot
 from neusight_jax.model.software import Software
 from neusight_jax.model.streams import CLASSES, classes_of
 
@@ -104,6 +108,22 @@ class Assembly:
         kernels, launches = (np.stack(list(map(self._work, values)), axis=1) for values in (seconds * marks, marks))
         columns = (kernels, launches, sent, each[self.between])
         return Seconds(*(np.asarray(column, np.float32) for column in columns))  # type: ignore[arg-type]
+
+    def joules(self, predictor: Predictor, cluster: Cluster) -> Float[np.ndarray, "rank layout part"]:
+        """What the kernels of a step take on a GPU of the first, an inner and the last rank: `PARTS`, in joules."""
+        by_part = []
+        for part in range(len(PARTS)):
+            found = in_chunks(_joules_at(part))(predictor, cluster.gpu, self.table)
+            values = np.zeros(self.table.num_rows)
+            for name, each in found.items():
+                row = np.asarray(self.table.families[name].row)
+                values[row[row >= 0]] = each[row >= 0]
+            by_part.append(self._work(values))
+        batches = np.array([each.micro_batches(self.ask.global_batch_size) for each in self.layouts], float)
+        times = np.where(np.array(WORK) == "optimizer", 1.0, batches[:, None])
+        chunks = np.asarray(self.facts.chunks, float)
+        joules: np.ndarray = np.einsum("lrk,plkw,lw->rlp", chunks, np.stack(by_part), times)
+        return joules
 
     def _work(self, values: np.ndarray) -> Float[np.ndarray, "layout kind work"]:
         """Sums of values of kernels by `job.WORK`."""
@@ -231,6 +251,53 @@ class Timed:
     durations: np.ndarray
     tail: np.ndarray
     between: np.ndarray
+
+
+PARTS: tuple[str, ...] = ("busy_j", "flop_j", "dram_j")
+"""What `power.settle` asks of kernels, as `forecast.explained` has it."""
+
+
+def _joules_at(part: int) -> Run:
+    """What forecasts one of `PARTS` of every kernel in place of its seconds."""
+
+    def run(predictor: Predictor, machine: Machine, kernels: KernelTable) -> dict[str, np.ndarray]:
+        found = _joules(gpu_of(machine), kernels, once(predictor, machine, kernels))
+        return {name: np.asarray(each)[part] for name, each in found.items()}
+
+    return run
+
+
+@one_shot
+def _joules(gpu: GPU, kernels: KernelTable, seconds: dict[str, Any]) -> dict[str, Any]:
+    """`PARTS` of every kernel by family, [part, kernel]."""
+    draws = {name: draw_of(POWER, gpu, name, kernels.families[name], each) for name, each in seconds.items()}
+    return {name: jnp.stack([each.busy_w * each.seconds, each.flop_j, each.dram_j]) for name, each in draws.items()}
+
+
+def timed_under_limits(
+    assembly: Assembly, predictor: Predictor, cluster: Cluster, software: Software
+) -> tuple[Timed, np.ndarray]:
+    """Durations of the layouts on boards with a cap or a lock, each where its boards settle, and that clock [layout].
+
+    Between the clocks of `latency.CLOCKS` they are powers of the clock.
+    """
+    stock = at_clock(cluster, 1.0)
+    each = [timed(assembly, assembly.seconds(predictor, at_clock(cluster, clock)), software) for clock in CLOCKS]
+    seconds = jnp.stack([least_seconds(assembly, own.durations, own.between) + own.tail for own in each])
+    busy, flop, dram = jnp.asarray(assembly.joules(predictor, stock).mean(axis=0).T)
+    state = settle(POWER, cluster.gpu, Draw(busy / seconds[-1], flop, dram, seconds[-1]), slower_by(seconds))
+    clock = np.asarray(state.clock, float)
+    place = np.interp(np.log(clock), np.log(CLOCKS), np.arange(len(CLOCKS), dtype=float))
+    low = np.minimum(place.astype(int), len(CLOCKS) - 2)
+
+    def between(name: str) -> np.ndarray:
+        logs = np.log(np.maximum([getattr(own, name) for own in each], 1e-30))
+        share = (place - low).reshape(-1, *[1] * (logs.ndim - 2))
+        rows = np.arange(len(low))
+        found: np.ndarray = np.exp((1.0 - share) * logs[low, rows] + share * logs[low + 1, rows])
+        return found
+
+    return Timed(*map(between, ("durations", "tail", "between"))), clock
 
 
 def timed(assembly: Assembly, own: Seconds, software: Software) -> Timed:

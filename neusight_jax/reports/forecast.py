@@ -15,7 +15,7 @@ from neusight_jax.hardware.gpu import GPU
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.text import headed, interval_text, table
-from neusight_jax.units import GIB, GIGA, MIB, MS, TERA, counted, duration, with_unit
+from neusight_jax.units import GIB, GIGA, MIB, MS, TERA, counted, duration, energy_text, with_unit
 from neusight_jax.workloads import workload_text
 
 WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")
@@ -103,7 +103,7 @@ def energy_line(forecast: Forecast) -> list[str]:
     each = f", {forecast.joules_per_token:.3g} J a token" if forecast.joules_per_token else ""
     whose = f", {forecast.power_w / forecast.gpus:,.0f} W a GPU" if forecast.gpus > 1 else ""
     watts = f"{forecast.power_w:,.0f} W{whose} at {forecast.clock_hz / GIGA:.2f} GHz"
-    return [f"energy {forecast.energy_j:,.4g} J{each} ({watts}; the boards alone)"]
+    return [f"energy {energy_text(forecast.energy_j)}{each} ({watts}; the boards alone)"]
 
 
 def _memory_lines(forecast: Forecast) -> list[str]:
@@ -184,7 +184,7 @@ def cards(forecast: Forecast) -> list[tuple[str, str, str]]:
         found.append(("Arithmetic", rate, f"{launches:,} launches{whose}"))
     if forecast.energy_j:
         each = f"{forecast.joules_per_token:.3g} J a token, " if forecast.joules_per_token else ""
-        found.append(("Energy", f"{forecast.energy_j:,.4g} J", f"{each}{forecast.power_w:,.0f} W"))
+        found.append(("Energy", energy_text(forecast.energy_j), f"{each}{forecast.power_w:,.0f} W"))
     if forecast.memory is not None:
         found.append(("Memory", f"{forecast.memory.total / GIB:.1f} GiB", _verdict(forecast)))
     return found
