@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from small_configs import TINY
 from test_job import MODEL, cluster
@@ -20,6 +21,8 @@ from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.serving.choices import ServingChoice
 from neusight_jax.serving.steps import axes, load_model, steps
 from neusight_jax.serving.times import Engine, Times, times
+from neusight_jax.sweeps.space import Grid, Range
+from neusight_jax.workloads import usual_machine
 
 ROOFLINE = RooflinePredictor()
 H100 = nj.load_gpu("H100")
@@ -159,3 +162,24 @@ def test_parallelize_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp
     assert locked["layouts"][0]["clock_hz"] <= 7e8 * (1.0 + 1e-4)
     assert run(list(words)) == 0
     assert "J/token" in capsys.readouterr().out
+
+
+def test_rows_of_a_sweep_draw_what_their_machines_do(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    job = nj.job_from_config(TINY, Parallelism(data=2), global_batch_size=2, sequence_length=512)
+    works = [nj.graph_from_config(TINY, 4, 512, "prefill", "bf16"), job]
+    space, gpus = Grid((Range("power_limit_w", 250.0, 700.0, count=3),)), {"H100": H100}
+    output = tmp_path / "caps.parquet"
+    frame = nj.sweep(ROOFLINE, gpus, works, space, output, energy=True).to_frame()
+    plain = nj.sweep(ROOFLINE, gpus, works, space, tmp_path / "plain.parquet").to_frame()
+    np.testing.assert_allclose(frame["seconds"], plain["seconds"], rtol=1e-6)
+    assert "energy_j" not in plain
+    np.testing.assert_allclose(frame["power_w"] * frame["seconds"], frame["energy_j"], rtol=1e-5)
+    for row in frame.to_dict("records"):
+        work = works[row["workload"]]
+        machine = usual_machine("H100", H100.replace(power_limit_w=float(row["power_limit_w"])), work)
+        joules = float(nj.energy(ROOFLINE, machine, work if work is job else works[0].kernels))
+        assert row["energy_j"] == pytest.approx(joules, rel=1e-4)
+    with pytest.raises(nj.InputError, match="exists; remove it"):
+        nj.sweep(ROOFLINE, gpus, works, space, tmp_path / "plain.parquet", resume=True, energy=True)
+    words = ("sweep", "bert-tiny", "--gpu", "T4", "--grid", "num_sms=20:40:2", "--output", str(tmp_path / "t.parquet"))
+    assert asked(capsys, *words, "--energy")["energy"] is True
