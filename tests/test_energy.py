@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from small_configs import TINY
 from test_job import MODEL, cluster
+from trace_files import GRID, kernel, operator, write
 
 import neusight_jax as nj
 from neusight_jax.cli import run
@@ -183,3 +184,26 @@ def test_rows_of_a_sweep_draw_what_their_machines_do(tmp_path: Any, capsys: pyte
         nj.sweep(ROOFLINE, gpus, works, space, tmp_path / "plain.parquet", resume=True, energy=True)
     words = ("sweep", "bert-tiny", "--gpu", "T4", "--grid", "num_sms=20:40:2", "--output", str(tmp_path / "t.parquet"))
     assert asked(capsys, *words, "--energy")["energy"] is True
+
+
+def test_a_scaled_run_draws_what_its_kernels_do(tmp_path: Any) -> None:
+    """A product and softmaxes by the law; what nobody knows at their mean, idle boards below it."""
+    known = [
+        operator("aten::mm", 1, [[512, 4096], [4096, 512]], ["float"] * 2, 0),
+        kernel("volta_sgemm_128x64_nn", 20.0, 900.0, 1, **GRID),
+        operator("aten::_softmax", 3, [[8, 128, 128], [], []], ["float", "Scalar", "Scalar"], 40),
+        *(kernel("softmax_warp_forward", 1100.0 + 10.0 * at, 9.0, 3, **GRID) for at in range(5)),
+    ]
+    more = [*known, kernel("something_nobody_knows", 1300.0, 400.0, None, **GRID)]
+    files = [write(tmp_path / f"{at}.json", {"traceEvents": each}) for at, each in enumerate((known, more))]
+    runs = [nj.scale_trace(file, "V100-PCIE-32GB", "A100", predictor=ROOFLINE) for file in files]
+    gpu = nj.load_gpu("A100")
+    for run_ in runs:
+        assert float(POWER.static_share) * gpu.tdp_w < run_.power_w <= gpu.tdp_w * (1.0 + 1e-5)
+        assert run_.energy_j == pytest.approx(run_.power_w * run_.scaled_s)
+        assert run_.to_dict()["energy_j"] == run_.energy_j
+    assert runs[0].power_w == pytest.approx(runs[1].power_w, rel=1e-5)
+    assert runs[1].energy_j > runs[0].energy_j
+    assert [any("mean draw" in note for note in each.notes) for each in runs] == [False, True]
+    held = nj.scale_trace(files[0], "V100-PCIE-32GB", gpu.replace(power_limit_w=100.0), predictor=ROOFLINE)
+    assert held.power_w <= 100.0 * (1.0 + 1e-5)
