@@ -120,7 +120,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--trace": ("load.jsonl",), "--ttft": ("5s",), "--tpot": ("5s",), "--disaggregated": ("",)},
     **{"--chunk-tokens": ("64",), "--max-batch": ("2",), "--memory-share": ("0.5",), "--prefix-share": ("0.5",)},
     **{"--draft-tokens": ("2",), "--draft-acceptance": ("0.5",), "--draft-share": ("0.5",), "--poll-steps": ("8",)},
-    **{"--power-limit": ("185W",), "--clock": ("1GHz",)},
+    **{"--power-limit": ("185W",), "--clock": ("1GHz",), "--energy": ("",), "--tokens": ("1e9",)},
+    **{"--electricity": ("0.12",), "--pue": ("1.2",), "--host-watts": ("150",)},
     **{"--engine": ("sglang",), "--to": ("L40S",), "--from": ("L40S",), "--select": ("zero",), "--plain": ("",)},
 }
 """Other values of options than those of the contexts."""

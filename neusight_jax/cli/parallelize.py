@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from neusight_jax.cli.console import answer, progress_console
 from neusight_jax.cli.options import (
     AsJson,
+    ElectricityOptions,
     GradientDtype,
     LimitOptions,
     LoraRank,
@@ -46,6 +47,7 @@ def parallelize(
     top: Annotated[int, option("Layouts shown of every machine.")] = 5,
     *,
     limits: LimitOptions,
+    bill: ElectricityOptions,
     checkpoint: WorkloadCheckpoint = None,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -66,6 +68,7 @@ def parallelize(
     from neusight_jax.model.checkpoint import load_predictor
 
     require_config(model, "jobs are of decoders")
+    plan = bill.plan()
     listed = read_prices(prices) if prices is not None else None
     clusters: dict[str, Any] = {name: held_back(each, limits) for name, each in _clusters(gpu, gpus or []).items()}
     dtype, notes = assumed_dtype(language_config(read_config(model)), dtype)
@@ -84,6 +87,7 @@ def parallelize(
         lora=lora_of(lora_rank, lora_targets),
         space=Space(recompute=tuple(recompute)) if recompute else None,
         prices=listed,
+        electricity=plan,
         top=top,
         notes=notes,
         console=progress_console(),

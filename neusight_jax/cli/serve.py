@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Annotated
 
 from neusight_jax.cli.console import answer, busy
-from neusight_jax.cli.options import AsJson, Checkpoint, LimitOptions, ReportFile, argument, option, takes_workload
+from neusight_jax.cli.options import (
+    AsJson,
+    Checkpoint,
+    ElectricityOptions,
+    LimitOptions,
+    ReportFile,
+    argument,
+    option,
+    takes_workload,
+)
 from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
@@ -68,6 +77,7 @@ def serve(
     load: LoadOptions,
     setup: EngineOptions,
     limits: LimitOptions,
+    bill: ElectricityOptions,
     checkpoint: Checkpoint = "tensorcore",
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -84,6 +94,7 @@ def serve(
     from neusight_jax.serving.times import Options
 
     require_config(model, "engines serve decoders")
+    plan = bill.plan()
     with busy("forecasting"):
         found = serve_load(
             load_predictor(checkpoint),
@@ -99,6 +110,7 @@ def serve(
             tpot_s=_seconds("--tpot", load.tpot),
             percentile=load.percentile,
             prices=read_prices(prices) if prices is not None else None,
+            electricity=plan,
             max_gpus=max_gpus,
             dtypes={"dtype": setup.dtype, "weight_dtype": setup.weight_dtype, "kv_dtype": setup.kv_dtype},
             options={each.name: getattr(setup, each.name) for each in fields(Options)},

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
+from neusight_jax.electricity import Electricity
 from neusight_jax.errors import InputError
-from neusight_jax.forecast import COLUMNS, Forecast
+from neusight_jax.forecast import BILL, COLUMNS, Forecast
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import reading_notes
 from neusight_jax.graph.configs.config import whole
@@ -146,6 +147,7 @@ class Layouts(Result):
                     **item.step.workload["layout"],
                     **{"step_s": item.step.total_s, **item.step.parts, "tokens_per_s": item.step.tokens_per_s},
                     **{"energy_j": item.step.energy_j, "joules_per_token": item.step.joules_per_token},
+                    **{name: value for name in BILL if (value := getattr(item.step, name)) is not None},
                     **{"memory_bytes": item.step.memory_bytes, "cost_per_million_tokens": item.cost_per_million_tokens},
                 }
                 for each in self.machines
@@ -190,6 +192,7 @@ def parallelize(
     lora: Lora | None = None,
     space: Space | None = None,
     prices: PriceList = None,
+    electricity: Electricity | None = None,
     top: int = 5,
     notes: Sequence[str] = (),
     console: Console | None = None,
@@ -203,6 +206,7 @@ def parallelize(
       predictor, cluster: what forecasts and on which GPUs; several as mappings with the same names.
       model, dtype to lora: as `nj.job_from_config`.
       space: which values of a layout's fields are tried; prices: of an hour of one GPU (`nj.read_prices`).
+      electricity: also what a run of so many tokens takes from the grid.
       top: layouts of every machine that are returned; notes: for the report;
         console: where progress goes.
     Raises: `InputError` for what cannot be used, and where no machine has a layout that divides.
@@ -227,6 +231,12 @@ def parallelize(
             f"no layout divides {config.name} (batch {batch}, sequence {sequence}) over {_numbers(machines)} GPUs; "
             "give a global batch size that is a multiple of more of their divisors"
         )
+    if electricity:
+        machines = [
+            replace(each, choices=tuple(replace(item, step=electricity.of(item.step)) for item in each.choices))
+            for each in machines
+        ]
+        notes = (*notes, electricity.note())
     order = _tied(sorted(machines, key=_order))
     asked = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
     asked |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, "attention": attention}

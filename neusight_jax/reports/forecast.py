@@ -14,7 +14,7 @@ from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Plot, Report
-from neusight_jax.reports.text import headed, interval_text, table
+from neusight_jax.reports.text import bill_cells, headed, interval_text, table
 from neusight_jax.units import GIB, GIGA, MIB, MS, TERA, counted, duration, energy_text, with_unit
 from neusight_jax.workloads import workload_text
 
@@ -103,7 +103,9 @@ def energy_line(forecast: Forecast) -> list[str]:
     each = f", {forecast.joules_per_token:.3g} J a token" if forecast.joules_per_token else ""
     whose = f", {forecast.power_w / forecast.gpus:,.0f} W a GPU" if forecast.gpus > 1 else ""
     watts = f"{forecast.power_w:,.0f} W{whose} at {forecast.clock_hz / GIGA:.2f} GHz"
-    return [f"energy {energy_text(forecast.energy_j)}{each} ({watts}; the boards alone)"]
+    bill = ", ".join(f"{value} {unit}" for unit, value in bill_cells(forecast).items())
+    line = f"energy {energy_text(forecast.energy_j)}{each} ({watts}; the boards alone)"
+    return [line, *([f"the whole run at the meter: {bill}"] if bill else [])]
 
 
 def _memory_lines(forecast: Forecast) -> list[str]:
@@ -185,6 +187,9 @@ def cards(forecast: Forecast) -> list[tuple[str, str, str]]:
     if forecast.energy_j:
         each = f"{forecast.joules_per_token:.3g} J a token, " if forecast.joules_per_token else ""
         found.append(("Energy", energy_text(forecast.energy_j), f"{each}{forecast.power_w:,.0f} W"))
+    if bill := bill_cells(forecast):
+        kwh, *rest = (f"{value} {unit}" for unit, value in bill.items())
+        found.append(("The whole run", kwh, ", ".join(rest)))
     if forecast.memory is not None:
         found.append(("Memory", f"{forecast.memory.total / GIB:.1f} GiB", _verdict(forecast)))
     return found

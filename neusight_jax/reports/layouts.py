@@ -13,7 +13,7 @@ from neusight_jax.memory import CROWDED_SHARE
 from neusight_jax.reports.forecast import NAMES
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval, stacked
-from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, prices_fact, table
+from neusight_jax.reports.text import INTERVAL, between, bill_cells, headed, interval_text, prices_fact, table
 from neusight_jax.units import GIB, MS, duration, energy_text
 from neusight_jax.workloads import workload_text
 
@@ -77,6 +77,7 @@ def _cells(item: Choice) -> dict[str, str]:
     shares = {"compute": step.compute_s, "bubble": step.bubble_s, "exposed": step.exposed_communication_s}
     cells |= {name: f"{seconds / step.total_s:.1%}" for name, seconds in shares.items()}
     cells["J/token"] = f"{step.joules_per_token or 0.0:.3g}"
+    cells |= bill_cells(step)
     cells["memory"] = f"{step.memory_bytes / GIB:.1f} GiB{'!' if _crowded(item) else ' '}"
     if item.cost_per_million_tokens is not None:
         cells["per 1M tokens"] = f"{item.cost_per_million_tokens:,.4g}"
@@ -92,7 +93,7 @@ def _machine_cells(each: Machine) -> dict[str, str]:
     }
     cells |= _interval_cell(best.step)
     cells |= {"tokens/s": f"{best.step.tokens_per_s:,.0f}", "a GPU": f"{best.step.tokens_per_s / each.gpus:,.0f}"}
-    cells["J/token"] = f"{best.step.joules_per_token or 0.0:.3g}"
+    cells |= {"J/token": f"{best.step.joules_per_token or 0.0:.3g}", **bill_cells(best.step)}
     if best.cost_per_million_tokens is not None:
         cells |= {
             "per GPU hour": f"{each.price_per_hour:,.4g}",

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval
-from neusight_jax.reports.text import INTERVAL, between, headed, prices_fact, table
+from neusight_jax.reports.text import INTERVAL, between, bill_cells, headed, prices_fact, table
 from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.units import MS, duration, figure_text
 
@@ -77,6 +77,7 @@ def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
         "W": "-" if choice.power_w is None else f"{choice.power_w:,.0f}",
         "J/tok": "-" if choice.joules_per_token is None else f"{choice.joules_per_token:.3g}",
     }
+    cells |= bill_cells(choice)
     if found.by == "cost":
         costs = choice.costs
         unit = f" {found.currency}" if found.currency else ""

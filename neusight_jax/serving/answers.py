@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from neusight_jax.electricity import Electricity
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, on_device
@@ -125,6 +126,7 @@ def serve(
     tpot_s: float | None = None,
     percentile: float = 95.0,
     prices: PriceList = None,
+    electricity: Electricity | None = None,
     max_gpus: int | None = None,
     dtypes: Mapping[str, str | None] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -149,6 +151,7 @@ def serve(
       method: "estimate", "engine", or "auto": the engine where it is installed.
       ttft_s, tpot_s: targets for the first token and for each further one, seconds; percentile: 50 or 95 of requests.
       prices: of an hour of one GPU; max_gpus: most of one type.
+      electricity: also what so many output tokens take from the grid, their prompts included.
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
       options: fields of `times.Options` that are not vLLM's defaults.
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
@@ -167,12 +170,22 @@ def serve(
         require_engine(served.options.values())
     tried = served.replicas(predictor, own, tensor_parallel, expert_parallel)
     choices = served.choices(tried, priced, disaggregated, engine_runs)
+    if electricity:
+        choices, notes = [_billed(each, electricity) for each in choices], (*notes, electricity.note())
     asked = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
     asked |= {"limits": dict(limits)} if limits else {}
     workload = served.workload(own, {"trace": None if trace is None else os.fspath(trace), **asked})
     said = served.notes(choices, engine_runs)
     how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
     return Serving(workload, _by(priced), tuple(choices), currency, how, (*said, *notes))
+
+
+def _billed(choice: ServingChoice, electricity: Electricity) -> ServingChoice:
+    """A choice with what its output tokens take from the grid, by a second of it."""
+    if choice.power_w is None or not choice.joules_per_token:
+        return choice
+    bill: Any = electricity.bill(choice.power_w, float(choice.gpus or 0), choice.power_w / choice.joules_per_token)
+    return replace(choice, **bill)
 
 
 def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any]) -> dict[str, Options]:
