@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from neusight_jax.electricity import Electricity
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Machine, gpu_of
@@ -41,6 +42,7 @@ class Candidate(Record):
         ratio (`intervals.ratio_interval`), which is not that of the two times: they are off alike.
       samples_per_s, tokens_per_s: throughput, of all GPUs that the work occupies together.
       energy_j, joules_per_token: of a step, of all GPUs, and over its tokens.
+      energy_kwh, electricity_dollars, co2e_t: of a whole run at the meter (`electricity.Electricity`), where asked.
       memory_bytes, fits: what the workload needs on the fullest GPU, by estimate, and whether the GPU has it; None of
         a GPU that was not forecast.
       price_per_hour: of one GPU, with prices, in their currency.
@@ -61,6 +63,9 @@ class Candidate(Record):
     tokens_per_s: float | None = None
     energy_j: float | None = None
     joules_per_token: float | None = None
+    energy_kwh: float | None = None
+    electricity_dollars: float | None = None
+    co2e_t: float | None = None
     memory_bytes: float | None = None
     fits: bool | None = None
     price_per_hour: float | None = None
@@ -130,6 +135,7 @@ def compare(
     by: str = "latency",
     notes: Mapping[str, Sequence[str]] | None = None,
     limits: Mapping[str, float] | None = None,
+    electricity: Electricity | None = None,
 ) -> Comparison:
     """Rank GPUs for one workload.
 
@@ -143,6 +149,7 @@ def compare(
       by: one of `ORDERS`; throughput ranks as latency does, since the batch is fixed.
       notes: what else to say of a GPU, by its name (`load_named_gpus`).
       limits: of every GPU, `power_limit_w` and `clock_limit_hz`.
+      electricity: also what a run of so many tokens takes from the grid.
     Raises: `InputError` for an unknown order, an unknown GPU, or cost without any price.
     """
     priced = prices_of(prices)
@@ -154,9 +161,10 @@ def compare(
     loaded = {name: gpu.replace(**(limits or {})) for name, gpu in load_named_gpus(gpus).items()}
     machines = {name: usual_machine(name, gpu, work) for name, gpu in loaded.items()}
     items = [
-        _candidate(predictor, name, machine, work, load["num_gpus"], priced, (notes or {}).get(name, ()))
+        _candidate(predictor, name, machine, work, load["num_gpus"], priced, electricity, (notes or {}).get(name, ()))
         for name, machine in machines.items()
     ]
+    common = (*common, electricity.note()) if electricity else common
     if by == "cost" and all(item.price_per_hour is None for item in items):
         raise InputError(f"no price for any of {', '.join(item.gpu for item in items)}; add them to the price file")
     if by == "cost":
@@ -196,6 +204,7 @@ def _candidate(
     work: Graph | Job,
     count: int,
     prices: Prices | None,
+    electricity: Electricity | None,
     notes: Sequence[str],
 ) -> Candidate:
     gpu = gpu_of(machine)
@@ -214,6 +223,7 @@ def _candidate(
             "cost_per_1k_samples": 1e3 * run / samples,
             "cost_per_million_tokens": 1e6 * run / tokens,
         }
+    costs |= electricity.bill(forecast.energy_j, count * seconds, tokens) if electricity else {}
     item = replace(
         item,
         latency_s=seconds,

@@ -66,6 +66,8 @@ COLUMNS: tuple[str, ...] = (
 PARTS: tuple[str, ...] = ("compute_s", "bubble_s", "exposed_communication_s", "fixed_s")
 """Parts of a step that add up to it: what the busiest rank computes, launches of kernels included; what it waits for
 other stages, were messages free; what messages add on top; and what a step takes beside its work."""
+BILL: tuple[str, ...] = ("energy_kwh", "electricity_dollars", "co2e_t")
+"""What a run takes from the grid: kilowatt-hours, dollars, metric tons of CO2e."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Forecast(Result):
       memory: what the workload needs, of the fullest rank; mem_bytes: what a GPU has.
       interval_s: 80 % interval of `total_s`, (low, high); None from a predictor that carries none.
       energy_j: joules of a step, of all GPUs: the boards alone; clock_hz: that they settle at.
+      energy_kwh, electricity_dollars, co2e_t: of a whole run at the meter (`electricity.Electricity`), where asked.
       notes: what a reader should know before trusting the number.
     """
 
@@ -99,6 +102,9 @@ class Forecast(Result):
     interval_s: tuple[float, float] | None = None
     energy_j: float = 0.0
     clock_hz: float = 0.0
+    energy_kwh: float | None = None
+    electricity_dollars: float | None = None
+    co2e_t: float | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -251,6 +257,7 @@ class Forecast(Result):
             "tokens_per_s_gpu": self.tokens_per_s / self.gpus if self.total_s else None,
             "time_per_output_token_s": self.total_s if self.mode == "decode" else None,
             **(self._fields("energy_j", "power_w", "joules_per_token", "clock_hz") if self.energy_j else {}),
+            **{name: value for name in BILL if (value := getattr(self, name)) is not None},
             "memory": memory,
             **self._fields("forward_s", "backward_s", "weight_gradient_s"),
             **(self._fields("optimizer_s") if self.optimizer_s else {}),

@@ -22,6 +22,8 @@ MS = 1e-3
 """Millisecond, in seconds."""
 US = 1e-6
 """Microsecond, in seconds."""
+ENERGIES: tuple[tuple[float, str], ...] = ((GIGA, "GJ"), (MEGA, "MJ"), (1e3, "kJ"), (1.0, "J"))
+"""Units of energy, the largest first."""
 
 UNITS: dict[str, tuple[float, str]] = {
     "clock_hz": (GIGA, "GHz"),
@@ -69,6 +71,12 @@ def duration(seconds: float, digits: int = 4) -> str:
         if seconds >= unit:
             return f"{seconds / unit:.{digits}g} {name}"
     return f"{seconds / US:.{digits}g} us"
+
+
+def energy_text(joules: float, digits: int = 4) -> str:
+    """Joules with a unit people read, to so many digits: 12.3 J, 603.5 kJ, 1.25 MJ."""
+    scale, name = next(((scale, name) for scale, name in ENERGIES if joules >= scale), ENERGIES[-1])
+    return f"{joules / scale:.{digits}g} {name}"
 
 
 def with_unit(name: str, value: float) -> str:

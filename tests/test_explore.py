@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("jinja2", reason="the page needs the extra `explore`")
@@ -97,7 +98,15 @@ def test_a_variant_is_forecast_as_everywhere(server: Explorer) -> None:
         "Where the time goes",
         "What more of a figure buys",
         "Roofline",
+        "Power over the step",
     ]
+    watts = found["plots"][3]["data"]
+    assert [each["name"] for each in watts[1::2]] == ["A: H100, limit", "B: H100, limit"]
+    for machine, steps in zip(found["machines"], watts[::2], strict=True):
+        assert machine["energy_j"] == pytest.approx(machine["power_w"] * machine["total_s"])
+        assert "Energy" in [card[0] for card in machine["cards"]]
+        joules = 1e-3 * float(np.sum(np.diff(steps["x"]) * steps["y"][:-1]))
+        assert joules == pytest.approx(machine["energy_j"], rel=1e-3)
     shares = found["plots"][0]["data"]
     assert sum(each["x"][0] for each in shares) == pytest.approx(1e3 * wanted[0])
 
@@ -149,7 +158,7 @@ def test_a_job_on_a_cluster_is_forecast_as_everywhere(server: Explorer, tmp_path
     assert "Exposed communication" in [card[0] for card in found["machines"][1]["cards"]]
     titles = [each["title"] for each in found["plots"]]
     assert titles[:2] == ["Where the step goes", "Memory of the fullest rank"]
-    assert titles[2:] == ["Where the time goes", "What more of a figure buys", "Roofline"]
+    assert titles[2:] == ["Where the time goes", "What more of a figure buys", "Roofline", "Power over the step"]
     code, text = ask(server, "/gpu.yaml", job(slow))
     assert code == 200
     (tmp_path / "cluster.yaml").write_text(text, encoding="utf-8")
@@ -315,7 +324,7 @@ def test_a_slider_moves_the_number(server: Explorer, tmp_path: Path) -> None:
         page.run("document.getElementById('two').click()")
         page.run(f"{CHOOSE}({{model: 'llama-3.2-1b', dtype: 'bf16', gpus: 8}})")
         page.wait("document.querySelector('input[name=nic_bytes_per_s]')")
-        page.wait("document.querySelectorAll('#plots figure').length === 5")
+        page.wait("document.querySelectorAll('#plots figure').length === 6")
         before = page.run(SHOWN)
         page.run(f"{MOVE}('link_bytes_per_s', -2)")
         after = page.run(SHOWN)

@@ -208,7 +208,12 @@ def test_a_page_says_what_the_result_says(results: dict[str, Result], pages: dic
     forecast = results["forecast"]
     assert isinstance(forecast, Forecast)
     drawn = json.loads(re.findall(r'id="plots">(.*?)</script>', pages["forecast"], re.DOTALL)[0])
-    assert len(drawn) == 3
+    assert len(drawn) == 4
+    power, limit = drawn[3]["data"]
+    joules = 1e-3 * sum(np.diff(power["x"]) * power["y"][:-1])
+    assert joules == pytest.approx(forecast.energy_j, rel=1e-3)
+    assert power["x"][-1] == pytest.approx(1e3 * forecast.total_s, rel=1e-3)
+    assert limit["y"] == [float(H100.tdp_w)] * 2
     areas = dict(zip(drawn[0]["data"][0]["ids"], drawn[0]["data"][0]["values"], strict=True))
     assert areas["step"] == pytest.approx(forecast.total_s)
     assert areas["forward/linear"] == pytest.approx(forecast.seconds_by("family")["linear"])

@@ -425,11 +425,11 @@ def test_an_exact_sweep_runs_the_exact_program(
 ) -> None:
     switches = []
 
-    def seconds(predictor: Any, base: Any, figures: Any, kernels: Any, switch: Any) -> np.ndarray:
+    def forecasts(predictor: Any, base: Any, figures: Any, kernels: Any, switch: Any, energy: bool) -> Any:
         switches.append(switch)
-        return np.ones(20, np.float32)
+        return {"seconds": np.ones(20, np.float32)}
 
-    monkeypatch.setattr(run_module, "_seconds", seconds)
+    monkeypatch.setattr(run_module, "_forecasts", forecasts)
     gpus, space = {"T4": nj.load_gpu("T4")}, Grid((SMS, MEMORY))
     nj.sweep(random_predictor("mixture", 1), gpus, [_small(1)], space, tmp_path / "x.parquet", relaxation=relaxation)
     assert switches == [relaxation or None]

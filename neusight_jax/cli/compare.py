@@ -8,6 +8,7 @@ from typing import Annotated
 from neusight_jax.cli.console import answer, busy, plot_to
 from neusight_jax.cli.options import (
     AsJson,
+    ElectricityOptions,
     JobOptions,
     LimitOptions,
     Model,
@@ -28,6 +29,7 @@ def compare(
     load: WorkloadOptions,
     job: JobOptions,
     limits: LimitOptions,
+    bill: ElectricityOptions,
     prices: Annotated[Path | None, option("JSON, YAML or CSV, GPU: price of one for an hour.", metavar="FILE")] = None,
     by: Annotated[str, option("latency; throughput, the same order for one batch; or cost.")] = "latency",
     plot: PlotFile = None,
@@ -48,6 +50,7 @@ def compare(
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 
+    plan = bill.plan()
     listed = read_prices(prices) if prices is not None else None
     names = [load_named_gpu(name)[0] for name in gpu]
     if job.cluster is not None:
@@ -58,7 +61,14 @@ def compare(
     notes = {name: plain_notes(card, checkpoint, name, work) for name in names}
     with busy("comparing"):
         found = compare_gpus(
-            load_predictor(checkpoint), gpu, work, prices=listed, by=by, notes=notes, limits=limit_figures(limits)
+            load_predictor(checkpoint),
+            gpu,
+            work,
+            prices=listed,
+            by=by,
+            notes=notes,
+            limits=limit_figures(limits),
+            electricity=plan,
         )
     plot_to(plot, found)
     answer(found, as_json, report, checkpoint=checkpoint)

@@ -15,6 +15,7 @@ from neusight_jax.cli.help import gpu_names, model_names
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
+    from neusight_jax.electricity import Electricity
     from neusight_jax.graph.configs.adapters import Lora
 
 
@@ -208,6 +209,35 @@ class LimitOptions(_Options):
     clock: Annotated[
         str | None, option("Locked core clock of a GPU, e.g. 1.2GHz.", metavar="HZ", default="up to its boost")
     ] = None
+
+
+@dataclass(frozen=True)
+class ElectricityOptions(_Options):
+    """Electricity: what a run of so many tokens takes from the grid, and what that costs."""
+
+    tokens: Annotated[
+        float | None, option("To train, or to generate: says kWh, dollars and carbon.", metavar="N", default="not said")
+    ] = None
+    electricity: Annotated[
+        float | None, option("Dollars of a kWh, e.g. 0.12; with --tokens.", metavar="DOLLARS", default="not counted")
+    ] = None
+    pue: Annotated[float, option("Watts of the building over those of its servers; 1 = nothing for cooling.")] = 1.0
+    host_watts: Annotated[
+        float, option("Watts of the rest of a server for each of its GPUs, e.g. 150.", default="0: the boards alone")
+    ] = 0.0
+    grid: Annotated[
+        float | None, option("Grams of CO2e of a kWh, e.g. 400; with --tokens.", metavar="GRAMS", default="not counted")
+    ] = None
+
+    def plan(self) -> Electricity | None:
+        """What is to be counted, None without tokens; `InputError` for values that cannot be."""
+        from neusight_jax.electricity import Electricity
+
+        if self.tokens is None:
+            if given := option_names(self.given()):
+                raise InputError(f"{', '.join(given)}: of how many tokens? give --tokens, such as --tokens 15e12")
+            return None
+        return Electricity(self.tokens, self.electricity, self.pue, self.host_watts, self.grid)
 
 
 def option_names(names: Iterable[str]) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from neusight_jax.cli.console import answer, progress_console
 from neusight_jax.cli.options import (
     AsJson,
+    ElectricityOptions,
     GradientDtype,
+    LimitOptions,
     LoraRank,
     LoraTargets,
     Model,
@@ -17,6 +19,7 @@ from neusight_jax.cli.options import (
     WorkloadCheckpoint,
     lora_of,
     option,
+    takes_workload,
 )
 from neusight_jax.errors import InputError
 
@@ -27,6 +30,7 @@ _GPU = "GPUs or servers in their usual nodes, or cluster files (gpu, count, topo
 _PRICES = "JSON, YAML or CSV, GPU: price of one for an hour."
 
 
+@takes_workload
 def parallelize(
     model: Model,
     gpu: Annotated[list[str], option(_GPU, metavar="GPU")],
@@ -41,6 +45,9 @@ def parallelize(
     lora_targets: LoraTargets = None,
     prices: Annotated[Path | None, option(_PRICES, metavar="FILE")] = None,
     top: Annotated[int, option("Layouts shown of every machine.")] = 5,
+    *,
+    limits: LimitOptions,
+    bill: ElectricityOptions,
     checkpoint: WorkloadCheckpoint = None,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -50,7 +57,7 @@ def parallelize(
 
     Several GPUs and numbers of GPUs are compared by their best layouts; with prices by cost.
     """
-    from neusight_jax.cli.workloads import require_config
+    from neusight_jax.cli.workloads import held_back, require_config
     from neusight_jax.graph.configs.build import assumed_dtype
     from neusight_jax.graph.configs.config import language_config, read_config
     from neusight_jax.hardware.catalog import canonical_name
@@ -61,8 +68,9 @@ def parallelize(
     from neusight_jax.model.checkpoint import load_predictor
 
     require_config(model, "jobs are of decoders")
+    plan = bill.plan()
     listed = read_prices(prices) if prices is not None else None
-    clusters = _clusters(gpu, gpus or [])
+    clusters: dict[str, Any] = {name: held_back(each, limits) for name, each in _clusters(gpu, gpus or []).items()}
     dtype, notes = assumed_dtype(language_config(read_config(model)), dtype)
     used = checkpoint or ("fp32" if dtype == "fp32" else "tensorcore")
     devices = {name: canonical_name(gpu_in(name)) for name in clusters}
@@ -79,6 +87,7 @@ def parallelize(
         lora=lora_of(lora_rank, lora_targets),
         space=Space(recompute=tuple(recompute)) if recompute else None,
         prices=listed,
+        electricity=plan,
         top=top,
         notes=notes,
         console=progress_console(),

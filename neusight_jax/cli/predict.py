@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
+    ElectricityOptions,
     JobOptions,
     LimitOptions,
     MachineGpu,
@@ -41,6 +42,7 @@ def predict(
     load: WorkloadOptions,
     job: JobOptions,
     limits: LimitOptions,
+    bill: ElectricityOptions,
     checkpoint: WorkloadCheckpoint = None,
     timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
     chakra: Annotated[Path | None, option(_CHAKRA, metavar="DIR")] = None,
@@ -60,6 +62,7 @@ def predict(
     from neusight_jax.hardware.cluster import gpu_of
     from neusight_jax.prediction import predict as forecast_model
 
+    plan = bill.plan()
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
     machine = held_back(machine, limits)
@@ -69,7 +72,9 @@ def predict(
         work = work.on(gpu_of(machine).paths)
     using = used_for(work, gpu, name, gpu_of(machine), checkpoint)
     with busy("forecasting"):
-        forecast = forecast_model(using.predictor, machine, work, gpu_name=name, notes=using.notes)
+        notes = [*using.notes, *([plan.note()] if plan else [])]
+        forecast = forecast_model(using.predictor, machine, work, gpu_name=name, notes=notes)
+    forecast = plan.of(forecast) if plan else forecast
     _write(forecast, work, using.predictor, machine, timeline, chakra)
     about = {"machine": gpu_of(machine)} if isinstance(work, Graph) else {}
     answer(forecast, as_json, report, about, checkpoint=using.checkpoint)

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Annotated
 
 from neusight_jax.cli.console import answer, busy
-from neusight_jax.cli.options import AsJson, Checkpoint, ReportFile, argument, option, takes_workload
+from neusight_jax.cli.options import (
+    AsJson,
+    Checkpoint,
+    ElectricityOptions,
+    LimitOptions,
+    ReportFile,
+    argument,
+    option,
+    takes_workload,
+)
 from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
@@ -67,6 +76,8 @@ def serve(
     *,
     load: LoadOptions,
     setup: EngineOptions,
+    limits: LimitOptions,
+    bill: ElectricityOptions,
     checkpoint: Checkpoint = "tensorcore",
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -76,13 +87,14 @@ def serve(
     By an engine's scheduler where the extra `serving` is installed, else an estimate in closed form: continuous
     batching with chunked prefill in steady state. Every GPU is forecast from its figures alone, all alike.
     """
-    from neusight_jax.cli.workloads import require_config
+    from neusight_jax.cli.workloads import limit_figures, require_config
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.model.checkpoint import load_predictor
     from neusight_jax.serving.answers import serve as serve_load
     from neusight_jax.serving.times import Options
 
     require_config(model, "engines serve decoders")
+    plan = bill.plan()
     with busy("forecasting"):
         found = serve_load(
             load_predictor(checkpoint),
@@ -98,6 +110,7 @@ def serve(
             tpot_s=_seconds("--tpot", load.tpot),
             percentile=load.percentile,
             prices=read_prices(prices) if prices is not None else None,
+            electricity=plan,
             max_gpus=max_gpus,
             dtypes={"dtype": setup.dtype, "weight_dtype": setup.weight_dtype, "kv_dtype": setup.kv_dtype},
             options={each.name: getattr(setup, each.name) for each in fields(Options)},
@@ -105,6 +118,7 @@ def serve(
             expert_parallel=setup.expert_parallel,
             disaggregated=setup.disaggregated,
             engine=setup.engine,
+            limits=limit_figures(limits),
         )
     answer(found, as_json, report, checkpoint=checkpoint)
 

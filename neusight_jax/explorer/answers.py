@@ -135,12 +135,15 @@ def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
         _families(made),
         _elasticities({name: result.total for name, (result, *_) in zip(names, shown, strict=True)}),
         plots.roofline(pairs),
+        plots.power(pairs),
     ]
     return {
         "machines": [
             {
                 "total_s": result.total_s,
                 "interval_s": result.forecast.interval_s,
+                "energy_j": result.forecast.energy_j,
+                "power_w": result.forecast.power_w,
                 **result.forecast.parts,
                 "cards": forecasts.cards(result.forecast),
                 "checkpoint": checkpoint,

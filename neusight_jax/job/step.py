@@ -430,14 +430,21 @@ def latency(
 
 def step_counts(job: Job, stages: Float[np.ndarray, " kind"]) -> dict[str, Float[np.ndarray, "kernel work"]]:
     """How often a GPU with so many stages of each kind launches each kernel in a step, by family."""
-    times = np.where(np.array(WORK) == "optimizer", 1.0, float(job.plan.micro_batches))
+    times = _passes_of_work(job)
     return {name: np.einsum("k,kwn,w->nw", stages, np.asarray(counts), times) for name, counts in job.counts.items()}
+
+
+def _passes_of_work(job: Job) -> Float[np.ndarray, " work"]:
+    """How often a stage does each work in a step."""
+    return np.where(np.array(WORK) == "optimizer", 1.0, float(job.plan.micro_batches))
 
 
 def mean_counts(job: Job) -> dict[str, Float[Array, " kernel"]]:
     """How often a GPU of a job launches each kernel in a step, by family: the mean over its ranks."""
-    stages = np.bincount(job.plan.kinds, minlength=KINDS) / job.plan.layout.pipeline
-    return {name: jnp.asarray(counts.sum(axis=1), float) for name, counts in step_counts(job, stages).items()}
+    stages, times = np.bincount(job.plan.kinds, minlength=KINDS) / job.plan.layout.pipeline, _passes_of_work(job)
+    # Counts may be traced, as in a sweep.
+    each = {name: jnp.asarray(counts, float) for name, counts in job.counts.items()}
+    return {name: jnp.einsum("k,kwn,w->n", stages, counts, times) for name, counts in each.items()}
 
 
 def settled(
@@ -469,7 +476,17 @@ def energy(
 
     Args: as `latency`.
     """
+    return seconds_and_joules(predictor, machine, work, relaxation=relaxation)[1]
+
+
+def seconds_and_joules(
+    predictor: Predictor, machine: Machine, work: KernelTable | Job, *, relaxation: Relaxation = 0.0
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """`latency` and `energy` together, at the cost of the second.
+
+    Args: as `latency`.
+    """
     state = settled(predictor, machine, work, relaxation=relaxation)
     seconds = latency(predictor, at_clock(machine, state.clock), work, relaxation=relaxation)
     gpus = 1 if isinstance(work, KernelTable) else work.plan.layout.gpus
-    return gpus * state.power_w * seconds
+    return seconds, gpus * state.power_w * seconds

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from jaxtyping import Float
 
+from neusight_jax.electricity import Electricity
 from neusight_jax.errors import InputError
-from neusight_jax.forecast import Forecast
+from neusight_jax.forecast import BILL, COLUMNS, Forecast
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import reading_notes
 from neusight_jax.graph.configs.config import whole
@@ -19,16 +21,27 @@ from neusight_jax.graph.graph import Footprint
 from neusight_jax.graph.optimizers import state_notes
 from neusight_jax.hardware.cluster import Cluster
 from neusight_jax.hardware.files import gpu_in
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
-from neusight_jax.job.job import check_options
+from neusight_jax.job.job import check_options, job_from_config
 from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
 from neusight_jax.job.stages import check_lora, job_config
 from neusight_jax.job.step import silent
-from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed
+from neusight_jax.layouts.assembly import PARTS, Assembly, assemble, best_of, pipelines, timed, timed_under_limits
 from neusight_jax.layouts.pieces import Ask, Pieces
+from neusight_jax.model.power import PowerLaw, is_limited, power_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.software import LAYOUT_SPREAD, USUAL_OVERLAPS, Software, usual_software
-from neusight_jax.prediction import Shares, carries_intervals, expert_share, once_at, step_forecast, step_interval
+from neusight_jax.prediction import (
+    Shares,
+    carries_intervals,
+    expert_share,
+    once_at,
+    predict,
+    step_forecast,
+    step_interval,
+    with_energy,
+)
 from neusight_jax.progress import follow
 from neusight_jax.records import Record, Result
 from neusight_jax.units import GIB, duration
@@ -37,7 +50,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-PARTS = {
+LOSSES = {
     "compute_s": "compute",
     "bubble_s": "bubble",
     "exposed_communication_s": "exposed communication",
@@ -133,6 +146,8 @@ class Layouts(Result):
                     **{"machine": machine.name, "gpus": machine.gpus, "rank": item.rank, "tie": item.tie},
                     **item.step.workload["layout"],
                     **{"step_s": item.step.total_s, **item.step.parts, "tokens_per_s": item.step.tokens_per_s},
+                    **{"energy_j": item.step.energy_j, "joules_per_token": item.step.joules_per_token},
+                    **{name: value for name in BILL if (value := getattr(item.step, name)) is not None},
                     **{"memory_bytes": item.step.memory_bytes, "cost_per_million_tokens": item.cost_per_million_tokens},
                 }
                 for machine in self.machines
@@ -177,6 +192,7 @@ def parallelize(
     lora: Lora | None = None,
     space: Space | None = None,
     prices: PriceList = None,
+    electricity: Electricity | None = None,
     top: int = 5,
     notes: Sequence[str] = (),
     console: Console | None = None,
@@ -190,6 +206,7 @@ def parallelize(
       predictor, cluster: what forecasts and on which GPUs; several as mappings with the same names.
       model, dtype to lora: as `nj.job_from_config`.
       space: which values of a layout's fields are tried; prices: of an hour of one GPU (`nj.read_prices`).
+      electricity: also what a run of so many tokens takes from the grid.
       top: layouts of every machine that are returned; notes: for the report;
         console: where progress goes.
     Raises: `InputError` for what cannot be used, and where no machine has a layout that divides.
@@ -203,7 +220,7 @@ def parallelize(
     options = (dtype, optimizer, gradient_dtype, attention, fused_accumulation, tuple(overlaps), lora)
     ask = Ask(config, split, batch, sequence, *options)
     clusters = cluster if isinstance(cluster, Mapping) else {f"{cluster.count} GPUs": cluster}
-    search = _Search(ask, space or Space(), whole("top", top), software or usual_software(optimizer), console)
+    search = _Search(ask, space or Space(), whole("top", top), software or usual_software(optimizer), console, model)
     machines = []
     for name, target in clusters.items():
         target.gpu.peak_flop_per_s(dtype)
@@ -214,6 +231,12 @@ def parallelize(
             f"no layout divides {config.name} (batch {batch}, sequence {sequence}) over {_numbers(machines)} GPUs; "
             "give a global batch size that is a multiple of more of their divisors"
         )
+    if electricity:
+        machines = [
+            replace(machine, choices=tuple(replace(item, step=electricity.of(item.step)) for item in machine.choices))
+            for machine in machines
+        ]
+        notes = (*notes, electricity.note())
     order = _tied(sorted(machines, key=_order))
     workload = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
     workload |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, "attention": attention}
@@ -259,8 +282,17 @@ def _price(prices: Prices | None, name: str) -> float | None:
 class _Search:
     """One job on several machines; machines with equally many GPUs share their layouts."""
 
-    def __init__(self, ask: Ask, space: Space, top: int, software: Software, console: Console | None) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        space: Space,
+        top: int,
+        software: Software,
+        console: Console | None,
+        model: str | Path | Mapping[str, Any],
+    ) -> None:
         self.space, self.top, self.software, self.console = space, top, software, console
+        self.model = model
         self.pieces = Pieces(ask)
         self._layouts: dict[int, tuple[list[Parallelism], list[Footprint]]] = {}
 
@@ -297,28 +329,62 @@ class _Search:
 
     def _steps(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, name: str) -> list[Forecast]:
         """Forecasts of the fastest layouts, one more than are asked for."""
-        seconds = assembly.seconds(predictor, cluster)
+        if is_limited(cluster):
+            return self._limited_steps(assembly, predictor, cluster, name)
+        by_family = assembly.of_one(predictor, cluster)
+        seconds = assembly.seconds(predictor, cluster, by_family=by_family)
         times, alone = (timed(assembly, record, self.software) for record in (seconds, silent(seconds)))
         best = np.array(best_of(assembly, times, self.top + 1))
         total = pipelines(assembly, times, best)[0] + times.tail[best]
         quiet, busy = pipelines(assembly, alone, best)
         rest = alone.tail[best]
         ends = self._ends(assembly, predictor, cluster, best) if carries_intervals(predictor) else None
-        experts, forecasts = expert_share(seconds), []
+        law = power_law(predictor)
+        experts, joules, forecasts = expert_share(seconds), assembly.joules(law, cluster.gpu, by_family), []
+        of_rank = np.einsum("lrk,lkw->lr", np.asarray(assembly.facts.chunks, float), alone.durations)
         for place, at in enumerate(best):
             bubble, exposed = quiet[place] - busy[place], total[place] - quiet[place] - rest[place]
             shares = Shares(busy[place] + rest[place], bubble, exposed)
             interval = None if ends is None else step_interval(total[place], tuple(ends[:, place]), experts[at])
             plan = assembly.plan(at, assembly.ask.config.name)
             step = step_forecast(shares, self.software, plan, cluster, name=name, notes=plan.notes, interval_s=interval)
-            forecasts.append(step)
+            forecasts.append(_with_energy(law, step, cluster.gpu, joules[np.argmax(of_rank[at]), at]))
         return forecasts
+
+    def _limited_steps(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, name: str) -> list[Forecast]:
+        """Forecasts of the fastest layouts on boards with a cap or a lock, each at a clock of its own."""
+        times, _ = timed_under_limits(assembly, predictor, cluster, self.software)
+        ask, steps = self.pieces.ask, []
+        for at in best_of(assembly, times, self.top + 1):
+            job = job_from_config(
+                self.model,
+                assembly.layouts[at],
+                global_batch_size=ask.global_batch_size,
+                sequence_length=ask.sequence_length,
+                dtype=ask.dtype,
+                optimizer=ask.optimizer,
+                gradient_dtype=ask.gradient_dtype,
+                attention=ask.attention,
+                fused_accumulation=ask.fused_accumulation,
+                overlaps=ask.overlaps,
+                software=self.software,
+                lora=ask.lora,
+            )
+            steps.append(replace(predict(predictor, cluster, job, gpu_name=name), columns={}))
+        return sorted(steps, key=lambda step: step.total_s)
 
     def _ends(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, chosen: np.ndarray) -> np.ndarray:
         """Seconds of some layouts with all kernels at the low and the high ends of their intervals, [end, layout]."""
         sides = (assembly.seconds(predictor, cluster, once_at(side)) for side in (0, 1))
         times = (timed(assembly, seconds, self.software) for seconds in sides)
         return np.stack([pipelines(assembly, end, chosen)[0] + end.tail[chosen] for end in times])
+
+
+def _with_energy(law: PowerLaw, step: Forecast, gpu: GPU, joules: Float[np.ndarray, " part"]) -> Forecast:
+    """A step with its joules, from those of the kernels of its busiest rank as if they were one."""
+    one = {**dict.fromkeys((*COLUMNS, "seconds"), np.zeros(1)), "count": np.ones(1)}
+    one |= dict(zip(PARTS, joules[:, None], strict=True))
+    return replace(with_energy(law, replace(step, columns=one), gpu, None), columns={})
 
 
 def _choices(steps: Sequence[Forecast], top: int, price: float | None) -> tuple[Choice, ...]:
@@ -339,7 +405,7 @@ def _choices(steps: Sequence[Forecast], top: int, price: float | None) -> tuple[
 
 def _why(step: Forecast, following: Forecast) -> str:
     """Gains and losses of a layout against the next one, largest first."""
-    gains = {word: getattr(following, part) - getattr(step, part) for part, word in PARTS.items()}
+    gains = {word: getattr(following, part) - getattr(step, part) for part, word in LOSSES.items()}
     phrases = [
         f"{duration(abs(gain))} {'less' if gain > 0 else 'more'} {word}"
         for word, gain in sorted(gains.items(), key=lambda pair: -abs(pair[1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.cluster import Cluster, Machine
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
@@ -20,6 +21,8 @@ from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, s
 from neusight_jax.job.step import Facts, Seconds, durations_of, facts_of, once, row_seconds
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
+from neusight_jax.model.latency import CLOCKS, slower_by
+from neusight_jax.model.power import Draw, PowerLaw, at_clock, draw_of, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.software import Software
 from neusight_jax.model.streams import CLASSES, classes_of
@@ -89,10 +92,28 @@ class Assembly:
     sums: dict[str, Sum]
     between: np.ndarray
 
-    def seconds(self, predictor: Predictor, cluster: Cluster, run: Run = once) -> Seconds:
-        """Seconds every layout is made of on a machine, [layout, ...]."""
+    def of_one(self, predictor: Predictor, cluster: Cluster, run: Run = once) -> dict[str, np.ndarray]:
+        """Seconds of one launch of every kernel of the search, by family."""
+        by_family: dict[str, np.ndarray] = in_chunks(run)(predictor, cluster.gpu, self.table)
+        return by_family
+
+    def seconds(
+        self,
+        predictor: Predictor,
+        cluster: Cluster,
+        run: Run = once,
+        by_family: Mapping[str, np.ndarray] | None = None,
+    ) -> Seconds:
+        """Seconds every layout is made of on a machine, [layout, ...].
+
+        Args:
+          predictor: of kernels and messages.
+          cluster: the machine.
+          run: what forecasts kernels.
+          by_family: as `of_one` has them, where they are known.
+        """
         forecast = in_chunks(run)
-        by_family = forecast(predictor, cluster.gpu, self.table)
+        by_family = self.of_one(predictor, cluster, run) if by_family is None else by_family
         rows = {name: np.asarray(self.table.families[name].row) for name in by_family}
         seconds, marks = np.zeros(self.table.num_rows), np.zeros((len(CLASSES), self.table.num_rows))
         for name, forecast_s in by_family.items():
@@ -105,6 +126,30 @@ class Assembly:
         kernels, launches = (np.stack(list(map(self._work, values)), axis=1) for values in (seconds * marks, marks))
         columns = (kernels, launches, sent, message_s[self.between])
         return Seconds(*(np.asarray(column, np.float32) for column in columns))  # type: ignore[arg-type]
+
+    def joules(
+        self, law: PowerLaw, gpu: GPU, by_family: Mapping[str, np.ndarray]
+    ) -> Float[np.ndarray, "rank layout part"]:
+        """Joules that the kernels of a step take on a GPU of the first, an inner and the last rank, by `PARTS`.
+
+        Args:
+          law: of power.
+          gpu: the board, without cap and lock.
+          by_family: as `of_one` has them.
+        """
+        values = np.zeros((len(PARTS), self.table.num_rows))
+        for name, seconds in by_family.items():
+            batch = self.table.families[name]
+            draw = draw_of(law, gpu, name, batch, jnp.asarray(seconds))
+            row = np.asarray(batch.row)
+            parts = np.asarray([draw.busy_w * draw.seconds, draw.flop_j, draw.dram_j])
+            values[:, row[row >= 0]] = parts[:, row >= 0]
+        by_part = [self._work(part) for part in values]
+        batches = np.array([layout.micro_batches(self.ask.global_batch_size) for layout in self.layouts], float)
+        times = np.where(np.array(WORK) == "optimizer", 1.0, batches[:, None])
+        chunks = np.asarray(self.facts.chunks, float)
+        joules: np.ndarray = np.einsum("lrk,plkw,lw->rlp", chunks, np.stack(by_part), times)
+        return joules
 
     def _work(self, values: np.ndarray) -> Float[np.ndarray, "layout kind work"]:
         """Sums of values of kernels by `job.WORK`."""
@@ -232,6 +277,37 @@ class Timed:
     durations: np.ndarray
     tail: np.ndarray
     between: np.ndarray
+
+
+PARTS: tuple[str, ...] = ("busy_j", "flop_j", "dram_j")
+"""Joules of kernels that `power.settle` asks for, as `forecast.explained` has them."""
+
+
+def timed_under_limits(
+    assembly: Assembly, predictor: Predictor, cluster: Cluster, software: Software
+) -> tuple[Timed, np.ndarray]:
+    """Durations of the layouts on boards with a cap or a lock, each where its boards settle, and that clock [layout].
+
+    Between the clocks of `latency.CLOCKS` they are powers of the clock.
+    """
+    stock, law = at_clock(cluster, 1.0), power_law(predictor)
+    at_clocks = [timed(assembly, assembly.seconds(predictor, at_clock(cluster, clock)), software) for clock in CLOCKS]
+    seconds = jnp.stack([least_seconds(assembly, times.durations, times.between) + times.tail for times in at_clocks])
+    joules = assembly.joules(law, stock.gpu, assembly.of_one(predictor, stock))
+    busy, flop, dram = jnp.asarray(joules.mean(axis=0).T)
+    state = settle(law, cluster.gpu, Draw(busy / seconds[-1], flop, dram, seconds[-1]), slower_by(seconds))
+    clock = np.asarray(state.clock, float)
+    place = np.interp(np.log(clock), np.log(CLOCKS), np.arange(len(CLOCKS), dtype=float))
+    low = np.minimum(place.astype(int), len(CLOCKS) - 2)
+
+    def between(name: str) -> np.ndarray:
+        logs = np.log(np.maximum([getattr(times, name) for times in at_clocks], 1e-30))
+        share = (place - low).reshape(-1, *[1] * (logs.ndim - 2))
+        rows = np.arange(len(low))
+        values: np.ndarray = np.exp((1.0 - share) * logs[low, rows] + share * logs[low + 1, rows])
+        return values
+
+    return Timed(*map(between, ("durations", "tail", "between"))), clock
 
 
 def timed(assembly: Assembly, seconds: Seconds, software: Software) -> Timed:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -165,8 +165,8 @@ def draw_of_step(
     law: PowerLaw,
     gpu: GPU,
     kernels: KernelTable,
-    of_one: Mapping[str, Float[Array, " kernel"]],
-    counts: Mapping[str, Float[Array, " kernel"]],
+    of_one: Mapping[str, Any],
+    counts: Mapping[str, Any],
     seconds: Array,
 ) -> Draw:
     """What the kernels of a step take together.
@@ -175,13 +175,13 @@ def draw_of_step(
       law: of power.
       gpu: the board, without cap and lock.
       kernels: of the step.
-      of_one: by family, seconds of one launch of each kernel.
-      counts: by family, how often each kernel runs.
+      of_one: by family, seconds of one launch of each kernel, [kernel].
+      counts: by family, how often each kernel runs, [kernel].
       seconds: that the step takes, waits included.
     """
     total = [jnp.zeros(())] * 3
     for name, batch in kernels.families.items():
-        draw, count = draw_of(law, gpu, name, batch, of_one[name]), jnp.asarray(counts[name])
+        draw, count = draw_of(law, gpu, name, batch, jnp.asarray(of_one[name])), jnp.asarray(counts[name])
         used = jnp.where(count > 0, count, 0.0)
         parts = (draw.busy_w * draw.seconds, draw.flop_j, draw.dram_j)
         # Padding has no work, so that what stands there may be no number.

@@ -7,7 +7,16 @@ from rich.console import RenderableType
 from neusight_jax.comparison import Candidate, Comparison
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval
-from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, prices_fact, table
+from neusight_jax.reports.text import (
+    INTERVAL,
+    between,
+    bill_cells,
+    bill_columns,
+    headed,
+    interval_text,
+    prices_fact,
+    table,
+)
 from neusight_jax.units import GIB, MS, duration
 from neusight_jax.workloads import workload_text
 
@@ -45,6 +54,8 @@ def _cells(item: Candidate, found: Comparison) -> dict[str, str]:
         cells[INTERVAL] = "-" if item.interval_s is None else between(item.interval_s)
     cells["against the best"] = _against_best(item)
     cells |= {"samples/s": _number(item.samples_per_s), "tokens/s": _number(item.tokens_per_s)}
+    bill = bill_cells(item)
+    cells |= {name: bill.get(name, "-") for name in bill_columns(found.candidates)}
     cells |= {"memory": "-" if item.memory_bytes is None else f"{item.memory_bytes / GIB:.1f} GiB"}
     cells |= {"fits": {True: "yes", False: "no", None: "-"}[item.fits]}
     if found.priced:

@@ -14,8 +14,8 @@ from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Plot, Report
-from neusight_jax.reports.text import headed, interval_text, table
-from neusight_jax.units import GIB, GIGA, MIB, MS, TERA, counted, duration, with_unit
+from neusight_jax.reports.text import bill_cells, headed, interval_text, table
+from neusight_jax.units import GIB, GIGA, MIB, MS, TERA, counted, duration, energy_text, with_unit
 from neusight_jax.workloads import workload_text
 
 WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")
@@ -103,7 +103,9 @@ def energy_line(forecast: Forecast) -> list[str]:
     each = f", {forecast.joules_per_token:.3g} J a token" if forecast.joules_per_token else ""
     whose = f", {forecast.power_w / forecast.gpus:,.0f} W a GPU" if forecast.gpus > 1 else ""
     watts = f"{forecast.power_w:,.0f} W{whose} at {forecast.clock_hz / GIGA:.2f} GHz"
-    return [f"energy {forecast.energy_j:,.4g} J{each} ({watts}; the boards alone)"]
+    bill = ", ".join(f"{value} {unit}" for unit, value in bill_cells(forecast).items())
+    line = f"energy {energy_text(forecast.energy_j)}{each} ({watts}; the boards alone)"
+    return [line, *([f"the whole run at the meter: {bill}"] if bill else [])]
 
 
 def _memory_lines(forecast: Forecast) -> list[str]:
@@ -132,6 +134,8 @@ def report(forecast: Forecast, machine: GPU | None = None) -> Report:
     kernels = [plots.shares(forecast), plots.kernels(forecast)] if forecast.columns else []
     if machine is not None and kernels:
         kernels.insert(1, plots.roofline({forecast.gpu: (forecast, machine)}))
+    if kernels and forecast.energy_j:
+        kernels.append(plots.power({forecast.gpu: (forecast, machine)}))
     job = "layout" in forecast.workload
     layout = {"Layout": layout_text(forecast.workload["layout"])} if job else {}
     where = counted(forecast.gpus, "GPU") if job else forecast.gpu or "the given GPU"
@@ -173,6 +177,9 @@ def cards(forecast: Forecast) -> list[tuple[str, str, str]]:
     """The numbers of a forecast that matter."""
     total = max(forecast.total_s, 1e-30)
     found = [("Step", duration(forecast.total_s), interval_text(forecast.interval_s))]
+    if forecast.energy_j:
+        each = f"{forecast.joules_per_token:.3g} J a token, " if forecast.joules_per_token else ""
+        found.append(("Energy", energy_text(forecast.energy_j), f"{each}{forecast.power_w:,.0f} W"))
     if forecast.tokens:
         found.append(("Throughput", f"{forecast.tokens / total:,.0f} tokens/s", f"{forecast.tokens:,} tokens a step"))
     if forecast.gpus > 1 and "layout" in forecast.workload:
@@ -182,9 +189,9 @@ def cards(forecast: Forecast) -> list[tuple[str, str, str]]:
         launches, whose = int(forecast.columns["count"].sum()), " of one GPU" if forecast.gpus > 1 else ""
         rate = f"{forecast.summed('flop') / total / TERA:.3g} TFLOP/s"
         found.append(("Arithmetic", rate, f"{launches:,} launches{whose}"))
-    if forecast.energy_j:
-        each = f"{forecast.joules_per_token:.3g} J a token, " if forecast.joules_per_token else ""
-        found.append(("Energy", f"{forecast.energy_j:,.4g} J", f"{each}{forecast.power_w:,.0f} W"))
+    if bill := bill_cells(forecast):
+        kwh, *rest = (f"{value} {unit}" for unit, value in bill.items())
+        found.append(("The whole run", kwh, ", ".join(rest)))
     if forecast.memory is not None:
         found.append(("Memory", f"{forecast.memory.total / GIB:.1f} GiB", _verdict(forecast)))
     return found

@@ -13,8 +13,8 @@ from neusight_jax.memory import CROWDED_SHARE
 from neusight_jax.reports.forecast import NAMES
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval, stacked
-from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, prices_fact, table
-from neusight_jax.units import GIB, MS, duration
+from neusight_jax.reports.text import INTERVAL, between, bill_cells, headed, interval_text, prices_fact, table
+from neusight_jax.units import GIB, MS, duration, energy_text
 from neusight_jax.workloads import workload_text
 
 WAYS = {"tensor": "TP", "pipeline": "PP", "data": "DP", "context": "CP", "expert": "EP"}
@@ -76,6 +76,8 @@ def _cells(item: Choice) -> dict[str, str]:
     cells |= {"tokens/s": f"{step.tokens_per_s:,.0f}", "a GPU": f"{step.tokens_per_s / step.gpus:,.0f}"}
     shares = {"compute": step.compute_s, "bubble": step.bubble_s, "exposed": step.exposed_communication_s}
     cells |= {name: f"{seconds / step.total_s:.1%}" for name, seconds in shares.items()}
+    cells["J/token"] = f"{step.joules_per_token or 0.0:.3g}"
+    cells |= bill_cells(step)
     cells["memory"] = f"{step.memory_bytes / GIB:.1f} GiB{'!' if _crowded(item) else ' '}"
     if item.cost_per_million_tokens is not None:
         cells["per 1M tokens"] = f"{item.cost_per_million_tokens:,.4g}"
@@ -91,6 +93,7 @@ def _machine_cells(each: Machine) -> dict[str, str]:
     }
     cells |= _interval_cell(best.step)
     cells |= {"tokens/s": f"{best.step.tokens_per_s:,.0f}", "a GPU": f"{best.step.tokens_per_s / each.gpus:,.0f}"}
+    cells |= {"J/token": f"{best.step.joules_per_token or 0.0:.3g}", **bill_cells(best.step)}
     if best.cost_per_million_tokens is not None:
         cells |= {
             "per GPU hour": f"{each.price_per_hour:,.4g}",
@@ -106,7 +109,7 @@ def _best(machine: Machine) -> str:
     words = [layout_text(first.step.workload["layout"])]
     words += [f"a tie with {others} more"] if others else []
     words += [interval_text(first.step.interval_s)] if first.step.interval_s is not None else []
-    return "; ".join(words)
+    return "; ".join([*words, f"{energy_text(first.step.energy_j)} a step, {first.step.power_w:,.0f} W"])
 
 
 def report(found: Layouts) -> Report:
@@ -133,9 +136,11 @@ def report(found: Layouts) -> Report:
         for machine in found.machines
         if machine.choices
     ]
+    joules = [step.joules_per_token for step in steps]
     pictures = [
         bars_with_interval("Step", list(shown), latencies, bounds if known else None, "ms"),
         stacked("Where the step goes", list(shown), parts, "ms", "Of the busiest rank."),
+        bars_with_interval("Energy", list(shown), joules, None, "J a token"),
     ]
     facts = {"Workload": workload_text(load), "Machine": ", ".join(each.name for each in found.machines)}
     prices = {machine.name.partition("x ")[2] or machine.name: machine.price_per_hour for machine in found.machines}

@@ -10,6 +10,7 @@ import numpy as np
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.forecast import Forecast
 from neusight_jax.hardware.gpu import GPU
+from neusight_jax.kernels.table import PHASES
 from neusight_jax.reports.page import Plot
 from neusight_jax.reports.text import INTERVAL
 from neusight_jax.units import MS, TERA, UNITS, duration
@@ -20,7 +21,11 @@ LEAST = 5e-4
 """Elasticities below this are left out."""
 INK = "#1c2330"
 LIGHT_BAR = "#9db8e0"
+COLOURS = (INK, "#b03a5b", "#2e8b57")
+"""Of the lines of the first machine, of the second ..."""
 _MOST_POINTS = 400
+_PLACES = {**{name: at for at, name in enumerate(PHASES)}, "recomputed": PHASES.index("backward")}
+"""Places of phases in a step."""
 
 
 def scaled(name: str) -> tuple[float, str]:
@@ -101,7 +106,7 @@ def _roofs(forecast: Forecast, gpu: GPU, intensity: np.ndarray, before: str, pla
     matrix = float(np.asarray(gpu.matrix_paths())[dtype_index(forecast.dtype)])
     if not np.isclose(matrix, peaks["fp32 vector"], rtol=1e-3):
         peaks[f"{forecast.dtype} matrix"] = matrix
-    colour = ("#1c2330", "#b03a5b", "#2e8b57")[place % 3]
+    colour = COLOURS[place % len(COLOURS)]
     return [
         {
             "type": "scatter",
@@ -132,6 +137,40 @@ def kernels(forecast: Forecast) -> Plot:
     return Plot(
         "Most expensive kernels", [{**bars, **error}], layout, f"All launches together{said}.", 80 + 26 * len(top)
     )
+
+
+def power(forecasts: Mapping[str, tuple[Forecast, GPU | None]]) -> Plot:
+    """Watts of each GPU over its step, kernel after kernel in the order of phases, and the limit of its board."""
+    traces: list[dict[str, Any]] = []
+    for place, (name, (forecast, gpu)) in enumerate(forecasts.items()):
+        columns, single = forecast.columns, len(forecasts) == 1
+        order = np.argsort([_PLACES[str(each)] for each in columns["phase"]], kind="stable")
+        cost = np.asarray(columns["seconds"] * columns["count"], float)[order]
+        order, cost = order[cost > 0.0], cost[cost > 0.0]
+        ends, watts = np.concatenate([[0.0], np.cumsum(cost)]) / MS, np.asarray(columns["power_w"], float)[order]
+        nodes = [f"{columns['node'][at]} ({columns['phase'][at]}, {columns['op'][at]})" for at in order]
+        line = {"type": "scatter", "mode": "lines", "showlegend": True, "x": ends}
+        colour = COLOURS[place % len(COLOURS)]
+        traces.append(
+            {
+                **{**line, "name": "power" if single else name, "y": np.append(watts, watts[-1:])},
+                "line": {"shape": "hv", "color": colour, "width": 1.5},
+                "text": [*nodes, *nodes[-1:]],
+                "hovertemplate": "%{text}<br>%{y:.4g} W<extra>%{fullData.name}</extra>",
+            }
+        )
+        if gpu is not None:
+            limit = float(np.asarray(gpu.tdp_w if gpu.power_limit_w is None else gpu.power_limit_w))
+            limits = {"name": "limit of the board" if single else f"{name}, limit", "hoverinfo": "name"}
+            dashed = {"color": colour, "width": 1.5, "dash": "dash"}
+            traces.append({**line, **limits, "x": ends[[0, -1]], "y": np.full(2, limit), "line": dashed})
+    layout = {
+        "xaxis": {"title": {"text": "ms, kernel after kernel"}},
+        "yaxis": {"title": {"text": "W of a GPU"}, "rangemode": "tozero"},
+        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0},
+    }
+    caption = "All launches of a kernel stand together, at the mean watts of one."
+    return Plot("Power over the step", traces, layout, caption)
 
 
 def elasticities(total: Mapping[str, float], secants: Mapping[str, float] | None = None) -> Plot:

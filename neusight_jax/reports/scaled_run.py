@@ -11,7 +11,7 @@ from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import SHOWN, stacked
 from neusight_jax.reports.text import headed, table
 from neusight_jax.scaling.rules import ScaledRun
-from neusight_jax.units import MS, duration
+from neusight_jax.units import MS, duration, energy_text
 
 
 def tables(*runs: ScaledRun) -> RenderableType:
@@ -23,6 +23,8 @@ def tables(*runs: ScaledRun) -> RenderableType:
             duration(run.scaled_s),
             f"{run.scaled_s / run.measured_s:.3f}" if run.measured_s > 0 else "-",
             duration(run.scaled_span_s),
+            energy_text(run.energy_j) if run.energy_j else "-",
+            f"{run.power_w:,.0f}" if run.energy_j else "-",
         ]
         for run in runs
     ]
@@ -41,11 +43,16 @@ def tables(*runs: ScaledRun) -> RenderableType:
     columns = ["kernel", "operator", "kind", "dtype", "rule", "count", "measured", "ratio"]
     return headed(
         f"{first.source}, measured on {first.origin}: {duration(first.measured_s)} of kernels",
-        *("", table("Forecast", ["GPU", "kernels", "ratio", "with idle time"], totals), ""),
+        *("", table("Forecast", ["GPU", "kernels", "ratio", "with idle time", "energy", "W"], totals), ""),
         *(table("Rules", ["GPU", "rule", "kinds", "measured share", "forecast"], rules, text_columns=2), ""),
         table(f"Most measured time, ratio to {first.target}", columns, top, text_columns=5),
         notes=dict.fromkeys(note for run in runs for note in run.notes),
     )
+
+
+def _where(run: ScaledRun) -> str:
+    """The target, and the joules of the kernels there."""
+    return f"{run.target}, {energy_text(run.energy_j)}" if run.energy_j else run.target
 
 
 def report(first: ScaledRun, others: Sequence[ScaledRun] = ()) -> Report:
@@ -70,7 +77,7 @@ def report(first: ScaledRun, others: Sequence[ScaledRun] = ()) -> Report:
         facts={"Workload": first.source, "Machine": ", ".join([first.origin, *(run.target for run in runs)])},
         cards=[
             ("Measured", duration(first.measured_s), first.origin),
-            *(("Forecast", duration(run.scaled_s), run.target) for run in runs),
+            *(("Forecast", duration(run.scaled_s), _where(run)) for run in runs),
         ],
         plots=[
             stacked("Time of all kernels", rows, parts, "ms", "By the rule that carries a kernel over."),

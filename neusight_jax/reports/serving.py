@@ -10,9 +10,9 @@ from rich.console import RenderableType
 
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval
-from neusight_jax.reports.text import INTERVAL, between, headed, prices_fact, table
+from neusight_jax.reports.text import INTERVAL, between, bill_cells, headed, prices_fact, table
 from neusight_jax.serving.choices import Serving, ServingChoice
-from neusight_jax.units import MS, duration
+from neusight_jax.units import MS, duration, figure_text
 
 
 def tables(found: Serving) -> RenderableType:
@@ -24,7 +24,8 @@ def tables(found: Serving) -> RenderableType:
     if rows:
         parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
     parts.append(
-        f"users: most of one replica within the targets; tok: output tokens; in brackets: {INTERVAL} of the kernels"
+        f"users: most of one replica within the targets; tok: output tokens; W: mean of all GPUs, the boards alone; "
+        f"in brackets: {INTERVAL} of the kernels"
     )
     if any(choice.tie for choice in answers):
         parts.append("= ties: their intervals overlap that of the best of the group")
@@ -56,7 +57,8 @@ def _head(found: Serving) -> str:
     whose = "half" if load["percentile"] == 50.0 else "95 %"
     met = f", {' and '.join(targets)} for {whose} of requests" if targets else ""
     lengths = f"{load['input_tokens']:,} tokens in, {load['output_tokens']:,} out"
-    return f"{load['model']} ({load['products']}): {asked}, {lengths}{met}; by {_ORDERS.get(found.by, found.by)}"
+    held = "".join(f", GPUs held at {figure_text(name, value)}" for name, value in load.get("limits", {}).items())
+    return f"{load['model']} ({load['products']}): {asked}, {lengths}{met}{held}; by {_ORDERS.get(found.by, found.by)}"
 
 
 def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
@@ -72,7 +74,10 @@ def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
         f"TPOT {key}": _bounded(choice.tpot_s[key], choice.intervals["tpot_s"]),
         "users": f"{choice.max_users or 0:,}",
         "tok/s/GPU": f"{choice.tokens_per_s_gpu or 0.0:,.0f}",
+        "W": "-" if choice.power_w is None else f"{choice.power_w:,.0f}",
+        "J/tok": "-" if choice.joules_per_token is None else f"{choice.joules_per_token:.3g}",
     }
+    cells |= bill_cells(choice)
     if found.by == "cost":
         costs = choice.costs
         unit = f" {found.currency}" if found.currency else ""
@@ -125,6 +130,9 @@ def report(found: Serving) -> Report:
     for title, field in (("Time to the first token", "ttft_s"), ("Time of a token", "tpot_s")):
         bounds = [(each.intervals[field][0] / MS, each.intervals[field][1] / MS) for each in shown]
         pictures.append(bars(f"{title}, {key}", "ms", [getattr(each, field)[key] / MS for each in shown], bounds))
+    powered = [each.joules_per_token for each in shown if each.joules_per_token is not None]
+    if powered and len(powered) == len(shown):
+        pictures.append(bars_with_interval("Energy", names, powered, None, "J an output token"))
     priced = [each for each in shown if each.costs]
     if found.by == "cost" and len(priced) == len(shown):
         costs, bounds = [each.costs["tokens"] for each in shown], [each.intervals["cost"] for each in shown]
@@ -135,6 +143,9 @@ def report(found: Serving) -> Report:
         count = f"{shown[0].gpus} GPU{'s' * (shown[0].gpus != 1)}"
         tie = f"a tie; of {names[0]} {count}" if len(tied) > 1 else count
         cards = [(f"Best by {_ORDERS.get(found.by, found.by)}", ", ".join(tied), tie)]
+        if shown[0].power_w is not None:
+            each = f"{shown[0].joules_per_token:.3g} J an output token"
+            cards.append((f"Power of {names[0]}", f"{shown[0].power_w:,.0f} W", each))
     facts = {"Workload": _head(found), "Machine": ", ".join(dict.fromkeys(each.gpu for each in found.choices))}
     facts |= prices_fact({item.gpu: item.costs["per_hour"] / (item.gpus or 1) for item in priced}, found.currency)
     return Report(f"Serving {found.workload['model']}", facts, cards, pictures if shown else (), tables(found))

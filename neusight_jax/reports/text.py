@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from neusight_jax.forecast import BILL
 from neusight_jax.model.intervals import LEVEL
 from neusight_jax.units import duration
 
@@ -32,6 +34,18 @@ def prices_fact(prices: Mapping[str, float], currency: str, file: str = "") -> d
     listed = ", ".join(f"{name} {price:,.4g}" for name, price in prices.items())
     unit, source = f", {currency}" if currency else "", f" ({file})" if file else ""
     return {"Prices": f"an hour of one GPU{unit}: {listed}{source}"} if prices else {}
+
+
+def bill_cells(item: Any) -> dict[str, str]:
+    """What a result takes from the grid, by the units of its columns; {} where nobody asked."""
+    found = {name: getattr(item, field) for name, field in zip(("kWh", "$", "t CO2e"), BILL, strict=True)}
+    known = {name: value for name, value in found.items() if value is not None}
+    return {name: f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}" for name, value in known.items()}
+
+
+def bill_columns(items: Iterable[Any]) -> tuple[str, ...]:
+    """Columns of `bill_cells` that any of the results has."""
+    return tuple(dict.fromkeys(name for item in items for name in bill_cells(item)))
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Table:

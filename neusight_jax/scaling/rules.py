@@ -30,10 +30,11 @@ from neusight_jax.hardware.catalog import canonical_name, fold_name, gpu_info
 from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES, OPERATORS
-from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+from neusight_jax.kernels.table import Kernel, KernelTable, by_family, table_from_kernels
 from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 from neusight_jax.model.intervals import gpu_ratios
 from neusight_jax.model.latency import predict_kernels
+from neusight_jax.model.power import at_clock, draw_of_step, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.records import Result
@@ -192,6 +193,8 @@ def resident_blocks(launch: Launch, limits: Limits) -> float:
     return float(max(min(bounds), 1))
 
 
+ALL_KNOWN = 0.9995
+"""Share of a run's time from which nobody is told that some of its work is not known."""
 RULES: tuple[str, ...] = ("forecast", "inferred", "wave", "bandwidth", "link", "none")
 USUAL_SHARE = 0.7
 """Share of peak or bandwidth assumed when a size is inferred from a time."""
@@ -363,6 +366,44 @@ def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], ma
     return out
 
 
+def run_energy(
+    items: Sequence[Measured], rules: Sequence[str], scaled_s: np.ndarray, origin: Machine, target: Machine
+) -> tuple[float, float]:
+    """Joules of a scaled run's kernels on the target, and the share of their time that is of known work.
+
+    Kernels of known work draw what `model.power` says of them in their scaled time, all at one clock; others draw the
+    mean of those, and time that is no kernel's draws static power. (0, 0) where no work is known.
+
+    Args:
+      items, rules: of the run, and how each was scaled (`scaling`).
+      scaled_s: seconds of all launches on the target [item].
+    """
+    here, there, gpu = product_peaks(origin.gpu), product_peaks(target.gpu), at_clock(target.gpu, 1.0)
+    known = [at for at, rule in enumerate(rules) if rule in ("forecast", "inferred") and scaled_s[at] > 0.0]
+    if not known:
+        return 0.0, 0.0
+    work = [_work(items[at], origin.gpu, here) for at in known]
+    owner = np.repeat(np.arange(len(known)), [len(kernels) for kernels in work])
+    table = table_from_kernels(
+        replace(kernel, count=1.0, dtype=_dtype(items[at], there))
+        for at, kernels in zip(known, work, strict=True)
+        for kernel in kernels
+    )
+    forecast = np.asarray(predict_kernels(target.predictor, target.gpu, table, isolated=False), np.float64)
+    each = np.bincount(owner, weights=forecast, minlength=len(known))
+    count = np.array([max(items[at].count, 1.0) for at in known])
+    launch_s = by_family(table, forecast * (scaled_s[known] / count / each)[owner])
+    counts = by_family(table, count[owner])
+    law = power_law(target.predictor)
+    draw = draw_of_step(law, gpu, table, launch_s, counts, jnp.asarray(scaled_s[known].sum()))
+    drawn = settle(law, gpu, draw, jnp.ones_like).power_w
+    limit_w = np.inf if target.gpu.power_limit_w is None else figure(target.gpu.power_limit_w)
+    idle = np.array([rule == "none" for rule in rules])
+    kernels_s, idle_s = float(scaled_s[~idle].sum()), float(scaled_s[idle].sum())
+    joules = min(figure(drawn), limit_w) * kernels_s + figure(law.static_share * gpu.tdp_w) * idle_s
+    return joules, float(scaled_s[known].sum()) / kernels_s
+
+
 def _inferred(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
     """Work of the kind an item's name says that would take its time on the origin at `USUAL_SHARE` of the limit."""
     seconds = item.seconds / max(item.count, 1.0)
@@ -436,6 +477,7 @@ class ScaledRun(Result):
       columns: per kind of launch: name, operator, kind, dtype, rule, count, measured_s, ratio, scaled_s; times of all
         its launches together.
       busy_s, span_s: of the measured run, see `Trace`.
+      energy_j: joules of all kernels on the target (`run_energy`), 0 where none is known.
       notes: what was odd in the trace, left out or assumed.
       checkpoint: what forecast it; "" for a predictor given as such.
     """
@@ -449,6 +491,12 @@ class ScaledRun(Result):
     span_s: float
     notes: tuple[str, ...] = ()
     checkpoint: str = ""
+    energy_j: float = 0.0
+
+    @property
+    def power_w(self) -> float:
+        """Mean watts of the target while kernels run."""
+        return self.energy_j / self.scaled_s if self.scaled_s > 0.0 else 0.0
 
     @property
     def measured_s(self) -> float:
@@ -491,6 +539,7 @@ class ScaledRun(Result):
             **self._fields("source", "origin", "target", "checkpoint", "measured_s", "scaled_s"),
             "measured_span_s": self.span_s,
             "scaled_span_s": self.scaled_span_s,
+            **(self._fields("energy_j", "power_w") if self.energy_j else {}),
             "coverage": self.coverage(),
             "most_expensive": self.most_expensive(),
             "notes": self.notes,
@@ -552,7 +601,13 @@ def scale_trace(
         ),
     ]
     spans = (read.busy_s, read.span_s)
-    return ScaledRun(read.source, origin_name, target_name, columns, *spans, tuple(notes), checkpoint_name)
+    joules, known = run_energy(read.items, rules, columns["scaled_s"], here, there)
+    if joules and known < ALL_KNOWN:
+        notes.append(
+            f"joules: {known:.1%} of the time on {target_name} is of kernels whose work is known; the others count at "
+            "their mean draw"
+        )
+    return ScaledRun(read.source, origin_name, target_name, columns, *spans, tuple(notes), checkpoint_name, joules)
 
 
 def _named(gpu: str | GPU) -> tuple[str, GPU]:

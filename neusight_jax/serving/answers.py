@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from neusight_jax.electricity import Electricity
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, on_device
@@ -26,6 +27,7 @@ from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoi
 from neusight_jax.serving.disaggregated import disaggregated as pooled
 from neusight_jax.serving.disaggregated import sending
 from neusight_jax.serving.layouts import Replica, named_machines, replicas
+from neusight_jax.serving.power import powered
 from neusight_jax.serving.simulators import Run, Trace, installed, read_trace, require_engine
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, Steps, load_model
@@ -124,6 +126,7 @@ def serve(
     tpot_s: float | None = None,
     percentile: float = 95.0,
     prices: PriceList = None,
+    electricity: Electricity | None = None,
     max_gpus: int | None = None,
     dtypes: Mapping[str, str | None] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -131,6 +134,7 @@ def serve(
     expert_parallel: Sequence[int] | None = None,
     disaggregated: bool = False,
     engine: Engine | str = LEARNED,
+    limits: Mapping[str, float] | None = None,
     notes: Sequence[str] = (),
 ) -> Serving:
     """GPUs that serve a load within targets, how many of each, ranked by cost, or without prices by their number.
@@ -147,27 +151,41 @@ def serve(
       method: "estimate", "engine", or "auto": the engine where it is installed.
       ttft_s, tpot_s: targets for the first token and for each further one, seconds; percentile: 50 or 95 of requests.
       prices: of an hour of one GPU; max_gpus: most of one type.
+      electricity: also what so many output tokens take from the grid, their prompts included.
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
       options: fields of `times.Options` that are not vLLM's defaults.
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
       disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
       engine: numbers of the engine's own time, or "vllm", "trtllm", "sglang"; notes: what else to say.
+      limits: of every GPU, `power_limit_w` and `clock_limit_hz`: each step settles at a clock of its own under them.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
     priced, engine_runs = prices_of(prices), _method(method, trace is not None)
     targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile, "max_gpus": max_gpus}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
     clusters, own = named_machines(machines), engine_of(engine)
+    clusters = {name: each.replace(gpu=each.gpu.replace(**(limits or {}))) for name, each in clusters.items()}
     served = _Served(clusters, _options(clusters, options or {}), load_model(config, **(dtypes or {})), load, requests)
     if engine_runs:
         require_engine(served.options.values())
     tried = served.replicas(predictor, own, tensor_parallel, expert_parallel)
     choices = served.choices(tried, priced, disaggregated, engine_runs)
+    if electricity:
+        choices, notes = [_billed(each, electricity) for each in choices], (*notes, electricity.note())
     asked = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
+    asked |= {"limits": dict(limits)} if limits else {}
     workload = served.workload(own, {"trace": None if trace is None else os.fspath(trace), **asked})
     said = served.notes(choices, engine_runs)
     how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
     return Serving(workload, _by(priced), tuple(choices), currency, how, (*said, *notes))
+
+
+def _billed(choice: ServingChoice, electricity: Electricity) -> ServingChoice:
+    """A choice with what its output tokens take from the grid, by a second of it."""
+    if choice.power_w is None or not choice.joules_per_token:
+        return choice
+    bill: Any = electricity.bill(choice.power_w, float(choice.gpus or 0), choice.power_w / choice.joules_per_token)
+    return replace(choice, **bill)
 
 
 def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any]) -> dict[str, Options]:
@@ -362,6 +380,7 @@ def answer(replica: Replica, load: Load, prices: Prices | None) -> ServingChoice
     rate = _of(states.rate, 0, at) if load.users is not None else (load.rate or 0.0) / replicas_
     output = rate * load.lengths.output_tokens
     choice = replace(choice, replicas=replicas_, gpus=gpus, tokens_per_s_gpu=output / layout.gpus)
+    choice = powered(choice, load, replica)
     price = prices.of(replica.gpu) if prices is not None else None
     intervals = dict(choice.intervals)
     ends = [found[bound][0] * layout.gpus if within[bound] else math.inf for bound in (1, 2)]
@@ -402,7 +421,8 @@ def _at(states: Steady, bound: int, at: float, load: Load) -> dict[str, Any]:
 
     def spread(name: str) -> tuple[float, float]:
         values = getattr(states, name)(load.percentile)
-        return _of(values, 1, at), _of(values, 2, at)
+        own, low, high = (_of(values, each, at) for each in (bound, 1, 2))
+        return min(own, low), max(own, high)  # under a cap slower kernels draw less and hold a higher clock
 
     return {
         "ttft_s": {f"p{each:g}": _of(states.ttft(each), bound, at) for each in PERCENTILES},

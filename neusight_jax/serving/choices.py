@@ -34,6 +34,9 @@ class ServingChoice(Record):
       intervals: low and high, by what they are of: `ttft_s`, `tpot_s` (at the targets' percentile), `gpus`, `cost`.
       max_users, max_rate: of one replica within the targets: requests at once, and a second.
       tokens_per_s_gpu: output tokens a second, at the load.
+      power_w: mean watts of all GPUs at the load, idle time included; joules_per_token: over the output tokens that
+        they generate, prompts included in the joules. Of the boards alone.
+      energy_kwh, electricity_dollars, co2e_t: of so many output tokens at the meter (`electricity.Electricity`).
       memory: of a rank by what holds it; requests_at_once: whose KV cache fits.
       costs: in the currency of the prices, `per_hour` and per million tokens: `input`, `output`, `tokens`.
       notes: why it does not answer.
@@ -52,6 +55,11 @@ class ServingChoice(Record):
     max_users: int | None = None
     max_rate: float | None = None
     tokens_per_s_gpu: float | None = None
+    power_w: float | None = None
+    joules_per_token: float | None = None
+    energy_kwh: float | None = None
+    electricity_dollars: float | None = None
+    co2e_t: float | None = None
     memory: Mapping[str, float] = field(default_factory=dict)
     requests_at_once: float = 0.0
     costs: Mapping[str, float] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from neusight_jax.hardware.prices import Prices
 from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.layouts import TENSOR, Replica
 from neusight_jax.serving.pools import Pair, fewest
+from neusight_jax.serving.power import powered
 from neusight_jax.serving.steady import PERCENTILES, Steady, demand
 from neusight_jax.serving.steps import Model, cache_bytes
 
@@ -157,7 +158,7 @@ def _choice(
         intervals["cost"] = tuple(costs["tokens"] * each / gpus for each in intervals["gpus"])
     parts = ("weights", "activations", "runtime", "cache_bytes", "mem_bytes")
     assert decode.memory is not None
-    return ServingChoice(
+    choice = ServingChoice(
         decode.gpu,
         decode.layout.tensor,
         decode.layout.expert,
@@ -179,6 +180,7 @@ def _choice(
             "transfer_s": pair.transfer_s(*counts),
         },
     )
+    return powered(choice, load, decode, prefill)
 
 
 def _life(states: Steady, load: Load) -> float:

@@ -54,11 +54,11 @@ def pools(
     load, poisson = jnp.asarray(load, float), jnp.asarray(asked.poisson)
     first_n, next_n = jnp.asarray(prefill_replicas, float), jnp.asarray(decode_replicas, float)
     outputs, per_step = asked.further, jnp.asarray(asked.per_step)
-    prompt = asked.prompt_s(prefill, 0.0)
+    prompt = asked.prompt(prefill.step_s, 0.0)
     first = jnp.asarray(prefill.engine.request_s) + prompt + jnp.asarray(transfer_s)
 
     def decoding_s(batch: Array) -> Array:
-        return outputs * asked.decode_s(decode, batch) / per_step
+        return outputs * asked.decode(decode.step_s, batch) / per_step
 
     fullest = next_n * most / decoding_s(jnp.asarray(most, float))  # requests a second
 
@@ -89,7 +89,7 @@ def pools(
         ttft_p50_s=first + wait.quantile(0.5) + over,
         ttft_p95_s=first + wait.quantile(0.95) + over,
         tpot_s=decoding / outputs,
-        tpot_p95_s=asked.decode_s(decode, fuller) / per_step,
+        tpot_p95_s=asked.decode(decode.step_s, fuller) / per_step,
         rate=rate,
         batch=(1.0 + beside) * next_n,
         prefill_share=jnp.zeros(()),

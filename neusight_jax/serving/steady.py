@@ -17,6 +17,7 @@ exponential beyond zero.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,15 +85,15 @@ class Demand:
         """Chunks of a prompt."""
         return jnp.ceil(jnp.asarray(self.fresh) / self.chunk_tokens)
 
-    def decode_s(self, times: Times, batch: Array) -> Array:
-        """Seconds of a decode step of so many requests."""
-        return jnp.asarray(self.drafting) * times.step_s(batch, self.context, guesses=self.guesses)
+    def decode(self, step: Callable[..., Array], batch: Array) -> Array:
+        """Seconds or joules of a decode step of so many requests, as `step` measures: `Times.step_s` or `step_j`."""
+        return jnp.asarray(self.drafting) * step(batch, self.context, guesses=self.guesses)
 
-    def prompt_s(self, times: Times, beside: ArrayLike, guesses: Any = 0.0) -> Array:
-        """Seconds of the steps of a prompt, with so many requests that decode beside it."""
+    def prompt(self, step: Callable[..., Array], beside: ArrayLike, guesses: Any = 0.0) -> Array:
+        """Likewise of the steps of a prompt, with so many requests that decode beside it."""
         chunk, there = self.fresh / self.chunks, jnp.asarray(self.places) < self.chunks
         starts = self.inputs - self.fresh + chunk * self.places
-        return jnp.sum(jnp.where(there, times.step_s(beside, self.context, chunk, starts, guesses), 0.0))
+        return jnp.sum(jnp.where(there, step(beside, self.context, chunk, starts, guesses), 0.0))
 
 
 def demand(lengths: Lengths, options: Options, *, poisson: bool = False, most_chunks: int = 0) -> Demand:
@@ -212,8 +213,8 @@ def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) ->
         """Of a share: what a prompt adds to others, decoding, the look for it, first token without waiting for others,
         and that."""
         beside = others * share
-        step, alone = asked.decode_s(times, jnp.stack([1.0 + beside, beside]))
-        prompt = asked.prompt_s(times, beside, asked.guesses)
+        step, alone = asked.decode(times.step_s, jnp.stack([1.0 + beside, beside]))
+        prompt = asked.prompt(times.step_s, beside, asked.guesses)
         added = jnp.maximum(prompt - asked.chunks * alone, 0.0)
         decoding = outputs * step / per_step + others * share * added
         looked = 0.5 * asked.polls * alone
@@ -230,7 +231,7 @@ def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) ->
     rate = running / (first + wait.mean + decoding)
     queue = (held - running) / rate
     met, batch, tpot = jnp.maximum(others * share, 0.0), running * share, decoding / outputs
-    own = outputs / per_step * asked.decode_s(times, jnp.maximum(batch, 1.0)) / jnp.maximum(batch, 1.0)
+    own = outputs / per_step * asked.decode(times.step_s, jnp.maximum(batch, 1.0)) / jnp.maximum(batch, 1.0)
     return Steady(
         ttft_s=first + wait.mean + queue,
         ttft_p50_s=first + wait.quantile(0.5) + queue,

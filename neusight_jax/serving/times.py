@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,13 @@ from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.intervals import has_intervals, kernel_interval
-from neusight_jax.model.latency import kernel_latency, kernel_terms, require_covered
+from neusight_jax.model.latency import CLOCKS, kernel_latency, kernel_terms, require_covered, slower_by
 from neusight_jax.model.physics import fitted
+from neusight_jax.model.power import POWER, Draw, PowerLaw, at_clock, draw_of, is_limited, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation
@@ -142,12 +144,39 @@ def usual_options(mem_bytes: float, gpu_name: str = "", **changes: Any) -> Optio
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Drawn:
+    """What the groups of kernels of a step take from a board.
+
+    Attributes:
+      law: of its power.
+      gpu: the board, with its cap and its lock.
+      joules: `busy_w` times seconds, `flop_j` and `dram_j` of `power.Draw`, tables like those of `Times` but for the
+        first axis.
+      slower: likewise seconds at the clocks of `latency.CLOCKS` below the stock one; {} without a cap or a lock.
+    """
+
+    law: PowerLaw
+    gpu: GPU
+    joules: dict[str, Float[Array, "part ..."]]
+    slower: dict[str, Float[Array, "clock ..."]]
+
+
+_Drawing: TypeAlias = Callable[[], tuple[Draw, Callable[[Array], Array]]]
+"""What `power.settle` asks of a step, made where it is needed: the draw, and how much longer other clocks take."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Times:
-    """Seconds of the groups of kernels of a step (`steps.GROUPS`), arrays over `axes`."""
+    """Seconds of the groups of kernels of a step (`steps.GROUPS`), arrays over `axes`, and what they draw where known.
+
+    Every step settles at a clock of its own under the cap and the lock of its board, its kernels at one.
+    """
 
     tables: dict[str, Float[Array, "..."]]
     engine: Engine
     axes: Axes = dataclasses.field(metadata={"static": True})
+    drawn: Drawn | None = None
 
     def step_s(
         self,
@@ -168,12 +197,40 @@ class Times:
           start: tokens of that prompt before them.
           guesses: tokens guessed ahead for each running request, which the step checks.
         """
+        found = self._step(decode, context, chunk, start, guesses)
+        return self._settled(*found)[0] if self._held else found[0]
+
+    def step_j(
+        self,
+        decode: ArrayLike,
+        context: ArrayLike,
+        chunk: ArrayLike = 0.0,
+        start: ArrayLike = 0.0,
+        guesses: ArrayLike = 0.0,
+    ) -> Array:
+        """Joules of one GPU of the step that `step_s` has the seconds of, the host's time within it included.
+
+        Args: as `step_s`; needs `drawn`.
+        """
+        return self._settled(*self._step(decode, context, chunk, start, guesses))[1]
+
+    @property
+    def _held(self) -> bool:
+        """Whether the board has a cap or a lock."""
+        return self.drawn is not None and bool(self.drawn.slower)
+
+    def _step(
+        self, decode: ArrayLike, context: ArrayLike, chunk: ArrayLike, start: ArrayLike, guesses: ArrayLike
+    ) -> tuple[Array, _Drawing]:
         axes = self.axes
         decode, chunk = jnp.asarray(decode, float), jnp.asarray(chunk, float)
         rows = decode * (1.0 + jnp.asarray(guesses))
         prompts = jnp.minimum(chunk, 1.0)
-        taken = prompts * _between(self.tables["prefill"], (axes.chunks, chunk), (axes.starts, start))
-        return self._sum_s(decode, rows, context, chunk, prompts, taken)
+
+        def taken(table: Array) -> Array:
+            return prompts * _between(table, (axes.chunks, chunk), (axes.starts, start))
+
+        return self._sum(decode, rows, context, chunk, prompts, taken)
 
     def batch_s(self, queries: ArrayLike, held: ArrayLike) -> Array:
         """Seconds of one step of requests as they are, arrays [request]: `queries` new tokens each, 1 = it decodes,
@@ -182,26 +239,66 @@ class Times:
         runs, prefills = jnp.where(queries == 1.0, 1.0, 0.0), jnp.where(queries > 1.0, 1.0, 0.0)
         decode, prompts = jnp.sum(runs), jnp.sum(prefills)
         context = jnp.sum(runs * (held + 1.0)) / jnp.maximum(decode, 1.0)
-        each = jax.vmap(
-            lambda chunk, start: _between(self.tables["prefill"], (self.axes.chunks, chunk), (self.axes.starts, start))
-        )(queries, held)
-        return self._sum_s(decode, decode, context, jnp.sum(prefills * queries), prompts, jnp.sum(prefills * each))
 
-    def _sum_s(
-        self, decode: Array, rows: Array, context: ArrayLike, chunk: Array, prompts: Array, taken: Array
-    ) -> Array:
-        """Seconds of a step of so many rows of `decode` requests and tokens of so many prompts, whose attention takes
-        `taken` seconds."""
+        def taken(table: Array) -> Array:
+            each = jax.vmap(lambda chunk, start: _between(table, (self.axes.chunks, chunk), (self.axes.starts, start)))(
+                queries, held
+            )
+            return jnp.sum(prefills * each)
+
+        found = self._sum(decode, decode, context, jnp.sum(prefills * queries), prompts, taken)
+        return self._settled(*found)[0] if self._held else found[0]
+
+    def _sum(
+        self,
+        decode: Array,
+        rows: Array,
+        context: ArrayLike,
+        chunk: Array,
+        prompts: Array,
+        taken: Callable[[Array], Array],
+    ) -> tuple[Array, _Drawing]:
+        """Seconds of a step at the stock clock, and what `power.settle` asks of it.
+
+        Args:
+          decode: running requests; rows: tokens of theirs, guesses included; context: their mean length.
+          chunk: tokens of prompts; prompts: how many they are of; taken: by their attention, from its table.
+        """
         axes, engine = self.axes, self.engine
         some = jnp.minimum(decode, 1.0)
-        alone = _between(self.tables["decode_body"], (axes.batches, rows))
-        mixed = _between(self.tables["prefill_body"], (axes.tokens, rows + chunk))
-        head = _between(self.tables["head"], (axes.batches, rows + prompts))
-        running = _between(self.tables["decode"], (axes.batches, rows), (axes.contexts, context))
-        kernels = jnp.where(chunk > 0, mixed, alone) + head + some * running + taken
+
+        def kernels(tables: Mapping[str, Array]) -> Array:
+            alone = _between(tables["decode_body"], (axes.batches, rows))
+            mixed = _between(tables["prefill_body"], (axes.tokens, rows + chunk))
+            head = _between(tables["head"], (axes.batches, rows + prompts))
+            running = _between(tables["decode"], (axes.batches, rows), (axes.contexts, context))
+            return jnp.where(chunk > 0, mixed, alone) + head + some * running + taken(tables["prefill"])
+
         host = jnp.asarray(engine.step_s) + jnp.asarray(engine.sequence_s) * decode
         any_work = jnp.maximum(some, jnp.minimum(prompts, 1.0))
-        return any_work * (jnp.asarray(engine.kernels) * kernels + host)
+
+        def seconds_of(tables: Mapping[str, Array]) -> Array:
+            return any_work * (jnp.asarray(engine.kernels) * kernels(tables) + host)
+
+        seconds, own = seconds_of(self.tables), self.drawn
+
+        def drawing() -> tuple[Draw, Callable[[Array], Array]]:
+            assert own is not None
+            busy, flop, dram = jax.vmap(lambda tables: any_work * kernels(tables))(own.joules)
+            slower: Callable[[Array], Array] = jnp.ones_like  # without a cap or a lock nothing asks
+            if own.slower:
+                slower = slower_by(jnp.concatenate([jax.vmap(seconds_of)(own.slower), seconds[None]]))
+            return Draw(busy / jnp.maximum(seconds, 1e-30), flop, dram, seconds), slower
+
+        return seconds, drawing
+
+    def _settled(self, seconds: Array, drawing: _Drawing) -> tuple[Array, Array]:
+        """Seconds and joules of a step where the board settles."""
+        assert self.drawn is not None
+        draw, slower = drawing()
+        state = settle(self.drawn.law, self.drawn.gpu, draw, slower)
+        seconds = seconds * slower(state.clock)
+        return seconds, seconds * state.power_w
 
 
 def _between(table: Array, *places: tuple[tuple[int, ...], ArrayLike]) -> Array:
@@ -226,12 +323,46 @@ def _between(table: Array, *places: tuple[tuple[int, ...], ArrayLike]) -> Array:
     return jnp.exp(total)
 
 
-def tabulated(steps: Steps, seconds: Mapping[str, Array], engine: Engine) -> Times:
-    """Times from the seconds of every kernel, by family."""
+def tabulated(
+    steps: Steps,
+    seconds: Mapping[str, Array],
+    engine: Engine,
+    gpu: GPU | None = None,
+    slower: Sequence[Mapping[str, Array]] = (),
+    law: PowerLaw = POWER,
+) -> Times:
+    """Times from the seconds of every kernel, by family.
+
+    Args:
+      gpu: the board, for what it draws; None = that is not asked.
+      slower: seconds at the clocks of `latency.CLOCKS` below the stock one, of a board with a cap or a lock.
+      law: of what it draws.
+    """
+    times = Times(_tables(steps, seconds), engine, steps.axes)
+    if gpu is None:
+        return times
+    draws = {
+        name: draw_of(law, gpu, name, steps.kernels.families[name], jnp.asarray(each)) for name, each in seconds.items()
+    }
+    joules = (
+        {name: each.busy_w * each.seconds for name, each in draws.items()},
+        {name: each.flop_j for name, each in draws.items()},
+        {name: each.dram_j for name, each in draws.items()},
+    )
+
+    def stacked(amounts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+        every = [_tables(steps, each) for each in amounts]
+        return {name: jnp.stack([each[name] for each in every]) for name in times.tables} if every else {}
+
+    return dataclasses.replace(times, drawn=Drawn(law, gpu, stacked(joules), stacked(slower)))
+
+
+def _tables(steps: Steps, amounts: Mapping[str, Array]) -> dict[str, Array]:
+    """Tables of the groups from an amount of every kernel, by family."""
     # A kernel that no point launches may take for ever, and 0 times infinity is NaN.
     sums = sum(
         (
-            jnp.asarray(count) @ jnp.where(jnp.sum(jnp.asarray(count), 0) > 0, seconds[name], 0.0)
+            jnp.asarray(count) @ jnp.where(jnp.sum(jnp.asarray(count), 0) > 0, amounts[name], 0.0)
             for name, count in steps.counts.items()
         ),
         jnp.zeros(()),
@@ -241,7 +372,7 @@ def tabulated(steps: Steps, seconds: Mapping[str, Array], engine: Engine) -> Tim
         size = int(np.prod(shape))
         tables[name] = jnp.asarray(sums)[first : first + size].reshape(shape)
         first += size
-    return Times(tables, engine, steps.axes)
+    return tables
 
 
 def times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> Times:
@@ -253,7 +384,15 @@ def times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) 
       steps: of one rank of a layout.
       engine: numbers of the engine's own time.
     """
-    return tabulated(steps, kernel_seconds(predictor, machine, steps), engine)
+    seconds, *slower = (kernel_seconds(predictor, held, steps) for held in _at_clocks(machine))
+    return tabulated(steps, seconds, engine, gpu_of(machine), slower, power_law(predictor))
+
+
+def _at_clocks(machine: Machine) -> list[Machine]:
+    """The machine at its stock clock, and at the others of `latency.CLOCKS` where it has a cap or a lock."""
+    if not is_limited(machine):
+        return [machine]
+    return [at_clock(machine, clock) for clock in (CLOCKS[-1], *CLOCKS[:-1])]
 
 
 def kernel_seconds(
@@ -285,14 +424,20 @@ def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: 
       engine: numbers of the engine's own time.
     Raises: `InputError` for a family the predictor does not cover.
     """
-    found, own = {}, on_device(machine)
     require_covered(predictor, steps.kernels)
-    for name, batch in steps.kernels.families.items():  # one at a time, so that models share programs
-        found[name] = np.asarray(_bounded(predictor, own, KernelTable({name: batch})))
-    middle, low, high = (
-        tabulated(steps, {name: jnp.asarray(each[at]) for name, each in found.items()}, engine) for at in range(3)
-    )
-    return middle, low, high
+    clocks = [
+        {  # one family at a time, so that models share programs
+            name: np.asarray(_bounded(predictor, on_device(held), KernelTable({name: batch})))
+            for name, batch in steps.kernels.families.items()
+        }
+        for held in _at_clocks(machine)
+    ]
+
+    def at(end: int) -> Times:
+        seconds, *slower = ({name: jnp.asarray(each[end]) for name, each in found.items()} for found in clocks)
+        return tabulated(steps, seconds, engine, on_device(gpu_of(machine)), slower, power_law(predictor))
+
+    return at(0), at(1), at(2)
 
 
 @one_shot

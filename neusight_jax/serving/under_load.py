@@ -14,6 +14,7 @@ from neusight_jax.hardware.prices import SECONDS_PER_HOUR
 from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.layouts import Replica
 from neusight_jax.serving.pools import fewest
+from neusight_jax.serving.power import powered
 from neusight_jax.serving.simulators import PACKAGE, VERSION, Prefill, Run, Trace, run
 
 METHOD = f"{PACKAGE} {VERSION}: its scheduler on a virtual clock, with step times forecast here"
@@ -86,7 +87,7 @@ def _measured(choice: ServingChoice, replica: Replica, load: Load, trace: Trace 
     count, found = _fewest(of, load, choice.replicas or 1, int(most))
     if found is None:
         return _none(choice, f"{max(runs):g} replicas", runs[max(runs)], load)
-    return _answered(choice, count, found, load, whole=trace is not None)
+    return powered(_answered(choice, count, found, load, whole=trace is not None), load, replica)
 
 
 def _none(choice: ServingChoice, what: str, found: Run, load: Load) -> ServingChoice:
@@ -127,7 +128,8 @@ def _pools(
         return _none(choice, f"up to {MOST_GROWTH} times as many replicas", of(*counts), load)
     sent = {**choice.prefill, "replicas": found[0]}
     changed = replace(choice, prefill=sent, replicas=found[1])
-    return _answered(changed, found[1], of(*found), load, whole=True, gpus=gpus(*found))
+    answered = _answered(changed, found[1], of(*found), load, whole=True, gpus=gpus(*found))
+    return powered(answered, load, decode, prefill)
 
 
 def _fewest(of: Callable[[int], Run], load: Load, first: int, most: int) -> tuple[int, Run | None]:

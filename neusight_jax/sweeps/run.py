@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Machine, gpu_of, topology_of
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.variant import vary
-from neusight_jax.job.step import latency
+from neusight_jax.job.step import latency, seconds_and_joules
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import require_covered
 from neusight_jax.model.predictor import Predictor
@@ -88,12 +89,23 @@ class _Chunk:
     first: int
 
 
-@jax.jit
-def _seconds(
-    predictor: Predictor, base: Machine, figures: Mapping[str, Array], work: KernelTable | Job, relaxation: Relaxation
-) -> Float[Array, " gpu"]:
-    def one(point: Mapping[str, Array]) -> Array:
-        return latency(predictor, vary(base, point), work, relaxation=relaxation)
+@functools.partial(jax.jit, static_argnames="energy")
+def _forecasts(
+    predictor: Predictor,
+    base: Machine,
+    figures: Mapping[str, Array],
+    work: KernelTable | Job,
+    relaxation: Relaxation,
+    energy: bool,
+) -> dict[str, Float[Array, " gpu"]]:
+    """Columns of a sweep: seconds, and where they are asked joules of all GPUs and their mean watts."""
+
+    def one(point: Mapping[str, Array]) -> dict[str, Array]:
+        machine = vary(base, point)
+        if not energy:
+            return {"seconds": latency(predictor, machine, work, relaxation=relaxation)}
+        seconds, joules = seconds_and_joules(predictor, machine, work, relaxation=relaxation)
+        return {"seconds": seconds, "energy_j": joules, "power_w": joules / seconds}
 
     return jax.vmap(one)(figures)
 
@@ -108,6 +120,7 @@ def sweep(
     chunk: int = CHUNK,
     relaxation: float = 0.0,
     resume: bool = False,
+    energy: bool = False,
     label: str = "",
     notes: Sequence[str] = (),
     console: Console | None = None,
@@ -121,10 +134,12 @@ def sweep(
       works: the workloads: graphs, and jobs on clusters of so many of each base.
       space: a `Grid` or `Samples`.
       output: the Parquet file: sample, gpu, workload (its place among the `workloads` of the file's metadata), model,
-        mode, dtype, batch_size, sequence_length, the fields, `seconds`.
+        mode, dtype, batch_size, sequence_length, the fields, `seconds`, and with `energy` `energy_j` and `power_w`.
       chunk: machines in one call; memory grows with it.
       relaxation: see `latency.kernel_latency`; 0 = exact.
       resume: go on with an interrupted sweep that was asked the same.
+      energy: whether every row has joules of a step and mean watts too, of all GPUs; it then takes about twice as
+        long.
       label: what made the predictor, e.g. the checkpoint's name; resuming with another is refused.
       notes: what to know beside the notes of the graphs; kept in the file's metadata.
       console: where progress is shown; None = nowhere.
@@ -141,8 +156,9 @@ def sweep(
     remarks = tuple(dict.fromkeys((*notes, *(note for task in tasks for note in task.load.graph.notes))))
     _check(predictor, tasks, chunk)
     request = {"label": label, **_asked(gpus, works, space), "relaxation": relaxation, "chunk": chunk}
+    request |= {"energy": True} if energy else {}
     parts = Parts(output, request)
-    rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, remarks, console, processes)
+    rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, energy, remarks, console, processes)
     return Sweep(output, rows, done, parts.asked, remarks)
 
 
@@ -160,6 +176,7 @@ def _run(
     chunk: int,
     relaxation: float,
     resume: bool,
+    energy: bool,
     notes: Sequence[str],
     console: Console | None,
     processes: Processes,
@@ -197,7 +214,7 @@ def _run(
         if processes.index < len(spans) and spans[processes.index] not in there
     ]
     with _progress(console if first else None, rows, done) as advance:
-        for part in _computed(on_host(predictor), todo, space, spread, relaxation):
+        for part in _computed(on_host(predictor), todo, space, spread, relaxation, energy):
             processes.check()
             _write(*part, spread, parts)
             advance((rows - done) / len(todo))
@@ -251,10 +268,10 @@ def _shares(chunk: _Chunk, spread: Spread) -> list[tuple[int, int]]:
 
 
 def _computed(
-    predictor: Predictor, todo: Sequence[_Chunk], space: Space, spread: Spread, relaxation: float
-) -> Iterator[tuple[_Chunk, dict[str, np.ndarray], Array]]:
-    """This process's rows of every chunk and their seconds; one chunk is computed while the last is written."""
-    pending: tuple[_Chunk, dict[str, np.ndarray], Array] | None = None
+    predictor: Predictor, todo: Sequence[_Chunk], space: Space, spread: Spread, relaxation: float, energy: bool
+) -> Iterator[tuple[_Chunk, dict[str, np.ndarray], dict[str, Array]]]:
+    """This process's rows of every chunk and their forecasts; one chunk is computed while the last is written."""
+    pending: tuple[_Chunk, dict[str, np.ndarray], dict[str, Array]] | None = None
     for chunk in todo:
         # Rows past the end repeat the last sample, so that every chunk has one shape.
         last = chunk.first + chunk.stop - chunk.start
@@ -263,15 +280,17 @@ def _computed(
         load = chunk.task.load
         work = load.graph.kernels if load.graph.nodes else load.job
         base = on_host(chunk.task.machine)
-        seconds = _seconds(predictor, base, spread.put(figures), work, relaxation_switch(relaxation))
+        columns = _forecasts(predictor, base, spread.put(figures), work, relaxation_switch(relaxation), energy)
         if pending is not None:
             yield pending
-        pending = (chunk, figures, seconds)
+        pending = (chunk, figures, columns)
     if pending is not None:
         yield pending
 
 
-def _write(chunk: _Chunk, figures: Mapping[str, np.ndarray], seconds: Array, spread: Spread, parts: Parts) -> None:
+def _write(
+    chunk: _Chunk, figures: Mapping[str, np.ndarray], forecasts: Mapping[str, Array], spread: Spread, parts: Parts
+) -> None:
     import pyarrow as pa
 
     count = max(min(spread.stop, chunk.stop - chunk.start) - spread.start, 0)
@@ -290,8 +309,10 @@ def _write(chunk: _Chunk, figures: Mapping[str, np.ndarray], seconds: Array, spr
         "workload": pa.array(np.full(count, chunk.task.place, np.int32)),
         **{name: constant(text) for name, text in texts.items()},
         **{name: pa.array(np.full(count, size, np.int32)) for name, size in sizes.items()},
-        **{name: pa.array(values[:count].astype(np.float32)) for name, values in figures.items()},
-        "seconds": pa.array(np.asarray(seconds)[:count].astype(np.float32)),
+        **{
+            name: pa.array(np.asarray(values)[:count].astype(np.float32))
+            for name, values in {**figures, **forecasts}.items()
+        },
     }
     start = chunk.start + spread.start
     parts.write(start, start + count, pa.table(columns))
