@@ -183,7 +183,10 @@ def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
     if rule.median:
         shape = ["device", *rule.columns]
         frame = frame.groupby(shape, as_index=False, sort=False).agg(
-            latency_s=("latency_s", "median"), framework=("framework", "+".join), version=("version", "+".join)
+            latency_s=("latency_s", "median"),
+            framework=("framework", "+".join),
+            version=("version", "+".join),
+            **{name: (name, "median") for name in POWER if name in frame},
         )
     warm = check_rows(frame, rule.name).bad
     counts[_WARM] = int(warm.sum())
@@ -214,6 +217,16 @@ def _kept(raw: pd.DataFrame, keep: dict[str, str], counts: dict[str, int]) -> pd
     return raw
 
 
+POWER: dict[str, tuple[str, ...]] = {"power_w": ("power_w", "power"), "power_limit_w": ("power_limit_w", "power_limit")}
+"""Columns of watts of the schema, and what versions of the package that have them call them; 0 = not measured."""
+
+
+def _watts(raw: pd.DataFrame) -> dict[str, pd.Series]:
+    """Columns of watts that a table has."""
+    present = {column: name for column, names in POWER.items() for name in names if name in raw}
+    return {column: raw[name].where(raw[name] > 0.0) for column, name in present.items()}
+
+
 def _written(raw: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     """Rows of one table in the schema's columns and with where they come from."""
     if "window_size" not in raw:
@@ -224,4 +237,5 @@ def _written(raw: pd.DataFrame, rule: Rule) -> pd.DataFrame:
         framework=raw["framework"].str.lower(),
         version=raw["version"].astype(str),
         kernel_source=raw["kernel_source"],
+        **_watts(raw),
     )

@@ -154,6 +154,18 @@ def test_what_the_rows_mean(report: AiconfiguratorReport) -> None:
     assert (narrow["dtype"], narrow["weight_share"]) == ("bf16", 4.25 / 16)
 
 
+def test_watts_are_read_where_a_version_has_them(package: Path, tmp_path: Path) -> None:
+    measured = shutil.copytree(package, tmp_path / "measured")
+    for file in measured.rglob("gemm_perf.parquet"):
+        table = pd.read_parquet(file)
+        table.assign(power=[450.0] * len(table), power_limit=700.0).to_parquet(file)
+    report = import_aiconfigurator(measured, tmp_path / "out")
+    frame = read_measurements(report.output).frame.set_index("family")
+    assert frame.loc["gemm", "power_w"] == pytest.approx(450.0)
+    assert frame.loc["gemm", "power_limit_w"] == pytest.approx(700.0)
+    assert frame.loc["prefill", ["power_w", "clock_hz"]].isna().all()
+
+
 def test_a_wheel_is_read_too(package: Path, tmp_path: Path) -> None:
     wheel = tmp_path / "aiconfigurator_core-0.12.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

@@ -211,8 +211,9 @@ def test_a_processor_is_a_gpu_that_loads(tmp_path: Path) -> None:
 
 def test_sensors_read_what_a_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = {"clocks.sm": "1410", "clocks.mem": "1215", "power.draw": "251.3", "temperature.gpu": "61"}
+    answer |= {"power.limit": "400"}
     reading = machine.parse_smi({**answer, "clocks_throttle_reasons.active": "0x0000000000000024"})
-    assert reading == machine.Reading(1.41e9, 1.215e9, 251.3, 61.0, "power cap, thermal")
+    assert reading == machine.Reading(1.41e9, 1.215e9, 251.3, 400.0, 61.0, "power cap, thermal")
     assert machine.parse_smi({"clocks.sm": "[N/A]"}) == machine.Reading()
     assert machine.throttle_names(0x1) == ""  # idle slows nothing down
 
@@ -228,6 +229,10 @@ def test_sensors_read_what_a_driver_says(monkeypatch: pytest.MonkeyPatch) -> Non
             raise RuntimeError("not supported")
 
         @staticmethod
+        def nvmlDeviceGetPowerManagementLimit(handle: str) -> int:
+            return 700000
+
+        @staticmethod
         def nvmlDeviceGetTemperature(handle: str, which: int) -> int:
             return 40
 
@@ -236,5 +241,7 @@ def test_sensors_read_what_a_driver_says(monkeypatch: pytest.MonkeyPatch) -> Non
             return 0x80
 
     monkeypatch.setattr(machine, "_open_nvml", lambda: (Nvml, "first"))
-    assert machine.Sensors(wanted=True).read() == machine.Reading(1.98e9, 3.201e9, None, 40.0, "power brake")
+    assert machine.Sensors(wanted=True).read() == machine.Reading(
+        1.98e9, 3.201e9, None, pytest.approx(700.0), 40.0, "power brake"
+    )
     assert machine.Sensors(wanted=False).read() == machine.Reading()

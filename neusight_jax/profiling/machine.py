@@ -34,11 +34,12 @@ _SENSORS: tuple[tuple[str, str, float, str, tuple[str, ...], float], ...] = (
     ("clock_hz", "clocks.sm", 1e6, "nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",), 1e6),
     ("mem_clock_hz", "clocks.mem", 1e6, "nvmlDeviceGetClockInfo", ("NVML_CLOCK_MEM",), 1e6),
     ("power_w", "power.draw", 1.0, "nvmlDeviceGetPowerUsage", (), 1e-3),
+    ("power_limit_w", "power.limit", 1.0, "nvmlDeviceGetPowerManagementLimit", (), 1e-3),
     ("temperature_c", "temperature.gpu", 1.0, "nvmlDeviceGetTemperature", ("NVML_TEMPERATURE_GPU",), 1.0),
 )
 """Field of a reading; nvidia-smi's query and its unit in SI; NVML's call, constants it is given, and its unit in SI."""
 _THROTTLED = "clocks_throttle_reasons.active"
-_QUERY: tuple[str, ...] = (*(query for _, query, *_ in _SENSORS), _THROTTLED, "driver_version", "power.limit")
+_QUERY: tuple[str, ...] = (*(query for _, query, *_ in _SENSORS), _THROTTLED, "driver_version")
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,14 @@ class Reading:
     """One look at the sensors; None where there is none.
 
     Attributes:
-      clock_hz, mem_clock_hz: Hz; power_w: W; temperature_c: degrees Celsius.
+      clock_hz, mem_clock_hz: Hz; power_w, power_limit_w: of the board, W; temperature_c: degrees Celsius.
       throttled: reasons, joined by a comma; empty when none is in force.
     """
 
     clock_hz: float | None = None
     mem_clock_hz: float | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
     temperature_c: float | None = None
     throttled: str | None = None
 
