@@ -21,7 +21,10 @@ from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.parallelism import Parallelism, Space
 from neusight_jax.model.power import POWER
 from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.serving import answers as serving
+from neusight_jax.serving import under_load
 from neusight_jax.serving.choices import ServingChoice
+from neusight_jax.serving.simulators import Run
 from neusight_jax.serving.steps import axes, load_model, steps
 from neusight_jax.serving.times import Engine, Times, times
 from neusight_jax.sweeps.space import Grid, Range
@@ -102,6 +105,24 @@ def test_pools_draw_on_all_their_gpus() -> None:
     static = float(POWER.static_share) * (pools.gpus or 0) * H100.tdp_w
     assert static < (pools.power_w or 0.0) < (pools.gpus or 0) * H100.tdp_w
     assert pools.joules_per_token == pytest.approx((pools.power_w or 0.0) / (20.0 * 128), rel=1e-4)
+
+
+def test_watts_of_what_an_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of its rate and its batch; at the rate and the times of the closed form they are the same."""
+    free = served()
+    rate = (free.tokens_per_s_gpu or 0.0) / 128
+
+    def engine(share: float) -> ServingChoice:
+        met = {"p50": free.tpot_s["p50"], "p95": free.tpot_s["p95"]}
+        found = Run(free.ttft_s, met, share * rate, 0.0)
+        monkeypatch.setattr(under_load, "run", lambda *_, **__: found)
+        return served(method="engine")
+
+    monkeypatch.setattr(serving, "require_engine", lambda _: None)
+    same, half = engine(1.0), engine(0.5)
+    assert same.power_w == pytest.approx(free.power_w, rel=1e-4)
+    assert (half.power_w or 0.0) < (same.power_w or 0.0)
+    assert (half.joules_per_token or 0.0) > (same.joules_per_token or 0.0)
 
 
 def test_serve_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,18 +13,16 @@ from jaxtyping import Float
 
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
-from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
-from neusight_jax.job.step import Facts, Seconds, durations_of, facts_of, once, row_seconds
+from neusight_jax.job.step import PARTS, Facts, Seconds, durations_of, facts_of, kernel_joules, once, row_seconds
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
 from neusight_jax.model.latency import CLOCKS, slower_by
-from neusight_jax.model.power import POWER, Draw, at_clock, draw_of, settle
+from neusight_jax.model.power import POWER, Draw, at_clock, settle
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.model.programs import one_shot
 from neusight_jax.model.software import Software
 from neusight_jax.model.streams import CLASSES, classes_of
 
@@ -253,25 +251,14 @@ class Timed:
     between: np.ndarray
 
 
-PARTS: tuple[str, ...] = ("busy_j", "flop_j", "dram_j")
-"""What `power.settle` asks of kernels, as `forecast.explained` has it."""
-
-
 def _joules_at(part: int) -> Run:
     """What forecasts one of `PARTS` of every kernel in place of its seconds."""
 
     def run(predictor: Predictor, machine: Machine, kernels: KernelTable) -> dict[str, np.ndarray]:
-        found = _joules(gpu_of(machine), kernels, once(predictor, machine, kernels))
+        found = kernel_joules(gpu_of(machine), kernels, once(predictor, machine, kernels))
         return {name: np.asarray(each)[part] for name, each in found.items()}
 
     return run
-
-
-@one_shot
-def _joules(gpu: GPU, kernels: KernelTable, seconds: dict[str, Any]) -> dict[str, Any]:
-    """`PARTS` of every kernel by family, [part, kernel]."""
-    draws = {name: draw_of(POWER, gpu, name, kernels.families[name], each) for name, each in seconds.items()}
-    return {name: jnp.stack([each.busy_w * each.seconds, each.flop_j, each.dram_j]) for name, each in draws.items()}
 
 
 def timed_under_limits(
