@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Job, Plan
 from neusight_jax.job.messages import SLOTS, Message
 from neusight_jax.job.parallelism import Group, Parallelism, groups
@@ -34,7 +35,7 @@ from neusight_jax.model.latency import (
 )
 from neusight_jax.model.latency import latency as table_latency
 from neusight_jax.model.latency import settled as table_settled
-from neusight_jax.model.power import Settled, at_clock, is_limited, power_law
+from neusight_jax.model.power import PowerLaw, Settled, at_clock, draw_of, is_limited, power_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation
@@ -464,6 +465,26 @@ def settled(
         lambda seconds: step_draw(predictor, as_cluster(machine).gpu, work.kernels, seconds, mean_counts(work)),
         machine,
     )
+
+
+PARTS: tuple[str, ...] = ("busy_j", "flop_j", "dram_j")
+"""What `power.settle` asks of kernels, in joules: `busy_w` of `power.Draw` times seconds, and the others."""
+
+
+@one_shot
+def kernel_joules(
+    law: PowerLaw, gpu: GPU, kernels: KernelTable, seconds: Mapping[str, Any]
+) -> dict[str, Float[Array, "part kernel"]]:
+    """`PARTS` of one launch of every kernel, by family.
+
+    Args:
+      law: of power.
+      gpu: the board.
+      kernels: of any number.
+      seconds: of one launch on it, by family [kernel].
+    """
+    draws = {name: draw_of(law, gpu, name, batch, seconds[name]) for name, batch in kernels.families.items()}
+    return {name: jnp.stack([draw.busy_w * draw.seconds, draw.flop_j, draw.dram_j]) for name, draw in draws.items()}
 
 
 def energy(

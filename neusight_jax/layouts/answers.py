@@ -26,8 +26,8 @@ from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, pr
 from neusight_jax.job.job import check_options, job_from_config
 from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
 from neusight_jax.job.stages import check_lora, job_config
-from neusight_jax.job.step import silent
-from neusight_jax.layouts.assembly import PARTS, Assembly, assemble, best_of, pipelines, timed, timed_under_limits
+from neusight_jax.job.step import PARTS, silent
+from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed, timed_under_limits
 from neusight_jax.layouts.pieces import Ask, Pieces
 from neusight_jax.model.power import PowerLaw, is_limited, power_law
 from neusight_jax.model.predictor import Predictor

@@ -18,11 +18,11 @@ from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
-from neusight_jax.job.step import Facts, Seconds, durations_of, facts_of, once, row_seconds
+from neusight_jax.job.step import PARTS, Facts, Seconds, durations_of, facts_of, kernel_joules, once, row_seconds
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
 from neusight_jax.model.latency import CLOCKS, slower_by
-from neusight_jax.model.power import Draw, PowerLaw, at_clock, draw_of, power_law, settle
+from neusight_jax.model.power import Draw, PowerLaw, at_clock, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.software import Software
 from neusight_jax.model.streams import CLASSES, classes_of
@@ -138,12 +138,10 @@ class Assembly:
           by_family: as `of_one` has them.
         """
         values = np.zeros((len(PARTS), self.table.num_rows))
-        for name, seconds in by_family.items():
-            batch = self.table.families[name]
-            draw = draw_of(law, gpu, name, batch, jnp.asarray(seconds))
+        for name, batch in self.table.families.items():  # one at a time, so that searches share programs
+            parts = kernel_joules(law, gpu, KernelTable({name: batch}), {name: jnp.asarray(by_family[name])})[name]
             row = np.asarray(batch.row)
-            parts = np.asarray([draw.busy_w * draw.seconds, draw.flop_j, draw.dram_j])
-            values[:, row[row >= 0]] = parts[:, row >= 0]
+            values[:, row[row >= 0]] = np.asarray(parts)[:, row >= 0]
         by_part = [self._work(part) for part in values]
         batches = np.array([layout.micro_batches(self.ask.global_batch_size) for layout in self.layouts], float)
         times = np.where(np.array(WORK) == "optimizer", 1.0, batches[:, None])
@@ -277,10 +275,6 @@ class Timed:
     durations: np.ndarray
     tail: np.ndarray
     between: np.ndarray
-
-
-PARTS: tuple[str, ...] = ("busy_j", "flop_j", "dram_j")
-"""Joules of kernels that `power.settle` asks for, as `forecast.explained` has them."""
 
 
 def timed_under_limits(

@@ -169,7 +169,9 @@ def power(forecasts: Mapping[str, tuple[Forecast, GPU | None]]) -> Plot:
         "yaxis": {"title": {"text": "W of a GPU"}, "rangemode": "tozero"},
         "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0},
     }
-    caption = "All launches of a kernel stand together, at the mean watts of one."
+    caption = (
+        "All launches of a kernel stand together. A board holds the mean of a step within its limit, not each kernel."
+    )
     return Plot("Power over the step", traces, layout, caption)
 
 

@@ -31,7 +31,17 @@ from neusight_jax.serving.power import powered
 from neusight_jax.serving.simulators import Run, Trace, installed, read_trace, require_engine
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, Steps, load_model
-from neusight_jax.serving.times import LEARNED, Engine, Options, Times, bounded_times, engine_of, times, usual_options
+from neusight_jax.serving.times import (
+    LEARNED,
+    Engine,
+    Options,
+    Times,
+    bounded_times,
+    engine_of,
+    stacked,
+    times,
+    usual_options,
+)
 from neusight_jax.serving.under_load import METHOD, under_load
 
 # Slopes: what a percent of each figure of a machine does to the times that requests meet.
@@ -344,9 +354,8 @@ def curve(replica: Replica, load: Load) -> tuple[np.ndarray, Steady]:
     requests = _loads(replica.most)
     # Few lengths, so that replicas share a compiled program.
     padded = np.pad(requests, (0, -len(requests) % 64), mode="edge")
-    stacked = jax.tree.map(lambda *each: np.stack([np.asarray(one) for one in each]), *replica.times)
     asked = demand(load.lengths, replica.options, poisson=load.rate is not None)
-    found = _states(stacked, asked, padded, replica.most)
+    found = _states(stacked(replica.times), asked, padded, replica.most)
     return requests, Steady(*(np.asarray(each)[:, : len(requests)] for each in found))
 
 

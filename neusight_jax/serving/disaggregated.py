@@ -9,7 +9,6 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-import jax
 import numpy as np
 
 from neusight_jax.hardware.cluster import Cluster
@@ -20,6 +19,7 @@ from neusight_jax.serving.pools import Pair, fewest
 from neusight_jax.serving.power import powered
 from neusight_jax.serving.steady import PERCENTILES, Steady, demand
 from neusight_jax.serving.steps import Model, cache_bytes
+from neusight_jax.serving.times import stacked
 
 MOST_GPUS = 100_000
 """Of one type, where nobody says."""
@@ -66,12 +66,9 @@ def pair_of(prefill: Replica, decode: Replica, cluster: Cluster, model: Model, l
         rate = link_bytes_per_s(cluster, first * prefill.layout.gpus + after * decode.layout.gpus)
         return sent / rate if rate > 0.0 else math.inf
 
-    def stacked(replica: Replica) -> Any:
-        return jax.tree.map(lambda *each: np.stack([np.asarray(one) for one in each]), *(replica.times or ()))
-
     asked = demand(load.lengths, prefill.options, poisson=load.rate is not None)
     amount = float(load.users if load.users is not None else load.rate or 0.0)
-    return Pair(stacked(prefill), stacked(decode), asked, amount, transfer_s, decode.most)
+    return Pair(stacked(prefill.times), stacked(decode.times), asked, amount, transfer_s, decode.most)
 
 
 def disaggregated(

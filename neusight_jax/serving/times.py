@@ -17,12 +17,13 @@ from jaxtyping import Array, ArrayLike, Float
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
 from neusight_jax.hardware.gpu import GPU
+from neusight_jax.job.step import kernel_joules
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.intervals import has_intervals, kernel_interval
 from neusight_jax.model.latency import CLOCKS, kernel_latency, kernel_terms, require_covered, slower_by
 from neusight_jax.model.physics import fitted
-from neusight_jax.model.power import POWER, Draw, PowerLaw, at_clock, draw_of, is_limited, power_law, settle
+from neusight_jax.model.power import POWER, Draw, PowerLaw, at_clock, is_limited, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation
@@ -198,7 +199,7 @@ class Times:
           guesses: tokens guessed ahead for each running request, which the step checks.
         """
         found = self._step(decode, context, chunk, start, guesses)
-        return self._settled(*found)[0] if self._held else found[0]
+        return self._settled(*found)[0] if self.held else found[0]
 
     def step_j(
         self,
@@ -215,7 +216,7 @@ class Times:
         return self._settled(*self._step(decode, context, chunk, start, guesses))[1]
 
     @property
-    def _held(self) -> bool:
+    def held(self) -> bool:
         """Whether the board has a cap or a lock."""
         return self.drawn is not None and bool(self.drawn.slower)
 
@@ -247,7 +248,7 @@ class Times:
             return jnp.sum(prefills * each)
 
         found = self._sum(decode, decode, context, jnp.sum(prefills * queries), prompts, taken)
-        return self._settled(*found)[0] if self._held else found[0]
+        return self._settled(*found)[0] if self.held else found[0]
 
     def _sum(
         self,
@@ -341,28 +342,20 @@ def tabulated(
     times = Times(_tables(steps, seconds), engine, steps.axes)
     if gpu is None:
         return times
-    draws = {
-        name: draw_of(law, gpu, name, steps.kernels.families[name], jnp.asarray(each)) for name, each in seconds.items()
-    }
-    joules = (
-        {name: each.busy_w * each.seconds for name, each in draws.items()},
-        {name: each.flop_j for name, each in draws.items()},
-        {name: each.dram_j for name, each in draws.items()},
-    )
-
-    def stacked(amounts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-        every = [_tables(steps, each) for each in amounts]
-        return {name: jnp.stack([each[name] for each in every]) for name in times.tables} if every else {}
-
-    return dataclasses.replace(times, drawn=Drawn(law, gpu, stacked(joules), stacked(slower)))
+    joules: dict[str, Array] = {}
+    for name, batch in steps.kernels.families.items():  # one at a time, so that models share programs
+        joules |= kernel_joules(law, gpu, KernelTable({name: batch}), {name: seconds[name]})
+    clocks = {name: jnp.stack([held_s[name] for held_s in slower]) for name in seconds} if slower else {}
+    held = _tables(steps, clocks) if clocks else {}
+    return dataclasses.replace(times, drawn=Drawn(law, gpu, _tables(steps, joules), held))
 
 
-def _tables(steps: Steps, amounts: Mapping[str, Array]) -> dict[str, Array]:
-    """Tables of the groups from an amount of every kernel, by family."""
+def _tables(steps: Steps, amounts: Mapping[str, Float[Array, "... kernel"]]) -> dict[str, Array]:
+    """Tables of the groups from an amount of every kernel, or several, by family."""
     # A kernel that no point launches may take for ever, and 0 times infinity is NaN.
     sums = sum(
         (
-            jnp.asarray(count) @ jnp.where(jnp.sum(jnp.asarray(count), 0) > 0, amounts[name], 0.0)
+            jnp.asarray(count) @ jnp.where(jnp.sum(jnp.asarray(count), 0) > 0, amounts[name], 0.0).T
             for name, count in steps.counts.items()
         ),
         jnp.zeros(()),
@@ -370,9 +363,18 @@ def _tables(steps: Steps, amounts: Mapping[str, Array]) -> dict[str, Array]:
     tables, first = {}, 0
     for name, shape in steps.axes.shapes().items():
         size = int(np.prod(shape))
-        tables[name] = jnp.asarray(sums)[first : first + size].reshape(shape)
+        own = jnp.asarray(sums)[first : first + size].T
+        tables[name] = own.reshape(*own.shape[:-1], *shape)
         first += size
     return tables
+
+
+def stacked(ends: Sequence[Times]) -> Times:
+    """Times of several ends as one record, arrays [end, ...], without what they draw where it changes no seconds."""
+    held = ends[0].held
+    own = (each if held else dataclasses.replace(each, drawn=None) for each in ends)
+    found: Times = jax.tree.map(lambda *each: np.stack([np.asarray(one) for one in each]), *own)
+    return found
 
 
 def times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> Times:
@@ -422,6 +424,7 @@ def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: 
       machine: GPU or cluster, scalars.
       steps: of one rank of a layout.
       engine: numbers of the engine's own time.
+    Returns: what they draw is known of the first, and of all under a cap or a lock.
     Raises: `InputError` for a family the predictor does not cover.
     """
     require_covered(predictor, steps.kernels)
@@ -435,7 +438,9 @@ def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: 
 
     def at(end: int) -> Times:
         seconds, *slower = ({name: jnp.asarray(each[end]) for name, each in found.items()} for found in clocks)
-        return tabulated(steps, seconds, engine, on_device(gpu_of(machine)), slower, power_law(predictor))
+        drawn = slower or end == 0
+        board = on_device(gpu_of(machine)) if drawn else None
+        return tabulated(steps, seconds, engine, board, slower, power_law(predictor))
 
     return at(0), at(1), at(2)
 
