@@ -97,6 +97,7 @@ _WEIGHT_DTYPE = (
     "in the products (weight-only)."
 )
 _FUSED = "Merge elementwise chains as a compiler would, or not; decoders and ViT run fused kernels either way."
+_EXECUTION = "Software that runs it: eager (PyTorch, its host included), compiled, or engine."
 _LOOPS = "PATH.py:FUNCTION: how often the body of a while loop or fori_loop of unknown count runs."
 _LENGTHS = "2,048 for decoders, else the longest the model takes"
 _ARGUMENTS = "PATH.py:FUNCTION, in JAX: arguments that hold parameters, by name or position: w,u. For the memory."
@@ -148,6 +149,12 @@ class WorkloadOptions(_Options):
     fused: Annotated[
         bool | None,
         option(_FUSED, "--fused/--eager", default="as the framework runs: JAX functions fused, all others not"),
+    ] = None
+    execution: Annotated[
+        str | None, option(_EXECUTION, metavar="NAME", default="engine for decoders and ViT, else PyTorch's kernels")
+    ] = None
+    attention: Annotated[
+        str | None, option("With --execution eager: unfused or flash.", metavar="NAME", default="unfused")
     ] = None
     kv_length: Annotated[
         str | None,

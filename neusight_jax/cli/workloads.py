@@ -218,7 +218,7 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
         lengths("--sequence-length", load.sequence_length),
         load.mode,
         load.dtype,
-        bool(load.fused),
+        load.fused,
         kv_length=lengths("--kv-length", load.kv_length),
         weight_dtype=load.weight_dtype,
         kv_dtype=load.kv_dtype,
@@ -227,6 +227,8 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
         optimizer=load.optimizer,
         gradient_dtype=load.gradient_dtype,
         lora=lora_of(load.lora_rank, load.lora_targets),
+        execution=load.execution,
+        attention=load.attention,
     )
     if load.fused is not None and "weight_dtype" in graph.options:  # a decoder or ViT
         flag = "--fused" if load.fused else "--eager"

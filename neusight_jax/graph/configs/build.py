@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from neusight_jax.arithmetic import dtype_bytes, dtype_index
-from neusight_jax.errors import InputError
+from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.configs import bert, decoder, gpt2, opt, switch, vit
 from neusight_jax.graph.configs.adapters import Lora, lora_of
 from neusight_jax.graph.configs.config import (
@@ -24,6 +24,7 @@ from neusight_jax.graph.configs.config import (
     whole,
 )
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder
+from neusight_jax.graph.configs.eager import ATTENTIONS, EXECUTIONS, as_eager
 from neusight_jax.graph.configs.fusion import fuse
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.configs.shard import Shard
@@ -171,11 +172,13 @@ STORED_WITHIN = 0.02
 """Weights counted may differ so much from those stored, relatively, before a note says so."""
 
 
-def _tape(config: Config, batch_size: int, sequence_length: Lengths, mode: str, dtype: str) -> Tape:
+def _tape(
+    config: Config, batch_size: int, sequence_length: Lengths, mode: str, dtype: str, attention: str | None = None
+) -> Tape:
     batch, sequence = whole("batch_size", batch_size), whole("sequence_length", sequence_length)
     if mode not in MODES:
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
-    tape = Tape(mode == "training", dtype)
+    tape = Tape(mode == "training", dtype, attention)
     ARCHITECTURES[model_type(config, ARCHITECTURES)](tape, config, batch, sequence)
     return tape
 
@@ -201,6 +204,8 @@ def graph_from_config(
     optimizer: str | None = None,
     gradient_dtype: str = "fp32",
     lora: Lora | None = None,
+    execution: str | None = None,
+    attention: str | None = None,
 ) -> Graph:
     """Operator graph of a model from its config.
 
@@ -217,7 +222,8 @@ def graph_from_config(
         activations are bf16; see `step.precision`.
       fused: merge elementwise chains as a compiler would (True), or run eager kernels (False); if None, eager kernels,
         but for a training step of GPT-2 in 16 bits, which runs the fused kernels of a training framework. Decoders and
-        ViT always run the fused kernels of their frameworks.
+        ViT run the fused kernels of their frameworks. An older way to say `execution`, for models recorded operator by
+        operator.
       kv_length: keys the last new token of a request sees, itself included, where not `sequence_length`: one number or
         one for each request; modes "prefill" and "decode".
       weight_dtype: what weights of matrix products are stored in (`scheme.WEIGHT_DTYPES`), where not as the config's
@@ -229,8 +235,13 @@ def graph_from_config(
       gradient_dtype: mode "training": what gradients are kept in, for the memory; see `memory.training_bytes`.
       lora: mode "training", decoders: adapters that alone are trained (with a quantized model QLoRA); None = all
         weights are.
+      execution: what runs the model, one of `eager.EXECUTIONS`; None = "engine" for decoders and ViT, and for all
+        others PyTorch's kernels one by one, whose host takes no time. "eager" also counts the host: a step takes no
+        less than launching its kernels.
+      attention: one of `eager.ATTENTIONS`; None = "unfused" where `execution` is "eager", else "flash" in 16 bits.
     Raises: InputError for an unusable config or workload.
     """
+    fused = _fused(fused, execution, attention)
     graph = _graph(
         config,
         batch_size,
@@ -241,8 +252,24 @@ def graph_from_config(
         {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype},
         {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel},
         lora,
+        execution,
+        attention,
     )
     return with_states(graph, optimizer, gradient_dtype)
+
+
+def _fused(fused: bool | None, execution: str | None, attention: str | None) -> bool | None:
+    """`fused` as `execution` has it; `InputError` for names nobody knows, and for both at once."""
+    for what, name, names in (("execution", execution, EXECUTIONS), ("attention", attention, ATTENTIONS)):
+        if name is not None and name not in names:
+            raise unknown_name(what, name, names)
+    if attention is not None and execution != "eager":
+        raise InputError(f"attention {attention} is a choice of eager execution; give execution eager too")
+    if execution is None:
+        return fused
+    if fused is not None:
+        raise InputError(f"execution is {execution} and fused is {fused}: both say how it runs; leave fused out")
+    return None if execution == "engine" else execution == "compiled"
 
 
 def _graph(
@@ -255,6 +282,8 @@ def _graph(
     options: Mapping[str, Any],
     split: Mapping[str, int],
     lora: Lora | None,
+    execution: str | None,
+    attention: str | None,
 ) -> Graph:
     """`graph_from_config` without an optimizer; `options`: what only decoders have, `split`: over how many devices."""
     parsed = language_config(read_config(config))
@@ -265,13 +294,14 @@ def _graph(
     sequence_length, more = assumed_length(parsed, sequence_length, mode, options["kv_length"])
     parsed.notes = [*notes, *more, *parsed.notes]
     # Training frameworks run GPT-2 in 16 bits with the fused kernels of a decoder.
-    if kind == "gpt2" and mode == "training" and fused is None and (dtype != EAGER_DTYPE or lora):
+    trained_fused = mode == "training" and fused is None and (dtype != EAGER_DTYPE or lora)
+    if kind == "gpt2" and (trained_fused or execution == "engine"):
         parsed = gpt2.Respelled(parsed)
         kind = model_type(parsed)
     if kind in STEP_ARCHITECTURES:
         lora = _adapters(parsed, kind, mode, lora)
         tensor, expert = (whole(name, split[name]) for name in ("tensor_parallel", "expert_parallel"))
-        return _step_graph(
+        graph = _step_graph(
             parsed,
             kind,
             batch_size,
@@ -284,11 +314,25 @@ def _graph(
             (tensor, expert),
             lora,
         )
+        return graph if execution != "eager" else _eager_step(parsed, kind, graph, attention or "unfused")
+    if execution == "engine":
+        raise InputError(f"{parsed.name}: engines run decoders; for {kind} expected execution eager or compiled")
     _refuse_for_eager(parsed, kind, mode, {**options, "lora": lora}, **split)
-    tape = _tape(parsed, batch_size, sequence_length, mode, dtype)
+    eager = execution == "eager"
+    tape = _tape(parsed, batch_size, sequence_length, mode, dtype, attention or ("unfused" if eager else None))
     graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
     trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
-    return replace(graph, launched="eager" if trained else "graph")
+    return replace(graph, launched="eager" if trained or eager else "graph")
+
+
+def _eager_step(config: Config, kind: str, graph: Graph, attention: str) -> Graph:
+    """A forward pass of a decoder or ViT as PyTorch launches it; `InputError` for a training step."""
+    if graph.mode == "training":
+        raise InputError(
+            f"{config.name}: eager training steps of {kind} are not written here; leave execution out, for the kernels "
+            "of a training framework"
+        )
+    return as_eager(graph, kind, attention=attention)
 
 
 def _stored_dtype(config: Config) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from neusight_jax.graph.configs.config import Config
+from neusight_jax.graph.configs.eager import widened_softmax
 from neusight_jax.graph.configs.layers import (
     ACTIVATIONS,
     activation,
@@ -15,7 +16,7 @@ from neusight_jax.graph.configs.layers import (
     write_head,
 )
 from neusight_jax.graph.configs.tape import Tape, Tensor
-from neusight_jax.graph.kernel import stream
+from neusight_jax.graph.kernel import FLASH, stream
 
 RESERVED_POSITIONS = 2
 """Rows of the position table before the first position."""
@@ -101,9 +102,14 @@ def _attention(
         return tape.attention("attention.fused", query, key, value, causal=True)
     scores = tape.matmul("attention.scores", query, keys(key))
     scores = tape.binary("attention.mask", "add", scores, mask, reread=True)  # by every head
-    scores = _maximum(tape, scores)
     # Softmax and the second product see (batch·heads, sequence, sequence).
-    probabilities = tape.softmax("attention.softmax", scores.view(prod(scores.shape[:2]), *scores.shape[2:]))
+    flat = scores.view(prod(scores.shape[:2]), *scores.shape[2:])
+    if tape.dtype in FLASH and not tape.training:
+        kernels = widened_softmax(float(prod(flat.shape[:2])), float(flat.shape[2]), tape.dtype)
+        probabilities = tape.emit("attention.softmax", "softmax", [flat], flat.shape, kernels)
+    else:
+        flat = _maximum(tape, scores).view(*flat.shape)
+        probabilities = tape.softmax("attention.softmax", flat)
     probabilities = tape.dropout("attention.dropout", probabilities, drop)
     return tape.matmul("attention.context", probabilities.view(*scores.shape), value, backward_copies=permuted(value))
 

@@ -69,11 +69,11 @@ class Tape(Writer):
       fused_attention: whether attention is one kernel, as torch runs it in 16 bits.
     """
 
-    def __init__(self, training: bool, dtype: str) -> None:
+    def __init__(self, training: bool, dtype: str, attention: str | None = None) -> None:
         super().__init__(training)
         element_bytes = dtype_bytes(dtype)
         self.parameters = 0.0
-        self.dtype, self.fused_attention = dtype, dtype in FLASH
+        self.dtype, self.fused_attention = dtype, dtype in FLASH and attention != "unfused"
         self.mask_share = 1.0 / element_bytes  # a boolean is one byte
         self.index_share = 8.0 / element_bytes  # an index is eight
 
