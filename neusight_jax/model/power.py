@@ -256,20 +256,20 @@ def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array]
 
 
 POWER = PowerLaw(
-    static_share=0.2691,
-    product_pj=5.111,
-    attention_pj=7.965,
-    decode_pj=1.626,
-    stream_pj=7.11,
-    flop16_pj=0.2952,
-    flop8_pj=0.2614,
-    flop4_pj=0.06377,
-    flop32_pj=1.815,
-    dram_pj=40.96,
-    node_exponent=0.7116,
-    flat=0.7216,
-    slope=0.6524,
-    gap_us=28.92,
+    static_share=0.2571,
+    product_pj=5.048,
+    attention_pj=7.902,
+    decode_pj=1.747,
+    stream_pj=6.368,
+    flop16_pj=0.2753,
+    flop8_pj=0.2434,
+    flop4_pj=0.0608,
+    flop32_pj=2.127,
+    dram_pj=42.47,
+    node_exponent=0.7082,
+    flat=0.7064,
+    slope=0.7016,
+    gap_us=26.75,
 )
 """Fitted to measured watts of kernels, whole models and servers under those priors (`benchmarks.power_law`)."""
 
