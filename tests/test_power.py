@@ -231,7 +231,7 @@ def test_the_law_is_fitted_to_watts(tmp_path: Any, capsys: pytest.CaptureFixture
     watts = nj.predict_kernels_power(fitted, board, kernels)
     before = nj.predict_kernels_power(base, board, kernels)
     missed, missed_before = (np.abs(each / held.power_w - 1.0).mean() for each in (watts, before))
-    assert missed < 0.04 < missed_before
+    assert missed < 0.05 < missed_before
     np.testing.assert_array_equal(nj.predict_kernels(fitted, board, kernels), nj.predict_kernels(base, board, kernels))
 
 

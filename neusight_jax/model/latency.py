@@ -318,7 +318,7 @@ def latency(
 
 # Power: where a board settles under a cap or a locked clock, and what it draws (`model.power`).
 
-CLOCKS: tuple[float, ...] = (0.25, 0.45, 0.7, 1.0)
+CLOCKS: tuple[float, ...] = (0.1, 0.25, 0.45, 0.7, 1.0)
 """Clocks, over the stock one, that work is forecast at; between them seconds are powers of the clock."""
 
 
