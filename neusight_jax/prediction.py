@@ -242,7 +242,7 @@ def _kernels_as(job: Job, families: Mapping[str, Mapping[str, Any]], side: int |
     """
     run = once if side is None else once_at(side)
 
-    def known(using: Predictor, where: Machine, kernels: KernelTable) -> Mapping[str, Any]:
+    def recall(using: Predictor, where: Machine, kernels: KernelTable) -> Mapping[str, Any]:
         if kernels is not job.kernels:
             return run(using, where, kernels)
         if side is None:
@@ -253,7 +253,7 @@ def _kernels_as(job: Job, families: Mapping[str, Mapping[str, Any]], side: int |
             for name, columns in families.items()
         }
 
-    return known
+    return recall
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ def announce_compiling(say: Callable[[], None]) -> None:
             timer.daemon = True
             timer.start()
 
-    def found(event: str, **_: Any) -> None:
+    def hits(event: str, **_: Any) -> None:
         nonlocal kept
         kept = kept or event.endswith("cache_hits")
 
@@ -237,6 +237,6 @@ def announce_compiling(say: Callable[[], None]) -> None:
             timer.cancel()
             timer, spent, kept = None, spent + (0.0 if kept else duration_secs), False
 
-    jax.monitoring.register_event_listener(found)
+    jax.monitoring.register_event_listener(hits)
     jax.monitoring.register_scalar_listener(begins)
     jax.monitoring.register_event_duration_secs_listener(ends)

@@ -77,9 +77,10 @@ def step_times(predictor: Predictor, machine: Machine, job: Job) -> StepTimes:
     """Times of a job's pieces on a machine."""
     plan = job.plan
     seconds = seconds_of_job(predictor, as_cluster(machine), job, run=once)
-    quiet_own, order = silent(seconds), list(plan.kinds)
+    silent_seconds, order = silent(seconds), list(plan.kinds)
     whole, quiet = (
-        np.asarray(stage_durations(variant, job.software, facts(plan))[0])[order] for variant in (seconds, quiet_own)
+        np.asarray(stage_durations(variant, job.software, facts(plan))[0])[order]
+        for variant in (seconds, silent_seconds)
     )
     slower = float(np.asarray(job.software.messages))
     sent = slower * _sent(seconds)[order]
@@ -91,7 +92,7 @@ def step_times(predictor: Predictor, machine: Machine, job: Job) -> StepTimes:
         tuple(Piece(*map(float, (quiet[stage, kind], whole[stage, kind], sent[stage, kind]))) for kind in range(3))
         for stage in range(len(whole))
     )
-    (_, tail, _), (_, rest, _) = (compose(variant, job.software, plan) for variant in (seconds, quiet_own))
+    (_, tail, _), (_, rest, _) = (compose(variant, job.software, plan) for variant in (seconds, silent_seconds))
     fixed_s = float(np.asarray(job.software.step_s))
     slots = slower * np.asarray(seconds.messages)
     last_s = float(sum(slots[:, SLOTS.index(name)].max() for name in LAST))
