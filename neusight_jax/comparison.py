@@ -121,7 +121,7 @@ class Comparison(Result):
         return pd.DataFrame([asdict(item) for item in self.candidates])
 
     def values(self) -> dict[str, Any]:
-        """What was asked, and every GPU."""
+        """The workload that was asked for, and every GPU."""
         head = self._fields("workload", "by", "currency", "price_file", "num_gpus")
         return {**head, "gpus": self.candidates, "notes": self.notes}
 

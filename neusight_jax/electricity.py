@@ -19,7 +19,7 @@ G_PER_T = 1e6
 
 @dataclass(frozen=True)
 class Electricity(Record):
-    """What a run of so many tokens takes from the grid. Nothing but the default PUE is assumed.
+    """Electricity that a run of so many tokens takes from the grid. Nothing but the default PUE is assumed.
 
     Attributes:
       tokens: to train, or to generate where a model is served.
@@ -58,15 +58,15 @@ class Electricity(Record):
         if not tokens > 0.0:
             raise InputError("a step of this work has no tokens that could be counted; leave tokens out")
         joules = (energy_j + self.host_w * gpu_seconds) * self.pue * self.tokens / tokens
-        found = {"energy_kwh": joules / J_PER_KWH}
+        amounts = {"energy_kwh": joules / J_PER_KWH}
         if self.dollars_per_kwh is not None:
-            found["electricity_dollars"] = found["energy_kwh"] * self.dollars_per_kwh
+            amounts["electricity_dollars"] = amounts["energy_kwh"] * self.dollars_per_kwh
         if self.grid_g_per_kwh is not None:
-            found["co2e_t"] = found["energy_kwh"] * self.grid_g_per_kwh / G_PER_T
-        return found
+            amounts["co2e_t"] = amounts["energy_kwh"] * self.grid_g_per_kwh / G_PER_T
+        return amounts
 
     def note(self) -> str:
-        """What the bill is of, in words."""
+        """Scope of the bill, in words."""
         rest = f"{self.host_w:g} W of the rest of a server for each GPU" if self.host_w else "the boards alone"
         prices = [] if self.dollars_per_kwh is None else [f"{self.dollars_per_kwh:g} $/kWh"]
         prices += [] if self.grid_g_per_kwh is None else [f"{self.grid_g_per_kwh:g} g CO2e/kWh"]

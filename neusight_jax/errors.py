@@ -45,10 +45,10 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
-def require_fields(owner: str, known: Iterable[str], given: Iterable[str]) -> None:
+def require_fields(owner: str, choices: Iterable[str], names: Iterable[str]) -> None:
     """`InputError` for the first name that an owner such as "a GPU" has no field of."""
-    fields = tuple(known)
-    for name in given:
+    fields = tuple(choices)
+    for name in names:
         if name not in fields:
             raise InputError(f"{owner} has no field {name!r}; expected one of {', '.join(fields)}")
 

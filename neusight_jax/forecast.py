@@ -72,7 +72,7 @@ BILL: tuple[str, ...] = ("energy_kwh", "electricity_dollars", "co2e_t")
 
 @dataclass(frozen=True)
 class Forecast(Result):
-    """What a model's step takes on a GPU, or on a cluster. Units: seconds, FLOP, bytes.
+    """Time, memory and energy of a model's step on a GPU, or on a cluster. Units: seconds, FLOP, bytes.
 
     Attributes:
       model, gpu: names, for people; gpu: of the machine.
@@ -119,12 +119,12 @@ class Forecast(Result):
 
     @property
     def mode(self) -> str:
-        """Of the workload."""
+        """Mode of the workload."""
         return str(self.workload["mode"])
 
     @property
     def dtype(self) -> str:
-        """Of the products."""
+        """Dtype of the products."""
         return str(self.workload["dtype"])
 
     @property
@@ -134,7 +134,7 @@ class Forecast(Result):
 
     @property
     def sequence_length(self) -> int:
-        """Of each."""
+        """Tokens of each sequence."""
         return int(self.workload["sequence_length"])
 
     @property
@@ -149,22 +149,22 @@ class Forecast(Result):
 
     @property
     def compute_s(self) -> float:
-        """What the busiest rank computes: its kernels, of all micro-batches, and the optimizer."""
+        """Seconds that the busiest rank computes: its kernels, of all micro-batches, and the optimizer."""
         return self.parts["compute_s"]
 
     @property
     def bubble_s(self) -> float:
-        """What that rank waits for other stages, were messages free."""
+        """Seconds that the busiest rank waits for other stages, were messages free."""
         return self.parts["bubble_s"]
 
     @property
     def exposed_communication_s(self) -> float:
-        """What messages add on top."""
+        """Seconds that messages add on top."""
         return self.parts["exposed_communication_s"]
 
     @property
     def fixed_s(self) -> float:
-        """What a step takes beside its work (`Software.step_s`)."""
+        """Seconds that a step takes beside its work (`Software.step_s`)."""
         return self.parts["fixed_s"]
 
     @property
@@ -174,7 +174,7 @@ class Forecast(Result):
 
     @property
     def memory_bytes(self) -> float:
-        """What the workload needs, of the fullest rank; 0 where nothing is known."""
+        """Bytes that the workload needs, of the fullest rank; 0 where nothing is known."""
         return 0.0 if self.memory is None else self.memory.total
 
     @property
@@ -274,17 +274,17 @@ def interval_of(
     if intervals is None:
         return None, []
     cost = columns["seconds"] * columns["count"]
-    known = in_labels(intervals, columns["network"]) & (columns["unmeasured"] == 0.0)
-    part = float(np.sum(cost[known], dtype=np.float64))
-    wider = float(np.average(columns["widening"][known], weights=cost[known])) if part > 0 else 1.0
+    labelled = in_labels(intervals, columns["network"]) & (columns["unmeasured"] == 0.0)
+    part = float(np.sum(cost[labelled], dtype=np.float64))
+    wider = float(np.average(columns["widening"][labelled], weights=cost[labelled])) if part > 0 else 1.0
     # Messages that a predictor takes from the sheet have no interval: they count as they are.
     ends = (np.where(np.isnan(columns[name]), columns["seconds"], columns[name]) for name in BOUND_COLUMNS)
-    bounds = [np.sum((end * columns["count"])[~known], dtype=np.float64) for end in ends]
+    bounds = [np.sum((end * columns["count"])[~labelled], dtype=np.float64) for end in ends]
     low, high = (float(sum(pair)) for pair in zip(total_interval(intervals, gpu, part, wider), bounds, strict=True))
     network = columns["network"]
-    said = unlabelled_note(intervals, network, cost)
+    notes = unlabelled_note(intervals, network, cost)
     warnings = interval_warnings(intervals, gpu, network, columns["shape_widening"], cost)
-    return (low, high), [*said, *warnings]
+    return (low, high), [*notes, *warnings]
 
 
 def seconds_of(
@@ -296,8 +296,8 @@ def seconds_of(
       predictor, machine, table: as `latency.kernel_latency`.
       relaxation: of whole waves, 0 = exact.
     """
-    found = explained(predictor, machine, table, relaxation)
-    return in_row_order(table, {name: np.asarray(each["seconds"]) for name, each in found.items()})
+    families = explained(predictor, machine, table, relaxation)
+    return in_row_order(table, {name: np.asarray(columns["seconds"]) for name, columns in families.items()})
 
 
 def explained(
@@ -311,8 +311,10 @@ def explained(
       predictor, machine, table: as `latency.kernel_latency`.
       relaxation: of whole waves, 0 = exact.
     """
-    found: dict[str, dict[str, Any]] = _explained(predictor, on_device(machine), table, relaxation_switch(relaxation))
-    return found
+    families: dict[str, dict[str, Any]] = _explained(
+        predictor, on_device(machine), table, relaxation_switch(relaxation)
+    )
+    return families
 
 
 _EXPLAINED = (
@@ -356,33 +358,33 @@ def _explained(
     return out
 
 
-def columns_of(table: KernelTable, found: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
+def columns_of(table: KernelTable, families: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
     """`COLUMNS` of an `explained` table in row order, nodes by their position, and the widenings of the intervals."""
     batches = table.families
 
     def rows(of: Callable[[str], Any]) -> np.ndarray:
         return in_row_order(table, {name: np.asarray(of(name)) for name in batches})
 
-    def words(listed: Sequence[str], places: Any) -> np.ndarray:
-        chosen: np.ndarray = np.array(listed, object)[np.asarray(places, int)]
+    def words(names: Sequence[str], places: Any) -> np.ndarray:
+        chosen: np.ndarray = np.array(names, object)[np.asarray(places, int)]
         return chosen
 
     def explained_by(key: str) -> np.ndarray:
-        return rows(lambda name: found[name][key])
+        return rows(lambda name: families[name][key])
 
     def of_batches(key: str) -> np.ndarray:
         return rows(lambda name: getattr(batches[name], key))
 
     columns = {key: explained_by(key) for key in _EXPLAINED}
-    given = {key: of_batches(key) for key in ("count", "node", "phase", "dtype")}
+    launches = {key: of_batches(key) for key in ("count", "node", "phase", "dtype")}
     return {
         **columns,
-        **given,
-        "phase": words(PHASES, given["phase"]),
-        "dtype": words(DTYPES, given["dtype"]),
+        **launches,
+        "phase": words(PHASES, launches["phase"]),
+        "dtype": words(DTYPES, launches["dtype"]),
         "bound": words(BOUNDS, columns["bound"]),
         "op": rows(lambda name: words(FAMILIES[name].ops, batches[name].op)),
-        "tile": rows(lambda name: words(FAMILIES[name].tiles, found[name]["tile"])),
+        "tile": rows(lambda name: words(FAMILIES[name].tiles, families[name]["tile"])),
         "family": rows(lambda name: np.full(batches[name].row.shape, name, object)),
         "network": rows(lambda name: np.full(batches[name].row.shape, FAMILIES[name].network, object)),
     }

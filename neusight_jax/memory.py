@@ -94,7 +94,7 @@ def memory_bytes(graph: Graph) -> float:
 
 
 def crowded_notes(needed_bytes: float, mem_bytes: float) -> tuple[str, ...]:
-    """What a reader should know of a training step that nearly fills the memory, or exceeds it; none of any other."""
+    """Notes on a training step that nearly fills the memory, or exceeds it; none of any other."""
     share = needed_bytes / mem_bytes if mem_bytes > 0 else 0.0
     if share <= CROWDED_SHARE:
         return ()

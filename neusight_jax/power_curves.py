@@ -135,7 +135,7 @@ def power_curve(
     gpu_name: str = "",
     notes: Sequence[str] = (),
 ) -> PowerCurve:
-    """What caps and locked clocks do to a step.
+    """Effect of caps and locked clocks on a step.
 
     Args:
       predictor: of a checkpoint.
@@ -183,8 +183,8 @@ def _points(what: str, values: Sequence[float], lowest: float, highest: float, c
             raise InputError(
                 f"a {what} is {value:g} {unit}, expected above 0 and at most the board's, {highest:g} {unit}"
             )
-    listed = values or np.linspace(lowest, 1.0, count) * highest
-    return sorted({float(f"{value:.4g}") for value in listed} | ({highest} if what == "cap" else set()), reverse=True)
+    points = values or np.linspace(lowest, 1.0, count) * highest
+    return sorted({float(f"{value:.4g}") for value in points} | ({highest} if what == "cap" else set()), reverse=True)
 
 
 def _held(

@@ -134,9 +134,9 @@ def with_energy(law: PowerLaw, forecast: Forecast, gpu: GPU, state: Settled | No
     clock = 1.0 if state is None else float(state.clock)
     seconds, count = np.asarray(rows["seconds"], np.float64), np.asarray(rows["count"], np.float64)
     busy_j = np.asarray(rows["busy_j"], np.float64) / clock  # the rows have it at the clock they are at
-    sums = [float(np.sum(each * count)) for each in (busy_j, rows["flop_j"], rows["dram_j"])]
+    sums = [float(np.sum(energy_j * count)) for energy_j in (busy_j, rows["flop_j"], rows["dram_j"])]
     if state is None:
-        draw = Draw(*(np.float32(each) for each in (sums[0] / total_s, *sums[1:], total_s)))  # type: ignore[arg-type]
+        draw = Draw(*(np.float32(amount) for amount in (sums[0] / total_s, *sums[1:], total_s)))  # type: ignore[arg-type]
         state = _by_itself(law, gpu, draw)
     share, watts = float(state.share), float(state.power_w)
     static_w, volts = float(np.asarray(law.static_share * gpu.tdp_w)), float(law.volts(share)) ** 2
@@ -154,7 +154,7 @@ def with_energy(law: PowerLaw, forecast: Forecast, gpu: GPU, state: Settled | No
 
 
 def limit_note(gpu: GPU, state: Settled) -> str:
-    """What a cap and a lock of a board do to a step, in words."""
+    """Effect of a cap and a lock of a board on a step, in words."""
     words = {"power_limit_w": "power capped at {:.4g} W", "clock_limit_hz": "clock locked at {:.4g} Hz"}
     held = " and ".join(words[name].format(float(np.asarray(value))) for name, value in gpu.limits().items())
     if float(state.clock) > NOT_HELD:
@@ -184,15 +184,15 @@ def predict_step(
     job = one_rank(work) if isinstance(work, Graph) else work
     check_cluster(machine, job)
     cluster, plan = as_cluster(machine), job.plan
-    found = explained(predictor, cluster.gpu, job.kernels, relaxation)
-    own = seconds_of_job(predictor, machine, job, run=_kernels_as(job, found))
-    quiet = silent(own)
-    parts = (compose(each, job.software, plan, relaxation) for each in (own, quiet))
-    (whole, tail, _), (alone, rest, busy) = (tuple(map(float, each)) for each in parts)
+    families = explained(predictor, cluster.gpu, job.kernels, relaxation)
+    pieces = seconds_of_job(predictor, machine, job, run=_kernels_as(job, families))
+    quiet = silent(pieces)
+    parts = (compose(variant, job.software, plan, relaxation) for variant in (pieces, quiet))
+    (whole, tail, _), (alone, rest, busy) = (tuple(map(float, part)) for part in parts)
     shares = Shares(busy + rest, alone - busy, whole + tail - alone - rest, *busiest_rank(job, quiet, rest))
-    rows = columns_of(job.kernels, found)
-    taken = _in_step(job, cluster.gpu, found, with_nodes(rows, plan.nodes), shares.busiest)
-    interval, warnings = _interval(predictor, machine, job, found, taken, own, whole + tail, relaxation)
+    rows = columns_of(job.kernels, families)
+    taken = _in_step(job, cluster.gpu, families, with_nodes(rows, plan.nodes), shares.busiest)
+    interval, warnings = _interval(predictor, machine, job, families, taken, pieces, whole + tail, relaxation)
     step = step_forecast(shares, job.software, plan, cluster, name=name, interval_s=interval)
     taken = _with_waits(taken, step.phases)
     told = work.notes
@@ -207,9 +207,9 @@ def _interval(
     predictor: Predictor,
     machine: Machine,
     job: Job,
-    found: Mapping[str, Mapping[str, Any]],
+    families: Mapping[str, Mapping[str, Any]],
     rows: dict[str, np.ndarray],
-    own: Seconds,
+    pieces: Seconds,
     step: float,
     relaxation: Relaxation,
 ) -> tuple[tuple[float, float] | None, list[str]]:
@@ -229,28 +229,31 @@ def _interval(
     if labels is not None and job.plan.layout.gpus == 1 and np.all(in_labels(intervals.intervals, rows["network"])):
         kernels_s = float(np.sum(rows["seconds"] * rows["count"], dtype=np.float64))
         return (labels[0] / kernels_s * step, labels[1] / kernels_s * step), warnings
-    ends = (seconds_of_job(predictor, machine, job, run=_kernels_as(job, found, side)) for side in (0, 1))
+    ends = (seconds_of_job(predictor, machine, job, run=_kernels_as(job, families, side)) for side in (0, 1))
     low, high = map(total, ends)
-    return step_interval(step, (low, high), float(expert_share(own))), warnings
+    return step_interval(step, (low, high), float(expert_share(pieces))), warnings
 
 
-def _kernels_as(job: Job, found: Mapping[str, Mapping[str, Any]], side: int | None = None) -> Run:
-    """What `step.seconds_of_job` runs, with the kernels of the job as they were found.
+def _kernels_as(job: Job, families: Mapping[str, Mapping[str, Any]], side: int | None = None) -> Run:
+    """A run for `step.seconds_of_job`, with the kernels of the job as they were found.
 
     Args:
       side: of the intervals all kernels and messages are at, 0 = low, 1 = high; None = as forecast.
     """
     run = once if side is None else once_at(side)
 
-    def known(using: Predictor, where: Machine, kernels: KernelTable) -> Mapping[str, Any]:
+    def recall(using: Predictor, where: Machine, kernels: KernelTable) -> Mapping[str, Any]:
         if kernels is not job.kernels:
             return run(using, where, kernels)
         if side is None:
-            return {name: each["seconds"] for name, each in found.items()}
-        bounds = {name: np.asarray(each[("log_low", "log_high")[side]]) for name, each in found.items()}
-        return {name: np.asarray(each["seconds"]) * np.exp(np.nan_to_num(bounds[name])) for name, each in found.items()}
+            return {name: columns["seconds"] for name, columns in families.items()}
+        bounds = {name: np.asarray(columns[("log_low", "log_high")[side]]) for name, columns in families.items()}
+        return {
+            name: np.asarray(columns["seconds"]) * np.exp(np.nan_to_num(bounds[name]))
+            for name, columns in families.items()
+        }
 
-    return known
+    return recall
 
 
 @dataclass(frozen=True)
@@ -269,7 +272,7 @@ class Shares:
     busiest: int = 0
 
 
-def busiest_rank(job: Job, own: Seconds, rest: float) -> tuple[dict[str, float], int]:
+def busiest_rank(job: Job, pieces: Seconds, rest: float) -> tuple[dict[str, float], int]:
     """Seconds of the busiest rank by phase, messages left out, and which rank it is: of the first, inner and last one.
 
     Args:
@@ -277,7 +280,7 @@ def busiest_rank(job: Job, own: Seconds, rest: float) -> tuple[dict[str, float],
     """
     plan, step = job.plan, float(np.asarray(job.software.step_s))
     read = facts(plan)
-    durations = np.asarray(durations_of(own, job.software, read)[0], np.float64)
+    durations = np.asarray(durations_of(pieces, job.software, read)[0], np.float64)
     of_rank = np.asarray(read.chunks, np.float64) @ durations * plan.micro_batches
     busiest = int(np.argmax(of_rank.sum(axis=1)))
     forward, backward, weight = of_rank[busiest].tolist()
@@ -293,23 +296,26 @@ def rank_rows(job: Job, busiest: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     """
     counts = step_counts(job, np.asarray(facts(job.plan).chunks)[busiest])
     count = np.stack(
-        [in_row_order(job.kernels, {name: each[:, work] for name, each in counts.items()}) for work in range(len(WORK))]
+        [
+            in_row_order(job.kernels, {name: launches[:, work] for name, launches in counts.items()})
+            for work in range(len(WORK))
+        ]
     ).T
     place, work = np.nonzero(count)
     return place, work, count[place, work]
 
 
 def _in_step(
-    job: Job, gpu: GPU, found: Mapping[str, Mapping[str, Any]], rows: Mapping[str, np.ndarray], busiest: int
+    job: Job, gpu: GPU, families: Mapping[str, Mapping[str, Any]], rows: Mapping[str, np.ndarray], busiest: int
 ) -> dict[str, np.ndarray]:
     """Rows of a rank's kernels as they run in a step: one for each kernel and phase it runs in.
 
     Args:
-      found: as `forecast.explained`; rows: of the kernels, each by itself (`forecast.columns_of`).
+      families: as `forecast.explained`; rows: of the kernels, each by itself (`forecast.columns_of`).
     """
     slower = {}
-    for name, each in found.items():
-        batch, seconds = job.kernels.families[name], jnp.asarray(each["seconds"])
+    for name, columns in families.items():
+        batch, seconds = job.kernels.families[name], jnp.asarray(columns["seconds"])
         in_step = step_seconds(gpu, name, batch, seconds, job.software, job.plan.attention)
         slower[name] = np.asarray(in_step) / np.maximum(np.asarray(seconds), 1e-30)
     place, work, count = rank_rows(job, busiest)
@@ -326,8 +332,8 @@ def _with_waits(rows: dict[str, np.ndarray], phases: Mapping[str, float]) -> dic
     phase = np.where(phase == "recomputed", "backward", phase)  # both are of the backward pass
     longer = np.ones(len(cost))
     for name, seconds in phases.items():
-        own = phase == name
-        longer[own] = seconds / max(float(cost[own].sum()), 1e-30)
+        mask = phase == name
+        longer[mask] = seconds / max(float(cost[mask].sum()), 1e-30)
     bound = np.where(longer > LAUNCH_BOUND, "launch", rows["bound"]).astype(object)
     return {**rows, **{name: rows[name] * longer for name in ("seconds", *BOUND_COLUMNS)}, "bound": bound}
 
@@ -366,7 +372,8 @@ def step_forecast(
         workload=plan_dict(plan),
         parts=dict(zip(PARTS, (compute, bubble, exposed, fixed), strict=True)),
         phases={
-            each: seconds / max(sum(shares.phases.values()), 1e-30) * compute for each, seconds in shares.phases.items()
+            phase: seconds / max(sum(shares.phases.values()), 1e-30) * compute
+            for phase, seconds in shares.phases.items()
         },
         memory=plan.memory,
         mem_bytes=mem_bytes,
@@ -382,8 +389,10 @@ def step_forecast(
 
 @one_shot
 def _log_bounds(predictor: Predictor, gpu: GPU, kernels: KernelTable) -> dict[str, list[Any]]:
-    found = {name: kernel_interval(predictor, FAMILIES[name], gpu, batch) for name, batch in kernels.families.items()}
-    return {name: [each.log_low, each.log_high] for name, each in found.items()}
+    intervals = {
+        name: kernel_interval(predictor, FAMILIES[name], gpu, batch) for name, batch in kernels.families.items()
+    }
+    return {name: [interval.log_low, interval.log_high] for name, interval in intervals.items()}
 
 
 def once_at(side: int) -> Callable[..., dict[str, np.ndarray]]:
@@ -392,7 +401,9 @@ def once_at(side: int) -> Callable[..., dict[str, np.ndarray]]:
     def run(predictor: Predictor, machine: Machine, kernels: KernelTable) -> dict[str, np.ndarray]:
         bounds = _log_bounds(predictor, on_device(gpu_of(machine)), kernels)
         seconds = once(predictor, machine, kernels)
-        return {name: each * np.exp(np.nan_to_num(np.asarray(bounds[name][side]))) for name, each in seconds.items()}
+        return {
+            name: family_s * np.exp(np.nan_to_num(np.asarray(bounds[name][side]))) for name, family_s in seconds.items()
+        }
 
     return run
 
@@ -402,9 +413,9 @@ def carries_intervals(predictor: Predictor) -> bool:
     return getattr(predictor, "intervals", None) is not None
 
 
-def expert_share(own: Seconds) -> np.ndarray:
+def expert_share(pieces: Seconds) -> np.ndarray:
     """Share of the kernels' time that is in experts, of passes of one stage of each kind, [...]."""
-    of_class = np.asarray(own.kernels)[..., :-1].sum(axis=(-2, -1))
+    of_class = np.asarray(pieces.kernels)[..., :-1].sum(axis=(-2, -1))
     experts, work = of_class[..., list(EXPERTS)].sum(axis=-1), np.delete(of_class, PLAIN, axis=-1).sum(axis=-1)
     share: np.ndarray = experts / np.maximum(work, 1e-30)
     return share

@@ -1,4 +1,4 @@
-"""What people see of records and results: tables when printed and in notebooks, one line as `repr`."""
+"""Records and results as people see them: tables when printed and in notebooks, one line as `repr`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Printed:
         return f"<{type(self).__name__}: {self._line()}>"
 
     def _line(self) -> str:
-        """What the `repr` says: the head of the table."""
+        """Text of the `repr`: the head of the table."""
         return next((line.strip() for line in str(self).splitlines() if line.strip()), "empty")
 
     def _repr_html_(self) -> str:
@@ -80,8 +80,8 @@ class Record(Printed):
     kind: ClassVar[str] = "record"
 
     def figures(self) -> dict[str, Any]:
-        """What the table shows, by name: all fields, unless a record has fewer to say."""
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        """Figures that the table shows, by name: all fields, unless a record has fewer to say."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def slopes(self) -> bool:
         """Whether it holds what a gradient gives, a number per unit of each figure: its table then has no units."""
@@ -92,12 +92,12 @@ class Record(Printed):
         return ""
 
     def __repr__(self) -> str:
-        said = []
-        for each in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
-            if not same(value, each.default):
-                said.append(f"{each.name}={short(value)}")
-        call = f"{type(self).__name__}({', '.join(said)})"
+        arguments = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if not same(value, field.default):
+                arguments.append(f"{field.name}={short(value)}")
+        call = f"{type(self).__name__}({', '.join(arguments)})"
         summary = self.summary() if len(call) > LINE else ""
         return f"<{type(self).__name__}: {summary}>" if summary else call
 
@@ -120,9 +120,9 @@ def cell(name: str, value: Any) -> str:
         flat = np.asarray(value, float).ravel()
         return f"{figure_text(name, flat.min())} to {figure_text(name, flat.max())} ({flat.size:,} values)"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {cell(str(key), each)}" for key, each in value.items()) or "-"
-    if isinstance(value, tuple | list) and not any(isinstance(each, Record) for each in value):
-        return ", ".join(cell("", each) for each in value) or "-"
+        return ", ".join(f"{key} {cell(str(key), entry)}" for key, entry in value.items()) or "-"
+    if isinstance(value, tuple | list) and not any(isinstance(entry, Record) for entry in value):
+        return ", ".join(cell("", entry) for entry in value) or "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else value if isinstance(value, str) else short(value)
@@ -169,7 +169,7 @@ class Result(Printed):
     """
 
     def values(self) -> dict[str, Any]:
-        """What `to_dict` holds after the schema."""
+        """Content of `to_dict` after the schema."""
         raise NotImplementedError
 
     def _fields(self, *names: str) -> dict[str, Any]:
@@ -216,9 +216,9 @@ def plain(value: Any, path: str = "", lost: dict[str, None] | None = None) -> An
     if dataclasses.is_dataclass(value):
         value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(each, f"{path}.{key}" if path else str(key), lost) for key, each in value.items()}
+        return {str(key): plain(entry, f"{path}.{key}" if path else str(key), lost) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each, f"{path}[]", lost) for each in value]
+        return [plain(entry, f"{path}[]", lost) for entry in value]
     value = value.item() if isinstance(value, np.generic) else value
     if lost is not None and isinstance(value, float) and not math.isfinite(value):
         lost[path] = None

@@ -69,7 +69,7 @@ CLUSTER_ROWS: dict[str, tuple[str, ...]] = {
 
 
 def rows_of(machine: Machine) -> dict[str, tuple[str, ...]]:
-    """What a machine has elasticities for."""
+    """Rows of figures that a machine has elasticities for."""
     return CLUSTER_ROWS if isinstance(machine, Cluster) else ROWS
 
 
@@ -112,7 +112,7 @@ class Sensitivity(Result):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Of slopes that disagree with their secants, and of the forecast."""
+        """Notes of slopes that disagree with their secants, and of the forecast."""
         return (*disagreement_notes(self.disagreements, self.relaxation), *self.forecast.notes)
 
     @property
@@ -140,12 +140,12 @@ class Sensitivity(Result):
 
         The elasticity of a sum is the mean of elasticities, weighted with time.
         """
-        labels, found = self.forecast.columns[column].astype(str), {}
+        labels, groups = self.forecast.columns[column].astype(str), {}
         for label in self.forecast.seconds_by(column):
             weights = np.where(labels == label, self.weights, 0.0)
             weights = weights / (weights.sum() or 1.0)
-            found[label] = {name: float(values @ weights) for name, values in self.elasticities.items()}
-        return found
+            groups[label] = {name: float(values @ weights) for name, values in self.elasticities.items()}
+        return groups
 
     def to_frame(self) -> pd.DataFrame:
         """The forecast's table with a column `d_FIELD` for every name of `rows_of`."""
@@ -188,12 +188,12 @@ def disagreement_notes(pairs: Mapping[str, tuple[float, float]], relaxation: flo
     kink = f"{near}: another limit takes over within ±{SECANT:.0%}, and a slope sees one side of the bend"
     notes = []
     for verdict, of_sms in ((waves, True), (kink, False)):
-        listed = [
+        cases = [
             f"{name} (slope {slope:+.3f}, difference {secant:+.3f})"
             for name, (slope, secant) in pairs.items()
             if name.startswith("num_sms") is of_sms
         ]
-        notes += [f"{', '.join(listed)}: {verdict}"] if listed else []
+        notes += [f"{', '.join(cases)}: {verdict}"] if cases else []
     return notes
 
 
@@ -213,7 +213,7 @@ def elasticities(
     """
     seconds, slopes = by_figure(predictor, machine, kernels, isolated, relaxation)
     return seconds, {
-        row: {name: sum(exponent(row, each) * slopes[name][each] for each in fields) for name in seconds}
+        row: {name: sum(exponent(row, figure) * slopes[name][figure] for figure in fields) for name in seconds}
         for row, fields in rows_of(machine).items()
     }
 
@@ -233,8 +233,10 @@ def by_figure(
 
 def _figures(machine: Machine) -> dict[str, Any]:
     """Figures of a machine's GPU, and of a cluster's topology, whose links take the place of the GPU's."""
-    own = {name: getattr(gpu_of(machine), name) for name in FIELDS}
-    return own | ({name: getattr(machine.topology, name) for name in TOPOLOGY} if isinstance(machine, Cluster) else {})
+    figures = {name: getattr(gpu_of(machine), name) for name in FIELDS}
+    return figures | (
+        {name: getattr(machine.topology, name) for name in TOPOLOGY} if isinstance(machine, Cluster) else {}
+    )
 
 
 @one_shot
@@ -247,10 +249,10 @@ def _elasticities(predictor: Predictor, machine: Machine, kernels: KernelTable, 
             return kernel_latency(predictor, machine, part, isolated=isolated, relaxation=relaxation)[name]
 
         # With a machine of its own for every kernel, one pass backwards has all derivatives of all kernels.
-        own = jax.tree.map(lambda figure, rows=batch.row.shape: jnp.broadcast_to(figure, rows), machine)
-        value[name], backwards = jax.vjp(seconds, own)
+        machines = jax.tree.map(lambda figure, rows=batch.row.shape: jnp.broadcast_to(figure, rows), machine)
+        value[name], backwards = jax.vjp(seconds, machines)
         (slope,) = backwards(1.0 / value[name])
-        slopes[name] = {figure: each * _figures(own)[figure] for figure, each in _figures(slope).items()}
+        slopes[name] = {figure: gradient * _figures(machines)[figure] for figure, gradient in _figures(slope).items()}
     return value, slopes
 
 
@@ -261,7 +263,7 @@ def secants_of(machine: Machine, total: Callable[[Machine], float]) -> dict[str,
     def log_total(row: str, change: float) -> float:
         fields = rows_of(machine)[row]
         changed = {name: figures[name] * math.exp(exponent(row, name) * change) for name in fields}
-        moved: Machine = gpu_of(machine).replace(**{name: each for name, each in changed.items() if name in FIELDS})
+        moved: Machine = gpu_of(machine).replace(**{name: value for name, value in changed.items() if name in FIELDS})
         if isinstance(machine, Cluster):
             links = {name: value for name, value in changed.items() if name in TOPOLOGY}
             moved = machine.replace(gpu=moved, topology=machine.topology.replace(**links))
@@ -294,16 +296,16 @@ def sensitivity(
     work = graph.kernels if isinstance(graph, Graph) else graph
     if is_limited(gpu):
         held, gpu = gpu, at_clock(gpu, float(settled(predictor, gpu, work).clock))
-        found = _sensitivity(predictor, gpu, graph, forecast, relaxation, secants)
-        return _with_limits(found, predictor, held, work)
+        result = _sensitivity(predictor, gpu, graph, forecast, relaxation, secants)
+        return _with_limits(result, predictor, held, work)
     return _sensitivity(predictor, gpu, graph, forecast, relaxation, secants)
 
 
-def _with_limits(found: Sensitivity, predictor: Predictor, gpu: Machine, work: KernelTable | Job) -> Sensitivity:
+def _with_limits(result: Sensitivity, predictor: Predictor, gpu: Machine, work: KernelTable | Job) -> Sensitivity:
     """Elasticities at the clock that a board settles at, with those to its cap and its lock."""
     slopes = gpu_of(jax.grad(latency, argnums=1)(predictor, on_device(gpu), work))
     rows = {
-        name: float(np.asarray(getattr(slopes, name)) * np.asarray(value)) / found.total_s
+        name: float(np.asarray(getattr(slopes, name)) * np.asarray(value)) / result.total_s
         for name, value in gpu_of(gpu).limits().items()
     }
 
@@ -314,14 +316,14 @@ def _with_limits(found: Sensitivity, predictor: Predictor, gpu: Machine, work: K
         return math.log(float(latency(predictor, machine, work)))
 
     exact = {}
-    if found.secants:
+    if result.secants:
         exact = {name: (log_seconds(name, SECANT) - log_seconds(name, -SECANT)) / (2.0 * SECANT) for name in rows}
-    none = dict.fromkeys(rows, np.zeros(len(found.weights)))
+    none = dict.fromkeys(rows, np.zeros(len(result.weights)))
     return replace(
-        found,
-        elasticities={**found.elasticities, **none},
-        others={**found.others, **rows},
-        secants={**found.secants, **exact},
+        result,
+        elasticities={**result.elasticities, **none},
+        others={**result.others, **rows},
+        secants={**result.secants, **exact},
     )
 
 
@@ -348,7 +350,7 @@ def _sensitivity(
 
 
 def _rows(table: KernelTable, values: Mapping[str, Array]) -> np.ndarray:
-    return in_row_order(table, {name: np.asarray(each, np.float64) for name, each in values.items()})
+    return in_row_order(table, {name: np.asarray(column, np.float64) for name, column in values.items()})
 
 
 # Sensitivity: the slope of a step by its kernels and messages, times theirs by the figures of the machine.
@@ -375,21 +377,21 @@ def step_sensitivity(
         calls.append(by_figure(using, where, kernels, False, relaxation))
         return calls[-1][0]
 
-    own = seconds_of_job(predictor, machine, job, run=noted)
+    pieces = seconds_of_job(predictor, machine, job, run=noted)
     value, kernels, numbers, plain = _slopes(job, machine, predictor, [seconds for seconds, _ in calls], relaxation)
     seconds, slopes = calls[0]
-    place, _, count = rank_rows(job, busiest_rank(job, silent(own), 0.0)[1])
-    cost = in_row_order(job.kernels, {name: np.asarray(each) for name, each in seconds.items()})[place] * count
+    place, _, count = rank_rows(job, busiest_rank(job, silent(pieces), 0.0)[1])
+    cost = in_row_order(job.kernels, {name: np.asarray(family_s) for name, family_s in seconds.items()})[place] * count
     of_kernel = np.bincount(place, cost, job.kernels.num_rows)[place]
-    share = in_row_order(job.kernels, {name: np.asarray(each) for name, each in kernels[0].items()})[place]
+    share = in_row_order(job.kernels, {name: np.asarray(gradient) for name, gradient in kernels[0].items()})[place]
     rows, others = rows_of(machine), dict.fromkeys(rows_of(machine), 0.0)
-    listed = {family: np.isin(np.asarray(job.kernels.families[family].row), place) for family in seconds}
+    masks = {family: np.isin(np.asarray(job.kernels.families[family].row), place) for family in seconds}
     # Messages, and kernels that only ranks launch which wait for others, are no rows of the forecast.
-    for (_, found), weights in zip(calls, kernels, strict=True):
+    for (_, derivatives), weights in zip(calls, kernels, strict=True):
         for family, weight in weights.items():
-            weight = np.where(listed[family], 0.0, weight) if found is slopes else weight
+            weight = np.where(masks[family], 0.0, weight) if derivatives is slopes else weight
             for row, fields in rows.items():
-                of_row = sum(exponent(row, name) * np.asarray(found[family].get(name, 0.0)) for name in fields)
+                of_row = sum(exponent(row, name) * np.asarray(derivatives[family].get(name, 0.0)) for name in fields)
                 others[row] += float(np.where(weight != 0.0, of_row, 0.0) @ weight) / value
     for row, fields in rows.items():
         others[row] -= plain / value * (peak_field("fp32") in fields)
@@ -403,7 +405,7 @@ def step_sensitivity(
         relaxation=float(relaxation),
         secants=secants_of(machine, functools.partial(_exact, predictor, job)) if secants else {},
         others=others,
-        host=sum(float(getattr(numbers, each)) * float(np.asarray(getattr(job.software, each))) for each in _HOST)
+        host=sum(float(getattr(numbers, number)) * float(np.asarray(getattr(job.software, number))) for number in _HOST)
         / value,
     )
 
@@ -412,11 +414,11 @@ def _row(
     table: KernelTable, slopes: Mapping[str, Mapping[str, Any]], row: str, fields: Sequence[str]
 ) -> Float[np.ndarray, " kernel"]:
     """Elasticities of kernels for one of `rows_of`, from those by family and figure."""
-    each = {
+    sums = {
         family: sum(exponent(row, name) * np.asarray(of[name], np.float64) for name in fields if name in of)
         for family, of in slopes.items()
     }
-    of_family = {name: each[name] + np.zeros(len(table.families[name].row)) for name in each}
+    of_family = {name: sums[name] + np.zeros(len(table.families[name].row)) for name in sums}
     return in_row_order(table, of_family)
 
 
@@ -429,17 +431,17 @@ def _slopes(
     def total(scales: list[dict[str, Array]], software: Software, plain: Array) -> Array:
         left = iter(zip(called, scales, strict=True))
 
-        def scaled(*asked: Any) -> dict[str, Array]:
+        def scaled(*arguments: Any) -> dict[str, Array]:
             seconds, scale = next(left)
-            return {family: jnp.asarray(each) * scale[family] for family, each in seconds.items()}
+            return {family: jnp.asarray(family_s) * scale[family] for family, family_s in seconds.items()}
 
-        own = seconds_of_job(predictor, machine, job, run=scaled)
-        own = replace(own, kernels=own.kernels.at[PLAIN].multiply(plain))
-        pipeline, tail, _ = compose(own, software, job.plan, relaxation)
+        pieces = seconds_of_job(predictor, machine, job, run=scaled)
+        pieces = replace(pieces, kernels=pieces.kernels.at[PLAIN].multiply(plain))
+        pipeline, tail, _ = compose(pieces, software, job.plan, relaxation)
         return pipeline + tail
 
-    ones = [{family: jnp.ones(len(each)) for family, each in seconds.items()} for seconds in called]
-    software = jax.tree.map(lambda each: jnp.asarray(each, float), job.software)
+    ones = [{family: jnp.ones(len(family_s)) for family, family_s in seconds.items()} for seconds in called]
+    software = jax.tree.map(lambda number: jnp.asarray(number, float), job.software)
     value, (kernels, numbers, plain) = jax.value_and_grad(total, argnums=(0, 1, 2))(ones, software, jnp.ones(()))
     return float(value), jax.tree.map(np.asarray, kernels), numbers, float(plain)
 
@@ -450,7 +452,7 @@ def _exact(predictor: Predictor, job: Job, machine: Machine) -> float:
     def run(using: Predictor, where: Machine, kernels: KernelTable) -> Mapping[str, Any]:
         if kernels is not job.kernels:
             return once(using, where, kernels)
-        return {name: each["seconds"] for name, each in explained(using, where, kernels).items()}
+        return {name: columns["seconds"] for name, columns in explained(using, where, kernels).items()}
 
     pipeline, tail, _ = compose(seconds_of_job(predictor, machine, job, run=run), job.software, job.plan)
     return float(pipeline + tail)

@@ -44,7 +44,7 @@ Yaml.add_implicit_resolver(
 
 @cache
 def table(package: str, name: str) -> dict[str, Any]:
-    """What `name.yaml` of a package below `neusight_jax` (such as "datasets") holds; not to be changed."""
+    """Content of `name.yaml` of a package below `neusight_jax` (such as "datasets"); not to be changed."""
     text = resources.files(f"neusight_jax.{package}").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     content: dict[str, Any] = yaml.load(text, Loader=Yaml)
     return content
@@ -91,7 +91,7 @@ def read_text(path: Path, expected: str, most_bytes: int = MOST_BYTES) -> str:
 
 
 def read_content(path: Path, expected: str) -> Any:
-    """What a user's file says: JSON by its suffix, else YAML.
+    """Content of a user's file: JSON by its suffix, else YAML.
 
     Raises: `InputError` for bad syntax, a key given twice, aliases, or values nested deeper than `MOST_NESTED`.
     """

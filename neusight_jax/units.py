@@ -121,11 +121,11 @@ _ENDINGS |= {"dollars": "$", "num_sms": "", "_joule_per_flop": "J"}
 
 def quantity(text: str) -> tuple[float, str] | None:
     """A number with a unit in base units, and the base unit: `16MiB` is (16777216.0, "B"); None if it is none."""
-    found = _NUMBER.fullmatch(text.strip())
-    if found is None or found[2] not in _UNIT_OF:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2] not in _UNIT_OF:
         return None
-    scale, base = _UNIT_OF[found[2]]
-    return float(found[1].replace(",", "")) * scale, base
+    scale, base = _UNIT_OF[match[2]]
+    return float(match[1].replace(",", "")) * scale, base
 
 
 def base_unit(name: str) -> str:

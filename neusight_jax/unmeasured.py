@@ -29,11 +29,11 @@ def unmeasured_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[st
     """Notes of time that nothing like it was measured for: unmodelled operators, and weights widened by the kernel."""
     notes, shares = [], unmodelled_shares(graph, columns)
     if shares:
-        listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        operators = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         opened = ", and the interval is open upwards" if np.any(columns["unmeasured"] > 0.0) else ""
         notes.append(
             "not modelled, charged as memory traffic (inputs and outputs once) and by the FLOP that a textbook counts: "
-            f"{listed} of the time; that is the least they take{opened}"
+            f"{operators} of the time; that is the least they take{opened}"
         )
     notes += _modelled_notes(graph, columns)
     widths = {

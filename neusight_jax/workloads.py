@@ -114,8 +114,8 @@ def _lengths(value: int | Sequence[int]) -> str:
     """Lengths of requests, many of them by their range."""
     if isinstance(value, int):
         return str(value)
-    listed = ", ".join(map(str, value))
-    return listed if len(value) <= _SHOWN else f"{min(value)} to {max(value)}, {sum(value)} in all"
+    lengths = ", ".join(map(str, value))
+    return lengths if len(value) <= _SHOWN else f"{min(value)} to {max(value)}, {sum(value)} in all"
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,9 @@ def workload(work: Graph | Job, weight: float = 1.0, name: str = "") -> Workload
 
 
 def _described(plan: Plan) -> Graph:
-    """What a job is of, as a graph without nodes."""
-    known = ("model", "mode", "dtype")
-    options = {key: value for key, value in plan_dict(plan).items() if key not in known}
+    """The workload of a job, as a graph without nodes."""
+    fields = ("model", "mode", "dtype")
+    options = {key: value for key, value in plan_dict(plan).items() if key not in fields}
     return Graph(
         plan.model,
         (),

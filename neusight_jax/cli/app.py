@@ -44,7 +44,7 @@ _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 
 class _Ended(Exception):
-    """What ended a command, its cause, out of sight of typer's own handling."""
+    """The end of a command, by its cause, out of sight of typer's own handling."""
 
 
 class _Commands(Commands):
@@ -140,7 +140,9 @@ def _program() -> Any:
 def _spread(arguments: Sequence[str]) -> list[str]:
     """`--option A B` as `--option A --option B`, for the options of a command that take several values."""
     command = _program().commands.get(arguments[0] if arguments else "")
-    lists = [name for each in getattr(command, "params", ()) if getattr(each, "multiple", False) for name in each.opts]
+    lists = [
+        name for param in getattr(command, "params", ()) if getattr(param, "multiple", False) for name in param.opts
+    ]
     out: list[str] = []
     option = ""
     for argument in arguments:

@@ -51,7 +51,7 @@ def compare(
     from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 
     plan = bill.plan()
-    listed = read_prices(prices) if prices is not None else None
+    price_list = read_prices(prices) if prices is not None else None
     names = [load_named_gpu(name)[0] for name in gpu]
     if job.cluster is not None:
         raise InputError("--cluster is of one machine; name several with --gpu, and how many with --gpus")
@@ -60,15 +60,15 @@ def compare(
     card = load_card(checkpoint)
     notes = {name: plain_notes(card, checkpoint, name, work) for name in names}
     with busy("comparing"):
-        found = compare_gpus(
+        ranking = compare_gpus(
             load_predictor(checkpoint),
             gpu,
             work,
-            prices=listed,
+            prices=price_list,
             by=by,
             notes=notes,
             limits=limit_figures(limits),
             electricity=plan,
         )
-    plot_to(plot, found)
-    answer(found, as_json, report, checkpoint=checkpoint)
+    plot_to(plot, ranking)
+    answer(ranking, as_json, report, checkpoint=checkpoint)

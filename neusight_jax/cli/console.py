@@ -37,16 +37,16 @@ def show(renderable: RenderableType) -> None:
 
 
 def answer(
-    result: Result, as_json: bool, report: Path | None = None, about: Mapping[str, Any] | None = None, **asked: Any
+    result: Result, as_json: bool, report: Path | None = None, about: Mapping[str, Any] | None = None, **request: Any
 ) -> None:
     """Print a result to stdout: as JSON after what was asked for, or as a table.
 
     Args:
       report: also written as a page there; about: what its function of `reports` takes beside the result.
     """
-    report_to(report, result, checkpoint=asked.get("checkpoint"), **(about or {}))
+    report_to(report, result, checkpoint=request.get("checkpoint"), **(about or {}))
     if as_json:
-        show_json(result.to_dict(), **asked)
+        show_json(result.to_dict(), **request)
     else:
         show(result)
 
@@ -71,11 +71,11 @@ def plot_to(path: Path | None, result: Result, *plots: Plot) -> None:
     remark(f"wrote {path}")
 
 
-def show_json(result: Mapping[str, Any], **asked: Any) -> None:
+def show_json(result: Mapping[str, Any], **request: Any) -> None:
     """Print a result as JSON, and nothing else, to stdout: its schema, what was asked for, then the rest."""
     from neusight_jax.records import json_text
 
-    typer.echo(json_text({"schema": result["schema"], **asked, **result}))
+    typer.echo(json_text({"schema": result["schema"], **request, **result}))
 
 
 def remark(line: str) -> None:

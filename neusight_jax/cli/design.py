@@ -92,32 +92,32 @@ def design(
     served = gpu_of(_base(base, fixed or (), ())[1]) if serving.slo else None
     loads = [_load(text, load, serving, served, job) for text in models]
     name, machine = _base(base, fixed or (), loads if served is None else ())
-    ask, named = _asking(machine, name, ranges, loads, checkpoint)
+    ask, header = _asking(machine, name, ranges, loads, checkpoint)
     if target is not None:
         if len(ranges) != 1 or len(models) != 1 or budgets or serving.slo:
             raise InputError("--target answers for one model, one --free field, no --budget and no --slo")
         target_s = numbers("--target", target, [target], "latency_s")[0]
-        _show_target(_target(ask(), target_s), named, as_json)
+        _show_target(_target(ask(), target_s), header, as_json)
         return
     metric, limits = _front(pareto, budgets)
     model = read_costs(costs, machine) if costs is not None else None
     settings = Settings(starts=starts, steps=steps, rounds=rounds)
     search = Search(ask(objective=objective, budgets=budgets, costs=model), settings)
     with busy("searching"):
-        found = answer(search, search.run(seed), seed)
+        best = answer(search, search.run(seed), seed)
         front = front_of(search, metric, limits, seed) if metric else []
     if metric and not front:
-        found = replace(found, notes=(*found.notes, infeasible_note(metric, limits)))
-    content = {**found.to_dict(), "objective": objective, **_pareto_content(found, front, metric)}
-    about = {**named, "front": front, "metric": metric}
-    report_to(report, found, **about)
-    _publish(found, content, named, about, output, as_json)
+        best = replace(best, notes=(*best.notes, infeasible_note(metric, limits)))
+    content = {**best.to_dict(), "objective": objective, **_pareto_content(best, front, metric)}
+    about = {**header, "front": front, "metric": metric}
+    report_to(report, best, **about)
+    _publish(best, content, header, about, output, as_json)
 
 
 def _publish(
-    found: Design,
+    best: Design,
     content: dict[str, Any],
-    named: dict[str, Any],
+    header: dict[str, Any],
     about: dict[str, Any],
     output: Path | None,
     as_json: bool,
@@ -126,23 +126,23 @@ def _publish(
     from neusight_jax.reports.design import front_table
 
     if output is not None:
-        _write(output, {"schema": content["schema"], **named, **content}, found, about)
+        _write(output, {"schema": content["schema"], **header, **content}, best, about)
         remark(f"wrote {output}/design.json and {output}/report.html")
     if as_json:
-        show_json(content, **named)
+        show_json(content, **header)
         return
-    show(found)
+    show(best)
     if about["front"]:
-        show(front_table(about["front"], about["metric"], found.notes))
+        show(front_table(about["front"], about["metric"], best.notes))
 
 
-def _pareto_content(found: Design, front: list[Design], metric: str) -> dict[str, Any]:
+def _pareto_content(best: Design, front: list[Design], metric: str) -> dict[str, Any]:
     from neusight_jax.reports.design import front_notes
 
     if not metric:
         return {}
-    designs = [each.to_dict() for each in front]
-    notes = list(dict.fromkeys((*found.to_dict()["notes"], *front_notes(front))))
+    designs = [point.to_dict() for point in front]
+    notes = list(dict.fromkeys((*best.to_dict()["notes"], *front_notes(front))))
     return {"notes": notes, "pareto": {"metric": metric, "designs": designs}}
 
 
@@ -154,14 +154,14 @@ def _asking(
     from neusight_jax.designs.answers import problem
     from neusight_jax.model.checkpoint import card_notes, default_checkpoint, load_card, load_predictor
 
-    usual = max("tensorcore" if each.service else default_checkpoint(_kernels(each)) for each in loads)
+    usual = max("tensorcore" if load.service else default_checkpoint(_kernels(load)) for load in loads)
     checkpoint = checkpoint or usual
     card = load_card(checkpoint)
     notes = [
         note
-        for each in loads
+        for load in loads
         for note in (
-            forecast_notes(card, checkpoint, name, each.graph) if each.graph.nodes else card_notes(card, checkpoint)
+            forecast_notes(card, checkpoint, name, load.graph) if load.graph.nodes else card_notes(card, checkpoint)
         )
     ]
     notes = [note.replace("this GPU", "the base") for note in notes]
@@ -173,15 +173,15 @@ def _kernels(load: Workload) -> KernelTable:
     return load.graph.kernels if load.graph.nodes else load.kernels
 
 
-def _target(asked: Problem, target_s: float) -> dict[str, Any]:
+def _target(problem: Problem, target_s: float) -> dict[str, Any]:
     """The least value of the one free field that meets a latency, with its workload and notes."""
     from neusight_jax.designs.answers import bound_notes, required, workload_notes
     from neusight_jax.records import schema
     from neusight_jax.workloads import workload_dict
 
-    wanted, load = asked.free[0], asked.workloads[0]
-    value = required(asked.predictor, asked.base, load, wanted, target_s)
-    notes = (*asked.notes, *bound_notes(asked.free, {wanted.field: value}), *workload_notes(asked))
+    wanted, load = problem.free[0], problem.workloads[0]
+    value = required(problem.predictor, problem.base, load, wanted, target_s)
+    notes = (*problem.notes, *bound_notes(problem.free, {wanted.field: value}), *workload_notes(problem))
     return {
         "schema": schema("requirement"),
         "field": wanted.field,
@@ -193,11 +193,11 @@ def _target(asked: Problem, target_s: float) -> dict[str, Any]:
     }
 
 
-def _show_target(content: dict[str, Any], named: dict[str, Any], as_json: bool) -> None:
+def _show_target(content: dict[str, Any], header: dict[str, Any], as_json: bool) -> None:
     from neusight_jax.units import with_unit
 
     if as_json:
-        show_json(content, **named)
+        show_json(content, **header)
         return
     field, value = content["field"], content["value"]
     typer.echo(
@@ -215,14 +215,14 @@ def _require_writable(output: Path) -> None:
     require_report(output / "report.html")
 
 
-def _write(output: Path, content: dict[str, Any], found: Design, about: dict[str, Any]) -> None:
+def _write(output: Path, content: dict[str, Any], best: Design, about: dict[str, Any]) -> None:
     from neusight_jax.files import atomic_folder
     from neusight_jax.records import json_text
     from neusight_jax.reports.page import write_report
 
     with atomic_folder(output) as place:
         (place / "design.json").write_text(json_text(content), encoding="utf-8")
-        write_report(place / "report.html", found, command=COMMAND.get(), **about)
+        write_report(place / "report.html", best, command=COMMAND.get(), **about)
 
 
 def _free(text: str) -> Range:
@@ -253,19 +253,19 @@ def _base(name: str, changes: Sequence[str], loads: Sequence[Workload]) -> tuple
     from neusight_jax.hardware.variant import check_field, require_field, vary_plainly
     from neusight_jax.workloads import num_gpus
 
-    occupied = {each.name: num_gpus(each.graph) for each in loads}
+    occupied = {load.name: num_gpus(load.graph) for load in loads}
     if len(set(occupied.values())) > 1:
-        listed = ", ".join(f"{load}: {gpus}" for load, gpus in occupied.items())
-        raise InputError(f"the models occupy different numbers of GPUs ({listed}); expected one number")
+        occupancy = ", ".join(f"{load}: {gpus}" for load, gpus in occupied.items())
+        raise InputError(f"the models occupy different numbers of GPUs ({occupancy}); expected one number")
     first = loads[0] if loads else None
     work = None if first is None else first.graph if first.graph.nodes else first.job or first.graph
-    found, machine = load_named_gpu(name) if work is None else machine_of(work, name, _ONE)
+    label, machine = load_named_gpu(name) if work is None else machine_of(work, name, _ONE)
     figures = {}
     for text in changes:
         field, value = split_assignment("--set", text)
         figures[field] = numbers("--set", text, [value], field)[0]
         check_field(require_field(field, machine), figures[field], "--set")
-    return found, vary_plainly(machine, figures) if figures else machine
+    return label, vary_plainly(machine, figures) if figures else machine
 
 
 def _load(
@@ -280,25 +280,25 @@ def _load(
     from neusight_jax.workloads import workload
 
     name, *rest = text.split(",")
-    given: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for part in rest:
         key, sign, value = part.partition("=")
         if sign:
-            given[key.strip()] = value.strip()
-        elif given and part.strip().isdigit():  # lengths of requests have commas between them too
-            given[list(given)[-1]] += f",{part.strip()}"
+            settings[key.strip()] = value.strip()
+        elif settings and part.strip().isdigit():  # lengths of requests have commas between them too
+            settings[list(settings)[-1]] += f",{part.strip()}"
         else:
             raise _no_workload(text, part)
-    chosen: dict[str, Any] = {key: _value(text, key, value) for key, value in given.items()}
+    chosen: dict[str, Any] = {key: _value(text, key, value) for key, value in settings.items()}
     weight, jobs = chosen.pop("weight", 1.0), {key: chosen.pop(key) for key in [*chosen] if key in _JOB}
-    own, layout = replace(load, **chosen), replace(job, **jobs)
+    options, layout = replace(load, **chosen), replace(job, **jobs)
     if served is not None:
         if layout.given():
             raise InputError(f"--slo is of one replica; leave {', '.join(option_names(layout.given()))} out")
-        return _service(name, own, serving, served, weight)
+        return _service(name, options, serving, served, weight)
     if serving.given():
         raise InputError(f"{', '.join(option_names(serving.given()))}: these go with --slo; give targets")
-    work = work_of(name, own, layout)
+    work = work_of(name, options, layout)
     return workload(work, weight)
 
 
@@ -310,14 +310,14 @@ def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, gpu: GPU
     from neusight_jax.designs.loads import service
     from neusight_jax.graph.traced.source_file import is_source
 
-    other = option_names(each for each in load.given() if each not in (*_LAYOUT, *_DTYPES))
+    other = option_names(field for field in load.given() if field not in (*_LAYOUT, *_DTYPES))
     if other or is_source(name):
-        said = ", ".join(other) or name
-        raise InputError(f"with --slo the engine decides what a step is, of a decoder; leave {said} out")
+        refused = ", ".join(other) or name
+        raise InputError(f"with --slo the engine decides what a step is, of a decoder; leave {refused} out")
     if serving.input_tokens is None or serving.output_tokens is None:
         raise InputError("--slo needs the lengths of requests; give --input-tokens and --output-tokens")
     targets = _targets(serving.slo or "")
-    layout = {each: getattr(load, each) for each in _LAYOUT}
+    layout = {field: getattr(load, field) for field in _LAYOUT}
     return service(
         name,
         gpu,
@@ -326,7 +326,7 @@ def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, gpu: GPU
         **targets,
         percentile=float(serving.percentile),
         price_per_hour=serving.gpu_price,
-        dtypes={each: getattr(load, each) for each in _DTYPES},
+        dtypes={field: getattr(load, field) for field in _DTYPES},
         **layout,
         weight=weight,
     )
@@ -336,19 +336,19 @@ def _targets(text: str) -> dict[str, Any]:
     """`ttft<=1s tpot<=50ms` as `ttft_s` and `tpot_s`, seconds."""
     from neusight_jax.cli.serve import _seconds
 
-    found: dict[str, float | None] = {}
+    targets: dict[str, float | None] = {}
     for part in re.sub(r"\s*<=\s*", "<=", text).replace(",", " ").split():
         name, _, value = part.partition("<=")
-        if name not in ("ttft", "tpot") or not value or f"{name}_s" in found:
+        if name not in ("ttft", "tpot") or not value or f"{name}_s" in targets:
             raise InputError(f"--slo {text!r}: expected ttft<=TIME, tpot<=TIME or both, e.g. 'ttft<=1s tpot<=50ms'")
-        found[f"{name}_s"] = _seconds(f"--slo {name}", value)
-    return found
+        targets[f"{name}_s"] = _seconds(f"--slo {name}", value)
+    return targets
 
 
-_JOB: tuple[str, ...] = tuple(each.name for each in fields(JobOptions) if each.name not in ("gpus", "cluster"))
+_JOB: tuple[str, ...] = tuple(field.name for field in fields(JobOptions) if field.name not in ("gpus", "cluster"))
 _FLAG: Callable[[str], Any] = {"true": True, "false": False}.__getitem__
 _KINDS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys((each.name for each in fields(WorkloadOptions)), str),
+    **dict.fromkeys((field.name for field in fields(WorkloadOptions)), str),
     **dict.fromkeys(("batch_size", "tensor_parallel", "expert_parallel", *_JOB), int),
     "weight": float,
     "fused": _FLAG,

@@ -55,8 +55,8 @@ def evaluate(
         evaluation = evaluate_checkpoint(measurements, checkpoint or "fp32", baselines=list(baseline or ()), **common)
     else:
         evaluation = _by_protocol(protocol, baseline or (), measurements, seeds=5 if seeds is None else seeds, **common)
-    named = {"checkpoint": None if protocol else checkpoint or "fp32"}
-    content = {"schema": schema("evaluation"), **named, "notes": [], **evaluation.to_dict()}
+    header = {"checkpoint": None if protocol else checkpoint or "fp32"}
+    content = {"schema": schema("evaluation"), **header, "notes": [], **evaluation.to_dict()}
     text = json_text(content) + "\n"
     if output is not None:
         with atomic_folder(output) as folder:
@@ -164,7 +164,7 @@ def _write_page(evaluations: list[Path], output: Path | None, note: str) -> None
         raise InputError(f"--output {output}: expected a Markdown file, e.g. docs/leaderboard.md")
     from neusight_jax.training.evaluation.leaderboard import read_leaderboard
 
-    found, beside = read_leaderboard(evaluations), output.with_suffix(".csv")
-    write_text_atomically(beside, found.scores.round(3).to_csv(index=False))
-    write_text_atomically(output, found.to_markdown(beside.name, note))
+    standings, beside = read_leaderboard(evaluations), output.with_suffix(".csv")
+    write_text_atomically(beside, standings.scores.round(3).to_csv(index=False))
+    write_text_atomically(output, standings.to_markdown(beside.name, note))
     remark(f"wrote {output} and {beside}")

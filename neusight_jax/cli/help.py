@@ -1,4 +1,4 @@
-"""How `--help` is laid out: commands and options in groups, an example below; and what a shell completes."""
+"""Layout of `--help`: commands and options in groups, an example below; and what a shell completes."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Command(TyperCommand):
         """Arguments, options of no group, then each group."""
         records: list[tuple[str, tuple[str, str]]] = []
         for param in self.get_params(ctx):
-            found = param.get_help_record(ctx)
+            entry = param.get_help_record(ctx)
             kind = "Arguments" if param.param_type_name == "argument" else "Options"
-            if found is not None:
-                records.append((getattr(param, "rich_help_panel", None) or kind, found))
+            if entry is not None:
+                records.append((getattr(param, "rich_help_panel", None) or kind, entry))
         order = list(dict.fromkeys(["Arguments", "Options", *(group for group, _ in records)]))
         _write(formatter, sorted(records, key=lambda record: order.index(record[0])))
 
@@ -75,9 +75,9 @@ class Commands(TyperGroup):
 
     def _order(self) -> Iterator[tuple[str, str]]:
         grouped = [(group, name) for group, names in GROUPS.items() for name in names if name in self.commands]
-        known = {name for _, name in grouped}
+        members = {name for _, name in grouped}
         yield from grouped
-        yield from (("Commands", name) for name in self.commands if name not in known)
+        yield from (("Commands", name) for name in self.commands if name not in members)
 
 
 def _write(formatter: Any, records: Iterable[tuple[str, tuple[str, str]]]) -> None:

@@ -67,7 +67,7 @@ def kept_as(words: Callable[[], str]) -> Iterator[None]:
 
 
 def line(number: int = signal.SIGINT) -> str:
-    """What a command says that this signal ended; removes what is half-written."""
+    """The line of a command that this signal ended; removes what is half-written."""
     global _kept
     abandon = getattr(sys.modules.get("neusight_jax.files"), "abandon", list)  # not loaded: nothing was written
     written: list[object] = abandon()
@@ -93,10 +93,10 @@ def _watch(heard: int) -> NoReturn:
         number = os.read(heard, 1)[0]
     try:
         time.sleep(_STILL_S)
-        said = line(number)
+        message = line(number)
         clear = "\n\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides the cursor
         if select.select([], [2], [], 0.5)[1]:  # a reader that waits does not keep the command
-            os.write(2, f"{clear}{said}\n".encode(errors="replace"))
+            os.write(2, f"{clear}{message}\n".encode(errors="replace"))
         _end_children()
         _drop_young_programs()
     finally:
@@ -113,16 +113,16 @@ def _forget() -> None:
 
 def _end_children() -> None:
     """Kill the processes this one has started, and theirs (Linux; elsewhere the terminal interrupts them too)."""
-    todo, found = [os.getpid()], []
+    todo, descendants = [os.getpid()], []
     while todo:
         try:
-            with open(f"/proc/{todo[0]}/task/{todo.pop(0)}/children", "rb") as listed:
-                own = [int(number) for number in listed.read().split()]
+            with open(f"/proc/{todo[0]}/task/{todo.pop(0)}/children", "rb") as listing:
+                children = [int(number) for number in listing.read().split()]
         except OSError:
             continue
-        todo += own
-        found += own
-    for number in found:
+        todo += children
+        descendants += children
+    for number in descendants:
         try:
             os.kill(number, signal.SIGKILL)
         except OSError:

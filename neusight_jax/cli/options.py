@@ -123,8 +123,8 @@ class _Options:
     """Options of a command line as a record; those at their defaults were not given."""
 
     def given(self) -> dict[str, Any]:
-        """What differs from the defaults, by name."""
-        values = {each.name: (getattr(self, each.name), each.default) for each in fields(cast(Any, self))}
+        """Options that differ from the defaults, by name."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(cast(Any, self))}
         return {name: value for name, (value, default) in values.items() if value != default}
 
 
@@ -202,7 +202,7 @@ class JobOptions(_Options):
     sequence_parallel: Annotated[bool, option("Norms split over --tensor-parallel.")] = False
 
     def layout(self) -> list[str]:
-        """What was given beside which machine, as it is written."""
+        """Options given beside those of the machine, as they are written."""
         return option_names(name for name in self.given() if name not in ("gpus", "cluster"))
 
 
@@ -237,12 +237,12 @@ class ElectricityOptions(_Options):
     ] = None
 
     def plan(self) -> Electricity | None:
-        """What is to be counted, None without tokens; `InputError` for values that cannot be."""
+        """The electricity to count, None without tokens; `InputError` for values that cannot be."""
         from neusight_jax.electricity import Electricity
 
         if self.tokens is None:
-            if given := option_names(self.given()):
-                raise InputError(f"{', '.join(given)}: of how many tokens? give --tokens, such as --tokens 15e12")
+            if flags := option_names(self.given()):
+                raise InputError(f"{', '.join(flags)}: of how many tokens? give --tokens, such as --tokens 15e12")
             return None
         return Electricity(self.tokens, self.electricity, self.pue, self.host_watts, self.grid)
 
@@ -287,17 +287,19 @@ def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
 
     Options that the command has itself stay its own, and have their defaults in the record.
     """
-    own, hints = inspect.signature(command).parameters, get_type_hints(command, include_extras=True)
-    groups = {name: hints[name] for name in own if is_dataclass(hints[name])}
-    added = {name: {each.name: each.default for each in fields(group)} for name, group in groups.items()}
-    added = {name: {key: value for key, value in each.items() if key not in own} for name, each in added.items()}
+    params, hints = inspect.signature(command).parameters, get_type_hints(command, include_extras=True)
+    groups = {name: hints[name] for name in params if is_dataclass(hints[name])}
+    added = {name: {field.name: field.default for field in fields(group)} for name, group in groups.items()}
+    added = {
+        name: {key: value for key, value in entries.items() if key not in params} for name, entries in added.items()
+    }
     for group in groups.values():
         hints = get_type_hints(group, include_extras=True) | hints
-        for each in fields(group):
+        for field in fields(group):
             head = group.__doc__.partition(":")[0]
-            hints[each.name].__metadata__[0].rich_help_panel = "Functions" if each.name in _OF_FUNCTIONS else head
+            hints[field.name].__metadata__[0].rich_help_panel = "Functions" if field.name in _OF_FUNCTIONS else head
     defaults: dict[str, Any] = {}
-    for name, parameter in own.items():
+    for name, parameter in params.items():
         defaults |= added.get(name, {name: parameter.default})
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
@@ -305,10 +307,10 @@ def takes_workload(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @functools.wraps(command)
-    def with_options(**given: Any) -> None:
-        made = {name: groups[name](**{key: given.pop(key) for key in keys}) for name, keys in added.items()}
-        command(**made, **given)
+    def with_options(**values: Any) -> None:
+        made = {name: groups[name](**{key: values.pop(key) for key in keys}) for name, keys in added.items()}
+        command(**made, **values)
 
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
+    with_options.__annotations__ = {param.name: param.annotation for param in parameters}
     return with_options

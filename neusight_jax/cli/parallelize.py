@@ -69,13 +69,15 @@ def parallelize(
 
     require_config(model, "jobs are of decoders")
     plan = bill.plan()
-    listed = read_prices(prices) if prices is not None else None
-    clusters: dict[str, Any] = {name: held_back(each, limits) for name, each in _clusters(gpu, gpus or []).items()}
+    price_list = read_prices(prices) if prices is not None else None
+    clusters: dict[str, Any] = {
+        name: held_back(cluster, limits) for name, cluster in _clusters(gpu, gpus or []).items()
+    }
     dtype, notes = assumed_dtype(language_config(read_config(model)), dtype)
     used = checkpoint or ("fp32" if dtype == "fp32" else "tensorcore")
     devices = {name: canonical_name(gpu_in(name)) for name in clusters}
     loaded = {device: load_predictor(used, device) for device in dict.fromkeys(devices.values())}
-    found = ranked(
+    ranking = ranked(
         {name: loaded[device] for name, device in devices.items()},
         clusters,
         model,
@@ -86,27 +88,27 @@ def parallelize(
         gradient_dtype=gradient_dtype,
         lora=lora_of(lora_rank, lora_targets),
         space=Space(recompute=tuple(recompute)) if recompute else None,
-        prices=listed,
+        prices=price_list,
         electricity=plan,
         top=top,
         notes=notes,
         console=progress_console(),
     )
-    answer(found, as_json, report, checkpoint=used)
+    answer(ranking, as_json, report, checkpoint=used)
 
 
 def _clusters(gpus: list[str], counts: list[int]) -> dict[str, Cluster]:
     """The clusters of a command line by name."""
     from neusight_jax.hardware.files import load_named_cluster
 
-    found: dict[str, Cluster] = {}
-    for given in gpus:
-        if given.lower().endswith((".json", ".yaml", ".yml")):
-            name, cluster = load_named_cluster(given)
+    clusters: dict[str, Cluster] = {}
+    for gpu in gpus:
+        if gpu.lower().endswith((".json", ".yaml", ".yml")):
+            name, cluster = load_named_cluster(gpu)
             sizes = {f"{count}x {name.partition('x ')[2] or name}": count for count in counts} or {name: cluster.count}
-            found |= {each: cluster.replace(count=count) for each, count in sizes.items()}
+            clusters |= {label: cluster.replace(count=count) for label, count in sizes.items()}
         elif counts:
-            found |= dict(load_named_cluster(f"{count}x {given}") for count in counts)
+            clusters |= dict(load_named_cluster(f"{count}x {gpu}") for count in counts)
         else:
-            raise InputError(f"--gpu {given}: how many? give --gpus, such as --gpus 8 16 32 64")
-    return found
+            raise InputError(f"--gpu {gpu}: how many? give --gpus, such as --gpus 8 16 32 64")
+    return clusters

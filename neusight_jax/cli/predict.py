@@ -82,7 +82,7 @@ def predict(
 
 @dataclass(frozen=True)
 class Used:
-    """What forecasts work on one machine: the checkpoint, its predictor for this GPU, and what to know of it."""
+    """Forecaster of work on one machine: the checkpoint, its predictor for this GPU, and what to know of it."""
 
     checkpoint: str
     predictor: Predictor
@@ -90,7 +90,7 @@ class Used:
 
 
 def used_for(work: Graph | Job, gpu: str | None, name: str, figures: GPU, checkpoint: str | None) -> Used:
-    """What forecasts work on a machine, with what was measured of its GPU.
+    """Forecaster of work on a machine, with what was measured of its GPU.
 
     Args:
       gpu: as a command line names it, None of a cluster file; name: of the machine (`machine_of`); figures: of its GPU.
@@ -107,8 +107,8 @@ def used_for(work: Graph | Job, gpu: str | None, name: str, figures: GPU, checkp
     card = load_card(checkpoint)
     device = _measured_device(card, gpu or gpu_name, gpu_name)
     notes = forecast_notes(card, checkpoint, gpu_name, work)
-    known, unknown = measured_networks(card, device, work)
-    if known:
+    measured, unknown = measured_networks(card, device, work)
+    if measured:
         but = f", but for {', '.join(unknown)}" if unknown else ""
         notes.append(
             f"with the effect {checkpoint} measured on this GPU{but}; other GPUs are forecast from figures alone"
@@ -169,7 +169,7 @@ def measured_networks(card: Mapping[str, Any], device: str | None, graph: Graph 
 
 
 def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph | Job) -> list[str]:
-    """What to know before trusting a forecast: figures that are estimates, and what training did not see.
+    """Notes to read before trusting a forecast: figures that are estimates, and what training did not see.
 
     A GPU on which only other families were measured was not in training, for this model.
     """
@@ -190,8 +190,8 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, grap
         notes.append(f"this GPU was not in training: checkpoint {checkpoint} held {gpu_name} out")
     elif trained_on is not None and (gpu_name not in trained_on or elsewhere):
         notes.append(f"this GPU was not in training: {checkpoint} forecasts {gpu_name} from its figures alone")
-    known = canonical_name(gpu_name) == gpu_name
-    if trained_on and known and not (calibrated is not None and calibrated["gpu"] == gpu_name):
+    catalogued = canonical_name(gpu_name) == gpu_name
+    if trained_on and catalogued and not (calibrated is not None and calibrated["gpu"] == gpu_name):
         architecture = gpu_info(gpu_name).architecture
         if architecture not in {gpu_info(name).architecture for name in trained_on if canonical_name(name)}:
             notes.append(f"no GPU of the architecture {architecture} was measured for {checkpoint}")
@@ -201,7 +201,7 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, grap
             continue
         seen = ", ".join(dtypes)
         notes.append(f"{checkpoint} was trained on {seen} only: this {dtype} forecast is an extrapolation")
-    estimates = gpu_info(gpu_name).estimates if known else ()
+    estimates = gpu_info(gpu_name).estimates if catalogued else ()
     if estimates:
         notes.append(f"figures of this GPU that are estimates, not public: {', '.join(estimates)}")
     return notes

@@ -52,8 +52,8 @@ def profile(
         remark(f"note: an unfinished run beside {target} is forgotten; --resume would go on with it")
     with interrupts.kept_as(lambda: kept_kernels(target)):
         dtypes, console = tuple(dict.fromkeys(dtype or ("fp32",))), progress_console()
-        own = {"plan": plan or "quick", "backend": backend, "seconds": seconds, "timing": timing}
-        card = measure(output, dtypes=dtypes, gpu=gpu, resume=resume, console=console, **own)  # type: ignore[arg-type]
+        settings = {"plan": plan or "quick", "backend": backend, "seconds": seconds, "timing": timing}
+        card = measure(output, dtypes=dtypes, gpu=gpu, resume=resume, console=console, **settings)  # type: ignore[arg-type]
     typer.echo(
         f"{output}: {sum(card['rows'].values())} kernels on {card['device']}{_skipped(card['skipped'])}; "
         f"median spread {100 * card['median_spread']:.1f} %, {card['disturbed_rows']} disturbed"

@@ -35,8 +35,8 @@ def scale_trace(
 
     chosen: dict[str, str] = {}
     for pair in select or ():
-        column, found, chosen[column] = pair.partition("=")
-        if not (column and found):
+        column, sign, chosen[column] = pair.partition("=")
+        if not (column and sign):
             raise InputError(f"--select is {pair!r}, expected COLUMN=VALUE, e.g. --select batch_size=4")
     for name in to:
         load_named_gpu(name)  # a wrong name is said before a long file is read

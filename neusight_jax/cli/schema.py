@@ -96,7 +96,7 @@ def _describe(part: dict[str, Any]) -> None:
 
 
 def _figure(name: str, text: str) -> dict[str, Any]:
-    """What a file may say of a figure: a number in base units, or text with a unit, or a name of one."""
+    """Schema of a figure in a file: a number in base units, or text with a unit, or a name of one."""
     from neusight_jax.hardware import cluster, gpu
     from neusight_jax.hardware.files import example_figure
     from neusight_jax.units import _UNIT_OF, base_unit, figure_text
@@ -111,11 +111,11 @@ def _figure(name: str, text: str) -> dict[str, Any]:
         forms.append({"const": 0})
     examples: list[Any] = [example, *([figure_text(name, example)] if unit else [])]
     if name in gpu.NAMED:
-        examples = [each for each in gpu.NAMED[name] if each]
+        examples = [label for label in gpu.NAMED[name] if label]
         forms.append({"enum": examples})
     elif name == "gpus_per_domain":
         forms[0]["type"] = "integer"
     else:
-        units = "|".join(each for each, (_, base) in _UNIT_OF.items() if each and base == unit)
+        units = "|".join(symbol for symbol, (_, base) in _UNIT_OF.items() if symbol and base == unit)
         forms.append({"type": "string", "pattern": rf"^\s*{_NUMBER}\s*({units})?\s*$"})
     return {"title": f"{name} [{unit}]" if unit else name, "description": text, "anyOf": forms, "examples": examples}

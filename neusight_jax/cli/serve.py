@@ -96,7 +96,7 @@ def serve(
     require_config(model, "engines serve decoders")
     plan = bill.plan()
     with busy("forecasting"):
-        found = serve_load(
+        serving = serve_load(
             load_predictor(checkpoint),
             gpu,
             model,
@@ -113,23 +113,23 @@ def serve(
             electricity=plan,
             max_gpus=max_gpus,
             dtypes={"dtype": setup.dtype, "weight_dtype": setup.weight_dtype, "kv_dtype": setup.kv_dtype},
-            options={each.name: getattr(setup, each.name) for each in fields(Options)},
+            options={field.name: getattr(setup, field.name) for field in fields(Options)},
             tensor_parallel=setup.tensor_parallel,
             expert_parallel=setup.expert_parallel,
             disaggregated=setup.disaggregated,
             engine=setup.engine,
             limits=limit_figures(limits),
         )
-    answer(found, as_json, report, checkpoint=checkpoint)
+    answer(serving, as_json, report, checkpoint=checkpoint)
 
 
 def _seconds(name: str, text: str | None) -> float | None:
     """A time with or without a unit, in seconds."""
     if text is None:
         return None
-    found = re.fullmatch(r"\s*([0-9.]+(?:e-?\d+)?)\s*(s|ms|us|)\s*", text)
+    match = re.fullmatch(r"\s*([0-9.]+(?:e-?\d+)?)\s*(s|ms|us|)\s*", text)
     try:
-        return float(found[1]) * _UNITS[found[2]] if found else _bad(name, text)
+        return float(match[1]) * _UNITS[match[2]] if match else _bad(name, text)
     except ValueError:
         return _bad(name, text)
 

@@ -93,7 +93,7 @@ def _swept(
     *where: Any,
     **how: Any,
 ) -> tuple[Any, str]:
-    """What a sweep of all models and workloads returns, and the checkpoint that forecast it."""
+    """The sweep of all models and workloads, and the checkpoint that forecast it."""
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.cli.workloads import check_dtype, default_for, work_of
     from neusight_jax.hardware.files import load_named_gpus

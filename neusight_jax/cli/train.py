@@ -97,11 +97,11 @@ def measured_devices(names: Sequence[str], measurements: Sequence[Path]) -> list
     from neusight_jax.datasets.measurements import find_measured
     from neusight_jax.hardware.catalog import canonical_name
 
-    found: list[str] = find_measured(names, measurements)
-    for name, device in zip(names, found, strict=True):
+    devices: list[str] = find_measured(names, measurements)
+    for name, device in zip(names, devices, strict=True):
         if canonical_name(name) not in (None, device):
             remark(f"note: {name} is taken for {device}, which was measured; {canonical_name(name)} was not")
-    return found
+    return devices
 
 
 def _remarks(card: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What commands that forecast models share: the work of a command line and its machine, and checks of options."""
+"""Parts of all commands that forecast models: the work of a command line and its machine, and checks of options."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_relaxation(relaxation: float) -> None:
 
 
 def work_of(model: str, load: WorkloadOptions, job: JobOptions) -> Graph | Job:
-    """What a command line asks to forecast: a step on one machine, or a training job where any of its layout is given.
+    """Work of a command line: a step on one machine, or a training job where any of its layout is given.
 
     Raises: `InputError` for an unusable model, workload or layout, and for options that would change nothing.
     """
@@ -65,13 +65,13 @@ def limit_figures(limits: LimitOptions) -> dict[str, float]:
     """Limits as figures of a GPU, by name; `InputError` for what is no believable value."""
     from neusight_jax.hardware.gpu import check_figure
 
-    given = {"power_limit_w": ("--power-limit", limits.power_limit), "clock_limit_hz": ("--clock", limits.clock)}
-    found = {}
-    for name, (flag, text) in given.items():
+    flags = {"power_limit_w": ("--power-limit", limits.power_limit), "clock_limit_hz": ("--clock", limits.clock)}
+    figures = {}
+    for name, (flag, text) in flags.items():
         if text is not None:
-            found[name] = numbers(flag, text, [text], name)[0]
-            check_figure(name, found[name], flag)
-    return found
+            figures[name] = numbers(flag, text, [text], name)[0]
+            check_figure(name, figures[name], flag)
+    return figures
 
 
 def held_back(machine: Machine, limits: LimitOptions) -> Machine:
@@ -139,12 +139,12 @@ def job_of(model: str, load: WorkloadOptions, job: JobOptions) -> Job:
         raise InputError(f"{model}: jobs are of decoders by name or config.json; leave {words} out")
     if others := option_names(name for name in load.given() if name not in _OF_JOBS):
         raise InputError(f"{', '.join(others)}: training jobs have no such choice; leave out")
-    given = lengths("--sequence-length", load.sequence_length)
-    if not (given is None or isinstance(given, int)):
+    length = lengths("--sequence-length", load.sequence_length)
+    if not (length is None or isinstance(length, int)):
         raise InputError(f"--sequence-length {load.sequence_length}: a job has one length; give one number")
     config = language_config(read_config(model))
     dtype, dtype_notes = assumed_dtype(config, load.dtype)
-    sequence, length_notes = assumed_length(config, given, "training", None)
+    sequence, length_notes = assumed_length(config, length, "training", None)
     layout = _layout(load, job)
     made = job_from_config(
         model,
@@ -238,12 +238,12 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
 
 
 def trace_options(load: WorkloadOptions) -> TraceOptions:
-    """How to read a function or module, as a command line says."""
+    """Options for reading a function or module, as a command line says."""
     from neusight_jax.graph.traced.operation import TraceOptions
 
-    named = None if load.parameters is None else tuple(part.strip() for part in load.parameters.split(","))
+    parameters = None if load.parameters is None else tuple(part.strip() for part in load.parameters.split(","))
     branch = int(load.branch) if load.branch.isdecimal() else load.branch
-    return TraceOptions(load.fused, load.trip_count, branch, load.fp32_products, parameters=named)
+    return TraceOptions(load.fused, load.trip_count, branch, load.fp32_products, parameters=parameters)
 
 
 def lengths(option: str, text: str | None) -> Lengths | None:
@@ -285,10 +285,10 @@ def _number(option: str, text: str, part: str, unit: str) -> float:
     try:
         return float(part)
     except ValueError:
-        found = quantity(part)
-    if found is None:
+        amount = quantity(part)
+    if amount is None:
         raise InputError(f"{option} {text!r}: expected numbers in base units, e.g. 1e12:8e12, or with units: 3.35TB/s")
-    value, said = found
-    if said not in ("", unit):
-        raise InputError(f"{option} {text!r}: {part} is in {said}, expected {unit or 'a number without a unit'}")
+    value, symbol = amount
+    if symbol not in ("", unit):
+        raise InputError(f"{option} {text!r}: {part} is in {symbol}, expected {unit or 'a number without a unit'}")
     return value

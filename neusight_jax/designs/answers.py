@@ -82,10 +82,10 @@ def multipliers(
     columns: list[tuple[str, str, np.ndarray]] = [
         ("budget", name, slopes[name]) for name in chosen if left[name] < BINDING
     ]
-    for place, each in enumerate(problem.free):
+    for place, axis in enumerate(problem.free):
         for end, sign in ((search.high, 1.0), (search.low, -1.0)):
             if abs(logs[place] - end[place]) < AT_BOUND:
-                columns.append(("bound", each.field, sign * np.eye(len(logs))[place]))
+                columns.append(("bound", axis.field, sign * np.eye(len(logs))[place]))
     budgets, bounds = dict.fromkeys(chosen, 0.0), {}
     residual = 1.0
     if columns:
@@ -110,30 +110,30 @@ AT_BOUND = 1e-3
 def ends_of(ranges: Sequence[Range], figures: Mapping[str, float]) -> dict[str, str]:
     """Fields that ended on a bound of their range: "low", "high", or "low and high" where the range is one value."""
     out = {}
-    for each in ranges:
-        ends = {"low": float(each.rounded(each.low)), "high": float(each.rounded(each.high))}
-        met = [end for end, value in ends.items() if abs(np.log(figures[each.field] / value)) < AT_BOUND]
+    for axis in ranges:
+        ends = {"low": float(axis.rounded(axis.low)), "high": float(axis.rounded(axis.high))}
+        met = [end for end, value in ends.items() if abs(np.log(figures[axis.field] / value)) < AT_BOUND]
         if met:
-            out[each.field] = " and ".join(met)
+            out[axis.field] = " and ".join(met)
     return out
 
 
 def bound_notes(ranges: Sequence[Range], figures: Mapping[str, float]) -> list[str]:
     """A sentence for every field that ended on a bound of its range, or outside all GPUs of the catalog."""
-    said = []
+    notes = []
     for name, end in ends_of(ranges, figures).items():
         wider = "" if end == "low and high" else "; a wider --free may give another answer"
-        said.append(f"{name} ends on the {end} bound of its range, {with_unit(name, figures[name])}{wider}")
-    for each in ranges:
-        low, high = _catalog_range(each.field)
-        value = figures[each.field]
+        notes.append(f"{name} ends on the {end} bound of its range, {with_unit(name, figures[name])}{wider}")
+    for axis in ranges:
+        low, high = _catalog_range(axis.field)
+        value = figures[axis.field]
         if not low <= value <= high:
-            what = "GPU" if each.field in FIELDS else "server"
-            span = f"{with_unit(each.field, low)} to {with_unit(each.field, high)}"
-            said.append(
-                f"{each.field} of {with_unit(each.field, value)} is outside every {what} of the catalog ({span})"
+            what = "GPU" if axis.field in FIELDS else "server"
+            span = f"{with_unit(axis.field, low)} to {with_unit(axis.field, high)}"
+            notes.append(
+                f"{axis.field} of {with_unit(axis.field, value)} is outside every {what} of the catalog ({span})"
             )
-    return said
+    return notes
 
 
 @cache
@@ -144,58 +144,58 @@ def _catalog_range(field: str) -> tuple[float, float]:
     else:  # of links and networks: the usual servers
         gpu = catalog_gpu(list_gpus()[0])
         machines = [Cluster(gpu, node_topology(name, gpu), 1) for name in list_nodes()]
-    values = [value for each in machines if (value := float(np.asarray(figure(each, field)))) > 0]
+    values = [value for machine in machines if (value := float(np.asarray(figure(machine, field)))) > 0]
     return (min(values), max(values)) if values else (0.0, np.inf)
 
 
 def workload_notes(problem: Problem) -> list[str]:
-    """What the graphs assumed, and whether eager and fused ones count in one objective."""
+    """Notes on what the graphs assumed, and whether eager and fused ones count in one objective."""
     graphs = [load.graph for load in problem.workloads]
-    said = list(dict.fromkeys(note for graph in graphs for note in graph.notes))
+    notes = list(dict.fromkeys(note for graph in graphs for note in graph.notes))
     names = {fused: [load.name for load in problem.workloads if load.graph.fused is fused] for fused in (True, False)}
     if names[True] and names[False]:
-        said.append(
+        notes.append(
             f"one objective mixes eager and fused workloads: {', '.join(names[False])} with every elementwise kernel "
             f"by itself, {', '.join(names[True])} with them merged; --fused merges all"
         )
-    return said
+    return notes
 
 
 def machine_notes(problem: Problem, gpu: GPU, family_s: Mapping[str, Any]) -> list[str]:
-    """How far a machine lies from those measured, and what does not fit into its memory.
+    """Notes on how far a machine lies from those measured, and what does not fit into its memory.
 
     Args:
       family_s: seconds on it by family, of all workloads.
     """
     intervals = getattr(problem.predictor, "intervals", None)
-    said = []
+    notes = []
     if intervals is not None:
         network = np.array([FAMILIES[name].network for name in family_s])
-        seconds = np.array([float(np.sum(each)) for each in family_s.values()])
-        said += far_note(intervals, gpu, network, seconds, "extrapolated")
+        seconds = np.array([float(np.sum(part)) for part in family_s.values()])
+        notes += far_note(intervals, gpu, network, seconds, "extrapolated")
     for load in problem.workloads:
         needed, there = memory_bytes(load.graph) if load.service is None else 0.0, float(np.asarray(gpu.mem_bytes))
         if needed > there:
-            said.append(
+            notes.append(
                 f"{load.name} may not fit: it needs about {with_unit('mem_bytes', needed)} of memory, the machine has "
                 f"{with_unit('mem_bytes', there)}"
             )
-    return said
+    return notes
 
 
 def coincidence_note(metric: str, limits: Sequence[float], binding: Sequence[str]) -> str:
     """A sentence for limits of a front that do not bind, or gave nothing better than smaller ones; `binding` does."""
-    listed = ", ".join(with_unit(metric, limit) for limit in limits)
+    amounts = ", ".join(with_unit(metric, limit) for limit in limits)
     if not binding:
-        return f"{metric} up to {listed} gives no better design than less of it: there is no use for more"
+        return f"{metric} up to {amounts} gives no better design than less of it: there is no use for more"
     points = "points of the front coincide" if len(limits) > 1 else "a point of the front is not at its limit"
-    return f"{points}, {metric} up to {listed}: what holds the design there is {', '.join(binding)}"
+    return f"{points}, {metric} up to {amounts}: what holds the design there is {', '.join(binding)}"
 
 
 def infeasible_note(metric: str, limits: Sequence[float]) -> str:
     """A sentence for limits of a front that no machine keeps together with the budgets."""
-    listed = ", ".join(with_unit(metric, limit) for limit in limits)
-    return f"no machine in the bounds keeps every budget with {metric} up to {listed}: no point there"
+    amounts = ", ".join(with_unit(metric, limit) for limit in limits)
+    return f"no machine in the bounds keeps every budget with {metric} up to {amounts}: no point there"
 
 
 @dataclass(frozen=True)
@@ -289,16 +289,16 @@ def problem(
       objective, budgets, costs: as `design`.
       notes: to say beside every answer.
     """
-    loads = tuple(_load(each) for each in graphs)
-    alone = ALONE if any(each.service is not None for each in loads) else {}
-    limits, said = {**alone, **(budgets or {})}, tuple(dict.fromkeys(notes))
-    return Problem(predictor, base, tuple(free), loads, costs or costs_for(base), objective, limits, said)
+    loads = tuple(_load(work) for work in graphs)
+    alone = ALONE if any(load.service is not None for load in loads) else {}
+    limits, remarks = {**alone, **(budgets or {})}, tuple(dict.fromkeys(notes))
+    return Problem(predictor, base, tuple(free), loads, costs or costs_for(base), objective, limits, remarks)
 
 
-def _load(asked: Graph | Job | Workload) -> Workload:
-    if isinstance(asked, Workload):
-        return asked
-    return workload(asked)
+def _load(work: Graph | Job | Workload) -> Workload:
+    if isinstance(work, Workload):
+        return work
+    return workload(work)
 
 
 def design(
@@ -331,57 +331,57 @@ def design(
     return answer(search, search.run(seed), seed)
 
 
-def answer(search: Search, found: Found, seed: int = 0, limits: dict[str, float] | None = None) -> Design:
+def answer(search: Search, point: Found, seed: int = 0, limits: dict[str, float] | None = None) -> Design:
     """A found point as a `Design`: exact metrics, multipliers, the base beside it.
 
     Args:
       search: whose problem it is.
-      found: the point.
+      point: found by a search.
       seed: of the search, for the record.
       limits: budgets in place of the problem's, by metric.
     """
-    asked = search.problem
-    figures = {each.field: float(value) for each, value in zip(asked.free, np.exp(found.logs), strict=True)}
-    figures = {name: float(each.rounded(figures[name])) for name, each in zip(figures, asked.free, strict=True)}
-    base_logs = np.log([float(np.asarray(figure(asked.base, each.field))) for each in asked.free])
-    metrics_of, seconds_of, parts = search.metrics(np.stack([found.logs, base_logs]))
+    task = search.problem
+    figures = {axis.field: float(value) for axis, value in zip(task.free, np.exp(point.logs), strict=True)}
+    figures = {name: float(axis.rounded(figures[name])) for name, axis in zip(figures, task.free, strict=True)}
+    base_logs = np.log([float(np.asarray(figure(task.base, axis.field))) for axis in task.free])
+    metrics_of, seconds_of, parts = search.metrics(np.stack([point.logs, base_logs]))
     seconds, base_seconds = (
-        {load.name: float(value) for load, value in zip(asked.workloads, seconds_of[place], strict=True)}
+        {load.name: float(value) for load, value in zip(task.workloads, seconds_of[place], strict=True)}
         for place in (0, 1)
     )
-    named = [name for name in metrics_of if name not in fields_of(asked.base) or name in asked.budgets]
-    own, before = (
-        {name: float(metrics_of[name][place]) for name in named}
-        | {name: value for name, value in each.items() if name in asked.budgets}
-        for place, each in enumerate((seconds, base_seconds))
+    names = [name for name in metrics_of if name not in fields_of(task.base) or name in task.budgets]
+    after, before = (
+        {name: float(metrics_of[name][place]) for name in names}
+        | {name: value for name, value in times.items() if name in task.budgets}
+        for place, times in enumerate((seconds, base_seconds))
     )
-    machine = vary_plainly(asked.base, figures)
+    machine = vary_plainly(task.base, figures)
     gpu = gpu_of(machine)
-    intervals, changes = time_intervals(asked, machine)
+    intervals, changes = time_intervals(task, machine)
     notes = [
-        *asked.notes,
-        *bound_notes(asked.free, figures),
-        *machine_notes(asked, gpu, {name: values[0] for name, values in parts.items()}),
-        *workload_notes(asked),
+        *task.notes,
+        *bound_notes(task.free, figures),
+        *machine_notes(task, gpu, {name: values[0] for name, values in parts.items()}),
+        *workload_notes(task),
     ]
     return Design(
         gpu=gpu,
         free=figures,
-        metrics=own,
+        metrics=after,
         base_metrics=before,
         seconds=seconds,
         base_seconds=base_seconds,
-        budgets={**asked.budgets, **(limits or {})},
-        feasible=found.feasible,
-        multipliers=multipliers(search, found.logs, limits),
-        objective=found.objective,
-        evaluations=found.evaluations,
+        budgets={**task.budgets, **(limits or {})},
+        feasible=point.feasible,
+        multipliers=multipliers(search, point.logs, limits),
+        objective=point.objective,
+        evaluations=point.evaluations,
         seed=seed,
-        trace=found.trace,
+        trace=point.trace,
         workloads=tuple(
-            {"name": load.name, "weight": load.weight, **workload_dict(load.graph)} for load in asked.workloads
+            {"name": load.name, "weight": load.weight, **workload_dict(load.graph)} for load in task.workloads
         ),
-        at_bounds=ends_of(asked.free, figures),
+        at_bounds=ends_of(task.free, figures),
         notes=tuple(notes),
         cluster=machine if isinstance(machine, Cluster) else None,
         intervals=intervals,
@@ -428,47 +428,47 @@ def pareto(search: Search, metric: str, limits: Sequence[float], seed: int = 0) 
     """
     if metric not in search.problem.budgets:
         raise InputError(f"a Pareto front over {metric} needs a budget on it")
-    found: list[tuple[float, Design]] = []
+    points: list[tuple[float, Design]] = []
     without: list[float] = []
     for limit in sorted(limits):
         chosen = {metric: float(limit)}
-        each = search.run(seed, chosen)
-        if each.feasible:
-            found.append((float(limit), answer(search, each, seed, chosen)))
+        point = search.run(seed, chosen)
+        if point.feasible:
+            points.append((float(limit), answer(search, point, seed, chosen)))
         else:
             without.append(float(limit))
-    front = non_dominated([each for _, each in found], metric)
+    front = non_dominated([candidate for _, candidate in points], metric)
     if front:
-        front[0] = replace(front[0], front_notes=tuple(_held_notes(found, front, metric, without)))
+        front[0] = replace(front[0], front_notes=tuple(_held_notes(points, front, metric, without)))
     return front
 
 
 def _held_notes(
-    found: Sequence[tuple[float, Design]], front: Sequence[Design], metric: str, without: Sequence[float]
+    points: Sequence[tuple[float, Design]], front: Sequence[Design], metric: str, without: Sequence[float]
 ) -> list[str]:
     """Sentences for limits that gave no point of their own, and which budgets and bounds held their designs."""
     held: dict[tuple[str, ...], list[float]] = {}
-    for limit, each in found:
-        left = each.multipliers.left
-        if left[metric] < BINDING and any(each is kept for kept in front):
+    for limit, candidate in points:
+        left = candidate.multipliers.left
+        if left[metric] < BINDING and any(candidate is kept for kept in front):
             continue
         binding = [
             f"budget {name} <= {with_unit(name, most)}"
-            for name, most in each.budgets.items()
+            for name, most in candidate.budgets.items()
             if name != metric and left[name] < BINDING
         ]
-        binding += [f"the {end} bound of {name}" for name, end in each.at_bounds.items()]
+        binding += [f"the {end} bound of {name}" for name, end in candidate.at_bounds.items()]
         held.setdefault(tuple(binding), []).append(limit)
-    said = [coincidence_note(metric, limits, binding) for binding, limits in held.items()]
-    return [infeasible_note(metric, without), *said] if without else said
+    sentences = [coincidence_note(metric, limits, binding) for binding, limits in held.items()]
+    return [infeasible_note(metric, without), *sentences] if without else sentences
 
 
 def non_dominated(designs: Sequence[Design], metric: str) -> list[Design]:
     """Designs no other beats in both log objective and metric, by rising metric."""
     front: list[Design] = []
-    for each in sorted(designs, key=lambda one: (one.metrics[metric], one.objective)):
-        if not front or each.objective < front[-1].objective:
-            front.append(each)
+    for candidate in sorted(designs, key=lambda one: (one.metrics[metric], one.objective)):
+        if not front or candidate.objective < front[-1].objective:
+            front.append(candidate)
     return front
 
 
@@ -491,12 +491,13 @@ def required(
     Raises: `InputError` saying the least time in the range, when that misses the target.
     """
     load = _load(graph)
-    asked = Problem(predictor, base, (wanted,), (load,), costs_for(base))
-    given = arguments(asked)
+    task = Problem(predictor, base, (wanted,), (load,), costs_for(base))
+    inputs = arguments(task)
     low, high = np.log(float(wanted.rounded(wanted.low))), np.log(float(wanted.rounded(wanted.high)))
+    # Each round looks closer, between the first value that meets the target and the one before it, which misses.
     for _ in range(rounds):
         values = np.asarray(wanted.rounded(np.exp(np.linspace(low, high, points))), np.float64)
-        seconds = np.asarray(_times(given, {wanted.field: jnp.asarray(values, float)}), np.float64)[:, 0]
+        seconds = np.asarray(_times(inputs, {wanted.field: jnp.asarray(values, float)}), np.float64)[:, 0]
         met = np.flatnonzero(seconds <= target_s)
         if not len(met):
             least = f"{seconds.min():.4g} s at {wanted.field} = {values[int(seconds.argmin())]:.4g}"
@@ -511,8 +512,8 @@ def required(
 
 
 @one_shot
-def _times(given: Given, figures: dict[str, Array]) -> Float[Array, "gpu workload"]:
-    return jax.vmap(lambda each: metrics(given, each, 0.0)[1])(figures)
+def _times(inputs: Given, figures: dict[str, Array]) -> Float[Array, "gpu workload"]:
+    return jax.vmap(lambda row: metrics(inputs, row, 0.0)[1])(figures)
 
 
 def read_costs(path: Path, base: Machine) -> CostModel:

@@ -1,4 +1,4 @@
-"""What a machine costs: die area, power, dollars, signalling rate per memory pin. Differentiable and replaceable.
+"""Costs of a machine: die area, power, dollars, signalling rate per memory pin. Differentiable and replaceable.
 
 A cost model is any pytree with `costs(gpu) -> {name_with_unit: scalar}`; `SiliconCosts` is the one that ships. It is a
 first-order model for comparing designs of one kind, not a quotation: every coefficient is a field, so that a user who
@@ -38,7 +38,7 @@ WAFER_MM = 300.0
 
 @runtime_checkable
 class CostModel(Protocol):
-    """What a search asks of a cost model: a pytree with this method."""
+    """Interface that a search asks of a cost model: a pytree with this method."""
 
     def costs(self, machine: Machine, /) -> dict[str, Float[Array, ""]]:
         """Costs of one GPU, of a cluster with its share of links and network, by names that carry their unit."""
@@ -112,7 +112,7 @@ class SiliconCosts:
         dollars = self.dollars(gpu, area, power)
         if isinstance(machine, Cluster):
             joined = machine.topology
-            link, nic = (jnp.asarray(each) / GB for each in (joined.link_bytes_per_s, joined.nic_bytes_per_s))
+            link, nic = (jnp.asarray(rate) / GB for rate in (joined.link_bytes_per_s, joined.nic_bytes_per_s))
             power = power + self.link_w_per_gb_per_s * link + self.nic_w_per_gb_per_s * nic
             dollars = dollars + self.link_dollars_per_gb_per_s * link + self.nic_dollars_per_gb_per_s * nic
         return {

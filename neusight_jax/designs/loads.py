@@ -54,14 +54,14 @@ def job_seconds(
     of_one: dict[str, Array] = {}
 
     def run(using: Predictor, where: Machine, kernels: KernelTable) -> Mapping[str, Any]:
-        found = kernel_latency(using, where, kernels, relaxation=relaxation)
-        of_one.update(found if kernels is job.kernels else {})
-        for family, seconds in found.items():
+        latencies = kernel_latency(using, where, kernels, relaxation=relaxation)
+        of_one.update(latencies if kernels is job.kernels else {})
+        for family, seconds in latencies.items():
             families[family] = jnp.sum(job.counts[family] * seconds if family in job.counts else seconds)
-        return found
+        return latencies
 
-    own = seconds_of_job(predictor, machine, job, run=run)
-    pipeline, tail, _ = compose(own, job.software, job.plan)
+    pieces = seconds_of_job(predictor, machine, job, run=run)
+    pipeline, tail, _ = compose(pieces, job.software, job.plan)
     return pipeline + tail, families, of_one
 
 
@@ -86,7 +86,7 @@ _NEVER_S = 1e9
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Service:
-    """What serving a model asks of one GPU of a replica, traced.
+    """Work that serving a model asks of one GPU of a replica, traced.
 
     Attributes:
       steps, asked, engine: kernels of the engine's steps, lengths of requests, numbers of the engine.
@@ -147,29 +147,29 @@ def service(
     lengths = Lengths(whole("input_tokens", input_tokens), whole("output_tokens", output_tokens))
     layout = Parallelism(tensor=tensor_parallel, expert=expert_parallel)
     model = load_model(config, **(dtypes or {}))
-    own = usual_options(float(np.asarray(base.mem_bytes)), **(options or {}))
+    setup = usual_options(float(np.asarray(base.mem_bytes)), **(options or {}))
     longest = int(lengths.input_tokens + lengths.output_tokens)
-    written = _steps(model, layout, base, longest, own)
-    memory = capacity(model, layout, float(np.asarray(base.mem_bytes)), own, lengths.mean_context)
-    asked = Service(
+    written = _steps(model, layout, base, longest, setup)
+    memory = capacity(model, layout, float(np.asarray(base.mem_bytes)), setup, lengths.mean_context)
+    replica = Service(
         written,
-        demand(lengths, own),
+        demand(lengths, setup),
         engine_of(engine),
         memory.weights + memory.activations + memory.runtime,
         memory.request_bytes,
-        own.memory_share,
-        float(own.max_batch),
+        setup.memory_share,
+        float(setup.max_batch),
         *targets,
         layout.gpus * (price_per_hour or 1.0),
         percentile,
     )
-    given = {
+    request = {
         **{"input_tokens": input_tokens, "output_tokens": output_tokens, "ttft_s": ttft_s, "tpot_s": tpot_s},
         **{"percentile": percentile, "price_per_hour": price_per_hour},
     }
-    graph = _graph(model, layout, input_tokens, longest, given, _assumed(price_per_hour))
+    graph = _graph(model, layout, input_tokens, longest, request, _assumed(price_per_hour))
     name = f"{graph.name} serving {input_tokens}+{output_tokens}"
-    return Workload(name, graph, written.kernels, weight, asked)
+    return Workload(name, graph, written.kernels, weight, replica)
 
 
 def _steps(model: Model, layout: Parallelism, base: GPU, longest: int, options: Options) -> Steps:
@@ -181,9 +181,14 @@ def _steps(model: Model, layout: Parallelism, base: GPU, longest: int, options: 
 
 
 def _graph(
-    model: Model, layout: Parallelism, input_tokens: int, longest: int, given: Mapping[str, Any], notes: tuple[str, ...]
+    model: Model,
+    layout: Parallelism,
+    input_tokens: int,
+    longest: int,
+    request: Mapping[str, Any],
+    notes: tuple[str, ...],
 ) -> Graph:
-    """What the workload is called and was asked for; its kernels are those of the steps."""
+    """The workload by its name and request; its kernels are those of the steps."""
     dtypes = {name: value for name, value in asdict(model.dtypes).items() if name in ("weight_dtype", "kv_dtype")}
     experts = {"expert_parallel": layout.expert} if layout.expert > 1 else {}
     return Graph(
@@ -195,13 +200,13 @@ def _graph(
         input_tokens,
         True,
         tokens=longest,
-        options={**dtypes, "tensor_parallel": layout.tensor, **experts, **given},
+        options={**dtypes, "tensor_parallel": layout.tensor, **experts, **request},
         notes=(*notes, *model.notes),
     )
 
 
 def _assumed(price: float | None) -> tuple[str, ...]:
-    """What a cost rests on."""
+    """Notes on what a cost rests on."""
     hour = "an hour of the base GPU" if price is None else f"{price:g} an hour of the base GPU"
     return (
         f"cost_per_mtok counts {hour}{' as 1: no price was given' if price is None else ''}; another GPU costs as many "
@@ -227,7 +232,7 @@ def _positive(name: str, value: float | None) -> None:
 
 
 def served(
-    asked: Service, predictor: Predictor, gpu: GPU, relaxation: Relaxation = 0.0
+    replica: Service, predictor: Predictor, gpu: GPU, relaxation: Relaxation = 0.0
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Seconds of a replica per request (`seconds`) and the last four of `SERVED` on one machine; seconds of all steps
     of the grid by family.
@@ -235,30 +240,30 @@ def served(
     Differentiable in all figures of the machine, memory too.
 
     Args:
-      asked: what serving a model asks of one GPU.
+      replica: what serving a model asks of one GPU.
       predictor: of its kernels.
       gpu: one GPU of a replica, scalars.
       relaxation: of the waves of kernels.
     """
-    kernels = kernel_seconds(predictor, gpu, asked.steps, relaxation)
-    times = tabulated(asked.steps, kernels, asked.engine)
-    there = jnp.asarray(gpu.mem_bytes) * asked.memory_share
-    room = jnp.clip((there - asked.held_bytes) / asked.request_bytes, 1.0, asked.max_batch)
+    kernels = kernel_seconds(predictor, gpu, replica.steps, relaxation)
+    times = tabulated(replica.steps, kernels, replica.engine)
+    there = jnp.asarray(gpu.mem_bytes) * replica.memory_share
+    room = jnp.clip((there - replica.held_bytes) / replica.request_bytes, 1.0, replica.max_batch)
     log_loads = jnp.linspace(0.0, 1.0, LOADS) * jnp.log(room)
-    states = jax.vmap(lambda log_load: steady(times, asked.asked, jnp.exp(log_load), room))(log_loads)
-    first, further = states.ttft(asked.percentile), states.tpot(asked.percentile)
-    over = jnp.log(jnp.maximum(first / asked.ttft_s, further / asked.tpot_s))
+    states = jax.vmap(lambda log_load: steady(times, replica.asked, jnp.exp(log_load), room))(log_loads)
+    first, further = states.ttft(replica.percentile), states.tpot(replica.percentile)
+    over = jnp.log(jnp.maximum(first / replica.ttft_s, further / replica.tpot_s))
     at = _crossing(over)
-    filled = jnp.log((asked.held_bytes + asked.request_bytes) / there)
-    found = {
+    filled = jnp.log((replica.held_bytes + replica.request_bytes) / there)
+    metrics = {
         "seconds": 1.0 / _between(states.rate, at),
         "requests_at_once": _between(jnp.exp(log_loads), at),
         "ttft_s": _between(first, at),
         "tpot_s": _between(further, at),
         "slo_ratio": jnp.exp(jnp.maximum(over[0], filled)),
     }
-    families = {name: jnp.sum(jnp.asarray(asked.steps.counts[name]) @ each) for name, each in kernels.items()}
-    return found, families
+    families = {name: jnp.sum(jnp.asarray(replica.steps.counts[name]) @ seconds) for name, seconds in kernels.items()}
+    return metrics, families
 
 
 def _crossing(over: Float[Array, " load"]) -> tuple[Array, Array]:
@@ -276,7 +281,7 @@ def _between(values: Float[Array, " load"], at: tuple[Array, Array]) -> Array:
 
 
 def served_metrics(
-    asked: Sequence[Service], shares: Array, predictor: Predictor, gpu: GPU, dearer: Array, relaxation: Relaxation
+    replicas: Sequence[Service], shares: Array, predictor: Predictor, gpu: GPU, dearer: Array, relaxation: Relaxation
 ) -> tuple[dict[str, Any], Float[Array, " workload"], dict[str, Any]]:
     """`SERVED`, seconds per request of every service, and seconds of its steps by family [workload].
 
@@ -286,19 +291,19 @@ def served_metrics(
       shares: of the services in that mean.
       dearer: dollars of the machine over those of the base.
     """
-    each = [served(one, predictor, gpu, relaxation) for one in asked]
-    of = {name: jnp.stack([found[name] for found, _ in each]) for name in each[0][0]}
-    by_family = by_workload([parts for _, parts in each])
+    results = [served(one, predictor, gpu, relaxation) for one in replicas]
+    of = {name: jnp.stack([metrics[name] for metrics, _ in results]) for name in results[0][0]}
+    by_family = by_workload([parts for _, parts in results])
     worst = {name: jnp.max(of[name]) for name in ("ttft_s", "tpot_s", "slo_ratio")}
     worst |= {"requests_at_once": jnp.min(of["requests_at_once"])}
-    prices = dearer * jnp.stack([jnp.asarray(one.price_per_hour, float) for one in asked])
-    tokens = jnp.stack([jnp.asarray(one.asked.inputs + one.asked.outputs, float) for one in asked])
+    prices = dearer * jnp.stack([jnp.asarray(one.price_per_hour, float) for one in replicas])
+    tokens = jnp.stack([jnp.asarray(one.asked.inputs + one.asked.outputs, float) for one in replicas])
     costs = 1e6 / SECONDS_PER_HOUR * prices * of["seconds"] / tokens
-    own = {"cost_per_mtok": jnp.exp(jnp.sum(shares * jnp.log(costs))), "price_per_hour": jnp.max(prices)}
-    return {**own, **worst}, of["seconds"], by_family
+    cost = {"cost_per_mtok": jnp.exp(jnp.sum(shares * jnp.log(costs))), "price_per_hour": jnp.max(prices)}
+    return {**cost, **worst}, of["seconds"], by_family
 
 
 def by_workload(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Seconds by family [workload] from those of each workload; 0 where it has none of a family."""
-    names = dict.fromkeys(name for each in parts for name in each)
-    return {name: jnp.stack([each.get(name, jnp.zeros(())) for each in parts]) for name in names}
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: jnp.stack([part.get(name, jnp.zeros(())) for part in parts]) for name in names}

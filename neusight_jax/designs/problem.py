@@ -76,7 +76,7 @@ class Problem:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        fields = [each.field for each in self.free]
+        fields = [axis.field for axis in self.free]
         if not fields:
             raise InputError("a design needs at least one free field, e.g. mem_bytes_per_s=1e12:8e12")
         if not self.workloads:
@@ -146,7 +146,7 @@ class Problem:
     @property
     def bounds(self) -> tuple[Float[np.ndarray, " field"], Float[np.ndarray, " field"]]:
         """Logarithms of the lowest and highest value of every free field, on its grain."""
-        ends = [(each.rounded(each.low), each.rounded(each.high)) for each in self.free]
+        ends = [(axis.rounded(axis.low), axis.rounded(axis.high)) for axis in self.free]
         low, high = (np.log(np.array([float(end[side]) for end in ends])) for side in (0, 1))
         return low, high
 
@@ -155,7 +155,7 @@ class Problem:
 
         128 SMs must not come back as 127.99999: ten waves would be eleven.
         """
-        figures = {each.field: jnp.exp(logs[place]) for place, each in enumerate(self.free)}
+        figures = {axis.field: jnp.exp(logs[place]) for place, axis in enumerate(self.free)}
         rounded = {name: jnp.where(whole, jnp.round(value), value) for name, value in figures.items() if name in WHOLE}
         return {**figures, **rounded}
 
@@ -195,45 +195,53 @@ class Given(NamedTuple):
 
 
 def metrics(
-    given: Given, figures: Mapping[str, Array], relaxation: Relaxation
+    problem: Given, figures: Mapping[str, Array], relaxation: Relaxation
 ) -> tuple[dict[str, Array], Float[Array, " workload"], dict[str, Float[Array, " workload"]]]:
     """All metrics of one machine, seconds of every workload, and the same by family.
 
     Args:
-      given: the problem.
+      problem: the design problem, traced.
       figures: the free fields.
       relaxation: see `latency.kernel_latency`.
     """
-    machine = vary(given.base, figures)
+    machine = vary(problem.base, figures)
     gpu = gpu_of(machine)
     more: dict[str, Array] = {}
-    costs = cost_metrics(given.costs, given.base, figures)
-    if given.services:
-        dearer = costs["dollars"] / given.costs.costs(given.base)["dollars"]
-        more, seconds, parts = served_metrics(given.services, given.shares, given.predictor, gpu, dearer, relaxation)
+    costs = cost_metrics(problem.costs, problem.base, figures)
+    if problem.services:
+        dearer = costs["dollars"] / problem.costs.costs(problem.base)["dollars"]
+        more, seconds, parts = served_metrics(
+            problem.services, problem.shares, problem.predictor, gpu, dearer, relaxation
+        )
     else:
-        by_kernel = kernel_latency(given.predictor, machine, given.kernels, relaxation=relaxation)
-        of_kernels = {name: given.counts[name] @ values for name, values in by_kernel.items()}
-        places, totals, by_family, joules = iter(range(len(given.jobs))), [], [], []
-        for job in given.jobs:
+        by_kernel = kernel_latency(problem.predictor, machine, problem.kernels, relaxation=relaxation)
+        of_kernels = {name: problem.counts[name] @ values for name, values in by_kernel.items()}
+        places, totals, by_family, joules = iter(range(len(problem.jobs))), [], [], []
+        # Graphs share one table of kernels; the time of a job is that of its pipeline, so it is forecast by itself.
+        for job in problem.jobs:
             if job is not None:
-                total, families, of_one = job_seconds(job, given.predictor, machine, relaxation)
+                total, families, of_one = job_seconds(job, problem.predictor, machine, relaxation)
                 drawn = (job.plan.layout.gpus, job.kernels, of_one, mean_counts(job))
             else:
                 place = next(places)
                 families = {name: values[place] for name, values in of_kernels.items()}
                 total = sum(families.values(), jnp.zeros(()))
-                drawn = (1, given.kernels, by_kernel, {name: counts[place] for name, counts in given.counts.items()})
+                drawn = (
+                    1,
+                    problem.kernels,
+                    by_kernel,
+                    {name: counts[place] for name, counts in problem.counts.items()},
+                )
             totals.append(total)
             by_family.append(families)
-            joules.append(_joules(given.predictor, gpu, total, *drawn))
+            joules.append(_joules(problem.predictor, gpu, total, *drawn))
         seconds, parts = jnp.stack(totals), by_workload(by_family)
         if not is_limited(machine):
-            more = {ENERGY: jnp.exp(jnp.sum(given.shares * jnp.log(jnp.stack(joules))))}
+            more = {ENERGY: jnp.exp(jnp.sum(problem.shares * jnp.log(jnp.stack(joules))))}
     logs = jnp.log(seconds)
     times = {
-        "latency_s": jnp.exp(jnp.sum(given.shares * logs)),
-        "tokens_per_s": jnp.exp(jnp.sum(given.shares * (jnp.log(given.tokens) - logs))),
+        "latency_s": jnp.exp(jnp.sum(problem.shares * logs)),
+        "tokens_per_s": jnp.exp(jnp.sum(problem.shares * (jnp.log(problem.tokens) - logs))),
     }
     return {**times, **more, **costs}, seconds, parts
 

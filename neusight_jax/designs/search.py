@@ -41,7 +41,7 @@ _INSIDE = 0.02
 
 @dataclass(frozen=True)
 class Settings:
-    """How hard to search.
+    """Effort of a search.
 
     Attributes:
       starts: descents at once.
@@ -103,8 +103,8 @@ class _Descents(NamedTuple):
 
 
 class _Slopes(NamedTuple):
-    """What a step goes by, arrays [start, ...]: slope of the log objective by log field, log excess over each timed
-    budget, and the slopes of that."""
+    """Gradients that a step goes by, arrays [start, ...]: slope of the log objective by log field, log excess over each
+    timed budget, and the slopes of that."""
 
     objective: Array
     excess: Array
@@ -134,41 +134,41 @@ class Search:
         self.arguments = arguments(problem)
         self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
         names = ([load.name for load in problem.workloads], dict(problem.exponents), list(problem.budgets))
-        asked = (problem.free, *names, problem.grows)
+        constants = (problem.free, *names, problem.grows)
         # One program with a forecast in it, for values and slopes, exact and relaxed: it is what takes long to compile.
-        self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)), asked)
-        self._move = one_shot(self._moved, asked)
-        self._fill = one_shot(jax.vmap(self._filled, in_axes=(None, 0, 0, None)), asked)
+        self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)), constants)
+        self._move = one_shot(self._moved, constants)
+        self._fill = one_shot(jax.vmap(self._filled, in_axes=(None, 0, 0, None)), constants)
 
     def limits(self, limits: dict[str, float] | None = None) -> dict[str, Array]:
         """Limits by budget, those of the problem where none are given."""
         chosen = {**self.problem.budgets, **(limits or {})}
         return {name: jnp.asarray(chosen[name], float) for name in self.problem.budgets}
 
-    def _value(self, given: Given, logs: Array, relaxation: Any, whole: Any = False) -> tuple[Any, Any]:
+    def _value(self, problem: Given, logs: Array, relaxation: Any, whole: Any = False) -> tuple[Any, Any]:
         """Log objective and logs of the budgeted metrics of one machine; all metrics, seconds, and seconds by family.
 
         `whole` rounds figures that are whole numbers, as an exact forecast needs.
         """
-        found, seconds, parts = metrics(given, self.problem.figures(logs, whole=whole), relaxation)
-        known = {**found, **{load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}}
-        objective = sum(power * jnp.log(known[name]) for name, power in self.problem.exponents.items())
-        budgeted = {name: jnp.log(known[name]) for name in self.problem.budgets}
-        return (jnp.asarray(objective), budgeted), (found, seconds, parts)
+        measures, seconds, parts = metrics(problem, self.problem.figures(logs, whole=whole), relaxation)
+        amounts = {**measures, **{load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}}
+        objective = sum(power * jnp.log(amounts[name]) for name, power in self.problem.exponents.items())
+        budgeted = {name: jnp.log(amounts[name]) for name in self.problem.budgets}
+        return (jnp.asarray(objective), budgeted), (measures, seconds, parts)
 
-    def _pushed(self, given: Given, logs: Array, way: Array, relaxation: Any, whole: Any) -> tuple[Any, Any, Any]:
+    def _pushed(self, problem: Given, logs: Array, way: Array, relaxation: Any, whole: Any) -> tuple[Any, Any, Any]:
         """`_value` of one machine, and the derivatives of its first part along `way`, a direction in log fields."""
-        judged, slopes, known = jax.jvp(
-            lambda point: self._value(given, point, relaxation, whole), (logs,), (way,), has_aux=True
+        judged, slopes, outputs = jax.jvp(
+            lambda point: self._value(problem, point, relaxation, whole), (logs,), (way,), has_aux=True
         )
-        return judged, slopes, known
+        return judged, slopes, outputs
 
     def _logs(self, raw: Array) -> Array:
         """Log fields inside their bounds from logistic units."""
         low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
         return low + (high - low) * jax.nn.sigmoid(raw)
 
-    def _grown(self, given: Given, raw: Array, limits: dict[str, Array]) -> Array:
+    def _grown(self, problem: Given, raw: Array, limits: dict[str, Array]) -> Array:
         """The point with all logistic units moved alike until a cheap budget binds; see the module docstring.
 
         Gradient: that of the surface the budgets bound (implicit function theorem), corners rounded by `_SHARPNESS`.
@@ -177,8 +177,8 @@ class Search:
             return raw
 
         def excess(point: Array, amount: Array) -> Array:
-            found = cost_metrics(given.costs, given.base, self.problem.figures(self._logs(point + amount)))
-            over = jnp.stack([jnp.log(found[name]) - jnp.log(limits[name]) for name in self.problem.cheap])
+            costs = cost_metrics(problem.costs, problem.base, self.problem.figures(self._logs(point + amount)))
+            over = jnp.stack([jnp.log(costs[name]) - jnp.log(limits[name]) for name in self.problem.cheap])
             return jax.nn.logsumexp(over * _SHARPNESS) / _SHARPNESS
 
         fixed = jax.lax.stop_gradient(raw)
@@ -188,23 +188,25 @@ class Search:
         amount = amount - jnp.where(slope > _FLAT, left / jnp.maximum(slope, _FLAT), 0.0)
         return raw + (amount if self.problem.grows else jnp.minimum(amount, 0.0))
 
-    def _moved(self, given: Given, state: _Descents, known: _Slopes, limits: dict[str, Array], pace: Array) -> Any:
+    def _moved(
+        self, problem: Given, state: _Descents, gradients: _Slopes, limits: dict[str, Array], pace: Array
+    ) -> Any:
         """One step of every descent: down the slope along the surface where the cheap budgets bind."""
 
         def downhill(raw: Array, prices: Array, at: _Slopes) -> tuple[Array, Array]:
             push = jax.nn.relu(prices + _STIFFNESS * at.excess)
-            _, pull = jax.vjp(lambda point: self._logs(self._grown(given, point, limits)), raw)
+            _, pull = jax.vjp(lambda point: self._logs(self._grown(problem, point, limits)), raw)
             return pull(at.objective + push @ at.spent)[0], push
 
-        slope, push = jax.vmap(downhill)(state.raw, state.prices, known)
+        slope, push = jax.vmap(downhill)(state.raw, state.prices, gradients)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes its step count into floats
             change, moments = optax.scale_by_adam().update(slope, state.moments)
-        raw = jax.vmap(lambda point: self._grown(given, point, limits))(state.raw - pace * change)
+        raw = jax.vmap(lambda point: self._grown(problem, point, limits))(state.raw - pace * change)
         raw = jnp.clip(raw, -_FAR, _FAR)
         moved = _Descents(raw, state.prices + _PRICE_RATE * (push - state.prices), moments)
         return jax.tree.leaves(moved), self._logs(raw)
 
-    def _filled(self, given: Given, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
+    def _filled(self, problem: Given, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
         """The point moved along `ways` (log field per step, ≥ 0) until a cheap budget binds or all are at a bound."""
         low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
 
@@ -212,21 +214,21 @@ class Search:
             return jnp.clip(logs + amount * ways, low, high)
 
         def fits(amount: Array) -> Array:
-            return self.cheap_fit(given, at(amount), limits)
+            return self.cheap_fit(problem, at(amount), limits)
 
         reach = jnp.asarray(_REACH, float)
         amount = jnp.where(fits(reach), reach, _farthest(fits))
         return at(amount if self.problem.grows else jnp.minimum(amount, 0.0))
 
-    def cheap_fit(self, given: Given, logs: Array, limits: dict[str, Array]) -> Array:
+    def cheap_fit(self, problem: Given, logs: Array, limits: dict[str, Array]) -> Array:
         """Whether a point keeps the budgets that need no forecast."""
-        found = cost_metrics(given.costs, given.base, self.problem.figures(logs))
-        kept = [jnp.log(found[name]) <= jnp.log(limits[name]) + SLACK for name in self.problem.cheap]
+        costs = cost_metrics(problem.costs, problem.base, self.problem.figures(logs))
+        kept = [jnp.log(costs[name]) <= jnp.log(limits[name]) + SLACK for name in self.problem.cheap]
         return jnp.all(jnp.stack(kept)) if kept else jnp.asarray(True)
 
     def on_steps(self, logs: np.ndarray) -> np.ndarray:
         """Log fields rounded to the fields' steps."""
-        columns = [np.log(each.rounded(np.exp(logs[:, place]))) for place, each in enumerate(self.problem.free)]
+        columns = [np.log(axis.rounded(np.exp(logs[:, place]))) for place, axis in enumerate(self.problem.free)]
         return np.stack(columns, axis=1)
 
     def repaired(
@@ -243,7 +245,7 @@ class Search:
             return np.asarray(filled, np.float64)
 
         stepped = self.on_steps(fill(logs, ways))
-        plain = np.array([each.grain == 0 for each in self.problem.free])
+        plain = np.array([axis.grain == 0 for axis in self.problem.free])
         if plain.any():
             stepped = self.on_steps(fill(stepped, 1.0 * plain[None] * np.ones_like(ways)))
         return stepped
@@ -260,6 +262,7 @@ class Search:
         # A step of no length grows the starts to the budgets.
         leaves, logs = self._move(self.arguments, state, nowhere, limits, jnp.zeros(()))
         state = state._replace(raw=leaves[0])
+        # Steps get shorter by a cosine, so that the descents settle.
         for number in range(settings.steps):
             part = number / max(settings.steps - 1, 1)
             relaxation = settings.relaxation + (settings.last_relaxation - settings.relaxation) * part
@@ -269,8 +272,8 @@ class Search:
             for place, name in enumerate(self.timed):
                 timed[:, place], ways[:, place] = spent[name] - budgeted[place], slopes[name]
             pace = settings.learning_rate * (_LAST_PACE + (1.0 - _LAST_PACE) * 0.5 * (1.0 + np.cos(np.pi * part)))
-            known = _Slopes(*(jnp.asarray(each, float) for each in (slope, timed, ways)))
-            leaves, logs = self._move(self.arguments, state, known, limits, jnp.asarray(pace, float))
+            gradients = _Slopes(*(jnp.asarray(array, float) for array in (slope, timed, ways)))
+            leaves, logs = self._move(self.arguments, state, gradients, limits, jnp.asarray(pace, float))
             state = jax.tree.unflatten(jax.tree.structure(state), leaves)
         return np.asarray(logs, np.float64)
 
@@ -279,8 +282,8 @@ class Search:
         points, fields = logs.shape
         ways = np.tile(np.eye(fields), (points, 1))
         judged, slopes, _ = self._padded(np.repeat(logs, fields, axis=0), ways, relaxation)
-        values = jax.tree.map(lambda each: each[::fields], judged)
-        return values, jax.tree.map(lambda each: each.reshape(points, fields), slopes)
+        values = jax.tree.map(lambda leaf: leaf[::fields], judged)
+        return values, jax.tree.map(lambda leaf: leaf.reshape(points, fields), slopes)
 
     def values(self, logs: np.ndarray) -> tuple[Float[np.ndarray, " point"], dict[str, np.ndarray]]:
         """Exact log objectives of points [point, field], and logs of the budgeted metrics [point]."""
@@ -291,24 +294,24 @@ class Search:
         self, logs: np.ndarray
     ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "point workload"], dict[str, np.ndarray]]:
         """Exact metrics of points [point, field], seconds of their workloads, and the same by family."""
-        found, seconds, parts = self._padded(logs)[2]
-        return found, seconds, parts
+        measures, seconds, parts = self._padded(logs)[2]
+        return measures, seconds, parts
 
     def _padded(self, logs: np.ndarray, ways: np.ndarray | None = None, relaxation: float | None = None) -> Any:
         """`_pushed` of points, exact without a relaxation; filled up to one batch size, so that all share a program."""
         least = max(self.settings.candidates, self.settings.starts * len(self.problem.free))
         count, width = len(logs), max(len(logs), least)
         ways = np.zeros_like(logs) if ways is None else ways
-        padded = [np.concatenate([each, np.repeat(each[-1:], width - count, axis=0)]) for each in (logs, ways)]
-        points, along = (jnp.asarray(each, float) for each in padded)
+        padded = [np.concatenate([array, np.repeat(array[-1:], width - count, axis=0)]) for array in (logs, ways)]
+        points, along = (jnp.asarray(array, float) for array in padded)
         exact = jnp.asarray(relaxation is None)
-        known = self._known(self.arguments, points, along, jnp.asarray(relaxation or 0.0, float), exact)
-        return jax.tree.map(lambda values: np.asarray(values, np.float64)[:count], known)
+        outputs = self._known(self.arguments, points, along, jnp.asarray(relaxation or 0.0, float), exact)
+        return jax.tree.map(lambda values: np.asarray(values, np.float64)[:count], outputs)
 
     def slopes(self, logs: np.ndarray, relaxation: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Gradients of the log objective and of the log budgeted metrics with respect to log fields, at one point."""
         objective, spent = self._sloped(np.asarray(logs)[None], relaxation)[1]
-        return objective[0], {name: each[0] for name, each in spent.items()}
+        return objective[0], {name: slope[0] for name, slope in spent.items()}
 
     def evaluate(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
         """Exact log objective of points [point, field]; infinite where a budget is broken."""
@@ -337,7 +340,7 @@ class Search:
         random = np.random.default_rng([seed, 17])
         space = Samples(self.problem.free, settings.starts, "sobol", seed)
         points = space.slice(0, settings.starts)
-        starts = np.log(np.stack([points[each.field] for each in self.problem.free], axis=1))
+        starts = np.log(np.stack([points[axis.field] for axis in self.problem.free], axis=1))
         ends = self._ends(starts, chosen)
         spent, of_descent = 0, settings.steps * GRADIENT_COST + 1
         best, best_value, trace = ends[0], np.inf, []

@@ -105,7 +105,7 @@ class CalibratedPredictor:
         return self.base.intervals
 
     def covers(self, family: Family) -> bool:
-        """As the base."""
+        """Whether the base covers a family."""
         return self.base.covers(family)
 
     def terms(
@@ -134,7 +134,7 @@ def init_shape_effect(points: int, coordinates: int) -> ShapeEffect:
 
 
 def shape_coordinates(family: Family) -> int:
-    """How many coordinates `shape_points` gives."""
+    """Number of coordinates that `shape_points` gives."""
     return len(_sizes(family)) + (4 if family.matrix else 3)
 
 

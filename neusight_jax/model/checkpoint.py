@@ -140,10 +140,10 @@ def check_weights(card: Mapping[str, Any], weights: bytes, path: Path) -> None:
 
 
 def _kept(card: Mapping[str, Any], part: str, path: Path) -> str:
-    known = card[KEY]
-    if not isinstance(known, dict) or not isinstance(known.get(part), str):
+    checksums = card[KEY]
+    if not isinstance(checksums, dict) or not isinstance(checksums.get(part), str):
         raise InputError(f"{path}: the card's digest is unreadable; copy the checkpoint again")
-    return str(known[part])
+    return str(checksums[part])
 
 
 def _sha256(content: bytes) -> str:
@@ -223,7 +223,7 @@ def _read_card(name_or_path: str | os.PathLike[str]) -> tuple[dict[str, Any], Ca
 
 
 def card_notes(card: Mapping[str, Any], checkpoint: str) -> list[str]:
-    """What to know of a checkpoint before trusting any of its forecasts, whatever the GPU and model: sentences."""
+    """Notes to read before trusting any forecast of a checkpoint, whatever the GPU and model: sentences."""
     notes = []
     if card.get("interrupted"):
         where = ", ".join(f"{name} at step {step}" for name, step in card["interrupted"].items())
@@ -271,19 +271,19 @@ def load_predictor(
         raise unknown_name("GPU", device, effects)
     if name is None or not isinstance(predictor, MixturePredictor):
         return predictor
-    named = with_libraries(predictor, name)
-    own = effects.get(name, {})
+    base = with_libraries(predictor, name)
+    measured = effects.get(name, {})
     shared = typed.generation_effects
     fitting: dict[str, Sequence[float]] = {}
     # What was measured of the GPU itself goes before what its generation shares.
-    for family in named.families:
-        found = own.get(family) or shared.get(generation_of(name, FAMILIES[family].generations), {}).get(family)
-        if found is not None:
-            fitting[family] = found
-    known = with_effect(named, fitting)
-    if not own or known.intervals is None:
-        return known
-    return replace(known, intervals=known.intervals.measured(own, typed.device_intervals.get(name, {})))
+    for family in base.families:
+        effect = measured.get(family) or shared.get(generation_of(name, FAMILIES[family].generations), {}).get(family)
+        if effect is not None:
+            fitting[family] = effect
+    fitted = with_effect(base, fitting)
+    if not measured or fitted.intervals is None:
+        return fitted
+    return replace(fitted, intervals=fitted.intervals.measured(measured, typed.device_intervals.get(name, {})))
 
 
 def _check_families(card: Card, folder: Path) -> None:
@@ -315,15 +315,15 @@ def _template(kind: str, architecture: str) -> Any:
     return jax.eval_shape(lambda: untrained(kind, json.loads(architecture)))
 
 
-def _with_library(predictor: Predictor, known: Mapping[str, ArrayLike]) -> Any:
+def _with_library(predictor: Predictor, libraries: Mapping[str, ArrayLike]) -> Any:
     """The predictor with the number of the library that runs each family; None where nothing is known."""
     if isinstance(predictor, CalibratedPredictor):
-        return replace(predictor, base=_with_library(predictor.base, known))
+        return replace(predictor, base=_with_library(predictor.base, libraries))
     if not isinstance(predictor, MixturePredictor):
         return predictor
     families = {
-        name: replace(each, library=jnp.asarray(known[name], jnp.float32) if name in known else None)
-        for name, each in predictor.families.items()
+        name: replace(parameters, library=jnp.asarray(libraries[name], jnp.float32) if name in libraries else None)
+        for name, parameters in predictor.families.items()
     }
     return replace(predictor, families=families)
 
@@ -337,22 +337,22 @@ def _families(predictor: Predictor) -> dict[str, FamilyMixture]:
 def with_libraries(predictor: MixturePredictor, device: str) -> MixturePredictor:
     """The predictor with the libraries that are known to run its families on a device."""
     numbers = {name: known_library(device, FAMILIES[name]) for name in predictor.families}
-    known = {name: number for name, number in numbers.items() if number}  # 0 = as the rest
-    named: MixturePredictor = _with_library(predictor, known)
-    return named
+    libraries = {name: number for name, number in numbers.items() if number}  # 0 = as the rest
+    adapted: MixturePredictor = _with_library(predictor, libraries)
+    return adapted
 
 
 def with_effect(predictor: MixturePredictor, effects: Mapping[str, Sequence[float]]) -> MixturePredictor:
     """The predictor with the effects of some families."""
     families = dict(predictor.families)
-    for name, own in effects.items():
+    for name, effect in effects.items():
         parameters = families[name]
-        if len(own) != parameters.effect.shape[-1]:
+        if len(effect) != parameters.effect.shape[-1]:
             raise InputError(
-                f"the card's effect of {name} has {len(own)} numbers, the weights need {parameters.effect.shape[-1]}; "
-                "the card and the weights do not belong together"
+                f"the card's effect of {name} has {len(effect)} numbers, the weights need "
+                f"{parameters.effect.shape[-1]}; the card and the weights do not belong together"
             )
-        families[name] = replace(parameters, effect=jnp.asarray(own, jnp.float32))
+        families[name] = replace(parameters, effect=jnp.asarray(effect, jnp.float32))
     return replace(predictor, families=families)
 
 
@@ -362,9 +362,9 @@ def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: 
     `card` needs `kind` and `architecture`; `format`, `LIBRARIES`, digests and, in the architecture, `ADDED` are added.
     """
     libraries = {
-        name: np.asarray(each.library).tolist()
-        for name, each in _families(predictor).items()
-        if each.library is not None
+        name: np.asarray(parameters.library).tolist()
+        for name, parameters in _families(predictor).items()
+        if parameters.library is not None
     }
     flat = tree_to_arrays(_with_library(predictor, {}))
     intervals: Intervals | None = getattr(predictor, "intervals", None)
@@ -372,9 +372,9 @@ def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: 
     fitted: PowerLaw | None = getattr(getattr(predictor, "base", predictor), "power", None)
     architecture = {key: value for key, value in card["architecture"].items() if key not in ADDED}
     architecture |= {key: names for key, names in zip(ADDED, (*parts, fitted is not None), strict=True) if names}
-    known = {LIBRARIES: libraries} if libraries else {}
+    entries = {LIBRARIES: libraries} if libraries else {}
     # As it will be read: digests are of what JSON says, which has no tuples.
-    card = json.loads(json.dumps({"format": FORMAT, **card, "architecture": architecture, **known}))
+    card = json.loads(json.dumps({"format": FORMAT, **card, "architecture": architecture, **entries}))
     card = {key: value for key, value in card.items() if key != KEY}  # not that of a card it was copied from
     weights = save(flat)
     with atomic_folder(Path(folder)) as beside:

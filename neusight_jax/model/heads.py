@@ -264,7 +264,7 @@ def _dram(at: Launch) -> Times:
     if work.form_bytes is not None:
         traffic.append(jnp.max(work.form_bytes, axis=1))
     again = fetched_again(gpu, work, kept_ramp(at.physics))
-    return jnp.stack([(each + again) / gpu.mem_bytes_per_s for each in traffic], axis=1)
+    return jnp.stack([(amount + again) / gpu.mem_bytes_per_s for amount in traffic], axis=1)
 
 
 def _reread(at: Launch) -> Times:
@@ -422,7 +422,7 @@ class Head:
     side: str = ""
 
     def bounds(self, family: Family) -> tuple[float, float]:
-        """Of the offset for a family."""
+        """Bounds of the offset for a family."""
         return self.tensor_bounds if family.tensor_core and self.tensor_bounds else (self.low, self.high)
 
 
@@ -485,5 +485,5 @@ def physical_times(at: Launch) -> dict[str, Times]:
 
 def most_times(at: Launch) -> dict[str, Times]:
     """The longest that some heads may be."""
-    found = {name: head.most(at) for name, head in heads_of(at.family).items() if head.most is not None}
-    return {name: times for name, times in found.items() if times is not None}
+    longest = {name: head.most(at) for name, head in heads_of(at.family).items() if head.most is not None}
+    return {name: times for name, times in longest.items() if times is not None}

@@ -1,4 +1,4 @@
-"""How far to trust a forecast: 80 % intervals from left-out GPUs, wider where GPU or shapes leave what was trained on.
+"""Trust in a forecast: 80 % intervals from left-out GPUs, wider where GPU or shapes leave what was trained on.
 
 Quantiles of log(measured / forecast) come from fits that never saw the GPU they are scored on (`training.conformal`).
 The log half-width of a kernel is multiplied by
@@ -75,7 +75,7 @@ _UNMEASURED_PRODUCTS, _UNMEASURED_DTYPES = ("int8", "fp64"), ("fp64",)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Intervals:
-    """What a predictor knows of its own errors.
+    """Errors of a predictor, as far as it knows them.
 
     Attributes:
       kernels: low and high log(measured / forecast) of an isolated kernel on a GPU nobody has measured that lies inside
@@ -99,16 +99,16 @@ class Intervals:
     gpu_range: dict[str, Float[Array, "2 ratio"]] = field(default_factory=dict)
     shape_range: dict[str, Float[Array, "2 feature"]] = field(default_factory=dict)
 
-    def measured(self, families: Iterable[str], own: Mapping[str, float]) -> Intervals:
+    def measured(self, families: Iterable[str], widths: Mapping[str, float]) -> Intervals:
         """The same with the intervals of a GPU in force that was measured in these families.
 
         Args:
-          own: half-width in logarithms of what is known of this GPU's errors, by family and `MODELS`.
+          widths: half-widths in logarithms of what is known of this GPU's errors, by family and `MODELS`.
         """
-        known = {name: jnp.array([-width, width], jnp.float32) for name, width in own.items()}
-        kernels = {name: known.get(name, self.measured_kernels[name]) for name in families}
+        pairs = {name: jnp.array([-width, width], jnp.float32) for name, width in widths.items()}
+        kernels = {name: pairs.get(name, self.measured_kernels[name]) for name in families}
         others = {name: pair for name, pair in self.other_vendor.items() if name != MODELS}
-        total = known.get(MODELS, self.measured_total)
+        total = pairs.get(MODELS, self.measured_total)
         return replace(self, total=total, other_vendor=others).with_kernels(kernels)
 
     def with_kernels(self, kernels: Mapping[str, Float[Array, "2"]]) -> Intervals:
@@ -125,12 +125,12 @@ def empty_intervals(
     shapes = {name: jnp.zeros((2, count)) for name, count in feature_counts.items()}
     gpus = {name: jnp.zeros((2, len(GPU_RATIOS))) for name in feature_counts}
     others = {name: jnp.zeros(2) for name in other_vendor}
-    known = None if labelled is None else tuple(labelled)
+    networks = None if labelled is None else tuple(labelled)
     return Intervals(
         kernels=pairs,
         other_vendor=others,
         measured_kernels=pairs,
-        labelled=known,
+        labelled=networks,
         gpu_range=gpus,
         shape_range=shapes,
     )
@@ -146,7 +146,7 @@ def gpu_ratios(gpu: GPU) -> Float[Array, "*gpu ratio"]:
 def outside(
     value: Float[Array, "*batch item"], low: Float[Array, " item"], high: Float[Array, " item"]
 ) -> Float[Array, "*batch item"]:
-    """How far values lie outside a range; 0 inside."""
+    """Distance of values outside a range; 0 inside."""
     return jnp.maximum(jnp.maximum(low - value, value - high), 0.0)
 
 
@@ -156,7 +156,7 @@ def range_of(ratios: Float[np.ndarray, "gpu ratio"]) -> Float[np.ndarray, "2 rat
 
 
 def gpu_widening(ratios: Float[Array, "*gpu ratio"], gpu_range: Float[Array, "2 ratio"]) -> Float[Array, "*gpu"]:
-    """What intervals are widened by for a GPU of these `gpu_ratios`, 1 inside the range (module docstring)."""
+    """Factor that widens intervals for a GPU of these `gpu_ratios`, 1 inside the range (module docstring)."""
     squares = jnp.sum(outside(ratios, *gpu_range) ** 2, axis=-1)
     # The square root has no slope at zero.
     return 1.0 + PER_DISTANCE * jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
@@ -176,7 +176,7 @@ class KernelInterval:
 
 
 def outward(family: Family, batch: KernelBatch) -> Float[Array, "2 kernel"]:
-    """How far the bounds of kernels move outwards that nothing like it was measured of, below and above, natural
+    """Distance that bounds of kernels move outwards that nothing like it was measured of, below and above, natural
     logarithm; 0 for all others."""
     by_op = jnp.array([_OUTWARD_OPS.get(op, (0.0, 0.0)) for op in family.ops])
     unmeasured = _UNMEASURED_PRODUCTS if family.matrix else _UNMEASURED_DTYPES
@@ -241,7 +241,7 @@ def total_interval(intervals: Intervals, gpu: GPU, seconds: float, wider: float)
 
 
 def in_labels(intervals: Intervals, network: np.ndarray) -> Bool[np.ndarray, " kernel"]:
-    """Which kernels, by network, are of a kind that the measured whole models had. Host only.
+    """Mask of the kernels, by network, of a kind that the measured whole models had. Host only.
 
     None where no whole model was measured. What a model takes in other kernels has the sum of their own bounds.
     """
@@ -252,11 +252,11 @@ def in_labels(intervals: Intervals, network: np.ndarray) -> Bool[np.ndarray, " k
 
 def unlabelled_note(intervals: Intervals, network: np.ndarray, cost: Float[np.ndarray, " kernel"]) -> list[str]:
     """A sentence where much of the time is in kernels that `in_labels` has none of. Host only."""
-    known = in_labels(intervals, network)
-    share = float(cost[~known].sum() / max(float(cost.sum()), 1e-30))
+    mask = in_labels(intervals, network)
+    share = float(cost[~mask].sum() / max(float(cost.sum()), 1e-30))
     if intervals.labelled is None or share < WORTH_SAYING:
         return []
-    missing = ", ".join(sorted(set(network[~known])))
+    missing = ", ".join(sorted(set(network[~mask])))
     return [f"no whole model with {missing} was measured ({share:.0%} of the time): the interval adds their own bounds"]
 
 
@@ -280,7 +280,7 @@ def far_note(
     Returns: one sentence, or none.
     """
     ratios, total = np.asarray(gpu_ratios(gpu)), max(float(cost.sum()), 1e-30)
-    found: dict[tuple[str, ...], dict[str, float]] = {}
+    groups: dict[tuple[str, ...], dict[str, float]] = {}
     for name in sorted(intervals.gpu_range.keys() & set(network)):
         low, high = np.asarray(intervals.gpu_range[name])
         figures = tuple(
@@ -289,12 +289,12 @@ def far_note(
             if max(least - value, value - most) > WORTH_SAYING
         )
         if figures:
-            found.setdefault(figures, {})[name] = float(cost[network == name].sum()) / total
-    shares = {figures: sum(each.values()) for figures, each in found.items()}
+            groups.setdefault(figures, {})[name] = float(cost[network == name].sum()) / total
+    shares = {figures: sum(networks.values()) for figures, networks in groups.items()}
     if sum(shares.values()) < WORTH_SAYING:
         return []
-    figures = max(shares, key=lambda each: shares[each])
-    whose = "" if shares[figures] > 1.0 - WORTH_SAYING else f" for {', '.join(sorted(found[figures]))}"
+    figures = max(shares, key=lambda texts: shares[texts])
+    whose = "" if shares[figures] > 1.0 - WORTH_SAYING else f" for {', '.join(sorted(groups[figures]))}"
     return [f"this GPU lies outside those trained on{whose} ({'; '.join(figures)}): {consequence}"]
 
 
@@ -314,11 +314,11 @@ def interval_warnings(
       shape_widening: factor by which the shape widens the interval of each kernel (`KernelInterval`).
       cost: time of each kernel in the workload, of which only shares count.
     """
-    said = far_note(intervals, gpu, network, cost)
+    notes = far_note(intervals, gpu, network, cost)
     share = float(cost[shape_widening > 1.0 + WORTH_SAYING].sum() / max(float(cost.sum()), 1e-30))
     if share >= WORTH_SAYING:
-        said.append(f"{share:.0%} of the time is in kernels of shapes outside those trained on: extrapolated")
-    return said
+        notes.append(f"{share:.0%} of the time is in kernels of shapes outside those trained on: extrapolated")
+    return notes
 
 
 def _sizes(machine: Machine) -> dict[str, float]:
@@ -344,7 +344,7 @@ def machine_distance(first: Machine, second: Machine) -> float:
 
 
 def _architecture(machine: Machine) -> tuple[object, ...]:
-    """What tells one architecture from another among figures."""
+    """Figures that tell one architecture from another."""
     gpu = gpu_of(machine)
     return (*(float(np.asarray(getattr(gpu, name))) for name in KIND_FIELDS), gpu.paths)
 

@@ -61,7 +61,7 @@ def _bounds(
     for name, batch in table.families.items():
         family = FAMILIES[name]
         interval = kernel_interval(predictor, family, gpu_of(machine), batch)
-        own = KernelTable({name: batch})
-        light = kernel_terms(predictor, machine, own, isolated=jnp.asarray(isolated, float))[name].bounds
+        part = KernelTable({name: batch})
+        light = kernel_terms(predictor, machine, part, isolated=jnp.asarray(isolated, float))[name].bounds
         out[name] = (interval.log_low, interval.log_high, light.speed_of_light_s)
     return out

@@ -59,11 +59,11 @@ def kernel_terms(
     terms = {}
     for name, batch in kernels.families.items():
         family = FAMILIES[name]
-        own = machine if family.linked else gpu_of(machine)
+        device = machine if family.linked else gpu_of(machine)
         if predictor.covers(family):
-            terms[name] = predictor.terms(family, own, batch, isolated=isolated, relaxation=relaxation)
+            terms[name] = predictor.terms(family, device, batch, isolated=isolated, relaxation=relaxation)
         else:
-            bound = RooflinePredictor().terms(family, own, batch, isolated=isolated)
+            bound = RooflinePredictor().terms(family, device, batch, isolated=isolated)
             nothing = replace(bound, seconds=jnp.full_like(bound.seconds, jnp.nan))
             terms[name] = bound if family.linked else nothing
     return terms
@@ -72,10 +72,10 @@ def kernel_terms(
 def uncovered(predictor: Predictor, kernels: KernelTable) -> dict[str, int]:
     """Families a predictor does not cover, and how many kernels of them a table holds; traced tables and collectives,
     which go by the rates of the sheet, pass."""
-    found = {name: batch for name, batch in kernels.families.items() if not isinstance(batch.row, jax.core.Tracer)}
+    batches = {name: batch for name, batch in kernels.families.items() if not isinstance(batch.row, jax.core.Tracer)}
     return {
         name: batch.num_rows
-        for name, batch in found.items()
+        for name, batch in batches.items()
         if not (predictor.covers(FAMILIES[name]) or FAMILIES[name].linked) and batch.num_rows
     }
 
@@ -124,13 +124,13 @@ def _in_blocks(run: Callable[..., Array], rows: int, most: int, *arguments: Any)
     cut = [jnp.ndim(leaf) > 0 and jnp.shape(leaf)[0] == rows for leaf in leaves]
     parts = [
         jnp.pad(leaf, (0, blocks * size - rows), mode="edge").reshape(size, blocks).T
-        for leaf, own in zip(leaves, cut, strict=True)
-        if own
+        for leaf, is_cut in zip(leaves, cut, strict=True)
+        if is_cut
     ]
 
     def of_block(block: list[Array]) -> Array:
-        own = iter(block)
-        merged = [next(own) if is_cut else leaf for leaf, is_cut in zip(leaves, cut, strict=True)]
+        slices = iter(block)
+        merged = [next(slices) if is_cut else leaf for leaf, is_cut in zip(leaves, cut, strict=True)]
         return run(*jax.tree.unflatten(tree, merged))
 
     seconds: Array = jnp.moveaxis(jax.lax.map(of_block, parts), 0, 1)
@@ -200,12 +200,12 @@ _differentiable_sum = jax.custom_jvp(_batching_sum)
 @_batching_sum.def_vmap
 def _many_sums(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Array, bool]:
     """Sums of one table on many machines: each distinct kernel once, machines in blocks. Other batches as they come."""
-    axes = jax.tree.map(lambda own: 0 if own else None, tuple(batched))
+    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
     predictor, machine, kernels, relaxation, isolated = arguments
     machines = (machine, relaxation, isolated)
     scalars = all(
-        jnp.ndim(leaf) <= own
-        for leaf, own in zip(jax.tree.leaves(machines), jax.tree.leaves((batched[1], *batched[3:])), strict=True)
+        jnp.ndim(leaf) <= is_batched
+        for leaf, is_batched in zip(jax.tree.leaves(machines), jax.tree.leaves((batched[1], *batched[3:])), strict=True)
     )
     if not scalars or any(jax.tree.leaves((batched[0], batched[2]))):
         return jax.vmap(plain_sum, in_axes=axes)(*arguments), True
@@ -233,8 +233,8 @@ def _slope(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, 
     place = [at for at, step in enumerate(steps) if not isinstance(step, SymbolicZero)]
 
     def along(*moving: Array) -> Array:
-        own = dict(zip(place, moving, strict=True))
-        return plain_sum(*jax.tree.unflatten(tree, [own.get(at, leaf) for at, leaf in enumerate(leaves)]))
+        changed = dict(zip(place, moving, strict=True))
+        return plain_sum(*jax.tree.unflatten(tree, [changed.get(at, leaf) for at, leaf in enumerate(leaves)]))
 
     value, slope = jax.jvp(along, tuple(leaves[at] for at in place), tuple(steps[at] for at in place))
     return value, slope
@@ -277,7 +277,7 @@ def kernel_latency(
     require_covered(predictor, kernels)
     machine, switches = on_device(machine), _switches(relaxation, isolated)
     if is_limited(machine):
-        clocks = {name: each.clock for name, each in _settled_kernels(predictor, machine, kernels, *switches).items()}
+        clocks = {name: state.clock for name, state in _settled_kernels(predictor, machine, kernels, *switches).items()}
         return {
             name: _kernel_latency(
                 predictor, at_clock(machine, clock), KernelTable({name: kernels.families[name]}), *switches
@@ -328,20 +328,20 @@ def _unlimited(machine: _Machine) -> _Machine:
 
 
 def slower_by(seconds: Float[Array, "clock ..."]) -> Callable[[Array], Array]:
-    """How many times as long work takes at a clock over the stock one, from its seconds at `CLOCKS`."""
+    """Slowdown of work at a clock over the stock one, from its seconds at `CLOCKS`."""
     at, logs = jnp.log(jnp.array(CLOCKS)), jnp.log(jnp.maximum(seconds, 1e-30))
     logs = logs - logs[-1]
 
     def slower(clock: Array) -> Array:
         place = jnp.log(clock)
         pieces = [
-            logs[each] + (logs[each + 1] - logs[each]) * (place - at[each]) / (at[each + 1] - at[each])
-            for each in range(len(CLOCKS) - 1)
+            logs[knot] + (logs[knot + 1] - logs[knot]) * (place - at[knot]) / (at[knot + 1] - at[knot])
+            for knot in range(len(CLOCKS) - 1)
         ]
-        found = pieces[0]
-        for each, piece in enumerate(pieces[1:], 1):
-            found = jnp.where(place > at[each], piece, found)
-        return jnp.exp(found)
+        log_ratio = pieces[0]
+        for knot, piece in enumerate(pieces[1:], 1):
+            log_ratio = jnp.where(place > at[knot], piece, log_ratio)
+        return jnp.exp(log_ratio)
 
     return slower
 
@@ -350,13 +350,13 @@ def _settled_kernels(
     predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> dict[str, Settled]:
     """Where a board settles that runs one kernel again and again, by family [kernel]."""
-    gpu, law, found = gpu_of(machine), power_law(predictor), {}
+    gpu, law, states = gpu_of(machine), power_law(predictor), {}
     every = [_kernel_latency(predictor, at_clock(machine, clock), kernels, relaxation, isolated) for clock in CLOCKS]
     for name, batch in kernels.families.items():
-        seconds = jnp.stack([each[name] for each in every])
+        seconds = jnp.stack([times[name] for times in every])
         draw = with_gaps(law, draw_of(law, gpu, name, batch, seconds[-1]), isolated)
-        found[name] = settle(law, gpu, draw, slower_by(seconds))
-    return found
+        states[name] = settle(law, gpu, draw, slower_by(seconds))
+    return states
 
 
 _settled_kernels_once = jax.jit(_settled_kernels)
@@ -372,7 +372,7 @@ def step_draw(
     isolated: Isolated = False,
     relaxation: Relaxation = 0.0,
 ) -> Draw:
-    """What all kernels of a step take together, of one GPU.
+    """Draw of all kernels of a step together, of one GPU.
 
     Args:
       seconds: of the step; counts: how often each kernel runs, None = as the table says.
@@ -445,8 +445,8 @@ def predict_kernels_power(
     Returns: float32 [rows], between static power and the limit of the board.
     """
     require_covered(predictor, table)
-    found = _settled_kernels_once(predictor, on_device(machine), table, *_switches(relaxation, isolated))
-    return in_row_order(table, {name: np.asarray(each.power_w) for name, each in found.items()})
+    states = _settled_kernels_once(predictor, on_device(machine), table, *_switches(relaxation, isolated))
+    return in_row_order(table, {name: np.asarray(state.power_w) for name, state in states.items()})
 
 
 def predict_kernels(

@@ -43,8 +43,8 @@ class Network:
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[GetAttrKey, Any]], tuple[Any, ...]]:
         """Normalisation and parameters as fields of one record; the form is static."""
-        named = [("center", self.center), ("scale", self.scale), *self.parameters.items()]
-        return [(GetAttrKey(name), leaf) for name, leaf in named], (tuple(self.parameters), self.module)
+        leaves = [("center", self.center), ("scale", self.scale), *self.parameters.items()]
+        return [(GetAttrKey(name), leaf) for name, leaf in leaves], (tuple(self.parameters), self.module)
 
     @classmethod
     def tree_unflatten(cls, form: tuple[Any, ...], leaves: Sequence[Any]) -> Network:
@@ -83,7 +83,7 @@ def init_network(
 
     # A feature that never varied has no scale to divide by.
     center, scale = jnp.mean(features, axis=0), jnp.where(spread > 1e-6, spread, 1.0)
-    parameters = {name: jax.tree.map(ensemble, each) for name, each in start.items()}
+    parameters = {name: jax.tree.map(ensemble, subtree) for name, subtree in start.items()}
     return Network(ensemble(center), ensemble(scale), parameters, module)
 
 
@@ -98,7 +98,7 @@ def normalised(network: Network, features: Float[Array, "kernel feature"]) -> Fl
 def apply_network(network: Network, features: Float[Array, "kernel feature"]) -> Float[Array, "member kernel output"]:
     """Outputs of every member for every kernel."""
     module = network.module
-    member = perceptron if module is None else lambda own, inputs: module.apply({"params": own}, inputs)
+    member = perceptron if module is None else lambda weights, inputs: module.apply({"params": weights}, inputs)
     outputs: Array = jax.vmap(member)(dict(network.parameters), normalised(network, features))
     return outputs
 
@@ -152,13 +152,13 @@ def started(module: Any, key: PRNGKeyArray, features: int, outputs: int) -> tupl
     if any(field.name == "outputs" for field in fields(module)):
         module = module.clone(outputs=outputs)
     try:
-        found, variables = module.init_with_output(key, jnp.zeros((2, features)))
+        output, variables = module.init_with_output(key, jnp.zeros((2, features)))
     except Exception as error:  # whatever a user's code raises
         raise InputError(f"network {_path(module)} fails on {features} features: {error}") from error
-    if jnp.shape(found) != (2, outputs):
+    if jnp.shape(output) != (2, outputs):
         raise InputError(
-            f"network {_path(module)} gives {jnp.shape(found)} for 2 kernels, expected (2, {outputs}); give it a field "
-            "`outputs: int = 0`, which is set for every family, and return as many numbers"
+            f"network {_path(module)} gives {jnp.shape(output)} for 2 kernels, expected (2, {outputs}); give it a "
+            "field `outputs: int = 0`, which is set for every family, and return as many numbers"
         )
     other, taken = sorted(set(variables) - {"params"}), sorted(_TAKEN & set(variables.get("params", {})))
     if other or taken:
@@ -183,7 +183,9 @@ def network_card(module: Any) -> dict[str, Any]:
     if path.startswith("__main__:") or imported(path) is not type(module):
         raise InputError(f"network {path} cannot be imported again; define it in a module of its own")
     arguments = {
-        field.name: own for field, own in values.items() if field.name not in _NOT_ARGUMENTS and own != _default(field)
+        field.name: value
+        for field, value in values.items()
+        if field.name not in _NOT_ARGUMENTS and value != _default(field)
     }
     try:
         card: dict[str, Any] = json.loads(json.dumps({"module": path, "arguments": arguments}))
@@ -200,19 +202,19 @@ def load_network(card: Mapping[str, Any]) -> Any:
     from flax import linen
 
     path, arguments = str(card["module"]), dict(card["arguments"])
-    found = imported(path)
-    if not (isinstance(found, type) and issubclass(found, linen.Module)):  # nothing else a card names is ever called
+    module = imported(path)
+    if not (isinstance(module, type) and issubclass(module, linen.Module)):  # nothing else a card names is ever called
         raise InputError(f"network {path} is not a class of flax.linen.Module; expected PACKAGE.MODULE:CLASS")
-    if "outputs" in found.__dataclass_fields__:
+    if "outputs" in module.__dataclass_fields__:
         arguments["outputs"] = 0
     try:
-        return found(**{name: _hashable(value) for name, value in arguments.items()})
+        return module(**{name: _hashable(value) for name, value in arguments.items()})
     except TypeError as error:
         raise InputError(f"network {path} cannot be made of {card['arguments']}: {error}") from None
 
 
 def imported(path: str) -> Any:
-    """What PACKAGE.MODULE:NAME names; `InputError` if it cannot be imported."""
+    """The object that PACKAGE.MODULE:NAME names; `InputError` if it cannot be imported."""
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)

@@ -86,7 +86,7 @@ class PowerLaw(Record):
 
 
 class Draw(NamedTuple):
-    """What kernels take beside static power; of one kernel, or of a step.
+    """Draw of kernels beside static power; of one kernel, or of a step.
 
     Attributes:
       busy_w: watts of SMs at work, at the boost clock and volts at their floor.
@@ -140,7 +140,7 @@ def _joules(law: PowerLaw, name: str, dtype: Array) -> tuple[Array, Array]:
 
 
 def draw_of(law: PowerLaw, gpu: GPU, family: str, kernels: KernelBatch, seconds: Float[Array, " kernel"]) -> Draw:
-    """What one launch of every kernel of a family takes.
+    """Draw of one launch of every kernel of a family.
 
     Args:
       gpu: scalars, or arrays [kernel]; seconds: of one launch, as forecast on it.
@@ -169,7 +169,7 @@ def draw_of_step(
     counts: Mapping[str, Any],
     seconds: Array,
 ) -> Draw:
-    """What the kernels of a step take together.
+    """Draw of the kernels of a step together.
 
     Args:
       law: of power.
@@ -240,9 +240,9 @@ def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array]
       slower: how many times as long the work takes at a clock so many times the stock one.
     """
     by_itself = stock(law, gpu, draw)
-    own = jnp.minimum(power_w(law, gpu, draw, by_itself), gpu.tdp_w)
+    stock_w = jnp.minimum(power_w(law, gpu, draw, by_itself), gpu.tdp_w)
     if not is_limited(gpu):
-        return Settled(jnp.ones_like(by_itself), by_itself, own)
+        return Settled(jnp.ones_like(by_itself), by_itself, stock_w)
     limit = jnp.asarray(gpu.tdp_w if gpu.power_limit_w is None else gpu.power_limit_w)
     lock = jnp.asarray(gpu.clock_hz if gpu.clock_limit_hz is None else gpu.clock_limit_hz) / gpu.clock_hz
     highest = jnp.minimum(lock, 1.0) / by_itself

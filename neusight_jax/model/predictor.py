@@ -1,4 +1,4 @@
-"""What every predictor says of kernels, and the interface it says it through."""
+"""Terms that every predictor gives of kernels, and the interface it gives them through."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class KernelTerms:
 
 @runtime_checkable
 class Predictor(Protocol):
-    """What every predictor and baseline is: a pytree that forecasts the families it covers."""
+    """Interface of every predictor and baseline: a pytree that forecasts the families it covers."""
 
     def covers(self, family: Family) -> bool:
         """Whether it can forecast a family; a checkpoint covers those it was trained on."""
@@ -151,5 +151,5 @@ class RooflinePredictor:
 
         Args: as of `Predictor.terms`.
         """
-        found = bounded(family, machine, batch)
-        return found.terms(found.bounds.roofline_s)
+        kernels = bounded(family, machine, batch)
+        return kernels.terms(kernels.bounds.roofline_s)

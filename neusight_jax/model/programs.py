@@ -89,10 +89,8 @@ def _kept_program(
 ) -> Callable[..., Any] | None:
     """The function of a list of leaves from its kept trace, made and kept if there is none; None if it cannot be."""
     assert _traces is not None
-    said = "\n".join(
-        [_source(), jax.__version__, str(_config.jax_enable_x64), name, closes_over, str(tree), str(kinds)]
-    )
-    path = _traces / f"{hashlib.sha256(said.encode()).hexdigest()}.stablehlo"
+    key = "\n".join([_source(), jax.__version__, str(_config.jax_enable_x64), name, closes_over, str(tree), str(kinds)])
+    path = _traces / f"{hashlib.sha256(key.encode()).hexdigest()}.stablehlo"
     try:
         if not (_is_ours(path.parent) and _is_ours(path)):
             raise PermissionError
@@ -127,7 +125,7 @@ def _keep(path: Path, content: bytes) -> None:
 
 @functools.cache
 def _source() -> str:
-    """What tells one state of the package's files from another."""
+    """Paths, sizes and times that tell one state of the package's files from another."""
     root = Path(__file__).parents[1]
     files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".yaml"))
     return str([(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files])
@@ -138,9 +136,9 @@ def _of_this_package(tree: Any) -> bool:
     """Whether all records and networks in a tree are the package's own: others may change without `_source` knowing."""
     data = tree.node_data()
     records = () if data is None else (data[0], *map(type, data[1] if isinstance(data[1], tuple) else ()))
-    known = ("builtins", __package__.partition(".")[0], "optax")
-    own = all(record.__module__.partition(".")[0] in known for record in records)
-    return own and all(_of_this_package(child) for child in tree.children())
+    packages = ("builtins", __package__.partition(".")[0], "optax")
+    trusted = all(record.__module__.partition(".")[0] in packages for record in records)
+    return trusted and all(_of_this_package(child) for child in tree.children())
 
 
 @functools.cache
@@ -215,21 +213,21 @@ def announce_compiling(say: Callable[[], None]) -> None:
     """Call `say` once, from another thread, when this process has compiled for `ANNOUNCED_S` in all."""
     spent, kept = 0.0, False
     timer: threading.Timer | None = None
-    said = threading.Event()
+    announced = threading.Event()
 
     def tell() -> None:
-        if not said.is_set():
-            said.set()
+        if not announced.is_set():
+            announced.set()
             say()
 
     def begins(event: str, value: float, **_: Any) -> None:
         nonlocal timer
-        if event.endswith("backend_compile_duration") and not said.is_set() and timer is None:
+        if event.endswith("backend_compile_duration") and not announced.is_set() and timer is None:
             timer = threading.Timer(max(ANNOUNCED_S - spent, 0.0), tell)
             timer.daemon = True
             timer.start()
 
-    def found(event: str, **_: Any) -> None:
+    def hits(event: str, **_: Any) -> None:
         nonlocal kept
         kept = kept or event.endswith("cache_hits")
 
@@ -239,6 +237,6 @@ def announce_compiling(say: Callable[[], None]) -> None:
             timer.cancel()
             timer, spent, kept = None, spent + (0.0 if kept else duration_secs), False
 
-    jax.monitoring.register_event_listener(found)
+    jax.monitoring.register_event_listener(hits)
     jax.monitoring.register_scalar_listener(begins)
     jax.monitoring.register_event_duration_secs_listener(ends)

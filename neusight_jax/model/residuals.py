@@ -69,7 +69,7 @@ def other_vendor(gpu: GPU) -> Bool[Array, "*gpu"]:
 
 
 def switches(gpu: GPU, isolated: Isolated) -> Float[Array, "row _kernel"]:
-    """Which rows of the table hold for kernels on a machine: 0 or 1, without gradient to the GPU."""
+    """Mask of the rows of the table that hold for kernels on a machine: 0 or 1, without gradient to the GPU."""
     inside = jnp.atleast_1d(1.0 - jnp.asarray(isolated, dtype=float))
     kind = jnp.round(jnp.atleast_1d(jnp.asarray(gpu.memory_kind, dtype=float)))
     kinds = [jnp.where(kind == number, 1.0, 0.0) for number in range(len(MEMORY_KINDS))]

@@ -1,4 +1,4 @@
-"""What a machine allows: the speed of light, and what the physical times of `heads` are made of."""
+"""Limits of a machine: the speed of light, and what the physical times of `heads` are made of."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def joule_per_flop(process_nm: ArrayLike, physics: Physics = STANDARD) -> Float[
 
 def given(value: ArrayLike, usual: ArrayLike) -> Float[Array, "*gpu"]:
     """A figure of a GPU, or the usual one where it is 0, which says nothing."""
-    given = jnp.asarray(value)
-    return jnp.where(given > 0, given, usual)
+    figure = jnp.asarray(value)
+    return jnp.where(figure > 0, figure, usual)
 
 
 def column(value: ArrayLike, axes: int) -> Array:
@@ -144,17 +144,17 @@ Ramp: TypeAlias = tuple[Any, Any]
 
 
 def warm_ramp(physics: Physics) -> Ramp:
-    """Of a working set that lies in L2 from the launch before."""
+    """Ramp of a working set that lies in L2 from the launch before."""
     return physics.warm_start, physics.warm_width
 
 
 def kept_ramp(physics: Physics) -> Ramp:
-    """Of what a running kernel comes back for."""
+    """Ramp of what a running kernel comes back for."""
     return physics.kept_start, physics.kept_width
 
 
 def rotated_ramp(physics: Physics) -> Ramp:
-    """Of a working set whose measurement goes round several copies of it."""
+    """Ramp of a working set whose measurement goes round several copies of it."""
     return physics.rotated_start, physics.rotated_width
 
 
@@ -178,7 +178,7 @@ def lost_share(held: Float[Array, " kernel"], room: ArrayLike, ramp: Ramp) -> Fl
 
 
 def room_bytes(gpu: GPU) -> Float[Array, "*gpu"]:
-    """What a stream finds room for in L2, bytes: a part of it, where parts keep what their own SMs read."""
+    """Bytes of a stream that find room in L2: a part of it, where parts keep what their own SMs read."""
     return jnp.asarray(gpu.l2_bytes) / jnp.maximum(jnp.asarray(gpu.l2_partitions), 1.0)
 
 
@@ -206,7 +206,7 @@ def reread_bytes(
 
 
 def wire_s(work: Work, topology: Topology) -> Float[Array, " kernel"]:
-    """What links and network take at least for the messages of kernels, seconds: the fewest bytes of any algorithm."""
+    """Least seconds that links and network take for the messages of kernels: the fewest bytes of any algorithm."""
     wire = work.wire
     if wire is None:
         return jnp.zeros_like(work.flop)

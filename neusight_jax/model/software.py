@@ -65,7 +65,7 @@ class Software(Record):
     step_s: ArrayLike = field(default=0.01, metadata=fitted(1.0, "estimate"))
 
     def overlap(self, name: str) -> Array:
-        """What a class of `OVERLAPS` still adds when it overlaps."""
+        """Share that a class of `OVERLAPS` still adds when it overlaps."""
         value: Array = getattr(self, name)
         return value
 
@@ -97,14 +97,14 @@ EXPERT_SPREAD = 1.49
 """The same by the share of time in experts; of the one source that measured any, so it was not left out."""
 LAYOUT_SPREAD = 0.19
 """What the forecast ratio of two layouts of one job is off by at most, for 80 % of measured pairs."""
-NAMES: tuple[str, ...] = tuple(each.name for each in dataclasses.fields(Software))
+NAMES: tuple[str, ...] = tuple(number.name for number in dataclasses.fields(Software))
 """Names of the numbers."""
 FITTED: tuple[str, ...] = tuple(name for name in NAMES if name != "messages")
 """Those that are fitted to all sources. Messages are as they were measured: fitted they come to 1.08, and steps of
 sources left out are forecast no better."""
 STEP_NOISE = 0.1
 """Spread of measured steps of one source around forecasts with its own software, in logarithms."""
-WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Software)}
+WIDTHS: dict[str, float] = {number.name: number.metadata["width"] for number in dataclasses.fields(Software)}
 """Width of each prior, in its logarithm."""
 
 

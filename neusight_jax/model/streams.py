@@ -56,8 +56,8 @@ def factors(software: Software) -> Float[Array, " class"]:
 
 def launch_seconds(software: Software) -> Float[Array, " class"]:
     """Host time of one launch of each of `CLASSES`, seconds."""
-    own = [software.expert_launch_s if at in EXPERTS else software.launch_s for at in range(len(CLASSES))]
-    return jnp.stack([jnp.asarray(each, float) for each in own])
+    times = [software.expert_launch_s if at in EXPERTS else software.launch_s for at in range(len(CLASSES))]
+    return jnp.stack([jnp.asarray(time_s, float) for time_s in times])
 
 
 def plain_seconds(gpu: GPU, products: KernelBatch) -> Float[Array, " kernel"]:
@@ -104,7 +104,7 @@ def classes_of(
         "plain": plain,
     }
     marks["tensor"] = every - functools.reduce(jnp.add, marks.values())
-    return jnp.where(lanes > 0.0, lanes, seconds), jnp.stack([marks[each] for each in CLASSES])
+    return jnp.where(lanes > 0.0, lanes, seconds), jnp.stack([marks[kind] for kind in CLASSES])
 
 
 def longer(kernels: Array, host: Array) -> Array:
@@ -131,8 +131,8 @@ def step_seconds(
       seconds: of one launch of each kernel by itself, as of `latency.kernel_latency`.
       software: numbers of the framework.
     """
-    own, marks = classes_of(gpu, name, kernels, seconds, attention)
-    return own * (factors(software) @ marks)
+    alone, marks = classes_of(gpu, name, kernels, seconds, attention)
+    return alone * (factors(software) @ marks)
 
 
 def by_phase(kernels: KernelBatch) -> Float[Array, "phase kernel"]:

@@ -92,7 +92,7 @@ class _Rank:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What a job's pieces move.
+    """FLOP, bytes and messages of a job's pieces.
 
     Attributes:
       flop, bytes: of kernels, [kind of stage, work].
@@ -111,6 +111,7 @@ def rank_nodes(predictor: Predictor, machine: Machine, job: Job) -> list[list[No
     ranks = [_Rank() for _ in range(plan.layout.pipeline)]
     ended: dict[int, tuple[int, tuple[int, ...], float]] = {}
     both = weight_in_backward(plan.layout)
+    # Pieces come as they are scheduled: what one needs from another rank has its nodes already.
     for work in works(plan, times):
         rank, deps = ranks[work.rank], ranks[work.rank].last
         if work.needs:
@@ -118,18 +119,18 @@ def rank_nodes(predictor: Predictor, machine: Machine, job: Job) -> list[list[No
         kind = order[work.stage]
         done = {FORWARD: ("forward",), BACKWARD: ("backward", "recomputed"), WEIGHT: ("weight_gradient",)}[work.kind]
         done += ("weight_gradient",) if both and work.kind == BACKWARD else ()
-        sent = [each for each in sizes.sent[kind] if each[0].slot in BESIDE[work.kind]]
+        sent = [transfer for transfer in sizes.sent[kind] if transfer[0].slot in BESIDE[work.kind]]
         name = f"{WORK_NAMES[work.kind]} of micro-batch {work.batch}, stage {work.stage}"
         amount = _amount(sizes, kind, done)
         rank.last = _piece(rank, name, work.start_s, times.pieces[work.stage][work.kind], deps, amount, sent)
         ended[work.place] = (work.rank, rank.last, work.end_s)
     for place, rank in enumerate(ranks):
         kinds = order[place :: len(ranks)]
-        sent = [each for kind in kinds for each in sizes.sent[kind] if each[0].slot in LAST]
+        sent = [transfer for kind in kinds for transfer in sizes.sent[kind] if transfer[0].slot in LAST]
         amounts = np.sum([_amount(sizes, kind, ("optimizer",)) for kind in kinds], axis=0)
-        start_s = max((rank.nodes[each].end_s for each in rank.last), default=0.0)
+        start_s = max((rank.nodes[index].end_s for index in rank.last), default=0.0)
         last = _piece(rank, "optimizer of the step", start_s, times.tail, rank.last, amounts, sent)
-        end_s = max((rank.nodes[each].end_s for each in last), default=0.0)
+        end_s = max((rank.nodes[index].end_s for index in last), default=0.0)
         rank.add("beside the work", "COMP_NODE", end_s, times.fixed_s, last)
     return [rank.nodes for rank in ranks]
 
@@ -202,7 +203,7 @@ def _collective(
     types: tuple[str, ...] = ("COMM_COLL_NODE",)
     if message.op == "send_recv":
         types, more["tag"] = ("COMM_SEND_NODE", "COMM_RECV_NODE"), len(rank.nodes)
-    return tuple(rank.add(name, each, start_s, seconds, deps, **more) for each in types)
+    return tuple(rank.add(name, kind, start_s, seconds, deps, **more) for kind in types)
 
 
 def _sizes(predictor: Predictor, machine: Machine, job: Job) -> _Sizes:
@@ -210,19 +211,19 @@ def _sizes(predictor: Predictor, machine: Machine, job: Job) -> _Sizes:
     for name, batch in job.kernels.families.items():
         dims, dtype = jax.tree.map(jnp.asarray, (batch.dims, batch.dtype))
         work, counts = FAMILIES[name].work(dims, element_bytes(dtype)), np.asarray(job.counts[name])
-        for out, each in ((flop, work.flop), (moved, work.bytes_moved)):
-            out += np.where(counts > 0, counts * np.asarray(each, np.float64), 0.0).sum(axis=-1)
+        for out, amount in ((flop, work.flop), (moved, work.bytes_moved)):
+            out += np.where(counts > 0, counts * np.asarray(amount, np.float64), 0.0).sum(axis=-1)
     cluster = as_cluster(machine)
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
-    listed = [message for _, message in plan.messages]
-    seconds = np.asarray(message_seconds(predictor, cluster, listed, placed, once)) if listed else np.zeros(0)
+    traffic = [message for _, message in plan.messages]
+    seconds = np.asarray(message_seconds(predictor, cluster, traffic, placed, once)) if traffic else np.zeros(0)
     sent: dict[int, list[tuple[Message, float, float]]] = {kind: [] for kind in plan.kinds}
-    for (kind, message), each in zip(plan.messages, seconds, strict=True):
+    for (kind, message), message_s in zip(plan.messages, seconds, strict=True):
         ranks = placed[message.group].ranks
         if ranks > 1 and message.count > 0:
             size = message_size(message, placed[message.group])[0] * message.count
             share = size / ranks if message.op == "all_gather" else size  # ASTRA-sim counts what a rank brings along
-            sent[kind].append((message, share, float(each) * message.count))
+            sent[kind].append((message, share, float(message_s) * message.count))
     return _Sizes(flop, moved, sent)
 
 
@@ -232,17 +233,17 @@ def group_members(layout: Parallelism) -> dict[str, list[list[int]]]:
     place = {axis: [rank // step[axis] % getattr(layout, axis) for rank in every] for axis in step}
 
     def split(axes: Sequence[str]) -> list[list[int]]:
-        found: dict[tuple[int, ...], list[int]] = {}
+        parts: dict[tuple[int, ...], list[int]] = {}
         for rank in every:
-            found.setdefault(tuple(place[axis][rank] for axis in step if axis not in axes), []).append(rank)
-        return list(found.values())
+            parts.setdefault(tuple(place[axis][rank] for axis in step if axis not in axes), []).append(rank)
+        return list(parts.values())
 
     stages, size = split(GROUPS["expert"]), layout.expert
-    found = {name: split(axes) for name, axes in GROUPS.items() if name != "expert"}
-    found["expert"] = [stage[at : at + size] for stage in stages for at in range(0, len(stage), size)]
-    found["expert_data"] = [stage[at::size] for stage in stages for at in range(size)]
-    found["pipeline"] = [[members[0], members[-1]] for members in split(("pipeline",))]
-    return {name: [each for each in members if len(set(each)) > 1] for name, members in found.items()}
+    rosters = {name: split(axes) for name, axes in GROUPS.items() if name != "expert"}
+    rosters["expert"] = [stage[at : at + size] for stage in stages for at in range(0, len(stage), size)]
+    rosters["expert_data"] = [stage[at::size] for stage in stages for at in range(size)]
+    rosters["pipeline"] = [[members[0], members[-1]] for members in split(("pipeline",))]
+    return {name: [ranks for ranks in members if len(set(ranks)) > 1] for name, members in rosters.items()}
 
 
 def write_chakra(folder: Path | str, predictor: Predictor, machine: Machine, job: Job) -> list[Path]:
@@ -258,16 +259,16 @@ def write_chakra(folder: Path | str, predictor: Predictor, machine: Machine, job
     refuse_existing(folder)
     nodes, layout = rank_nodes(predictor, machine, job), job.plan.layout
     members = group_members(layout)
-    used = {each.group for rank in nodes for each in rank if each.group}
-    listed = list(dict.fromkeys(tuple(each) for name in members if name in used for each in members[name]))
-    numbers = {each: number for number, each in enumerate(listed, 1)}
+    used = {node.group for rank in nodes for node in rank if node.group}
+    communicators = list(dict.fromkeys(tuple(ranks) for name in members if name in used for ranks in members[name]))
+    numbers = {ranks: number for number, ranks in enumerate(communicators, 1)}
     name = Path(job.plan.model).stem or "step"
     with atomic_folder(folder) as target:
         for rank in range(layout.gpus):
-            own = {kind: next((each for each in members[kind] if rank in each), []) for kind in used}
+            memberships = {kind: next((ranks for ranks in members[kind] if rank in ranks), []) for kind in used}
             at = rank // strides(layout)["pipeline"] % layout.pipeline
-            _write(target / f"{name}.{rank}.et", nodes[at], rank, at, layout, own, numbers)
-        groups_text = json.dumps({str(number): list(each) for each, number in numbers.items()})
+            _write(target / f"{name}.{rank}.et", nodes[at], rank, at, layout, memberships, numbers)
+        groups_text = json.dumps({str(number): list(ranks) for ranks, number in numbers.items()})
         (target / GROUP_FILE).write_text(groups_text, encoding="utf-8")
     return sorted(Path(folder).iterdir())
 
@@ -278,7 +279,7 @@ def _write(
     rank: int,
     at: int,
     layout: Parallelism,
-    own: Mapping[str, list[int]],
+    memberships: Mapping[str, list[int]],
     numbers: Mapping[tuple[int, ...], int],
 ) -> None:
     """One rank's file: its metadata, then its nodes, each with its length before it."""
@@ -291,39 +292,39 @@ def _write(
     with path.open("wb") as out:
         serialize_length_prefixed(head, out)
         for number, node in enumerate(nodes):
-            start, end = (round(each / US) for each in (node.start_s, node.end_s))
-            said = make(id=number, name=node.name, data_deps=node.deps, type=NODE_TYPES.index(node.type))
-            said.start_time_micros, said.duration_micros = start, end - start
-            said.attr.add(name="is_cpu_op", bool_val=False)
-            for key, value in _attributes(node, rank, rank + (node.peer - at) * step, own, numbers).items():
-                said.attr.add(name=key, **value)
-            serialize_length_prefixed(said, out)
+            start, end = (round(moment / US) for moment in (node.start_s, node.end_s))
+            record = make(id=number, name=node.name, data_deps=node.deps, type=NODE_TYPES.index(node.type))
+            record.start_time_micros, record.duration_micros = start, end - start
+            record.attr.add(name="is_cpu_op", bool_val=False)
+            for key, value in _attributes(node, rank, rank + (node.peer - at) * step, memberships, numbers).items():
+                record.attr.add(name=key, **value)
+            serialize_length_prefixed(record, out)
 
 
 def _attributes(
-    node: Node, rank: int, peer: int, own: Mapping[str, list[int]], numbers: Mapping[tuple[int, ...], int]
+    node: Node, rank: int, peer: int, memberships: Mapping[str, list[int]], numbers: Mapping[tuple[int, ...], int]
 ) -> dict[str, dict[str, Any]]:
-    """What ASTRA-sim reads of a node, with the types it reads them as: another type is 0 to it.
+    """Attributes that ASTRA-sim reads of a node, with the types it reads them as: another type is 0 to it.
 
     Args:
-      peer: the other rank of a message between stages; own: ranks of each of this rank's groups.
+      peer: the other rank of a message between stages; memberships: ranks of each of this rank's groups.
     """
     size = round(node.bytes)
     if node.type == "COMP_NODE":
         return {"num_ops": {"int64_val": round(node.flop)}, "tensor_size": {"uint64_val": size}}
-    found: dict[str, dict[str, Any]] = {"comm_size": {"int64_val": size}}
+    attributes: dict[str, dict[str, Any]] = {"comm_size": {"int64_val": size}}
     if node.type == "COMM_COLL_NODE":
-        number = numbers[tuple(own[node.group])]
+        number = numbers[tuple(memberships[node.group])]
         return {
             "comm_type": {"int64_val": COLLECTIVES.index(node.op.upper())},
-            **found,
+            **attributes,
             "pg_name": {"string_val": str(number)},
         }
     to, source = peer, peer
     if node.group:
-        ring = own[node.group]
+        ring = memberships[node.group]
         place = ring.index(rank)
         to, source = ring[(place + 1) % len(ring)], ring[place - 1]
     ends = (rank, to) if node.type == "COMM_SEND_NODE" else (source, rank)
     pairs = zip(("comm_src", "comm_dst", "comm_tag"), (*ends, node.tag), strict=True)
-    return found | {name: {"int32_val": value} for name, value in pairs}
+    return attributes | {name: {"int32_val": value} for name, value in pairs}

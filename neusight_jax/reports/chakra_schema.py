@@ -39,17 +39,17 @@ def messages() -> tuple[Any, Any]:
     del proto  # writes a message with its length; absent before 5.28
     pool = descriptor_pool.DescriptorPool()
     pool.Add(_file(descriptor_pb2))
-    found = (pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in ("GlobalMetadata", "Node"))
-    metadata, node = map(message_factory.GetMessageClass, found)
+    descriptors = (pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in ("GlobalMetadata", "Node"))
+    metadata, node = map(message_factory.GetMessageClass, descriptors)
     return metadata, node
 
 
 def _file(pb: Any) -> Any:
     file = pb.FileDescriptorProto(name="et_def.proto", package=PACKAGE, syntax="proto3")
     for name, values in (("NodeType", NODE_TYPES), ("CollectiveCommType", COLLECTIVES)):
-        listed = file.enum_type.add(name=name)
+        enum = file.enum_type.add(name=name)
         for number, value in enumerate(values):
-            listed.value.add(name=value, number=number)
+            enum.value.add(name=value, number=number)
     attribute = file.message_type.add(name="AttributeProto")
     attribute.oneof_decl.add(name="value")
     _field(pb, attribute, "name", 1, "string")

@@ -21,45 +21,45 @@ from neusight_jax.units import GIB, MS, duration
 from neusight_jax.workloads import workload_text
 
 
-def tables(found: Comparison) -> RenderableType:
+def tables(comparison: Comparison) -> RenderableType:
     """One row per GPU; `=` marks a tie."""
-    several, priced = found.num_gpus > 1, found.priced
-    measure = "cost" if found.by == "cost" else "time"
-    rows = [_cells(item, found) for item in found.candidates]
+    several, priced = comparison.num_gpus > 1, comparison.priced
+    measure = "cost" if comparison.by == "cost" else "time"
+    rows = [_cells(item, comparison) for item in comparison.candidates]
     parts: list[RenderableType] = [
         table("", list(rows[0]) if rows else [], [list(row.values()) for row in rows], text_columns=2)
     ]
-    if any(item.tie for item in found.candidates):
+    if any(item.tie for item in comparison.candidates):
         parts.append("= ties with the first of its rank: the interval of their ratio holds 1")
-    if found.has_intervals and len(rows) > 1:
+    if comparison.has_intervals and len(rows) > 1:
         parts.append(
             f"against the best: {measure} over that of the first, with the {INTERVAL} of this ratio, narrow where "
             "machines are alike: their forecasts are then off alike"
         )
     if several:
         costs = ", costs" if priced else ""
-        parts.append(f"throughput{costs} and latency are of {found.num_gpus} GPUs at once, memory is of one")
-    head = f"{workload_text(found.workload)}, by {found.by}"
-    return headed(head, *parts, notes=(*_own_notes(found), *found.notes))
+        parts.append(f"throughput{costs} and latency are of {comparison.num_gpus} GPUs at once, memory is of one")
+    head = f"{workload_text(comparison.workload)}, by {comparison.by}"
+    return headed(head, *parts, notes=(*_own_notes(comparison), *comparison.notes))
 
 
-def _cells(item: Candidate, found: Comparison) -> dict[str, str]:
+def _cells(item: Candidate, comparison: Comparison) -> dict[str, str]:
     """The cells of a GPU by their columns."""
-    several = found.num_gpus > 1
+    several = comparison.num_gpus > 1
     cells = {"rank": f"{item.rank or '-'}{'=' if item.tie else ''}", "GPU": item.gpu}
     if several:
-        cells["GPUs"] = str(found.num_gpus)
+        cells["GPUs"] = str(comparison.num_gpus)
     cells["latency"] = "-" if item.latency_s is None else duration(item.latency_s)
-    if found.has_intervals:
+    if comparison.has_intervals:
         cells[INTERVAL] = "-" if item.interval_s is None else between(item.interval_s)
     cells["against the best"] = _against_best(item)
     cells |= {"samples/s": _number(item.samples_per_s), "tokens/s": _number(item.tokens_per_s)}
     bill = bill_cells(item)
-    cells |= {name: bill.get(name, "-") for name in bill_columns(found.candidates)}
+    cells |= {name: bill.get(name, "-") for name in bill_columns(comparison.candidates)}
     cells |= {"memory": "-" if item.memory_bytes is None else f"{item.memory_bytes / GIB:.1f} GiB"}
     cells |= {"fits": {True: "yes", False: "no", None: "-"}[item.fits]}
-    if found.priced:
-        hour = f"per {'GPU ' if several else ''}hour{f' {found.currency}' if found.currency else ''}"
+    if comparison.priced:
+        hour = f"per {'GPU ' if several else ''}hour{f' {comparison.currency}' if comparison.currency else ''}"
         cells |= {hour: _number(item.price_per_hour), "per run": _number(item.cost_per_run)}
         cells |= {"per 1k samples": _number(item.cost_per_1k_samples)}
         cells |= {"per 1M tokens": _number(item.cost_per_million_tokens)}
@@ -75,10 +75,10 @@ def _against_best(item: Candidate) -> str:
     return f"{item.ratio:.3g} ({between((item.ratio_low, item.ratio_high), '{:.3g}'.format)})"
 
 
-def _own_notes(found: Comparison) -> list[str]:
+def _own_notes(comparison: Comparison) -> list[str]:
     """The notes of single GPUs, each once with the GPUs that it is of."""
     whose: dict[str, list[str]] = {}
-    for item in found.candidates:
+    for item in comparison.candidates:
         for note in item.notes:
             whose.setdefault(note.replace(item.gpu, "it"), []).append(item.gpu)
     return [f"{', '.join(names)}: {note}" for note, names in whose.items()]
@@ -88,35 +88,38 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
-def report(found: Comparison) -> Report:
+def report(comparison: Comparison) -> Report:
     """The page of a comparison."""
-    items = [item for item in found.candidates if item.latency_s is not None]
+    items = [item for item in comparison.candidates if item.latency_s is not None]
     names = [f"{item.gpu}{'' if item.fits else ' (may not fit)'}" for item in items]
     latencies = [(item.latency_s or 0.0) / MS for item in items]
     bounds = [(None if item.low_s is None else item.low_s / MS, (item.high_s or 0.0) / MS) for item in items]
-    pictures = [bars_with_interval("Latency", names, latencies, bounds if found.has_intervals else None, "ms")]
-    if found.priced:
-        unit = f"{found.currency or 'cost'} per million tokens"
+    pictures = [bars_with_interval("Latency", names, latencies, bounds if comparison.has_intervals else None, "ms")]
+    if comparison.priced:
+        unit = f"{comparison.currency or 'cost'} per million tokens"
         costs = [item.cost_per_million_tokens for item in items]
         pictures.append(bars_with_interval("Cost", names, costs, None, unit))
-    facts = {"Workload": workload_text(found.workload), "Machine": ", ".join(item.gpu for item in found.candidates)}
-    prices = {item.gpu: item.price_per_hour for item in found.candidates if item.price_per_hour is not None}
-    facts |= prices_fact(prices, found.currency, found.price_file)
-    title = f"{found.workload['model']} on {len(found.candidates)} GPUs"
-    return Report(title, facts, _cards(found), pictures, tables(found))
+    facts = {
+        "Workload": workload_text(comparison.workload),
+        "Machine": ", ".join(item.gpu for item in comparison.candidates),
+    }
+    prices = {item.gpu: item.price_per_hour for item in comparison.candidates if item.price_per_hour is not None}
+    facts |= prices_fact(prices, comparison.currency, comparison.price_file)
+    title = f"{comparison.workload['model']} on {len(comparison.candidates)} GPUs"
+    return Report(title, facts, _cards(comparison), pictures, tables(comparison))
 
 
-def _cards(found: Comparison) -> list[tuple[str, str, str]]:
+def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:
     """The best, a tie where it is one, its latency, and the next that is told from it."""
-    best = [item for item in found.candidates if item.rank == 1]
+    best = [item for item in comparison.candidates if item.rank == 1]
     if not best:
-        return [(f"Best by {found.by}", "none", "no GPU can run it")]
+        return [(f"Best by {comparison.by}", "none", "no GPU can run it")]
     first = best[0]
     tie = "a tie" if len(best) > 1 else ""
-    cards = [(f"Best by {found.by}", ", ".join(item.gpu for item in best), tie)]
+    cards = [(f"Best by {comparison.by}", ", ".join(item.gpu for item in best), tie)]
     cards.append((f"Latency of {first.gpu}", duration(first.latency_s or 0.0), interval_text(first.interval_s)))
-    following = next((item for item in found.candidates if item.rank > 1), None)
+    following = next((item for item in comparison.candidates if item.rank > 1), None)
     if following is not None:
-        measure = "cost" if found.by == "cost" else "time"
+        measure = "cost" if comparison.by == "cost" else "time"
         cards.append((following.gpu, _against_best(following), f"{measure} against the best"))
     return cards

@@ -22,9 +22,9 @@ def tables(design: Design) -> RenderableType:
         for name, value in design.free.items()
     ]
     state = "" if design.feasible else "  NO MACHINE IN THE BOUNDS KEEPS EVERY BUDGET; this one comes nearest"
-    own, base = {**design.seconds, **design.metrics}, {**design.base_seconds, **design.base_metrics}
+    figures, base = {**design.seconds, **design.metrics}, {**design.base_seconds, **design.base_metrics}
     effects = []
-    for name, value in own.items():
+    for name, value in figures.items():
         cells = [name, with_unit(name, value), with_unit(name, base[name]), f"{value / base[name] - 1.0:+.1%}"]
         effects.append([*cells, *_interval_cells(design, name)])
     columns = ["", "design", "base", "change", *([INTERVAL, f"{INTERVAL} of the change"] if design.intervals else [])]
@@ -67,16 +67,16 @@ def _binding(design: Design) -> RenderableType:
     return table(title, ["budget", "limit", "left", "binds", "1 % more buys"], rows)
 
 
-def front_table(designs: Sequence[Design], metric: str, said: Sequence[str] = ()) -> RenderableType:
-    """A Pareto front, one design per row, and its notes but for those `said` already."""
+def front_table(designs: Sequence[Design], metric: str, shown: Sequence[str] = ()) -> RenderableType:
+    """A Pareto front, one design per row, and its notes but for those `shown` already."""
     fields, told = (list(designs[0].free), _told(designs[0])) if designs else ([], "latency_s")
     rows = [
-        [with_unit(metric, each.metrics[metric]), with_unit(told, each.metrics[told])]
-        + [with_unit(name, each.free[name]) for name in fields]
-        for each in designs
+        [with_unit(metric, design.metrics[metric]), with_unit(told, design.metrics[told])]
+        + [with_unit(name, design.free[name]) for name in fields]
+        for design in designs
     ]
     front = table("Pareto front", [metric, told, *fields], rows, text_columns=0)
-    return Group(front, *(Text(f"note: {note}") for note in front_notes(designs) if note not in said))
+    return Group(front, *(Text(f"note: {note}") for note in front_notes(designs) if note not in shown))
 
 
 _TOLD = {"cost_per_mtok": "Cost", "latency_s": "Latency"}
@@ -88,8 +88,8 @@ def _told(design: Design) -> str:
 
 
 def front_notes(designs: Sequence[Design]) -> list[str]:
-    """What the designs of a front have to say, each sentence once."""
-    return list(dict.fromkeys(note for each in designs for note in (*each.front_notes, *each.notes)))
+    """Notes of the designs of a front, each sentence once."""
+    return list(dict.fromkeys(note for design in designs for note in (*design.front_notes, *design.notes)))
 
 
 def report(design: Design, base: str = "", front: Sequence[Design] = (), metric: str = "") -> Report:
@@ -100,11 +100,11 @@ def report(design: Design, base: str = "", front: Sequence[Design] = (), metric:
       front: designs of a Pareto front; none = no picture of it.
       metric: the budgeted metric that the front trades against latency.
     """
-    own, before = {**design.seconds, **design.metrics}, {**design.base_seconds, **design.base_metrics}
-    changes = {name: 100.0 * (value / before[name] - 1.0) for name, value in own.items()}
+    after, before = {**design.seconds, **design.metrics}, {**design.base_seconds, **design.base_metrics}
+    changes = {name: 100.0 * (value / before[name] - 1.0) for name, value in after.items()}
     bars = {"type": "bar", "orientation": "h", "y": list(changes), "x": list(changes.values())}
     bars |= {"hovertemplate": "%{y}: %{x:+.1f} %<extra></extra>"}
-    pictures = [Plot("Beside the base", [bars], {"xaxis": {"title": {"text": "change, %"}}}, "", 110 + 30 * len(own))]
+    pictures = [Plot("Beside the base", [bars], {"xaxis": {"title": {"text": "change, %"}}}, "", 110 + 30 * len(after))]
     points = [(spent, float(np.exp(value - design.objective))) for spent, value in design.trace if np.isfinite(value)]
     if points:
         pictures.append(
@@ -118,15 +118,15 @@ def report(design: Design, base: str = "", front: Sequence[Design] = (), metric:
         for name, value in design.free.items()
     ]
     told = _told(design)
-    cards.append((_TOLD[told], with_unit(told, own[told]), f"base {with_unit(told, before[told])}"))
+    cards.append((_TOLD[told], with_unit(told, after[told]), f"base {with_unit(told, before[told])}"))
     if told in design.intervals:
         spans = interval_text(design.intervals[told]), f"{INTERVAL} {_change_text(design, told)}"
         cards[-1] = (*cards[-1][:2], f"{spans[0]}; {cards[-1][2]}")
-        cards.append(("Change against the base", f"{own[told] / before[told] - 1.0:+.1%}", spans[1]))
-    listed = [front_table(front, metric, design.notes)] if front else []
+        cards.append(("Change against the base", f"{after[told] / before[told] - 1.0:+.1%}", spans[1]))
+    fronts = [front_table(front, metric, design.notes)] if front else []
     facts = {"Workload": ", ".join(design.seconds), "Machine": f"a variant of {base or 'the base'}"}
     facts |= {"State": state} if state else {}
-    return Report("A designed GPU", facts, cards, pictures, Group(tables(design), *listed))
+    return Report("A designed GPU", facts, cards, pictures, Group(tables(design), *fronts))
 
 
 def _line(points: Sequence[tuple[float, float]], name: str) -> dict[str, object]:
@@ -141,7 +141,7 @@ def _axes(across: str, up: str) -> dict[str, object]:
 def _front(designs: Sequence[Design], metric: str, design: Design) -> Plot:
     scale, label = scaled(metric)
     told = _told(design)
-    points = [(each.metrics[metric] / scale, each.metrics[told]) for each in designs]
+    points = [(candidate.metrics[metric] / scale, candidate.metrics[told]) for candidate in designs]
     star = {"symbol": "star", "size": 14, "color": "#1c2330"}
     base = _line([(design.base_metrics[metric] / scale, design.base_metrics[told])], "base")
     traces = [_line(points, "designs"), {**base, "mode": "markers", "marker": star}]

@@ -47,14 +47,14 @@ def tables(forecast: Forecast) -> RenderableType:
     total = max(forecast.total_s, 1e-30)  # a program that launches nothing takes no time
 
     def shares(title: str, column: str, seconds: Mapping[str, float]) -> list[RenderableType]:
-        rows = [[key, duration(each), f"{each / total:.1%}"] for key, each in seconds.items()]
+        rows = [[key, duration(time_s), f"{time_s / total:.1%}"] for key, time_s in seconds.items()]
         return [table(title, [column, "time", "share"], rows), ""]
 
     parts: list[RenderableType] = []
     if forecast.total_s > forecast.compute_s:
         parts += shares("Step", "part", {NAMES[name]: seconds for name, seconds in forecast.parts.items()})
     if any(forecast.phases.values()):
-        ordered = sorted(forecast.phases.items(), key=lambda each: -each[1])
+        ordered = sorted(forecast.phases.items(), key=lambda phase: -phase[1])
         parts += shares("Phases", "phase", {name: seconds for name, seconds in ordered if seconds})
     if forecast.columns:
         top = [
@@ -73,7 +73,7 @@ def tables(forecast: Forecast) -> RenderableType:
 
 
 def _layout_lines(forecast: Forecast) -> list[str]:
-    """How a job is split and its batch cut."""
+    """Lines on how a job is split and its batch cut."""
     load = forecast.workload
     if "layout" not in load:
         return []
@@ -100,11 +100,11 @@ def energy_line(forecast: Forecast) -> list[str]:
     """Joules, watts and the clock that the boards settle at."""
     if not forecast.energy_j:
         return []
-    each = f", {forecast.joules_per_token:.3g} J a token" if forecast.joules_per_token else ""
+    joules = f", {forecast.joules_per_token:.3g} J a token" if forecast.joules_per_token else ""
     whose = f", {forecast.power_w / forecast.gpus:,.0f} W a GPU" if forecast.gpus > 1 else ""
     watts = f"{forecast.power_w:,.0f} W{whose} at {forecast.clock_hz / GIGA:.2f} GHz"
     bill = ", ".join(f"{value} {unit}" for unit, value in bill_cells(forecast).items())
-    line = f"energy {energy_text(forecast.energy_j)}{each} ({watts}; the boards alone)"
+    line = f"energy {energy_text(forecast.energy_j)}{joules} ({watts}; the boards alone)"
     return [line, *([f"the whole run at the meter: {bill}"] if bill else [])]
 
 
@@ -114,12 +114,12 @@ def _memory_lines(forecast: Forecast) -> list[str]:
 
 
 def memory_line(memory: Footprint, mem_bytes: float) -> str:
-    """What a workload needs, by what holds it, and the verdict."""
+    """Memory that a workload needs, by what holds it, and the verdict."""
     parts = ("weights", "gradients", "optimizer", "inputs", "buffers", "activations", "kv_cache")
     sizes = {name.replace("kv_", "KV "): getattr(memory, name) for name in parts}
-    listed = ", ".join(f"{name} {_gib(size)}" for name, size in sizes.items() if size)
+    contents = ", ".join(f"{name} {_gib(size)}" for name, size in sizes.items() if size)
     verdict = "fits in" if memory.total <= mem_bytes else "DOES NOT FIT in"
-    return f"memory {memory.total / GIB:.1f} GiB ({listed}): {verdict} {mem_bytes / GIB:.1f} GiB"
+    return f"memory {memory.total / GIB:.1f} GiB ({contents}): {verdict} {mem_bytes / GIB:.1f} GiB"
 
 
 def _gib(size: float) -> str:
@@ -150,9 +150,13 @@ def report(forecast: Forecast, machine: GPU | None = None) -> Report:
 
 def pictures(forecasts: Mapping[str, Forecast]) -> list[Plot]:
     """Where steps go, and the memory of their fullest ranks, a bar for each."""
-    parts = {NAMES[name]: [each.parts[name] / MS for each in forecasts.values()] for name in NAMES}
-    memory = [asdict(each.memory) for each in forecasts.values() if each.memory is not None]
-    held = {name: [each[name] / GIB for each in memory] for name in memory[0] if any(each[name] for each in memory)}
+    parts = {NAMES[name]: [forecast.parts[name] / MS for forecast in forecasts.values()] for name in NAMES}
+    memory = [asdict(forecast.memory) for forecast in forecasts.values() if forecast.memory is not None]
+    held = {
+        name: [footprint[name] / GIB for footprint in memory]
+        for name in memory[0]
+        if any(footprint[name] for footprint in memory)
+    }
     verdict = ", ".join(dict.fromkeys(map(_verdict, forecasts.values())))
     return [
         plots.stacked("Where the step goes", list(forecasts), parts, "ms", "Of the busiest rank."),
@@ -167,7 +171,7 @@ def _verdict(forecast: Forecast) -> str:
 def machine_fact(name: str, machine: GPU | None) -> dict[str, str]:
     """A machine in the header: its name and the figures that say most."""
     names = ("num_sms", "clock_hz", "mem_bytes_per_s") if machine is not None else ()
-    figures: list[Any] = [with_unit(each, float(getattr(machine, each))) for each in names]
+    figures: list[Any] = [with_unit(figure, float(getattr(machine, figure))) for figure in names]
     if machine is not None:
         figures.append(f"{float(np.asarray(machine.mem_bytes)) / GIB:.4g} GiB")
     return {"Machine": ", ".join([name or "the given GPU", *figures])}
@@ -176,22 +180,22 @@ def machine_fact(name: str, machine: GPU | None) -> dict[str, str]:
 def cards(forecast: Forecast) -> list[tuple[str, str, str]]:
     """The numbers of a forecast that matter."""
     total = max(forecast.total_s, 1e-30)
-    found = [("Step", duration(forecast.total_s), interval_text(forecast.interval_s))]
+    numbers = [("Step", duration(forecast.total_s), interval_text(forecast.interval_s))]
     if forecast.energy_j:
-        each = f"{forecast.joules_per_token:.3g} J a token, " if forecast.joules_per_token else ""
-        found.append(("Energy", energy_text(forecast.energy_j), f"{each}{forecast.power_w:,.0f} W"))
+        joules = f"{forecast.joules_per_token:.3g} J a token, " if forecast.joules_per_token else ""
+        numbers.append(("Energy", energy_text(forecast.energy_j), f"{joules}{forecast.power_w:,.0f} W"))
     if forecast.tokens:
-        found.append(("Throughput", f"{forecast.tokens / total:,.0f} tokens/s", f"{forecast.tokens:,} tokens a step"))
+        numbers.append(("Throughput", f"{forecast.tokens / total:,.0f} tokens/s", f"{forecast.tokens:,} tokens a step"))
     if forecast.gpus > 1 and "layout" in forecast.workload:
         exposed = forecast.exposed_communication_s
-        found.append(("Exposed communication", duration(exposed), f"{exposed / total:.1%} of the step"))
+        numbers.append(("Exposed communication", duration(exposed), f"{exposed / total:.1%} of the step"))
     if forecast.columns:
         launches, whose = int(forecast.columns["count"].sum()), " of one GPU" if forecast.gpus > 1 else ""
         rate = f"{forecast.summed('flop') / total / TERA:.3g} TFLOP/s"
-        found.append(("Arithmetic", rate, f"{launches:,} launches{whose}"))
+        numbers.append(("Arithmetic", rate, f"{launches:,} launches{whose}"))
     if bill := bill_cells(forecast):
         kwh, *rest = (f"{value} {unit}" for unit, value in bill.items())
-        found.append(("The whole run", kwh, ", ".join(rest)))
+        numbers.append(("The whole run", kwh, ", ".join(rest)))
     if forecast.memory is not None:
-        found.append(("Memory", f"{forecast.memory.total / GIB:.1f} GiB", _verdict(forecast)))
-    return found
+        numbers.append(("Memory", f"{forecast.memory.total / GIB:.1f} GiB", _verdict(forecast)))
+    return numbers

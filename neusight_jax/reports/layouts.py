@@ -21,33 +21,33 @@ WAYS = {"tensor": "TP", "pipeline": "PP", "data": "DP", "context": "CP", "expert
 """Ways to split, as tables call them."""
 
 
-def tables(found: Layouts) -> RenderableType:
+def tables(layouts: Layouts) -> RenderableType:
     """One row per machine where there are several, then the layouts of each; `=` marks a tie."""
-    load = found.workload
+    load = layouts.workload
     parts: list[RenderableType] = []
-    if len(found.machines) > 1:
-        rows = [_machine_cells(each) for each in found.machines if each.choices]
+    if len(layouts.machines) > 1:
+        rows = [_machine_cells(machine) for machine in layouts.machines if machine.choices]
         if rows:
             parts += [
                 table("Machines, by their best layout", list(rows[0]), [list(row.values()) for row in rows], 2),
                 "",
             ]
-    for each in found.machines:
-        parts.append(each.verdict)
-        if each.choices:
-            rows = [_cells(item) for item in each.choices]
+    for machine in layouts.machines:
+        parts.append(machine.verdict)
+        if machine.choices:
+            rows = [_cells(item) for item in machine.choices]
             parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
-            parts += [f"{item.rank}: {item.why}" for item in each.choices[:1]]
+            parts += [f"{item.rank}: {item.why}" for item in machine.choices[:1]]
         parts.append("")
-    if any(_crowded(item) for each in found.machines for item in each.choices):
+    if any(_crowded(item) for machine in layouts.machines for item in machine.choices):
         parts.append(
             f"! above {CROWDED_SHARE:.0%} of the memory by estimate, which is right to a fifth: it may not fit"
         )
-    if any(each.tie for each in found.machines):
+    if any(machine.tie for machine in layouts.machines):
         parts.append("= before a machine: its interval reaches that of the first")
-    if any(item.tie for each in found.machines for item in each.choices):
+    if any(item.tie for machine in layouts.machines for item in machine.choices):
         parts.append("= cannot be told from the first of its rank: they differ by less than such forecasts err")
-    return headed(f"{workload_text(load)}, {load['optimizer'] or 'no optimizer'}", *parts, notes=found.notes)
+    return headed(f"{workload_text(load)}, {load['optimizer'] or 'no optimizer'}", *parts, notes=layouts.notes)
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:
@@ -84,19 +84,19 @@ def _cells(item: Choice) -> dict[str, str]:
     return cells
 
 
-def _machine_cells(each: Machine) -> dict[str, str]:
-    best = each.choices[0]
+def _machine_cells(machine: Machine) -> dict[str, str]:
+    best = machine.choices[0]
     cells = {
-        "machine": each.name,
+        "machine": machine.name,
         "layout": layout_text(best.step.workload["layout"]),
         "step": duration(best.step.total_s),
     }
     cells |= _interval_cell(best.step)
-    cells |= {"tokens/s": f"{best.step.tokens_per_s:,.0f}", "a GPU": f"{best.step.tokens_per_s / each.gpus:,.0f}"}
+    cells |= {"tokens/s": f"{best.step.tokens_per_s:,.0f}", "a GPU": f"{best.step.tokens_per_s / machine.gpus:,.0f}"}
     cells |= {"J/token": f"{best.step.joules_per_token or 0.0:.3g}", **bill_cells(best.step)}
     if best.cost_per_million_tokens is not None:
         cells |= {
-            "per GPU hour": f"{each.price_per_hour:,.4g}",
+            "per GPU hour": f"{machine.price_per_hour:,.4g}",
             "per 1M tokens": f"{best.cost_per_million_tokens:,.4g}",
         }
     return cells
@@ -112,37 +112,37 @@ def _best(machine: Machine) -> str:
     return "; ".join([*words, f"{energy_text(first.step.energy_j)} a step, {first.step.power_w:,.0f} W"])
 
 
-def report(found: Layouts) -> Report:
+def report(layouts: Layouts) -> Report:
     """The page of a search for layouts: the best of every machine, and where their steps go."""
-    load = found.workload
-    best = {each.name: each.choices[0] for each in found.machines if each.choices}
+    load = layouts.workload
+    best = {machine.name: machine.choices[0] for machine in layouts.machines if machine.choices}
     shown = (
         best
         if len(best) > 1
         else {
             f"{item.rank}: {layout_text(item.step.workload['layout'])}": item
-            for each in found.machines
-            for item in each.choices
+            for machine in layouts.machines
+            for item in machine.choices
         }
     )
     steps = [item.step for item in shown.values()]
     ends = [step.interval_s or (step.total_s, step.total_s) for step in steps]
     bounds = [(low / MS, high / MS) for low, high in ends]
     latencies = [step.total_s / MS for step in steps]
-    known = any(step.interval_s for step in steps)
+    bounded = any(step.interval_s for step in steps)
     parts = {name: [step.parts[key] / MS for step in steps] for key, name in NAMES.items()}
     cards = [
         (f"{machine.name}{', a tie' if machine.tie else ''}", duration(machine.choices[0].step.total_s), _best(machine))
-        for machine in found.machines
+        for machine in layouts.machines
         if machine.choices
     ]
     joules = [step.joules_per_token for step in steps]
     pictures = [
-        bars_with_interval("Step", list(shown), latencies, bounds if known else None, "ms"),
+        bars_with_interval("Step", list(shown), latencies, bounds if bounded else None, "ms"),
         stacked("Where the step goes", list(shown), parts, "ms", "Of the busiest rank."),
         bars_with_interval("Energy", list(shown), joules, None, "J a token"),
     ]
-    facts = {"Workload": workload_text(load), "Machine": ", ".join(each.name for each in found.machines)}
-    prices = {machine.name.partition("x ")[2] or machine.name: machine.price_per_hour for machine in found.machines}
-    facts |= prices_fact({name: price for name, price in prices.items() if price is not None}, found.currency)
-    return Report(f"Layouts of {load['model']}", facts, cards, pictures if steps else (), tables(found))
+    facts = {"Workload": workload_text(load), "Machine": ", ".join(machine.name for machine in layouts.machines)}
+    prices = {machine.name.partition("x ")[2] or machine.name: machine.price_per_hour for machine in layouts.machines}
+    facts |= prices_fact({name: price for name, price in prices.items() if price is not None}, layouts.currency)
+    return Report(f"Layouts of {load['model']}", facts, cards, pictures if steps else (), tables(layouts))

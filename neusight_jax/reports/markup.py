@@ -21,7 +21,7 @@ def markup(renderable: RenderableType) -> str:
     if hasattr(renderable, "__rich__"):
         renderable = renderable.__rich__()
     if isinstance(renderable, Group):
-        return "\n".join(markup(each) for each in renderable.renderables)
+        return "\n".join(markup(part) for part in renderable.renderables)
     if isinstance(renderable, Table):
         return _table(renderable)
     if isinstance(renderable, str | Text):
@@ -54,6 +54,6 @@ def _table(table: Table) -> str:
 
 
 def _cell(text: str, side: str) -> str:
-    found = quantity(text)
-    value = "" if found is None else f' data-value="{found[0]:.9g}"'
+    amount = quantity(text)
+    value = "" if amount is None else f' data-value="{amount[0]:.9g}"'
     return f'<td{value} style="text-align:{side}">{escape(text)}</td>'

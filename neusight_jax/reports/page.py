@@ -67,7 +67,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Report:
-    """What a page says.
+    """Content of a page.
 
     Attributes:
       title: of the page; facts: its header, name -> text.
@@ -136,8 +136,8 @@ def write_plots(path: Path | str, result: Result, *plots: Plot, command: str = "
 def render(report: Report) -> str:
     """A report as one HTML page."""
     tables = markup(report.tables)
-    said = " ".join([tables, *(f"{plot.title} {plot.caption}" for plot in report.plots), str(report.cards)]).lower()
-    glossary = {term: text for term, text in sorted(GLOSSARY.items()) if term.lower() in said}
+    words = " ".join([tables, *(f"{plot.title} {plot.caption}" for plot in report.plots), str(report.cards)]).lower()
+    glossary = {term: text for term, text in sorted(GLOSSARY.items()) if term.lower() in words}
     plots: list[dict[str, Any]] = [
         {"data": plot.traces, "layout": {**plot.layout, "height": plot.height}} for plot in report.plots
     ]

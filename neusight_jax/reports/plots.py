@@ -75,17 +75,19 @@ def roofline(forecasts: Mapping[str, tuple[Forecast, GPU]]) -> Plot:
         families = columns["family"][real].astype(str)
         single = len(forecasts) == 1
         for family in dict.fromkeys(families) if single else (name,):
-            own = families == family if single else np.ones(len(real), bool)
-            nodes = columns["node"][real][own].astype(str)
+            mask = families == family if single else np.ones(len(real), bool)
+            nodes = columns["node"][real][mask].astype(str)
             traces.append(
                 {
                     "type": "scatter",
                     "mode": "markers",
                     "name": family,
-                    "x": intensity[own],
-                    "y": rate[own],
-                    "marker": {"size": 6 + 60 * np.sqrt(share[own]), "opacity": 0.65, "line": {"width": 1}},
-                    "text": [f"{node}<br>{part:.1%} of the time" for node, part in zip(nodes, share[own], strict=True)],
+                    "x": intensity[mask],
+                    "y": rate[mask],
+                    "marker": {"size": 6 + 60 * np.sqrt(share[mask]), "opacity": 0.65, "line": {"width": 1}},
+                    "text": [
+                        f"{node}<br>{part:.1%} of the time" for node, part in zip(nodes, share[mask], strict=True)
+                    ],
                     "hovertemplate": "%{text}<br>%{x:.3g} FLOP/byte<br>%{y:.3g} TFLOP/s<extra>%{fullData.name}</extra>",
                 }
             )
@@ -133,9 +135,9 @@ def kernels(forecast: Forecast) -> Plot:
     texts = [f"{row['count']:g} x {duration(row['seconds'])}, {row['bound']} bound" for row in top]
     bars = _bars(names, [row["total_s"] / MS for row in top], text=texts, hover="%{y}<br>%{x:.4g} ms<br>%{text}")
     layout = {"xaxis": {"title": {"text": "ms in a step"}}}
-    said = f", with the {INTERVAL} of each" if error else ""
+    remark = f", with the {INTERVAL} of each" if error else ""
     return Plot(
-        "Most expensive kernels", [{**bars, **error}], layout, f"All launches together{said}.", 80 + 26 * len(top)
+        "Most expensive kernels", [{**bars, **error}], layout, f"All launches together{remark}.", 80 + 26 * len(top)
     )
 
 
@@ -144,7 +146,7 @@ def power(forecasts: Mapping[str, tuple[Forecast, GPU | None]]) -> Plot:
     traces: list[dict[str, Any]] = []
     for place, (name, (forecast, gpu)) in enumerate(forecasts.items()):
         columns, single = forecast.columns, len(forecasts) == 1
-        order = np.argsort([_PLACES[str(each)] for each in columns["phase"]], kind="stable")
+        order = np.argsort([_PLACES[str(phase)] for phase in columns["phase"]], kind="stable")
         cost = np.asarray(columns["seconds"] * columns["count"], float)[order]
         order, cost = order[cost > 0.0], cost[cost > 0.0]
         ends, watts = np.concatenate([[0.0], np.cumsum(cost)]) / MS, np.asarray(columns["power_w"], float)[order]
@@ -216,11 +218,11 @@ def _bars(
     names: Sequence[str], values: Sequence[Any], *, name: str = "", text: Sequence[str] | None = None, hover: str = ""
 ) -> dict[str, Any]:
     """Horizontal bars."""
-    said = {"text": text, "textposition": "none"} if text else {}
+    labels = {"text": text, "textposition": "none"} if text else {}
     shown = {"hovertemplate": f"{hover}<extra>{name}</extra>"} if hover else {}
     return (
         {"type": "bar", "orientation": "h", "y": names, "x": values, "name": name, "showlegend": bool(name)}
-        | said
+        | labels
         | shown
     )
 

@@ -31,9 +31,9 @@ def tables(record: Record) -> RenderableType:
     """Figures of a record, then its parts; with the source of a default where its fields say one."""
     figures = record.figures()
     sources = {
-        each.name: str(each.metadata["source"])
-        for each in dataclasses.fields(record)  # type: ignore[arg-type]
-        if "source" in each.metadata
+        field.name: str(field.metadata["source"])
+        for field in dataclasses.fields(record)  # type: ignore[arg-type]
+        if "source" in field.metadata
     }
     rows, parts = [], []
     for name, value in figures.items():
@@ -60,7 +60,7 @@ def _opened(value: Any) -> bool:
 
 def _listed(title: str, records: Sequence[Record]) -> RenderableType:
     """Records of one kind, a row each."""
-    rows = [[_cell(each, name, value) for name, value in each.figures().items()] for each in records[:SHOWN]]
+    rows = [[_cell(record, name, value) for name, value in record.figures().items()] for record in records[:SHOWN]]
     more = f", the first {SHOWN} of {len(records):,}" if len(records) > SHOWN else ""
     return table(f"{title}{more}", list(records[0].figures()), rows, text_columns=1)
 
@@ -86,13 +86,13 @@ def _(kernels: KernelTable) -> RenderableType:
         if not is_known(batch.row):
             rows.append([name, "", "", short(batch.row), ""])
         elif batch.num_rows:
-            own = np.asarray(batch.row) >= 0
+            mask = np.asarray(batch.row) >= 0
             ops, dtypes = (
-                [names[place] for place in np.unique(np.asarray(places)[own])]
+                [names[place] for place in np.unique(np.asarray(places)[mask])]
                 for names, places in ((FAMILIES[name].ops, batch.op), (DTYPES, batch.dtype))
             )
             more = f" and {len(ops) - OPS} more" if len(ops) > OPS else ""
-            launches = f"{float(np.asarray(batch.count)[own].sum()):,.0f}" if is_known(batch.count) else "traced"
+            launches = f"{float(np.asarray(batch.count)[mask].sum()):,.0f}" if is_known(batch.count) else "traced"
             rows.append([name, ", ".join(ops[:OPS]) + more, ", ".join(dtypes), f"{batch.num_rows:,}", launches])
     header = ["family", "operators", "dtypes", "kernels", "launches"]
     return headed("KernelTable", table("", header, rows, text_columns=3))
@@ -102,7 +102,7 @@ def _(kernels: KernelTable) -> RenderableType:
 def _(graph: Graph) -> RenderableType:
     """The workload, memory where the front-end knows it, and the nodes in order."""
     parameters = f", {graph.parameters / 1e6:,.1f} million parameters" if graph.parameters is not None else ""
-    said = [f"{len(graph.nodes):,} nodes, {graph.launches():,.0f} kernel launches{parameters}"]
+    summary = [f"{len(graph.nodes):,} nodes, {graph.launches():,.0f} kernel launches{parameters}"]
     rows = [
         [
             *(node.name, node.op, "x".join(map(str, node.shape))),
@@ -113,7 +113,7 @@ def _(graph: Graph) -> RenderableType:
     rest = [f"and {len(graph.nodes) - SHOWN:,} more nodes"] if len(graph.nodes) > SHOWN else []
     header = ["node", "op", "output", "repeat", *(name.replace("_", " ") for name in PHASES)]
     body = table("Nodes, kernels of one execution", header, rows, text_columns=3)
-    return headed(workload_text(workload_dict(graph)), *said, "", body, *rest, notes=graph.notes)
+    return headed(workload_text(workload_dict(graph)), *summary, "", body, *rest, notes=graph.notes)
 
 
 def _launches(phase: Any) -> str:
@@ -154,5 +154,5 @@ def _launched(counts: Any, kind: int) -> list[str]:
 
 
 def _size(size: Any) -> str:
-    known = number(size)
-    return short(size) if known is None else f"{known / MIB:,.4g} MiB"
+    size_bytes = number(size)
+    return short(size) if size_bytes is None else f"{size_bytes / MIB:,.4g} MiB"

@@ -59,11 +59,11 @@ def report(first: ScaledRun, others: Sequence[ScaledRun] = ()) -> Report:
     """The page of one run on one or several targets."""
     runs = (first, *others)
     covers = [run.coverage() for run in runs]
-    rules = dict.fromkeys(rule for each in covers for rule in each)
+    rules = dict.fromkeys(rule for cover in covers for rule in cover)
     parts = {
         rule: [
-            sum(each.get(rule, {}).get("measured_s", 0.0) for each in covers[:1]) / MS,
-            *(each.get(rule, {}).get("scaled_s", 0.0) / MS for each in covers),
+            sum(cover.get(rule, {}).get("measured_s", 0.0) for cover in covers[:1]) / MS,
+            *(cover.get(rule, {}).get("scaled_s", 0.0) / MS for cover in covers),
         ]
         for rule in rules
     }

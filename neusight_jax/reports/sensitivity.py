@@ -47,7 +47,7 @@ def report(result: Sensitivity, machine: GPU | None = None) -> Report:
     trusted = result.trusted
     best = min(trusted, key=lambda name: trusted[name])
     single = {name: value for name, value in trusted.items() if " " not in name}
-    name = min(single, key=lambda each: single[each])
+    name = min(single, key=lambda field: single[field])
     cards = [*below.cards[:1], ("Limits most", name, f"one percent more: {single[name]:+.2f} % of the time")]
     if result.host:
         cards.append(("Host", f"{result.host:.1%}", "of the step, which no machine buys"))

@@ -15,11 +15,11 @@ from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.units import MS, duration, figure_text
 
 
-def tables(found: Serving) -> RenderableType:
+def tables(serving: Serving) -> RenderableType:
     """The best layout of every GPU in order; `=` marks a tie."""
-    first = _first_by_gpu(found.choices)
+    first = _first_by_gpu(serving.choices)
     answers = [choice for choice in first.values() if choice.replicas]
-    rows = [_cells(choice, found) for choice in answers]
+    rows = [_cells(choice, serving) for choice in answers]
     parts: list[RenderableType] = []
     if rows:
         parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
@@ -29,11 +29,11 @@ def tables(found: Serving) -> RenderableType:
     )
     if any(choice.tie for choice in answers):
         parts.append("= ties: their intervals overlap that of the best of the group")
-    hidden = len(found.choices) - len(first)
+    hidden = len(serving.choices) - len(first)
     if hidden:
         parts.append(f"the best layout of each GPU; {hidden} others are in --json")
-    own = [f"{choice.gpu}: {choice.notes[0]}" for choice in first.values() if not choice.replicas and choice.notes]
-    return headed(_head(found), *parts, notes=(*own, *found.notes))
+    refusals = [f"{choice.gpu}: {choice.notes[0]}" for choice in first.values() if not choice.replicas and choice.notes]
+    return headed(_head(serving), *parts, notes=(*refusals, *serving.notes))
 
 
 def _first_by_gpu(choices: Iterable[ServingChoice]) -> dict[str, ServingChoice]:
@@ -48,22 +48,25 @@ _ORDERS = {"gpus": "number of GPUs"}
 """What an order is called, where its name does not say it."""
 
 
-def _head(found: Serving) -> str:
-    load = found.workload
+def _head(serving: Serving) -> str:
+    load = serving.workload
     users, rate = load["users"], load["request_rate"]
-    asked = f"{users:g} users" if users is not None else f"{rate:g} requests/s"
+    demand = f"{users:g} users" if users is not None else f"{rate:g} requests/s"
     pairs = (("first token", load["ttft_s"]), ("token", load["tpot_s"]))
     targets = [f"{name} within {duration(most)}" for name, most in pairs if most is not None]
     whose = "half" if load["percentile"] == 50.0 else "95 %"
     met = f", {' and '.join(targets)} for {whose} of requests" if targets else ""
     lengths = f"{load['input_tokens']:,} tokens in, {load['output_tokens']:,} out"
     held = "".join(f", GPUs held at {figure_text(name, value)}" for name, value in load.get("limits", {}).items())
-    return f"{load['model']} ({load['products']}): {asked}, {lengths}{met}{held}; by {_ORDERS.get(found.by, found.by)}"
+    return (
+        f"{load['model']} ({load['products']}): {demand}, {lengths}{met}{held}; "
+        f"by {_ORDERS.get(serving.by, serving.by)}"
+    )
 
 
-def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
+def _cells(choice: ServingChoice, serving: Serving) -> dict[str, str]:
     """The cells of a choice by their columns."""
-    key = f"p{found.workload['percentile']:g}"
+    key = f"p{serving.workload['percentile']:g}"
     low, high = choice.intervals["gpus"]
     cells = {
         "rank": f"{choice.rank or '-'}{'=' if choice.tie else ''}",
@@ -78,9 +81,9 @@ def _cells(choice: ServingChoice, found: Serving) -> dict[str, str]:
         "J/tok": "-" if choice.joules_per_token is None else f"{choice.joules_per_token:.3g}",
     }
     cells |= bill_cells(choice)
-    if found.by == "cost":
+    if serving.by == "cost":
         costs = choice.costs
-        unit = f" {found.currency}" if found.currency else ""
+        unit = f" {serving.currency}" if serving.currency else ""
         cells[f"hour{unit}"] = f"{costs['per_hour']:.2f}" if costs else "-"
         cells["1M in/out"] = f"{costs['input']:.2f}/{costs['output']:.2f}" if costs else "-"
         cells["1M tokens"] = _money(costs["tokens"], choice.intervals["cost"]) if costs else "-"
@@ -93,9 +96,9 @@ def _layout(choice: ServingChoice) -> str:
     def split(replicas: float | None, tensor: float, expert: float) -> str:
         return f"{replicas:g} x TP{tensor:g}" + (f" EP{expert:g}" if expert > 1 else "")
 
-    own = split(choice.replicas, choice.tensor, choice.expert)
+    decode = split(choice.replicas, choice.tensor, choice.expert)
     first = choice.prefill
-    return f"{split(first['replicas'], first['tensor'], first['expert'])} + {own}" if first else own
+    return f"{split(first['replicas'], first['tensor'], first['expert'])} + {decode}" if first else decode
 
 
 def _bounded(value: float, interval: tuple[float, float]) -> str:
@@ -109,10 +112,10 @@ def _money(value: float, interval: tuple[float, float]) -> str:
     return f"{value:.2f} ({between(interval, '{:.2f}'.format)})"
 
 
-def report(found: Serving) -> Report:
+def report(serving: Serving) -> Report:
     """The page of an answer about serving: GPUs that each kind takes, times to tokens, costs."""
-    first = _first_by_gpu(choice for choice in found.choices if choice.replicas)
-    shown, key = list(first.values()), f"p{found.workload['percentile']:g}"
+    first = _first_by_gpu(choice for choice in serving.choices if choice.replicas)
+    shown, key = list(first.values()), f"p{serving.workload['percentile']:g}"
     names = [choice.gpu for choice in shown]
 
     def bars(title: str, unit: str, values: list[float], bounds: list[tuple[float, float]]) -> Plot:
@@ -125,27 +128,32 @@ def report(found: Serving) -> Report:
         return bars_with_interval(title, names, values, bounds, unit)
 
     pictures = [
-        bars("GPUs", "GPUs", [float(each.gpus or 0) for each in shown], [each.intervals["gpus"] for each in shown])
+        bars(
+            "GPUs",
+            "GPUs",
+            [float(choice.gpus or 0) for choice in shown],
+            [choice.intervals["gpus"] for choice in shown],
+        )
     ]
     for title, field in (("Time to the first token", "ttft_s"), ("Time of a token", "tpot_s")):
-        bounds = [(each.intervals[field][0] / MS, each.intervals[field][1] / MS) for each in shown]
-        pictures.append(bars(f"{title}, {key}", "ms", [getattr(each, field)[key] / MS for each in shown], bounds))
-    powered = [each.joules_per_token for each in shown if each.joules_per_token is not None]
+        bounds = [(choice.intervals[field][0] / MS, choice.intervals[field][1] / MS) for choice in shown]
+        pictures.append(bars(f"{title}, {key}", "ms", [getattr(choice, field)[key] / MS for choice in shown], bounds))
+    powered = [choice.joules_per_token for choice in shown if choice.joules_per_token is not None]
     if powered and len(powered) == len(shown):
         pictures.append(bars_with_interval("Energy", names, powered, None, "J an output token"))
-    priced = [each for each in shown if each.costs]
-    if found.by == "cost" and len(priced) == len(shown):
-        costs, bounds = [each.costs["tokens"] for each in shown], [each.intervals["cost"] for each in shown]
-        pictures.insert(0, bars("Cost", f"{found.currency or 'cost'} per million tokens", costs, bounds))
+    priced = [choice for choice in shown if choice.costs]
+    if serving.by == "cost" and len(priced) == len(shown):
+        costs, bounds = [choice.costs["tokens"] for choice in shown], [choice.intervals["cost"] for choice in shown]
+        pictures.insert(0, bars("Cost", f"{serving.currency or 'cost'} per million tokens", costs, bounds))
     cards = []
     if shown:
         tied = [choice.gpu for choice in shown if choice.rank == shown[0].rank]
         count = f"{shown[0].gpus} GPU{'s' * (shown[0].gpus != 1)}"
         tie = f"a tie; of {names[0]} {count}" if len(tied) > 1 else count
-        cards = [(f"Best by {_ORDERS.get(found.by, found.by)}", ", ".join(tied), tie)]
+        cards = [(f"Best by {_ORDERS.get(serving.by, serving.by)}", ", ".join(tied), tie)]
         if shown[0].power_w is not None:
-            each = f"{shown[0].joules_per_token:.3g} J an output token"
-            cards.append((f"Power of {names[0]}", f"{shown[0].power_w:,.0f} W", each))
-    facts = {"Workload": _head(found), "Machine": ", ".join(dict.fromkeys(each.gpu for each in found.choices))}
-    facts |= prices_fact({item.gpu: item.costs["per_hour"] / (item.gpus or 1) for item in priced}, found.currency)
-    return Report(f"Serving {found.workload['model']}", facts, cards, pictures if shown else (), tables(found))
+            joules = f"{shown[0].joules_per_token:.3g} J an output token"
+            cards.append((f"Power of {names[0]}", f"{shown[0].power_w:,.0f} W", joules))
+    facts = {"Workload": _head(serving), "Machine": ", ".join(dict.fromkeys(choice.gpu for choice in serving.choices))}
+    facts |= prices_fact({item.gpu: item.costs["per_hour"] / (item.gpus or 1) for item in priced}, serving.currency)
+    return Report(f"Serving {serving.workload['model']}", facts, cards, pictures if shown else (), tables(serving))

@@ -37,13 +37,13 @@ class Piece:
 
     @property
     def drawn_s(self) -> float:
-        """How long messages are drawn: they end with the piece."""
+        """Seconds that messages are drawn for: they end with the piece."""
         return min(max(self.sent_s, self.whole_s - self.compute_s), self.whole_s) if self.sent_s > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What a step is drawn from: pieces by stage and kind of work, what follows the pipeline on every rank, one message
+    """Times of a step as drawn: pieces by stage and kind of work, what follows the pipeline on every rank, one message
     between stages, and what a step takes beside its work."""
 
     pieces: tuple[tuple[Piece, ...], ...]
@@ -76,25 +76,28 @@ class Work:
 def step_times(predictor: Predictor, machine: Machine, job: Job) -> StepTimes:
     """Times of a job's pieces on a machine."""
     plan = job.plan
-    own = seconds_of_job(predictor, as_cluster(machine), job, run=once)
-    quiet_own, order = silent(own), list(plan.kinds)
-    whole, quiet = (np.asarray(stage_durations(each, job.software, facts(plan))[0])[order] for each in (own, quiet_own))
+    seconds = seconds_of_job(predictor, as_cluster(machine), job, run=once)
+    silent_seconds, order = silent(seconds), list(plan.kinds)
+    whole, quiet = (
+        np.asarray(stage_durations(variant, job.software, facts(plan))[0])[order]
+        for variant in (seconds, silent_seconds)
+    )
     slower = float(np.asarray(job.software.messages))
-    sent = slower * _sent(own)[order]
+    sent = slower * _sent(seconds)[order]
     if weight_in_backward(plan.layout):
-        for each in (whole, quiet, sent):
-            each[:, BACKWARD] += each[:, WEIGHT]
-            each[:, WEIGHT] = 0.0
+        for durations in (whole, quiet, sent):
+            durations[:, BACKWARD] += durations[:, WEIGHT]
+            durations[:, WEIGHT] = 0.0
     pieces = tuple(
         tuple(Piece(*map(float, (quiet[stage, kind], whole[stage, kind], sent[stage, kind]))) for kind in range(3))
         for stage in range(len(whole))
     )
-    (_, tail, _), (_, rest, _) = (compose(each, job.software, plan) for each in (own, quiet_own))
+    (_, tail, _), (_, rest, _) = (compose(variant, job.software, plan) for variant in (seconds, silent_seconds))
     fixed_s = float(np.asarray(job.software.step_s))
-    slots = slower * np.asarray(own.messages)
+    slots = slower * np.asarray(seconds.messages)
     last_s = float(sum(slots[:, SLOTS.index(name)].max() for name in LAST))
     after = Piece(float(rest) - fixed_s, float(tail) - fixed_s, last_s)
-    return StepTimes(pieces, after, slower * float(own.between), fixed_s)
+    return StepTimes(pieces, after, slower * float(seconds.between), fixed_s)
 
 
 def weight_in_backward(layout: Parallelism) -> bool:
@@ -102,9 +105,9 @@ def weight_in_backward(layout: Parallelism) -> bool:
     return layout.pipeline == 1 or layout.schedule != "zero-bubble"
 
 
-def _sent(own: Seconds) -> np.ndarray:
+def _sent(seconds: Seconds) -> np.ndarray:
     """Seconds of all messages of a piece of work, [kind of stage, kind of work]."""
-    slots = dict(zip(SLOTS, np.moveaxis(np.asarray(own.messages), -1, 0), strict=True))
+    slots = dict(zip(SLOTS, np.moveaxis(np.asarray(seconds.messages), -1, 0), strict=True))
     return np.stack([sum((slots[name] for name in names), 0.0 * slots[SLOTS[0]]) for names in BESIDE], axis=-1)
 
 
@@ -112,6 +115,7 @@ def works(plan: Plan, times: StepTimes) -> Iterator[Work]:
     """The pieces of a pipeline by its table, those of a rank in their order."""
     table, ranks = schedule_of(plan), plan.layout.pipeline
     ends, last, seen = np.zeros((len(table.duration) + 1) * ranks), np.zeros(ranks), dict[tuple[int, int], int]()
+    # A piece starts when its rank is free and what it needs has arrived; both are of pieces before it.
     for row, places in enumerate(table.duration):
         for rank, place in enumerate(places):
             stage, kind = divmod(int(place), 3)

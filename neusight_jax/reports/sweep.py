@@ -17,7 +17,7 @@ from neusight_jax.workloads import workload_text
 
 
 def tables(done: Sweep) -> RenderableType:
-    """What was forecast, and where it is."""
+    """Summary of what was forecast, and where it is."""
     models = dict.fromkeys(load["model"] for load in done.asked.get("workloads", ()))
     resumed = f", {done.resumed_rows} of them from before" if done.resumed_rows else ""
     return headed(f"{done.output}: {done.rows} forecasts of {', '.join(models)}{resumed}", notes=done.notes)
@@ -55,16 +55,16 @@ def report(done: Sweep) -> Report:
 
 def _groups(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Rows by base GPU and workload."""
-    return [(" ".join(map(str, key)), own) for key, own in frame.groupby(["gpu", "model", "workload"], sort=False)]
+    return [(" ".join(map(str, key)), group) for key, group in frame.groupby(["gpu", "model", "workload"], sort=False)]
 
 
 def _curve(frame: pd.DataFrame, fields: list[str]) -> Plot:
     scale, label = scaled(fields[0])
     traces = [
         {"type": "scatter", "mode": "lines+markers", "name": name, "showlegend": True}
-        | {"x": own[fields[0]].to_numpy() / scale, "y": own["seconds"].to_numpy() / MS}
-        for name, each in _groups(frame)
-        for own in (each.sort_values(fields[0]),)
+        | {"x": rows[fields[0]].to_numpy() / scale, "y": rows["seconds"].to_numpy() / MS}
+        for name, group in _groups(frame)
+        for rows in (group.sort_values(fields[0]),)
     ]
     layout = {"xaxis": {"type": "log", "title": {"text": label}}, "yaxis": {"type": "log", "title": {"text": "ms"}}}
     return Plot("Time over the field", traces, layout)

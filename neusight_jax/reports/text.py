@@ -1,4 +1,4 @@
-"""What all tables for people are made of."""
+"""Parts that all tables for people are made of."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def interval_text(bounds: tuple[float, float] | None) -> str:
 
 def prices_fact(prices: Mapping[str, float], currency: str, file: str = "") -> dict[str, str]:
     """The prices used, for the header of a page: of an hour of one GPU of each kind, and where they are from."""
-    listed = ", ".join(f"{name} {price:,.4g}" for name, price in prices.items())
+    amounts = ", ".join(f"{name} {price:,.4g}" for name, price in prices.items())
     unit, source = f", {currency}" if currency else "", f" ({file})" if file else ""
-    return {"Prices": f"an hour of one GPU{unit}: {listed}{source}"} if prices else {}
+    return {"Prices": f"an hour of one GPU{unit}: {amounts}{source}"} if prices else {}
 
 
 def bill_cells(item: Any) -> dict[str, str]:
-    """What a result takes from the grid, by the units of its columns; {} where nobody asked."""
-    found = {name: getattr(item, field) for name, field in zip(("kWh", "$", "t CO2e"), BILL, strict=True)}
-    known = {name: value for name, value in found.items() if value is not None}
-    return {name: f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}" for name, value in known.items()}
+    """Bill of what a result takes from the grid, by the units of its columns; {} where nobody asked."""
+    bill = {name: getattr(item, field) for name, field in zip(("kWh", "$", "t CO2e"), BILL, strict=True)}
+    figures = {name: value for name, value in bill.items() if value is not None}
+    return {name: f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}" for name, value in figures.items()}
 
 
 def bill_columns(items: Iterable[Any]) -> tuple[str, ...]:

@@ -99,8 +99,8 @@ class _Events:
         if kernel is not None and (called := _operator(kernel)):
             name, shapes = called
             types = [_DTYPES.get(kernel.dtype, "float")] * len(shapes)
-            said = {"Input Dims": shapes, "Input type": types, **link}
-            self._add("cpu_op", name, start_s, length, HOST + self.rank, LAUNCHES, said)
+            details = {"Input Dims": shapes, "Input type": types, **link}
+            self._add("cpu_op", name, start_s, length, HOST + self.rank, LAUNCHES, details)
 
     def _add(
         self,
@@ -123,11 +123,11 @@ class _Events:
 
     def names(self, about: str) -> list[dict[str, Any]]:
         """Names of the rank's processes and threads."""
-        listed = [("process_name", self.rank, 0, about), ("process_name", HOST + self.rank, 0, f"host of {about}")]
-        listed += [("thread_name", self.rank, COMPUTE, f"stream {COMPUTE} (compute)")]
-        listed += [("thread_name", self.rank, MESSAGES, f"stream {MESSAGES} (messages)")]
+        labels = [("process_name", self.rank, 0, about), ("process_name", HOST + self.rank, 0, f"host of {about}")]
+        labels += [("thread_name", self.rank, COMPUTE, f"stream {COMPUTE} (compute)")]
+        labels += [("thread_name", self.rank, MESSAGES, f"stream {MESSAGES} (messages)")]
         return [
-            {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {"name": text}} for name, pid, tid, text in listed
+            {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {"name": text}} for name, pid, tid, text in labels
         ]
 
 
@@ -145,16 +145,20 @@ def forecast_timeline(forecast: Forecast, graph: Graph) -> dict[str, Any]:
         )
     events, at = _Events(0), 0.0
     # Kernels come one after another, as a forecast adds their times up.
-    for head, listed in _sections(graph):
+    for head, section in _sections(graph):
         begin = at
-        for node, phase in listed:
+        for node, phase in section:
             for kernel in node.phases[PHASES.index(phase)]:
                 row = rows[_key(graph, node, phase, kernel)]
                 launches, seconds = max(round(kernel.count), 1), float(forecast.columns["seconds"][row])
-                said: dict[str, Any] = {"phase": phase, "family": kernel.family, "dtype": kernel.dtype or graph.dtype}
+                details: dict[str, Any] = {
+                    "phase": phase,
+                    "family": kernel.family,
+                    "dtype": kernel.dtype or graph.dtype,
+                }
                 for _ in range(launches):
                     length = seconds * kernel.count / launches
-                    events.kernel(_name(kernel, node.name), at, length, kernel=kernel, node=node.name, **said)
+                    events.kernel(_name(kernel, node.name), at, length, kernel=kernel, node=node.name, **details)
                     at += length
         events.span(head, begin, at - begin)
     return _trace([events], [forecast.gpu or "GPU"], forecast.gpu, 1, forecast.values())
@@ -180,7 +184,7 @@ def _rows(graph: Graph) -> dict[tuple[Any, ...], int]:
 
 
 def _sections(graph: Graph) -> Iterator[tuple[str, list[tuple[Node, str]]]]:
-    """What runs, in order, under the heads that a timeline shows: forward, then backward, then the optimizer."""
+    """Nodes that run, in order, under the heads that a timeline shows: forward, then backward, then the optimizer."""
     blocks = [(key, list(nodes)) for key, nodes in groupby(graph.nodes, key=lambda node: (node.section, node.repeat))]
     for (section, repeat), nodes in blocks:
         for time in range(repeat):
@@ -244,7 +248,7 @@ def _trace(
 ) -> dict[str, Any]:
     for track in tracks:
         track.step()
-    listed = [event for track, name in zip(tracks, names, strict=True) for event in (*track.names(name), *track.events)]
+    events = [event for track, name in zip(tracks, names, strict=True) for event in (*track.names(name), *track.events)]
     devices = [{"id": track.rank, "name": gpu} for track in tracks] if gpu else []
     return {
         "schemaVersion": 1,
@@ -252,7 +256,7 @@ def _trace(
         "deviceProperties": devices,
         "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": world},
         "neusight_jax": plain({"schema": schema("timeline"), "version": __version__, **content}),
-        "traceEvents": listed,
+        "traceEvents": events,
     }
 
 

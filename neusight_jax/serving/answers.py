@@ -48,7 +48,7 @@ from neusight_jax.serving.under_load import METHOD, under_load
 
 
 def elasticities(
-    predictor: Predictor, machine: Machine, steps: Steps, engine: Engine, asked: Demand, requests: float, most: float
+    predictor: Predictor, machine: Machine, steps: Steps, engine: Engine, request: Demand, requests: float, most: float
 ) -> tuple[Any, Any]:
     """Percent that TTFT and TPOT change for a percent of each figure, as two machines of elasticities.
 
@@ -59,19 +59,20 @@ def elasticities(
       machine: GPU or cluster whose figures are changed, scalars.
       steps: of the replica's layout.
       engine: numbers of the engine's own time.
-      asked: demand of the requests.
+      request: demand of the requests.
       requests: that the replica holds.
       most: of them that run at once; the others wait.
     """
 
-    def logs(own: Machine) -> jax.Array:
-        found = steady(times(predictor, own, steps, engine), asked, requests, most)
-        return jnp.log(jnp.stack([found.ttft_s, found.tpot_s]))
+    def logs(point: Machine) -> jax.Array:
+        state = steady(times(predictor, point, steps, engine), request, requests, most)
+        return jnp.log(jnp.stack([state.ttft_s, state.tpot_s]))
 
-    own = on_device(machine)
-    slopes = jax.jit(jax.jacrev(logs))(own)
+    figures = on_device(machine)
+    slopes = jax.jit(jax.jacrev(logs))(figures)
     first, further = (
-        jax.tree.map(lambda slope, figure, row=row: slope[row] * jnp.nan_to_num(figure), slopes, own) for row in (0, 1)
+        jax.tree.map(lambda slope, figure, row=row: slope[row] * jnp.nan_to_num(figure), slopes, figures)
+        for row in (0, 1)
     )
     return first, further
 
@@ -102,12 +103,12 @@ def run_elasticities(
     cluster, key = as_cluster(machine), f"p{percentile:g}"
 
     def logs(figure: str, step: float) -> np.ndarray:
-        own = bounded_times(predictor, _scaled(cluster, figure, math.exp(step)), steps, engine)[0]
-        found = run(own)
-        return np.log([found.ttft_s[key], found.tpot_s[key]])
+        timing = bounded_times(predictor, _scaled(cluster, figure, math.exp(step)), steps, engine)[0]
+        outcome = run(timing)
+        return np.log([outcome.ttft_s[key], outcome.tpot_s[key]])
 
     slopes = {figure: (logs(figure, STEP) - logs(figure, -STEP)) / (2.0 * STEP) for figure in figures}
-    return {figure: dict(zip(("ttft_s", "tpot_s"), map(float, each), strict=True)) for figure, each in slopes.items()}
+    return {figure: dict(zip(("ttft_s", "tpot_s"), map(float, slope), strict=True)) for figure, slope in slopes.items()}
 
 
 def _scaled(cluster: Cluster, figure: str, factor: float) -> Cluster:
@@ -173,21 +174,21 @@ def serve(
     priced, engine_runs = prices_of(prices), _method(method, trace is not None)
     targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile, "max_gpus": max_gpus}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
-    clusters, own = named_machines(machines), engine_of(engine)
-    clusters = {name: each.replace(gpu=each.gpu.replace(**(limits or {}))) for name, each in clusters.items()}
+    clusters, constants = named_machines(machines), engine_of(engine)
+    clusters = {name: cluster.replace(gpu=cluster.gpu.replace(**(limits or {}))) for name, cluster in clusters.items()}
     served = _Served(clusters, _options(clusters, options or {}), load_model(config, **(dtypes or {})), load, requests)
     if engine_runs:
         require_engine(served.options.values())
-    tried = served.replicas(predictor, own, tensor_parallel, expert_parallel)
+    tried = served.replicas(predictor, constants, tensor_parallel, expert_parallel)
     choices = served.choices(tried, priced, disaggregated, engine_runs)
     if electricity:
-        choices, notes = [_billed(each, electricity) for each in choices], (*notes, electricity.note())
-    asked = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
-    asked |= {"limits": dict(limits)} if limits else {}
-    workload = served.workload(own, {"trace": None if trace is None else os.fspath(trace), **asked})
-    said = served.notes(choices, engine_runs)
+        choices, notes = [_billed(choice, electricity) for choice in choices], (*notes, electricity.note())
+    request = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
+    request |= {"limits": dict(limits)} if limits else {}
+    workload = served.workload(constants, {"trace": None if trace is None else os.fspath(trace), **request})
+    caveats = served.notes(choices, engine_runs)
     how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
-    return Serving(workload, _by(priced), tuple(choices), currency, how, (*said, *notes))
+    return Serving(workload, _by(priced), tuple(choices), currency, how, (*caveats, *notes))
 
 
 def _billed(choice: ServingChoice, electricity: Electricity) -> ServingChoice:
@@ -201,12 +202,13 @@ def _billed(choice: ServingChoice, electricity: Electricity) -> ServingChoice:
 def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any]) -> dict[str, Options]:
     """Options of the engine on each cluster."""
     return {
-        name: usual_options(float(np.asarray(each.gpu.mem_bytes)), name, **changes) for name, each in clusters.items()
+        name: usual_options(float(np.asarray(cluster.gpu.mem_bytes)), name, **changes)
+        for name, cluster in clusters.items()
     }
 
 
 def _by(prices: Prices | None) -> str:
-    """What choices are ranked by."""
+    """Measure that choices are ranked by."""
     return "gpus" if prices is None else "cost"
 
 
@@ -233,8 +235,10 @@ class _Served:
         """
         lengths = self.load.lengths
         longest = sum(asdict(lengths).values()) if self.requests is None else self.requests.longest
-        found = replicas(predictor, self.clusters, self.model, lengths, longest, self.options, engine, tensor, expert)
-        return {(each.gpu, each.layout.tensor, each.layout.expert): each for each in found}
+        candidates = replicas(
+            predictor, self.clusters, self.model, lengths, longest, self.options, engine, tensor, expert
+        )
+        return {(replica.gpu, replica.layout.tensor, replica.layout.expert): replica for replica in candidates}
 
     def choices(
         self,
@@ -252,35 +256,35 @@ class _Served:
           engine_runs: whether the best are run by an engine's scheduler, which then decides.
         Raises: `InputError` where none carries the load, or none has a price.
         """
-        found = [answer(each, self.load, prices) for each in tried.values()]
+        answers = [answer(replica, self.load, prices) for replica in tried.values()]
         if disaggregated:
-            found += pooled(list(tried.values()), self.clusters, self.model, self.load, prices)
+            answers += pooled(list(tried.values()), self.clusters, self.model, self.load, prices)
         if prices is not None and all(prices.of(name) is None for name in self.clusters):
             raise InputError(f"no price for any of {', '.join(self.clusters)}; add them to the price file")
-        _require_answer(found, self.load)
-        found = ranked(found, _by(prices))
+        _require_answer(answers, self.load)
+        answers = ranked(answers, _by(prices))
         if engine_runs:
             sent = sending(self.clusters, self.model)
-            found = ranked(under_load(found, tried, self.load, self.requests, sent), _by(prices))
-            _require_answer(found, self.load)
-        return found
+            answers = ranked(under_load(answers, tried, self.load, self.requests, sent), _by(prices))
+            _require_answer(answers, self.load)
+        return answers
 
-    def workload(self, engine: Engine, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What was asked, as results have it."""
+    def workload(self, engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The workload that was asked for, as results have it."""
         return {
             "model": self.model.config.name,
             **asdict(self.model.dtypes),
             **asdict(self.load.lengths),
             "users": self.load.users,
             "request_rate": self.load.rate,
-            **asked,
-            "options": {name: asdict(each) for name, each in self.options.items()},
+            **request,
+            "options": {name: asdict(setup) for name, setup in self.options.items()},
             "engine": {name: float(np.asarray(value)) for name, value in vars(engine).items()},
         }
 
     def notes(self, choices: Sequence[ServingChoice], engine_runs: bool) -> list[str]:
-        """What to know before trusting the choices."""
-        experts = [EXPERTS] if any(each.expert > 1 for each in choices) else []
+        """Notes to read before trusting the choices."""
+        experts = [EXPERTS] if any(choice.expert > 1 for choice in choices) else []
         return [*([] if engine_runs else [CLOSED_FORM]), *experts, *self.model.notes]
 
 
@@ -296,10 +300,10 @@ def _load(
     percentile: float,
     max_gpus: int | None,
 ) -> tuple[Load, Trace | None]:
-    """What is asked, and the trace that says it, if one does. `InputError` for both or neither."""
+    """The load, and the trace that says it, if one does. `InputError` for both or neither."""
     requests = None
     if trace is not None:
-        if any(each is not None for each in (input_tokens, output_tokens, users, request_rate)):
+        if any(figure is not None for figure in (input_tokens, output_tokens, users, request_rate)):
             raise InputError("a trace says lengths and times itself; leave tokens, users and request_rate out")
         requests = read_trace(trace)
         lengths = requests.lengths
@@ -331,19 +335,19 @@ def _method(method: str, needed: bool) -> bool:
 @functools.cache
 def _loads(most: float) -> np.ndarray:
     """Requests at once to try: every number at first, then steps of a twentieth."""
-    listed, at = [], 1.0
+    loads, at = [], 1.0
     while at < most:
-        listed.append(at)
+        loads.append(at)
         at = max(at + 1.0, math.floor(1.05 * at))
-    return np.array([*listed, max(most, 1.0)])
+    return np.array([*loads, max(most, 1.0)])
 
 
 @one_shot
-def _states(times: Times, asked: Demand, requests: Any, most: Any) -> list[Any]:
+def _states(times: Times, request: Demand, requests: Any, most: Any) -> list[Any]:
     """Fields of the steady states [bound, load] of stacked times."""
 
     def one(times: Times) -> Steady:
-        return jax.vmap(lambda held: steady(times, asked, held, most))(requests)
+        return jax.vmap(lambda held: steady(times, request, held, most))(requests)
 
     return jax.tree.leaves(jax.vmap(one)(times))
 
@@ -354,13 +358,13 @@ def curve(replica: Replica, load: Load) -> tuple[np.ndarray, Steady]:
     requests = _loads(replica.most)
     # Few lengths, so that replicas share a compiled program.
     padded = np.pad(requests, (0, -len(requests) % 64), mode="edge")
-    asked = demand(load.lengths, replica.options, poisson=load.rate is not None)
-    found = _states(stacked(replica.times), asked, padded, replica.most)
-    return requests, Steady(*(np.asarray(each)[:, : len(requests)] for each in found))
+    request = demand(load.lengths, replica.options, poisson=load.rate is not None)
+    fields = _states(stacked(replica.times), request, padded, replica.most)
+    return requests, Steady(*(np.asarray(field)[:, : len(requests)] for field in fields))
 
 
 def answer(replica: Replica, load: Load, prices: Prices | None) -> ServingChoice:
-    """What so many of a replica do with a load."""
+    """Choice of so many of a replica, with what they do with a load."""
     layout = replica.layout
     choice = ServingChoice(replica.gpu, layout.tensor, layout.expert)
     if replica.memory is not None:
@@ -371,11 +375,11 @@ def answer(replica: Replica, load: Load, prices: Prices | None) -> ServingChoice
         return replace(choice, notes=(replica.reason,))
     requests, states = curve(replica, load)
     meets = (states.ttft(load.percentile) <= load.ttft_s) & (states.tpot(load.percentile) <= load.tpot_s)
-    within = [int(np.argmin(np.append(each, False))) for each in meets]  # loads from the least on that meet them
+    within = [int(np.argmin(np.append(row, False))) for row in meets]  # loads from the least on that meet them
     if not within[0]:
         return replace(choice, **_at(states, 0, 0, load), notes=(_missed(states, load),))
-    found = [_fleet(requests, states, bound, count, load) for bound, count in enumerate(within)]
-    replicas_, at = found[0]
+    fleets = [_fleet(requests, states, bound, count, load) for bound, count in enumerate(within)]
+    replicas_, at = fleets[0]
     gpus = replicas_ * layout.gpus
     choice = replace(
         choice,
@@ -392,14 +396,14 @@ def answer(replica: Replica, load: Load, prices: Prices | None) -> ServingChoice
     choice = powered(choice, load, replica)
     price = prices.of(replica.gpu) if prices is not None else None
     intervals = dict(choice.intervals)
-    ends = [found[bound][0] * layout.gpus if within[bound] else math.inf for bound in (1, 2)]
+    ends = [fleets[bound][0] * layout.gpus if within[bound] else math.inf for bound in (1, 2)]
     intervals["gpus"] = (min(*ends, gpus), max(*ends, gpus))
     if price is None:
         return replace(choice, intervals=intervals)
     costs = [
-        _costs(states, bound, *each, load, layout.gpus, price) for bound, each in enumerate(found) if within[bound]
+        _costs(states, bound, *fleet, load, layout.gpus, price) for bound, fleet in enumerate(fleets) if within[bound]
     ]
-    tokens = [each["tokens"] for each in costs] + [math.inf] * (3 - len(costs))
+    tokens = [cost["tokens"] for cost in costs] + [math.inf] * (3 - len(costs))
     intervals["cost"] = (min(tokens), max(tokens))
     return replace(choice, intervals=intervals, costs=costs[0])
 
@@ -430,25 +434,25 @@ def _at(states: Steady, bound: int, at: float, load: Load) -> dict[str, Any]:
 
     def spread(name: str) -> tuple[float, float]:
         values = getattr(states, name)(load.percentile)
-        own, low, high = (_of(values, each, at) for each in (bound, 1, 2))
-        return min(own, low), max(own, high)  # under a cap slower kernels draw less and hold a higher clock
+        central, low, high = (_of(values, end, at) for end in (bound, 1, 2))
+        return min(central, low), max(central, high)  # under a cap slower kernels draw less and hold a higher clock
 
     return {
-        "ttft_s": {f"p{each:g}": _of(states.ttft(each), bound, at) for each in PERCENTILES},
-        "tpot_s": {f"p{each:g}": _of(states.tpot(each), bound, at) for each in PERCENTILES},
+        "ttft_s": {f"p{percentile:g}": _of(states.ttft(percentile), bound, at) for percentile in PERCENTILES},
+        "tpot_s": {f"p{percentile:g}": _of(states.tpot(percentile), bound, at) for percentile in PERCENTILES},
         "intervals": {"ttft_s": spread("ttft"), "tpot_s": spread("tpot")},
     }
 
 
 def _costs(states: Steady, bound: int, count: int, at: float, load: Load, gpus: int, price: float) -> dict[str, float]:
-    """Of an hour, and of a million tokens; prompts bear the share of the time that they add."""
+    """Costs of an hour, and of a million tokens; prompts bear the share of the time that they add."""
     rate = count * _of(states.rate, bound, at) if load.users is not None else float(load.rate or 0.0)
     return load.costs(count * gpus * price, rate, _of(states.prefill_share, bound, at))
 
 
 def _missed(states: Steady, load: Load) -> str:
-    """What one request alone misses, and by how much."""
-    times = (_of(each(load.percentile), 0, 0) for each in (states.ttft, states.tpot))
+    """Targets that one request alone misses, and by how much."""
+    times = (_of(latency(load.percentile), 0, 0) for latency in (states.ttft, states.tpot))
     return f"one request alone misses: {load.missed(*times)}"
 
 
@@ -483,7 +487,7 @@ def ranked(choices: Sequence[ServingChoice], by: str) -> list[ServingChoice]:
     def order(choice: ServingChoice) -> tuple[float, float]:
         return value(choice), -(choice.tokens_per_s_gpu or 0.0)
 
-    runs = sorted((each for each in choices if value(each) < math.inf), key=order)
+    runs = sorted((candidate for candidate in choices if value(candidate) < math.inf), key=order)
     out: list[ServingChoice] = []
     leader, rank = -math.inf, 0
     for position, choice in enumerate(runs, start=1):
@@ -494,7 +498,7 @@ def ranked(choices: Sequence[ServingChoice], by: str) -> list[ServingChoice]:
     shared = [choice.rank for choice in out]
     out = [replace(choice, tie=shared.count(choice.rank) > 1) for choice in out]
     return out + [
-        replace(each, notes=("has no price: not ranked", *each.notes)) if each.replicas else each
-        for each in choices
-        if value(each) == math.inf
+        replace(candidate, notes=("has no price: not ranked", *candidate.notes)) if candidate.replicas else candidate
+        for candidate in choices
+        if value(candidate) == math.inf
     ]

@@ -1,4 +1,4 @@
-"""What is asked of a service, and the choices that answer it."""
+"""Loads of a service, and the choices that answer them."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ class Serving(Result):
         return pd.json_normalize([asdict(item) for item in self.choices])
 
     def values(self) -> dict[str, Any]:
-        """What was asked, and every choice."""
+        """The workload that was asked for, and every choice."""
         return {**self._fields("workload", "by", "currency", "method", "choices", "notes")}
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of a service; static.
+    """Load and targets of a service; static.
 
     Attributes:
       lengths: of a request; users: requests at once, each user sending the next when one is answered; rate: requests a
@@ -132,7 +132,7 @@ class Load:
             raise InputError(f"percentile is {self.percentile!r}, expected 50 or 95")
 
     def missed(self, ttft_s: float, tpot_s: float) -> str:
-        """Which target these times miss, and by how much; empty if none."""
+        """Targets that these times miss, and by how much; empty if none."""
         pairs = (("first token", self.ttft_s, ttft_s), ("token", self.tpot_s, tpot_s))
         return ", ".join(
             f"{name} after {duration(value)}, target {duration(target)} ({value / target:.2g} times)"
@@ -141,7 +141,7 @@ class Load:
         )
 
     def costs(self, per_hour: float, rate: float, share: float) -> dict[str, float]:
-        """Of an hour, and of a million tokens at a rate of requests a second; prompts bear their share of the time."""
+        """Costs of an hour, and of a million tokens at a rate of requests a second; prompts bear their share."""
         million, lengths = 1e6 * per_hour / SECONDS_PER_HOUR / rate, self.lengths
         return {
             "per_hour": per_hour,

@@ -38,7 +38,9 @@ def sending(clusters: Mapping[str, Cluster], model: Model) -> Callable[[Replica,
     that is sent."""
 
     def of(prefill: Replica, decode: Replica, gpus: int) -> tuple[float, float]:
-        most = max((cache_bytes(model, each.layout, [1024])[0], -each.layout.gpus) for each in (prefill, decode))
+        most = max(
+            (cache_bytes(model, replica.layout, [1024])[0], -replica.layout.gpus) for replica in (prefill, decode)
+        )
         ranks = -most[1]
         return float(most[0]) / 1024 * ranks, ranks * link_bytes_per_s(clusters[decode.gpu], gpus)
 
@@ -60,15 +62,15 @@ def pair_of(prefill: Replica, decode: Replica, cluster: Cluster, model: Model, l
     assert prefill.times is not None
     assert decode.times is not None
     inputs = max(int(load.lengths.input_tokens), 1)
-    sent = max(float(cache_bytes(model, each.layout, [inputs])[0]) for each in (prefill, decode))
+    sent = max(float(cache_bytes(model, replica.layout, [inputs])[0]) for replica in (prefill, decode))
 
     def transfer_s(first: int, after: int) -> float:
         rate = link_bytes_per_s(cluster, first * prefill.layout.gpus + after * decode.layout.gpus)
         return sent / rate if rate > 0.0 else math.inf
 
-    asked = demand(load.lengths, prefill.options, poisson=load.rate is not None)
+    request = demand(load.lengths, prefill.options, poisson=load.rate is not None)
     amount = float(load.users if load.users is not None else load.rate or 0.0)
-    return Pair(stacked(prefill.times), stacked(decode.times), asked, amount, transfer_s, decode.most)
+    return Pair(stacked(prefill.times), stacked(decode.times), request, amount, transfer_s, decode.most)
 
 
 def disaggregated(
@@ -87,15 +89,15 @@ def disaggregated(
     """
     out = []
     for gpu, cluster in clusters.items():
-        usable = [each for each in replicas if each.gpu == gpu and each.times is not None]
-        found = []
+        usable = [replica for replica in replicas if replica.gpu == gpu and replica.times is not None]
+        pairings = []
         for prefill, decode in product(usable, usable):
             pair = pair_of(prefill, decode, cluster, model, load)
             if math.isfinite(pair.transfer_s(1, MOST_GPUS)) and (counts := _counts(prefill, decode, pair, load, 0)):
                 size = _gpus(prefill, decode, counts), _first(pair, counts, load)
-                found.append((size, prefill, decode, pair, counts))
-        if found:
-            _, prefill, decode, pair, counts = min(found, key=lambda each: each[0])
+                pairings.append((size, prefill, decode, pair, counts))
+        if pairings:
+            _, prefill, decode, pair, counts = min(pairings, key=lambda pairing: pairing[0])
             out.append(_choice(prefill, decode, pair, counts, load, prices))
     return out
 
@@ -141,7 +143,7 @@ def _choice(
     """An answer of the fewest replicas of two kinds."""
     states, gpus, key = pair.at(*counts), _gpus(prefill, decode, counts), load.percentile
     ends = [_counts(prefill, decode, pair, load, bound) for bound in (1, 2)]
-    sizes = [_gpus(prefill, decode, each) if each else math.inf for each in ends]
+    sizes = [_gpus(prefill, decode, end) if end else math.inf for end in ends]
     intervals: dict[str, Any] = {
         name: tuple(map(float, getattr(states, name[:4])(key)[1:])) for name in ("ttft_s", "tpot_s")
     }
@@ -152,7 +154,7 @@ def _choice(
     if price is not None:
         share = counts[0] * prefill.layout.gpus / gpus
         costs = load.costs(gpus * price, rate, share)
-        intervals["cost"] = tuple(costs["tokens"] * each / gpus for each in intervals["gpus"])
+        intervals["cost"] = tuple(costs["tokens"] * count / gpus for count in intervals["gpus"])
     parts = ("weights", "activations", "runtime", "cache_bytes", "mem_bytes")
     assert decode.memory is not None
     choice = ServingChoice(
@@ -161,8 +163,8 @@ def _choice(
         decode.layout.expert,
         replicas=counts[1],
         gpus=gpus,
-        ttft_s={f"p{each:g}": float(states.ttft(each)[0]) for each in PERCENTILES},
-        tpot_s={f"p{each:g}": float(states.tpot(each)[0]) for each in PERCENTILES},
+        ttft_s={f"p{percentile:g}": float(states.ttft(percentile)[0]) for percentile in PERCENTILES},
+        tpot_s={f"p{percentile:g}": float(states.tpot(percentile)[0]) for percentile in PERCENTILES},
         intervals=intervals,
         max_users=int(most if load.users is not None else most * _life(states, load)),
         max_rate=most if load.rate is not None else most / _life(states, load),

@@ -52,16 +52,16 @@ def named_machines(
     Raises: `InputError` for an unknown name, or none at all.
     """
     if isinstance(machines, Mapping):
-        found = {name: as_cluster(machine) for name, machine in machines.items()}
+        clusters = {name: as_cluster(machine) for name, machine in machines.items()}
     elif isinstance(machines, str | os.PathLike):
-        found = dict([_named(machines)])
+        clusters = dict([_named(machines)])
     elif isinstance(machines, Sequence):
-        found = dict(map(_named, machines))
+        clusters = dict(map(_named, machines))
     else:
-        found = {"": as_cluster(machines)}
-    if not found:
+        clusters = {"": as_cluster(machines)}
+    if not clusters:
         raise InputError("no GPU to serve on; expected at least one name")
-    return found
+    return clusters
 
 
 def _named(name: str | os.PathLike[str]) -> tuple[str, Cluster]:
@@ -89,11 +89,11 @@ def layouts(
     """
     domain = cluster.topology.gpus_per_domain or TENSOR[-1]
     routed = any(isinstance(layer.feed_forward, Experts) for layer in model.decoder.layers)
-    ranks = tensor or [each for each in TENSOR if each <= domain]
+    ranks = tensor or [size for size in TENSOR if size <= domain]
     out = []
-    for each in ranks:
-        choices = expert or ((1, each) if routed and each > 1 else (1,))
-        out += [Parallelism(tensor=each, expert=own) for own in dict.fromkeys(choices) if own in (1, each)]
+    for width in ranks:
+        choices = expert or ((1, width) if routed and width > 1 else (1,))
+        out += [Parallelism(tensor=width, expert=split) for split in dict.fromkeys(choices) if split in (1, width)]
     if not out:
         raise InputError(
             f"expert_parallel {list(expert or ())} goes with no tensor ranks of {list(ranks)}; expected 1 or as many"
@@ -127,8 +127,8 @@ def replicas(
     Raises: `InputError` for sequences the model has no positions for.
     """
     read_decoder(model.config, longest)  # refuses what the model has no positions for
-    most = max(each.max_batch * (each.draft_tokens + 1) for each in options.values())
-    chunk = max(each.chunk_tokens for each in options.values())
+    most = max(limits.max_batch * (limits.draft_tokens + 1) for limits in options.values())
+    chunk = max(limits.chunk_tokens for limits in options.values())
     grid = axes(longest, chunk, most)
 
     @functools.cache
@@ -139,22 +139,23 @@ def replicas(
     def steps_of(layout: Parallelism, domain: int, paths: tuple[str, ...]) -> Steps:
         return tabled(points_of(layout), paths, domain, grid, model.dtypes.products)
 
+    # A replica that cannot run is yielded too, with its reason, so that an answer can say why it is no choice.
     for name, cluster in machines.items():
-        own, domain = options[name], cluster.topology.gpus_per_domain or TENSOR[-1]
+        setup, domain = options[name], cluster.topology.gpus_per_domain or TENSOR[-1]
         for layout in layouts(model, cluster, tensor, expert):
-            found = Replica(name, layout, own)
+            replica = Replica(name, layout, setup)
             try:
-                memory = capacity(model, layout, float(np.asarray(cluster.gpu.mem_bytes)), own, lengths.mean_context)
-                found = replace(found, memory=memory, most=min(float(own.max_batch), np.floor(memory.requests)))
+                memory = capacity(model, layout, float(np.asarray(cluster.gpu.mem_bytes)), setup, lengths.mean_context)
+                replica = replace(replica, memory=memory, most=min(float(setup.max_batch), np.floor(memory.requests)))
                 if not memory.fits:
-                    yield replace(found, reason=_too_large(memory))
+                    yield replace(replica, reason=_too_large(memory))
                     continue
                 paths = needed_paths(points_of(layout), cluster.gpu.paths)
                 written = steps_of(layout, domain, paths)
                 _check_paths(written, cluster, model)
-                yield replace(found, times=bounded_times(predictor, cluster, written, engine))
+                yield replace(replica, times=bounded_times(predictor, cluster, written, engine))
             except InputError as error:
-                yield replace(found, reason=str(error))
+                yield replace(replica, reason=str(error))
 
 
 def _too_large(memory: Capacity) -> str:

@@ -38,7 +38,7 @@ FULL = 0.999
 def pools(
     prefill: Times,
     decode: Times,
-    asked: Demand,
+    request: Demand,
     load: ArrayLike,
     transfer_s: ArrayLike,
     most: ArrayLike,
@@ -51,25 +51,25 @@ def pools(
       load: users, or where arrivals are random, requests a second.
       transfer_s: of the KV cache of a prompt; most: requests that decode at once on one replica.
     """
-    load, poisson = jnp.asarray(load, float), jnp.asarray(asked.poisson)
+    load, poisson = jnp.asarray(load, float), jnp.asarray(request.poisson)
     first_n, next_n = jnp.asarray(prefill_replicas, float), jnp.asarray(decode_replicas, float)
-    outputs, per_step = asked.further, jnp.asarray(asked.per_step)
-    prompt = asked.prompt(prefill.step_s, 0.0)
+    outputs, per_step = request.further, jnp.asarray(request.per_step)
+    prompt = request.prompt(prefill.step_s, 0.0)
     first = jnp.asarray(prefill.engine.request_s) + prompt + jnp.asarray(transfer_s)
 
     def decoding_s(batch: Array) -> Array:
-        return outputs * asked.decode(decode.step_s, batch) / per_step
+        return outputs * request.decode(decode.step_s, batch) / per_step
 
     fullest = next_n * most / decoding_s(jnp.asarray(most, float))  # requests a second
 
     def parts(life: Array, decoding: Array) -> tuple[Array, Array, Wait]:
-        """Of a life and its decoding: rate, requests that decode beside one, and the wait."""
+        """Rate, requests that decode beside one, and the wait, of a life and its decoding."""
         limit = jnp.minimum(FULL * first_n / prompt, fullest)
         rate = jnp.minimum(jnp.where(poisson > 0, load, load / life), limit)
         others = jnp.maximum(jnp.where(poisson > 0, rate * life, load - 1.0), 0.0)
         beside = jnp.minimum(others * decoding / life / next_n, most - 1.0)
         busy = jnp.clip(rate * prompt / first_n * others / jnp.maximum(others + 1.0 - poisson, 1.0), 0.0, FULL)
-        return rate, beside, waiting(asked, prompt, busy, others / first_n, prefill.engine.wave)
+        return rate, beside, waiting(request, prompt, busy, others / first_n, prefill.engine.wave)
 
     # Half a step each time keeps the iteration from swinging.
     def iterate(state: tuple[Array, Array], __: None) -> tuple[tuple[Array, Array], None]:
@@ -89,7 +89,7 @@ def pools(
         ttft_p50_s=first + wait.quantile(0.5) + over,
         ttft_p95_s=first + wait.quantile(0.95) + over,
         tpot_s=decoding / outputs,
-        tpot_p95_s=asked.decode(decode.step_s, fuller) / per_step,
+        tpot_p95_s=request.decode(decode.step_s, fuller) / per_step,
         rate=rate,
         batch=(1.0 + beside) * next_n,
         prefill_share=jnp.zeros(()),
@@ -97,11 +97,11 @@ def pools(
 
 
 @one_shot
-def _states(prefill: Any, decode: Any, asked: Demand, load: Any, rest: Any) -> list[Any]:
+def _states(prefill: Any, decode: Any, request: Demand, load: Any, rest: Any) -> list[Any]:
     """Fields of the states of stacked times [bound]."""
 
     def one(prefill: Times, decode: Times) -> Steady:
-        return pools(prefill, decode, asked, load, *rest)
+        return pools(prefill, decode, request, load, *rest)
 
     return jax.tree.leaves(jax.vmap(one)(prefill, decode))
 
@@ -127,8 +127,8 @@ class Pair:
     def at(self, prefill: int, decode: int) -> Steady:
         """The steady states of so many replicas [bound]."""
         rest = tuple(map(np.float32, (self.transfer_s(prefill, decode), self.most, prefill, decode)))
-        found = _states(self.prefill, self.decode, self.asked, np.float32(self.load), rest)
-        return Steady(*map(np.asarray, found))
+        fields = _states(self.prefill, self.decode, self.asked, np.float32(self.load), rest)
+        return Steady(*map(np.asarray, fields))
 
 
 def fewest(

@@ -17,7 +17,7 @@ from neusight_jax.serving.times import Times
 
 def mean_w(
     times: Times,
-    asked: Demand,
+    request: Demand,
     rate: ArrayLike,
     batch: ArrayLike,
     prefills: ArrayLike = 1.0,
@@ -30,7 +30,7 @@ def mean_w(
 
     Args:
       times: step times of the replica, with what they draw.
-      asked: demand of the requests.
+      request: demand of the requests.
       rate: requests a second of the replica; batch: of them that decode.
       prefills, decodes: 1 = it takes prompts, and answers; 0 = another pool does.
     """
@@ -39,8 +39,8 @@ def mean_w(
     full, beside = jnp.maximum(batch, 1.0), decodes * batch
 
     def of_request(step: Callable[..., Array]) -> Array:
-        answer = asked.further / asked.per_step * asked.decode(step, full) / full
-        added = asked.prompt(step, beside, asked.guesses) - asked.chunks * asked.decode(step, beside)
+        answer = request.further / request.per_step * request.decode(step, full) / full
+        added = request.prompt(step, beside, request.guesses) - request.chunks * request.decode(step, beside)
         total: Array = decodes * answer + prefills * jnp.maximum(added, 0.0)
         return total
 
@@ -70,13 +70,13 @@ def powered(choice: ServingChoice, load: Load, decode: Replica, prefill: Replica
     if decode.times is None or decode.times[0].drawn is None or not (choice.gpus and choice.tokens_per_s_gpu):
         return choice
     tokens_per_s = choice.tokens_per_s_gpu * choice.gpus
-    rate, asked = tokens_per_s / load.lengths.output_tokens, demand(load.lengths, decode.options)
-    batch, total_w = rate * float(asked.further) * choice.tpot_s["p50"], 0.0
-    own = [(decode, choice.replicas or 1, 1.0, 0.0 if prefill else 1.0)]
-    own += [(prefill, int(choice.prefill["replicas"]), 0.0, 1.0)] if prefill else []
-    for replica, count, decodes, prefills in own:
+    rate, request = tokens_per_s / load.lengths.output_tokens, demand(load.lengths, decode.options)
+    batch, total_w = rate * float(request.further) * choice.tpot_s["p50"], 0.0
+    pools = [(decode, choice.replicas or 1, 1.0, 0.0 if prefill else 1.0)]
+    pools += [(prefill, int(choice.prefill["replicas"]), 0.0, 1.0)] if prefill else []
+    for replica, count, decodes, prefills in pools:
         assert replica.times is not None
-        asked = demand(load.lengths, replica.options)
-        each_w = _mean_w(replica.times[0], asked, rate / count, decodes * batch / count, prefills, decodes)
+        request = demand(load.lengths, replica.options)
+        each_w = _mean_w(replica.times[0], request, rate / count, decodes * batch / count, prefills, decodes)
         total_w += count * replica.layout.gpus * float(each_w)
     return replace(choice, power_w=total_w, joules_per_token=total_w / tokens_per_s)

@@ -58,16 +58,16 @@ def _version() -> str | None:
 
 def require_engine(options: Iterable[Options]) -> None:
     """`InputError` where the package is missing or another version, or its engine has no such options."""
-    found = _version()
-    if found != VERSION:
-        told = "is not installed" if found is None else f"is {found}"
+    version = _version()
+    if version != VERSION:
+        told = "is not installed" if version is None else f"is {version}"
         raise InputError(f"{PACKAGE} {told}, expected {VERSION}: pip install '.[serving]', or --method estimate")
-    for each in options:
-        if each.draft_tokens > MOST_GUESSES:
+    for setup in options:
+        if setup.draft_tokens > MOST_GUESSES:
             raise InputError(
-                f"the engine guesses at most {MOST_GUESSES} tokens, not {each.draft_tokens}; give --method estimate"
+                f"the engine guesses at most {MOST_GUESSES} tokens, not {setup.draft_tokens}; give --method estimate"
             )
-        if each.poll_steps > 1:
+        if setup.poll_steps > 1:
             raise InputError(
                 "the engine looks for new requests at every step: leave --poll-steps out, or --method estimate"
             )
@@ -89,7 +89,7 @@ def write_profile(times: Times, path: str | os.PathLike[str], options: Options =
     contexts, batches = np.array(axes.contexts, np.float32), np.array(axes.batches, np.float32)
     tokens = np.unique(np.outer(batches, contexts))
     batch = np.maximum(tokens[:, None] / contexts[None, :], 1.0)
-    prompts = np.array(sorted({*axes.chunks, *(each for each in axes.starts if each > axes.chunks[-1])}), np.float32)
+    prompts = np.array(sorted({*axes.chunks, *(start for start in axes.starts if start > axes.chunks[-1])}), np.float32)
     prefill, decode = _steps_s(times, prompts, batch, contexts, np.float32(options.draft_tokens))
     np.savez(
         path,
@@ -110,7 +110,7 @@ def _steps_s(times: Times, prompts: Any, batch: Any, contexts: Any, guesses: Any
 
 @dataclass(frozen=True)
 class Run:
-    """What requests met, seconds: by percentile, and requests a second."""
+    """Times that requests met, seconds, by percentile; and requests a second."""
 
     ttft_s: Mapping[str, float]
     tpot_s: Mapping[str, float]
@@ -165,12 +165,12 @@ def run(
             shared = _pools(engine, workers, prefill, options, Path(folder) / "prefill.npz")
         try:
             if trace is not None:
-                found = core.run_mocker_trace_replay([str(trace)], **shared)
+                replay = core.run_mocker_trace_replay([str(trace)], **shared)
             else:
-                found = _synthetic(core, options, lengths, users, rate, shared)
+                replay = _synthetic(core, options, lengths, users, rate, shared)
         except Exception as error:  # the package raises it plainly, without a class of its own
             raise InputError(f"{PACKAGE} refused the load: {' '.join(str(error).split())[:200]}") from None
-    return _read(found.summary, float(np.asarray(times.engine.request_s)))
+    return _read(replay.summary, float(np.asarray(times.engine.request_s)))
 
 
 def _engine(options: Options, cache_tokens: float, path: Path) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _synthetic(
 
 
 def _read(summary: Mapping[str, Any], request_s: float) -> Run:
-    """What requests met; `request_s` passes before an engine has one."""
+    """Run that a summary tells of; `request_s` passes before an engine has a request."""
 
     def of(name: str, before: float = 0.0) -> dict[str, float]:
         return {"p50": before + summary[f"median_{name}_ms"] / 1e3, "p95": before + summary[f"p95_{name}_ms"] / 1e3}
@@ -281,7 +281,7 @@ def _line(where: str, text: str) -> dict[str, Any]:
             number = "a number" if float in kinds else "a whole number"
             raise InputError(f"{where}: {name} is {_cut(row.get(name))}, expected {number} from {least} to {most:.0f}")
     blocks, wanted = row.get("hash_ids"), math.ceil(row["input_length"] / TRACE_BLOCK_TOKENS)
-    if not isinstance(blocks, list) or not all(type(each) is int and 0 <= each < 2**64 for each in blocks):
+    if not isinstance(blocks, list) or not all(type(block) is int and 0 <= block < 2**64 for block in blocks):
         raise InputError(f"{where}: hash_ids is {_cut(blocks)}, expected a list of whole numbers from 0")
     if len(blocks) < wanted:
         raise InputError(

@@ -49,7 +49,7 @@ class Lengths:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Demand:
-    """What requests ask of a replica, traced, so that all loads share a program.
+    """Work that requests ask of a replica, traced, so that all loads share a program.
 
     Attributes:
       inputs, outputs: tokens; fresh: of the input, those the prefix cache has not.
@@ -152,7 +152,7 @@ class Steady:
 
 @dataclass(frozen=True)
 class Wait:
-    """What a prompt waits for others, seconds.
+    """Seconds that a prompt waits for others.
 
     Attributes:
       busy: chance of having to wait; random, waved: mean wait where others come at random, and where all come at once.
@@ -176,51 +176,51 @@ class Wait:
         return (1.0 - self.wave) * tail + self.wave * 2.0 * level * self.waved
 
 
-def waiting(asked: Demand, prompt_s: Array, busy: Array, met: Array, wave: ArrayLike) -> Wait:
+def waiting(request: Demand, prompt_s: Array, busy: Array, met: Array, wave: ArrayLike) -> Wait:
     """Wait of a prompt for the prompts of others.
 
     Args:
-      asked: demand of the requests.
+      request: demand of the requests.
       prompt_s: seconds of the steps of one prompt (P).
       busy: share of time that prompts of others take (r), below 1.
       met: other requests that are met (n').
       wave: share of arrivals that come all at once (`Engine.wave`).
     """
     random = busy / (2.0 * (1.0 - busy))
-    together = jnp.clip(asked.chunk_tokens / jnp.asarray(asked.fresh), 1.0, jnp.maximum(met + 1.0, 1.0))
+    together = jnp.clip(request.chunk_tokens / jnp.asarray(request.fresh), 1.0, jnp.maximum(met + 1.0, 1.0))
     waved = jnp.maximum(met - 1.0 + together, 0.0) / 2.0 * jnp.where(met > 0, 1.0, 0.0)
     queued = random * waved / jnp.maximum(random + waved, 1e-9)
     return Wait(busy, prompt_s * queued, prompt_s * waved, jnp.asarray(wave))
 
 
-def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) -> Steady:
+def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) -> Steady:
     """The steady state of a replica.
 
     Differentiable in the times, and `jax.vmap` takes many loads.
 
     Args:
       times: step times of the replica, and its engine.
-      asked: demand of the requests.
+      request: demand of the requests.
       requests: that the replica holds, scalar.
       most: of them that run at once, scalar; the others wait.
     """
     held = jnp.asarray(requests, float)
     running = jnp.minimum(held, most)
-    others = running - 1.0 + jnp.asarray(asked.poisson)
-    outputs, per_step = asked.further, asked.per_step
+    others = running - 1.0 + jnp.asarray(request.poisson)
+    outputs, per_step = request.further, request.per_step
 
     def parts(share: Array) -> tuple[Array, Array, Array, Array, Wait]:
-        """Of a share: what a prompt adds to others, decoding, the look for it, first token without waiting for others,
-        and that."""
+        """Times at a share: what a prompt adds to others, decoding, the look for it, first token without waiting for
+        others, and that."""
         beside = others * share
-        step, alone = asked.decode(times.step_s, jnp.stack([1.0 + beside, beside]))
-        prompt = asked.prompt(times.step_s, beside, asked.guesses)
-        added = jnp.maximum(prompt - asked.chunks * alone, 0.0)
+        step, alone = request.decode(times.step_s, jnp.stack([1.0 + beside, beside]))
+        prompt = request.prompt(times.step_s, beside, request.guesses)
+        added = jnp.maximum(prompt - request.chunks * alone, 0.0)
         decoding = outputs * step / per_step + others * share * added
-        looked = 0.5 * asked.polls * alone
+        looked = 0.5 * request.polls * alone
         first = jnp.asarray(times.engine.request_s) + looked + prompt
         busy = jnp.clip(others * prompt / (decoding + first), 0.0, 0.999)
-        return added, decoding, looked, first, waiting(asked, prompt, busy, others, times.engine.wave)
+        return added, decoding, looked, first, waiting(request, prompt, busy, others, times.engine.wave)
 
     def iterate(share: Array, __: None) -> tuple[Array, None]:
         _, decoding, _, first, wait = parts(share)
@@ -231,17 +231,17 @@ def steady(times: Times, asked: Demand, requests: ArrayLike, most: ArrayLike) ->
     rate = running / (first + wait.mean + decoding)
     queue = (held - running) / rate
     met, batch, tpot = jnp.maximum(others * share, 0.0), running * share, decoding / outputs
-    own = outputs / per_step * asked.decode(times.step_s, jnp.maximum(batch, 1.0)) / jnp.maximum(batch, 1.0)
+    answering = outputs / per_step * request.decode(times.step_s, jnp.maximum(batch, 1.0)) / jnp.maximum(batch, 1.0)
     return Steady(
         ttft_s=first + wait.mean + queue,
         ttft_p50_s=first + wait.quantile(0.5) + queue,
-        ttft_p95_s=first + 0.9 * (1.0 - 1.0 / asked.polls) * looked + wait.quantile(0.95) + queue,
+        ttft_p95_s=first + 0.9 * (1.0 - 1.0 / request.polls) * looked + wait.quantile(0.95) + queue,
         tpot_s=tpot,
         # A square root has an infinite slope at 0.
         tpot_p95_s=tpot + Z95 * jnp.sqrt(met + 1e-12) * added / outputs,
         rate=rate,
         batch=batch,
-        prefill_share=added / jnp.maximum(added + own, 1e-12),
+        prefill_share=added / jnp.maximum(added + answering, 1e-12),
     )
 
 

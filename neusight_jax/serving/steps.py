@@ -74,10 +74,10 @@ def load_model(
     if kind not in MODEL_TYPES:
         raise InputError(f"{parsed.name}: engines serve decoders such as llama or qwen3; {kind!r} is none")
     dtype, notes = assumed_dtype(parsed, dtype)
-    said = quantization_of(parsed, weight_dtype)
+    quantization = quantization_of(parsed, weight_dtype)
     decoder = read_decoder(parsed, 1)
     generates(parsed.name, decoder)
-    model = Model(parsed, decoder, precision(dtype, weight_dtype, kv_dtype, said), said, ())
+    model = Model(parsed, decoder, precision(dtype, weight_dtype, kv_dtype, quantization), quantization, ())
     step = _step(model, Requests((1,), (2,)), Parallelism())
     weights = step.weight_notes(weight_dtype, has_quantization(parsed.values))
     every = dict.fromkeys((*notes, *parsed.notes, *reading_notes(parsed, step.parameter_bytes), *weights))
@@ -127,7 +127,7 @@ def axes(length: int, chunk_tokens: int, max_batch: int, draft_tokens: int = 0) 
       draft_tokens: tokens guessed ahead for each of them.
     """
     top = max(chunk_tokens, 1) + max_batch * (draft_tokens + 1)
-    halves = sorted({*_powers(1, top), *(3 * each // 2 for each in _powers(2, top))})
+    halves = sorted({*_powers(1, top), *(3 * size // 2 for size in _powers(2, top))})
     return Axes(
         tuple(halves),
         _powers(1, max_batch * (draft_tokens + 1)),
@@ -139,10 +139,10 @@ def axes(length: int, chunk_tokens: int, max_batch: int, draft_tokens: int = 0) 
 
 def _powers(low: int, high: int) -> tuple[int, ...]:
     """Powers of two times `low` up to the first that is no less than `high`."""
-    found = [low]
-    while found[-1] < high:
-        found.append(2 * found[-1])
-    return tuple(found)
+    powers = [low]
+    while powers[-1] < high:
+        powers.append(2 * powers[-1])
+    return tuple(powers)
 
 
 @jax.tree_util.register_dataclass
@@ -174,7 +174,7 @@ def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str]
 
 
 def points(model: Model, layout: Parallelism, grid: Axes) -> Points:
-    """What each point of the grid launches on one rank of a layout, group after group, for whatever GPU.
+    """Kernels that each point of the grid launches on one rank of a layout, group after group, for whatever GPU.
 
     Args:
       layout: tensor ranks, and `expert` equal to them where experts stay whole.
@@ -191,27 +191,27 @@ def points(model: Model, layout: Parallelism, grid: Axes) -> Points:
     # A prefill may have nodes that a decode has not, so it is compared too.
     moving |= _differ(nodes((2, max(long, 2))), nodes((2, max(long // 2, 3))))
 
-    def of(found: Iterable[Node], wanted: Callable[[Node], bool]) -> _Counted:
-        return [(kernel, node.repeat) for node in found if wanted(node) for kernel in node.forward]
+    def of(step: Iterable[Node], wanted: Callable[[Node], bool]) -> _Counted:
+        return [(kernel, node.repeat) for node in step if wanted(node) for kernel in node.forward]
 
-    def body(found: list[Node]) -> _Counted:
-        return of(found, lambda node: node.name not in moving and node.name not in HEAD)
+    def body(step: list[Node]) -> _Counted:
+        return of(step, lambda node: node.name not in moving and node.name not in HEAD)
 
-    found = [body(nodes((1, short), repeat=each)) for each in grid.batches]
-    found += [body(nodes((each, each))) for each in grid.tokens]
-    found += [of(nodes((1, short), repeat=each), lambda node: node.name in HEAD) for each in grid.batches]
+    launches = [body(nodes((1, short), repeat=batch)) for batch in grid.batches]
+    launches += [body(nodes((count, count))) for count in grid.tokens]
+    launches += [of(nodes((1, short), repeat=batch), lambda node: node.name in HEAD) for batch in grid.batches]
 
     def inside(node: Node) -> bool:
         return node.name in moving
 
-    found += [of(nodes((1, each), repeat=batch), inside) for batch in grid.batches for each in grid.contexts]
-    return found + [of(nodes((each, start + each)), inside) for each in grid.chunks for start in grid.starts]
+    launches += [of(nodes((1, context), repeat=batch), inside) for batch in grid.batches for context in grid.contexts]
+    return launches + [of(nodes((chunk, start + chunk)), inside) for chunk in grid.chunks for start in grid.starts]
 
 
 def needed_paths(written: Points, paths: Collection[str]) -> tuple[str, ...]:
     """Those of a GPU's arithmetic paths that decide which kernels run: GPUs alike in them share steps."""
-    asked = {kernel.path or kernel.dtype for point in written for kernel, _ in point if kernel.instead is not None}
-    return tuple(sorted(asked & set(paths)))
+    preferred = {kernel.path or kernel.dtype for point in written for kernel, _ in point if kernel.instead is not None}
+    return tuple(sorted(preferred & set(paths)))
 
 
 def tabled(written: Points, paths: Collection[str], domain: int, grid: Axes, dtype: str) -> Steps:
@@ -224,8 +224,8 @@ def tabled(written: Points, paths: Collection[str], domain: int, grid: Axes, dty
       grid: where the points lie.
       dtype: of kernels that do not say.
     """
-    run = [[(kernel.on(paths, domain), count) for kernel, count in each] for each in written]
-    return Steps(*_table([[(kernel, kernel.count * count) for kernel, count in each] for each in run], dtype), grid)
+    run = [[(kernel.on(paths, domain), count) for kernel, count in point] for point in written]
+    return Steps(*_table([[(kernel, kernel.count * count) for kernel, count in point] for point in run], dtype), grid)
 
 
 def _check(layout: Parallelism) -> None:
@@ -275,7 +275,7 @@ ROWS = 256
 
 def cache_bytes(model: Model, layout: Parallelism, contexts: Sequence[int]) -> Float[np.ndarray, " context"]:
     """KV cache of one request of each length on one rank, bytes."""
-    return np.array([_step(model, Requests((1,), (each,)), layout).cache_bytes for each in contexts])
+    return np.array([_step(model, Requests((1,), (length,)), layout).cache_bytes for length in contexts])
 
 
 def weight_bytes(model: Model, layout: Parallelism) -> float:

@@ -77,13 +77,13 @@ def engine_of(engine: Engine | str) -> Engine:
     return ENGINES[engine]
 
 
-WIDTHS: dict[str, float] = {each.name: each.metadata["width"] for each in dataclasses.fields(Engine)}
+WIDTHS: dict[str, float] = {constant.name: constant.metadata["width"] for constant in dataclasses.fields(Engine)}
 """Width of each prior, in its logarithm."""
 
 
 @dataclass(frozen=True)
 class Options(Record):
-    """How an engine is set up; static. Defaults are vLLM's as a server (0.11, `engine/arg_utils.py` and
+    """Setup of an engine; static. Defaults are vLLM's as a server (0.11, `engine/arg_utils.py` and
     `config/cache.py`), on GPUs of 70 GiB and more, but A100: `usual_options` has those of the others.
 
     Attributes:
@@ -146,7 +146,7 @@ def usual_options(mem_bytes: float, gpu_name: str = "", **changes: Any) -> Optio
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Drawn:
-    """What the groups of kernels of a step take from a board.
+    """Energy that the groups of kernels of a step take from a board.
 
     Attributes:
       law: of its power.
@@ -198,8 +198,8 @@ class Times:
           start: tokens of that prompt before them.
           guesses: tokens guessed ahead for each running request, which the step checks.
         """
-        found = self._step(decode, context, chunk, start, guesses)
-        return self._settled(*found)[0] if self.held else found[0]
+        step = self._step(decode, context, chunk, start, guesses)
+        return self._settled(*step)[0] if self.held else step[0]
 
     def step_j(
         self,
@@ -242,13 +242,13 @@ class Times:
         context = jnp.sum(runs * (held + 1.0)) / jnp.maximum(decode, 1.0)
 
         def taken(table: Array) -> Array:
-            each = jax.vmap(lambda chunk, start: _between(table, (self.axes.chunks, chunk), (self.axes.starts, start)))(
-                queries, held
-            )
-            return jnp.sum(prefills * each)
+            attention = jax.vmap(
+                lambda chunk, start: _between(table, (self.axes.chunks, chunk), (self.axes.starts, start))
+            )(queries, held)
+            return jnp.sum(prefills * attention)
 
-        found = self._sum(decode, decode, context, jnp.sum(prefills * queries), prompts, taken)
-        return self._settled(*found)[0] if self.held else found[0]
+        step = self._sum(decode, decode, context, jnp.sum(prefills * queries), prompts, taken)
+        return self._settled(*step)[0] if self.held else step[0]
 
     def _sum(
         self,
@@ -281,14 +281,14 @@ class Times:
         def seconds_of(tables: Mapping[str, Array]) -> Array:
             return any_work * (jnp.asarray(engine.kernels) * kernels(tables) + host)
 
-        seconds, own = seconds_of(self.tables), self.drawn
+        seconds, draws = seconds_of(self.tables), self.drawn
 
         def drawing() -> tuple[Draw, Callable[[Array], Array]]:
-            assert own is not None
-            busy, flop, dram = jax.vmap(lambda tables: any_work * kernels(tables))(own.joules)
+            assert draws is not None
+            busy, flop, dram = jax.vmap(lambda tables: any_work * kernels(tables))(draws.joules)
             slower: Callable[[Array], Array] = jnp.ones_like  # without a cap or a lock nothing asks
-            if own.slower:
-                slower = slower_by(jnp.concatenate([jax.vmap(seconds_of)(own.slower), seconds[None]]))
+            if draws.slower:
+                slower = slower_by(jnp.concatenate([jax.vmap(seconds_of)(draws.slower), seconds[None]]))
             return Draw(busy / jnp.maximum(seconds, 1e-30), flop, dram, seconds), slower
 
         return seconds, drawing
@@ -363,8 +363,8 @@ def _tables(steps: Steps, amounts: Mapping[str, Float[Array, "... kernel"]]) -> 
     tables, first = {}, 0
     for name, shape in steps.axes.shapes().items():
         size = int(np.prod(shape))
-        own = jnp.asarray(sums)[first : first + size].T
-        tables[name] = own.reshape(*own.shape[:-1], *shape)
+        block = jnp.asarray(sums)[first : first + size].T
+        tables[name] = block.reshape(*block.shape[:-1], *shape)
         first += size
     return tables
 
@@ -372,9 +372,9 @@ def _tables(steps: Steps, amounts: Mapping[str, Float[Array, "... kernel"]]) -> 
 def stacked(ends: Sequence[Times]) -> Times:
     """Times of several ends as one record, arrays [end, ...], without what they draw where it changes no seconds."""
     held = ends[0].held
-    own = (each if held else dataclasses.replace(each, drawn=None) for each in ends)
-    found: Times = jax.tree.map(lambda *each: np.stack([np.asarray(one) for one in each]), *own)
-    return found
+    records = (end if held else dataclasses.replace(end, drawn=None) for end in ends)
+    record: Times = jax.tree.map(lambda *leaves: np.stack([np.asarray(one) for one in leaves]), *records)
+    return record
 
 
 def times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) -> Times:
@@ -437,7 +437,9 @@ def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: 
     ]
 
     def at(end: int) -> Times:
-        seconds, *slower = ({name: jnp.asarray(each[end]) for name, each in found.items()} for found in clocks)
+        seconds, *slower = (
+            {name: jnp.asarray(bounds[end]) for name, bounds in families.items()} for families in clocks
+        )
         drawn = slower or end == 0
         board = on_device(gpu_of(machine)) if drawn else None
         return tabulated(steps, seconds, engine, board, slower, power_law(predictor))

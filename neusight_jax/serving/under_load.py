@@ -51,12 +51,12 @@ def under_load(
         replica = tried[choice.gpu, choice.tensor, choice.expert]
         if not choice.prefill:
             return lambda: _measured(choice, replica, load, trace)
-        own = tried[choice.gpu, int(choice.prefill["tensor"]), int(choice.prefill["expert"])]
-        return lambda: _pools(choice, own, replica, load, trace, sending)
+        prefill = tried[choice.gpu, int(choice.prefill["tensor"]), int(choice.prefill["expert"])]
+        return lambda: _pools(choice, prefill, replica, load, trace, sending)
 
     threads = ThreadPoolExecutor(os.cpu_count())  # the engine runs outside Python
     try:
-        return [each.result() for each in [threads.submit(of(choice)) for choice in choices]]
+        return [future.result() for future in [threads.submit(of(choice)) for choice in choices]]
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
 
@@ -84,16 +84,16 @@ def _measured(choice: ServingChoice, replica: Replica, load: Load, trace: Trace 
         return runs[count]
 
     most = min(load.max_gpus, 1e9) // replica.layout.gpus
-    count, found = _fewest(of, load, choice.replicas or 1, int(most))
-    if found is None:
+    count, best = _fewest(of, load, choice.replicas or 1, int(most))
+    if best is None:
         return _none(choice, f"{max(runs):g} replicas", runs[max(runs)], load)
-    return powered(_answered(choice, count, found, load, whole=trace is not None), load, replica)
+    return powered(_answered(choice, count, best, load, whole=trace is not None), load, replica)
 
 
-def _none(choice: ServingChoice, what: str, found: Run, load: Load) -> ServingChoice:
+def _none(choice: ServingChoice, what: str, outcome: Run, load: Load) -> ServingChoice:
     """A choice that answers nothing, with what a run missed."""
     key = f"p{load.percentile:g}"
-    note = f"run by the engine, {what} miss the targets: {load.missed(found.ttft_s[key], found.tpot_s[key])}"
+    note = f"run by the engine, {what} miss the targets: {load.missed(outcome.ttft_s[key], outcome.tpot_s[key])}"
     return replace(choice, replicas=None, gpus=None, notes=(note, *choice.notes))
 
 
@@ -112,23 +112,23 @@ def _pools(
     def of(first: int, after: int) -> Run:
         token_bytes, rate = sending(prefill, decode, gpus(first, after))
         pool = Prefill(first_times, _held(prefill, load), first, token_bytes, rate)
-        own: dict[str, Any] = {"workers": after, "prefill": pool}
-        asked: dict[str, Any] = {"lengths": load.lengths, "users": load.users, "rate": load.rate}
-        asked = {"trace": trace.path} if trace is not None else asked
-        return run(times, decode.options, _held(decode, load), **own, **asked)
+        pools: dict[str, Any] = {"workers": after, "prefill": pool}
+        traffic: dict[str, Any] = {"lengths": load.lengths, "users": load.users, "rate": load.rate}
+        traffic = {"trace": trace.path} if trace is not None else traffic
+        return run(times, decode.options, _held(decode, load), **pools, **traffic)
 
     counts = int(choice.prefill["replicas"]), choice.replicas or 1
-    found = fewest(
-        lambda *each: of(*each).ttft_s[key] <= load.ttft_s,
-        lambda *each: of(*each).tpot_s[key] <= load.tpot_s,
-        lambda *each: gpus(*each) <= min(load.max_gpus, MOST_GROWTH * gpus(*counts)),
+    fleet = fewest(
+        lambda *pair: of(*pair).ttft_s[key] <= load.ttft_s,
+        lambda *pair: of(*pair).tpot_s[key] <= load.tpot_s,
+        lambda *pair: gpus(*pair) <= min(load.max_gpus, MOST_GROWTH * gpus(*counts)),
         counts,
     )
-    if found is None:
+    if fleet is None:
         return _none(choice, f"up to {MOST_GROWTH} times as many replicas", of(*counts), load)
-    sent = {**choice.prefill, "replicas": found[0]}
-    changed = replace(choice, prefill=sent, replicas=found[1])
-    answered = _answered(changed, found[1], of(*found), load, whole=True, gpus=gpus(*found))
+    sent = {**choice.prefill, "replicas": fleet[0]}
+    changed = replace(choice, prefill=sent, replicas=fleet[1])
+    answered = _answered(changed, fleet[1], of(*fleet), load, whole=True, gpus=gpus(*fleet))
     return powered(answered, load, decode, prefill)
 
 
@@ -138,9 +138,9 @@ def _fewest(of: Callable[[int], Run], load: Load, first: int, most: int) -> tupl
     low, high, count = 0, None, min(first, max(most, 1))
     best: Run | None = None
     for _ in range(TRIES):
-        found = of(count)
-        if found.ttft_s[key] <= load.ttft_s and found.tpot_s[key] <= load.tpot_s:
-            high, best = count, found
+        outcome = of(count)
+        if outcome.ttft_s[key] <= load.ttft_s and outcome.tpot_s[key] <= load.tpot_s:
+            high, best = count, outcome
         else:
             low = count
         if high is None and low >= most:
@@ -152,7 +152,7 @@ def _fewest(of: Callable[[int], Run], load: Load, first: int, most: int) -> tupl
 
 
 def _answered(
-    choice: ServingChoice, count: int, found: Run, load: Load, *, whole: bool, gpus: int = 0
+    choice: ServingChoice, count: int, outcome: Run, load: Load, *, whole: bool, gpus: int = 0
 ) -> ServingChoice:
     """A choice with what the engine found; bounds keep their ratios, and so do prices of input and output.
 
@@ -160,26 +160,26 @@ def _answered(
       whole: the run is of all replicas, else of one; gpus: of all, where replicas are of two kinds.
     """
     key, gpus = f"p{load.percentile:g}", gpus or count * choice.tensor
-    rate = found.rate if whole else found.rate * count
+    rate = outcome.rate if whole else outcome.rate * count
     tokens = load.lengths.input_tokens + load.lengths.output_tokens
     intervals: dict[str, Any] = dict(choice.intervals)
-    for name, own in (("ttft_s", found.ttft_s), ("tpot_s", found.tpot_s)):
-        ratio = own[key] / getattr(choice, name)[key]
-        intervals[name] = tuple(each * ratio for each in intervals[name])
+    for name, times in (("ttft_s", outcome.ttft_s), ("tpot_s", outcome.tpot_s)):
+        ratio = times[key] / getattr(choice, name)[key]
+        intervals[name] = tuple(bound * ratio for bound in intervals[name])
     ratio = gpus / (choice.gpus or 1)
-    intervals["gpus"] = tuple(math.ceil(each * ratio) if each < math.inf else each for each in intervals["gpus"])
+    intervals["gpus"] = tuple(math.ceil(bound * ratio) if bound < math.inf else bound for bound in intervals["gpus"])
     costs = dict(choice.costs)
     if costs:
         hour = costs["per_hour"] * ratio
         changed = 1e6 * hour / SECONDS_PER_HOUR / rate / tokens / costs["tokens"]
-        costs = {name: hour if name == "per_hour" else each * changed for name, each in costs.items()}
-        intervals["cost"] = tuple(each * changed for each in intervals["cost"])
+        costs = {name: hour if name == "per_hour" else cost * changed for name, cost in costs.items()}
+        intervals["cost"] = tuple(bound * changed for bound in intervals["cost"])
     return replace(
         choice,
         replicas=count,
         gpus=gpus,
-        ttft_s=found.ttft_s,
-        tpot_s=found.tpot_s,
+        ttft_s=outcome.ttft_s,
+        tpot_s=outcome.tpot_s,
         tokens_per_s_gpu=rate * load.lengths.output_tokens / gpus,
         intervals=intervals,
         costs=costs,
