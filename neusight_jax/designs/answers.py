@@ -19,9 +19,9 @@ from neusight_jax.designs.problem import Given, Problem, arguments, metrics
 from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hardware.catalog import catalog_gpu, list_gpus
+from neusight_jax.hardware.catalog import catalog_gpu, list_gpus, list_servers
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
-from neusight_jax.hardware.files import list_nodes, node_topology
+from neusight_jax.hardware.files import node_topology
 from neusight_jax.hardware.gpu import FIELDS, GPU
 from neusight_jax.hardware.variant import fields_of, figure, vary_plainly
 from neusight_jax.job.job import Job
@@ -143,7 +143,7 @@ def _catalog_range(field: str) -> tuple[float, float]:
         machines: list[Machine] = [catalog_gpu(name) for name in list_gpus()]
     else:  # of links and networks: the usual servers
         gpu = catalog_gpu(list_gpus()[0])
-        machines = [Cluster(gpu, node_topology(name, gpu), 1) for name in list_nodes()]
+        machines = [Cluster(gpu, node_topology(name, gpu), 1) for name in list_servers()]
     values = [value for machine in machines if (value := float(np.asarray(figure(machine, field)))) > 0]
     return (min(values), max(values)) if values else (0.0, np.inf)
 

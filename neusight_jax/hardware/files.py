@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, Validat
 
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
 from neusight_jax.errors import InputError, printable, unknown_name
-from neusight_jax.hardware.catalog import architectures, canonical_name, catalog_gpu, fold_name
+from neusight_jax.hardware.catalog import architectures, canonical_name, catalog_gpu, fold_name, list_servers
 from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Topology, as_cluster, check_link_figure
 from neusight_jax.hardware.gpu import (
     FIELDS,
@@ -236,11 +236,6 @@ _COUNTED = re.compile(r"^\s*(\d{1,9})\s*[xX×*]\s*(\S.*)$")
 _CLUSTER = re.compile(r"^\d+x (.+?)(?: in .+)?$")
 
 
-def list_nodes() -> list[str]:
-    """Names of the servers in the catalog of usual nodes."""
-    return list(table("datasets", "nodes"))
-
-
 def node_topology(node: str, gpu: GPU) -> Topology:
     """Topology of GPUs in a server of the catalog, by name or alias. `InputError` for an unknown one."""
     entries = table("datasets", "nodes")
@@ -271,7 +266,7 @@ def usual_topology(name: str, gpu: GPU, count: int = 0) -> Topology:
         return node_topology(node, gpu)
     raise InputError(
         f"no usual server of {name} is known; give a YAML file with gpu, count and topology, one of "
-        f"{', '.join(list_nodes())} or a mapping of {', '.join(TOPOLOGY_FIELDS[:3])}"
+        f"{', '.join(list_servers())} or a mapping of {', '.join(TOPOLOGY_FIELDS[:3])}"
     )
 
 
