@@ -46,7 +46,7 @@ def load(folder: Path) -> pd.DataFrame:
     """Checked rows of a profile with everything the profiler wrote beside them, and columns `group` and `shape`."""
     checked = read_measurements(folder).frame
     raw = {str(file): pd.read_parquet(file) for file in sorted((folder / "kernels").glob("*.parquet"))}
-    beside = ["call_s", "spread", "disturbed", "throttled", "clock_hz", "input_channels", "output_channels"]
+    beside = ["call_s", "spread", "disturbed", "throttled", "input_channels", "output_channels"]
     parts = [
         raw[name].reindex(columns=beside).iloc[rows["row"]].set_index(rows.index)
         for name, rows in checked.groupby("file")

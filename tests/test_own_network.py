@@ -184,7 +184,7 @@ def test_a_module_is_imported_only_if_it_is_trusted(
 def test_the_command_takes_one(measured: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     asked = ("train", "--measurements", str(measured), "--output", str(tmp_path / "out"), "--network")
     assert "network nowhere cannot be imported" in fails(*asked, "nowhere", "--recipe", "quick")
-    assert "--network is not for gbt, a baseline" in fails(*asked, "own_networks:Gated", "--recipe", "gbt")
+    assert "--network is not for gbt, which has no network" in fails(*asked, "own_networks:Gated", "--recipe", "gbt")
     assert "expected (2, " in fails(*asked, "own_networks:Narrow", "--recipe", "quick")
 
 
