@@ -143,6 +143,19 @@ def test_sampling_takes_the_loop_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.call_s == pytest.approx(60e-6)
     assert found.loop_spread < 1e-9
     assert looks == [1]
+    # Before the sensors are read it runs without a pause.
+    looped: list[float] = []
+    whole = kernel.loop
+
+    def recorded(rounds: int) -> float:
+        looped.append(whole(rounds))
+        return looped[-1]
+
+    monkeypatch.setattr(kernel, "loop", recorded)
+    before: list[float] = []
+    sample(kernel, 0.02, lambda: before.append(looped[-1]), window_s=0.15)
+    assert before[0] >= 0.15
+    monkeypatch.setattr(kernel, "loop", whole)
     # The 15 % that calls get leaves 17 ms over 8 repeats: 48 rounds of 44 us, two for the first one.
     assert found.launches == 8 * 46 * 4
     monkeypatch.setattr(kernel, "call", lambda: 20e-3)

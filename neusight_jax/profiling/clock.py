@@ -108,12 +108,15 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / middle if middle > 0 else math.inf
 
 
-def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | None = None) -> Sample:
+def sample(
+    prepared: Prepared, seconds: float, between: Callable[[], None] | None = None, window_s: float = 0.0
+) -> Sample:
     """Time a kernel for about so many seconds.
 
     Args:
       prepared: the kernel; seconds: to spend, warm-up and compilation aside; less than twelve passes over all sets
         are never made; between: called halfway, while the device is warm (clocks, power).
+      window_s: the kernel runs so long without a pause before `between` is called.
     Raises: `RuntimeError` when the loop takes no longer than an empty one, or cannot hold the kernel.
     """
     for _ in range(WARM_UPS):
@@ -143,6 +146,9 @@ def sample(prepared: Prepared, seconds: float, between: Callable[[], None] | Non
         firsts.append(prepared.loop(1))
         wholes.append(prepared.loop(rounds + 1))
         if between is not None and index == repeats // 2:
+            # Watts are means of a window, in which there must be no pause.
+            if window_s > 0.0:
+                prepared.loop(math.ceil(window_s / one_round))
             between()
     first = statistics.median(firsts)  # of the same machine as the median below, interruptions aside
     if statistics.median(wholes) < 1.5 * first:

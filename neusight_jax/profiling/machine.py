@@ -30,6 +30,8 @@ THROTTLES: dict[int, str] = {
     0x80: "power brake",
 }
 """Bits of NVML's clock event reasons that slow a kernel down."""
+WINDOW_S = 0.15
+"""Watts of NVML and nvidia-smi are means of the last 0.1 s."""
 _SENSORS: tuple[tuple[str, str, float, str, tuple[str, ...], float], ...] = (
     ("clock_hz", "clocks.sm", 1e6, "nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",), 1e6),
     ("mem_clock_hz", "clocks.mem", 1e6, "nvmlDeviceGetClockInfo", ("NVML_CLOCK_MEM",), 1e6),
@@ -75,6 +77,7 @@ class Sensors:
         self._nvml, self._handle = opened
         self._smi = shutil.which("nvidia-smi") if wanted and self._nvml is None else None
         self.source = "NVML" if self._nvml else "nvidia-smi" if self._smi else "none"
+        self.window_s = 0.0 if self.source == "none" else WINDOW_S
 
     def read(self) -> Reading:
         """Look now."""

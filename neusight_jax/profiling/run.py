@@ -329,7 +329,7 @@ def _measured(
     prepared: Prepared | None = None
     try:
         prepared = clock.prepare(case, sets, seed)
-        timings = sample(prepared, seconds, lambda: readings.append(sensors.read()))
+        timings = sample(prepared, seconds, lambda: readings.append(sensors.read()), sensors.window_s)
     except Exception as error:  # out of memory, or not there in this dtype: backends raise many kinds
         return {"kernel": kernel, "reason": failure(error)}
     finally:
