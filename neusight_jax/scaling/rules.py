@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike
 
-from neusight_jax.arithmetic import DTYPES, dtype_bytes
+from neusight_jax.arithmetic import DTYPES
 from neusight_jax.baselines.rivals import memory_boundedness, wave_ratio
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.catalog import canonical_name, fold_name, gpu_info
 from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.kernels.families import FAMILIES, OPERATORS
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, by_family, table_from_kernels
 from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 from neusight_jax.model.intervals import gpu_ratios
@@ -40,6 +39,7 @@ from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.records import Result
 from neusight_jax.scaling.reading import read_trace
 from neusight_jax.scaling.trace import Launch, Measured, Trace
+from neusight_jax.scaling.work import dtype_of, figure, is_product, lacks_path, multiplies, product_peaks, work_of_item
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,9 +196,6 @@ def resident_blocks(launch: Launch, limits: Limits) -> float:
 ALL_KNOWN = 0.9995
 """Share of a run's time from which nobody is told that some of its work is not known."""
 RULES: tuple[str, ...] = ("forecast", "inferred", "wave", "bandwidth", "link", "none")
-USUAL_SHARE = 0.7
-"""Share of peak or bandwidth assumed when a size is inferred from a time."""
-USUAL_COLS = 1024.0
 FAR_CARRIED = 0.5
 """Share of a kernel's log deviation from its forecast that is carried to a GPU unlike the origin. One measurement
 cannot tell what is odd about the kernel (carried) from what is odd about the origin (not carried): taken as equal."""
@@ -233,7 +230,7 @@ def scaling(
     """
     rules, ratios = [""] * len(items), np.ones(len(items))
     peaks = product_peaks(origin.gpu)
-    work = [_work(item, origin.gpu, peaks) for item in items]
+    work = [work_of_item(item, origin.gpu, peaks) for item in items]
     for at, (item, kernels) in enumerate(zip(items, work, strict=True)):
         if _covered(kernels, origin, target):
             rules[at] = "forecast" if item.kernels else "inferred"
@@ -289,51 +286,12 @@ def wave_scaling(items: Sequence[Measured], origin: Machine, target: Machine, *,
     return ratios
 
 
-def figure(value: ArrayLike) -> float:
-    """A GPU figure as a number."""
-    return float(np.asarray(value))
-
-
 def work_of(items: Sequence[Measured], origin: GPU) -> KernelTable:
     """Work of all items that have some, by shapes or by name and time on the origin, in its dtypes, as one table."""
     peaks = product_peaks(origin)
     return table_from_kernels(
-        replace(kernel, dtype=_dtype(item, peaks)) for item in items for kernel in _work(item, origin, peaks)
+        replace(kernel, dtype=dtype_of(item, peaks)) for item in items for kernel in work_of_item(item, origin, peaks)
     )
-
-
-def product_peaks(gpu: GPU) -> dict[str, float]:
-    """Dtypes a GPU multiplies matrices in, and the peak of each, FLOP/s."""
-    return {dtype: float(peak) for dtype, peak in zip(DTYPES, np.asarray(gpu.matrix_paths()), strict=True) if peak > 0}
-
-
-def lacks_path(item: Measured, peaks: Mapping[str, float]) -> bool:
-    """Whether an item is a product in a dtype that a GPU of these peaks, or this package, has no path for."""
-    return multiplies(item) and _dtype(item, peaks) not in peaks
-
-
-def _is_product(kernels: Sequence[Kernel]) -> bool:
-    return any(FAMILIES[kernel.family].matrix for kernel in kernels)
-
-
-def multiplies(item: Measured) -> bool:
-    """Whether an item is a matrix product, by its work or by its name."""
-    return _is_product(item.kernels) or (not item.kernels and item.inferred in ("product", "vector"))
-
-
-def _dtype(item: Measured, peaks: Mapping[str, float]) -> str:
-    """Dtype an item runs in on a GPU: libraries take fp32 where there is no tf32. Row-wise work in a dtype that this
-    package, or some GPU, does not have counts as fp32: what it moves is known by its time."""
-    if item.dtype == "tf32" and "tf32" not in peaks:
-        return "fp32"
-    return item.dtype if (item.dtype in DTYPES and item.dtype != "fp64") or multiplies(item) else "fp32"
-
-
-def _work(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
-    """Work of an item: by its shapes, else by its name and time; nothing where the origin has no path for it."""
-    if lacks_path(item, peaks):
-        return ()
-    return item.kernels or _inferred(item, origin, peaks)
 
 
 def _covered(kernels: Sequence[Kernel], *machines: Machine) -> bool:
@@ -347,8 +305,8 @@ def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], ma
     chosen = [at for at, kernels in enumerate(work) if kernels]
     if not chosen:
         return out
-    dtypes = {at: _dtype(items[at], peaks) for at in chosen}
-    products = [at for at in chosen if _is_product(work[at])]
+    dtypes = {at: dtype_of(items[at], peaks) for at in chosen}
+    products = [at for at in chosen if is_product(work[at])]
     # Asked before the forecast, so that the error says which products lack a path.
     for dtype in sorted({dtypes[at] for at in products}):
         try:
@@ -382,10 +340,10 @@ def run_energy(
     known = [at for at, rule in enumerate(rules) if rule in ("forecast", "inferred") and scaled_s[at] > 0.0]
     if not known:
         return 0.0, 0.0
-    work = [_work(items[at], origin.gpu, here) for at in known]
+    work = [work_of_item(items[at], origin.gpu, here) for at in known]
     owner = np.repeat(np.arange(len(known)), [len(kernels) for kernels in work])
     table = table_from_kernels(
-        replace(kernel, count=1.0, dtype=_dtype(items[at], there))
+        replace(kernel, count=1.0, dtype=dtype_of(items[at], there))
         for at, kernels in zip(known, work, strict=True)
         for kernel in kernels
     )
@@ -402,37 +360,6 @@ def run_energy(
     kernels_s, idle_s = float(scaled_s[~idle].sum()), float(scaled_s[idle].sum())
     joules = min(figure(drawn), limit_w) * kernels_s + figure(law.static_share * gpu.tdp_w) * idle_s
     return joules, float(scaled_s[known].sum()) / kernels_s
-
-
-def _inferred(item: Measured, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
-    """Work of the kind an item's name says that would take its time on the origin at `USUAL_SHARE` of the limit."""
-    seconds = item.seconds / max(item.count, 1.0)
-    if not item.inferred or not seconds > 0.0:
-        return ()
-    dtype = _dtype(item, peaks)
-    if item.inferred == "product":
-        flop = USUAL_SHARE * peaks[dtype] * seconds
-        if item.tile is None or item.launch is None:
-            side = k = _usual_size((flop / 2.0) ** (1 / 3))
-        else:
-            area = item.launch.blocks * item.tile[0] * item.tile[1]
-            side, k = _usual_size(math.sqrt(area)), _usual_size(flop / (2.0 * area))
-        return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": k}),)
-    elements = USUAL_SHARE * figure(origin.mem_bytes_per_s) * seconds / dtype_bytes(dtype)
-    if item.inferred == "vector":  # the matrix is read once
-        side = _usual_size(math.sqrt(elements))
-        return (Kernel("linear", "linear", {"batch": 1, "m": 1, "n": side, "k": side}),)
-    for op, (family, operator) in OPERATORS.items():
-        if family.name == item.inferred and operator.sized:
-            return (Kernel(family.name, op, operator.sized(elements)),)
-    dims = {"rows": max(round(elements / 2.0 / USUAL_COLS), 1), "cols": USUAL_COLS, "reads": 1.0, "writes": 1.0}
-    ops = {"softmax": "softmax", "norm": "layernorm", "elementwise": "gelu", "memory": "copy"}
-    return (Kernel(item.inferred, ops[item.inferred], dims),)
-
-
-def _usual_size(size: float) -> int:
-    """A multiple of 16 elements, as sizes of models are: rows of products then begin where libraries want them."""
-    return 16 * max(round(size / 16.0), 1)
 
 
 def _plain_rule(item: Measured, origin: Machine, target: Machine) -> tuple[str, float]:
