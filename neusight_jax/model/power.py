@@ -256,20 +256,20 @@ def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array]
 
 
 POWER = PowerLaw(
-    static_share=0.2571,
-    product_pj=5.048,
-    attention_pj=7.902,
-    decode_pj=1.747,
-    stream_pj=6.368,
-    flop16_pj=0.2753,
-    flop8_pj=0.2434,
-    flop4_pj=0.0608,
-    flop32_pj=2.127,
-    dram_pj=42.47,
-    node_exponent=0.7082,
-    flat=0.7064,
-    slope=0.7016,
-    gap_us=26.75,
+    static_share=0.2595,
+    product_pj=4.958,
+    attention_pj=7.763,
+    decode_pj=1.676,
+    stream_pj=6.161,
+    flop16_pj=0.2716,
+    flop8_pj=0.2394,
+    flop4_pj=0.05979,
+    flop32_pj=2.14,
+    dram_pj=42.5,
+    node_exponent=0.7106,
+    flat=0.7021,
+    slope=0.7183,
+    gap_us=26.95,
 )
 """Fitted to measured watts of kernels, whole models and servers under those priors (`benchmarks.power_law`)."""
 
