@@ -26,7 +26,7 @@ from neusight_jax.model.intervals import (
     unlabelled_note,
 )
 from neusight_jax.model.latency import in_row_order, kernel_terms
-from neusight_jax.model.power import draw_of, power_law
+from neusight_jax.model.power import JOULES, draw_of, power_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation, element_bytes, relaxation_switch
@@ -320,7 +320,7 @@ def explained(
 _EXPLAINED = (
     *("seconds", "seconds_low", "seconds_high", "widening", "shape_widening", "unmeasured"),
     *("flop", "bytes", "tile", "waves", "utilization", "bound"),
-    *("busy_j", "flop_j", "dram_j"),
+    *JOULES,
 )
 """Columns of `explained`."""
 
@@ -338,9 +338,7 @@ def _explained(
         draw = draw_of(power_law(predictor), gpu_of(machine), name, batch, term.seconds)
         out[name] = {
             "seconds": term.seconds,
-            "busy_j": draw.busy_w * term.seconds,
-            "flop_j": draw.flop_j,
-            "dram_j": draw.dram_j,
+            **dict(zip(JOULES, draw.joules, strict=True)),
             "log_low": interval.log_low,
             "log_high": interval.log_high,
             "seconds_low": jnp.maximum(term.seconds * jnp.exp(interval.log_low), term.bounds.speed_of_light_s),

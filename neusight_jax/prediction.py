@@ -165,7 +165,7 @@ def limit_note(gpu: GPU, state: Settled) -> str:
 
 @jax.jit
 def _by_itself(law: PowerLaw, gpu: GPU, draw: Draw) -> Settled:
-    return settle(law, gpu, draw, lambda clock: clock)
+    return settle(law, gpu, draw)
 
 
 def predict_step(

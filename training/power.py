@@ -81,7 +81,7 @@ def joules_of(gpu: GPU, table: KernelTable, seconds: Mapping[str, Any]) -> Float
         rows = {}
         for family, batch in table.families.items():
             draw = draw_of(law, gpu, family, batch, jnp.asarray(seconds[family]))
-            rows[family] = np.asarray(draw.busy_w * draw.seconds + draw.flop_j + draw.dram_j)
+            rows[family] = np.asarray(sum(draw.joules))
         columns.append(in_row_order(table, rows))
     return np.array(columns, np.float64)
 

@@ -258,7 +258,7 @@ def _joules(
     """Joules of a step on so many boards alike that nothing holds back, as `job.step.energy` has them."""
     law = power_law(predictor)
     draw = draw_of_step(law, gpu, kernels, of_one, counts, seconds)
-    return gpus * settle(law, gpu, draw, lambda clock: clock).power_w * seconds
+    return gpus * settle(law, gpu, draw).power_w * seconds
 
 
 def arguments(problem: Problem) -> Given:

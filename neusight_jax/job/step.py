@@ -467,15 +467,11 @@ def settled(
     )
 
 
-PARTS: tuple[str, ...] = ("busy_j", "flop_j", "dram_j")
-"""What `power.settle` asks of kernels, in joules: `busy_w` of `power.Draw` times seconds, and the others."""
-
-
 @one_shot
 def kernel_joules(
     law: PowerLaw, gpu: GPU, kernels: KernelTable, seconds: Mapping[str, Any]
 ) -> dict[str, Float[Array, "part kernel"]]:
-    """`PARTS` of one launch of every kernel, by family.
+    """`power.JOULES` of one launch of every kernel, by family.
 
     Args:
       law: of power.
@@ -484,7 +480,7 @@ def kernel_joules(
       seconds: of one launch on it, by family [kernel].
     """
     draws = {name: draw_of(law, gpu, name, batch, seconds[name]) for name, batch in kernels.families.items()}
-    return {name: jnp.stack([draw.busy_w * draw.seconds, draw.flop_j, draw.dram_j]) for name, draw in draws.items()}
+    return {name: jnp.stack(draw.joules) for name, draw in draws.items()}
 
 
 def energy(

@@ -26,10 +26,10 @@ from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, pr
 from neusight_jax.job.job import check_options, job_from_config
 from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
 from neusight_jax.job.stages import check_lora, job_config
-from neusight_jax.job.step import PARTS, silent
+from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed, timed_under_limits
 from neusight_jax.layouts.pieces import Ask, Pieces
-from neusight_jax.model.power import PowerLaw, is_limited, power_law
+from neusight_jax.model.power import JOULES, PowerLaw, is_limited, power_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.software import LAYOUT_SPREAD, USUAL_OVERLAPS, Software, usual_software
 from neusight_jax.prediction import (
@@ -383,7 +383,7 @@ class _Search:
 def _with_energy(law: PowerLaw, step: Forecast, gpu: GPU, joules: Float[np.ndarray, " part"]) -> Forecast:
     """A step with its joules, from those of the kernels of its busiest rank as if they were one."""
     one = {**dict.fromkeys((*COLUMNS, "seconds"), np.zeros(1)), "count": np.ones(1)}
-    one |= dict(zip(PARTS, joules[:, None], strict=True))
+    one |= dict(zip(JOULES, joules[:, None], strict=True))
     return replace(with_energy(law, replace(step, columns=one), gpu, None), columns={})
 
 

@@ -18,11 +18,11 @@ from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
-from neusight_jax.job.step import PARTS, Facts, Seconds, durations_of, facts_of, kernel_joules, once, row_seconds
+from neusight_jax.job.step import Facts, Seconds, durations_of, facts_of, kernel_joules, once, row_seconds
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
 from neusight_jax.model.latency import CLOCKS, slower_by
-from neusight_jax.model.power import Draw, PowerLaw, at_clock, power_law, settle
+from neusight_jax.model.power import JOULES, PowerLaw, at_clock, drawn_in, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.software import Software
 from neusight_jax.model.streams import CLASSES, classes_of
@@ -130,14 +130,14 @@ class Assembly:
     def joules(
         self, law: PowerLaw, gpu: GPU, by_family: Mapping[str, np.ndarray]
     ) -> Float[np.ndarray, "rank layout part"]:
-        """Joules that the kernels of a step take on a GPU of the first, an inner and the last rank, by `PARTS`.
+        """Joules that the kernels of a step take on a GPU of the first, an inner and the last rank, by `power.JOULES`.
 
         Args:
           law: of power.
           gpu: the board, without cap and lock.
           by_family: as `of_one` has them.
         """
-        values = np.zeros((len(PARTS), self.table.num_rows))
+        values = np.zeros((len(JOULES), self.table.num_rows))
         for name, batch in self.table.families.items():  # one at a time, so that searches share programs
             parts = kernel_joules(law, gpu, KernelTable({name: batch}), {name: jnp.asarray(by_family[name])})[name]
             row = np.asarray(batch.row)
@@ -288,8 +288,7 @@ def timed_under_limits(
     at_clocks = [timed(assembly, assembly.seconds(predictor, at_clock(cluster, clock)), software) for clock in CLOCKS]
     seconds = jnp.stack([least_seconds(assembly, times.durations, times.between) + times.tail for times in at_clocks])
     joules = assembly.joules(law, stock.gpu, assembly.of_one(predictor, stock))
-    busy, flop, dram = jnp.asarray(joules.mean(axis=0).T)
-    state = settle(law, cluster.gpu, Draw(busy / seconds[-1], flop, dram, seconds[-1]), slower_by(seconds))
+    state = settle(law, cluster.gpu, drawn_in(seconds[-1], jnp.asarray(joules.mean(axis=0).T)), slower_by(seconds))
     clock = np.asarray(state.clock, float)
     place = np.interp(np.log(clock), np.log(CLOCKS), np.arange(len(CLOCKS), dtype=float))
     low = np.minimum(place.astype(int), len(CLOCKS) - 2)

@@ -34,7 +34,7 @@ from neusight_jax.model.heads import TileChoice, init_tile_choice
 from neusight_jax.model.intervals import Intervals, empty_intervals
 from neusight_jax.model.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.model.network import init_network, load_network
-from neusight_jax.model.power import PowerLaw
+from neusight_jax.model.power import PowerLaw, fitted_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import use_compile_cache
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
@@ -369,9 +369,9 @@ def save_checkpoint(folder: str | os.PathLike[str], predictor: Predictor, card: 
     flat = tree_to_arrays(_with_library(predictor, {}))
     intervals: Intervals | None = getattr(predictor, "intervals", None)
     parts = (list(intervals.other_vendor), list(intervals.labelled or ())) if intervals else ([], [])
-    fitted: PowerLaw | None = getattr(getattr(predictor, "base", predictor), "power", None)
+    extras = (*parts, fitted_law(predictor) is not None)
     architecture = {key: value for key, value in card["architecture"].items() if key not in ADDED}
-    architecture |= {key: names for key, names in zip(ADDED, (*parts, fitted is not None), strict=True) if names}
+    architecture |= {key: names for key, names in zip(ADDED, extras, strict=True) if names}
     entries = {LIBRARIES: libraries} if libraries else {}
     # As it will be read: digests are of what JSON says, which has no tuples.
     card = json.loads(json.dumps({"format": FORMAT, **card, "architecture": architecture, **entries}))

@@ -14,7 +14,7 @@ its gradient: bisection finds it, and one Newton step carries the derivative.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -42,6 +42,8 @@ LEAST_CLOCK = 0.1
 """Lowest clock a board settles at, of its boost clock."""
 STEPS = 40
 """Bisections of the clock: to 1e-12 of it."""
+JOULES: tuple[str, ...] = ("busy_j", "flop_j", "dram_j")
+"""Energies of kernels: of busy lanes, of arithmetic, of device memory."""
 CLOCKED: tuple[str, ...] = ("clock_hz", "exp_per_s", "tdp_w", *PEAKS)
 """Figures that go with the clock. The power head of a forecast holds energy a FLOP over watts, so that its watts go
 with it too."""
@@ -98,6 +100,17 @@ class Draw(NamedTuple):
     flop_j: Array
     dram_j: Array
     seconds: Array
+
+    @property
+    def joules(self) -> tuple[Array, Array, Array]:
+        """`JOULES` at the boost clock."""
+        return self.busy_w * self.seconds, self.flop_j, self.dram_j
+
+
+def drawn_in(seconds: Array, joules: Iterable[Array]) -> Draw:
+    """A draw of so many `JOULES` in so many seconds."""
+    busy_j, flop_j, dram_j = joules
+    return Draw(busy_j / jnp.maximum(seconds, 1e-30), flop_j, dram_j, seconds)
 
 
 class Settled(NamedTuple):
@@ -157,8 +170,7 @@ def draw_of(law: PowerLaw, gpu: GPU, family: str, kernels: KernelBatch, seconds:
 
 def with_gaps(law: PowerLaw, draw: Draw, isolated: ArrayLike = 1.0) -> Draw:
     """Kernels that are each measured again and again where `isolated` is 1, with the waits between their launches."""
-    seconds = draw.seconds + jnp.asarray(isolated) * law.gap_us * MICROSECOND
-    return Draw(draw.busy_w * draw.seconds / jnp.maximum(seconds, 1e-30), draw.flop_j, draw.dram_j, seconds)
+    return drawn_in(draw.seconds + jnp.asarray(isolated) * law.gap_us * MICROSECOND, draw.joules)
 
 
 def draw_of_step(
@@ -183,12 +195,12 @@ def draw_of_step(
     for name, batch in kernels.families.items():
         draw, count = draw_of(law, gpu, name, batch, jnp.asarray(of_one[name])), jnp.asarray(counts[name])
         used = jnp.where(count > 0, count, 0.0)
-        parts = (draw.busy_w * draw.seconds, draw.flop_j, draw.dram_j)
         # Padding has no work, so that what stands there may be no number.
         total = [
-            whole + jnp.sum(jnp.where(count > 0, part, 0.0) * used) for whole, part in zip(total, parts, strict=True)
+            whole + jnp.sum(jnp.where(count > 0, part, 0.0) * used)
+            for whole, part in zip(total, draw.joules, strict=True)
         ]
-    return Draw(total[0] / jnp.maximum(seconds, 1e-30), total[1], total[2], seconds)
+    return drawn_in(seconds, total)
 
 
 def power_w(law: PowerLaw, gpu: GPU, draw: Draw, share: ArrayLike, slower: ArrayLike = 1.0) -> Array:
@@ -233,11 +245,12 @@ def stock(law: PowerLaw, gpu: GPU, draw: Draw) -> Array:
     return _root(lambda share: power_w(law, gpu, draw, share) - limit, LEAST_CLOCK * one, one)
 
 
-def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array]) -> Settled:
+def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array] = jnp.ones_like) -> Settled:
     """Where a board settles under its cap and its lock; by itself without either.
 
     Args:
-      slower: how many times as long the work takes at a clock so many times the stock one.
+      slower: how many times as long the work takes at a clock so many times the stock one; of a board without a cap
+        and a lock nothing asks.
     """
     by_itself = stock(law, gpu, draw)
     stock_w = jnp.minimum(power_w(law, gpu, draw, by_itself), gpu.tdp_w)
@@ -274,7 +287,13 @@ POWER = PowerLaw(
 """Fitted to measured watts of kernels, whole models and servers under those priors (`benchmarks.power_law`)."""
 
 
-def power_law(predictor: object) -> PowerLaw:
-    """The law of a predictor: its own where its checkpoint was fitted to watts, else `POWER`."""
+def fitted_law(predictor: object) -> PowerLaw | None:
+    """The law that was fitted to watts with a predictor, None where none was."""
     law: PowerLaw | None = getattr(getattr(predictor, "base", predictor), "power", None)
+    return law
+
+
+def power_law(predictor: object) -> PowerLaw:
+    """The law of a predictor: that fitted with it, else `POWER`."""
+    law = fitted_law(predictor)
     return POWER if law is None else law

@@ -354,7 +354,7 @@ def run_energy(
     counts = by_family(table, count[owner])
     law = power_law(target.predictor)
     draw = draw_of_step(law, gpu, table, launch_s, counts, jnp.asarray(scaled_s[known].sum()))
-    drawn = settle(law, gpu, draw, jnp.ones_like).power_w
+    drawn = settle(law, gpu, draw).power_w
     limit_w = np.inf if target.gpu.power_limit_w is None else figure(target.gpu.power_limit_w)
     idle = np.array([rule == "none" for rule in rules])
     kernels_s, idle_s = float(scaled_s[~idle].sum()), float(scaled_s[idle].sum())

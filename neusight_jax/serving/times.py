@@ -23,7 +23,7 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.intervals import has_intervals, kernel_interval
 from neusight_jax.model.latency import CLOCKS, kernel_latency, kernel_terms, require_covered, slower_by
 from neusight_jax.model.physics import fitted
-from neusight_jax.model.power import POWER, Draw, PowerLaw, at_clock, is_limited, power_law, settle
+from neusight_jax.model.power import POWER, Draw, PowerLaw, at_clock, drawn_in, is_limited, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation
@@ -285,11 +285,11 @@ class Times:
 
         def drawing() -> tuple[Draw, Callable[[Array], Array]]:
             assert draws is not None
-            busy, flop, dram = jax.vmap(lambda tables: any_work * kernels(tables))(draws.joules)
+            joules = jax.vmap(lambda tables: any_work * kernels(tables))(draws.joules)
             slower: Callable[[Array], Array] = jnp.ones_like  # without a cap or a lock nothing asks
             if draws.slower:
                 slower = slower_by(jnp.concatenate([jax.vmap(seconds_of)(draws.slower), seconds[None]]))
-            return Draw(busy / jnp.maximum(seconds, 1e-30), flop, dram, seconds), slower
+            return drawn_in(seconds, joules), slower
 
         return seconds, drawing
 

@@ -242,6 +242,7 @@ def graph_from_config(
     Raises: InputError for an unusable config or workload.
     """
     fused = _fused(fused, execution, attention)
+    attention = attention or ("unfused" if execution == "eager" else None)
     graph = _graph(
         config,
         batch_size,
@@ -314,18 +315,18 @@ def _graph(
             (tensor, expert),
             lora,
         )
-        return graph if execution != "eager" else _eager_step(parsed, kind, graph, attention or "unfused")
+        return graph if execution != "eager" else _eager_step(parsed, kind, graph, attention)
     if execution == "engine":
         raise InputError(f"{parsed.name}: engines run decoders; for {kind} expected execution eager or compiled")
     _refuse_for_eager(parsed, kind, mode, {**options, "lora": lora}, **split)
     eager = execution == "eager"
-    tape = _tape(parsed, batch_size, sequence_length, mode, dtype, attention or ("unfused" if eager else None))
+    tape = _tape(parsed, batch_size, sequence_length, mode, dtype, attention)
     graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
     trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
     return replace(graph, launched="eager" if trained or eager else "graph")
 
 
-def _eager_step(config: Config, kind: str, graph: Graph, attention: str) -> Graph:
+def _eager_step(config: Config, kind: str, graph: Graph, attention: str | None) -> Graph:
     """A forward pass of a decoder or ViT as PyTorch launches it; `InputError` for a training step."""
     if graph.mode == "training":
         raise InputError(

@@ -35,22 +35,26 @@ class _Heads:
     size: float
 
 
-def as_eager(graph: Graph, kind: str, *, attention: str) -> Graph:
+def as_eager(graph: Graph, kind: str, *, attention: str | None) -> Graph:
     """The graph of a forward pass as PyTorch launches it.
 
     Args:
       graph: of fused kernels.
       kind: `model_type` of the model.
-      attention: one of `ATTENTIONS`.
+      attention: one of `ATTENTIONS`; None = unfused.
     """
-    sizes, rms, nodes = _heads(graph.nodes), kind not in LAYER_NORMS, []
+    sizes, rules, nodes = (
+        _heads(graph.nodes),
+        {**_RULES, "layernorm": _layer_norm if kind in LAYER_NORMS else _rms_norm},
+        [],
+    )
     for node in graph.nodes:
         if node.name in LEFT_OUT:
             continue
-        rule = _RULES.get(node.name.rpartition(".")[2]) or _RULES.get(node.op)
+        rule = rules.get(node.name.rpartition(".")[2]) or rules.get(node.op)
         if node.op == "attention" and attention == "flash":
             rule = None
-        kernels = node.forward if rule is None else tuple(rule(node, sizes.get(node.section), rms))
+        kernels = node.forward if rule is None else tuple(rule(node, sizes.get(node.section)))
         nodes.append(replace(node, forward=kernels))
     notes = graph.notes
     if any("expert" in node.op or kernel.family == "grouped_gemm" for node in nodes for kernel in node.forward):
@@ -79,18 +83,17 @@ def _pass(
     return Kernel(family, op, {"rows": rows, "cols": cols, "reads": reads, "writes": writes}, count, dtype)
 
 
-def _projections(node: Node, heads: _Heads | None, rms: bool) -> list[Kernel]:
+def _projections(node: Node, heads: _Heads | None) -> list[Kernel]:
     """Queries, keys and values by products of their own, where engines merge them into one."""
-    del rms
     if heads is None:
         return list(node.forward)
     query, other = heads.heads * heads.size, heads.kv_heads * heads.size
     return _split(node, (query, other, other))
 
 
-def _halves(node: Node, heads: _Heads | None, rms: bool) -> list[Kernel]:
+def _halves(node: Node, heads: _Heads | None) -> list[Kernel]:
     """The gate and the up projection likewise."""
-    del heads, rms
+    del heads
     width = sum(kernel.dims["n"] for kernel in node.forward[:1])
     return _split(node, (width / 2.0, width / 2.0))
 
@@ -106,9 +109,8 @@ def _split(node: Node, widths: Sequence[float]) -> list[Kernel]:
     return kernels
 
 
-def _rotary(node: Node, heads: _Heads | None, rms: bool) -> list[Kernel]:
+def _rotary(node: Node, heads: _Heads | None) -> list[Kernel]:
     """Of queries and of keys: times cosines, halves turned (one negated, both joined), times sines, and the sum."""
-    del rms
     if heads is None:
         return list(node.forward)
     dtype, kernels = node.forward[0].dtype, []
@@ -123,19 +125,26 @@ def _rotary(node: Node, heads: _Heads | None, rms: bool) -> list[Kernel]:
     return kernels
 
 
-def _norm(node: Node, heads: _Heads | None, rms: bool) -> list[Kernel]:
-    """The sum with the residual, then the norm: one kernel, or the chain of a root-mean-square norm in fp32."""
+def _layer_norm(node: Node, heads: _Heads | None) -> list[Kernel]:
+    """The sum with the residual, then one kernel."""
     del heads
     kernels = []
     for kernel in node.forward:
         rows, cols, dtype = kernel.dims["rows"], kernel.dims["cols"], kernel.dtype
-        if kernel.dims["reads"] >= 2.0:
-            kernels.append(_pass("elementwise", "add", rows, cols, 2.0, 1.0, dtype, kernel.count))
-        if not rms:
-            kernels.append(_pass("norm", "layernorm", rows, cols, 1.0, 1.0, dtype, kernel.count))
-            continue
+        kernels += _residual(kernel)
+        kernels.append(_pass("norm", "layernorm", rows, cols, 1.0, 1.0, dtype, kernel.count))
+    return kernels
+
+
+def _rms_norm(node: Node, heads: _Heads | None) -> list[Kernel]:
+    """The sum with the residual, then the chain of a root-mean-square norm in fp32."""
+    del heads
+    kernels = []
+    for kernel in node.forward:
+        rows, cols, dtype = kernel.dims["rows"], kernel.dims["cols"], kernel.dtype
         wide = dtype_bytes(WIDE) / dtype_bytes(dtype)
         kernels += [
+            *_residual(kernel),
             *([_pass("memory", "copy", rows, cols, 1.0, wide, dtype)] if wide > 1.0 else []),
             _pass("elementwise", "powu", rows, cols, 1.0, 1.0, WIDE),
             _pass("memory", "reduce", rows, cols, 1.0, 1.0 / cols, WIDE),
@@ -147,9 +156,16 @@ def _norm(node: Node, heads: _Heads | None, rms: bool) -> list[Kernel]:
     return kernels
 
 
-def _activation(node: Node, heads: _Heads | None, rms: bool) -> list[Kernel]:
+def _residual(norm: Kernel) -> list[Kernel]:
+    """The sum that an engine's norm takes in, where it does."""
+    if norm.dims["reads"] < 2.0:
+        return []
+    return [_pass("elementwise", "add", norm.dims["rows"], norm.dims["cols"], 2.0, 1.0, norm.dtype, norm.count)]
+
+
+def _activation(node: Node, heads: _Heads | None) -> list[Kernel]:
     """A gated activation as the function and the product."""
-    del heads, rms
+    del heads
     kernels = []
     for kernel in node.forward:
         sizes = kernel.dims["rows"], kernel.dims["cols"]
@@ -159,9 +175,8 @@ def _activation(node: Node, heads: _Heads | None, rms: bool) -> list[Kernel]:
     return kernels
 
 
-def _attention(node: Node, heads: _Heads | None, rms: bool) -> list[Kernel]:
+def _attention(node: Node, heads: _Heads | None) -> list[Kernel]:
     """Keys and values repeated for every head, scores, their scale and mask, softmax in fp32, context, heads merged."""
-    del rms
     if heads is None or node.forward[0].family not in ("prefill", "decode"):
         return list(node.forward)
     dtype, groups = node.forward[0].dtype, heads.heads / heads.kv_heads
@@ -205,9 +220,9 @@ def widened_softmax(rows: float, cols: float, dtype: str) -> list[Kernel]:
     ]
 
 
-_Rule = Callable[[Node, "_Heads | None", bool], list[Kernel]]
+_Rule = Callable[[Node, "_Heads | None"], list[Kernel]]
 _RULES: dict[str, _Rule] = {
     **{"qkv": _projections, "gate_up": _halves, "rotary": _rotary, "activation": _activation},
-    **{"layernorm": _norm, "attention": _attention},
+    "attention": _attention,
 }
-"""Rules by the last part of a node's name, else by its operator; other nodes are one kernel either way."""
+"""Rules by the last part of a node's name, else by its operator, norms apart; other nodes are one kernel either way."""
