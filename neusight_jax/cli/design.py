@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -334,15 +333,10 @@ def _service(name: str, load: WorkloadOptions, serving: ServiceOptions, gpu: GPU
 
 def _targets(text: str) -> dict[str, Any]:
     """`ttft<=1s tpot<=50ms` as `ttft_s` and `tpot_s`, seconds."""
-    from neusight_jax.cli.serve import _seconds
+    from neusight_jax.cli.workloads import targets_of
 
-    targets: dict[str, float | None] = {}
-    for part in re.sub(r"\s*<=\s*", "<=", text).replace(",", " ").split():
-        name, _, value = part.partition("<=")
-        if name not in ("ttft", "tpot") or not value or f"{name}_s" in targets:
-            raise InputError(f"--slo {text!r}: expected ttft<=TIME, tpot<=TIME or both, e.g. 'ttft<=1s tpot<=50ms'")
-        targets[f"{name}_s"] = _seconds(f"--slo {name}", value)
-    return targets
+    expected = "ttft<=TIME, tpot<=TIME or both, e.g. 'ttft<=1s tpot<=50ms'"
+    return {f"{name}_s": seconds for name, seconds in targets_of(text, ("ttft", "tpot"), expected).items()}
 
 
 _JOB: tuple[str, ...] = tuple(field.name for field in fields(JobOptions) if field.name not in ("gpus", "cluster"))

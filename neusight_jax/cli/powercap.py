@@ -95,15 +95,16 @@ def _spaced(flag: str, text: str | None, name: str) -> list[float]:
 
 
 def _target(text: str | None) -> tuple[str, float] | None:
-    from neusight_jax.cli.workloads import numbers
+    from neusight_jax.cli.workloads import targets_of
     from neusight_jax.power_curves import TARGETS
 
     if text is None:
         return None
-    name, sign, limit = text.partition("<=")
-    if not sign or name.strip() not in TARGETS:
-        raise InputError(f"--slo {text!r}: expected one of tpot<=TIME, ttft<=TIME and step<=TIME, e.g. 'tpot<=50ms'")
-    seconds = numbers("--slo", text, [limit.strip()], "latency_s")[0]
+    expected = "one of tpot<=TIME, ttft<=TIME and step<=TIME, e.g. 'tpot<=50ms'"
+    targets = targets_of(text, TARGETS, expected)
+    if len(targets) != 1:
+        raise InputError(f"--slo {text!r}: expected {expected}")
+    [(name, seconds)] = targets.items()
     if not seconds > 0.0:
         raise InputError(f"--slo {text!r}: expected a time above 0, e.g. 'tpot<=50ms'")
-    return name.strip(), seconds
+    return name, seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -18,11 +17,9 @@ from neusight_jax.cli.options import (
     option,
     takes_workload,
 )
-from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
 _DTYPE = "Of the arithmetic of matrix products."
-_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 
 
 @dataclass(frozen=True)
@@ -124,15 +121,6 @@ def serve(
 
 
 def _seconds(name: str, text: str | None) -> float | None:
-    """A time with or without a unit, in seconds."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"\s*([0-9.]+(?:e-?\d+)?)\s*(s|ms|us|)\s*", text)
-    try:
-        return float(match[1]) * _UNITS[match[2]] if match else _bad(name, text)
-    except ValueError:
-        return _bad(name, text)
+    from neusight_jax.cli.workloads import seconds_of
 
-
-def _bad(name: str, text: str) -> float:
-    raise InputError(f"{name} is {text!r}, expected a time such as 1s, 800ms or 0.05")
+    return None if text is None else seconds_of(name, text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -270,6 +271,33 @@ def split_assignment(option: str, text: str) -> tuple[str, str]:
     if not equals or not name.strip() or not value.strip():
         raise InputError(f"{option} {text!r}: expected FIELD=..., e.g. {option} mem_bytes_per_s=1e12:8e12")
     return name.strip(), value.strip()
+
+
+def targets_of(text: str, names: Collection[str], expected: str) -> dict[str, float]:
+    """`ttft<=1s tpot<=50ms` as seconds by name; `InputError` that says what was expected."""
+    targets: dict[str, float] = {}
+    for part in re.sub(r"\s*<=\s*", "<=", text).replace(",", " ").split():
+        name, _, value = part.partition("<=")
+        if name not in names or not value or name in targets:
+            raise InputError(f"--slo {text!r}: expected {expected}")
+        targets[name] = seconds_of(f"--slo {name}", value)
+    return targets
+
+
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
+
+
+def seconds_of(name: str, text: str) -> float:
+    """A time with or without a unit, in seconds."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e-?\d+)?)\s*(s|ms|us|)\s*", text)
+    try:
+        return float(match[1]) * _UNITS[match[2]] if match else _bad(name, text)
+    except ValueError:
+        return _bad(name, text)
+
+
+def _bad(name: str, text: str) -> float:
+    raise InputError(f"{name} is {text!r}, expected a time such as 1s, 800ms or 0.05")
 
 
 def numbers(option: str, text: str, parts: Sequence[str], name: str = "") -> list[float]:
