@@ -96,6 +96,8 @@ def catalog_gpu(name: str) -> GPU:
         memory_kind=float(memory_kind(info)),
         l2_partitions=of_its_memory(info, "l2_partitions"),
         warp_schedulers=of_its_memory(info, "warp_schedulers"),
+        l1_bytes=of_its_memory(info, "l1_bytes"),
+        resident_threads=of_its_memory(info, "resident_threads"),
         vendor=float(VENDORS.index(info.vendor)),
     )
 

@@ -50,6 +50,8 @@ class GPU(Record):
       memory_kind: position in `MEMORY_KINDS`; 0 = another kind. How much of its bandwidth a memory reaches goes by it.
       l2_partitions: parts of the L2 that each keep a copy of what their SMs read; 0 = one.
       warp_schedulers: of an SM, each issues one instruction of 32 lanes a clock; 0 = four.
+      l1_bytes: L1 cache of an SM, shared memory included where they are one, bytes; 0 = 128 KiB.
+      resident_threads: threads an SM holds at a time; 0 = 2048.
       vendor: position in `VENDORS`: whose libraries it runs.
       power_limit_w: a cap of the board's power, W; None = its own, `tdp_w`.
       clock_limit_hz: a locked clock, Hz; None = none, up to `clock_hz`.
@@ -79,6 +81,8 @@ class GPU(Record):
     memory_kind: ArrayLike = 0.0
     l2_partitions: ArrayLike = 0.0
     warp_schedulers: ArrayLike = 0.0
+    l1_bytes: ArrayLike = 0.0
+    resident_threads: ArrayLike = 0.0
     vendor: ArrayLike = 0.0
     power_limit_w: ArrayLike | None = None
     clock_limit_hz: ArrayLike | None = None
@@ -160,7 +164,10 @@ VENDORS: tuple[str, ...] = ("NVIDIA", "AMD", "Intel", "other")
 NAMED: dict[str, tuple[str, ...]] = {"memory_kind": MEMORY_KINDS, "vendor": VENDORS}
 """Figures that are positions in a list of names; GPU files may give the name."""
 
-SWITCHES: tuple[str, ...] = ("fp32_joule_per_flop", "l2_partitions", "warp_schedulers", *NAMED)
+SWITCHES: tuple[str, ...] = (
+    *("fp32_joule_per_flop", "l2_partitions", "warp_schedulers", "l1_bytes", "resident_threads"),
+    *NAMED,
+)
 """Figures that say what kind of machine it is, not how much of something it has."""
 
 WIDTH = "matrix_flop_per_cycle"
@@ -291,6 +298,8 @@ _RANGES: dict[str, _Range] = {
     "memory_kind": _Range(1.0, len(MEMORY_KINDS) - 1.0, 1.0, len(MEMORY_KINDS) - 1.0),
     "l2_partitions": _Range(1.0, 64.0, 1.0, 8.0),
     "warp_schedulers": _Range(1.0, 64.0, 1.0, 8.0),
+    "l1_bytes": _Range(1024.0, 1e8, 8192.0, 1e6, (("KB", 1024.0, "1024"),)),
+    "resident_threads": _Range(32.0, 1e5, 512.0, 4096.0),
     "vendor": _Range(1.0, len(VENDORS) - 1.0, 1.0, len(VENDORS) - 1.0),
     "power_limit_w": _Range(5.0, 1e5, 30.0, 5e3, (("kW", 1e3, "1e3"), ("mW", 1e-3, "1e-3"))),
     "clock_limit_hz": _Range(5e7, 1e10, 2e8, 5e9, (("MHz", MEGA, "1e6"), ("GHz", GIGA, "1e9"), ("kHz", 1e3, "1e3"))),

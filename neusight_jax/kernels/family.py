@@ -48,6 +48,24 @@ class Wire:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class RowPasses:
+    """Passes of a row reduction over each of its rows, which only a cache can serve without DRAM.
+
+    Attributes:
+      again_bytes: traffic beside `Work.bytes_moved` if no cache keeps a row until it is read again, bytes.
+      thread_bytes: bytes of a row, in and out, over the threads that work on it.
+      threads: of all rows.
+      trips: loads that a thread waits for one after another.
+    """
+
+    again_bytes: Float[Array, " kernel"]
+    thread_bytes: Float[Array, " kernel"]
+    threads: Float[Array, " kernel"]
+    trips: Float[Array, " kernel"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Work:
     """Work that kernels ask of a machine, whatever the machine.
 
@@ -70,6 +88,7 @@ class Work:
       load_blocks: thread blocks where loads are narrow; None = loads never are.
       load_cycles: clocks one of those blocks takes to issue its loads and stores; 0 = they are as wide as can be.
       wire: what goes to other GPUs; None = nothing does.
+      row_passes: of row reductions; None = of other kernels.
     """
 
     flop: Float[Array, " kernel"]
@@ -87,6 +106,7 @@ class Work:
     load_blocks: Float[Array, "kernel tile load_split"] | None = None
     load_cycles: Float[Array, "kernel tile load_split"] | None = None
     wire: Wire | None = None
+    row_passes: RowPasses | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Work
+from neusight_jax.kernels.family import Dims, Family, RowPasses, Work
 
 DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
 TRAFFIC_DIMS: tuple[str, ...] = ("reads", "writes", "scattered", "window")
@@ -33,6 +33,8 @@ ROW_BLOCKS: tuple[int, ...] = (1, 2, 4, 8)
 """Rows one block of a row reduction handles: the tile menu."""
 WIDE_COLS = 1024.0
 """Columns beyond which a softmax takes a block of threads for a row instead of a warp."""
+LOADED_ELEMENTS = 4.0
+"""Elements that a thread of a row reduction loads at a time: 16 bytes of fp32."""
 FLOP_PER_ELEMENT: dict[str, float] = {
     **{"elementwise": 1.0, "strided": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0},
     **{"stream": 1.0, "reduction": 6.0},
@@ -91,11 +93,55 @@ def _counted_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     return replace(work, flop=dims["flop"], block_flop=block_flop)
 
 
-def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...], graphed: bool = False) -> Family:
+def _softmax_passes(dims: Dims, element_bytes: Float[Array, " kernel"]) -> RowPasses:
+    """Passes of PyTorch's softmax: up to `WIDE_COLS` columns a warp keeps its row in registers; beyond, a block of up to
+    1024 threads reads it for the maximum, for the sum and for the result; backward two operands twice."""
+    wide = dims["cols"] > WIDE_COLS
+    threads = jnp.where(wide, jnp.clip(dims["cols"] / LOADED_ELEMENTS, 32.0, 1024.0), 32.0)
+    return _passes(dims, element_bytes, jnp.where(wide, 2.0, 0.0), threads, jnp.where(wide, 3.0, 1.0))
+
+
+def _norm_passes(dims: Dims, element_bytes: Float[Array, " kernel"]) -> RowPasses:
+    """Passes of PyTorch's layer norm: a block of 128 threads reads a row for its moments and for the result."""
+    return _passes(dims, element_bytes, dims["reads"], jnp.full_like(dims["cols"], 128.0), 2.0)
+
+
+def _passes(
+    dims: Dims,
+    element_bytes: Float[Array, " kernel"],
+    again: Float[Array, " kernel"],
+    threads: Float[Array, " kernel"],
+    passes: Float[Array, " kernel"] | float,
+) -> RowPasses:
+    """Passes over rows.
+
+    Args:
+      dims: of the kernels.
+      element_bytes: of an element.
+      again: tensors read once more.
+      threads: that work on a row.
+      passes: over an operand, one after another.
+    """
+    return RowPasses(
+        again_bytes=again * elements(dims) * element_bytes,
+        thread_bytes=(dims["reads"] + dims["writes"]) * dims["cols"] * element_bytes / threads,
+        threads=dims["rows"] * threads,
+        trips=passes * jnp.maximum(dims["cols"] / (LOADED_ELEMENTS * threads), 1.0),
+    )
+
+
+def _by_rows(
+    name: str,
+    flop_per_element: float,
+    ops: tuple[str, ...],
+    passes: Callable[[Dims, Float[Array, " kernel"]], RowPasses] | None = None,
+    graphed: bool = False,
+) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ROW_BLOCKS, jnp.float32)[None, :]
         blocks = jnp.ceil(dims["rows"][:, None] / tile)
-        return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
+        streamed = _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
+        return streamed if passes is None else replace(streamed, row_passes=passes(dims, element_bytes))
 
     tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
     return _rowwise(name, ops, tiles, name, work, _reduction_features, graphed)
@@ -156,9 +202,15 @@ SOFTMAX = _by_rows(
     "softmax",
     FLOP_PER_ELEMENT["softmax"],
     ("softmax", "softmax_backward", "batchnorm_channels", "batchnorm_channels_backward"),
+    _softmax_passes,
 )
 """Reductions of rows; so is batch norm where the pixels of a channel lie together, a block of threads a channel."""
-NORM = _by_rows("norm", FLOP_PER_ELEMENT["norm"], ("layernorm", "layernorm_backward", "layernorm_weight_gradient"))
+NORM = _by_rows(
+    "norm",
+    FLOP_PER_ELEMENT["norm"],
+    ("layernorm", "layernorm_backward", "layernorm_weight_gradient"),
+    _norm_passes,
+)
 MEMORY = _by_elements(
     "memory",
     FLOP_PER_ELEMENT["memory"],

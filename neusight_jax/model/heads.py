@@ -22,6 +22,7 @@ from neusight_jax.model.network import Network, apply_network, init_network
 from neusight_jax.model.physics import STANDARD, Physics
 from neusight_jax.model.roofline import (
     LEAST_SHARE,
+    RESIDENT_THREADS,
     UNSAID_J,
     Relaxation,
     column,
@@ -263,7 +264,7 @@ def _dram(at: Launch) -> Times:
     traffic = [work.bytes_moved, dram_bytes(work, gpu.l2_bytes, ramp, at.physics.warm_share)]
     if work.form_bytes is not None:
         traffic.append(jnp.max(work.form_bytes, axis=1))
-    again = fetched_again(gpu, work, kept_ramp(at.physics))
+    again = fetched_again(gpu, work, at.physics)
     return jnp.stack([(amount + again) / gpu.mem_bytes_per_s for amount in traffic], axis=1)
 
 
@@ -279,9 +280,16 @@ def _reread(at: Launch) -> Times:
 
 
 def _onchip(at: Launch) -> Times:
-    """1000 cycles; every tile of the menu in whole waves at the L2-to-SM rate."""
+    """1000 cycles; every tile of the menu in whole waves at the L2-to-SM rate. Of row reductions, none of them less than
+    what the threads of a row wait for its loads."""
     rate = at.physics.l2_bytes_per_cycle * column(at.gpu.clock_hz, 2)
-    return jnp.concatenate([at.kilocycle_s[:, None], fastest(at.waves * at.work.block_bytes / rate)], axis=1)
+    times = jnp.concatenate([at.kilocycle_s[:, None], fastest(at.waves * at.work.block_bytes / rate)], axis=1)
+    passes = at.work.row_passes
+    if passes is None:
+        return times
+    threads = given(at.gpu.resident_threads, RESIDENT_THREADS) * at.gpu.num_sms
+    trips = whole_waves(passes.threads, threads, at.relaxation) * passes.trips
+    return jnp.maximum(times, (trips * at.physics.trip_cycles / at.gpu.clock_hz)[:, None])
 
 
 def _issue(at: Launch) -> Times:

@@ -43,9 +43,11 @@ class Physics:
       operand_norm: order of the norm that joins a block's arithmetic and its operands: 1 = one after the other.
       tile_cycles: clocks a block of a product spends however little it has to do.
       block_cycles: clocks a block of fused attention spends however little it has to do.
+      trip_cycles: clocks a thread of a row reduction waits for a load and computes with it.
       warm_share: share of the traffic that still goes to DRAM when the working set lies in L2.
       warm_start, warm_width: working set over L2 size from which that share rises to 1, and over what width.
       kept_start, kept_width: likewise of what a running kernel comes back for, over the L2 it finds room in.
+      row_start, row_width: likewise of rows that a reduction reads again, in and out, over a cache.
       rotated_start, rotated_width: likewise of products on tensor cores, whose measurements go round several copies of
         the operands.
       joule_per_flop_16nm: energy of one fp32 FLOP on 16 nm silicon, whole board, J.
@@ -85,6 +87,10 @@ class Physics:
     block_cycles: ArrayLike = field(
         default=1500.0, metadata=fitted(0.3, "prologue and epilogue of FlashAttention on A100 and H100")
     )
+    trip_cycles: ArrayLike = field(
+        default=600.0,
+        metadata=_fixed("a load from DRAM takes 470 to 540 clocks (Luo et al. 2024, by microbenchmark), then arithmetic"),
+    )
     warm_share: ArrayLike = field(default=0.12, metadata=fitted(0.5, "copies of small arrays launched again and again"))
     warm_start: ArrayLike = field(default=0.9, metadata=fitted(0.2, "the same, on five GPUs"))
     warm_width: ArrayLike = field(default=0.4, metadata=fitted(0.3, "the same"))
@@ -117,6 +123,10 @@ class Physics:
     further_launch_s: ArrayLike = field(default=2e-6, metadata=fitted(0.3, "kernels of running models, back to back"))
     limit_norm: ArrayLike = field(default=12.0, metadata=_fixed("nearly a maximum: a card throttles only at its limit"))
     least_norm: ArrayLike = field(default=3.0, metadata=_fixed("heads that overlap at best in part"))
+    row_start: ArrayLike = field(
+        default=0.6, metadata=fitted(0.5, "half is lost where what is in flight is as much as a cache holds")
+    )
+    row_width: ArrayLike = field(default=0.8, metadata=fitted(0.3, "the same"))
 
 
 CONSTANTS: dict[str, dataclasses.Field[Any]] = {item.name: item for item in dataclasses.fields(Physics)}

@@ -27,6 +27,13 @@ LEAST_SHARE = 1e-3
 """Arithmetic times are at least this share of the DRAM time: logarithms of a kernel without FLOP stay finite."""
 UNSAID_J = 1e-6
 """Most energy of an fp32 FLOP where a board says none, J: far beyond any."""
+RESIDENT_THREADS = 2048.0
+"""Threads an SM holds where a GPU does not say: NVIDIA's with HBM."""
+L1_BYTES = 131072.0
+"""L1 of an SM where a GPU does not say, bytes: as on Volta, Ada and RTX Blackwell."""
+ASKED_BYTES_PER_CYCLE = 9.0
+"""DRAM bytes a clock that one SM asks for, between T4's 5 and H100's 13: rows are in flight on as many SMs as that takes,
+however many there are, so that more SMs never take longer."""
 
 
 @jax.tree_util.register_dataclass
@@ -182,11 +189,19 @@ def room_bytes(gpu: GPU) -> Float[Array, "*gpu"]:
     return jnp.asarray(gpu.l2_bytes) / jnp.maximum(jnp.asarray(gpu.l2_partitions), 1.0)
 
 
-def fetched_again(gpu: GPU, work: Work, ramp: Ramp) -> Float[Array, " kernel"] | float:
-    """Traffic of what is fetched again because L2 did not keep it, bytes; falls with the room in L2."""
-    if work.fetched_bytes is None or work.window_bytes is None:
-        return 0.0
-    return work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), ramp)
+def fetched_again(gpu: GPU, work: Work, physics: Physics) -> Float[Array, " kernel"] | float:
+    """Traffic of what is fetched again because no cache kept it, bytes; falls with L1 and the room in L2."""
+    again: Float[Array, " kernel"] | float = 0.0
+    if work.fetched_bytes is not None and work.window_bytes is not None:
+        again += work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), kept_ramp(physics))
+    if work.row_passes is not None:
+        passes, ramp = work.row_passes, (physics.row_start, physics.row_width)
+        sms = gpu.num_sms
+        resident = jnp.minimum(given(gpu.resident_threads, RESIDENT_THREADS), passes.threads / sms)
+        held = resident * passes.thread_bytes
+        lost = lost_share(held, given(gpu.l1_bytes, L1_BYTES), ramp)
+        again += passes.again_bytes * lost * lost_share(sms * held, gpu.l2_bytes, ramp)
+    return again
 
 
 def reread_bytes(
