@@ -245,7 +245,7 @@ def _elasticities(predictor: Predictor, machine: Machine, kernels: KernelTable, 
     for name, batch in kernels.families.items():
 
         def seconds(machine: Machine, name: str = name) -> Array:
-            part = KernelTable({name: kernels.families[name]})
+            part = KernelTable({name: kernels.families[name]}, kernels.launched)
             return kernel_latency(predictor, machine, part, isolated=isolated, relaxation=relaxation)[name]
 
         # With a machine of its own for every kernel, one pass backwards has all derivatives of all kernels.

@@ -66,6 +66,9 @@ def kernel_terms(
             bound = RooflinePredictor().terms(family, device, batch, isolated=isolated)
             nothing = replace(bound, seconds=jnp.full_like(bound.seconds, jnp.nan))
             terms[name] = bound if family.linked else nothing
+        if kernels.launched == "host":
+            waited_s = jnp.where(jnp.asarray(isolated, bool), 0.0, LEARNED.launch_s)
+            terms[name] = terms[name].at_least(waited_s)
     return terms
 
 
@@ -106,7 +109,7 @@ def _all_kernels(
         return term.seconds
 
     return {
-        name: _in_blocks(seconds, len(batch.row), BLOCK, machine, KernelTable({name: batch}), isolated)
+        name: _in_blocks(seconds, len(batch.row), BLOCK, machine, KernelTable({name: batch}, kernels.launched), isolated)
         for name, batch in kernels.families.items()
     }
 
@@ -280,7 +283,7 @@ def kernel_latency(
         clocks = {name: state.clock for name, state in _settled_kernels(predictor, machine, kernels, *switches).items()}
         return {
             name: _kernel_latency(
-                predictor, at_clock(machine, clock), KernelTable({name: kernels.families[name]}), *switches
+                predictor, at_clock(machine, clock), KernelTable({name: kernels.families[name]}, kernels.launched), *switches
             )[name]
             for name, clock in clocks.items()
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -45,6 +45,11 @@ class KernelTerms:
     memory_s: Float[Array, " kernel"]
     launch_s: Float[Array, " kernel"]
     tile: ChosenTile
+
+    def at_least(self, waited_s: Float[Array, "*kernel"]) -> KernelTerms:
+        """The same kernels where each takes no less than this, seconds: what it waits is part of its launch."""
+        waits_s = jnp.maximum(waited_s - self.seconds, 0.0)
+        return replace(self, seconds=self.seconds + waits_s, launch_s=self.launch_s + waits_s)
 
     @property
     def utilization(self) -> Float[Array, " kernel"]:

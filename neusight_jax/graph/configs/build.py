@@ -323,7 +323,7 @@ def _graph(
     tape = _tape(parsed, batch_size, sequence_length, mode, dtype, attention)
     graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
     trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
-    return replace(graph, launched="eager" if trained or eager else "graph")
+    return replace(graph, launched="eager" if trained or eager else "host")
 
 
 def _eager_step(config: Config, kind: str, graph: Graph, attention: str | None) -> Graph:
