@@ -24,8 +24,9 @@ from neusight_jax.kernels.gemm import TILES
 from neusight_jax.model import mixture
 from neusight_jax.model.heads import HEADS, ChosenTile, heads_of, launched, most_times, physical_times
 from neusight_jax.model.mixture import init_family, mix
+from neusight_jax.model.physics import STANDARD
 from neusight_jax.model.residuals import table_residual
-from neusight_jax.model.roofline import LowerBounds, lower_bounds, peak_flop_per_s
+from neusight_jax.model.roofline import LowerBounds, fetched_again, lower_bounds, peak_flop_per_s
 
 MACHINE = nj.GPU(
     num_sms=100.0,
@@ -157,6 +158,31 @@ def test_how_far_a_network_may_move_each_time() -> None:
         **{name: bounds[name] for name in ("dram", "power")},
         **{"compute": (0.0, 0.5), "overhead": (-3.0, 1.5)},
     }
+
+
+def test_rows_that_are_read_again() -> None:
+    """Softmax of 2^20 rows on 100 SMs of 2048 threads: up to 1024 columns nothing; of 2048, 512 threads a row, 32 KiB in
+    and as much out in flight on an SM: half of 128 KiB of L1, under the ramp from 0.6 to 1.4, and 6.6 MB of 10 MB of L2; of
+    16384, 256 KiB are twice the L1 and 26 MB 2.6 times the L2: both operands' passes go to DRAM again. A norm's is one."""
+    cols = np.array([1024.0, 2048.0, 16384.0])
+    for name, again in (("softmax", 2.0), ("norm", 1.0)):
+        passes = works(name, rows=2.0**20, cols=cols, reads=1.0, writes=1.0)
+        bytes_again = np.asarray(fetched_again(MACHINE, passes, STANDARD))
+        full = again * 2.0**20 * cols * 4
+        assert bytes_again[2] == pytest.approx(full[2], rel=1e-6), name
+        assert bytes_again[0] < full[0], name
+        if name == "softmax":
+            np.testing.assert_array_equal(bytes_again[:2], 0.0)
+        larger = np.asarray(fetched_again(MACHINE.replace(l1_bytes=2.0**18), passes, STANDARD))
+        assert (larger <= bytes_again).all(), name
+
+
+def test_few_long_rows_wait_for_their_loads() -> None:
+    """Layer norm of 16 rows of 2^22 numbers: 128 threads take 512 at a time, 8192 loads one after another, twice, 600
+    clocks each, however many SMs are idle."""
+    for sms in (100.0, 200.0):
+        _, found, _ = times("norm", MACHINE.replace(num_sms=sms), rows=16.0, cols=2.0**22, reads=1.0, writes=1.0)
+        assert float(np.min(found["onchip"])) == pytest.approx(2 * 8192 * 600 / 1e9, rel=1e-6)
 
 
 def test_where_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:

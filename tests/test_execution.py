@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 import neusight_jax as nj
@@ -13,6 +15,8 @@ from neusight_jax.cli import run
 from neusight_jax.graph.configs.config import load_model_config
 from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.model.latency import kernel_latency
+from neusight_jax.model.software import LEARNED
 
 QWEN: dict[str, Any] = {
     **{"model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28},
@@ -133,3 +137,16 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         totals.append(json.loads(capsys.readouterr().out)["total_s"])
     assert totals == sorted(totals)
     assert load_model_config("qwen2-1.5b")["model_type"] == "qwen2"
+
+
+def test_a_host_takes_its_time_for_every_launch() -> None:
+    """Kernels of eager BERT in fp32 take no less than a launch of the host inside the model; alone they may."""
+    predictor, gpu = nj.load_predictor("fp32"), nj.load_gpu("H100")
+    graph = nj.graph_from_config("bert-tiny", batch_size=1, sequence_length=16, mode="inference", dtype="fp32")
+    assert graph.kernels.launched == "host"
+    inside, alone = (
+        np.concatenate(list(map(np.asarray, kernel_latency(predictor, gpu, table, isolated=False).values())))
+        for table in (graph.kernels, dataclasses.replace(graph.kernels, launched="graph"))
+    )
+    np.testing.assert_allclose(inside, np.maximum(alone, LEARNED.launch_s), rtol=1e-6)
+    assert (alone < LEARNED.launch_s).any()

@@ -76,7 +76,7 @@ MEASUREMENTS = Path(os.environ.get("NEUSIGHT_MEASUREMENTS", Path(__file__).paren
 
 def test_every_field_is_a_traced_float():
     leaves = jax.tree.leaves(load_gpu("H100"))
-    assert len(leaves) == len(FIELDS) == 25
+    assert len(leaves) == len(FIELDS) == 27
     assert all(type(leaf) is float for leaf in leaves)
     assert [field for field in FIELDS if field.endswith("flop_per_s")] == [peak_field(path) for path in PATHS]
 

@@ -34,6 +34,7 @@ from neusight_jax.model.heads import TileChoice, init_tile_choice
 from neusight_jax.model.intervals import Intervals, empty_intervals
 from neusight_jax.model.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.model.network import init_network, load_network
+from neusight_jax.model.physics import FITTED
 from neusight_jax.model.power import PowerLaw, fitted_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import use_compile_cache
@@ -263,7 +264,7 @@ def load_predictor(
         template = _template(card["kind"], json.dumps(card["architecture"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / CARD}: kind or architecture unreadable ({error}); copy it again") from None
-    predictor: Predictor = tree_from_arrays(template, flat, path)
+    predictor: Predictor = tree_from_arrays(template, _with_later_constants(flat), path)
     predictor = _with_library(predictor, {name: np.asarray(number) for name, number in typed.libraries.items()})
     effects = typed.device_effects
     name = device if device is None or device in effects else canonical_name(device)
@@ -284,6 +285,12 @@ def load_predictor(
     if not measured or fitted.intervals is None:
         return fitted
     return replace(fitted, intervals=fitted.intervals.measured(measured, typed.device_intervals.get(name, {})))
+
+
+def _with_later_constants(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint; constants of the physics that came after it are at their defaults."""
+    missing = {name: len(FITTED) - len(array) for name, array in flat.items() if name.endswith("physics")}
+    return {**flat, **{name: np.pad(flat[name], (0, count)) for name, count in missing.items() if count > 0}}
 
 
 def _check_families(card: Card, folder: Path) -> None:

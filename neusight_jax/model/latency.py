@@ -109,7 +109,9 @@ def _all_kernels(
         return term.seconds
 
     return {
-        name: _in_blocks(seconds, len(batch.row), BLOCK, machine, KernelTable({name: batch}, kernels.launched), isolated)
+        name: _in_blocks(
+            seconds, len(batch.row), BLOCK, machine, KernelTable({name: batch}, kernels.launched), isolated
+        )
         for name, batch in kernels.families.items()
     }
 
@@ -283,7 +285,10 @@ def kernel_latency(
         clocks = {name: state.clock for name, state in _settled_kernels(predictor, machine, kernels, *switches).items()}
         return {
             name: _kernel_latency(
-                predictor, at_clock(machine, clock), KernelTable({name: kernels.families[name]}, kernels.launched), *switches
+                predictor,
+                at_clock(machine, clock),
+                KernelTable({name: kernels.families[name]}, kernels.launched),
+                *switches,
             )[name]
             for name, clock in clocks.items()
         }

@@ -89,7 +89,9 @@ class Physics:
     )
     trip_cycles: ArrayLike = field(
         default=600.0,
-        metadata=_fixed("a load from DRAM takes 470 to 540 clocks (Luo et al. 2024, by microbenchmark), then arithmetic"),
+        metadata=_fixed(
+            "a load from DRAM takes 470 to 540 clocks (Luo et al. 2024, by microbenchmark), then arithmetic"
+        ),
     )
     warm_share: ArrayLike = field(default=0.12, metadata=fitted(0.5, "copies of small arrays launched again and again"))
     warm_start: ArrayLike = field(default=0.9, metadata=fitted(0.2, "the same, on five GPUs"))
