@@ -94,8 +94,8 @@ def _counted_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
 
 
 def _softmax_passes(dims: Dims, element_bytes: Float[Array, " kernel"]) -> RowPasses:
-    """Passes of PyTorch's softmax: up to `WIDE_COLS` columns a warp keeps its row in registers; beyond, a block of up to
-    1024 threads reads it for the maximum, for the sum and for the result; backward two operands twice."""
+    """Passes of PyTorch's softmax: up to `WIDE_COLS` columns a warp keeps its row in registers; beyond, a block of up
+    to 1024 threads reads it for the maximum, for the sum and for the result; backward two operands twice."""
     wide = dims["cols"] > WIDE_COLS
     threads = jnp.where(wide, jnp.clip(dims["cols"] / LOADED_ELEMENTS, 32.0, 1024.0), 32.0)
     return _passes(dims, element_bytes, jnp.where(wide, 2.0, 0.0), threads, jnp.where(wide, 3.0, 1.0))

@@ -280,8 +280,8 @@ def _reread(at: Launch) -> Times:
 
 
 def _onchip(at: Launch) -> Times:
-    """1000 cycles; every tile of the menu in whole waves at the L2-to-SM rate. Of row reductions, none of them less than
-    what the threads of a row wait for its loads."""
+    """1000 cycles; every tile of the menu in whole waves at the L2-to-SM rate. Of row reductions, none of them less
+    than what the threads of a row wait for its loads."""
     rate = at.physics.l2_bytes_per_cycle * column(at.gpu.clock_hz, 2)
     times = jnp.concatenate([at.kilocycle_s[:, None], fastest(at.waves * at.work.block_bytes / rate)], axis=1)
     passes = at.work.row_passes

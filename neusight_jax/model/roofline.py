@@ -31,9 +31,6 @@ RESIDENT_THREADS = 2048.0
 """Threads an SM holds where a GPU does not say: NVIDIA's with HBM."""
 L1_BYTES = 131072.0
 """L1 of an SM where a GPU does not say, bytes: as on Volta, Ada and RTX Blackwell."""
-ASKED_BYTES_PER_CYCLE = 9.0
-"""DRAM bytes a clock that one SM asks for, between T4's 5 and H100's 13: rows are in flight on as many SMs as that takes,
-however many there are, so that more SMs never take longer."""
 
 
 @jax.tree_util.register_dataclass
@@ -196,11 +193,10 @@ def fetched_again(gpu: GPU, work: Work, physics: Physics) -> Float[Array, " kern
         again += work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), kept_ramp(physics))
     if work.row_passes is not None:
         passes, ramp = work.row_passes, (physics.row_start, physics.row_width)
-        sms = gpu.num_sms
-        resident = jnp.minimum(given(gpu.resident_threads, RESIDENT_THREADS), passes.threads / sms)
+        resident = jnp.minimum(given(gpu.resident_threads, RESIDENT_THREADS), passes.threads / gpu.num_sms)
         held = resident * passes.thread_bytes
         lost = lost_share(held, given(gpu.l1_bytes, L1_BYTES), ramp)
-        again += passes.again_bytes * lost * lost_share(sms * held, gpu.l2_bytes, ramp)
+        again += passes.again_bytes * lost * lost_share(gpu.num_sms * held, gpu.l2_bytes, ramp)
     return again
 
 
