@@ -117,7 +117,11 @@ def test_batch_norm_by_layout(dtype: str) -> None:
 def test_tensor_cores_want_channels_innermost(dtype: str, channels_last: bool, products: str, copies: int) -> None:
     """Image and result are copied, and for the gradient of the filter both again; that of the image is not wanted."""
     graph = _graph(
-        lambda: torch.nn.Conv2d(8, 16, 3), 2, 8, 9, 9, dtype=dtype, channels_last=channels_last, fp32_products=products
+        lambda: torch.nn.Conv2d(8, 16, 3),
+        *(2, 8, 9, 9),
+        dtype=dtype,
+        channels_last=channels_last,
+        fp32_convolutions=products,
     )
     assert Counter(kernel.op for kernel in _of(graph, "memory"))["copy"] == copies
 
@@ -125,7 +129,7 @@ def test_tensor_cores_want_channels_innermost(dtype: str, channels_last: bool, p
 def test_depthwise_convolutions_stream_and_load_every_tap() -> None:
     graph = _graph(lambda: torch.nn.Conv2d(8, 8, 3, padding=1, stride=2, groups=8, bias=False), 2, 8, 12, 12)
     image, result, filters = 2 * 8 * 144, 2 * 8 * 36, 8 * 9
-    forward, weights = _of(graph, "depthwise")
+    forward, weights = _of(graph, "window")
     moved = {kernel.op: [kernel.dims[each] * result for each in ("reads", "writes")] for kernel in (forward, weights)}
     assert moved == {
         "depthwise_conv": pytest.approx([image + filters, result]),
@@ -134,11 +138,11 @@ def test_depthwise_convolutions_stream_and_load_every_tap() -> None:
     assert product_flop(graph) == 0.0
     assert not _of(graph, "conv")
     dims = {name: jnp.full(1, value) for name, value in forward.dims.items()}
-    work = FAMILIES["depthwise"].work(dims, jnp.full(1, 2.0))
+    work = FAMILIES["window"].work(dims, jnp.full(1, 2.0))
     assert float(work.flop[0]) == 2 * 9 * result
     assert work.load_blocks is not None
     assert work.load_cycles is not None
-    np.testing.assert_allclose(work.load_cycles[0, :, 0], np.array([256, 512, 1024, 2048]) * 9 / 32)
+    np.testing.assert_allclose(work.load_cycles[0, :, 0], np.array([256, 512, 1024, 2048]) * 9 / 4)
 
 
 def test_the_gradient_of_the_image_of_a_depthwise_convolution() -> None:
@@ -151,7 +155,7 @@ def test_the_gradient_of_the_image_of_a_depthwise_convolution() -> None:
         def forward(self, x: Any) -> Any:
             return self.second(self.first(x)).sum()
 
-    ops = {kernel.op: kernel for kernel in _of(_graph(Net, 2, 8, 12, 12), "depthwise")}
+    ops = {kernel.op: kernel for kernel in _of(_graph(Net, 2, 8, 12, 12), "window")}
     gradient = ops["depthwise_conv_data_gradient"]
     assert gradient.dims["taps"] == 25
     assert gradient.dims["rows"] * gradient.dims["cols"] == 2 * 8 * 144

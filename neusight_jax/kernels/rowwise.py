@@ -155,9 +155,13 @@ STRIDED = replace(_by_elements("strided", FLOP_PER_ELEMENT["strided"], STRIDED_O
 SOFTMAX = _by_rows(
     "softmax",
     FLOP_PER_ELEMENT["softmax"],
-    ("softmax", "softmax_backward", "batchnorm_channels", "batchnorm_channels_backward"),
+    (
+        *("softmax", "softmax_backward", "batchnorm_channels", "batchnorm_channels_backward"),
+        *("groupnorm", "groupnorm_backward"),
+    ),
 )
-"""Reductions of rows; so is batch norm where the pixels of a channel lie together, a block of threads a channel."""
+"""Reductions of rows; so are group norm, a block of threads a group of an image, and batch norm where the pixels of a
+channel lie together, a block a channel."""
 NORM = _by_rows("norm", FLOP_PER_ELEMENT["norm"], ("layernorm", "layernorm_backward", "layernorm_weight_gradient"))
 MEMORY = _by_elements(
     "memory",
@@ -177,12 +181,8 @@ MEMORY = _by_elements(
         "max",
         "sort",
         "random",
-        "pool",
-        "pool_backward",
         "batchnorm",
         "batchnorm_backward",
-        "groupnorm",
-        "groupnorm_backward",
         "unmodelled",
     ),
     "elementwise",

@@ -26,6 +26,10 @@ UNKNOWN_SIZE = (
     "the size of a tensor depends on values (nonzero, masked_select, a boolean index); "
     "expected a module whose shapes follow from those of its inputs"
 )
+IN_TF32 = (
+    "convolutions of fp32 run in tf32 where the GPU has it, as PyTorch's default is (torch.backends.cudnn.allow_tf32); "
+    "fp32_convolutions 'fp32' (--fp32-convolutions fp32) forecasts them in fp32"
+)
 BACKWARD = PHASES.index("backward")
 _VIEW_COPIES = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "detach", "alias"})
 _SAME = frozenset(
@@ -47,7 +51,8 @@ def graph_from_torch(
       module: the module, best made under `torch.device("meta")`; it is traced in train or eval mode as it stands.
       args, kwargs: example inputs, on any device; only shapes and dtypes count.
       mode: "inference", or "training" (forward, and gradients of all parameters that require one).
-      trace_options: as for `graph_from_function`; `fused` None = False, one kernel an operator as eager torch runs.
+      trace_options: as for `graph_from_function`; `fused` None = False, one kernel an operator as eager torch runs, and
+        `fp32_convolutions` None = "tf32".
     Raises: `InputError` when torch is not installed, the module cannot be exported, or nothing requires a gradient.
     """
     options = trace_options or TraceOptions()
@@ -68,7 +73,10 @@ def graph_from_torch(
     walk = _Walk(options, forward)
     results = walk.run(traced)
     holding = _holding(module, walk, results if mode == "training" else None)
-    return replace(assemble(name, walk.operations, results, bool(options.fused), mode, holding), notes=notes)
+    graph = assemble(name, walk.operations, results, bool(options.fused), mode, holding)
+    if options.fp32_convolutions is None and "tf32" in graph.arithmetic and options.fp32_products == "fp32":
+        notes = (*notes, IN_TF32)
+    return replace(graph, notes=notes)
 
 
 def _holding(module: torch.nn.Module, walk: _Walk, gradients: Sequence[int] | None) -> Holding:
@@ -186,7 +194,7 @@ class _Walk(Walk):
         plain = op[:-1] if in_place else op
         # On fake tensors autograd adds to its zeros out of place; on real ones it does so in place.
         in_place = in_place or (plain in ACCUMULATING and self._phase(node) == BACKWARD)
-        params = {"fp32_products": self.options.fp32_products}
+        params = {"fp32_convolutions": self.options.fp32_convolutions or "tf32"}
         call = Call(plain, args, inputs, outputs + self._rewritten(written), in_place, params, self._phase(node))
         parts = [value for value, root in zip(before, written, strict=True) if value.elements < self._size[root.id]]
         self._write(node, self._without_masks(call), len(written), parts)
