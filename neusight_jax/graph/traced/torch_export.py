@@ -17,7 +17,7 @@ from neusight_jax.graph.traced.memory import Holding, given_footprint
 from neusight_jax.graph.traced.operation import Call, Operation, TraceOptions, Value
 from neusight_jax.graph.traced.scattering import ACCUMULATING
 from neusight_jax.graph.traced.torch_trace import INPUTS, WEIGHTS, aten_graph
-from neusight_jax.kernels.table import PHASES
+from neusight_jax.kernels.table import PHASES, Kernel
 
 if TYPE_CHECKING:
     import torch
@@ -67,9 +67,29 @@ def graph_from_torch(
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"module is a {type(module).__name__}, expected a torch.nn.Module")
     name = options.name or type(module).__name__
+    steps: dict[int, int] = {}
+    inputs = (tuple(args), dict(kwargs or {}))
+    graph = _graph(module, inputs, mode, options, name, steps)
+    longer = {
+        length: _graph(module, inputs, mode, options, name, {**steps, length: steps[length] + 1}) for length in steps
+    }
+    for length, one_more in longer.items():
+        graph = _with_steps(graph, one_more, length - steps[length])
+    return graph
+
+
+def _graph(
+    module: torch.nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    mode: str,
+    options: TraceOptions,
+    name: str,
+    steps: dict[int, int],
+) -> Graph:
+    """The graph of one trace; arguments as of `graph_from_torch` and `torch_operators.shortened`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        traced, forward, notes = aten_graph(module, tuple(args), dict(kwargs or {}), mode == "training", name)
+        traced, forward, notes = aten_graph(module, *inputs, mode == "training", name, steps)
     walk = _Walk(options, forward)
     results = walk.run(traced)
     holding = _holding(module, walk, results if mode == "training" else None)
@@ -77,6 +97,28 @@ def graph_from_torch(
     if options.fp32_convolutions is None and "tf32" in graph.arithmetic and options.fp32_products == "fp32":
         notes = (*notes, IN_TF32)
     return replace(graph, notes=notes)
+
+
+def _with_steps(graph: Graph, one_more: Graph, steps: int) -> Graph:
+    """A graph with so many more steps of a recurrence, by what one more adds to repeats, sizes and memory."""
+
+    def grown(value: Any, other: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: grown(item, other[key]) for key, item in value.items()}
+        if isinstance(value, tuple):
+            return tuple(grown(item, more) for item, more in zip(value, other, strict=True))
+        if isinstance(value, Kernel):
+            return replace(value, count=grown(value.count, other.count), dims=grown(value.dims, other.dims))
+        return value + (other - value) * steps
+
+    nodes = [
+        replace(
+            node, **{part: grown(getattr(node, part), getattr(more, part)) for part in ("repeat", "shape", *PHASES)}
+        )
+        for node, more in zip(graph.nodes, one_more.nodes, strict=True)
+    ]
+    held = {part: grown(size, getattr(one_more.footprint, part)) for part, size in vars(graph.footprint).items()}
+    return replace(graph, nodes=tuple(nodes), footprint=replace(graph.footprint, **held))
 
 
 def _holding(module: torch.nn.Module, walk: _Walk, gradients: Sequence[int] | None) -> Holding:
