@@ -1,8 +1,9 @@
 """Kernels that read a window for each output: depthwise convolutions, pooling, cumulative sums.
 
 They stream images as elementwise kernels do, on the vector path whatever the dtype. A tap of the window is one load and
-one multiply-add (or comparison). Neighbours share most of a window, so that its loads hit a cache: they cost slots of
-the SM, not traffic. No network was fitted to these kernels: they take that of elementwise ones.
+one multiply-add (or comparison), and the output is one store. Neighbours share most of a window, so that its loads hit
+a cache: they cost slots of the SM, not traffic. No network was fitted to these kernels: they take that of elementwise
+ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         flop=2.0 * taps * elements(dims),
         block_flop=2.0 * block_taps,
         load_blocks=streamed.blocks,
-        load_cycles=block_taps / LOADS_PER_CYCLE,
+        load_cycles=streamed.block_flop * (taps + 1.0)[:, None, None] / LOADS_PER_CYCLE,
     )
 
 

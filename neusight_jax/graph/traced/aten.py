@@ -45,7 +45,7 @@ FREE = operators("aten", "free")
 SCATTERS = operators("aten", "scatters")
 POOLS = operators("aten", "pools")
 BATCH_NORMS = operators("aten", "batch_norms")
-RESAMPLED: dict[str, float] = {"bicubic": 16.0, "bilinear": 4.0, "grid_sampler": 4.0, "linear": 2.0}
+RESAMPLED: dict[str, float] = {"bicubic": 16.0, "trilinear": 8.0, "bilinear": 4.0, "grid_sampler": 4.0, "linear": 2.0}
 """Elements that resampling loads for one of its result, by word of its name."""
 VOLUME_COLUMNS = 64
 """Channels of a block of `convolveNd_dgrad_float_engine<float, 3, 1024, 6, ...>`: 2^6."""
@@ -317,7 +317,10 @@ def _group_norm(call: Call) -> Kernels:
 
 
 def _loss(call: Call) -> Kernels:
-    """A loss that is one operator: elements from both arrays, and their sum or mean; its gradient likewise."""
+    """A loss that is one operator: elements from both arrays, and their sum or mean; its gradient likewise.
+
+    That of logits goes over the elements in four kernels (aten/native/Loss.cpp).
+    """
     largest = max(call.inputs, key=lambda value: value.elements)
     made = largest.view(largest.shape, float(largest.elements))
     pointwise = streamed(
@@ -328,6 +331,7 @@ def _loss(call: Call) -> Kernels:
         made.bytes,
         main_dtype((made,)),
     )
+    pointwise = replace(pointwise, count=4.0 if call.op == "binary_cross_entropy_with_logits" else 1.0)
     return (pointwise,) if call.outputs[0].elements == made.elements else (pointwise, moved("reduce", (made,), ()))
 
 
