@@ -117,6 +117,7 @@ def _with_steps(graph: Graph, one_more: Graph, steps: int) -> Graph:
         )
         for node, more in zip(graph.nodes, one_more.nodes, strict=True)
     ]
+    assert graph.footprint is not None
     held = {part: grown(size, getattr(one_more.footprint, part)) for part, size in vars(graph.footprint).items()}
     return replace(graph, nodes=tuple(nodes), footprint=replace(graph.footprint, **held))
 

@@ -86,7 +86,7 @@ def _resized() -> Any:
 
     def empty(x: torch.Tensor, axis: int, length: int) -> torch.Tensor:
         """An array in the same order in memory."""
-        order = sorted(range(x.ndim), key=lambda at: -x.stride(at))
+        order = sorted(range(x.ndim), key=lambda at: -x.stride()[at])
         like = x.new_empty([length if at == axis else x.shape[at] for at in order])
         return like.permute([order.index(at) for at in range(x.ndim)])
 
