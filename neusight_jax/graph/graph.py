@@ -184,18 +184,14 @@ class Graph(Record):
             (kernel.path or kernel.dtype, other.dtype): None for kernel, other in changed if other is kernel.instead
         }
 
-        def run(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-            return tuple(kernel.on(*where) for kernel in kernels)
+        def run(node: Node) -> Node:
+            phases: dict[str, Any] = {
+                phase: tuple(kernel.on(*where) for kernel in kernels)
+                for phase, kernels in zip(PHASES, node.phases, strict=True)
+            }
+            return replace(node, **phases)
 
-        nodes = tuple(
-            replace(
-                node,
-                forward=run(node.forward),
-                backward=run(node.backward),
-                weight_gradient=run(node.weight_gradient),
-            )
-            for node in self.nodes
-        )
+        nodes = tuple(map(run, self.nodes))
         notes = (
             f"no {path} arithmetic on this GPU: "
             + (

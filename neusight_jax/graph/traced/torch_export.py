@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -16,6 +16,7 @@ from neusight_jax.graph.traced.grouping import FUSABLE, Walk, assemble, kernels_
 from neusight_jax.graph.traced.memory import Holding, given_footprint
 from neusight_jax.graph.traced.operation import Call, Operation, TraceOptions, Value
 from neusight_jax.graph.traced.scattering import ACCUMULATING
+from neusight_jax.graph.traced.torch_operators import LONGER_STEPS, SHORT_STEPS
 from neusight_jax.graph.traced.torch_trace import INPUTS, WEIGHTS, aten_graph
 from neusight_jax.kernels.table import PHASES, Kernel
 
@@ -69,12 +70,12 @@ def graph_from_torch(
     name = options.name or type(module).__name__
     steps: dict[int, int] = {}
     inputs = (tuple(args), dict(kwargs or {}))
-    graph = _graph(module, inputs, mode, options, name, steps)
-    longer = {
-        length: _graph(module, inputs, mode, options, name, {**steps, length: steps[length] + 1}) for length in steps
-    }
-    for length, one_more in longer.items():
-        graph = _with_steps(graph, one_more, length - steps[length])
+    short = graph = _graph(module, inputs, mode, options, name, steps)
+    for length in steps:
+        longer = _graph(module, inputs, mode, options, name, {**steps, length: LONGER_STEPS})
+        if [node.name for node in longer.nodes] != [node.name for node in short.nodes]:
+            return _graph(module, inputs, mode, options, name, {length: length for length in steps})
+        graph = _with_steps(graph, short, longer, (length - SHORT_STEPS) / (LONGER_STEPS - SHORT_STEPS))
     return graph
 
 
@@ -99,27 +100,32 @@ def _graph(
     return replace(graph, notes=notes)
 
 
-def _with_steps(graph: Graph, one_more: Graph, steps: int) -> Graph:
-    """A graph with so many more steps of a recurrence, by what one more adds to repeats, sizes and memory."""
+def _with_steps(graph: Graph, short: Graph, longer: Graph, share: float) -> Graph:
+    """A graph with more steps of a recurrence: repeats, sizes and memory grow by a multiple of a difference.
 
-    def grown(value: Any, other: Any) -> Any:
+    Args:
+      graph: to grow, of the nodes of the other two.
+      short, longer: the program with two numbers of steps.
+      share: steps to add, over those that `longer` has more than `short`.
+    """
+
+    def grown(value: Any, less: Any, more: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: grown(item, other[key]) for key, item in value.items()}
+            return {key: grown(item, less[key], more[key]) for key, item in value.items()}
         if isinstance(value, tuple):
-            return tuple(grown(item, more) for item, more in zip(value, other, strict=True))
+            return tuple(grown(*items) for items in zip(value, less, more, strict=True))
         if isinstance(value, Kernel):
-            return replace(value, count=grown(value.count, other.count), dims=grown(value.dims, other.dims))
-        return value + (other - value) * steps
+            count, dims = (grown(*(getattr(item, part) for item in (value, less, more))) for part in ("count", "dims"))
+            return replace(value, count=count, dims=dims)
+        return type(value)(value + (more - less) * share)
 
-    nodes = [
-        replace(
-            node, **{part: grown(getattr(node, part), getattr(more, part)) for part in ("repeat", "shape", *PHASES)}
-        )
-        for node, more in zip(graph.nodes, one_more.nodes, strict=True)
-    ]
-    assert graph.footprint is not None
-    held = {part: grown(size, getattr(one_more.footprint, part)) for part, size in vars(graph.footprint).items()}
-    return replace(graph, nodes=tuple(nodes), footprint=replace(graph.footprint, **held))
+    def changed(record: Any, less: Any, more: Any, parts: Iterable[str]) -> Any:
+        return replace(record, **{part: grown(*(getattr(at, part) for at in (record, less, more))) for part in parts})
+
+    parts = ("repeat", "shape", *PHASES)
+    nodes = (changed(*nodes, parts) for nodes in zip(graph.nodes, short.nodes, longer.nodes, strict=True))
+    held = changed(graph.footprint, short.footprint, longer.footprint, vars(graph.footprint))
+    return replace(graph, nodes=tuple(nodes), footprint=held)
 
 
 def _holding(module: torch.nn.Module, walk: _Walk, gradients: Sequence[int] | None) -> Holding:

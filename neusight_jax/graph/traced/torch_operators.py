@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 RECURRENCES: frozenset[str] = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-SHORT_STEPS, LONG_STEPS = 4, 16
-"""Steps that a recurrence of more than `LONG_STEPS` is traced with: the first and the last one differ from the rest."""
+SHORT_STEPS, LONGER_STEPS, LONG_STEPS = 5, 7, 16
+"""Steps that a recurrence of more than `LONG_STEPS` is traced with, twice: the first and last step differ from the
+rest. Both are primes, as arrays of so many steps should not look like those of so many layers."""
 AUTOCAST_FP32 = operators("aten", "autocast_fp32")
 
 
