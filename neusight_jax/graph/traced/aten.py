@@ -126,7 +126,7 @@ def _scan(call: Call) -> Kernels:
     if rows > 1 and prod(image.shape[axis % len(image.shape) + 1 :]) == 1:
         threads = (9 + ceil(log2(columns)) - ceil(log2(rows))) // 2
         taps = 1.0 + (min(max(threads, 4), 9) + 1) / 2
-    copied = () if is_contiguous(image) else (moved("copy", (image,), (image,)),)
+    copied = () if _is_contiguous(image) else (moved("copy", (image,), (image,)),)
     return (*copied, windowed("scan", (image,), call.outputs, taps))
 
 
@@ -237,7 +237,7 @@ def _volume_gradient(kernel: Kernel, sizes: Mapping[str, Any]) -> Kernel:
     return replace(kernel, dims={**kernel.dims, "n": columns, "k": sizes["out_channels"] / groups * taps})
 
 
-def is_contiguous(value: Value) -> bool:
+def _is_contiguous(value: Value) -> bool:
     """Whether elements lie in memory in the order of the axes."""
     expected, steps = 1, value.strides or ()
     for size, step in zip(reversed(value.shape), reversed(steps), strict=False):
