@@ -61,7 +61,8 @@ def torch_graph(row: Any) -> Graph:
             x = x.contiguous(memory_format=torch.channels_last)
     whole = Step(net, words, row)
     whole.train(row.mode == "training")
-    options = nj.TraceOptions(fp32_products="tf32" if row.precision == "tf32" else "fp32", name=row.model)
+    path = "tf32" if row.precision == "tf32" else "fp32"
+    options = nj.TraceOptions(fp32_products=path, fp32_convolutions=path, name=row.model)
     graph = nj.graph_from_torch(whole, (x, labels), mode=row.mode, trace_options=options)
     return with_states(graph, OPTIMIZERS[row.optimizer], graph.dtype) if isinstance(row.optimizer, str) else graph
 
@@ -69,7 +70,7 @@ def torch_graph(row: Any) -> Graph:
 def jax_graph(row: Any) -> Graph:
     """The graph of a row of jax_steps.csv."""
     function, shapes = jax_steps.step(row.model, row.mode)
-    options = nj.TraceOptions(fp32_products=row.precision, name=row.model)
+    options = nj.TraceOptions(fp32_products=row.precision, fp32_convolutions=row.precision, name=row.model)
     return nj.graph_from_function(function, *shapes, trace_options=options)
 
 

@@ -66,7 +66,7 @@ def conv_kernels(graph: Graph) -> dict[str, float]:
     """FLOP of convolutions by pass."""
     found: dict[str, float] = {}
     for kernel, count in kernels(graph):
-        if kernel.family in ("conv", "depthwise"):
+        if kernel.family == "conv" or kernel.op.startswith("depthwise"):
             op, dims = kernel.op.removeprefix("depthwise_"), kernel.dims
             flop = 2.0 * dims["taps"] * dims["rows"] * dims["cols"] if "taps" in dims else kernel_flop(kernel)
             found[op] = found.get(op, 0.0) + flop * count

@@ -17,13 +17,13 @@ from neusight_jax.hardware.gpu import GPU, MEMORY_KINDS, VENDORS
 from neusight_jax.hardware.variant import PEAKS
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import CHANNELS, CONV, conv_dims
-from neusight_jax.kernels.depthwise import DEPTHWISE
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
 from neusight_jax.kernels.rowwise import COUNTED, STRIDED
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.kernels.tensor_conv import TENSOR_CONV
+from neusight_jax.kernels.window import WINDOW
 from neusight_jax.model.checkpoint import untrained
 from neusight_jax.model.predictor import KernelTerms, Predictor
 from neusight_jax.model.residuals import EFFECTS, effect_width
@@ -183,7 +183,7 @@ def random_dims(family: Family, random: np.random.Generator, seed: int, rows: in
         dims = {name: np.floor(np.exp(apart.uniform(0.0, 11.0, rows))).astype(np.float32) for name in family.dims}
         dims["reads"], dims["writes"] = np.full((2, rows), 2.0, np.float32)
         dims["scattered"] = apart.choice(np.array([0.0, 1.0, 2.0], np.float32), rows)
-    elif family is DEPTHWISE:
+    elif family is WINDOW:
         apart = np.random.default_rng([seed, 5])
         dims = {name: np.floor(np.exp(apart.uniform(0.0, 11.0, rows))).astype(np.float32) for name in family.dims}
         dims["reads"], dims["writes"] = np.full((2, rows), 1.0, np.float32)

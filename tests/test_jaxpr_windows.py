@@ -68,9 +68,10 @@ def test_a_window_of_one_pixel_is_a_product() -> None:
     assert products(graph) == Counter({(1, 16, 256, 32): 1})
 
 
-def test_pooling_goes_by_bytes() -> None:
+def test_pooling_goes_by_bytes_and_loads_of_its_windows() -> None:
     def pool(x: jax.Array) -> jax.Array:
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
 
     ((kernel, _),) = kernels(trace(pool, array(2, 16, 16, 8)))
-    assert (kernel.family, kernel.op, kernel.dims["reads"], kernel.dims["writes"]) == ("memory", "pool", 1, 0.25)
+    assert (kernel.family, kernel.op, kernel.dims["taps"]) == ("window", "pool", 9)
+    assert (kernel.dims["reads"], kernel.dims["writes"]) == (4, 1)  # of a quarter as many results

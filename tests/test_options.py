@@ -33,6 +33,8 @@ def loop(n, w, x):
 
 def program():
     def run(n, p, w, x):
+        image, filter = x.reshape(8, 1, 8, 8), w[:3, :3].reshape(1, 1, 3, 3)
+        x = jax.lax.conv(image, filter, (1, 1), "SAME").reshape(8, 64)
         return jax.lax.cond(p, lambda y: y @ w, lambda y: y, loop(n, w, x))
     return run, (jnp.int32(3), True, jnp.ones((64, 64)), jnp.ones((8, 64)))
 """
@@ -104,7 +106,13 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--mode": ("prefill", "training"), "--dtype": ("fp16",), "--fused": ("",), "--kv-length": ("100",)},
     **{"--weight-dtype": ("fp8",), "--kv-dtype": ("fp8",), "--tensor-parallel": ("2",), "--expert-parallel": ("2",)},
     **{"--optimizer": ("sgd",), "--gradient-dtype": ("bf16",), "--lora-rank": ("4",), "--lora-targets": ("mlp",)},
-    **{"--trip-count": ("5",), "--branch": ("0",), "--fp32-products": ("tf32",), "--parameters": ("n",)},
+    **{
+        "--trip-count": ("5",),
+        "--branch": ("0",),
+        "--fp32-products": ("tf32",),
+        "--fp32-convolutions": ("tf32",),
+        "--parameters": ("n",),
+    },
     **{"--gpus": ("4", "2"), "--cluster": ("cluster.yaml",), "--pipeline-parallel": ("2",), "--data-parallel": ("2",)},
     **{"--context-parallel": ("2",), "--chunks": ("2",), "--zero": ("1",), "--micro-batch-size": ("2",)},
     **{"--global-batch-size": ("16",), "--recompute": ("full",), "--sequence-parallel": ("",)},

@@ -107,7 +107,7 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
         flop = 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"] / np.where(winograd, 4, 1)
     else:
         elements = dims["rows"] * dims["cols"]
-        per_element = 2.0 * dims["taps"] if name == "depthwise" else PER_ELEMENT.get(name, 0.0)
+        per_element = 2.0 * dims["taps"] if name == "window" else PER_ELEMENT.get(name, 0.0)
         flop = dims["flop"] if name == "counted" else per_element * elements
         moved = (dims["reads"] + dims["writes"]) * elements * size
         peak = np.where(batch.dtype == DTYPES.index("fp64"), machine["fp64"], vector)

@@ -32,6 +32,9 @@ def named():
 def three():
     return 3
 
+def valued():
+    raise RuntimeError("Tensor.item() cannot be called on meta tensors")
+
 def fails():
     raise KeyError("weights")
 """
@@ -65,6 +68,7 @@ def test_graphs(source: Path) -> None:
     [
         ("three", r"model.py:three returned a int, expected \(callable, arguments\)"),
         ("fails", r"model.py:fails failed \(KeyError: 'weights'\)"),
+        ("valued", r"make the module outside `torch.device\('meta'\)`, then move it"),
         ("stp", r"unknown function in .*model.py 'stp'; nearest: step"),
     ],
 )

@@ -81,6 +81,17 @@ def test_channels_are_taken_64_at_a_time_in_a_window() -> None:
     np.testing.assert_allclose(work.flop, 2 * 64 * 56 * 56 * 128 * 96 * 9, rtol=1e-6)
 
 
+def test_channels_of_tf32_are_taken_16_at_a_time() -> None:
+    """Padded ones too: a window over 3 channels multiplies as much as one over 16."""
+    for channels in (3, 16):
+        dims = {
+            name: jnp.full(1, np.asarray(values)[0])
+            for name, values in convolution(channels, 128, dtype="tf32").families["tensor_conv"].dims.items()
+        }
+        work = FAMILIES["tensor_conv"].work(dims, jnp.full(1, 4.0))
+        np.testing.assert_allclose(work.block_steps[0, 0, 0], 9 * 16)
+
+
 def test_channels_that_are_not_aligned_are_padded_by_kernels_of_their_own() -> None:
     odd, even = seconds(convolution(60, 64))[0], seconds(convolution(64, 64))[0]
     assert odd > 1.5 * even

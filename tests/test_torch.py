@@ -74,6 +74,30 @@ def test_conv_net_by_hand(torch: Any) -> None:
     assert not [node.op for node in graph.nodes if node.op.startswith("unmodelled")]
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(("kind", "options"), [("LSTM", {"batch_first": True}), ("GRU", {"bidirectional": True})])
+def test_steps_of_a_long_recurrence_are_counted(
+    torch: Any, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, bool], mode: str
+) -> None:
+    """As many kernels as where every step is traced."""
+
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.cells = torch.nn.Linear(8, 16), getattr(torch.nn, kind)(16, 32, **options)
+
+        def forward(self, x: Any) -> Any:
+            return self.cells(self.first(x))[0].square().sum()
+
+    graphs = []
+    for longest in (7, 9):
+        monkeypatch.setattr("neusight_jax.graph.traced.torch_operators.LONG_STEPS", longest)
+        with torch.device("meta"):
+            graphs.append(nj.graph_from_torch(Net(), (torch.zeros(9, 9, 8),), mode=mode))
+    counted, traced = ([(node.name, node.shape, node.repeat, node.phases) for node in graph.nodes] for graph in graphs)
+    assert counted == traced
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_recurrent_cells_are_their_products(torch: Any, kind: str) -> None:
     gates = {"LSTM": 4, "GRU": 3}[kind]
@@ -139,9 +163,10 @@ def test_what_cannot_be_exported_is_one_line(torch: Any) -> None:
         def forward(self, x: Any) -> Any:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(InputError, match=r"^Branchy: torch.export cannot trace it") as error:
-        nj.graph_from_torch(Branchy(), (torch.zeros(3),))
-    assert "\n" not in str(error.value)
+    for device in ("cpu", "meta"):
+        with pytest.raises(InputError, match=r"^Branchy: torch.export cannot trace it.*torch.where") as error:
+            nj.graph_from_torch(Branchy(), (torch.zeros(3, device=device),))
+        assert "\n" not in str(error.value)
     with pytest.raises(InputError, match=r"module is a int, expected a torch\.nn\.Module"):
         nj.graph_from_torch(3)
     with pytest.raises(InputError, match="nothing in it requires a gradient"):

@@ -117,15 +117,91 @@ def test_batch_norm_by_layout(dtype: str) -> None:
 def test_tensor_cores_want_channels_innermost(dtype: str, channels_last: bool, products: str, copies: int) -> None:
     """Image and result are copied, and for the gradient of the filter both again; that of the image is not wanted."""
     graph = _graph(
-        lambda: torch.nn.Conv2d(8, 16, 3), 2, 8, 9, 9, dtype=dtype, channels_last=channels_last, fp32_products=products
+        lambda: torch.nn.Conv2d(8, 16, 3),
+        *(2, 8, 9, 9),
+        dtype=dtype,
+        channels_last=channels_last,
+        fp32_convolutions=products,
     )
     assert Counter(kernel.op for kernel in _of(graph, "memory"))["copy"] == copies
+
+
+def test_fp32_convolutions_run_in_tf32_where_the_gpu_has_it() -> None:
+    """PyTorch's default; products stay in fp32, and a GPU without it runs all in fp32, in the order of the images."""
+    graph = _graph(lambda: torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Linear(10, 4)), 2, 8, 12, 12)
+    assert graph.dtype == "fp32"
+    assert any("as PyTorch's default is" in note for note in graph.notes)
+    assert Counter(kernel.dtype for kernel in _of(graph, "conv")) == {"tf32": 2}
+    assert {kernel.dtype for kernel in _of(graph, "linear")} == {"fp32"}
+    old = graph.on(("fp32",))
+    assert Counter(kernel.dtype for kernel in _of(old, "conv")) == {"fp32": 2}
+    assert [kernel.count for kernel in _of(old, "memory") if kernel.op == "copy"] == [0.0] * 4
+    exact = _graph(lambda: torch.nn.Conv2d(8, 16, 3), 2, 8, 12, 12, fp32_convolutions="fp32")
+    assert {kernel.dtype for kernel in _of(exact, "conv")} == {"fp32"}
+    assert not exact.notes
+
+
+def test_a_gradient_over_three_axes_stays_on_the_vector_path() -> None:
+    """64 channels a block, all 27 taps of each of 6x6x6 pixels, inside the image or not."""
+    graph = _graph(lambda: torch.nn.ConvTranspose3d(8, 24, 3, bias=False), 2, 8, 4, 4, 4, mode="inference")
+    (kernel,) = _of(graph, "conv")
+    assert (kernel.op, kernel.dtype) == ("conv_data_gradient", "fp32")
+    assert (kernel.dims["m"], kernel.dims["n"], kernel.dims["k"]) == (2 * 6**3, 64, 8 * 27)
+    assert kernel.dims["image"] == 2 * 24 * 6**3
+    forward = _of(_graph(lambda: torch.nn.Conv3d(8, 24, 3, bias=False), 2, 8, 4, 4, 4, mode="inference"), "conv")
+    assert [kernel.dtype for kernel in forward] == ["tf32"]
+
+
+def test_pooling_loads_its_windows_and_writes_the_places_of_maxima() -> None:
+    (pool,) = _of(_graph(lambda: torch.nn.MaxPool2d(3, 2, 1), 2, 8, 12, 12, mode="inference"), "window")
+    assert (pool.op, pool.dims["taps"], pool.dims["reads"], pool.dims["writes"]) == ("pool", 9, 4, 3)
+    graph = _graph(lambda: torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), torch.nn.AvgPool2d(2)), 2, 8, 12, 12)
+    taps = {kernel.op: kernel.dims["taps"] for kernel in _of(graph, "window")}
+    assert taps == {"pool": 4, "pool_backward": 1}  # a quarter as many results have 4 each
+
+
+def test_cumulative_sums_join_their_elements_in_a_tree() -> None:
+    """Of 4096 rows and columns 16 threads take a row: 5 levels; other axes are walked along."""
+
+    class Sum(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def __init__(self, axis: int, start: int = 0) -> None:
+            super().__init__()
+            self.axis, self.start = axis, start
+
+        def forward(self, x: Any) -> Any:
+            return x[:, self.start :].cumsum(self.axis)
+
+    for axis, taps in ((1, 1 + 5 / 2), (0, 1)):
+        (scan,) = _of(_graph(lambda axis=axis: Sum(axis), 4096, 4096, mode="inference"), "window", "memory")
+        assert (scan.op, scan.dims["taps"]) == ("scan", taps)
+    found = _of(_graph(lambda: Sum(1, 1), 4096, 4096, mode="inference"), "window", "memory")
+    assert [kernel.op for kernel in found] == ["copy", "scan"]  # what is not contiguous is copied first
+
+
+def test_losses_are_elements_and_their_sum() -> None:
+    class Loss(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def forward(self, x: Any) -> Any:
+            return F.mse_loss(x, x.flip(0)) + F.binary_cross_entropy_with_logits(x, x.flip(0))
+
+    graph = _graph(Loss, 64, 32, mode="inference")
+    launched = {node.op: [(kernel.op, kernel.count) for kernel in node.forward] for node in graph.nodes}
+    assert launched["mse_loss"] == [("pointwise", 1), ("reduce", 1)]
+    assert launched["binary_cross_entropy_with_logits"] == [("pointwise", 4), ("reduce", 1)]
+
+
+def test_a_product_with_a_vector_streams_the_matrix() -> None:
+    class Product(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def forward(self, x: Any) -> Any:
+            return x @ x[0]
+
+    (kernel,) = _of(_graph(Product, 64, 64, mode="inference"), "linear", "memory")
+    assert (kernel.family, kernel.dims["rows"] * kernel.dims["cols"]) == ("memory", 64 * 64)
 
 
 def test_depthwise_convolutions_stream_and_load_every_tap() -> None:
     graph = _graph(lambda: torch.nn.Conv2d(8, 8, 3, padding=1, stride=2, groups=8, bias=False), 2, 8, 12, 12)
     image, result, filters = 2 * 8 * 144, 2 * 8 * 36, 8 * 9
-    forward, weights = _of(graph, "depthwise")
+    forward, weights = _of(graph, "window")
     moved = {kernel.op: [kernel.dims[each] * result for each in ("reads", "writes")] for kernel in (forward, weights)}
     assert moved == {
         "depthwise_conv": pytest.approx([image + filters, result]),
@@ -134,11 +210,11 @@ def test_depthwise_convolutions_stream_and_load_every_tap() -> None:
     assert product_flop(graph) == 0.0
     assert not _of(graph, "conv")
     dims = {name: jnp.full(1, value) for name, value in forward.dims.items()}
-    work = FAMILIES["depthwise"].work(dims, jnp.full(1, 2.0))
+    work = FAMILIES["window"].work(dims, jnp.full(1, 2.0))
     assert float(work.flop[0]) == 2 * 9 * result
     assert work.load_blocks is not None
     assert work.load_cycles is not None
-    np.testing.assert_allclose(work.load_cycles[0, :, 0], np.array([256, 512, 1024, 2048]) * 9 / 32)
+    np.testing.assert_allclose(work.load_cycles[0, :, 0], np.array([256, 512, 1024, 2048]) * (9 + 1) / 4)
 
 
 def test_the_gradient_of_the_image_of_a_depthwise_convolution() -> None:
@@ -151,7 +227,7 @@ def test_the_gradient_of_the_image_of_a_depthwise_convolution() -> None:
         def forward(self, x: Any) -> Any:
             return self.second(self.first(x)).sum()
 
-    ops = {kernel.op: kernel for kernel in _of(_graph(Net, 2, 8, 12, 12), "depthwise")}
+    ops = {kernel.op: kernel for kernel in _of(_graph(Net, 2, 8, 12, 12), "window")}
     gradient = ops["depthwise_conv_data_gradient"]
     assert gradient.dims["taps"] == 25
     assert gradient.dims["rows"] * gradient.dims["cols"] == 2 * 8 * 144

@@ -11,7 +11,7 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
 EAGER, DENSE, EXPERTS = "Eager transformers", "Dense decoders and ViT", "Mixtures of experts"
 SAMPLES = {EAGER: "gpt2", DENSE: "llama-3.2-1b", EXPERTS: "mixtral-8x7b"}
 """Kind of model -> one whose kernels stand for it."""
-BORROWED = ("memory", "strided", "depthwise")
+BORROWED = ("memory", "strided", "window")
 """Families without measurements of their own, forecast by the network of another."""
 MEASURED_DTYPE = {"gemm": ("bf16",), "gemm_fp8": ("fp8",), "gemm_fp4": ("fp4",), "grouped_gemm": ("bf16",)}
 SISTER = {"fp16": "bf16"}

@@ -178,6 +178,9 @@ class WorkloadOptions(_Options):
         str, option("PATH.py:FUNCTION: branch of a cond or switch that runs, worst or its index from 0.")
     ] = "worst"
     fp32_products: Annotated[str, option("PATH.py:FUNCTION: path of fp32 matrix products, fp32 or tf32.")] = "fp32"
+    fp32_convolutions: Annotated[
+        str | None, option("PATH.py:FUNCTION: path of fp32 convolutions, fp32 or tf32. Default: tf32 in torch.")
+    ] = None
     parameters: Annotated[str | None, option(_ARGUMENTS, default="as their use tells")] = None
 
 
@@ -278,7 +281,7 @@ def lora_of(rank: int | None, targets: str | None) -> Lora | None:
     return None if rank is None else Lora(rank, words)
 
 
-_OF_FUNCTIONS = ("trip_count", "branch", "fp32_products", "parameters")
+_OF_FUNCTIONS = ("trip_count", "branch", "fp32_products", "fp32_convolutions", "parameters")
 """Options of models that are functions."""
 
 

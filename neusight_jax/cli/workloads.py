@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from neusight_jax.job.job import Job
     from neusight_jax.job.parallelism import Parallelism
 
-TRACING = ("trip_count", "branch", "fp32_products", "parameters")
+TRACING = ("trip_count", "branch", "fp32_products", "fp32_convolutions", "parameters")
 """Options of functions and modules alone."""
 
 
@@ -244,7 +244,14 @@ def trace_options(load: WorkloadOptions) -> TraceOptions:
 
     parameters = None if load.parameters is None else tuple(part.strip() for part in load.parameters.split(","))
     branch = int(load.branch) if load.branch.isdecimal() else load.branch
-    return TraceOptions(load.fused, load.trip_count, branch, load.fp32_products, parameters=parameters)
+    return TraceOptions(
+        load.fused,
+        load.trip_count,
+        branch,
+        load.fp32_products,
+        parameters=parameters,
+        fp32_convolutions=load.fp32_convolutions,
+    )
 
 
 def lengths(option: str, text: str | None) -> Lengths | None:

@@ -165,14 +165,15 @@ class Graph(Record):
 
     @cached_property
     def _conditional(self) -> tuple[Kernel, ...]:
-        """Forward kernels that run otherwise on some machines."""
-        every = (kernel for node in self.nodes for kernel in node.forward)
+        """Kernels that run otherwise on some machines."""
+        every = (kernel for node in self.nodes for phase in node.phases for kernel in phase)
         return tuple(kernel for kernel in every if kernel.instead is not None or FAMILIES[kernel.family].linked)
 
     def on(self, paths: Collection[str], gpus_per_domain: int = 0) -> Graph:
         """The graph as it runs on GPUs with these arithmetic paths, in domains of so many (`Kernel.on`).
 
-        Forward products of quantized weights whose path is not there run as their `Kernel.instead` has it, with a note.
+        Products whose path is not there run as their `Kernel.instead` has it, with a note: those of quantized weights,
+        and convolutions in tf32.
         """
         where = (paths, gpus_per_domain)
         # `Kernel.on` hands the kernel itself back where nothing changes, so identity tells.
@@ -182,9 +183,22 @@ class Graph(Record):
         swapped = {
             (kernel.path or kernel.dtype, other.dtype): None for kernel, other in changed if other is kernel.instead
         }
-        nodes = tuple(replace(node, forward=tuple(kernel.on(*where) for kernel in node.forward)) for node in self.nodes)
+
+        def run(node: Node) -> Node:
+            phases: dict[str, Any] = {
+                phase: tuple(kernel.on(*where) for kernel in kernels)
+                for phase, kernels in zip(PHASES, node.phases, strict=True)
+            }
+            return replace(node, **phases)
+
+        nodes = tuple(map(run, self.nodes))
         notes = (
-            f"no {path} arithmetic on this GPU: products of those weights widen them to {other} (weight-only)"
+            f"no {path} arithmetic on this GPU: "
+            + (
+                f"convolutions run in {other}"
+                if path == "tf32"
+                else f"products of those weights widen them to {other} (weight-only)"
+            )
             for path, other in swapped
         )
         return replace(self, nodes=nodes, notes=(*self.notes, *notes))

@@ -13,13 +13,13 @@ from neusight_jax.errors import InputError
 from neusight_jax.kernels.attention import DECODE, PREFILL
 from neusight_jax.kernels.collective import COLLECTIVE
 from neusight_jax.kernels.conv import CONV
-from neusight_jax.kernels.depthwise import DEPTHWISE
 from neusight_jax.kernels.family import Family, Operator
 from neusight_jax.kernels.gemm import BMM, LINEAR
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
 from neusight_jax.kernels.rowwise import COUNTED, ELEMENTWISE, MEMORY, NORM, REDUCTION, SOFTMAX, STREAM, STRIDED
 from neusight_jax.kernels.tensor_conv import TENSOR_CONV
 from neusight_jax.kernels.tensor_gemm import FAMILY_BY_DTYPE, GEMM, GEMM_FP4, GEMM_FP8
+from neusight_jax.kernels.window import WINDOW
 
 GROUP = "neusight_jax.families"
 """Entry points of this group are families (`Family`), each `name = "module:FAMILY"`."""
@@ -27,7 +27,7 @@ GROUP = "neusight_jax.families"
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY, STRIDED, DEPTHWISE),
+        *(LINEAR, BMM, CONV, ELEMENTWISE, SOFTMAX, NORM, MEMORY, STRIDED, WINDOW),
         *(GEMM, GEMM_FP8, GEMM_FP4, GROUPED_GEMM, PREFILL, DECODE, STREAM, REDUCTION, TENSOR_CONV, COLLECTIVE),
         COUNTED,
     )

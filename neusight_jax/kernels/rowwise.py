@@ -201,16 +201,20 @@ STRIDED = replace(_by_elements("strided", FLOP_PER_ELEMENT["strided"], STRIDED_O
 SOFTMAX = _by_rows(
     "softmax",
     FLOP_PER_ELEMENT["softmax"],
-    ("softmax", "softmax_backward", "batchnorm_channels", "batchnorm_channels_backward"),
+    ("softmax", "softmax_backward"),
     _softmax_passes,
 )
-"""Reductions of rows; so is batch norm where the pixels of a channel lie together, a block of threads a channel."""
 NORM = _by_rows(
     "norm",
     FLOP_PER_ELEMENT["norm"],
-    ("layernorm", "layernorm_backward", "layernorm_weight_gradient"),
+    (
+        *("layernorm", "layernorm_backward", "layernorm_weight_gradient"),
+        *("batchnorm_channels", "batchnorm_channels_backward", "groupnorm", "groupnorm_backward"),
+    ),
     _norm_passes,
 )
+"""Layer norms; group norms, a block of threads a group of an image; batch norms where the pixels of a channel lie
+together, a block a channel. Their reads are those of one pass."""
 MEMORY = _by_elements(
     "memory",
     FLOP_PER_ELEMENT["memory"],
@@ -229,12 +233,8 @@ MEMORY = _by_elements(
         "max",
         "sort",
         "random",
-        "pool",
-        "pool_backward",
         "batchnorm",
         "batchnorm_backward",
-        "groupnorm",
-        "groupnorm_backward",
         "unmodelled",
     ),
     "elementwise",

@@ -4,7 +4,8 @@ Images lie with channels innermost (NHWC), as tensor cores want them. No network
 product has M, N and K of `conv`, the traffic of the convolution itself, and
 
 - K padded to whole chunks of 128 bytes of channels for each position of a window beyond 1×1, where channels need no
-  padding: the contraction goes through the window position by position (cuDNN's tiles take 64 of 16 bits);
+  padding: the contraction goes through the window position by position (cuDNN's tiles take 64 of 16 bits), in tf32
+  chunks of 64 bytes, padded channels too (`tilesize128x128x16`: 16 of 32 bits);
 - channels padded to 16 bytes by kernels of their own (cuDNN's `nhwcAddPaddingKernel`), which write the tensor again.
 """
 
@@ -22,6 +23,8 @@ from neusight_jax.kernels.tensor_gemm import GEMM, LOAD_BYTES, MIN_SPLIT_STEPS, 
 
 CHUNK_BYTES = 128.0
 """Channels that a step of the contraction takes at least: a row of shared memory, 32 banks of 4 bytes."""
+TF32_CHUNK_BYTES = 64.0
+"""The same in tf32, by the names of cuDNN's kernels (`xmma_fprop_implicit_gemm_tf32f32 ... tilesize128x128x16`)."""
 PADDING_PASSES = 8.0
 """Passes at the bandwidth of DRAM that padding the channels of a tensor takes, read and write together (fitted, H100:
 0.7 elements a clock and SM, on H200 too, so it is not its bandwidth that binds)."""
@@ -45,8 +48,9 @@ def _product(dims: Dims, element_bytes: Float[Array, " kernel"]) -> dict[str, Fl
     """The implicit product, channels padded."""
     channels = _channels(dims)
     positions = dims["k"] / channels
-    whole = (positions > 1.0) & (_padded(channels, element_bytes) == 0.0)
-    chunk = jnp.where(whole, CHUNK_BYTES, LOAD_BYTES) / element_bytes
+    is_tf32 = element_bytes >= 4.0
+    whole = (positions > 1.0) & ((_padded(channels, element_bytes) == 0.0) | is_tf32)
+    chunk = jnp.where(whole, jnp.where(is_tf32, TF32_CHUNK_BYTES, CHUNK_BYTES), LOAD_BYTES) / element_bytes
     padded_k = positions * _up(channels, chunk)
     return {
         "batch": dims["batch"],

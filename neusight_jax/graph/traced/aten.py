@@ -6,14 +6,16 @@ rest. A call is given as its operator's name, its arguments with tensors as `Val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import ceil, log2, prod
 from typing import Any
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.kernel import FLASH, attention_kernels, fused_attention, streamed
 from neusight_jax.graph.traced.linear_algebra import factorisation, fourier
 from neusight_jax.graph.traced.operation import (
+    PRODUCT_FAMILIES,
     Call,
     Kernels,
     Kind,
@@ -26,14 +28,15 @@ from neusight_jax.graph.traced.operation import (
     moved,
     operators,
     plain_product,
-    pooling,
     product_dtype,
     reduction,
     streamed_kernels,
     unmodelled,
+    windowed,
 )
 from neusight_jax.graph.traced.scattering import scatter_kernels
 from neusight_jax.graph.traced.windows import conv_kernel
+from neusight_jax.kernels.table import Kernel
 from neusight_jax.tables import table
 
 POINTWISE = operators("aten", "pointwise")
@@ -42,6 +45,10 @@ FREE = operators("aten", "free")
 SCATTERS = operators("aten", "scatters")
 POOLS = operators("aten", "pools")
 BATCH_NORMS = operators("aten", "batch_norms")
+RESAMPLED: dict[str, float] = {"bicubic": 16.0, "trilinear": 8.0, "bilinear": 4.0, "grid_sampler": 4.0, "linear": 2.0}
+"""Elements that resampling loads for one of its result, by word of its name."""
+VOLUME_COLUMNS = 64
+"""Channels of a block of `convolveNd_dgrad_float_engine<float, 3, 1024, 6, ...>`: 2^6."""
 OVERWRITES = operators("aten", "random") | {"copy", "fill", "zero"}
 """Operators whose in-place form does not read what it writes to."""
 
@@ -84,7 +91,7 @@ def kernels_of_call(call: Call) -> tuple[Kernels, bool]:
             return unmodelled(call), False
     kernels = streamed_kernels("aten", call)
     if kernels is None and (op in POOLS or op.removesuffix("_backward") in POOLS):
-        kernels = pooling(call.inputs[:2], call.outputs[:1], backward=op.endswith("_backward"))
+        kernels = _pool(call)
     if kernels is None and op.removeprefix("_foreach_") in POINTWISE:  # one kernel over a list of arrays
         kernels = (moved("copy", call.inputs, call.outputs),)
     if kernels is None and "attention" in op:
@@ -92,13 +99,46 @@ def kernels_of_call(call: Call) -> tuple[Kernels, bool]:
     return (factorisation(call) or unmodelled(call), False) if kernels is None else (kernels, True)
 
 
+def _pool(call: Call) -> Kernels:
+    """Pooling and resampling: a load for each tap of a window, and the places of maxima written with them."""
+    backward = call.op.endswith("_backward")
+    image, result = (call.outputs[0], call.inputs[0]) if backward else (call.inputs[0], call.outputs[0])
+    taps = next((number for word, number in RESAMPLED.items() if word in call.op), 1.0)
+    if call.op.startswith("adaptive"):
+        taps = image.elements / max(result.elements, 1)
+    elif call.op.startswith(("max_pool", "avg_pool")):
+        window = next(argument for argument in call.args if isinstance(argument, int | list | tuple))
+        taps = float(prod(_per_axis(window, int(call.op[len("max_pool")]))))
+    if backward:  # the windows of all results, shared out over the image
+        return (windowed("pool_backward", call.inputs, (image,), taps * result.elements / max(image.elements, 1)),)
+    return (windowed("pool", (image,), call.outputs, taps),)
+
+
+def _scan(call: Call) -> Kernels:
+    """Cumulative sums and their like: one pass, over an array that is made contiguous first (ScanUtils.cuh).
+
+    Along the innermost axis, threads of a block load two elements each and join them in a tree in shared memory, a step
+    of half the elements for each level; about 512 threads share the rows and columns of a block.
+    """
+    image, axis = call.inputs[0], call.args[1] if len(call.args) > 1 else -1
+    columns = image.shape[axis] if image.shape else 1
+    rows, taps = image.elements // max(columns, 1), 1.0
+    if rows > 1 and prod(image.shape[axis % len(image.shape) + 1 :]) == 1:
+        threads = (9 + ceil(log2(columns)) - ceil(log2(rows))) // 2
+        taps = 1.0 + (min(max(threads, 4), 9) + 1) / 2
+    copied = () if _is_contiguous(image) else (moved("copy", (image,), (image,)),)
+    return (*copied, windowed("scan", (image,), call.outputs, taps))
+
+
 def _product(left: Value, right: Value) -> Kernels:
-    """(…, M, K) · (…, K, N)."""
+    """(…, M, K) · (…, K, N); fp32 with a vector streams the matrix, as cuBLAS has kernels of its own for that."""
     *outer, m, k = left.shape if len(left.shape) > 1 else (1, *left.shape)
     n = right.shape[-1] if len(right.shape) > 1 else 1
     batch, upright = prod(outer), not (len(left.shape) > 1 and left.strides and left.strides[-1] > left.strides[-2] > 0)
     if right.stored * batch == right.elements:  # all products are with one matrix
         batch, m = 1, m * batch
+    if batch == 1 and 1 in (m, n) and product_dtype(left, right) == "fp32":
+        return (moved("reduce", (left, right), ()),)
     return plain_product(batch, m, n, k, product_dtype(left, right), upright=upright)
 
 
@@ -160,16 +200,51 @@ def _convolution(call: Call) -> Kernels:
     image, weight = call.inputs[0], call.inputs[1]
     op = "conv_data_gradient" if call.args[6] else "conv"
     sizes = _conv_sizes(call, image, weight, call.outputs[0].shape[2:], 3)
-    kernels = _in_layout(conv_kernel(op, product_dtype(image, weight), sizes), (image, call.outputs[0]), call)
+    kernels = _conv_pass(op, product_dtype(image, weight), sizes, (image, call.outputs[0]), call)
     return (*kernels, *_bias(call)) if len(call.inputs) > 2 else kernels
 
 
-def _in_layout(kernels: Kernels, tensors: Sequence[Value], call: Call) -> Kernels:
-    """Tensor cores want channels innermost: images that lie otherwise are copied, there and back."""
-    paths = {"fp32": call.params.get("fp32_products", "fp32")}
-    narrow = any(kernel.family == "conv" and paths.get(kernel.dtype, kernel.dtype) != "fp32" for kernel in kernels)
-    copied = [value for value in tensors if narrow and value.strides and not _channels_last(value)]
-    return (*kernels, *(moved("copy", (value,), (value,)) for value in copied))
+def _conv_pass(op: str, dtype: str, sizes: Mapping[str, Any], tensors: Sequence[Value], call: Call) -> Kernels:
+    """One pass of a convolution as cuDNN runs it, fp32 as tf32 where that is allowed and the GPU has it.
+
+    Tensor cores want channels innermost: images that lie otherwise are copied, there and back. The gradient of a volume
+    that lies otherwise stays on the vector path in fp32 (`_volume_gradient`).
+    """
+    kernels = conv_kernel(op, dtype, sizes)
+    apart = [value for value in tensors if value.strides and not _channels_last(value)]
+    if dtype == "fp32" and op == "conv_data_gradient" and len(sizes["window"]) == 3 and apart:
+        return tuple(_volume_gradient(kernel, sizes) for kernel in kernels)
+    if dtype == "fp32" and call.params.get("fp32_convolutions") == "tf32":
+        products = [kernel for kernel in kernels if kernel.family in PRODUCT_FAMILIES]
+        kernels = tuple(replace(kernel, dtype="tf32", instead=kernel) for kernel in products) or kernels
+    if any(kernel.family == "conv" and kernel.dtype != "fp32" for kernel in kernels):
+        for value in apart:
+            copy = moved("copy", (value,), (value,))
+            only = replace(copy, path="tf32", instead=replace(copy, count=0.0))
+            kernels += (only if dtype == "fp32" else copy,)
+    return kernels
+
+
+def _volume_gradient(kernel: Kernel, sizes: Mapping[str, Any]) -> Kernel:
+    """The data gradient of a convolution over three axes by cuDNN's `convolveNd_dgrad_float_engine`.
+
+    A block makes 64 channels, wanted or not, and goes over the whole window where it hangs over the edge too.
+    """
+    if kernel.family != "conv":
+        return kernel
+    groups, taps = sizes["groups"], prod(sizes["window"]) / prod(sizes["stride"])
+    columns = ceil(kernel.dims["n"] / VOLUME_COLUMNS) * VOLUME_COLUMNS
+    return replace(kernel, dims={**kernel.dims, "n": columns, "k": sizes["out_channels"] / groups * taps})
+
+
+def _is_contiguous(value: Value) -> bool:
+    """Whether elements lie in memory in the order of the axes."""
+    expected, steps = 1, value.strides or ()
+    for size, step in zip(reversed(value.shape), reversed(steps), strict=False):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _channels_last(value: Value) -> bool:
@@ -189,10 +264,9 @@ def _convolution_backward(call: Call) -> Kernels:
     dtype, transposed, wanted = product_dtype(image, weight), call.args[7], call.args[10]
     kernels: Kernels = ()
     if wanted[0]:
-        data = conv_kernel("conv" if transposed else "conv_data_gradient", dtype, sizes)
-        kernels += _in_layout(data, (gradient, image), call)
+        kernels += _conv_pass("conv" if transposed else "conv_data_gradient", dtype, sizes, (gradient, image), call)
     if wanted[1]:
-        kernels += _in_layout(conv_kernel("conv_weight_gradient", dtype, sizes), (gradient, image), call)
+        kernels += _conv_pass("conv_weight_gradient", dtype, sizes, (gradient, image), call)
     if len(wanted) > 2 and wanted[2]:
         kernels += (moved("reduce", (gradient,), ()),)
     return kernels
@@ -228,9 +302,38 @@ def _batch_norm(call: Call) -> Kernels:
     if uses_running or not image.strides or _channels_last(image):
         family, cols = "memory", image.shape[1]
     else:
-        family, name, cols = "softmax", "batchnorm_channels", image.elements // image.shape[1]
+        # The second pass over a row is the kernel's own (`rowwise.NORM`).
+        family, name, reads, cols = "norm", "batchnorm_channels", reads / 2.0, image.elements // image.shape[1]
     full, op = image.elements * dtype_bytes("fp32"), f"{name}_backward" if backward else name
     return (streamed(family, op, image.shape, reads * full, full, "fp32", cols),)
+
+
+def _group_norm(call: Call) -> Kernels:
+    """Group norm: moments of every group of an image, then the image again; for its gradient sums of every channel."""
+    image, backward = call.inputs[0], call.op.endswith("backward")
+    channels, pixels, groups = (call.args[at] for at in ((6, 7, 8) if backward else (4, 5, 6)))
+    reads, cols = (2.0, pixels) if backward else (1.0, channels // groups * pixels)
+    op = "groupnorm_backward" if backward else "groupnorm"
+    return (streamed("norm", op, image.shape, reads * image.bytes, image.bytes, main_dtype((image,)), cols),)
+
+
+def _loss(call: Call) -> Kernels:
+    """A loss that is one operator: elements from both arrays, and their sum or mean; its gradient likewise.
+
+    That of logits goes over the elements in four kernels (aten/native/Loss.cpp).
+    """
+    largest = max(call.inputs, key=lambda value: value.elements)
+    made = largest.view(largest.shape, float(largest.elements))
+    pointwise = streamed(
+        "elementwise",
+        "pointwise",
+        made.shape,
+        sum(value.bytes for value in call.inputs),
+        made.bytes,
+        main_dtype((made,)),
+    )
+    pointwise = replace(pointwise, count=4.0 if call.op == "binary_cross_entropy_with_logits" else 1.0)
+    return (pointwise,) if call.outputs[0].elements == made.elements else (pointwise, moved("reduce", (made,), ()))
 
 
 def _softmax_backward(call: Call) -> Kernels:
@@ -306,6 +409,9 @@ _RULES: dict[str, Rule] = {
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), lambda call: fourier(call, call.args[1])),
     **dict.fromkeys(BATCH_NORMS, _batch_norm),
+    **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), _group_norm),
+    **dict.fromkeys(operators("aten", "losses"), _loss),
+    **dict.fromkeys(operators("aten", "scans"), _scan),
     "_softmax_backward_data": _softmax_backward,
     **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
     "embedding_dense_backward": _embedding_backward,

@@ -192,7 +192,8 @@ def _main_dtype(nodes: Sequence[Node]) -> str:
     weight: dict[str, float] = {}
     for node in nodes:
         for kernel in (item for phase in node.phases for item in phase):
-            weight[kernel.dtype] = weight.get(kernel.dtype, 0.0) + _elements(kernel) * kernel.count * node.repeat
+            dtype = kernel.dtype if kernel.instead is None else kernel.instead.dtype
+            weight[dtype] = weight.get(dtype, 0.0) + _elements(kernel) * kernel.count * node.repeat
     return max(weight, key=lambda name: weight[name]) if weight else arithmetic_dtype("float32")
 
 
@@ -321,9 +322,12 @@ class Walk:
           axes: of a reduction.
           scope: where it stands in the program; place: repeat, loop body.
         """
-        # The fused attention of fp32 has no tf32.
-        if self.options.fp32_products != "fp32" and "attention" not in call.op:
-            kernels = tuple(on_path(kernel, self.options.fp32_products) for kernel in kernels)
+        path = self.options.fp32_products
+        if call.op == "conv_general_dilated":
+            path = self.options.fp32_convolutions or path
+        # The fused attention of fp32 has no tf32, and torch's convolutions know their path.
+        if path != "fp32" and "attention" not in call.op and not call.op.startswith("convolution"):
+            kernels = tuple(on_path(kernel, path) for kernel in kernels)
         if any(kernel.family in PRODUCT_FAMILIES for kernel in kernels):
             if unrated := unrated_dtype(call):
                 kernels, modelled, full_name = unrated_product(call, kernels), False, f"{full_name} of {unrated}"

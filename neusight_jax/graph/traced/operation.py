@@ -110,9 +110,20 @@ def grouped_product(
     return (matrix_product(batch * active, sizes["m"], sizes["n"], sizes["k"], dtype),)
 
 
-def pooling(inputs: Sequence[Value], outputs: Sequence[Value], *, backward: bool = False) -> Kernels:
-    """Pooling by bytes: inputs read once (windows overlap in cache), outputs written once."""
-    return (moved("pool_backward" if backward else "pool", inputs, outputs),)
+def windowed(op: str, inputs: Sequence[Value], outputs: Sequence[Value], taps: float) -> Kernel:
+    """A kernel that reads a window for each output: inputs once from memory, outputs written, a load for each tap.
+
+    Args:
+      op: one of `kernels.window.OPS`.
+      inputs: arrays that are read.
+      outputs: arrays that are written; the kernel loops over the first.
+      taps: loads for each element of the first output.
+    """
+    result = outputs[0]
+    read = sum(value.bytes for value in inputs)
+    written = sum(float(value.elements * value.element_bytes) for value in outputs)
+    kernel = streamed("window", op, result.shape, read, written, main_dtype((result,)))
+    return replace(kernel, dims={**kernel.dims, "taps": max(float(taps), 1.0)})
 
 
 def plain_product(
@@ -149,6 +160,8 @@ class TraceOptions(Record):
       name: of the graph; "" = that of the function or module.
       gpus_per_domain: neighbouring devices of a mesh that share fast links; 0 = all of it.
       parameters: arguments of a JAX function that hold parameters, by name or position ("0"); None = as use tells.
+      fp32_convolutions: arithmetic path of fp32 convolutions; None = as the framework runs them (torch "tf32" where the
+        GPU has it, as `torch.backends.cudnn.allow_tf32` is by default; JAX as products).
     """
 
     fused: bool | None = None
@@ -158,6 +171,7 @@ class TraceOptions(Record):
     name: str = ""
     parameters: tuple[str, ...] | None = None
     gpus_per_domain: int = 0
+    fp32_convolutions: str | None = None
 
     def __post_init__(self) -> None:
         trips = self.while_trips
@@ -165,8 +179,9 @@ class TraceOptions(Record):
             raise InputError(f"while_trips is {trips!r}, expected a whole number of at least 0, or None")
         if self.branch != "worst" and (isinstance(self.branch, bool) or not isinstance(self.branch, int)):
             raise InputError(f"branch is {self.branch!r}, expected 'worst' or the index of a branch")
-        if self.fp32_products not in ("fp32", "tf32"):
-            raise InputError(f"fp32_products is {self.fp32_products!r}, expected 'fp32' or 'tf32'")
+        for option, path in (("fp32_products", self.fp32_products), ("fp32_convolutions", self.fp32_convolutions)):
+            if path not in ("fp32", "tf32") and (option, path) != ("fp32_convolutions", None):
+                raise InputError(f"{option} is {path!r}, expected 'fp32' or 'tf32'")
 
 
 def on_path(kernel: Kernel, path: str) -> Kernel:

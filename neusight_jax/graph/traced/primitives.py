@@ -20,12 +20,12 @@ from neusight_jax.graph.traced.operation import (
     moved,
     operators,
     plain_product,
-    pooling,
     product_dtype,
     reduction,
     remaining,
     streamed_kernels,
     unmodelled,
+    windowed,
 )
 from neusight_jax.graph.traced.windows import convolution
 
@@ -111,6 +111,13 @@ def _scatter(call: Call) -> Kernels:
     return streamed("memory", "fill", target.shape, 0.0, size, main_dtype((target,))), scatter
 
 
+def _pooling_backward(call: Call) -> Kernels:
+    """The windows of all results, shared out over the image."""
+    image, results = call.outputs[0], min(value.elements for value in call.inputs[:2])
+    taps = prod(call.params["window_dimensions"]) * results / max(image.elements, 1)
+    return (windowed("pool_backward", call.inputs, call.outputs, taps),)
+
+
 _RULES: dict[str, Rule] = {
     "dot_general": _dot_general,
     "ragged_dot_general": _ragged_dot,
@@ -121,10 +128,10 @@ _RULES: dict[str, Rule] = {
     "dynamic_update_slice": lambda call: (moved("copy", call.inputs[1:2], call.inputs[1:2]),),
     **dict.fromkeys(
         ("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum"),
-        lambda call: pooling(call.inputs[:1], call.outputs[:1]),
+        lambda call: (windowed("pool", call.inputs[:1], call.outputs[:1], prod(call.params["window_dimensions"])),),
     ),
     **dict.fromkeys(
         ("select_and_gather_add", "select_and_scatter", "select_and_scatter_add"),
-        lambda call: pooling(call.inputs, call.outputs, backward=True),
+        _pooling_backward,
     ),
 }

@@ -15,6 +15,11 @@ from neusight_jax.graph.traced.operation import TraceOptions
 
 WANTED = "expected (callable, arguments) or (callable, arguments, keyword arguments)"
 
+ON_META = (
+    "tensors on the meta device have no values: make the module outside `torch.device('meta')`, then move it by "
+    "`module.to('meta')`"
+)
+
 
 def is_source(model: str) -> bool:
     """Whether a model is given as a function in a Python file."""
@@ -79,7 +84,8 @@ def _call(path: Path, function: str) -> Any:
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0][:300]
-        raise InputError(f"{path}:{function} failed ({type(error).__name__}: {reason}); {WANTED}") from error
+        wanted = ON_META if "meta tensor" in reason else WANTED
+        raise InputError(f"{path}:{function} failed ({type(error).__name__}: {reason}); {wanted}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
         sys.modules.pop(spec.name, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -16,8 +16,9 @@ from neusight_jax.graph.traced.grouping import FUSABLE, Walk, assemble, kernels_
 from neusight_jax.graph.traced.memory import Holding, given_footprint
 from neusight_jax.graph.traced.operation import Call, Operation, TraceOptions, Value
 from neusight_jax.graph.traced.scattering import ACCUMULATING
+from neusight_jax.graph.traced.torch_operators import LONGER_STEPS, SHORT_STEPS
 from neusight_jax.graph.traced.torch_trace import INPUTS, WEIGHTS, aten_graph
-from neusight_jax.kernels.table import PHASES
+from neusight_jax.kernels.table import PHASES, Kernel
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 UNKNOWN_SIZE = (
     "the size of a tensor depends on values (nonzero, masked_select, a boolean index); "
     "expected a module whose shapes follow from those of its inputs"
+)
+IN_TF32 = (
+    "convolutions of fp32 run in tf32 where the GPU has it, as PyTorch's default is (torch.backends.cudnn.allow_tf32); "
+    "fp32_convolutions 'fp32' (--fp32-convolutions fp32) forecasts them in fp32"
 )
 BACKWARD = PHASES.index("backward")
 _VIEW_COPIES = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "detach", "alias"})
@@ -47,7 +52,8 @@ def graph_from_torch(
       module: the module, best made under `torch.device("meta")`; it is traced in train or eval mode as it stands.
       args, kwargs: example inputs, on any device; only shapes and dtypes count.
       mode: "inference", or "training" (forward, and gradients of all parameters that require one).
-      trace_options: as for `graph_from_function`; `fused` None = False, one kernel an operator as eager torch runs.
+      trace_options: as for `graph_from_function`; `fused` None = False, one kernel an operator as eager torch runs, and
+        `fp32_convolutions` None = "tf32".
     Raises: `InputError` when torch is not installed, the module cannot be exported, or nothing requires a gradient.
     """
     options = trace_options or TraceOptions()
@@ -62,13 +68,64 @@ def graph_from_torch(
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"module is a {type(module).__name__}, expected a torch.nn.Module")
     name = options.name or type(module).__name__
+    steps: dict[int, int] = {}
+    inputs = (tuple(args), dict(kwargs or {}))
+    short = graph = _graph(module, inputs, mode, options, name, steps)
+    for length in steps:
+        longer = _graph(module, inputs, mode, options, name, {**steps, length: LONGER_STEPS})
+        if [node.name for node in longer.nodes] != [node.name for node in short.nodes]:
+            return _graph(module, inputs, mode, options, name, {length: length for length in steps})
+        graph = _with_steps(graph, short, longer, (length - SHORT_STEPS) / (LONGER_STEPS - SHORT_STEPS))
+    return graph
+
+
+def _graph(
+    module: torch.nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    mode: str,
+    options: TraceOptions,
+    name: str,
+    steps: dict[int, int],
+) -> Graph:
+    """The graph of one trace; arguments as of `graph_from_torch` and `torch_operators.shortened`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        traced, forward, notes = aten_graph(module, tuple(args), dict(kwargs or {}), mode == "training", name)
+        traced, forward, notes = aten_graph(module, *inputs, mode == "training", name, steps)
     walk = _Walk(options, forward)
     results = walk.run(traced)
     holding = _holding(module, walk, results if mode == "training" else None)
-    return replace(assemble(name, walk.operations, results, bool(options.fused), mode, holding), notes=notes)
+    graph = assemble(name, walk.operations, results, bool(options.fused), mode, holding)
+    if options.fp32_convolutions is None and "tf32" in graph.arithmetic and options.fp32_products == "fp32":
+        notes = (*notes, IN_TF32)
+    return replace(graph, notes=notes)
+
+
+def _with_steps(graph: Graph, short: Graph, longer: Graph, share: float) -> Graph:
+    """A graph with more steps of a recurrence: repeats, sizes and memory grow by a multiple of a difference.
+
+    Args:
+      graph: to grow, of the nodes of the other two.
+      short, longer: the program with two numbers of steps.
+      share: steps to add, over those that `longer` has more than `short`.
+    """
+
+    def grown(value: Any, less: Any, more: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: grown(item, less[key], more[key]) for key, item in value.items()}
+        if isinstance(value, tuple):
+            return tuple(grown(*items) for items in zip(value, less, more, strict=True))
+        if isinstance(value, Kernel):
+            count, dims = (grown(*(getattr(item, part) for item in (value, less, more))) for part in ("count", "dims"))
+            return replace(value, count=count, dims=dims)
+        return type(value)(value + (more - less) * share)
+
+    def changed(record: Any, less: Any, more: Any, parts: Iterable[str]) -> Any:
+        return replace(record, **{part: grown(*(getattr(at, part) for at in (record, less, more))) for part in parts})
+
+    parts = ("repeat", "shape", *PHASES)
+    nodes = (changed(*nodes, parts) for nodes in zip(graph.nodes, short.nodes, longer.nodes, strict=True))
+    held = changed(graph.footprint, short.footprint, longer.footprint, vars(graph.footprint))
+    return replace(graph, nodes=tuple(nodes), footprint=held)
 
 
 def _holding(module: torch.nn.Module, walk: _Walk, gradients: Sequence[int] | None) -> Holding:
@@ -186,7 +243,7 @@ class _Walk(Walk):
         plain = op[:-1] if in_place else op
         # On fake tensors autograd adds to its zeros out of place; on real ones it does so in place.
         in_place = in_place or (plain in ACCUMULATING and self._phase(node) == BACKWARD)
-        params = {"fp32_products": self.options.fp32_products}
+        params = {"fp32_convolutions": self.options.fp32_convolutions or "tf32"}
         call = Call(plain, args, inputs, outputs + self._rewritten(written), in_place, params, self._phase(node))
         parts = [value for value, root in zip(before, written, strict=True) if value.elements < self._size[root.id]]
         self._write(node, self._without_masks(call), len(written), parts)

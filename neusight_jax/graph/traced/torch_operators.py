@@ -1,6 +1,7 @@
 """Operators of a trace as a GPU would run them, where torch runs others on a CPU.
 
 - `scaled_dot_product_attention` is one operator and one for its gradient. On a CPU torch takes it apart.
+- Recurrences (`nn.LSTM`, `nn.GRU`, `nn.RNN`) of many steps run a few: the others repeat them, and are counted.
 - Autocast computes more operators in fp32: those of "CUDA Ops that can autocast to float32" (PyTorch, Automatic Mixed
   Precision package).
 """
@@ -16,6 +17,10 @@ from neusight_jax.graph.traced.operation import operators
 if TYPE_CHECKING:
     import torch
 
+RECURRENCES: frozenset[str] = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+SHORT_STEPS, LONGER_STEPS, LONG_STEPS = 5, 7, 16
+"""Steps that a recurrence of more than `LONG_STEPS` is traced with, twice: the first and last step differ from the
+rest. Both are primes, as arrays of so many steps should not look like those of so many layers."""
 AUTOCAST_FP32 = operators("aten", "autocast_fp32")
 
 
@@ -44,6 +49,51 @@ def as_on_gpu(program: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
             return super().call_function(target, args, kwargs)
 
     return AsOnGpu(program).run(*inputs, enable_io_processing=False)
+
+
+def shortened(steps: dict[int, int]) -> Any:
+    """A context in which recurrences of many steps run over fewer, with results of all steps.
+
+    `steps`: number of steps of a recurrence -> steps it is traced with; those it has not are added.
+    """
+    from torch.overrides import TorchFunctionMode
+
+    class Shortened(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            # Packed sequences have other arguments; the last is whether the batch comes first.
+            recurs = getattr(func, "__name__", "") in RECURRENCES and isinstance(args[3], bool)
+            axis = 1 if recurs and args[-1] and args[0].ndim > 2 else 0
+            length = args[0].shape[axis] if recurs else 0
+            if length <= LONG_STEPS:
+                return func(*args, **(kwargs or {}))
+            resized = _resized()
+            out, *states = func(resized(args[0], axis, steps.setdefault(length, SHORT_STEPS)), *args[1:])
+            return (resized(out, axis, length), *states)
+
+    return Shortened()
+
+
+@cache
+def _resized() -> Any:
+    """A tensor with another number of steps, as an operator that launches nothing, registered with its gradient."""
+    import torch
+
+    made = torch.library.custom_op(
+        "neusight_jax::resized", _shapes_only, mutates_args=(), schema="(Tensor steps, int axis, int length) -> Tensor"
+    )
+
+    def saved(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.axis, ctx.length = inputs[1], inputs[0].shape[inputs[1]]
+
+    def empty(x: torch.Tensor, axis: int, length: int) -> torch.Tensor:
+        """An array in the same order in memory."""
+        order = sorted(range(x.ndim), key=lambda at: -x.stride()[at])
+        like = x.new_empty([length if at == axis else x.shape[at] for at in order])
+        return like.permute([order.index(at) for at in range(x.ndim)])
+
+    made.register_fake(empty)
+    made.register_autograd(lambda ctx, result: (made(result, ctx.axis, ctx.length), None, None), setup_context=saved)
+    return made
 
 
 def _is_float(leaf: Any) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.traced.torch_caches import register_caches
-from neusight_jax.graph.traced.torch_operators import as_on_gpu
+from neusight_jax.graph.traced.torch_operators import as_on_gpu, shortened
 
 if TYPE_CHECKING:
     import torch
@@ -18,13 +19,22 @@ NOT_RECOMPUTED = (
     "activation checkpointing is not followed: what the backward pass computes again is not in the time, "
     "and activations are those of a step without it"
 )
+VALUES_ASKED = (
+    "it asks for the value of a tensor (`.item()`, `.tolist()`, `int(...)`, an `if` on it), and only shapes are there; "
+    "make the number in Python before the forward pass, or use `torch.where` or `torch.cond` for the `if`"
+)
 _CHECKPOINTING = "_checkpoint_without_reentrant_generator"
 WEIGHTS, INPUTS = "weights", "inputs"
 """Starts of the names of placeholders: parameters, and the inputs' tensors; the others are buffers."""
 
 
 def aten_graph(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, name: str
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    training: bool,
+    name: str,
+    steps: dict[int, int],
 ) -> tuple[torch.fx.Graph, set[str] | None, tuple[str, ...]]:
     """The aten graph of a forward pass, or of a forward and backward pass with the names of the forward part; notes.
 
@@ -34,6 +44,7 @@ def aten_graph(
       kwargs: named ones.
       training: whether gradients of all parameters that require one are traced as well.
       name: of the module, for errors.
+      steps: as of `torch_operators.shortened`.
     Raises: `InputError` where the module cannot be exported, or nothing in it requires a gradient.
     """
     import torch
@@ -43,7 +54,7 @@ def aten_graph(
 
     register_caches()
     try:
-        with torch.set_grad_enabled(training), _checkpoints() as recomputed:
+        with torch.set_grad_enabled(training), _checkpoints() as recomputed, shortened(steps):
             program, args, kwargs = _exported(module, args, kwargs)
         exported = program.module(check_guards=False)
         leaves, _ = _pytree.tree_flatten((args, kwargs))
@@ -74,9 +85,9 @@ def aten_graph(
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0][:300]
+        wanted = VALUES_ASKED if re.search("data-dependent|meta tensor", reason) else "expected the inputs it takes"
         raise InputError(
-            f"{name}: torch.export cannot trace it ({type(error).__name__}: {reason}); expected a module without "
-            "branches on values, with the inputs it takes"
+            f"{name}: torch.export cannot trace it ({type(error).__name__}: {reason}); {wanted}"
         ) from error
     notes = (NOT_RECOMPUTED,) if training and recomputed else ()
     return traced.graph, forward if training else None, notes

@@ -57,7 +57,7 @@ def _depthwise(op: str, dtype: str, sizes: Mapping[str, Any]) -> Kernel:
         "writes": written / looped,
         "taps": prod(sizes["window"]) * result / looped,
     }
-    return Kernel("depthwise", f"depthwise_{op}", {name: float(size) for name, size in dims.items()}, 1.0, dtype)
+    return Kernel("window", f"depthwise_{op}", {name: float(size) for name, size in dims.items()}, 1.0, dtype)
 
 
 def convolution(
