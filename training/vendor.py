@@ -24,21 +24,21 @@ from neusight_jax.datasets.measurements import Measurements, find_measured, read
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import SCALE_BLOCK
 from neusight_jax.kernels.gemm import flop
 from neusight_jax.model.checkpoint import load_card, load_predictor, save_checkpoint
-from neusight_jax.model.intervals import LEVEL, Intervals, gpu_ratios, gpu_widening
+from neusight_jax.model.intervals import LEVEL, UNMEASURED, Intervals, gpu_ratios, gpu_widening
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.residuals import EFFECTS, OTHER_VENDOR, other_vendor
 from neusight_jax.training.data import Rows, devices_with, measured_devices, sweep_rows
 from neusight_jax.training.fit import sample_of
 from neusight_jax.training.intervals import mean_error_percent, own_width, pooled_quantile
 from neusight_jax.training.objectives import EFFECT_WIDTH, MixtureObjective, forecast
+from neusight_jax.unmeasured import VENDOR_PRODUCTS
 
 RECIPE = "vendor"
 """Name of the recipe, of a checkpoint that forecasts the products of the first of `gpu.VENDORS` already."""
-PRODUCTS: tuple[str, ...] = ("gemm", "gemm_fp8")
-"""Families that are fitted."""
 REASONED: tuple[str, ...] = ("gemm_fp4", "grouped_gemm", "prefill", "decode")
 """Families of the same matrix units and memory that take the residual over."""
 COMPUTE, DRAM, POWER = (EFFECTS.index(name) for name in ("compute", "dram", "power"))
@@ -196,7 +196,7 @@ def vendor_products(data: Measurements, held_out: Sequence[str] = ()) -> Product
     Raises: `InputError` where there are none.
     """
     devices = [name for name in measured_devices(data) if bool(other_vendor(data.gpu(name))) and name not in held_out]
-    found = {name: devices_with(data, name, devices) for name in PRODUCTS}
+    found = {name: devices_with(data, name, devices) for name in VENDOR_PRODUCTS}
     if not any(found.values()):
         raise InputError("no product in 16 or 8 bits of another vendor's GPU that is not held out; expected some")
     return {name: sweep_rows(data, name, having) for name, having in found.items() if having}
@@ -234,17 +234,14 @@ def train_vendor(
     seen = {name: misses(predictor, rows, numbers, effects[name]) for name, rows in products.items()}
     unseen = {name: misses(predictor, rows, numbers) for name, rows in every.items()}
     width = unseen_width(predictor, products, gpus)
-    pair = jnp.array([-width, width], jnp.float32)
     row = vendor_row(jnp.asarray(numbers, jnp.float32))
     families = {
         name: replace(part, residual=part.residual.at[:, OTHER_VENDOR].set(row))
-        if name in (*PRODUCTS, *REASONED)
+        if name in (*VENDOR_PRODUCTS, *REASONED)
         else part
         for name, part in predictor.families.items()
     }
-    intervals: Intervals = predictor.intervals
-    intervals = replace(intervals, other_vendor={**intervals.other_vendor, **dict.fromkeys(products, pair)})
-    made = replace(predictor, families=families, intervals=intervals)
+    made = replace(predictor, families=families, intervals=_with_vendor(predictor.intervals, width))
     card = {
         **card,
         **_entries(card, products, effects, seen),
@@ -267,6 +264,17 @@ def train_vendor(
     }
     save_checkpoint(output, made, card)
     return card
+
+
+def _with_vendor(intervals: Intervals, width: float) -> Intervals:
+    """Intervals with those of the vendor: of products this half-width, of other families of tensor cores that of GPUs
+    of the first vendor and `UNMEASURED`."""
+    pairs = dict.fromkeys(VENDOR_PRODUCTS, jnp.array([-width, width], jnp.float32))
+    outward = jnp.array([-UNMEASURED[0], UNMEASURED[1]], jnp.float32)
+    for name, pair in intervals.kernels.items():
+        if FAMILIES[name].tensor_core and not FAMILIES[name].linked and name not in pairs:
+            pairs[name] = pair + outward
+    return replace(intervals, other_vendor={**intervals.other_vendor, **pairs})
 
 
 def _entries(
