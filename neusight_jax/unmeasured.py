@@ -72,7 +72,7 @@ def _vendor_notes(columns: Mapping[str, np.ndarray], gpu: GPU) -> list[str]:
         return []
     cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
     share = float(cost[np.isin(columns["network"], reasoned)].sum() / max(cost.sum(), 1e-30))
-    half = ", fp4 from fp8 by half the width" if "gemm_fp4" in reasoned else ""
+    half = ", fp4 from those in 8 by half the width" if "gemm_fp4" in reasoned else ""
     return [
         f"never measured on this vendor's GPUs: {', '.join(sorted(reasoned))} ({share:.0%} of the time); reasoned from "
         f"its products in 16 and 8 bits{half}, with a wide interval"

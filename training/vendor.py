@@ -28,7 +28,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import SCALE_BLOCK
 from neusight_jax.kernels.gemm import flop
 from neusight_jax.model.checkpoint import load_card, load_predictor, save_checkpoint
-from neusight_jax.model.intervals import LEVEL, UNMEASURED, Intervals, gpu_ratios, gpu_widening
+from neusight_jax.model.intervals import BORROWED, LEVEL, Intervals, gpu_ratios, gpu_widening
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.residuals import EFFECTS, OTHER_VENDOR, other_vendor
 from neusight_jax.training.data import Rows, devices_with, measured_devices, sweep_rows
@@ -267,10 +267,10 @@ def train_vendor(
 
 
 def _with_vendor(intervals: Intervals, width: float) -> Intervals:
-    """Intervals with those of the vendor: of products this half-width, of other families of tensor cores that of GPUs
-    of the first vendor and `UNMEASURED`."""
+    """Intervals with those of the vendor: of products this half-width, of other families of tensor cores `BORROWED`
+    times that beyond their own."""
     pairs = dict.fromkeys(VENDOR_PRODUCTS, jnp.array([-width, width], jnp.float32))
-    outward = jnp.array([-UNMEASURED[0], UNMEASURED[1]], jnp.float32)
+    outward = jnp.array([-width, width], jnp.float32) * BORROWED
     for name, pair in intervals.kernels.items():
         if FAMILIES[name].tensor_core and not FAMILIES[name].linked and name not in pairs:
             pairs[name] = pair + outward
