@@ -28,7 +28,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import SCALE_BLOCK
 from neusight_jax.kernels.gemm import flop
 from neusight_jax.model.checkpoint import load_card, load_predictor, save_checkpoint
-from neusight_jax.model.intervals import BORROWED, LEVEL, Intervals, gpu_ratios, gpu_widening
+from neusight_jax.model.intervals import BORROWED, LEVEL, UNMEASURED, Intervals, gpu_ratios, gpu_widening
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.residuals import EFFECTS, OTHER_VENDOR, other_vendor
 from neusight_jax.training.data import Rows, devices_with, measured_devices, sweep_rows
@@ -51,6 +51,8 @@ ROWS_OF_A_CLASS = 200
 """Rows of a GPU, a format of scales and a class of size, drawn at random; classes weigh the same."""
 CLASS = 8.0
 """FLOP of the next class of size over those of the one before."""
+
+_BY_DEVICE = ("device_effects", "device_intervals")
 
 Products = Mapping[str, Rows]
 """Rows of products by family."""
@@ -173,33 +175,53 @@ def widening(predictor: MixturePredictor, family: str, gpu: GPU) -> float:
     return float(gpu_widening(gpu_ratios(gpu), predictor.intervals.gpu_range[family]))
 
 
-def unseen_width(predictor: MixturePredictor, products: Products, gpus: Mapping[str, GPU]) -> float:
+def fit_left_out(predictor: MixturePredictor, products: Products) -> dict[str, Float[np.ndarray, "2"]]:
+    """Residual of the vendor with each GPU left out, by that GPU; of a single one, as it is fitted."""
+    devices = sorted({device for rows in products.values() for device in rows.devices})
+    out = {}
+    for device in devices:
+        others = {name: rows.without([device]) for name, rows in products.items()}
+        out[device] = fit_vendor(
+            predictor, {name: rows for name, rows in others.items() if len(rows.seconds)} or products
+        )
+    return out
+
+
+def left_out_misses(
+    predictor: MixturePredictor, rows: Rows, numbers: Mapping[str, Float[np.ndarray, "2"]]
+) -> dict[str, np.ndarray]:
+    """log(measured / forecast) of the rows of each device, with the residual that was fitted without it."""
+    return {device: misses(predictor, rows, numbers[device])[device] for device in rows.devices}
+
+
+def unseen_width(
+    predictor: MixturePredictor,
+    products: Products,
+    gpus: Mapping[str, GPU],
+    numbers: Mapping[str, Float[np.ndarray, "2"]],
+) -> float:
     """Half-width of the interval of products on a GPU of the vendor that nobody has measured, before it is widened.
 
-    Of GPUs that are each left out; of a single one, of its rows as they are fitted. Families and GPUs weigh the same.
+    Args:
+      predictor: whose networks are kept; products: by family; gpus: that they were measured on.
+      numbers: of `fit_left_out`. Families and GPUs weigh the same.
     """
-    every = {name: spread(rows) for name, rows in products.items()}
-    errors: dict[str, np.ndarray] = {}
-    for device in gpus:
-        others = {name: rows.without([device]) for name, rows in products.items() if set(rows.devices) - {device}}
-        numbers = fit_vendor(predictor, others or products)
-        for name, rows in every.items():
-            for left_out, logs in misses(predictor, rows, numbers).items():
-                if left_out == device:
-                    errors[f"{name} {device}"] = logs / widening(predictor, name, gpus[device])
+    errors = {}
+    for name, rows in products.items():
+        for device, logs in left_out_misses(predictor, spread(rows), numbers).items():
+            errors[f"{name} {device}"] = logs / widening(predictor, name, gpus[device])
     return pooled_quantile(errors, LEVEL)
 
 
-def vendor_products(data: Measurements, held_out: Sequence[str] = ()) -> Products:
-    """Measured products of GPUs that run another vendor's libraries than the first of `gpu.VENDORS`, by family.
+def vendor_products(data: Measurements, devices: Sequence[str]) -> Products:
+    """Measured products of those of the devices that run another vendor's libraries than the first of `gpu.VENDORS`."""
+    of_vendor = [name for name in devices if bool(other_vendor(data.gpu(name)))]
+    having = {name: devices_with(data, name, of_vendor) for name in VENDOR_PRODUCTS}
+    return {name: sweep_rows(data, name, present) for name, present in having.items() if present}
 
-    Raises: `InputError` where there are none.
-    """
-    devices = [name for name in measured_devices(data) if bool(other_vendor(data.gpu(name))) and name not in held_out]
-    found = {name: devices_with(data, name, devices) for name in VENDOR_PRODUCTS}
-    if not any(found.values()):
-        raise InputError("no product in 16 or 8 bits of another vendor's GPU that is not held out; expected some")
-    return {name: sweep_rows(data, name, having) for name, having in found.items() if having}
+
+def _percents(errors: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict[str, float]]:
+    return {name: {gpu: mean_error_percent(logs) for gpu, logs in of.items()} for name, of in errors.items()}
 
 
 def train_vendor(
@@ -227,13 +249,22 @@ def train_vendor(
         raise InputError(f"checkpoint {base} is no mixture with intervals; a vendor's residual is fitted to one")
     held_out = find_measured(hold_out, measurements)
     data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
-    products, every = vendor_products(data, held_out), vendor_products(data)
+    products = vendor_products(data, [name for name in measured_devices(data) if name not in held_out])
+    apart = vendor_products(data, held_out)
+    if not products and not apart:
+        raise InputError("no product in 16 or 8 bits of another vendor's GPU among these measurements; expected some")
     gpus = {device: data.gpu(device) for rows in products.values() for device in rows.devices}
-    numbers = fit_vendor(predictor, products)
+    # Where all are held out nothing is known of the vendor, and the interval says so.
+    numbers = fit_vendor(predictor, products) if products else np.zeros(2)
+    left_out = fit_left_out(predictor, products)
     effects = {name: fit_devices(predictor, rows, numbers) for name, rows in products.items()}
     seen = {name: misses(predictor, rows, numbers, effects[name]) for name, rows in products.items()}
-    unseen = {name: misses(predictor, rows, numbers) for name, rows in every.items()}
-    width = unseen_width(predictor, products, gpus)
+    errors = {
+        "training": seen,
+        "left out": {name: left_out_misses(predictor, rows, left_out) for name, rows in products.items()},
+        "held out": {name: misses(predictor, rows, numbers) for name, rows in apart.items()},
+    }
+    width = unseen_width(predictor, products, gpus, left_out) if products else UNMEASURED[1]
     row = vendor_row(jnp.asarray(numbers, jnp.float32))
     families = {
         name: replace(part, residual=part.residual.at[:, OTHER_VENDOR].set(row))
@@ -245,22 +276,16 @@ def train_vendor(
     card = {
         **card,
         **_entries(card, products, effects, seen),
+        "held_out": sorted({*card["held_out"], *held_out} - {*gpus}),
         "vendor": {
-            "compute": round(float(numbers[0]), 4),
-            "dram": round(float(numbers[1]), 4),
-            "width": round(width, 4),
+            "rows": {name: len(rows.seconds) for name, rows in products.items()},
+            **{"compute": round(float(numbers[0]), 4), "dram": round(float(numbers[1]), 4), "width": round(width, 4)},
             "held_out": held_out,
             "reasoned": list(REASONED),
-            "errors_percent": {
-                kind: {
-                    name: {device: mean_error_percent(logs) for device, logs in part.items()}
-                    for name, part in of.items()
-                }
-                for kind, of in (("with its effect", seen), ("without", unseen))
-            },
+            "errors_percent": {kind: _percents(of) for kind, of in errors.items() if of},
         },
         "version": neusight_jax.__version__,
-        "notes": [*card.get("notes", ()), *data.notes],
+        "notes": list(dict.fromkeys([*card.get("notes", ()), *data.notes])),
     }
     save_checkpoint(output, made, card)
     return card
@@ -283,16 +308,23 @@ def _entries(
     effects: Mapping[str, Mapping[str, np.ndarray]],
     seen: Mapping[str, Mapping[str, np.ndarray]],
 ) -> dict[str, Any]:
-    """Entries of a card with the GPUs of the vendor among those trained on."""
-    trained = {**card["trained_on"], "rows": dict(card["trained_on"].get("rows", {}))}
-    device_effects, device_intervals = ({**card.get(key, {})} for key in ("device_effects", "device_intervals"))
+    """Entries of a card with the GPUs of the vendor among those trained on, and no other ones of an earlier fit."""
+    earlier = card.get("vendor", {}).get("errors_percent", {}).get("training", {})
+    percents = {name: {**of, "training": dict(of["training"])} for name, of in card["errors_percent"].items()}
+    tables = {key: {gpu: dict(of) for gpu, of in card.get(key, {}).items()} for key in _BY_DEVICE}
+    for name, gpus in earlier.items():
+        for gpu in gpus:
+            percents[name]["training"].pop(gpu, None)
+            for table in tables.values():
+                table[gpu].pop(name, None)
     for name, rows in products.items():
-        trained["rows"][name] = trained["rows"].get(name, 0) + len(rows.seconds)
-        for device in rows.devices:
-            effect = [round(float(value), 5) for value in effects[name][device]]
-            device_effects[device] = {**device_effects.get(device, {}), name: effect}
-            errors = {**seen[name], **({} if len(seen[name]) > 1 else {"": seen[name][device]})}
-            width = round(own_width(errors, device), 4)
-            device_intervals[device] = {**device_intervals.get(device, {}), name: width}
-    trained["devices"] = sorted({*trained["devices"], *device_effects})
-    return {"trained_on": trained, "device_effects": device_effects, "device_intervals": device_intervals}
+        for gpu in rows.devices:
+            errors = seen[name] if len(seen[name]) > 1 else {**seen[name], "": seen[name][gpu]}
+            percents[name]["training"][gpu] = mean_error_percent(seen[name][gpu])
+            entries = ([round(float(value), 5) for value in effects[name][gpu]], round(own_width(errors, gpu), 4))
+            for key, entry in zip(_BY_DEVICE, entries, strict=True):
+                tables[key].setdefault(gpu, {})[name] = entry
+    kept = {key: {gpu: of for gpu, of in table.items() if of} for key, table in tables.items()}
+    gone = {gpu for gpus in earlier.values() for gpu in gpus}
+    devices = sorted({*card["trained_on"]["devices"]} - gone | {*kept[_BY_DEVICE[0]]})
+    return {"trained_on": {**card["trained_on"], "devices": devices}, "errors_percent": percents, **kept}
