@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pandas as pd
 import pytest
 
 import neusight_jax as nj
+from neusight_jax.cli import run
 from neusight_jax.datasets.aiter import import_aiter
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
 from neusight_jax.errors import InputError
@@ -24,7 +24,6 @@ from neusight_jax.training.taking_over import taken_again
 from neusight_jax.training.vendor import VENDOR_PRODUCTS, fit_vendor, train_vendor, vendor_products, vendor_row
 
 BOARDS = ("AMD Instinct MI300X", "AMD Instinct MI308X")
-Run = Callable[..., int]
 
 
 def _config(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
@@ -147,7 +146,7 @@ def test_scales_of_blocks_take_time_of_the_vector_path(tmp_path: Path) -> None:
     assert np.all(seconds(128.0, gpu.replace(fp32_flop_per_s=2 * gpu.fp32_flop_per_s)) <= scaled * (1 + 1e-6))
 
 
-def test_what_no_amd_gpu_was_measured_for_is_said_and_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_no_amd_gpu_was_measured_for_is_said_and_refused(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["predict", "llama-3.2-1b", "--mode", "decode", "--batch-size", "1", "--sequence-length", "128"]
     words += ["--checkpoint", "tensorcore", "--dtype", "bf16"]
     assert run([*words, "--gpu", "MI300X"]) == 0

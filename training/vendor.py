@@ -61,7 +61,8 @@ Products = Mapping[str, Rows]
 def size_classes(rows: Rows) -> np.ndarray:
     """Class of every row, of its device, its format of scales and its FLOP: numbers from 0 [row]."""
     block = np.asarray(rows.batch.dims.get(SCALE_BLOCK, np.zeros(len(rows.seconds))))
-    size = np.floor(np.log(np.asarray(flop(rows.batch.dims))) / np.log(CLASS))
+    flops = flop({name: jnp.asarray(column) for name, column in rows.batch.dims.items()})
+    size = np.floor(np.log(np.asarray(flops)) / np.log(CLASS))
     keys = np.stack([rows.device, block > 0, size], axis=1)
     return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1]).ravel()
 
@@ -287,8 +288,10 @@ def train_vendor(
         "version": neusight_jax.__version__,
         "notes": list(dict.fromkeys([*card.get("notes", ()), *data.notes])),
     }
-    save_checkpoint(output, made, card)
-    return card
+    # Families taken over stand last in a card, as `taken_over` writes it.
+    last = {key: card.pop(key) for key in ("taken_over",) if key in card}
+    save_checkpoint(output, made, card | last)
+    return card | last
 
 
 def _with_vendor(intervals: Intervals, width: float) -> Intervals:
@@ -299,7 +302,7 @@ def _with_vendor(intervals: Intervals, width: float) -> Intervals:
     for name, pair in intervals.kernels.items():
         if FAMILIES[name].tensor_core and not FAMILIES[name].linked and name not in pairs:
             pairs[name] = pair + outward
-    return replace(intervals, other_vendor={**intervals.other_vendor, **pairs})
+    return replace(intervals, other_vendor={**intervals.other_vendor, **dict(sorted(pairs.items()))})
 
 
 def _entries(
