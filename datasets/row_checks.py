@@ -29,7 +29,7 @@ LIGHT_TOLERANCE = 0.98
 CHUNK = 16384
 """Rows whose FLOP and bytes are computed at once; a fixed length, so that a family compiles once."""
 
-MAY_BE_ZERO: frozenset[str] = frozenset({"padding", "window", "causal", "software"})
+MAY_BE_ZERO: frozenset[str] = frozenset({"padding", "window", "causal", "software", "scale_block"})
 """Dims that may be 0."""
 SHARES: frozenset[str] = frozenset({"crossing_share", "weight_share"})
 """Dims that are shares: above 0 and at most 1."""

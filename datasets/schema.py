@@ -22,7 +22,7 @@ from neusight_jax.kernels.collective import OPTIONS as COLLECTIVE_OPTIONS
 from neusight_jax.kernels.conv import CHANNELS, conv_dims
 from neusight_jax.kernels.conv import DIMS as CONV_DIMS
 from neusight_jax.kernels.families import FAMILIES, OPERATORS
-from neusight_jax.kernels.family import WEIGHT_SHARE
+from neusight_jax.kernels.family import SCALE_BLOCK, WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import DIMS as EXPERT_DIMS
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.rowwise import BINARY_OPS, UNARY_OPS
@@ -63,8 +63,9 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
 }
 """Dim columns that rows of an operator must have."""
 OPTIONAL_COLUMNS: dict[str, dict[str, float]] = {
-    "linear": {"b": 1.0, WEIGHT_SHARE: 1.0},
-    **{op: {WEIGHT_SHARE: 1.0} for op in ("bmm", *EXPERT_OPS)},
+    "linear": {"b": 1.0, WEIGHT_SHARE: 1.0, SCALE_BLOCK: 0.0},
+    "bmm": {WEIGHT_SHARE: 1.0, SCALE_BLOCK: 0.0},
+    **{op: {WEIGHT_SHARE: 1.0} for op in EXPERT_OPS},
     **{op: {"window": 0.0} for op in ATTENTION_OPS},  # sees everything
     **{op: dict(COLLECTIVE_OPTIONS) for op in COLLECTIVE_OPS},
 }
@@ -83,7 +84,7 @@ FRAME_DIMS: tuple[str, ...] = tuple(
         (
             *("batch", "m", "n", "k", "rows", "cols", "reads", "writes"),
             *(*CONV_DIMS, CHANNELS, *ATTENTION_DIMS, *EXPERT_DIMS),
-            *(*COLLECTIVE_DIMS, *dict(COLLECTIVE_OPTIONS), WEIGHT_SHARE),
+            *(*COLLECTIVE_DIMS, *dict(COLLECTIVE_OPTIONS), WEIGHT_SHARE, SCALE_BLOCK),
             *(name for family, _ in OPERATORS.values() for name in family.columns),
         )
     )
@@ -148,7 +149,7 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
         return family, OPERATORS[op][1].dims(sizes)
     if op in GEMM_OPS:
         product_dims = {"batch": sizes["b"], "m": sizes["m"], "n": sizes["k"], "k": sizes["n"]}
-        return family, {**product_dims, WEIGHT_SHARE: sizes[WEIGHT_SHARE]}
+        return family, {**product_dims, **{name: sizes[name] for name in (WEIGHT_SHARE, SCALE_BLOCK)}}
     if op in CONV_OPS:
         return family, _conv_dims(sizes)
     if op in ATTENTION_OPS:

@@ -97,7 +97,7 @@ def predict(
         step = predict_step(predictor, machine, graph, gpu_name, notes, relaxation)
         return with_energy(power_law(predictor), step, board, state)
     rows = columns_of(graph.kernels, explained(predictor, machine, graph.kernels, relaxation))
-    told = (*notes, *graph.notes, *unmeasured_notes(graph, rows))
+    told = (*notes, *graph.notes, *unmeasured_notes(graph, rows, gpu))
     rows = with_nodes(rows, [node.name for node in graph.nodes])
     memory = footprint(graph) if graph.nodes else None
     mem_bytes = float(np.asarray(gpu.mem_bytes))
@@ -197,7 +197,7 @@ def predict_step(
     taken = _with_waits(taken, step.phases)
     told = work.notes
     if isinstance(work, Graph):
-        told = (*told, *unmeasured_notes(work, rows), *warnings)
+        told = (*told, *unmeasured_notes(work, rows, cluster.gpu), *warnings)
     return replace(
         step, workload=workload_dict(work), columns=taken, tokens=work.step_tokens, notes=(*notes, *told, *step.notes)
     )

@@ -7,10 +7,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from neusight_jax.graph.graph import UNMODELLED, Graph
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
+from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8
 from neusight_jax.model.latency import in_row_order
+from neusight_jax.model.residuals import other_vendor
+
+VENDOR_PRODUCTS: tuple[str, ...] = (GEMM.name, GEMM_FP8.name)
+"""Families of tensor cores that were measured on another vendor's GPUs than the first of `gpu.VENDORS`."""
+UNLIKE: tuple[str, ...] = ("never measured", "not modelled", "no GPU of the architecture")
+"""Beginnings of notes that nothing like what is forecast was measured."""
 
 
 def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -25,9 +33,10 @@ def unmodelled_shares(graph: Graph, columns: Mapping[str, np.ndarray]) -> dict[s
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def unmeasured_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:
-    """Notes of time that nothing like it was measured for: unmodelled operators, and weights widened by the kernel."""
-    notes, shares = [], unmodelled_shares(graph, columns)
+def unmeasured_notes(graph: Graph, columns: Mapping[str, np.ndarray], gpu: GPU) -> list[str]:
+    """Notes of time that nothing like it was measured for: unmodelled operators, weights widened by the kernel, and
+    families that were measured on another vendor's GPUs alone."""
+    notes, shares = _vendor_notes(columns, gpu), unmodelled_shares(graph, columns)
     if shares:
         operators = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         opened = ", and the interval is open upwards" if np.any(columns["unmeasured"] > 0.0) else ""
@@ -50,6 +59,24 @@ def unmeasured_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[st
             "fewer bytes, without what widening the weights costs"
         )
     return notes
+
+
+def _vendor_notes(columns: Mapping[str, np.ndarray], gpu: GPU) -> list[str]:
+    """A note of families of tensor cores that were measured on another vendor's GPUs alone, and their share of time."""
+    reasoned = [
+        name
+        for name in dict.fromkeys(columns["network"])
+        if FAMILIES[name].tensor_core and not FAMILIES[name].linked and name not in VENDOR_PRODUCTS
+    ]
+    if not reasoned or not bool(other_vendor(gpu)):
+        return []
+    cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
+    share = float(cost[np.isin(columns["network"], reasoned)].sum() / max(cost.sum(), 1e-30))
+    half = ", fp4 from those in 8 by half the width" if "gemm_fp4" in reasoned else ""
+    return [
+        f"never measured on this vendor's GPUs: {', '.join(sorted(reasoned))} ({share:.0%} of the time); reasoned from "
+        f"its products in 16 and 8 bits{half}, with a wide interval"
+    ]
 
 
 def _modelled_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:

@@ -48,7 +48,7 @@ def test_letters_are_converted_at_the_door() -> None:
     columns = {name: np.array([size]) for name, size in {"b": 2, "m": 3, "n": 5, "k": 7}.items()}
     family, dims = schema.row_dims("bmm", columns)
     assert family == "bmm"
-    sizes = {"batch": 2, "m": 3, "n": 7, "k": 5, "weight_share": 1}
+    sizes = {"batch": 2, "m": 3, "n": 7, "k": 5, "weight_share": 1, "scale_block": 0}
     assert {name: int(values[0]) for name, values in dims.items()} == sizes
     # (b, m, n) × (b, n, k): n is contracted, so operands and result hold b·(mn + nk + mk) elements.
     work = FAMILIES[family].work(

@@ -23,7 +23,7 @@ from neusight_jax.cli.design import design
 from neusight_jax.cli.evaluate import evaluate, leaderboard
 from neusight_jax.cli.explore import explore
 from neusight_jax.cli.help import Command, Commands
-from neusight_jax.cli.importing import import_aiconfigurator, import_neusight
+from neusight_jax.cli.importing import import_aiconfigurator, import_aiter, import_neusight
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.parallelize import parallelize
 from neusight_jax.cli.powercap import powercap
@@ -80,6 +80,7 @@ imports = typer.Typer(help="Turn other projects' measurements into the measureme
 app.add_typer(imports, name="import")
 imports.command("neusight", cls=Command)(import_neusight)
 imports.command("aiconfigurator", cls=Command)(import_aiconfigurator)
+imports.command("aiter", cls=Command)(import_aiter)
 
 
 def _help_alone(ctx: typer.Context) -> None:

@@ -39,6 +39,7 @@ EXAMPLES: dict[str, str] = {
     "schema": "schema gpu",
     "neusight": "import neusight NeuSight --output measurements",
     "aiconfigurator": "import aiconfigurator --output measurements",
+    "aiter": "import aiter aiter --output measurements",
 }
 """One command line of every command."""
 

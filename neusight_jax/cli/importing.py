@@ -26,6 +26,17 @@ def import_neusight(
         typer.echo(line)
 
 
+def import_aiter(
+    source: Annotated[Path, argument("A checkout of github.com/ROCm/aiter, or a table of its rows.", "SOURCE")],
+    output: OutputFolder,
+) -> None:
+    """Import tuned matrix products of AMD's matrix cores from a checkout of ROCm/aiter."""
+    from neusight_jax.datasets.aiter import import_aiter as read_configs
+
+    for line in read_configs(source, output).lines():
+        typer.echo(line)
+
+
 def import_aiconfigurator(
     output: OutputFolder, source: Annotated[Path | None, argument(_PACKAGE, "[PATH]")] = None
 ) -> None:

@@ -46,6 +46,7 @@ def predict(
     checkpoint: WorkloadCheckpoint = None,
     timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
     chakra: Annotated[Path | None, option(_CHAKRA, metavar="DIR")] = None,
+    strict: Annotated[bool, option("Refuse what nothing like it was measured for.")] = False,
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -74,10 +75,22 @@ def predict(
     with busy("forecasting"):
         notes = [*using.notes, *([plan.note()] if plan else [])]
         forecast = forecast_model(using.predictor, machine, work, gpu_name=name, notes=notes)
+    if strict:
+        _refuse_unmeasured(forecast)
     forecast = plan.of(forecast) if plan else forecast
     _write(forecast, work, using.predictor, machine, timeline, chakra)
     about = {"machine": gpu_of(machine)} if isinstance(work, Graph) else {}
     answer(forecast, as_json, report, about, checkpoint=using.checkpoint)
+
+
+def _refuse_unmeasured(forecast: Forecast) -> None:
+    """`InputError` with the first note that nothing like what is forecast was measured."""
+    from neusight_jax.errors import InputError
+    from neusight_jax.unmeasured import UNLIKE
+
+    for note in forecast.notes:
+        if note.startswith(UNLIKE):
+            raise InputError(f"refused by --strict: {note}; leave --strict out for a forecast with a wide interval")
 
 
 @dataclass(frozen=True)

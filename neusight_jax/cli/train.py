@@ -16,14 +16,14 @@ from neusight_jax.errors import InputError, unknown_name
 
 def train(
     measurements: MeasurementFolders,
-    recipe: Annotated[str, option("fp32, tensorcore, power (watts), tiny (a trial), or a baseline, e.g. gbt.")],
+    recipe: Annotated[str, option("fp32, tensorcore, power, vendor, tiny (a trial), or a baseline.")],
     output: OutputFolder,
     hold_out: Annotated[list[str] | None, option("GPUs whose rows are left out.", metavar="DEVICE")] = None,
     seed: Annotated[int, option("Of the random numbers.")] = 0,
     resume: Resume = False,
     drop_invalid: DropInvalid = False,
     network: Annotated[str | None, option("A flax module of your own.", metavar="PACKAGE.MODULE:CLASS")] = None,
-    checkpoint: Annotated[str, option("Whose seconds recipe power keeps, a name or folder.")] = "tensorcore",
+    checkpoint: Annotated[str, option("Which recipes power and vendor start from.")] = "tensorcore",
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
     held_out = measured_devices(hold_out or (), measurements)
@@ -34,6 +34,8 @@ def train(
     from neusight_jax.training.power import train_power
     from neusight_jax.training.recipe import RECIPES
     from neusight_jax.training.recipes import train as train_recipe
+    from neusight_jax.training.vendor import RECIPE as VENDOR
+    from neusight_jax.training.vendor import train_vendor
 
     if recipe in RECIPES:
         if not resume and kept_steps(output):
@@ -50,8 +52,8 @@ def train(
                 console=progress_console(),
                 network=load_network({"module": network, "arguments": {}}) if network else None,
             )
-    elif recipe not in (POWER, *BASELINES):
-        raise unknown_name("recipe", recipe, (*RECIPES, POWER, *BASELINES))
+    elif recipe not in (POWER, VENDOR, *BASELINES):
+        raise unknown_name("recipe", recipe, (*RECIPES, POWER, VENDOR, *BASELINES))
     elif network:
         raise InputError(f"--network is not for {recipe}, which has no network; leave it out")
     elif resume:
@@ -61,6 +63,12 @@ def train(
         for device, percent in card["power"]["errors_percent"].items():
             role = "held out" if device in card["power"]["held_out"] else "fitted"
             typer.echo(f"{device}: watts off by {percent} % in the mean, {role}")
+    elif recipe == VENDOR:
+        card = train_vendor(measurements, output, checkpoint, held_out, drop_invalid=drop_invalid)
+        for role, families in card["vendor"]["errors_percent"].items():
+            for name, percents in families.items():
+                for device, percent in percents.items():
+                    typer.echo(f"{name} on {device}, {role}: off by {percent} % in the mean")
     else:
         card = train_baseline(measurements, recipe, output, held_out, seed, drop_invalid=drop_invalid)
     _remarks(card)

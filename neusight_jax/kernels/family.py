@@ -27,6 +27,10 @@ WEIGHT_SHARE = "weight_share"
 """Key under which dims hold the bytes of the weights as stored, scales and zero points included, over what they take in
 the dtype of the product: below 1 where a kernel reads narrow weights and multiplies them in a wider dtype."""
 
+SCALE_BLOCK = "scale_block"
+"""Key under which dims hold the elements along the contraction that share a scale in both operands; 0 = rows or whole
+tensors have one."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Work:
       load_cycles: clocks one of those blocks takes to issue its loads and stores; 0 = they are as wide as can be.
       wire: what goes to other GPUs; None = nothing does.
       row_passes: of row reductions; None = of other kernels.
+      vector_flop: fp32 FLOP of the vector path between the products, which wait for it; None = there are none.
     """
 
     flop: Float[Array, " kernel"]
@@ -107,6 +112,7 @@ class Work:
     load_cycles: Float[Array, "kernel tile load_split"] | None = None
     wire: Wire | None = None
     row_passes: RowPasses | None = None
+    vector_flop: Float[Array, " kernel"] | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Work
-from neusight_jax.kernels.gemm import OPTIONS, product_features, split_work
+from neusight_jax.kernels.family import SCALE_BLOCK, Dims, Family, Work
+from neusight_jax.kernels.gemm import OPTIONS, flop, product_features, split_work
 
 TILES: tuple[tuple[int, int], ...] = ((16, 64), (64, 64), (128, 128), (128, 256))
 """Output tile of one thread block (or pair of them), rows of M × columns of N."""
@@ -30,6 +30,11 @@ NARROW_SPLIT_STEPS = 1024.0
 LOADS_PER_CYCLE = 4.0
 """Loads an SM makes a clock, of whatever width: the 64 B/clk from L2 (`Physics.l2_bytes_per_cycle`) in loads of 16
 bytes; narrower ones keep their slots. Not fitted; H100 and H200 were measured at 3.2, the same for all widths."""
+
+HARDWARE_BLOCK = 32.0
+"""Largest block whose scales matrix units take themselves (OCP Microscaling Formats 1.0)."""
+SCALE_FLOP = 4.0
+"""fp32 FLOP slots of a result for every block of scales beyond that: the product of both scales, and a multiply-add."""
 
 
 def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
@@ -61,16 +66,28 @@ def _aligned_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     )
 
 
+def _scaled_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    """Work where partial sums of every block of the contraction are scaled on the vector path."""
+    block = dims.get(SCALE_BLOCK, jnp.zeros_like(dims["k"]))
+    scaled = block > HARDWARE_BLOCK
+    blocks_per_step = jnp.where(scaled, 1.0 / jnp.where(scaled, block, 1.0), 0.0)
+    return replace(_work(dims, element_bytes), vector_flop=0.5 * SCALE_FLOP * blocks_per_step * flop(dims))
+
+
 def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
     return product_features(dims, element_bytes, (16.0, 128.0), (64.0, 256.0), 8.0)
 
 
-def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work] = _work) -> Family:
+def _family(
+    name: str,
+    work: Callable[[Dims, Float[Array, " kernel"]], Work] = _work,
+    options: tuple[tuple[str, float], ...] = OPTIONS,
+) -> Family:
     return Family(
         name=name,
         ops=("linear", "bmm", "expert"),
         dims=("batch", "m", "n", "k"),
-        options=OPTIONS,
+        options=options,
         tiles=tuple(f"{rows}x{cols}" for rows, cols in TILES),
         matrix=True,
         network=name,
@@ -84,7 +101,7 @@ def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work] = _
 
 GEMM = _family("gemm", _aligned_work)
 """Sixteen-bit operands, and tf32."""
-GEMM_FP8 = _family("gemm_fp8")
+GEMM_FP8 = _family("gemm_fp8", _scaled_work, (*OPTIONS, (SCALE_BLOCK, 0.0)))
 """Eight-bit operands, quantization of the activations included: what frameworks launch for them differs more."""
 GEMM_FP4 = _family("gemm_fp4")
 """Four-bit operands with block scales (nvfp4)."""

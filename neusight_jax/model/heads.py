@@ -209,13 +209,15 @@ def launched(
       gpu: scalars, or arrays [kernel].
       family: of the kernels.
       work: what they ask of a machine.
-      peak: of their arithmetic path, FLOP/s.
+      peak: of their arithmetic path, FLOP/s; less what waits for the vector path is what they reach.
       dtype: index into `arithmetic.DTYPES`.
       relaxation: as of `roofline.whole_waves`.
       physics: constants, those of the family's fit where there is one.
       topology: how GPUs are joined, for kernels that send to others; None for all others.
     """
     num_sms = column(gpu.num_sms, 2)
+    if work.vector_flop is not None:
+        peak = peak / (1.0 + work.vector_flop / work.flop * peak / gpu.fp32_flop_per_s)
     block_s = work.block_flop / (peak[:, None, None] / num_sms)
     if work.block_exponentials is not None:
         vector = physics.softmax_flop * num_sms / column(gpu.fp32_flop_per_s, 2)
@@ -316,6 +318,8 @@ def _power(at: Launch) -> Times:
     if at.family.matrix:
         width = given(gpu.matrix_flop_per_cycle, physics.narrow_flop_per_cycle)
         energy *= jnp.where(at.dtype > 0, 1.0 + physics.narrow_flop_per_cycle / width, 1.0)[:, None]
+    if at.work.vector_flop is not None:
+        energy += column(joule_per_flop(gpu.process_nm, physics), 1) * (at.work.vector_flop / at.work.flop)[:, None]
     return _energy_s(at, energy)
 
 

@@ -91,6 +91,7 @@ def assemble(
         footprint=replace(holding.footprint, activations=peak_bytes(live, steps, unstored, needed, holding)),
         parameters=holding.parameters,
         trained=holding.trained,
+        launched="graph" if fused else "host",
     )
 
 
