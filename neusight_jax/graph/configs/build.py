@@ -33,6 +33,7 @@ from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import MODES, Footprint, Graph
 from neusight_jax.graph.keys import Keys, unread_notes
 from neusight_jax.graph.optimizers import with_states
+from neusight_jax.graph.quantization.gguf import mixture_of, mixture_types
 from neusight_jax.graph.quantization.quantization import QUANTIZED, Quantization, has_quantization, read_quantization
 from neusight_jax.graph.quantization.scheme import stored_as
 from neusight_jax.units import GIB
@@ -427,7 +428,7 @@ def _step_graph(
     for name in (dtype, kv_dtype):
         if name is not None:
             dtype_index(name)
-    if weight_dtype is not None:
+    if weight_dtype is not None and mixture_of(weight_dtype) is None:
         stored_as(weight_dtype)
     batch = requests(batch_size, sequence_length, mode, kv_length)
     # The catalog has models as they are published, some of them quantized after training.
@@ -484,11 +485,35 @@ def _short(lengths: tuple[int, ...]) -> int | list[int]:
 
 
 def quantization_of(config: Config, weight_dtype: str | None) -> Quantization | None:
-    """Quantization that a config states, None where it says nothing or somebody asks for another `weight_dtype`."""
+    """Quantization that a config states, or a mixture of GGUF that a `weight_dtype` names; None where there is none."""
     if weight_dtype is None:
         return read_quantization(config.name, config.values)
     config.values.settle(*QUANTIZED)
-    return None
+    mixture = mixture_of(weight_dtype)
+    if mixture is None:
+        return None
+    kind = str(config.values.get("model_type"))
+    types = mixture_types(mixture, _mixed_sizes(config), config.flag("tie_word_embeddings", kind.startswith("gemma")))
+    kept = {key: config.values.get(key) for key in ("model_type", "num_hidden_layers")}
+    section = {"quant_method": "gguf", "tensors": list(types.items())}
+    quantization = read_quantization(config.name, {**kept, "quantization_config": section})
+    return quantization and replace(quantization, method=mixture)
+
+
+def _mixed_sizes(config: Config) -> dict[str, int]:
+    """Sizes of a decoder that decide the types of its tensors (`gguf.mixture_types`)."""
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", 1)
+    experts = config.first("num_experts", "num_local_experts", "n_routed_experts")
+    inner = config.first("moe_intermediate_size", "intermediate_size")
+    return {
+        "layers": config.layers(),
+        "hidden": hidden,
+        "inner": config.size(inner, hidden),
+        "attended": heads * config.size("head_dim", max(hidden // heads, 1)),
+        "heads": heads,
+        "kv_heads": config.size("num_key_value_heads", heads),
+        "experts": config.size(experts, 1),
+    }
 
 
 def unquantized(config: Config) -> Config:

@@ -191,11 +191,20 @@ class Step(Writer):
         self.parameters += elements * self.repeat
         self.parameter_bytes += stored_bytes * self.repeat
 
-    def stored(self, name: str, dtype: str | None = None, tied: bool = False) -> list[Stored]:
-        """Storage of a node's weights in the layers of this section; `dtype`: of those that are not quantized."""
+    def stored(
+        self, name: str, dtype: str | None = None, tied: bool = False, parts: Sequence[int] = ()
+    ) -> list[Stored]:
+        """Storage of a node's weights in the layers of this section.
+
+        Args:
+          name: inside the section.
+          dtype: of those that are not quantized.
+          tied: whether the weight is the embedding's.
+          parts: outputs of each module that the node runs as one; empty = equally many.
+        """
         shares: dict[Scheme | None, float] = {None: 1.0}
         if self.quantization is not None:
-            shares = self.quantization.shares("embedding" if tied else name, self.layers)
+            shares = self.quantization.shares("embedding" if tied else name, self.layers, parts)
         return [self._stored(share, scheme, dtype) for scheme, share in shares.items()]
 
     def _stored(self, share: float, scheme: Scheme | None, dtype: str | None) -> Stored:
@@ -229,15 +238,16 @@ class Step(Writer):
         bias: float = 0.0,
         dtype: str | None = None,
         tied: bool = False,
+        parts: Sequence[int] = (),
     ) -> None:
         """Product of `rows` × `width` activations with a weight of `features` × `width`.
 
         Args:
-          bias: elements of biases and the like; tied: whether the weight is counted elsewhere.
+          bias: elements of biases and the like; tied: whether the weight is counted elsewhere; parts: as of `stored`.
         """
         phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
         # Layers may differ in how they store a weight: every way of storing has its share of the launches.
-        for part in self.stored(name, dtype, tied):
+        for part in self.stored(name, dtype, tied, parts):
             elements = float(features) * width
             if not tied:
                 self.count(elements * part.share, part.scheme.weight_bytes(features, width) * part.share)
