@@ -27,6 +27,10 @@ WEIGHT_SHARE = "weight_share"
 """Key under which dims hold the bytes of the weights as stored, scales and zero points included, over what they take in
 the dtype of the product: below 1 where a kernel reads narrow weights and multiplies them in a wider dtype."""
 
+UNPACK = "unpack"
+"""Key under which dims hold the instructions of a lane that a weight takes to be unpacked, where they were counted; 0 =
+they were not, or there is nothing to unpack."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ class Work:
       load_blocks: thread blocks where loads are narrow; None = loads never are.
       load_cycles: clocks one of those blocks takes to issue its loads and stores; 0 = they are as wide as can be.
       wire: what goes to other GPUs; None = nothing does.
+      cold_bytes: traffic of what no kernel of a running model wrote just before, weights and the KV cache, bytes; None
+        = there is none.
+      slots: instructions of a lane, of a kernel that unpacks weights as they come from memory; None = none does.
+      block_slots: those of one block that unpacks its weights first and scales its sums after; None likewise.
     """
 
     flop: Float[Array, " kernel"]
@@ -87,6 +95,9 @@ class Work:
     load_blocks: Float[Array, "kernel tile load_split"] | None = None
     load_cycles: Float[Array, "kernel tile load_split"] | None = None
     wire: Wire | None = None
+    cold_bytes: Float[Array, " kernel"] | None = None
+    slots: Float[Array, " kernel"] | None = None
+    block_slots: Float[Array, "kernel tile split"] | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:

@@ -2,7 +2,8 @@
 
 K×N are the weights. They may be stored narrower than the product's dtype and widened on the way to the arithmetic
 (`WEIGHT_SHARE`): less traffic, the same FLOP. How long the widening takes was never measured, and networks see the
-product as if nothing were narrow, so that narrower weights never take longer.
+product as if nothing were narrow, so that narrower weights never take longer. Where its instructions were counted
+(`UNPACK`, weights of GGUF), blocks issue them beside their arithmetic.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import TILE, WEIGHT_SHARE, Dims, Family, Work
+from neusight_jax.kernels.family import TILE, UNPACK, WEIGHT_SHARE, Dims, Family, Work
 
 TILES: tuple[tuple[int, int], ...] = (
     (32, 32),
@@ -42,8 +43,41 @@ def flop(dims: Dims) -> Float[Array, " kernel"]:
     return 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
 
 
-OPTIONS: tuple[tuple[str, float], ...] = ((WEIGHT_SHARE, 1.0),)
+OPTIONS: tuple[tuple[str, float], ...] = ((WEIGHT_SHARE, 1.0), (UNPACK, 0.0))
 """Dims that a product may leave out."""
+
+FEW_ROWS = 8
+"""Rows of M up to which llama.cpp multiplies weights as it unpacks them (`MMVQ_MAX_BATCH_SIZE`)."""
+UNPACKED_ROWS = 128.0
+"""Rows of M that a weight is unpacked for at a time: the largest tile of llama.cpp's mmq.cu."""
+SCALED_STEPS, SCALE_SLOTS = 32.0, 5.0
+"""Products of eight-bit integers that are summed before their scales apply, and the instructions a sum takes then: to
+floating point, product of the scales, two multiply-adds, its part of the loads (counted, mmq-vec-dot.cuh)."""
+
+
+def unpacking(
+    dims: Dims, rows: Array, weights: tuple[Array, Array], tile_rows: Array, element_bytes: Array
+) -> dict[str, Array]:
+    """`slots` and `block_slots` of `Work`: instructions to unpack weights, and to scale the sums of integers.
+
+    Args:
+      dims: of the kernels, `UNPACK` among them, or there is nothing to unpack.
+      rows: of M that decide how a kernel goes about it [kernel].
+      weights: elements of the kernel [kernel] and of a block [kernel, tile, split].
+      tile_rows: rows of a block, broadcast against its weights.
+      element_bytes: of the product's dtype, 1 = integers [kernel].
+    """
+    if UNPACK not in dims:
+        return {}
+    few, unpack = rows <= FEW_ROWS, dims[UNPACK]
+    scaled = jnp.where((unpack > 0) & (element_bytes == 1), SCALE_SLOTS / SCALED_STEPS, 0.0)
+    once, scaled = jnp.where(few, 0.0, unpack)[:, None, None], jnp.where(few, 0.0, scaled)[:, None, None]
+    whole, block = weights
+    times = jnp.ceil(tile_rows / UNPACKED_ROWS)
+    return {
+        "slots": jnp.where(few, unpack * whole, 0.0),
+        "block_slots": block * (once * times + scaled * tile_rows),
+    }
 
 
 def weight_share(dims: Dims) -> Float[Array, " kernel"]:
@@ -96,13 +130,20 @@ def split_work(
     split = jnp.clip(jnp.floor(k / min_split_steps), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
     steps = k / split
     share = weight_share(dims)
+    weights = dims["batch"] * dims["n"] * dims["k"], tile_n * steps
+    rows = tile_m
+    if UNPACK in dims:  # vectors are multiplied one by one, without padding
+        alone = (dims["m"] <= FEW_ROWS) & (dims[UNPACK] > 0)
+        rows = jnp.where(alone[:, None, None], jnp.minimum(m, tile_m), tile_m)
     return Work(
         flop=flop(dims),
         bytes_moved=elements_moved(dims, share) * element_bytes,
         blocks=batch * jnp.ceil(m / tile_m) * jnp.ceil(n / tile_n) * split,
-        block_flop=2.0 * tile_m * tile_n * steps,
+        block_flop=2.0 * rows * tile_n * steps,
         block_bytes=size * ((tile_m + tile_n * share[:, None, None]) * steps + tile_m * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
+        cold_bytes=dims["batch"] * dims["k"] * dims["n"] * share * element_bytes,
+        **unpacking(dims, dims["m"], weights, tile_m, element_bytes),
     )
 
 

@@ -286,9 +286,11 @@ class Step(Writer):
           count: launches of each kernel, the share of `part` included.
         """
 
+        part = part.of_rows(rows)
+
         def product(dtype: str) -> Kernel:
             share = part.weight_share(features, width, dtype)
-            return matrix_product(1, rows, features, width, dtype, count, share)
+            return matrix_product(1, rows, features, width, dtype, count, share, part.scheme.unpack)
 
         narrow = part.weight_share(features, width, part.dtype)
         forward = [part.either(product)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.errors import unknown_name
+from neusight_jax.kernels.gemm import FEW_ROWS
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.tables import table
 
@@ -95,6 +96,11 @@ class Stored:
     dtype: str
     instead: str = ""
     plain: bool = False
+
+    def of_rows(self, rows: float) -> Stored:
+        """The same for a product of so many rows: those of weights that are unpacked multiply few of them in place."""
+        few = self.scheme.unpack > 0.0 and rows <= FEW_ROWS and bool(self.instead)
+        return replace(self, dtype=self.instead, instead="") if few else self
 
     def either(self, kernel: Callable[[str], Kernel]) -> Kernel:
         """The kernel in the dtype of the products, and what runs where a GPU lacks its path."""
