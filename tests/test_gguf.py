@@ -10,6 +10,8 @@ import pytest
 from refusals import message
 
 import neusight_jax as nj
+from neusight_jax.graph.graph import Graph
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.memory import footprint
 from neusight_jax.units import GIB
 
@@ -141,3 +143,84 @@ def test_bad_files(tmp_path: Path) -> None:
     assert "architecture 'rwkv7' is not read from GGUF; expected one of llama" in message(nj.graph_from_config, path)
     unknown = message(lambda: nj.graph_from_config("llama-3-8b", weight_dtype="Q4_K_X"))
     assert unknown.startswith("unknown weight dtype 'Q4_K_X'; nearest: Q4_K_")
+
+
+# --- products, as llama.cpp runs them ---
+
+
+def rows_of(work: Graph, node: str) -> list[tuple[str, float, float, float]]:
+    """Dtype, columns, rows and launches of a node's products."""
+    [found] = [item for item in work.nodes if item.name == node]
+    products = [kernel for kernel in found.forward if kernel.family == "linear"]
+    return [(kernel.dtype, kernel.dims["n"], kernel.dims["m"], kernel.count) for kernel in products]
+
+
+def test_kernels_of_llama_cpp() -> None:
+    """One token: a product for each matrix in the activations' dtype, gate and up in one; a prompt: eight-bit integers,
+    512 tokens at a time. Each follows a kernel that packs its activations."""
+    work = nj.graph_from_config("llama-3.1-8b", 1, 1024, "decode", weight_dtype="Q8_0")
+    assert rows_of(work, "layer.attention.qkv") == [("fp16", n, 1.0, 1.0) for n in (4096.0, 1024.0, 1024.0)]
+    assert rows_of(work, "layer.mlp.gate_up") == [("fp16", 2 * 14336.0, 1.0, 1.0)]
+    assert not {"layer.mlp.activation", "sampling"} & {node.name for node in work.nodes}
+    prompt = nj.graph_from_config("llama-3.1-8b", 1, 1024, "prefill", weight_dtype="Q8_0")
+    assert rows_of(prompt, "layer.mlp.gate_up") == [("int8", 14336.0, 512.0, 2.0)] * 2
+    for node in (*work.nodes, *prompt.nodes):
+        packing = [kernel for kernel in node.forward if kernel.op == "quantize"]
+        assert len(packing) == len([kernel for kernel in node.forward if kernel.family == "linear"])
+    on_volta = prompt.on(nj.load_gpu("V100").paths)
+    assert rows_of(on_volta, "layer.mlp.down") == [("fp16", 4096.0, 512.0, 2.0)]
+
+
+def test_engine_and_format_are_said() -> None:
+    packed = nj.graph_from_config("llama-3.1-8b", 1, 128, "decode", weight_dtype="q4_k_m")
+    assert packed.options["engine"] == "llama.cpp"
+    assert "engine llama.cpp assumed: weights of GGUF" in packed.notes
+    plain = nj.graph_from_config("llama-3.1-8b", 1, 128, "decode", engine="llama.cpp")
+    assert rows_of(plain, "layer.attention.output") == [("fp16", 4096.0, 1.0, 1.0)]
+    for load in ({"engine": "ollama"}, {"engine": "llama.cpp", "execution": "eager"}):
+        assert "llama.cpp" in message(lambda load=load: nj.graph_from_config("llama-3.1-8b", 1, 128, "decode", **load))
+
+
+KINDS = ("Q3_K_S", "Q4_K_S")
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Any:
+    return nj.load_predictor("tensorcore")
+
+
+def test_unpacking_takes_time_on_a_slow_clock(predictor: Any) -> None:
+    """Q3_K has fewer bytes than Q4_K and more instructions: at half the clock it is no longer the faster one."""
+    gpu = nj.load_gpu("RTX 3090")
+    works = {kind: nj.graph_from_config("llama-3.1-8b", 1, 512, "decode", weight_dtype=kind) for kind in KINDS}
+
+    def seconds(machine: GPU) -> dict[str, float]:
+        return {kind: float(nj.latency(predictor, machine, work.kernels)) for kind, work in works.items()}
+
+    full, slow = (
+        seconds(gpu),
+        seconds(gpu.replace(clock_hz=gpu.clock_hz / 3.0, fp32_flop_per_s=gpu.fp32_flop_per_s / 3.0)),
+    )
+    assert full["Q3_K_S"] < full["Q4_K_S"]
+    assert slow["Q3_K_S"] > slow["Q4_K_S"]
+    assert all(slow[kind] > full[kind] for kind in KINDS)
+
+
+def test_a_forecast_says_what_fits(predictor: Any) -> None:
+    """First: whether it fits, and the longest context that would; then how fast, in a wide interval that is said."""
+    gpu = nj.load_gpu("RTX 3060")
+    work = nj.graph_from_config("llama-3.1-8b", 1, 4096, "decode", weight_dtype="Q4_K_M")
+    forecast = nj.predict(predictor, gpu, work)
+    longest = forecast.longest_context
+    assert longest is not None
+    at_most = nj.graph_from_config("llama-3.1-8b", 1, longest, "decode", weight_dtype="Q4_K_M")
+    assert gpu.mem_bytes - 131_072 <= footprint(at_most).total <= gpu.mem_bytes
+    text = str(forecast)
+    assert text.index("memory ") < text.index("total ")
+    assert f"fits in 12.0 GiB; contexts of up to {longest:,} tokens fit" in text
+    assert forecast.interval_s is not None
+    assert forecast.interval_s[1] / forecast.interval_s[0] > 2.0
+    assert any("packed weights" in note and "never measured" in note for note in forecast.notes)
+    large = nj.predict(predictor, gpu, nj.graph_from_config("llama-3.1-70b", 1, 128, "decode", weight_dtype="Q4_K_M"))
+    assert any("partial offload" in note for note in large.notes)
+    assert "DOES NOT FIT in 12.0 GiB; weights of 11" in str(large)

@@ -140,7 +140,7 @@ def split_work(
         bytes_moved=elements_moved(dims, share) * element_bytes,
         blocks=batch * jnp.ceil(m / tile_m) * jnp.ceil(n / tile_n) * split,
         block_flop=2.0 * rows * tile_n * steps,
-        block_bytes=size * ((tile_m + tile_n * share[:, None, None]) * steps + tile_m * tile_n),
+        block_bytes=size * ((rows + tile_n * share[:, None, None]) * steps + rows * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
         cold_bytes=dims["batch"] * dims["k"] * dims["n"] * share * element_bytes,
         **unpacking(dims, dims["m"], weights, tile_m, element_bytes),

@@ -502,6 +502,7 @@ def _step_graph(
         ),
         parameters=step.parameters,
         trained=step.trained,
+        context_bytes=step.context_bytes if step.serving else 0.0,
         launched="eager" if trained else "graph",
     )
 

@@ -81,7 +81,8 @@ class Step(Writer):
       requests, precision, mode, quantization: the workload.
       training: whether backward kernels are written.
       serving: whether the KV cache is kept after the step, and of the logits those of each request's last token only.
-      parameters, parameter_bytes: of the weights; expert_parameters: of routed experts; cache_bytes: of the KV cache.
+      parameters, parameter_bytes: of the weights; expert_parameters: of routed experts; cache_bytes: of the KV cache;
+        context_bytes: of one more token of every request, where it keeps them all.
       lora: adapters that alone are trained, None = all weights are; adapted: names of products that could have one;
         adapters: elements of those there are.
       norms_in_sums: whether residual norms are part of the kernel that sums over tensor-parallel ranks before them.
@@ -105,6 +106,7 @@ class Step(Writer):
         self.serving = mode in ("prefill", "decode")
         self.quantization = quantization
         self.parameters = self.parameter_bytes = self.cache_bytes = self.expert_parameters = 0.0
+        self.context_bytes = 0.0
         self.adapters, self.adapted = 0.0, list[str]()
         self.norms_in_sums = False
         self.ledger = Ledger()
@@ -254,7 +256,8 @@ class Step(Writer):
             self.ledger.add(name, part, elements * self.repeat)
             for phase, kernels in zip(phases, self.products(part, rows, features, width, part.share), strict=True):
                 phase += kernels
-            if self.serving and part.dtype in EIGHT_BITS and (part.scheme.group[0] > 1 or name in UNFUSED):
+            eight = part.dtype in EIGHT_BITS and not part.scheme.unpack  # llama.cpp has kernels of its own
+            if self.serving and eight and (part.scheme.group[0] > 1 or name in UNFUSED):
                 phases[0].append(self._quantized(rows, width, part))
         self.emit(name, "linear", *phases, (rows, features))
         self.weight(bias)
@@ -414,7 +417,9 @@ class Step(Writer):
         most = window if kept_tokens is None else kept_tokens
         kept = np.minimum(tokens, most) if most else tokens
         of_token = cache_per_token if kept_per_token is None else kept_per_token
-        self.cache_bytes += self.repeat * float(kept.sum()) * of_token * dtype_bytes(precision.kv_cache)
+        token_bytes = self.repeat * of_token * dtype_bytes(precision.kv_cache)
+        self.cache_bytes += float(kept.sum()) * token_bytes
+        self.context_bytes += 0.0 if most else len(batch.context) * token_bytes
         shape = (batch.tokens, round(heads), round(head_size))
         if self.shard is not None and self.shard.context > 1:
             # Causal attention is balanced over the ranks: each does its part of the pairs of every sequence.
