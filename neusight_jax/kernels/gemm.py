@@ -57,7 +57,7 @@ floating point, product of the scales, two multiply-adds, its part of the loads 
 
 def unpacking(
     dims: Dims, rows: Array, weights: tuple[Array, Array], tile_rows: Array, element_bytes: Array
-) -> dict[str, Array]:
+) -> tuple[Array, Array] | tuple[None, None]:
     """`slots` and `block_slots` of `Work`: instructions to unpack weights, and to scale the sums of integers.
 
     Args:
@@ -68,16 +68,13 @@ def unpacking(
       element_bytes: of the product's dtype, 1 = integers [kernel].
     """
     if UNPACK not in dims:
-        return {}
+        return None, None
     few, unpack = rows <= FEW_ROWS, dims[UNPACK]
     scaled = jnp.where((unpack > 0) & (element_bytes == 1), SCALE_SLOTS / SCALED_STEPS, 0.0)
     once, scaled = jnp.where(few, 0.0, unpack)[:, None, None], jnp.where(few, 0.0, scaled)[:, None, None]
     whole, block = weights
     times = jnp.ceil(tile_rows / UNPACKED_ROWS)
-    return {
-        "slots": jnp.where(few, unpack * whole, 0.0),
-        "block_slots": block * (once * times + scaled * tile_rows),
-    }
+    return jnp.where(few, unpack * whole, 0.0), block * (once * times + scaled * tile_rows)
 
 
 def weight_share(dims: Dims) -> Float[Array, " kernel"]:
@@ -131,6 +128,7 @@ def split_work(
     steps = k / split
     share = weight_share(dims)
     weights = dims["batch"] * dims["n"] * dims["k"], tile_n * steps
+    slots, block_slots = unpacking(dims, dims["m"], weights, tile_m, element_bytes)
     rows = tile_m
     if UNPACK in dims:  # vectors are multiplied one by one, without padding
         alone = (dims["m"] <= FEW_ROWS) & (dims[UNPACK] > 0)
@@ -143,7 +141,8 @@ def split_work(
         block_bytes=size * ((rows + tile_n * share[:, None, None]) * steps + rows * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
         cold_bytes=dims["batch"] * dims["k"] * dims["n"] * share * element_bytes,
-        **unpacking(dims, dims["m"], weights, tile_m, element_bytes),
+        slots=slots,
+        block_slots=block_slots,
     )
 
 

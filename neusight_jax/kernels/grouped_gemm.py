@@ -75,6 +75,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     steps = 3.0 * hidden * inner / (cols * TILE_COLS)  # mean contraction of a block over both products
     share = weight_share(dims)
     weights = 3.0 * dims["active"] * dims["hidden"] * dims["inner"], TILE_COLS * steps
+    slots, block_slots = unpacking(dims, dims["tokens"], weights, tile, element_bytes)
     return Work(
         flop=flop(dims),
         bytes_moved=bytes_moved(dims, element_bytes, share),
@@ -83,7 +84,8 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         block_bytes=size * ((tile + TILE_COLS * share[:, None, None]) * steps + tile * TILE_COLS),
         block_steps=steps * jnp.ones_like(tile),
         cold_bytes=3.0 * dims["active"] * dims["hidden"] * dims["inner"] * share * element_bytes,
-        **unpacking(dims, dims["tokens"], weights, tile, element_bytes),
+        slots=slots,
+        block_slots=block_slots,
     )
 
 

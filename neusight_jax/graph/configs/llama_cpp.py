@@ -53,7 +53,7 @@ def as_llama_cpp(graph: Graph) -> Graph:
 
 def _projection_widths(nodes: Sequence[Node]) -> dict[str, tuple[float, ...]]:
     """Outputs of the projections to queries, keys and values, by section."""
-    widths = {}
+    widths: dict[str, tuple[float, ...]] = {}
     for node in nodes:
         for kernel in node.forward:
             if kernel.family in ("prefill", "decode"):

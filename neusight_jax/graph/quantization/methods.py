@@ -376,7 +376,8 @@ def _mlx_scheme(section: Section, outer: Section) -> Scheme:
 
 def _gguf(section: Section) -> Read:
     """GGUF's: a type for every tensor."""
-    types, schemes = dict(section.values.get("tensors") or ()), _named("gguf")
+    types: dict[str, str] = dict(section.values.get("tensors") or ())
+    schemes = _named("gguf")
 
     def scheme(kind: str) -> Scheme | None:
         if kind not in (*PLAIN, *schemes):
@@ -384,8 +385,9 @@ def _gguf(section: Section) -> Read:
         return schemes.get(kind)
 
     rules = tuple((names([text], section.where, True), scheme(kind)) for text, kind in patterns(types))
-    embedding = types.get("token_embd.weight", "F16")
-    return Read(rules, scheme(most_common(types)), scheme(types.get("output.weight", embedding)), scheme(embedding))
+    embedding: str = types.get("token_embd.weight", "F16")
+    head: str = types.get("output.weight", embedding)
+    return Read(rules, scheme(most_common(types)), scheme(head), scheme(embedding))
 
 
 METHODS: dict[str, Callable[[Section], Scheme | Read | None]] = {
