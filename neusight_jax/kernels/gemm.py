@@ -38,6 +38,21 @@ DIRECTIONS: tuple[int, ...] = (2, 4, 6)
 """Features a device effect may tilt along: the contraction (page reach), FLOP (heating up) and intensity."""
 
 
+def multiplied_rows(dims: Dims, rows: Array, block_rows: Array, tile_rows: Array) -> Array:
+    """Rows that a block multiplies: those of its tile, or only as many as there are where it unpacks on the way.
+
+    Args:
+      dims: of the kernels.
+      rows: that decide how a kernel goes about it [kernel].
+      block_rows: that there are for a block, broadcast against its tile.
+      tile_rows: of the tile.
+    """
+    if UNPACK not in dims:
+        return tile_rows
+    alone = (rows <= FEW_ROWS) & (dims[UNPACK] > 0)
+    return jnp.where(alone[:, None, None], jnp.minimum(block_rows, tile_rows), tile_rows)
+
+
 def flop(dims: Dims) -> Float[Array, " kernel"]:
     """Arithmetic of the product, 2·batch·M·N·K FLOP."""
     return 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
@@ -129,10 +144,7 @@ def split_work(
     share = weight_share(dims)
     weights = dims["batch"] * dims["n"] * dims["k"], tile_n * steps
     slots, block_slots = unpacking(dims, dims["m"], weights, tile_m, element_bytes)
-    rows = tile_m
-    if UNPACK in dims:  # vectors are multiplied one by one, without padding
-        alone = (dims["m"] <= FEW_ROWS) & (dims[UNPACK] > 0)
-        rows = jnp.where(alone[:, None, None], jnp.minimum(m, tile_m), tile_m)
+    rows = multiplied_rows(dims, dims["m"], m, tile_m)
     return Work(
         flop=flop(dims),
         bytes_moved=elements_moved(dims, share) * element_bytes,

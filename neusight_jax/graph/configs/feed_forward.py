@@ -105,7 +105,7 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
         stored = part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
         step.count((local + shared) * elements * part.share, (local + shared) * stored * part.share)
         step.expert_parameters += local * elements * part.share * step.repeat
-        step.ledger.add("mlp.experts", part, (local + shared) * elements * step.repeat)
+        step.ledger.add("mlp.experts", part.of_rows(tokens), (local + shared) * elements * step.repeat)
         if not step.training:
             phases[0].append(_expert_kernel(dims, part, stored / elements))
             continue

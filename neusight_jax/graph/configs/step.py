@@ -227,7 +227,7 @@ class Step(Writer):
         for part in () if shared else self.stored("embedding", self.precision.activations):
             stored = part.scheme.weight_bytes(vocabulary, hidden) * part.share
             self.count(float(vocabulary) * hidden * part.share, stored)
-            self.ledger.add("embedding", part, float(vocabulary) * hidden)
+            self.ledger.add("embedding", part.of_rows(self.requests.tokens), float(vocabulary) * hidden)
         self.stream("embedding", "stream", "embedding", self.requests.tokens, hidden, 1, 1)
 
     def linear(
@@ -253,7 +253,7 @@ class Step(Writer):
             elements = float(features) * width
             if not tied:
                 self.count(elements * part.share, part.scheme.weight_bytes(features, width) * part.share)
-            self.ledger.add(name, part, elements * self.repeat)
+            self.ledger.add(name, part.of_rows(rows), elements * self.repeat)
             for phase, kernels in zip(phases, self.products(part, rows, features, width, part.share), strict=True):
                 phase += kernels
             eight = part.dtype in EIGHT_BITS and not part.scheme.unpack  # llama.cpp has kernels of its own
