@@ -82,6 +82,7 @@ class Forecast(Result):
       tokens: that a step works on; a decode step makes one for each request.
       gpus: that it occupies.
       memory: what the workload needs, of the fullest rank; mem_bytes: what a GPU has.
+      longest_context: tokens that every request of a served model could have in it; None where nobody knows.
       interval_s: 80 % interval of `total_s`, (low, high); None from a predictor that carries none.
       energy_j: joules of a step, of all GPUs: the boards alone; clock_hz: that they settle at.
       energy_kwh, electricity_dollars, co2e_t: of a whole run at the meter (`electricity.Electricity`), where asked.
@@ -99,6 +100,7 @@ class Forecast(Result):
     gpus: int = 1
     memory: Footprint | None = None
     mem_bytes: float = 0.0
+    longest_context: int | None = None
     interval_s: tuple[float, float] | None = None
     energy_j: float = 0.0
     clock_hz: float = 0.0
@@ -237,6 +239,8 @@ class Forecast(Result):
         if self.memory is not None:
             sizes = {f"{name}_bytes": value for name, value in asdict(self.memory).items()}
             memory = {**sizes, "total_bytes": self.memory.total, "gpu_bytes": self.mem_bytes, "fits": self.fits}
+            if self.longest_context is not None:
+                memory["longest_context"] = self.longest_context
         kernels: dict[str, Any] = {}
         if self.columns:
             kernels = {

@@ -93,6 +93,20 @@ def memory_bytes(graph: Graph) -> float:
     return footprint(graph).total
 
 
+def longest_context(graph: Graph, mem_bytes: float) -> int | None:
+    """Tokens that the sequence of every request could have in a memory, 0 = none; None where the graph does not say."""
+    if not graph.context_bytes:
+        return None
+    return max(graph.sequence_length + math.floor((mem_bytes - memory_bytes(graph)) / graph.context_bytes), 0)
+
+
+def offload_notes(graph: Graph, mem_bytes: float) -> tuple[str, ...]:
+    """A note where an engine would leave layers to the CPU; none elsewhere."""
+    if "engine" not in graph.options or memory_bytes(graph) <= mem_bytes:
+        return ()
+    return ("does not fit: llama.cpp would run some layers on the CPU (partial offload), which is not modelled here",)
+
+
 def crowded_notes(needed_bytes: float, mem_bytes: float) -> tuple[str, ...]:
     """Notes on a training step that nearly fills the memory, or exceeds it; none of any other."""
     share = needed_bytes / mem_bytes if mem_bytes > 0 else 0.0

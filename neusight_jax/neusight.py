@@ -61,7 +61,7 @@ class NeuSightPredictor:
         size = element_bytes(batch.dtype)
         work = family.work(batch.dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
-        bounds = lower_bounds(gpu, work, peak, linked_topology(family, machine))
+        bounds = lower_bounds(gpu, work, peak, linked_topology(family, machine), isolated)
         tile = choose_tile(self.tiles[family.network], gpu, work, family.features(batch.dims, size), relaxation)
         zero = jnp.zeros_like(work.flop)
         if family.network != family.name:

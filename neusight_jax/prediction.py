@@ -39,7 +39,7 @@ from neusight_jax.job.step import (
 )
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
-from neusight_jax.memory import crowded_notes, footprint
+from neusight_jax.memory import crowded_notes, footprint, longest_context, offload_notes
 from neusight_jax.model.intervals import in_labels, kernel_interval
 from neusight_jax.model.latency import in_row_order, require_covered
 from neusight_jax.model.power import Draw, PowerLaw, Settled, at_clock, is_limited, power_law, settle
@@ -103,6 +103,7 @@ def predict(
     mem_bytes = float(np.asarray(gpu.mem_bytes))
     interval, warnings = interval_of(predictor, gpu, rows)
     crowded = crowded_notes(memory.total, mem_bytes) if memory and graph.mode == "training" else ()
+    crowded += offload_notes(graph, mem_bytes)
     cost = np.asarray(rows["seconds"] * rows["count"], np.float64)
     made = Forecast(
         model=graph.name,
@@ -115,6 +116,7 @@ def predict(
         gpus=num_gpus(graph),
         memory=memory,
         mem_bytes=mem_bytes,
+        longest_context=longest_context(graph, mem_bytes),
         interval_s=interval,
         notes=(*told, *crowded, *warnings),
     )

@@ -9,7 +9,7 @@ import numpy as np
 from neusight_jax.graph.graph import UNMODELLED, Graph
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import WEIGHT_SHARE
+from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
 from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8
 from neusight_jax.model.latency import in_row_order
@@ -51,12 +51,18 @@ def unmeasured_notes(graph: Graph, columns: Mapping[str, np.ndarray], gpu: GPU) 
     }
     if GROUPED_GEMM.name in widths:  # experts were measured so
         widths[GROUPED_GEMM.name] = np.ones_like(widths[GROUPED_GEMM.name])
-    narrow = in_row_order(graph.kernels, widths) < 1.0
+    counted = _unpacking(graph)
+    narrow = (in_row_order(graph.kernels, widths) < 1.0) & ~counted
     cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
     if share := float(cost[narrow].sum() / max(cost.sum(), 1e-30)):
         notes.append(
             f"weight-only products ({share:.0%} of the time) were never measured: forecast as plain ones that read "
             "fewer bytes, without what widening the weights costs"
+        )
+    if share := float(cost[counted].sum() / max(cost.sum(), 1e-30)):
+        notes.append(
+            f"products of packed weights ({share:.0%} of the time) were never measured: bytes as stored, unpacking by "
+            "counted instructions; the interval allows another factor of three either way"
         )
     return notes
 
@@ -79,11 +85,21 @@ def _vendor_notes(columns: Mapping[str, np.ndarray], gpu: GPU) -> list[str]:
     ]
 
 
+def _unpacking(graph: Graph) -> np.ndarray:
+    """Mask of the kernels that unpack weights by counted instructions, in the order of the table."""
+    slots = {
+        name: np.asarray(batch.dims.get(UNPACK, np.zeros(batch.row.shape)))
+        for name, batch in graph.kernels.families.items()
+    }
+    mask: np.ndarray = in_row_order(graph.kernels, slots) > 0.0
+    return mask
+
+
 def _modelled_notes(graph: Graph, columns: Mapping[str, np.ndarray]) -> list[str]:
     """A note of kernels that are modelled and were never measured, by dtype or operator, and their share of time."""
     cost = np.asarray(columns["seconds"] * columns["count"], np.float64)
     modelled = np.array([not node.op.startswith(UNMODELLED) for node in graph.nodes], bool)[columns["node"].astype(int)]
-    rows = (columns["unmeasured"] > 0.0) & modelled
+    rows = (columns["unmeasured"] > 0.0) & modelled & ~_unpacking(graph)
     if not rows.any():
         return []
     pairs = zip(columns["op"][rows], columns["dtype"][rows], strict=True)

@@ -94,6 +94,8 @@ def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
     parts.append(str(load["dtype"]))
     if load["weight_dtype"] not in (None, load["dtype"]):
         parts.append(f"weights {load['weight_dtype']}")
+    if load.get("engine"):
+        parts.append(str(load["engine"]))
     if load["kv_dtype"] not in (None, load["dtype"]) and load["mode"] in ("prefill", "decode"):
         parts.append(f"KV cache {load['kv_dtype']}")
     if load.get("lora"):

@@ -93,8 +93,8 @@ LORA_RANK = "Training of decoders with LoRA: rank of the adapters that alone are
 LORA_TARGETS = "With --lora-rank: parts of names of the products that have one: qkv, attention, mlp.down ..."
 _KV_DTYPE = "as the config's quantization, fp8 for fp8 and fp4, else as --dtype"
 _WEIGHT_DTYPE = (
-    "What weights are stored in, decoders only: int4, fp4, fp8, int8 or wider. Narrower than --dtype, they are widened "
-    "in the products (weight-only)."
+    "What weights are stored in, decoders only: int4, fp4, fp8, int8 or wider, or a mixture of GGUF such as Q4_K_M. "
+    "Narrower than --dtype, they are widened in the products (weight-only)."
 )
 _FUSED = "Merge elementwise chains as a compiler would, or not; decoders and ViT run fused kernels either way."
 _EXECUTION = "Software that runs it: eager (PyTorch, its host included), compiled, or engine."
@@ -115,7 +115,15 @@ GradientDtype = Annotated[
 ]
 LoraRank = Annotated[int | None, option(LORA_RANK, default="all weights are trained")]
 LoraTargets = Annotated[str | None, option(LORA_TARGETS, default="all of a layer")]
-WeightDtype = Annotated[str | None, option(_WEIGHT_DTYPE, default="as the config's quantization, else as --dtype")]
+WeightDtype = Annotated[
+    str | None,
+    option(
+        _WEIGHT_DTYPE,
+        *("--weight-dtype", "--weights"),
+        metavar="NAME",
+        default="as the config's quantization, else as --dtype",
+    ),
+]
 KvDtype = Annotated[str | None, option("Of the KV cache, decoders only.", default=_KV_DTYPE)]
 
 
@@ -162,6 +170,10 @@ class WorkloadOptions(_Options):
             "Prefill and decode: keys the last new token sees, one number or one for each request.",
             default="the sequence length",
         ),
+    ] = None
+    engine: Annotated[
+        str | None,
+        option("Of a decoder's forward step: llama.cpp.", metavar="NAME", default="a server's, llama.cpp for GGUF"),
     ] = None
     weight_dtype: WeightDtype = None
     kv_dtype: KvDtype = None

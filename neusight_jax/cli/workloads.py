@@ -230,6 +230,7 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
         lora=lora_of(load.lora_rank, load.lora_targets),
         execution=load.execution,
         attention=load.attention,
+        engine=load.engine,
     )
     if load.fused is not None and "weight_dtype" in graph.options:  # a decoder or ViT
         flag = "--fused" if load.fused else "--eager"

@@ -126,6 +126,7 @@ class Graph(Record):
       notes: what the front-end assumed or left out, one line each; every forecast of the graph shows them.
       parameters: elements of all parameters, each once; None where the front-end does not say.
       trained: those of them that are trained; None = all.
+      context_bytes: memory of one more token of every request that is served; 0 = not served, or not known.
       launched: how its kernels are launched.
     """
 
@@ -142,6 +143,7 @@ class Graph(Record):
     notes: tuple[str, ...] = ()
     parameters: float | None = None
     trained: float | None = None
+    context_bytes: float = 0.0
     launched: Launched = "graph"
 
     def summary(self) -> str:

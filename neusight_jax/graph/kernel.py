@@ -12,7 +12,7 @@ from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import Shape
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.collective import check_group, collective_dims
-from neusight_jax.kernels.family import WEIGHT_SHARE
+from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.kernels.tensor_gemm import LOAD_BYTES
 
@@ -82,6 +82,7 @@ def matrix_product(
     dtype: str,
     count: float = 1.0,
     weight_share: float = 1.0,
+    unpack: float = 0.0,
     *,
     upright: bool = True,
 ) -> Kernel:
@@ -95,6 +96,7 @@ def matrix_product(
       dtype: of the arithmetic, one of `arithmetic.DTYPES`.
       count: launches.
       weight_share: bytes of K×N as stored over those in `dtype`.
+      unpack: instructions of a lane that an element of K×N takes to be unpacked, where they were counted.
       upright: whether rows of M×K lie in memory. Else its columns do, as in the gradient of weights: on tensor cores
         M's alignment then counts as N's does, so that the worse of them is N.
     """
@@ -103,6 +105,7 @@ def matrix_product(
     family = "bmm" if batch > 1 else "linear"
     dims = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
     narrow = {} if weight_share == 1.0 else {WEIGHT_SHARE: weight_share}
+    narrow |= {UNPACK: unpack} if unpack else {}
     return Kernel(family, family, {**dims, **narrow}, count, dtype)
 
 

@@ -1,4 +1,4 @@
-"""The GPU catalog: `datasets/gpus.yaml`, by canonical name or alias."""
+"""The GPU catalog: `datasets/gpus.yaml` and `datasets/boards.yaml`, by canonical name or alias."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class GPUInfo:
 
     Attributes:
       name: canonical name, the driver's where known.
-      vendor: "NVIDIA", "AMD" or "Intel".
+      vendor: "NVIDIA", "AMD", "Intel" or "other".
       architecture: e.g. "ampere", "cdna2".
-      memory: "hbm", "gddr", or "gddr_ecc" where the board ships with ECC on and keeps the codes in the same GDDR.
+      memory: "hbm", "gddr", "lpddr", or "gddr_ecc" where the board ships with ECC on and keeps the codes in the same
+        GDDR.
       aliases: other names it answers to.
       lanes_per_sm: fp32 lanes of one SM; fp32 peak = SMs × lanes × 2 × clock.
       sources: figure -> where it can be checked.
@@ -46,9 +47,10 @@ def fold_name(name: str) -> str:
     return re.sub(r"^(nvidia|amd|intel)(?=.)", "", folded)
 
 
+@functools.cache
 def _entries() -> dict[str, dict[str, Any]]:
-    """The catalog file, canonical name -> entry."""
-    return table("datasets", "gpus")
+    """The catalog files, canonical name -> entry."""
+    return {**table("datasets", "gpus"), **table("datasets", "boards")}
 
 
 @functools.cache

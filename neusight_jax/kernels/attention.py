@@ -99,6 +99,12 @@ def bytes_moved(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Arr
     return element_bytes * dims["head_size"] * (queries + cache)
 
 
+def cached_bytes(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
+    """Keys and values of earlier steps, bytes: those of the new tokens were just written."""
+    earlier = jnp.maximum(dims["keys"] - dims["queries"], 0.0)
+    return 2.0 * element_bytes * dims["head_size"] * dims["kv_heads"] * dims["kv_share"] * earlier
+
+
 def _block_bytes(dims: Dims, element_bytes: Array, rows: Array, keys: Array) -> Array:
     share, size = (dims[name][:, None, None] for name in ("kv_share", "head_size"))
     return element_bytes[:, None, None] * size * (2.0 * rows + 2.0 * keys * share)
@@ -146,6 +152,7 @@ def _prefill_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         block_steps=keys,
         block_exponentials=rows * keys,
         more_launches=_run_by(dims, FLASH3),
+        cold_bytes=cached_bytes(dims, element_bytes),
     )
 
 
@@ -170,6 +177,7 @@ def _decode_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         block_steps=keys * jnp.ones_like(rows),
         block_exponentials=rows * keys,
         more_launches=_run_by(dims, FLASH3) * (1.0 + dims["windowed"]),
+        cold_bytes=cached_bytes(dims, element_bytes),
     )
 
 

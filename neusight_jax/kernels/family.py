@@ -31,6 +31,10 @@ SCALE_BLOCK = "scale_block"
 """Key under which dims hold the elements along the contraction that share a scale in both operands; 0 = rows or whole
 tensors have one."""
 
+UNPACK = "unpack"
+"""Key under which dims hold the instructions of a lane that a weight takes to be unpacked, where they were counted; 0 =
+they were not, or there is nothing to unpack."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -94,6 +98,10 @@ class Work:
       wire: what goes to other GPUs; None = nothing does.
       row_passes: of row reductions; None = of other kernels.
       vector_flop: fp32 FLOP of the vector path between the products, which wait for it; None = there are none.
+      cold_bytes: traffic of what no kernel of a running model wrote just before, weights and the KV cache, bytes; None
+        = there is none.
+      slots: instructions of a lane, of a kernel that unpacks weights as they come from memory; None = none does.
+      block_slots: those of one block that unpacks its weights first and scales its sums after; None likewise.
     """
 
     flop: Float[Array, " kernel"]
@@ -113,6 +121,9 @@ class Work:
     wire: Wire | None = None
     row_passes: RowPasses | None = None
     vector_flop: Float[Array, " kernel"] | None = None
+    cold_bytes: Float[Array, " kernel"] | None = None
+    slots: Float[Array, " kernel"] | None = None
+    block_slots: Float[Array, "kernel tile split"] | None = None
 
     @property
     def bound_flop(self) -> Float[Array, " kernel"]:

@@ -2,7 +2,8 @@
 
 K×N are the weights. They may be stored narrower than the product's dtype and widened on the way to the arithmetic
 (`WEIGHT_SHARE`): less traffic, the same FLOP. How long the widening takes was never measured, and networks see the
-product as if nothing were narrow, so that narrower weights never take longer.
+product as if nothing were narrow, so that narrower weights never take longer. Where its instructions were counted
+(`UNPACK`, weights of GGUF), blocks issue them beside their arithmetic.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import TILE, WEIGHT_SHARE, Dims, Family, Work
+from neusight_jax.kernels.family import TILE, UNPACK, WEIGHT_SHARE, Dims, Family, Work
 
 TILES: tuple[tuple[int, int], ...] = (
     (32, 32),
@@ -37,13 +38,58 @@ DIRECTIONS: tuple[int, ...] = (2, 4, 6)
 """Features a device effect may tilt along: the contraction (page reach), FLOP (heating up) and intensity."""
 
 
+def multiplied_rows(dims: Dims, rows: Array, block_rows: Array, tile_rows: Array) -> Array:
+    """Rows that a block multiplies: those of its tile, or only as many as there are where it unpacks on the way.
+
+    Args:
+      dims: of the kernels.
+      rows: that decide how a kernel goes about it [kernel].
+      block_rows: that there are for a block, broadcast against its tile.
+      tile_rows: of the tile.
+    """
+    if UNPACK not in dims:
+        return tile_rows
+    alone = (rows <= FEW_ROWS) & (dims[UNPACK] > 0)
+    return jnp.where(alone[:, None, None], jnp.minimum(block_rows, tile_rows), tile_rows)
+
+
 def flop(dims: Dims) -> Float[Array, " kernel"]:
     """Arithmetic of the product, 2·batch·M·N·K FLOP."""
     return 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
 
 
-OPTIONS: tuple[tuple[str, float], ...] = ((WEIGHT_SHARE, 1.0),)
+OPTIONS: tuple[tuple[str, float], ...] = ((WEIGHT_SHARE, 1.0), (UNPACK, 0.0))
 """Dims that a product may leave out."""
+
+FEW_ROWS = 8
+"""Rows of M up to which llama.cpp multiplies weights as it unpacks them (`MMVQ_MAX_BATCH_SIZE`)."""
+UNPACKED_ROWS = 128.0
+"""Rows of M that a weight is unpacked for at a time: the largest tile of llama.cpp's mmq.cu."""
+SCALED_STEPS, SCALE_SLOTS = 32.0, 5.0
+"""Products of eight-bit integers that are summed before their scales apply, and the instructions a sum takes then: to
+floating point, product of the scales, two multiply-adds, its part of the loads (counted, mmq-vec-dot.cuh)."""
+
+
+def unpacking(
+    dims: Dims, rows: Array, weights: tuple[Array, Array], tile_rows: Array, element_bytes: Array
+) -> tuple[Array, Array] | tuple[None, None]:
+    """`slots` and `block_slots` of `Work`: instructions to unpack weights, and to scale the sums of integers.
+
+    Args:
+      dims: of the kernels, `UNPACK` among them, or there is nothing to unpack.
+      rows: of M that decide how a kernel goes about it [kernel].
+      weights: elements of the kernel [kernel] and of a block [kernel, tile, split].
+      tile_rows: rows of a block, broadcast against its weights.
+      element_bytes: of the product's dtype, 1 = integers [kernel].
+    """
+    if UNPACK not in dims:
+        return None, None
+    few, unpack = rows <= FEW_ROWS, dims[UNPACK]
+    scaled = jnp.where((unpack > 0) & (element_bytes == 1), SCALE_SLOTS / SCALED_STEPS, 0.0)
+    once, scaled = jnp.where(few, 0.0, unpack)[:, None, None], jnp.where(few, 0.0, scaled)[:, None, None]
+    whole, block = weights
+    times = jnp.ceil(tile_rows / UNPACKED_ROWS)
+    return jnp.where(few, unpack * whole, 0.0), block * (once * times + scaled * tile_rows)
 
 
 def weight_share(dims: Dims) -> Float[Array, " kernel"]:
@@ -96,13 +142,20 @@ def split_work(
     split = jnp.clip(jnp.floor(k / min_split_steps), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
     steps = k / split
     share = weight_share(dims)
+    weights = dims["batch"] * dims["n"] * dims["k"], tile_n * steps
+    slots, block_slots = unpacking(dims, dims["m"], weights, tile_m, element_bytes)
+    rows = multiplied_rows(dims, dims["m"], m, tile_m)
     return Work(
         flop=flop(dims),
         bytes_moved=elements_moved(dims, share) * element_bytes,
         blocks=batch * jnp.ceil(m / tile_m) * jnp.ceil(n / tile_n) * split,
-        block_flop=2.0 * tile_m * tile_n * steps,
-        block_bytes=size * ((tile_m + tile_n * share[:, None, None]) * steps + tile_m * tile_n),
+        block_flop=2.0 * rows * tile_n * steps,
+        block_bytes=size * ((rows + tile_n * share[:, None, None]) * steps + rows * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
+        # Batches multiply activations, which a kernel wrote just before.
+        cold_bytes=jnp.where(dims["batch"] > 1, 0.0, dims["k"] * dims["n"] * share * element_bytes),
+        slots=slots,
+        block_slots=block_slots,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.kernels.family import Dims, Family, Work
-from neusight_jax.kernels.gemm import OPTIONS, weight_share
+from neusight_jax.kernels.gemm import OPTIONS, multiplied_rows, unpacking, weight_share
 
 DIMS: tuple[str, ...] = ("tokens", "rows", "active", "hidden", "inner")
 """Tokens of the batch, token-expert pairs served here, experts here with work; widths of model and expert."""
@@ -74,13 +74,19 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     cols = jnp.ceil(2.0 * inner / TILE_COLS) + jnp.ceil(hidden / TILE_COLS)
     steps = 3.0 * hidden * inner / (cols * TILE_COLS)  # mean contraction of a block over both products
     share = weight_share(dims)
+    weights = 3.0 * dims["active"] * dims["hidden"] * dims["inner"], TILE_COLS * steps
+    slots, block_slots = unpacking(dims, dims["tokens"], weights, tile, element_bytes)
+    taken = multiplied_rows(dims, dims["tokens"], rows / busy, tile)
     return Work(
         flop=flop(dims),
         bytes_moved=bytes_moved(dims, element_bytes, share),
         blocks=busy * jnp.ceil(rows / busy / tile) * cols,
-        block_flop=2.0 * tile * TILE_COLS * steps,
-        block_bytes=size * ((tile + TILE_COLS * share[:, None, None]) * steps + tile * TILE_COLS),
+        block_flop=2.0 * taken * TILE_COLS * steps,
+        block_bytes=size * ((taken + TILE_COLS * share[:, None, None]) * steps + taken * TILE_COLS),
         block_steps=steps * jnp.ones_like(tile),
+        cold_bytes=3.0 * dims["active"] * dims["hidden"] * dims["inner"] * share * element_bytes,
+        slots=slots,
+        block_slots=block_slots,
     )
 
 

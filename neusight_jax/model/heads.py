@@ -24,7 +24,9 @@ from neusight_jax.model.roofline import (
     LEAST_SHARE,
     RESIDENT_THREADS,
     UNSAID_J,
+    Isolated,
     Relaxation,
+    cold_bytes,
     column,
     dram_bytes,
     exponentials_per_s,
@@ -37,6 +39,7 @@ from neusight_jax.model.roofline import (
     kept_ramp,
     reread_bytes,
     rotated_ramp,
+    slot_s,
     warm_ramp,
     whole_waves,
 )
@@ -161,6 +164,7 @@ class Launch:
       block_s: seconds of one block's arithmetic.
       least_s: what a kernel without FLOP takes to issue its instructions, so that its logarithms are finite and scale.
       topology: how GPUs are joined, of kernels that send to others.
+      isolated: whether the kernels run alone.
     """
 
     gpu: GPU
@@ -174,6 +178,7 @@ class Launch:
     block_s: Float[Array, "kernel tile split"]
     least_s: Float[Array, "kernel 1"]
     topology: Topology | None = None
+    isolated: Isolated = True
 
     @property
     def kilocycle_s(self) -> Float[Array, " kernel"]:
@@ -202,6 +207,7 @@ def launched(
     relaxation: Relaxation = 0.0,
     physics: Physics = STANDARD,
     topology: Topology | None = None,
+    isolated: Isolated = True,
 ) -> Launch:
     """Kernels of one family on a machine, and what several heads need of them.
 
@@ -214,6 +220,7 @@ def launched(
       relaxation: as of `roofline.whole_waves`.
       physics: constants, those of the family's fit where there is one.
       topology: how GPUs are joined, for kernels that send to others; None for all others.
+      isolated: whether they run alone, and may find their operands in L2.
     """
     num_sms = column(gpu.num_sms, 2)
     if work.vector_flop is not None:
@@ -225,9 +232,14 @@ def launched(
         block_s += work.block_exponentials * (num_sms / column(exponentials_per_s(gpu, physics), 2) + vector)
     if family.vector_products:
         block_s = _with_operands(gpu, work, physics, block_s)
+    if work.slots is not None and work.block_slots is not None:
+        slots = work.block_slots
+        if family.vector_products:  # what unpacks on the way has no head of its own there
+            slots = slots + column(work.slots, 2) / work.blocks
+        block_s += slots * num_sms * column(slot_s(gpu, physics), 2)
     least_s = (LEAST_SHARE * work.bytes_moved / gpu.mem_bytes_per_s)[:, None]
     waves = whole_waves(work.blocks, num_sms, relaxation)
-    return Launch(gpu, family, work, peak, dtype, physics, relaxation, waves, block_s, least_s, topology)
+    return Launch(gpu, family, work, peak, dtype, physics, relaxation, waves, block_s, least_s, topology, isolated)
 
 
 def _with_operands(
@@ -248,7 +260,10 @@ def _compute(at: Launch) -> Times:
     the menu in whole waves; on tensor cores also the traffic of every tile at the L2-to-SM rate."""
     work, gpu = at.work, at.gpu
     streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * at.block_s[:, -1, 0]
-    times = [work.bound_flop / at.peak, streamed]
+    arithmetic = work.bound_flop / at.peak
+    if work.block_slots is not None:
+        arithmetic += fastest(fastest(work.blocks * work.block_slots)) * slot_s(gpu, at.physics)
+    times = [arithmetic, streamed]
     if work.form_flop is not None and work.form_bytes is not None:
         forms = jnp.maximum(work.form_flop / at.peak[:, None], work.form_bytes / column(gpu.mem_bytes_per_s, 1))
         times.append(fastest(forms))
@@ -259,11 +274,12 @@ def _compute(at: Launch) -> Times:
 
 
 def _dram(at: Launch) -> Times:
-    """All traffic, the traffic that cannot stay in L2 and, where algorithms differ, the most any of them moves, at DRAM
-    bandwidth; what is fetched again on top of each."""
+    """All traffic, the traffic that cannot stay in L2 (weights and the KV cache, in a running model) and, where
+    algorithms differ, the most any of them moves, at DRAM bandwidth; what is fetched again on top of each."""
     work, gpu = at.work, at.gpu
     ramp = rotated_ramp(at.physics) if at.family.l2_operands else warm_ramp(at.physics)
-    traffic = [work.bytes_moved, dram_bytes(work, gpu.l2_bytes, ramp, at.physics.warm_share)]
+    lost = dram_bytes(work, gpu.l2_bytes, ramp, at.physics.warm_share)
+    traffic = [work.bytes_moved, jnp.maximum(lost, cold_bytes(work, at.isolated))]
     if work.form_bytes is not None:
         traffic.append(jnp.max(work.form_bytes, axis=1))
     again = fetched_again(gpu, work, at.physics)
@@ -297,7 +313,7 @@ def _onchip(at: Launch) -> Times:
 def _issue(at: Launch) -> Times:
     """fp32 vector arithmetic at the warp schedulers' rate, with all FLOP and with the fewest; less on an fp32 matrix
     path that is fast enough, none on other matrix paths; where loads narrower than 16 bytes take as many clocks as wide
-    ones, theirs."""
+    ones, theirs; where weights are unpacked as they come from memory, that."""
     gpu = at.gpu
     issue = at.flop / column(issued_flop_per_s(gpu, at.physics, at.family.matrix), 1)
     if at.family.matrix:
@@ -306,6 +322,8 @@ def _issue(at: Launch) -> Times:
         waves = whole_waves(at.work.load_blocks, column(gpu.num_sms, 2), at.relaxation)
         loads = waves * at.work.load_cycles / column(gpu.clock_hz, 2)
         issue = jnp.maximum(issue, fastest(fastest(loads))[:, None])
+    if at.work.slots is not None:
+        issue = jnp.maximum(issue, (at.work.slots * slot_s(gpu, at.physics))[:, None])
     return jnp.maximum(issue, at.least_s)
 
 

@@ -31,7 +31,7 @@ from neusight_jax.arithmetic import DTYPES
 from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Machine, gpu_of
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.variant import PEAKS
-from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.family import UNPACK, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.model.residuals import other_vendor
 from neusight_jax.model.roofline import element_bytes
@@ -181,7 +181,9 @@ def outward(family: Family, batch: KernelBatch) -> Float[Array, "2 kernel"]:
     by_op = jnp.array([_OUTWARD_OPS.get(op, (0.0, 0.0)) for op in family.ops])
     unmeasured = _UNMEASURED_PRODUCTS if family.matrix else _UNMEASURED_DTYPES
     by_dtype = jnp.array([UNMEASURED if dtype in unmeasured else (0.0, 0.0) for dtype in DTYPES])
-    return jnp.maximum(by_op[batch.op], by_dtype[batch.dtype]).T
+    unpacked = jnp.asarray(batch.dims.get(UNPACK, jnp.zeros(batch.row.shape)))[:, None] > 0.0
+    by_weights = jnp.where(unpacked, jnp.array(UNMEASURED), 0.0)
+    return jnp.maximum(jnp.maximum(by_op[batch.op], by_dtype[batch.dtype]), by_weights).T
 
 
 def has_intervals(predictor: Predictor, family: Family) -> bool:

@@ -133,7 +133,7 @@ class MixturePredictor:
         work = family.work(dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
         physics = fitted_physics(parameters.physics)
-        at = launched(gpu, family, work, peak, batch.dtype, relaxation, physics, topology)
+        at = launched(gpu, family, work, peak, batch.dtype, relaxation, physics, topology, isolated)
         features = family.features(dims, size)
         residual = device_residual(parameters.effect, parameters.network, family, features)
         residual += table_residual(parameters.residual, gpu, isolated)
@@ -141,7 +141,7 @@ class MixturePredictor:
             parameters,
             apply_network(parameters.network, features),
             at,
-            lower_bounds(gpu, work, peak, at.topology),
+            lower_bounds(gpu, work, peak, at.topology, isolated),
             choose_tile(self.tiles[family.network], gpu, work, features),
             residual,
         )

@@ -40,7 +40,8 @@ class LowerBounds:
 
     Attributes:
       compute_s: FLOP that no algorithm avoids / peak of its path.
-      memory_s: traffic that cannot stay in L2 / DRAM bandwidth, or all traffic / L2 rate, whichever is longer.
+      memory_s: traffic that cannot stay in L2 / DRAM bandwidth, or all traffic / L2 rate, whichever is longer; inside a
+        running model weights and the KV cache cannot stay.
       roofline_s: the textbook roof, max(all FLOP / peak, all traffic / DRAM bandwidth).
     """
 
@@ -83,6 +84,11 @@ def issued_flop_per_s(gpu: GPU, physics: Physics, matrix: bool) -> Float[Array, 
     if not matrix:
         return jnp.asarray(vector)
     return jnp.maximum(vector, physics.matrix_issue * jnp.asarray(gpu.fp32_matrix_flop_per_s))
+
+
+def slot_s(gpu: GPU, physics: Physics) -> Float[Array, "*gpu"]:
+    """Seconds that an instruction of one lane takes of all the lanes there are."""
+    return 2.0 / issued_flop_per_s(gpu, physics, matrix=False)
 
 
 def joined_logs(log_s: Array, other_log_s: Array, norm: ArrayLike) -> Array:
@@ -175,6 +181,18 @@ def dram_bytes(work: Work, l2_bytes: ArrayLike, ramp: Ramp, warm_share: ArrayLik
     return work.bytes_moved * (share + (1.0 - share) * lost_share(work.bytes_moved, l2_bytes, ramp))
 
 
+def cold_bytes(work: Work, isolated: Isolated) -> Float[Array, " kernel"]:
+    """Traffic that comes from DRAM whatever the L2: inside a running model other kernels passed since, bytes.
+
+    Args:
+      work: of the kernels.
+      isolated: 1 where a kernel runs alone, and may find what it read in its last launch.
+    """
+    if work.cold_bytes is None:
+        return jnp.zeros_like(work.bytes_moved)
+    return work.cold_bytes * (1.0 - jnp.asarray(isolated, dtype=float))
+
+
 def lost_share(held: Float[Array, " kernel"], room: ArrayLike, ramp: Ramp) -> Float[Array, " kernel"]:
     """Share of what L2 should keep that it does not, given the bytes to be held; falls with the room in L2."""
     start, width = ramp
@@ -227,7 +245,13 @@ def wire_s(work: Work, topology: Topology) -> Float[Array, " kernel"]:
     return jnp.maximum(link_s, fastest(wire.nic_bytes) / topology.crossing_bytes_per_s)
 
 
-def lower_bounds(gpu: GPU, work: Work, peak: Float[Array, " kernel"], topology: Topology | None = None) -> LowerBounds:
+def lower_bounds(
+    gpu: GPU,
+    work: Work,
+    peak: Float[Array, " kernel"],
+    topology: Topology | None = None,
+    isolated: Isolated = True,
+) -> LowerBounds:
     """Lower bounds for kernels on a machine.
 
     Args:
@@ -235,10 +259,12 @@ def lower_bounds(gpu: GPU, work: Work, peak: Float[Array, " kernel"], topology: 
       work: of the kernels.
       peak: of their arithmetic path, FLOP/s.
       topology: how GPUs are joined; None = no kernel sends to other GPUs.
+      isolated: as of `cold_bytes`.
     Reference: Williams, Waterman, Patterson, CACM 2009; L2 and link terms ours.
     """
     onchip_s = work.bytes_moved / (STANDARD.l2_bytes_per_cycle * gpu.num_sms * gpu.clock_hz)
     moved = dram_bytes(work, gpu.l2_bytes, kept_ramp(STANDARD), STANDARD.warm_share)
+    moved = jnp.maximum(moved, cold_bytes(work, isolated))
     compute_s = work.bound_flop / peak
     memory_s = jnp.maximum(moved / gpu.mem_bytes_per_s, onchip_s)
     roofline_s = jnp.maximum(work.flop / peak, work.bytes_moved / gpu.mem_bytes_per_s)

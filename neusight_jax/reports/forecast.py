@@ -68,7 +68,10 @@ def tables(forecast: Forecast) -> RenderableType:
         columns = ["node", "op", "phase", "count", "each", "share", "tile", "waves", "utilization", "bound"]
         parts += shares("Families", "family", forecast.seconds_by("family"))
         parts.append(table("Ten most expensive kernels", columns, top, text_columns=3))
-    lines = (*_layout_lines(forecast), _total_line(forecast), *energy_line(forecast), *_memory_lines(forecast), "")
+    lines, memory = [_total_line(forecast), *energy_line(forecast)], _memory_lines(forecast)
+    # Whether a served model fits is the first question.
+    lines = [*memory, *lines] if forecast.longest_context is not None else [*lines, *memory]
+    lines = [*_layout_lines(forecast), *lines, ""]
     return headed(head(forecast), *lines, *parts, notes=forecast.notes)
 
 
@@ -110,7 +113,20 @@ def energy_line(forecast: Forecast) -> list[str]:
 
 def _memory_lines(forecast: Forecast) -> list[str]:
     whose = "fullest rank: " if forecast.gpus > 1 and "layout" in forecast.workload else ""
-    return [] if forecast.memory is None else [f"{whose}{memory_line(forecast.memory, forecast.mem_bytes)}"]
+    if forecast.memory is None:
+        return []
+    return [f"{whose}{memory_line(forecast.memory, forecast.mem_bytes)}{_context_text(forecast)}"]
+
+
+def _context_text(forecast: Forecast) -> str:
+    """The longest context that fits, in words."""
+    longest = forecast.longest_context
+    if longest is None:
+        return ""
+    if longest:
+        return f"; contexts of up to {longest:,} tokens {'fit' if forecast.fits else 'would'}"
+    rest = forecast.mem_bytes - forecast.memory_bytes + (forecast.memory.weights if forecast.memory else 0.0)
+    return f"; weights of {_gib(max(rest, 0.0))} GiB would"
 
 
 def memory_line(memory: Footprint, mem_bytes: float) -> str:

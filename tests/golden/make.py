@@ -28,6 +28,7 @@ from neusight_jax.kernels.families import FAMILIES, TENSOR_FAMILIES
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+from neusight_jax.tables import table
 
 FILE = Path(__file__).with_name("tensorcore.npz")
 CHECKPOINT = "tensorcore"
@@ -118,13 +119,14 @@ def _cases() -> dict[str, Any]:
             "dtype": [dtypes[row // 2 % len(dtypes)] for row in range(ROWS)],
             "op": [ops[row % len(ops)] for row in range(ROWS)],
         }
-    return {"families": families, "gpus": nj.list_gpus(), "interval_gpus": INTERVAL_GPUS, "models": MODELS}
+    gpus = list(table("datasets", "gpus"))
+    return {"families": families, "gpus": gpus, "interval_gpus": INTERVAL_GPUS, "models": MODELS}
 
 
 def _table(kernels: list[Kernel]) -> KernelTable:
     """Kernels as a table without empty families."""
-    table = table_from_kernels(kernels)
-    return KernelTable({name: batch for name, batch in table.families.items() if batch.num_rows})
+    rows = table_from_kernels(kernels)
+    return KernelTable({name: batch for name, batch in rows.families.items() if batch.num_rows})
 
 
 def kernels_of(header: Mapping[str, Any], dims: Mapping[str, np.ndarray], name: str) -> list[Kernel]:

@@ -26,6 +26,7 @@ from neusight_jax.graph.configs.config import (
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder
 from neusight_jax.graph.configs.eager import ATTENTIONS, EXECUTIONS, as_eager
 from neusight_jax.graph.configs.fusion import fuse
+from neusight_jax.graph.configs.llama_cpp import ENGINES, LLAMA_CPP, as_llama_cpp
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.step import Step, precision
@@ -33,6 +34,7 @@ from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import MODES, Footprint, Graph
 from neusight_jax.graph.keys import Keys, unread_notes
 from neusight_jax.graph.optimizers import with_states
+from neusight_jax.graph.quantization.gguf import mixture_of, mixture_types
 from neusight_jax.graph.quantization.quantization import QUANTIZED, Quantization, has_quantization, read_quantization
 from neusight_jax.graph.quantization.scheme import stored_as
 from neusight_jax.units import GIB
@@ -206,6 +208,7 @@ def graph_from_config(
     lora: Lora | None = None,
     execution: str | None = None,
     attention: str | None = None,
+    engine: str | None = None,
 ) -> Graph:
     """Operator graph of a model from its config.
 
@@ -226,8 +229,9 @@ def graph_from_config(
         operator.
       kv_length: keys the last new token of a request sees, itself included, where not `sequence_length`: one number or
         one for each request; modes "prefill" and "decode".
-      weight_dtype: what weights of matrix products are stored in (`scheme.WEIGHT_DTYPES`), where not as the config's
-        `quantization_config`, or else `dtype`, has it. Where narrower than `dtype` products widen them (weight-only).
+      weight_dtype: what weights of matrix products are stored in (`scheme.WEIGHT_DTYPES`, or a mixture of GGUF such as
+        Q4_K_M), where not as the config's `quantization_config`, or else `dtype`, has it. Where narrower than `dtype`
+        products widen them (weight-only).
       kv_dtype: of the KV cache, likewise.
       tensor_parallel, expert_parallel: devices the layers, and the experts, are split over; the graph is one device's
         part, with the sums over all of them. A training step that is split is a job (`nj.job_from_config`).
@@ -239,6 +243,8 @@ def graph_from_config(
         others PyTorch's kernels one by one, whose host takes no time. "eager" also counts the host: a step takes no
         less than launching its kernels.
       attention: one of `eager.ATTENTIONS`; None = "unfused" where `execution` is "eager", else "flash" in 16 bits.
+      engine: of a decoder's forward step, one of `llama_cpp.ENGINES`; None = that of a server, llama.cpp for weights of
+        GGUF.
     Raises: InputError for an unusable config or workload.
     """
     fused = _fused(fused, execution, attention)
@@ -255,6 +261,7 @@ def graph_from_config(
         lora,
         execution,
         attention,
+        engine,
     )
     return with_states(graph, optimizer, gradient_dtype)
 
@@ -285,13 +292,16 @@ def _graph(
     lora: Lora | None,
     execution: str | None,
     attention: str | None,
+    engine: str | None,
 ) -> Graph:
     """`graph_from_config` without an optimizer; `options`: what only decoders have, `split`: over how many devices."""
     parsed = language_config(read_config(config))
     kind = model_type(parsed)
     if dtype is not None and not has_quantization(parsed.values) and dtype != _stored_dtype(parsed):
         parsed.stored_bytes = None  # other weights are asked for than the files have
+    engine, dtype, engine_notes = _engine(parsed, engine, execution, mode, dtype, options["weight_dtype"])
     dtype, notes = assumed_dtype(parsed, dtype)
+    notes = [*engine_notes, *notes]
     sequence_length, more = assumed_length(parsed, sequence_length, mode, options["kv_length"])
     parsed.notes = [*notes, *more, *parsed.notes]
     # Training frameworks run GPT-2 in 16 bits with the fused kernels of a decoder.
@@ -315,6 +325,8 @@ def _graph(
             (tensor, expert),
             lora,
         )
+        if engine == LLAMA_CPP:
+            return replace(as_llama_cpp(graph), options={**graph.options, "engine": engine})
         return graph if execution != "eager" else _eager_step(parsed, kind, graph, attention)
     if execution == "engine":
         raise InputError(f"{parsed.name}: engines run decoders; for {kind} expected execution eager or compiled")
@@ -324,6 +336,28 @@ def _graph(
     graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
     trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
     return replace(graph, launched="eager" if trained or eager else "host")
+
+
+def _engine(
+    config: Config, engine: str | None, execution: str | None, mode: str, dtype: str | None, weight_dtype: str | None
+) -> tuple[str | None, str | None, list[str]]:
+    """Engine and dtype of a step, and notes on both; `InputError` for an engine that does not run it.
+
+    llama.cpp runs weights of GGUF, in fp16 beside them.
+    """
+    stated = config.values.get("quantization_config")
+    in_file = weight_dtype is None and isinstance(stated, Mapping) and stated.get("quant_method") == "gguf"
+    packed = mixture_of(weight_dtype) is not None or in_file
+    if engine is not None and engine not in ENGINES:
+        raise InputError(f"engine is {engine!r}, expected {LLAMA_CPP}, or none for that of a server")
+    if not packed and engine is None:
+        return None, dtype, []
+    if execution not in (None, "engine") or mode == "training" or config.values.get("model_type") not in MODEL_TYPES:
+        raise InputError(f"{config.name}: {LLAMA_CPP} runs forward steps of decoders; leave engine and execution out")
+    notes = [] if engine else [f"engine {LLAMA_CPP} assumed: weights of GGUF"]
+    if dtype is None and not in_file:
+        notes.append(f"dtype fp16 assumed: {LLAMA_CPP}'s beside packed weights")
+    return LLAMA_CPP, dtype or "fp16", notes
 
 
 def _eager_step(config: Config, kind: str, graph: Graph, attention: str | None) -> Graph:
@@ -427,7 +461,7 @@ def _step_graph(
     for name in (dtype, kv_dtype):
         if name is not None:
             dtype_index(name)
-    if weight_dtype is not None:
+    if weight_dtype is not None and mixture_of(weight_dtype) is None:
         stored_as(weight_dtype)
     batch = requests(batch_size, sequence_length, mode, kv_length)
     # The catalog has models as they are published, some of them quantized after training.
@@ -468,6 +502,7 @@ def _step_graph(
         ),
         parameters=step.parameters,
         trained=step.trained,
+        context_bytes=step.context_bytes if step.serving else 0.0,
         launched="eager" if trained else "graph",
     )
 
@@ -484,11 +519,35 @@ def _short(lengths: tuple[int, ...]) -> int | list[int]:
 
 
 def quantization_of(config: Config, weight_dtype: str | None) -> Quantization | None:
-    """Quantization that a config states, None where it says nothing or somebody asks for another `weight_dtype`."""
+    """Quantization that a config states, or a mixture of GGUF that a `weight_dtype` names; None where there is none."""
     if weight_dtype is None:
         return read_quantization(config.name, config.values)
     config.values.settle(*QUANTIZED)
-    return None
+    mixture = mixture_of(weight_dtype)
+    if mixture is None:
+        return None
+    kind = str(config.values.get("model_type"))
+    types = mixture_types(mixture, _mixed_sizes(config), config.flag("tie_word_embeddings", kind.startswith("gemma")))
+    kept = {key: config.values.get(key) for key in ("model_type", "num_hidden_layers")}
+    section = {"quant_method": "gguf", "tensors": list(types.items())}
+    quantization = read_quantization(config.name, {**kept, "quantization_config": section})
+    return quantization and replace(quantization, method=mixture)
+
+
+def _mixed_sizes(config: Config) -> dict[str, int]:
+    """Sizes of a decoder that decide the types of its tensors (`gguf.mixture_types`)."""
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", 1)
+    experts = config.first("num_experts", "num_local_experts", "n_routed_experts")
+    inner = config.first("moe_intermediate_size", "intermediate_size")
+    return {
+        "layers": config.layers(),
+        "hidden": hidden,
+        "inner": config.size(inner, hidden),
+        "attended": heads * config.size("head_dim", max(hidden // heads, 1)),
+        "heads": heads,
+        "kv_heads": config.size("num_key_value_heads", heads),
+        "experts": config.size(experts, 1),
+    }
 
 
 def unquantized(config: Config) -> Config:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.graph.configs.folder import Files, read_files
+from neusight_jax.graph.configs.folder import GGUF, Files, read_files
 from neusight_jax.graph.keys import Keys, keys_of
 from neusight_jax.tables import table
 from neusight_jax.units import is_whole
@@ -318,7 +318,7 @@ def read_config(config: str | Path | Mapping[str, Any]) -> Config:
             f"config is {type(config).__name__}, expected a model name, a path to a JSON file or a mapping"
         )
     path = Path(config)
-    place = path.exists() or path.is_absolute() or str(config).startswith((".", "~")) or path.suffix == ".json"
+    place = path.exists() or path.is_absolute() or str(config).startswith((".", "~")) or path.suffix in (".json", GGUF)
     if isinstance(config, str) and (config.lower() in model_names() or not place):
         model = Config(config, load_model_config(config))
         model.catalog = True

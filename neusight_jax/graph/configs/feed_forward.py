@@ -9,7 +9,7 @@ from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.blocks import Dense, Experts
 from neusight_jax.graph.configs.step import Step
 from neusight_jax.graph.quantization.scheme import Stored
-from neusight_jax.kernels.family import WEIGHT_SHARE
+from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.table import Kernel
 
@@ -105,7 +105,7 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
         stored = part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
         step.count((local + shared) * elements * part.share, (local + shared) * stored * part.share)
         step.expert_parameters += local * elements * part.share * step.repeat
-        step.ledger.add("mlp.experts", part, (local + shared) * elements * step.repeat)
+        step.ledger.add("mlp.experts", part.of_rows(tokens), (local + shared) * elements * step.repeat)
         if not step.training:
             phases[0].append(_expert_kernel(dims, part, stored / elements))
             continue
@@ -133,6 +133,7 @@ def _expert_kernel(dims: Mapping[str, float], part: Stored, stored_bytes: float)
     def kernel(dtype: str) -> Kernel:
         same = part.scheme.bits == 8.0 * dtype_bytes(dtype)
         narrow = {} if same else {WEIGHT_SHARE: stored_bytes / dtype_bytes(dtype)}
+        narrow |= {UNPACK: part.scheme.unpack} if part.scheme.unpack else {}
         return Kernel("grouped_gemm", "experts", {**dims, **narrow}, part.share, dtype)
 
-    return part.either(kernel)
+    return part.of_rows(dims["tokens"]).either(kernel)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from neusight_jax.errors import InputError
+from neusight_jax.graph.quantization import gguf
 from neusight_jax.tables import parse_content, read_text
 
 QUANTIZERS: dict[str, str] = {
@@ -25,6 +26,8 @@ INDICES: tuple[str, ...] = ("model.safetensors.index.json", "pytorch_model.bin.i
 """Files that say how many bytes the weights have."""
 SENTENCES = "modules.json"
 """File that makes an embedding model of sentence-transformers of a model."""
+GGUF = ".gguf"
+"""Ending of files that hold a model and its config in one; only the header is read."""
 ADAPTERS = "adapter_config.json"
 """PEFT's file of adapters; without a config.json beside it, it names the model they belong to."""
 
@@ -49,10 +52,16 @@ class Files:
 
 
 def read_files(path: Path) -> Files:
-    """Read a folder, or a config.json with its neighbours.
+    """Read a folder, a config.json with its neighbours, or the header of a GGUF file.
 
-    Raises: `InputError` for a folder without config.json and adapters, and for files that are no JSON objects.
+    Raises: `InputError` for a folder without config.json and adapters, for files that are no JSON objects, and for a
+      damaged GGUF file or one that is not read.
     """
+    if path.suffix == GGUF:
+        if not path.is_file():
+            raise InputError(f"{path}: no such file; expected a GGUF file, or a model name (`neusight-jax models`)")
+        stored = sum(part.stat().st_size for part in gguf.parts_of(path))
+        return Files(path.stem, gguf.config_values(path), stored_bytes=float(stored))
     if not path.is_dir():
         return _beside(path.parent, path.stem, path.name, json_object(path, "a config.json"))
     name = path.resolve().name or "model"

@@ -15,7 +15,8 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
     kv_features = mixer.cached * kv * (size + mixer.values * value)
     gate = heads * value if mixer.gate == "element" else 0
     features = heads * size + kv_features + gate
-    step.linear("attention.qkv", tokens, features, hidden * mixer.inputs, bias=features * mixer.bias)
+    parts = (heads * size + gate, mixer.cached * kv * size, mixer.cached * mixer.values * kv * value)
+    step.linear("attention.qkv", tokens, features, hidden * mixer.inputs, bias=features * mixer.bias, parts=parts)
     _norms(step, mixer)
     if mixer.rotary:
         step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + kv * mixer.cached) * size, 1, 1)

@@ -81,7 +81,8 @@ class Step(Writer):
       requests, precision, mode, quantization: the workload.
       training: whether backward kernels are written.
       serving: whether the KV cache is kept after the step, and of the logits those of each request's last token only.
-      parameters, parameter_bytes: of the weights; expert_parameters: of routed experts; cache_bytes: of the KV cache.
+      parameters, parameter_bytes: of the weights; expert_parameters: of routed experts; cache_bytes: of the KV cache;
+        context_bytes: of one more token of every request, where it keeps them all.
       lora: adapters that alone are trained, None = all weights are; adapted: names of products that could have one;
         adapters: elements of those there are.
       norms_in_sums: whether residual norms are part of the kernel that sums over tensor-parallel ranks before them.
@@ -105,6 +106,7 @@ class Step(Writer):
         self.serving = mode in ("prefill", "decode")
         self.quantization = quantization
         self.parameters = self.parameter_bytes = self.cache_bytes = self.expert_parameters = 0.0
+        self.context_bytes = 0.0
         self.adapters, self.adapted = 0.0, list[str]()
         self.norms_in_sums = False
         self.ledger = Ledger()
@@ -191,11 +193,20 @@ class Step(Writer):
         self.parameters += elements * self.repeat
         self.parameter_bytes += stored_bytes * self.repeat
 
-    def stored(self, name: str, dtype: str | None = None, tied: bool = False) -> list[Stored]:
-        """Storage of a node's weights in the layers of this section; `dtype`: of those that are not quantized."""
+    def stored(
+        self, name: str, dtype: str | None = None, tied: bool = False, parts: Sequence[int] = ()
+    ) -> list[Stored]:
+        """Storage of a node's weights in the layers of this section.
+
+        Args:
+          name: inside the section.
+          dtype: of those that are not quantized.
+          tied: whether the weight is the embedding's.
+          parts: outputs of each module that the node runs as one; empty = equally many.
+        """
         shares: dict[Scheme | None, float] = {None: 1.0}
         if self.quantization is not None:
-            shares = self.quantization.shares("embedding" if tied else name, self.layers)
+            shares = self.quantization.shares("embedding" if tied else name, self.layers, parts)
         return [self._stored(share, scheme, dtype) for scheme, share in shares.items()]
 
     def _stored(self, share: float, scheme: Scheme | None, dtype: str | None) -> Stored:
@@ -216,7 +227,7 @@ class Step(Writer):
         for part in () if shared else self.stored("embedding", self.precision.activations):
             stored = part.scheme.weight_bytes(vocabulary, hidden) * part.share
             self.count(float(vocabulary) * hidden * part.share, stored)
-            self.ledger.add("embedding", part, float(vocabulary) * hidden)
+            self.ledger.add("embedding", part.of_rows(self.requests.tokens), float(vocabulary) * hidden)
         self.stream("embedding", "stream", "embedding", self.requests.tokens, hidden, 1, 1)
 
     def linear(
@@ -229,22 +240,24 @@ class Step(Writer):
         bias: float = 0.0,
         dtype: str | None = None,
         tied: bool = False,
+        parts: Sequence[int] = (),
     ) -> None:
         """Product of `rows` × `width` activations with a weight of `features` × `width`.
 
         Args:
-          bias: elements of biases and the like; tied: whether the weight is counted elsewhere.
+          bias: elements of biases and the like; tied: whether the weight is counted elsewhere; parts: as of `stored`.
         """
         phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
         # Layers may differ in how they store a weight: every way of storing has its share of the launches.
-        for part in self.stored(name, dtype, tied):
+        for part in self.stored(name, dtype, tied, parts):
             elements = float(features) * width
             if not tied:
                 self.count(elements * part.share, part.scheme.weight_bytes(features, width) * part.share)
-            self.ledger.add(name, part, elements * self.repeat)
+            self.ledger.add(name, part.of_rows(rows), elements * self.repeat)
             for phase, kernels in zip(phases, self.products(part, rows, features, width, part.share), strict=True):
                 phase += kernels
-            if self.serving and part.dtype in EIGHT_BITS and (part.scheme.group[0] > 1 or name in UNFUSED):
+            eight = part.dtype in EIGHT_BITS and not part.scheme.unpack  # llama.cpp has kernels of its own
+            if self.serving and eight and (part.scheme.group[0] > 1 or name in UNFUSED):
                 phases[0].append(self._quantized(rows, width, part))
         self.emit(name, "linear", *phases, (rows, features))
         self.weight(bias)
@@ -276,9 +289,11 @@ class Step(Writer):
           count: launches of each kernel, the share of `part` included.
         """
 
+        part = part.of_rows(rows)
+
         def product(dtype: str) -> Kernel:
             share = part.weight_share(features, width, dtype)
-            return matrix_product(1, rows, features, width, dtype, count, share)
+            return matrix_product(1, rows, features, width, dtype, count, share, part.scheme.unpack)
 
         narrow = part.weight_share(features, width, part.dtype)
         forward = [part.either(product)]
@@ -402,7 +417,9 @@ class Step(Writer):
         most = window if kept_tokens is None else kept_tokens
         kept = np.minimum(tokens, most) if most else tokens
         of_token = cache_per_token if kept_per_token is None else kept_per_token
-        self.cache_bytes += self.repeat * float(kept.sum()) * of_token * dtype_bytes(precision.kv_cache)
+        token_bytes = self.repeat * of_token * dtype_bytes(precision.kv_cache)
+        self.cache_bytes += float(kept.sum()) * token_bytes
+        self.context_bytes += 0.0 if most else len(batch.context) * token_bytes
         shape = (batch.tokens, round(heads), round(head_size))
         if self.shard is not None and self.shard.context > 1:
             # Causal attention is balanced over the ranks: each does its part of the pairs of every sequence.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from neusight_jax.errors import InputError
+from neusight_jax.graph.quantization.gguf import PLAIN, most_common, patterns
 from neusight_jax.graph.quantization.modules import Names, names
 from neusight_jax.graph.quantization.scheme import MXFP4, MXFP4_EXPERTS, NVFP4, Scheme
 from neusight_jax.tables import table
@@ -373,6 +374,22 @@ def _mlx_scheme(section: Section, outer: Section) -> Scheme:
     return fixed.get(mode) or _grouped(f"int{bits}", bits, group, 16)
 
 
+def _gguf(section: Section) -> Read:
+    """GGUF's: a type for every tensor."""
+    types: dict[str, str] = dict(section.values.get("tensors") or ())
+    schemes = _named("gguf")
+
+    def scheme(kind: str) -> Scheme | None:
+        if kind not in (*PLAIN, *schemes):
+            raise InputError(f"{section.where}: tensors of type {kind} are not read; expected {', '.join(schemes)}")
+        return schemes.get(kind)
+
+    rules = tuple((names([text], section.where, True), scheme(kind)) for text, kind in patterns(types))
+    embedding: str = types.get("token_embd.weight", "F16")
+    head: str = types.get("output.weight", embedding)
+    return Read(rules, scheme(most_common(types)), scheme(head), scheme(embedding))
+
+
 METHODS: dict[str, Callable[[Section], Scheme | Read | None]] = {
     "awq": _awq,
     "gptq": _gptq,
@@ -388,5 +405,6 @@ METHODS: dict[str, Callable[[Section], Scheme | Read | None]] = {
     "quanto": _quanto,
     "eetq": _eetq,
     "mlx": _mlx,
+    "gguf": _gguf,
 }
 """Readers by `quant_method`: the scheme of all linear layers and experts, or more than that."""

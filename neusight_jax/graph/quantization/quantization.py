@@ -39,24 +39,30 @@ class Quantization:
     read: Read
     _known: dict[Any, dict[Scheme | None, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def shares(self, node: str, layers: Sequence[int] = ()) -> dict[Scheme | None, float]:
+    def shares(self, node: str, layers: Sequence[int] = (), features: Sequence[int] = ()) -> dict[Scheme | None, float]:
         """Schemes of a node's weights and their shares, by its layers and the modules it runs as one.
 
-        None = not quantized. `layers`: those the node stands for; empty = all.
+        None = not quantized.
+
+        Args:
+          node: by its name inside a section.
+          layers: those the node stands for; empty = all.
+          features: outputs of each of its modules; empty = equally many.
         """
-        key = (node, tuple(layers))
+        key = (node, tuple(layers), tuple(features))
         if key not in self._known:
-            self._known[key] = self._shares(node, layers)
+            self._known[key] = self._shares(node, layers, features)
         return self._known[key]
 
-    def _shares(self, node: str, layers: Sequence[int]) -> dict[Scheme | None, float]:
-        counts = Counter(
-            self._scheme(node, aliases)
-            for layer in (layers or range(max(self.layers, 1)))
-            for aliases in modules_of(node, self.model_type, layer)
-        )
+    def _shares(self, node: str, layers: Sequence[int], features: Sequence[int]) -> dict[Scheme | None, float]:
+        counts: Counter[Scheme | None] = Counter()
+        for layer in layers or range(max(self.layers, 1)):
+            modules = modules_of(node, self.model_type, layer)
+            sizes = features if len(features) == len(modules) else [1] * len(modules)
+            for aliases, size in zip(modules, sizes, strict=True):
+                counts[self._scheme(node, aliases)] += size
         total = counts.total()
-        return {scheme: count / total for scheme, count in counts.items()}
+        return {scheme: count / total for scheme, count in counts.items() if count}
 
     def _scheme(self, node: str, aliases: tuple[str, ...]) -> Scheme | None:
         for names, scheme in self.read.rules:

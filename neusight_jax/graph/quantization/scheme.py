@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.errors import unknown_name
+from neusight_jax.kernels.gemm import FEW_ROWS
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.tables import table
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Scheme:
       arithmetic: dtype of products where activations are quantized too; "" = weights alone are, and are widened to the
         dtype of the activations on the way to the arithmetic.
       path: the arithmetic path that takes, where it is not that of `arithmetic`.
+      unpack: instructions of a lane for every element that is unpacked, where they were counted.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Scheme:
     scale_bits: float = 0.0
     arithmetic: str = ""
     path: str = ""
+    unpack: float = 0.0
 
     def weight_bytes(self, features: float, width: float) -> float:
         """Bytes of a matrix, scales and zero points included."""
@@ -71,7 +75,8 @@ def stored_as(dtype: str) -> Scheme:
     counted.
     """
     if dtype not in WEIGHT_DTYPES:
-        raise unknown_name("weight dtype", dtype, WEIGHT_DTYPES)
+        mixtures = table("graph.quantization", "schemes")["gguf_mixtures"]
+        raise unknown_name("weight dtype", dtype, (*WEIGHT_DTYPES, *mixtures))
     return _NARROW.get(dtype) or Scheme(dtype, 8.0 * dtype_bytes(dtype))
 
 
@@ -91,6 +96,11 @@ class Stored:
     dtype: str
     instead: str = ""
     plain: bool = False
+
+    def of_rows(self, rows: float) -> Stored:
+        """The same for a product of so many rows: those of weights that are unpacked multiply few of them in place."""
+        few = self.scheme.unpack > 0.0 and rows <= FEW_ROWS and bool(self.instead)
+        return replace(self, dtype=self.instead, instead="") if few else self
 
     def either(self, kernel: Callable[[str], Kernel]) -> Kernel:
         """The kernel in the dtype of the products, and what runs where a GPU lacks its path."""
