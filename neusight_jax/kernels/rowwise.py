@@ -12,7 +12,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Work
+from neusight_jax.kernels.family import Dims, Family, Work, is_multiple, whole
 
 DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
 TRAFFIC_DIMS: tuple[str, ...] = ("reads", "writes", "scattered", "window")
@@ -77,7 +77,7 @@ def _by_elements(
 ) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ELEMENT_BLOCKS, jnp.float32)[None, :]
-        blocks = jnp.ceil(elements(dims)[:, None] / tile)
+        blocks = whole(elements(dims)[:, None] / tile, dims)
         return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
 
     tiles = tuple(str(tile) for tile in ELEMENT_BLOCKS)
@@ -94,7 +94,7 @@ def _counted_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
 def _by_rows(name: str, flop_per_element: float, ops: tuple[str, ...], graphed: bool = False) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ROW_BLOCKS, jnp.float32)[None, :]
-        blocks = jnp.ceil(dims["rows"][:, None] / tile)
+        blocks = whole(dims["rows"][:, None] / tile, dims)
         return _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
 
     tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
@@ -144,7 +144,7 @@ def _reduction_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> F
 
 def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
     """1 where rows start on 16 bytes, the widest load."""
-    return jnp.where((dims["cols"] * element_bytes) % 16.0 == 0, 1.0, 0.0)
+    return jnp.where(is_multiple(dims["cols"], 16.0 / element_bytes, dims), 1.0, 0.0)
 
 
 ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")
