@@ -353,9 +353,12 @@ def kernel_latency(
       machine: GPU or cluster; scalars (`jax.vmap` for many machines), or arrays [kernel].
       kernels: a table.
       isolated: True = as a sweep measures a kernel alone, launch floor included; False = inside a running model.
-      relaxation: 0 = exact; > 0 smooths `ceil` in the wave count (`roofline.whole_waves` states the bias).
+      relaxation: 0 = exact; > 0 smooths whole waves (`roofline.whole_waves` states the bias), and whole tiles, blocks,
+        splits and padding (`kernels.family.whole`): at 1 nothing is rounded.
     Returns: family -> seconds [kernel]. A GPU without the kernel's arithmetic path gives infinity.
-    Gradients: reach predictor and GPU; at relaxation 0 the wave count is a step function of the SM count.
+    Gradients: reach predictor, machine, and sizes and counts of kernels. By sizes, stairs have the slope of their ramps
+      at any relaxation: that of a difference over many tiles, not over one. By the SM count, whole waves have none at
+      relaxation 0, and all of their ramp's at 1.
     """
     require_covered(predictor, kernels)
     machine, switches = on_device(machine), _switches(relaxation, isolated)
