@@ -157,22 +157,22 @@ _kernel_latency_once = one_shot(_all_kernels)
 def _step_rows(
     predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> dict[str, Float[Array, " kernel"]]:
-    """Seconds that one launch of every kernel adds to a step, by family; 0 of padding.
+    """Seconds that one launch of every kernel adds to a step, by family.
 
     Args: as of `plain_sum`, or a machine of arrays [kernel].
     """
-    rows = {}
-    for name, seconds in _kernel_latency(predictor, machine, kernels, relaxation, isolated).items():
-        batch = kernels.families[name]
-        rows[name] = jnp.where(batch.count > 0, seconds, 0.0)
-        if kernels.launched == "eager":
-            rows[name] = step_seconds(gpu_of(machine), name, batch, rows[name], LEARNED)
+    rows: dict[str, Array] = _kernel_latency(predictor, machine, kernels, relaxation, isolated)
+    if kernels.launched == "eager":
+        gpu, batches = gpu_of(machine), kernels.families
+        return {name: step_seconds(gpu, name, batches[name], seconds, LEARNED) for name, seconds in rows.items()}
     return rows
 
 
 def _launched(kernels: KernelTable, name: str, rows: Float[Array, " kernel"]) -> Array:
     """Sum over the launches of a family; where a host launches them one by one that of each phase [phase]."""
     batch = kernels.families[name]
+    # Padding may be a kernel that takes forever, whose slopes are no numbers.
+    rows = jnp.where(batch.count > 0, rows, 0.0)
     return by_phase(batch) @ rows if kernels.launched == "eager" else jnp.sum(rows * batch.count)
 
 
@@ -285,8 +285,19 @@ def _fast_on_many(of_table: _OfTable) -> _OfTable:
     return batching  # type: ignore[return-value]
 
 
-_sum = jax.custom_jvp(_fast_on_many(plain_sum))
-_slopes = jax.custom_jvp(_fast_on_many(_plain_slopes))
+def _by_arguments(of_table: Callable[..., Any]) -> Any:
+    """A sum over a table by the program that is compiled fast where all arguments are known: who asks thousands of
+    times compiles the question, by `jax.jit`."""
+    once, many = one_shot(of_table), jax.jit(_fast_on_many(of_table))
+
+    def run(*arguments: Any) -> Any:
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
+        return many(*arguments) if traced else once(*arguments)
+
+    return jax.custom_jvp(run)
+
+
+_sum, _slopes = _by_arguments(plain_sum), _by_arguments(_plain_slopes)
 
 
 def _along(of_table: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -323,14 +334,10 @@ def _second_derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> t
     return _along(_plain_slopes, primals, tangents)
 
 
-@jax.jit
-def _latency(
-    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
-) -> Array:
-    total: Array = _sum(predictor, machine, kernels, relaxation, isolated)
-    if kernels.launched == "eager":
-        return stream_seconds(total, host_seconds(kernels, LEARNED), LEARNED)
-    return total
+@one_shot
+def _with_host(total: Array, kernels: KernelTable) -> Array:
+    """Seconds of a step from those of its kernels by phase."""
+    return stream_seconds(total, host_seconds(kernels, LEARNED), LEARNED)
 
 
 def _switches(relaxation: Relaxation, isolated: Isolated) -> tuple[Relaxation, Array]:
@@ -398,8 +405,8 @@ def latency(
         machine = at_clock(
             machine, settled(predictor, machine, kernels, isolated=isolated, relaxation=relaxation).clock
         )
-    seconds: Array = _latency(predictor, machine, kernels, *switches)
-    return seconds
+    total: Array = _sum(predictor, machine, kernels, *switches)
+    return _with_host(total, kernels) if kernels.launched == "eager" else total
 
 
 # Power: where a board settles under a cap or a locked clock, and what it draws (`model.power`).
