@@ -27,6 +27,7 @@ from predictors import (
 import neusight_jax as nj
 from neusight_jax.hardware.gpu import FIELDS, GPU
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import RELAXATION
 from neusight_jax.kernels.table import Kernel, KernelTable, distinct, table_from_kernels
 from neusight_jax.model.roofline import element_bytes
 
@@ -193,9 +194,11 @@ def _off_steps(kernels: KernelTable, family: str) -> KernelTable:
     1e-7, on one side only), which no slope does.
     """
     batch = jax.tree.map(jnp.asarray, kernels.families[family])
-    blocks = np.asarray(FAMILIES[family].work(batch.dims, element_bytes(batch.dtype)).blocks)
-    waves = blocks / float(_machine().num_sms)
-    still = np.all(np.ceil(waves * (1.0 - 3 * STEP)) == np.ceil(waves * (1.0 + 3 * STEP)), axis=(1, 2))
+    still = np.ones(batch.count.shape, bool)
+    for relaxation in (0.0, 0.5):
+        dims = {**batch.dims, RELAXATION: jnp.full(batch.count.shape, relaxation)}
+        waves = np.asarray(FAMILIES[family].work(dims, element_bytes(batch.dtype)).blocks) / float(_machine().num_sms)
+        still &= np.all(np.ceil(waves * (1.0 - 3 * STEP)) == np.ceil(waves * (1.0 + 3 * STEP)), axis=(1, 2))
     assert np.mean(still) > 0.5
     kept = replace(batch, count=jnp.where(jnp.asarray(still), batch.count, 0.0))
     return replace(kernels, families={**kernels.families, family: kept})

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Operator, Shape, Work
+from neusight_jax.kernels.family import Dims, Family, Operator, Shape, Work, whole
 
 POSITION_BYTES = 4.0
 """Of a position that is written beside its element: a 32-bit integer."""
@@ -20,7 +20,7 @@ def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     """Every element is read and compared once; k elements and positions of a row are written."""
     rows, cols, kept = dims["rows"], dims["cols"], dims["kept"]
     tile = jnp.array(ROWS_OF_A_BLOCK, jnp.float32)
-    blocks = jnp.ceil(rows[:, None] / tile)
+    blocks = whole(rows[:, None] / tile, dims)
     row_bytes = cols * element_bytes + kept * (element_bytes + POSITION_BYTES)
     return Work(
         flop=rows * cols,

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import LIBRARY, Dims, Family, Work
+from neusight_jax.kernels.family import LIBRARY, Dims, Family, Work, whole, whole_down
 
 DIMS: tuple[str, ...] = (
     *("requests", "queries", "keys", "pairs", "context"),
@@ -142,11 +142,11 @@ def _prefill_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     mean = pairs / queries
     seen = jnp.minimum(mean + other, jnp.maximum(mean, context / requests))
     step = _key_step(dims)[:, None, None]
-    keys = jnp.ceil(seen / step) * step
+    keys = whole(seen / step, dims) * step
     return Work(
         flop=flop(dims),
         bytes_moved=bytes_moved(dims, element_bytes),
-        blocks=requests * heads / sharing * jnp.ceil(queries / requests * sharing / rows),
+        blocks=requests * heads / sharing * whole(queries / requests * sharing / rows, dims),
         block_flop=4.0 * rows * size * keys,
         block_bytes=_block_bytes(dims, element_bytes, rows, keys),
         block_steps=keys,
@@ -162,16 +162,16 @@ def _decode_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     )
     rows = jnp.array(ROW_TILES, jnp.float32)[None, :, None]
     seen = pairs / queries
-    split = jnp.clip(jnp.floor(seen / MIN_SPLIT_KEYS), 1.0, jnp.array(KEY_SPLITS, jnp.float32)[None, None, :])
+    split = jnp.clip(whole_down(seen / MIN_SPLIT_KEYS, dims), 1.0, jnp.array(KEY_SPLITS, jnp.float32)[None, None, :])
     split = split + _in_one_piece(dims)[:, None, None] * (1.0 - split)
     step = _key_step(dims)[:, None, None]
-    keys = jnp.ceil(seen / split / step) * step
+    keys = whole(seen / split / step, dims) * step
     block_heads = _heads_of_blocks(dims)[:, None, None]
     group = heads / block_heads * queries / requests
     return Work(
         flop=flop(dims),
         bytes_moved=bytes_moved(dims, element_bytes),
-        blocks=requests * block_heads * jnp.ceil(group / rows) * split,
+        blocks=requests * block_heads * whole(group / rows, dims) * split,
         block_flop=4.0 * rows * size * keys,
         block_bytes=_block_bytes(dims, element_bytes, rows, keys),
         block_steps=keys * jnp.ones_like(rows),

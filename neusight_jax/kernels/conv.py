@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Work
-from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS
+from neusight_jax.kernels.family import Dims, Family, Work, whole, whole_down
+from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS, aligned, filled
 
 _PRODUCT: tuple[str, ...] = ("batch", "m", "n", "k")
 _ELEMENTS: tuple[str, ...] = ("pixels", "image", "filter", "result")
@@ -142,8 +142,10 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         for name in ("m", "k")
     )
     products = jnp.where(transformed, jnp.array([PRODUCTS[form] for form in forms], jnp.float32)[None, :], 1.0)
-    blocks = dims["batch"][:, None] * products * jnp.ceil(m / tile_m) * jnp.ceil(dims["n"][:, None] / tile_n)
-    split = jnp.clip(jnp.floor(k[:, :, None] / MIN_SPLIT_STEPS), 1.0, jnp.array(SPLITS, jnp.float32)[None, None, :])
+    blocks = dims["batch"][:, None] * products * whole(m / tile_m, dims) * whole(dims["n"][:, None] / tile_n, dims)
+    split = jnp.clip(
+        whole_down(k[:, :, None] / MIN_SPLIT_STEPS, dims), 1.0, jnp.array(SPLITS, jnp.float32)[None, None, :]
+    )
     split = jnp.where(transformed[:, :, None], 1.0, split)
     steps = k[:, :, None] / split
     area, edge = (tile_m * tile_n)[:, :, None], (tile_m + tile_n)[:, :, None]
@@ -163,17 +165,16 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
 def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
     groups, m, n, k = dims["batch"], dims["m"], dims["n"], dims["k"]
     total, moved = flop(dims), elements_moved(dims) * element_bytes
-    fills = [m / (jnp.ceil(m / tile) * tile) for tile in (32.0, 128.0)]
-    fills += [n / (jnp.ceil(n / tile) * tile) for tile in (32.0, 128.0)]
+    fills = [filled(size, tile, dims) for size in (m, n) for tile in (32.0, 128.0)]
     winograd = _winograd(dims, element_bytes)
     # At least 1, as the branch that `where` drops must not divide by zero: its gradient would be NaN.
     padded = jnp.maximum(dims["m_4x4"] * dims["k_4x4"], 1.0) * 16.0 * 9.0
     fills.append(jnp.where(winograd > 0, m * k / padded, 1.0))  # outputs of the 4×4 tiles that are wanted
     padded = jnp.maximum(dims["m_2x2"] * dims["k_2x2"], 1.0) * 4.0 * 9.0
     fills.append(jnp.where(winograd > 0, m * k / padded, 1.0))
-    aligned = [jnp.where(size % 4.0 == 0, 1.0, 0.0) for size in (k, n)]
+    multiples = [aligned(size, 4.0, dims) for size in (k, n)]
     logs = [jnp.log(size) for size in (m, n, k, groups, total, moved, total / moved, groups * m * n, dims["pixels"])]
-    return jnp.stack([*logs, *fills, *aligned], axis=-1)
+    return jnp.stack([*logs, *fills, *multiples], axis=-1)
 
 
 def _tile_name(form: int, rows: int, cols: int) -> str:

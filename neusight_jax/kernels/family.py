@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
 
@@ -22,6 +22,9 @@ LIBRARY = "library"
 TILE = "tile"
 """Key under which dims hold the tile a kernel is known to run with, its position in the family's menu and 1; 0 = not
 known, any of the menu."""
+
+RELAXATION = "relaxation"
+"""Key under which dims hold how far `whole` and `whole_down` are smoothed, 0 to 1; not there = not at all."""
 
 WEIGHT_SHARE = "weight_share"
 """Key under which dims hold the bytes of the weights as stored, scales and zero points included, over what they take in
@@ -34,6 +37,64 @@ tensors have one."""
 UNPACK = "unpack"
 """Key under which dims hold the instructions of a lane that a weight takes to be unpacked, where they were counted; 0 =
 they were not, or there is nothing to unpack."""
+
+
+@jax.custom_jvp
+def stair(size: Array) -> Array:
+    """Round up, with the slope of its ramp, max(size, 1): the mean slope over a step, where `ceil` has none."""
+    return jnp.ceil(size)
+
+
+@stair.defjvp
+def _slope_of_stair(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (size,) = primals
+    return stair(size), tangents[0] * jnp.heaviside(size - 1.0, 0.5)
+
+
+@jax.custom_jvp
+def stair_down(size: Array) -> Array:
+    """Round down, with the slope of the size."""
+    return jnp.floor(size)
+
+
+@stair_down.defjvp
+def _slope_of_stair_down(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return stair_down(*primals), tangents[0]
+
+
+def _relaxation(dims: Dims, like: Array) -> Array:
+    share = dims[RELAXATION]
+    return share.reshape(share.shape + (1,) * (like.ndim - share.ndim))
+
+
+def whole(size: Float[Array, "..."], dims: Dims) -> Float[Array, "..."]:
+    """Whole tiles, blocks or steps that hold a size counted in them: ceil(size), at least 1.
+
+    With `RELAXATION` r blended with its ramp max(size, 1), so low by less than r of them: no padding at r = 1. Slope:
+    that of the ramp at any r.
+    """
+    if RELAXATION not in dims:
+        return stair(size)
+    relaxation = _relaxation(dims, size)
+    return (1.0 - relaxation) * stair(size) + relaxation * jnp.maximum(size, 1.0)
+
+
+def whole_down(size: Float[Array, "..."], dims: Dims) -> Float[Array, "..."]:
+    """Whole parts that a size can be cut into: floor(size). With `RELAXATION` r blended with the size, so high by less
+    than r of them. Slope: 1 at any r."""
+    if RELAXATION not in dims:
+        return stair_down(size)
+    relaxation = _relaxation(dims, size)
+    return (1.0 - relaxation) * stair_down(size) + relaxation * size
+
+
+def is_multiple(size: Float[Array, " kernel"], to: ArrayLike, dims: Dims) -> Bool[Array, " kernel"]:
+    """Whether a size is a multiple; with a `RELAXATION` above 0 so is one between whole numbers, which a search passes
+    on its way from one multiple to the next. No slope."""
+    exact = size % to == 0
+    if RELAXATION not in dims:
+        return exact
+    return exact | ((dims[RELAXATION] > 0.0) & (size % 1.0 != 0))
 
 
 @jax.tree_util.register_dataclass

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import TILE, UNPACK, WEIGHT_SHARE, Dims, Family, Work
+from neusight_jax.kernels.family import TILE, UNPACK, WEIGHT_SHARE, Dims, Family, Work, is_multiple, whole, whole_down
 
 TILES: tuple[tuple[int, int], ...] = (
     (32, 32),
@@ -139,7 +139,7 @@ def split_work(
     m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
     batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
     tile_m, tile_n = (side[:, :, None] for side in tile_sizes(dims, tiles))
-    split = jnp.clip(jnp.floor(k / min_split_steps), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
+    split = jnp.clip(whole_down(k / min_split_steps, dims), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
     steps = k / split
     share = weight_share(dims)
     weights = dims["batch"] * dims["n"] * dims["k"], tile_n * steps
@@ -148,7 +148,7 @@ def split_work(
     return Work(
         flop=flop(dims),
         bytes_moved=elements_moved(dims, share) * element_bytes,
-        blocks=batch * jnp.ceil(m / tile_m) * jnp.ceil(n / tile_n) * split,
+        blocks=batch * whole(m / tile_m, dims) * whole(n / tile_n, dims) * split,
         block_flop=2.0 * rows * tile_n * steps,
         block_bytes=size * ((rows + tile_n * share[:, None, None]) * steps + rows * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
@@ -167,9 +167,14 @@ def _bmm_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     return split_work(dims, element_bytes, TILES, (1,), MIN_SPLIT_STEPS)
 
 
-def aligned(size: Float[Array, " kernel"], to: float) -> Float[Array, " kernel"]:
+def aligned(size: Float[Array, " kernel"], to: float, dims: Dims) -> Float[Array, " kernel"]:
     """1 where a size is a multiple, else 0."""
-    return jnp.where(size % to == 0, 1.0, 0.0)
+    return jnp.where(is_multiple(size, to, dims), 1.0, 0.0)
+
+
+def filled(size: Float[Array, " kernel"], tile: float, dims: Dims) -> Float[Array, " kernel"]:
+    """Share of whole tiles that a size fills."""
+    return size / (whole(size / tile, dims) * tile)
 
 
 def product_features(
@@ -190,10 +195,9 @@ def product_features(
     """
     batch, m, n, k = dims["batch"], dims["m"], dims["n"], dims["k"]
     total, moved = flop(dims), elements_moved(dims) * element_bytes
-    fills = [m / (jnp.ceil(m / tile) * tile) for tile in tiles_m]
-    fills += [n / (jnp.ceil(n / tile) * tile) for tile in tiles_n]
+    fills = [filled(m, tile, dims) for tile in tiles_m] + [filled(n, tile, dims) for tile in tiles_n]
     logs = [jnp.log(size) for size in (m, n, k, batch, total, moved, total / moved, batch * m * n)]
-    return jnp.stack([*logs, *fills, aligned(k, alignment), aligned(n, alignment)], axis=-1)
+    return jnp.stack([*logs, *fills, aligned(k, alignment, dims), aligned(n, alignment, dims)], axis=-1)
 
 
 def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:

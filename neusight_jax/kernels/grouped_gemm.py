@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Work
+from neusight_jax.kernels.family import Dims, Family, Work, whole
 from neusight_jax.kernels.gemm import OPTIONS, multiplied_rows, unpacking, weight_share
 
 DIMS: tuple[str, ...] = ("tokens", "rows", "active", "hidden", "inner")
@@ -69,9 +69,9 @@ def bytes_moved(
 def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     rows, active, hidden, inner = (dims[name][:, None, None] for name in ("rows", "active", "hidden", "inner"))
     tile = jnp.array(TILES, jnp.float32)[None, :, None]
-    busy = jnp.ceil(jnp.maximum(active, 1.0))
+    busy = whole(jnp.maximum(active, 1.0), dims)
     size = element_bytes[:, None, None]
-    cols = jnp.ceil(2.0 * inner / TILE_COLS) + jnp.ceil(hidden / TILE_COLS)
+    cols = whole(2.0 * inner / TILE_COLS, dims) + whole(hidden / TILE_COLS, dims)
     steps = 3.0 * hidden * inner / (cols * TILE_COLS)  # mean contraction of a block over both products
     share = weight_share(dims)
     weights = 3.0 * dims["active"] * dims["hidden"] * dims["inner"], TILE_COLS * steps
@@ -80,7 +80,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     return Work(
         flop=flop(dims),
         bytes_moved=bytes_moved(dims, element_bytes, share),
-        blocks=busy * jnp.ceil(rows / busy / tile) * cols,
+        blocks=busy * whole(rows / busy / tile, dims) * cols,
         block_flop=2.0 * taken * TILE_COLS * steps,
         block_bytes=size * ((taken + TILE_COLS * share[:, None, None]) * steps + taken * TILE_COLS),
         block_steps=steps * jnp.ones_like(tile),

@@ -12,7 +12,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, RowPasses, Work
+from neusight_jax.kernels.family import Dims, Family, RowPasses, Work, is_multiple, whole
 
 DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
 TRAFFIC_DIMS: tuple[str, ...] = ("reads", "writes", "scattered", "window")
@@ -79,7 +79,7 @@ def _by_elements(
 ) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ELEMENT_BLOCKS, jnp.float32)[None, :]
-        blocks = jnp.ceil(elements(dims)[:, None] / tile)
+        blocks = whole(elements(dims)[:, None] / tile, dims)
         return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
 
     tiles = tuple(str(tile) for tile in ELEMENT_BLOCKS)
@@ -139,7 +139,7 @@ def _by_rows(
 ) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ROW_BLOCKS, jnp.float32)[None, :]
-        blocks = jnp.ceil(dims["rows"][:, None] / tile)
+        blocks = whole(dims["rows"][:, None] / tile, dims)
         streamed = _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
         return streamed if passes is None else replace(streamed, row_passes=passes(dims, element_bytes))
 
@@ -190,7 +190,7 @@ def _reduction_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> F
 
 def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
     """1 where rows start on 16 bytes, the widest load."""
-    return jnp.where((dims["cols"] * element_bytes) % 16.0 == 0, 1.0, 0.0)
+    return jnp.where(is_multiple(dims["cols"], 16.0 / element_bytes, dims), 1.0, 0.0)
 
 
 ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.kernels import conv
-from neusight_jax.kernels.family import Dims, Work
+from neusight_jax.kernels.family import RELAXATION, Dims, Work, is_multiple, whole
 from neusight_jax.kernels.gemm import product_features, split_work
 from neusight_jax.kernels.tensor_gemm import GEMM, LOAD_BYTES, MIN_SPLIT_STEPS, SPLITS, TILES
 
@@ -35,8 +35,8 @@ WINDOW_BYTES = 1e20
 """Traffic before the padded copy is read: more than any L2 keeps."""
 
 
-def _up(size: Float[Array, " kernel"], to: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
-    return jnp.ceil(size / to) * to
+def _up(size: Float[Array, " kernel"], to: Float[Array, " kernel"], dims: Dims) -> Float[Array, " kernel"]:
+    return whole(size / to, dims) * to
 
 
 def _channels(dims: Dims) -> Float[Array, " kernel"]:
@@ -49,24 +49,23 @@ def _product(dims: Dims, element_bytes: Float[Array, " kernel"]) -> dict[str, Fl
     channels = _channels(dims)
     positions = dims["k"] / channels
     is_tf32 = element_bytes >= 4.0
-    whole = (positions > 1.0) & ((_padded(channels, element_bytes) == 0.0) | is_tf32)
+    whole = (positions > 1.0) & ((_padded(channels, element_bytes, dims) == 0.0) | is_tf32)
     chunk = jnp.where(whole, jnp.where(is_tf32, TF32_CHUNK_BYTES, CHUNK_BYTES), LOAD_BYTES) / element_bytes
-    padded_k = positions * _up(channels, chunk)
-    return {
-        "batch": dims["batch"],
-        "m": dims["m"],
-        "n": _up(dims["n"], LOAD_BYTES / element_bytes),
-        "k": padded_k,
-    }
+    padded_k = positions * _up(channels, chunk, dims)
+    padded_n = _up(dims["n"], LOAD_BYTES / element_bytes, dims)
+    product = {"batch": dims["batch"], "m": dims["m"], "n": padded_n, "k": padded_k}
+    return {**product, RELAXATION: dims[RELAXATION]} if RELAXATION in dims else product
 
 
-def _padded(size: Float[Array, " kernel"], element_bytes: Float[Array, " kernel"]) -> Float[Array, " kernel"]:
-    return jnp.where((size * element_bytes) % LOAD_BYTES == 0, 0.0, 1.0)
+def _padded(
+    size: Float[Array, " kernel"], element_bytes: Float[Array, " kernel"], dims: Dims
+) -> Float[Array, " kernel"]:
+    return jnp.where(is_multiple(size, LOAD_BYTES / element_bytes, dims), 0.0, 1.0)
 
 
 def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     product = split_work(_product(dims, element_bytes), element_bytes, TILES, SPLITS, MIN_SPLIT_STEPS)
-    read, written = _padded(_channels(dims), element_bytes), _padded(dims["n"], element_bytes)
+    read, written = _padded(_channels(dims), element_bytes, dims), _padded(dims["n"], element_bytes, dims)
     again = PADDING_PASSES * (read * dims["image"] + written * dims["result"])
     return replace(
         product,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import SCALE_BLOCK, Dims, Family, Work
+from neusight_jax.kernels.family import SCALE_BLOCK, Dims, Family, Work, is_multiple
 from neusight_jax.kernels.gemm import OPTIONS, flop, product_features, split_work
 
 TILES: tuple[tuple[int, int], ...] = ((16, 64), (64, 64), (128, 128), (128, 256))
@@ -42,21 +42,21 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
 
 
 def loaded_bytes(
-    sizes: tuple[Float[Array, " kernel"], ...], element_bytes: Float[Array, " kernel"]
+    sizes: tuple[Float[Array, " kernel"], ...], element_bytes: Float[Array, " kernel"], dims: Dims
 ) -> Float[Array, " kernel"]:
     """Bytes of a load where rows of these sizes lie one after the other: 16, or 4 where that divides them, or one
     element."""
     load = jnp.full_like(element_bytes, LOAD_BYTES)
     for size in sizes:
-        row = size * element_bytes
-        narrow = jnp.where(row % 4.0 == 0, 4.0, element_bytes)
-        load = jnp.minimum(load, jnp.where(row % LOAD_BYTES == 0, LOAD_BYTES, jnp.maximum(narrow, element_bytes)))
+        narrow = jnp.where(is_multiple(size, 4.0 / element_bytes, dims), 4.0, element_bytes)
+        widest = is_multiple(size, LOAD_BYTES / element_bytes, dims)
+        load = jnp.minimum(load, jnp.where(widest, LOAD_BYTES, jnp.maximum(narrow, element_bytes)))
     return load
 
 
 def _aligned_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     """Work where rows of both operands and the result (contraction innermost, or N) may not start on 16 bytes."""
-    load = loaded_bytes((dims["k"], dims["n"]), element_bytes)[:, None, None]
+    load = loaded_bytes((dims["k"], dims["n"]), element_bytes, dims)[:, None, None]
     narrow = split_work(dims, element_bytes, TILES, NARROW_SPLITS, NARROW_SPLIT_STEPS)
     clocks = narrow.block_bytes / load / LOADS_PER_CYCLE
     return replace(

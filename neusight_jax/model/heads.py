@@ -92,7 +92,7 @@ def init_tile_choice(
 
 
 def tile_scores(
-    choice: TileChoice, gpu: GPU, work: Work, features: Float[Array, "kernel feature"]
+    choice: TileChoice, gpu: GPU, work: Work, features: Float[Array, "kernel feature"], relaxation: Relaxation = 0.0
 ) -> Float[Array, "kernel tile"]:
     """Unnormalised log-probability of every tile of the menu.
 
@@ -101,9 +101,10 @@ def tile_scores(
       gpu: scalars, or arrays [kernel].
       work: of the kernels, for the time of each tile in whole waves.
       features: shape-only inputs of the family.
+      relaxation: of whole waves.
     """
     num_sms = jnp.asarray(gpu.num_sms)[..., None]
-    waves = jnp.ceil(work.blocks[:, :, 0] / num_sms)
+    waves = whole_waves(work.blocks[:, :, 0], num_sms, relaxation)
     cost = jnp.log(waves * jnp.maximum(work.block_flop[:, :, 0], work.block_bytes[:, :, 0]))
     return apply_network(choice.network, features)[0] - choice.sharpness * cost
 
@@ -117,7 +118,7 @@ def choose_tile(
       relaxation: 0 = the arg-max tile; towards 1 its quantities become the soft-max weighted geometric mean over the
         menu, so that gradients see the other tiles. Biased for any value above 0.
     """
-    scores = tile_scores(choice, gpu, work, features)
+    scores = tile_scores(choice, gpu, work, features, relaxation)
     index = jnp.argmax(scores, axis=1)
     soft = 0.0 if relaxation is None else relaxation
     weight = (1.0 - soft) * jax.nn.one_hot(index, scores.shape[1]) + soft * jax.nn.softmax(scores, axis=1)

@@ -17,6 +17,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of, on_device
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import RELAXATION
 from neusight_jax.kernels.table import PHASES, KernelBatch, KernelTable, in_chunks, merged
 from neusight_jax.model.power import (
     Draw,
@@ -59,7 +60,7 @@ def kernel_terms(
     terms = {}
     for name, batch in kernels.families.items():
         family = FAMILIES[name]
-        device = machine if family.linked else gpu_of(machine)
+        device, batch = machine if family.linked else gpu_of(machine), _relaxed(batch, relaxation)
         if predictor.covers(family):
             terms[name] = predictor.terms(family, device, batch, isolated=isolated, relaxation=relaxation)
         else:
@@ -70,6 +71,16 @@ def kernel_terms(
             waited_s = jnp.where(jnp.asarray(isolated, bool), 0.0, LEARNED.launch_s)
             terms[name] = terms[name].at_least(waited_s)
     return terms
+
+
+def _relaxed(batch: KernelBatch, relaxation: Relaxation) -> KernelBatch:
+    """Kernels whose tiles, blocks, splits and padding are relaxed as waves are (`kernels.family.whole`)."""
+    relaxation = relaxation_switch(relaxation)
+    if relaxation is None:
+        return batch
+    count = jnp.asarray(batch.count)
+    share = jnp.broadcast_to(jnp.asarray(relaxation, count.dtype), count.shape)
+    return replace(batch, dims={**batch.dims, RELAXATION: share})
 
 
 def uncovered(predictor: Predictor, kernels: KernelTable) -> dict[str, int]:
@@ -97,7 +108,7 @@ BLOCK = 4096
 """Rows of a family at a time: what lies between two steps of a forecast then stays in the caches of a core."""
 MACHINES = 1024
 """Machines at a time, for the same reason."""
-ROWS = 4
+ROWS = 1
 """Rows at a time where there are that many machines; as many times more as there are fewer of them."""
 
 
@@ -116,7 +127,7 @@ def _all_kernels(
     }
 
 
-def _in_blocks(run: Callable[..., Array], rows: int, most: int, *arguments: Any) -> Array:
+def _in_blocks(run: Callable[..., Any], rows: int, most: int, *arguments: Any) -> Any:
     """`run(*arguments)` [rows], at most so many rows at a time; leaves that are arrays [rows] are cut.
 
     Every block takes its rows from all over, so that rows that lie on several devices keep all of them busy.
@@ -133,17 +144,46 @@ def _in_blocks(run: Callable[..., Array], rows: int, most: int, *arguments: Any)
         if is_cut
     ]
 
-    def of_block(block: list[Array]) -> Array:
+    def of_block(block: list[Array]) -> Any:
         slices = iter(block)
         merged = [next(slices) if is_cut else leaf for leaf, is_cut in zip(leaves, cut, strict=True)]
         return run(*jax.tree.unflatten(tree, merged))
 
-    seconds: Array = jnp.moveaxis(jax.lax.map(of_block, parts), 0, 1)
-    return seconds.reshape(-1, *seconds.shape[2:])[:rows]
+    def joined(of_blocks: Array) -> Array:
+        return jnp.moveaxis(of_blocks, 0, 1).reshape(-1, *of_blocks.shape[2:])[:rows]
+
+    return jax.tree.map(joined, jax.lax.map(of_block, parts))
 
 
 _kernel_latency = jax.jit(_all_kernels)
 _kernel_latency_once = one_shot(_all_kernels)
+
+
+def _step_rows(
+    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
+) -> dict[str, Float[Array, " kernel"]]:
+    """Seconds that one launch of every kernel adds to a step, by family.
+
+    Args: as of `plain_sum`, or a machine of arrays [kernel].
+    """
+    rows: dict[str, Array] = _kernel_latency(predictor, machine, kernels, relaxation, isolated)
+    if kernels.launched == "eager":
+        gpu, batches = gpu_of(machine), kernels.families
+        return {name: step_seconds(gpu, name, batches[name], seconds, LEARNED) for name, seconds in rows.items()}
+    return rows
+
+
+def _launched(kernels: KernelTable, name: str, rows: Float[Array, " kernel"]) -> Array:
+    """Sum over the launches of a family; where a host launches them one by one that of each phase [phase]."""
+    batch = kernels.families[name]
+    # Padding may be a kernel that takes forever, whose slopes are no numbers.
+    rows = jnp.where(batch.count > 0, rows, 0.0)
+    return by_phase(batch) @ rows if kernels.launched == "eager" else jnp.sum(rows * batch.count)
+
+
+def _nothing(kernels: KernelTable) -> Array:
+    """The sum of no kernels: one number, or one a phase."""
+    return jnp.zeros(len(PHASES) if kernels.launched == "eager" else ())
 
 
 def plain_sum(
@@ -160,30 +200,46 @@ def plain_sum(
     Returns: seconds; of kernels that a host launches one by one the sum of each phase [phase], with what software adds.
     """
     total = _nothing(kernels)
-    for name, seconds in _kernel_latency(predictor, machine, kernels, relaxation, isolated).items():
-        batch = kernels.families[name]
-        seconds = jnp.where(batch.count > 0, seconds, 0.0)
-        if kernels.launched == "eager":
-            total = total + by_phase(batch) @ step_seconds(gpu_of(machine), name, batch, seconds, LEARNED)
-        else:
-            total = total + jnp.sum(seconds * batch.count)
+    for name, rows in _step_rows(predictor, machine, kernels, relaxation, isolated).items():
+        total = total + _launched(kernels, name, rows)
     return total
 
 
-def _nothing(kernels: KernelTable) -> Array:
-    """The sum of no kernels: one number, or one a phase."""
-    return jnp.zeros(len(PHASES) if kernels.launched == "eager" else ())
+def _plain_slopes(
+    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
+) -> tuple[Array, Machine]:
+    """`plain_sum`, and its slopes by every figure of the machine, by one pass backwards.
+
+    Args: as of `plain_sum`.
+    """
+    total, slopes = _nothing(kernels), jax.tree.map(lambda _: _nothing(kernels), machine)
+    for name, batch in kernels.families.items():
+        # With a machine of its own for every kernel, one pass has the slopes of all phases.
+        machines = jax.tree.map(lambda figure, rows=batch.count.shape: jnp.broadcast_to(figure, rows), machine)
+
+        def seconds(machines: Machine, name: str = name) -> Array:
+            part = replace(kernels, families={name: kernels.families[name]})
+            return _step_rows(predictor, machines, part, relaxation, isolated)[name]
+
+        rows, backwards = jax.vjp(seconds, machines)
+        (of_rows,) = backwards(jnp.ones_like(rows))
+        total = total + _launched(kernels, name, rows)
+        slopes = jax.tree.map(lambda sums, rows, name=name: sums + _launched(kernels, name, rows), slopes, of_rows)
+    return total, slopes
 
 
-def _sum_of_chunks(
-    predictor: Predictor, machine: Machine, chunks: KernelTable, relaxation: Relaxation, isolated: Isolated
-) -> Array:
-    """`plain_sum` over columns [chunk, row], of the chunks that launch anything; those come first."""
-    total = _nothing(chunks)
+_OfTable = TypeVar("_OfTable", bound=Callable[..., Any])
+
+
+def _over_chunks(
+    of_table: Callable[..., Any], predictor: Predictor, machine: Machine, chunks: KernelTable, *how: Any
+) -> Any:
+    """A sum over a table from columns [chunk, row], of the chunks that launch anything; those come first."""
+    total = of_table(predictor, machine, replace(chunks, families={}), *how)
     for name, batch in chunks.families.items():
 
-        def add(place: Array, total: Array, name: str = name, batch: KernelBatch = batch) -> Array:
-            """Add the seconds of one chunk.
+        def add(place: Array, total: Any, name: str = name, batch: KernelBatch = batch) -> Any:
+            """Add one chunk.
 
             Args:
               place: of the chunk.
@@ -191,68 +247,102 @@ def _sum_of_chunks(
               name: family; bound here, as the loop changes it.
               batch: its chunks, likewise.
             """
-            chunk = KernelTable({name: jax.tree.map(lambda column: column[place], batch)}, chunks.launched)
-            return total + plain_sum(predictor, machine, chunk, relaxation, isolated)
+            chunk = replace(chunks, families={name: jax.tree.map(lambda column: column[place], batch)})
+            return jax.tree.map(jnp.add, total, of_table(predictor, machine, chunk, *how))
 
         total = jax.lax.fori_loop(0, jnp.sum(jnp.any(batch.count > 0, axis=1)), add, total)
     return total
 
 
-_batching_sum = jax.custom_batching.custom_vmap(plain_sum)
-_differentiable_sum = jax.custom_jvp(_batching_sum)
+def _fast_on_many(of_table: _OfTable) -> _OfTable:
+    """A sum over a table that takes many machines in blocks, and each distinct kernel once. Other batches as they come.
+
+    Args:
+      of_table: of predictor, machine, kernels, relaxation, isolated; additive over the rows of the table.
+    """
+    batching = jax.custom_batching.custom_vmap(of_table)
+
+    @batching.def_vmap
+    def many(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
+        predictor, machine, kernels, relaxation, isolated = arguments
+        machines = (machine, relaxation, isolated)
+        marks = jax.tree.leaves((batched[1], *batched[3:]))
+        scalars = all(jnp.ndim(leaf) <= mark for leaf, mark in zip(jax.tree.leaves(machines), marks, strict=True))
+        if not scalars or any(jax.tree.leaves((batched[0], batched[2]))):
+            sums = jax.vmap(of_table, in_axes=axes)(*arguments)
+            return sums, jax.tree.map(lambda _: True, sums)
+        blocks = -(-size // MACHINES)
+        rows = ROWS * MACHINES // -(-size // blocks)
+        batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
+        phases = kernels.launched == "eager"
+        chunks = {name: in_chunks(merged(batch, phases), rows) for name, batch in batches.items()}
+
+        def block(machine: Machine, relaxation: Any, isolated: Any) -> Any:
+            return jax.vmap(
+                lambda *one: _over_chunks(of_table, predictor, one[0], replace(kernels, families=chunks), *one[1:]),
+                in_axes=(axes[1], *axes[3:]),
+            )(machine, relaxation, isolated)
+
+        sums = _in_blocks(block, size, MACHINES, *machines)
+        return sums, jax.tree.map(lambda _: True, sums)
+
+    return batching  # type: ignore[return-value]
 
 
-@_batching_sum.def_vmap
-def _many_sums(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Array, bool]:
-    """Sums of one table on many machines: each distinct kernel once, machines in blocks. Other batches as they come."""
-    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
-    predictor, machine, kernels, relaxation, isolated = arguments
-    machines = (machine, relaxation, isolated)
-    scalars = all(
-        jnp.ndim(leaf) <= is_batched
-        for leaf, is_batched in zip(jax.tree.leaves(machines), jax.tree.leaves((batched[1], *batched[3:])), strict=True)
-    )
-    if not scalars or any(jax.tree.leaves((batched[0], batched[2]))):
-        return jax.vmap(plain_sum, in_axes=axes)(*arguments), True
-    blocks = -(-size // MACHINES)
-    rows = ROWS * MACHINES // -(-size // blocks)
-    batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
-    phases = kernels.launched == "eager"
-    chunks = KernelTable(
-        {name: in_chunks(merged(batch, phases), rows) for name, batch in batches.items()}, kernels.launched
-    )
+def _by_arguments(of_table: Callable[..., Any]) -> Any:
+    """A sum over a table by the program that is compiled fast where all arguments are known: who asks thousands of
+    times compiles the question, by `jax.jit`."""
+    once, many = one_shot(of_table), jax.jit(_fast_on_many(of_table))
 
-    def block(machine: Machine, relaxation: Any, isolated: Any) -> Array:
-        return jax.vmap(_sum_of_chunks, in_axes=(None, axes[1], None, *axes[3:]))(
-            predictor, machine, chunks, relaxation, isolated
-        )
+    def run(*arguments: Any) -> Any:
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
+        return many(*arguments) if traced else once(*arguments)
 
-    return _in_blocks(block, size, MACHINES, *machines), True
+    return jax.custom_jvp(run)
 
 
-@functools.partial(_differentiable_sum.defjvp, symbolic_zeros=True)
-def _slope(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
-    """Derivatives of the plain sum, along what moves."""
+_sum, _slopes = _by_arguments(plain_sum), _by_arguments(_plain_slopes)
+
+
+def _along(of_table: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    """A sum over a table and its derivative along what moves, row by row."""
     leaves, tree = jax.tree.flatten(primals)
     steps = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
     place = [at for at, step in enumerate(steps) if not isinstance(step, SymbolicZero)]
 
-    def along(*moving: Array) -> Array:
+    def along(*moving: Array) -> Any:
         changed = dict(zip(place, moving, strict=True))
-        return plain_sum(*jax.tree.unflatten(tree, [changed.get(at, leaf) for at, leaf in enumerate(leaves)]))
+        return of_table(*jax.tree.unflatten(tree, [changed.get(at, leaf) for at, leaf in enumerate(leaves)]))
 
-    value, slope = jax.jvp(along, tuple(leaves[at] for at in place), tuple(steps[at] for at in place))
-    return value, slope
+    return jax.jvp(along, tuple(leaves[at] for at in place), tuple(steps[at] for at in place))
 
 
-@jax.jit
-def _latency(
-    predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
-) -> Array:
-    total: Array = _differentiable_sum(predictor, machine, kernels, relaxation, isolated)
-    if kernels.launched == "eager":
-        return stream_seconds(total, host_seconds(kernels, LEARNED), LEARNED)
-    return total
+@functools.partial(_sum.defjvp, symbolic_zeros=True)
+def _derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+    """Where only a machine moves, its slopes times its step: a pass backwards serves all directions, and many machines
+    are as fast as their sums."""
+    steps = jax.tree.map(
+        lambda step: not isinstance(step, SymbolicZero), tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero)
+    )
+    others = any(jax.tree.leaves((steps[0], *steps[2:])))
+    if others or any(map(jnp.ndim, jax.tree.leaves(primals[1]))):
+        return _along(plain_sum, primals, tangents)
+    total, slopes = _slopes(*primals)
+    moves = zip(*map(jax.tree.leaves, (slopes, tangents[1], steps[1])), strict=True)
+    return total, sum((slope * step for slope, step, moved in moves if moved), jnp.zeros_like(total))
+
+
+@functools.partial(_slopes.defjvp, symbolic_zeros=True)
+def _second_derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    """That of the slopes, row by row."""
+    return _along(_plain_slopes, primals, tangents)
+
+
+@one_shot
+def _with_host(total: Array, kernels: KernelTable) -> Array:
+    """Seconds of a step from those of its kernels by phase."""
+    return stream_seconds(total, host_seconds(kernels, LEARNED), LEARNED)
 
 
 def _switches(relaxation: Relaxation, isolated: Isolated) -> tuple[Relaxation, Array]:
@@ -275,9 +365,12 @@ def kernel_latency(
       machine: GPU or cluster; scalars (`jax.vmap` for many machines), or arrays [kernel].
       kernels: a table.
       isolated: True = as a sweep measures a kernel alone, launch floor included; False = inside a running model.
-      relaxation: 0 = exact; > 0 smooths `ceil` in the wave count (`roofline.whole_waves` states the bias).
+      relaxation: 0 = exact; > 0 smooths whole waves (`roofline.whole_waves` states the bias), and whole tiles, blocks,
+        splits and padding (`kernels.family.whole`): at 1 nothing is rounded.
     Returns: family -> seconds [kernel]. A GPU without the kernel's arithmetic path gives infinity.
-    Gradients: reach predictor and GPU; at relaxation 0 the wave count is a step function of the SM count.
+    Gradients: reach predictor, machine, and sizes and counts of kernels. By sizes, stairs have the slope of their ramps
+      at any relaxation: that of a difference over many tiles, not over one. By the SM count, whole waves have none at
+      relaxation 0, and all of their ramp's at 1.
     """
     require_covered(predictor, kernels)
     machine, switches = on_device(machine), _switches(relaxation, isolated)
@@ -320,8 +413,8 @@ def latency(
         machine = at_clock(
             machine, settled(predictor, machine, kernels, isolated=isolated, relaxation=relaxation).clock
         )
-    seconds: Array = _latency(predictor, machine, kernels, *switches)
-    return seconds
+    total: Array = _sum(predictor, machine, kernels, *switches)
+    return _with_host(total, kernels) if kernels.launched == "eager" else total
 
 
 # Power: where a board settles under a cap or a locked clock, and what it draws (`model.power`).

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from neusight_jax.arithmetic import ELEMENT_BYTES, dtype_index
 from neusight_jax.hardware.cluster import Topology
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.kernels.family import Family, Work
+from neusight_jax.kernels.family import Family, Work, stair
 from neusight_jax.model.physics import STANDARD, Physics
 
 Scalar: TypeAlias = float | Float[Array, ""]
@@ -107,15 +107,18 @@ def relaxation_switch(relaxation: Relaxation) -> Relaxation:
 def whole_waves(blocks: Array, num_sms: Array, relaxation: Relaxation) -> Array:
     """Waves of blocks over SMs: ceil(blocks / SMs), blended with its streaming limit max(blocks / SMs, 1).
 
+    As tiles and blocks are by `kernels.family.whole`.
+
     Args:
       blocks: thread blocks; num_sms: SMs, broadcast against it.
-      relaxation: 0 = exact (no gradient through `ceil`), 1 = no quantisation at all. In between the wave count is
-        biased low by less than `relaxation` waves, stays monotone in both arguments and has their gradient.
+      relaxation: 0 = exact, 1 = no quantisation at all. In between the wave count is biased low by less than
+        `relaxation` waves and stays monotone in both arguments.
+    Gradients: to the blocks that of the limit, whatever the relaxation; to the SMs `relaxation` times that.
     """
-    ratio, relaxation = blocks / num_sms, relaxation_switch(relaxation)
+    relaxation, exact = relaxation_switch(relaxation), stair(blocks / jax.lax.stop_gradient(num_sms))
     if relaxation is None:
-        return jnp.ceil(ratio)
-    return (1.0 - relaxation) * jnp.ceil(ratio) + relaxation * jnp.maximum(ratio, 1.0)
+        return exact
+    return (1.0 - relaxation) * exact + relaxation * jnp.maximum(blocks / num_sms, 1.0)
 
 
 def fastest(times: Float[Array, "... choice"]) -> Float[Array, "..."]:

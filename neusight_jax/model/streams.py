@@ -68,7 +68,7 @@ def plain_seconds(gpu: GPU, products: KernelBatch) -> Float[Array, " kernel"]:
     kernels for them, as measured on H100, so there they stay products like others.
     """
     dims = {name: jnp.asarray(size) for name, size in products.dims.items()}
-    narrow = loaded_bytes((dims["k"], dims["n"]), jnp.full_like(dims["k"], 2.0)) < LOAD_BYTES
+    narrow = loaded_bytes((dims["k"], dims["n"]), jnp.full_like(dims["k"], 2.0), dims) < LOAD_BYTES
     batched = jnp.isin(jnp.asarray(products.dtype), jnp.array(SIXTEEN_BITS)) & (jnp.asarray(products.op) == BATCHED)
     old = jnp.asarray(gpu.matrix_flop_per_cycle) <= WIDE_FLOP_PER_CYCLE
     return jnp.where(narrow & batched & old, flop(dims) / gpu.fp32_flop_per_s, 0.0)
