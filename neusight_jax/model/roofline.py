@@ -214,10 +214,11 @@ def fetched_again(gpu: GPU, work: Work, physics: Physics) -> Float[Array, " kern
         again += work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), kept_ramp(physics))
     if work.row_passes is not None:
         passes, ramp = work.row_passes, (physics.row_start, physics.row_width)
-        resident = jnp.minimum(given(gpu.resident_threads, RESIDENT_THREADS), passes.threads / gpu.num_sms)
+        sms = jnp.asarray(gpu.num_sms)
+        resident = jnp.minimum(given(gpu.resident_threads, RESIDENT_THREADS), passes.threads / sms)
         held = resident * passes.thread_bytes
         lost = lost_share(held, given(gpu.l1_bytes, L1_BYTES), ramp)
-        again += passes.again_bytes * lost * lost_share(gpu.num_sms * held, gpu.l2_bytes, ramp)
+        again += passes.again_bytes * lost * lost_share(sms * held, gpu.l2_bytes, ramp)
     return again
 
 
