@@ -163,7 +163,7 @@ def test_how_far_a_network_may_move_each_time() -> None:
 def test_rows_that_are_read_again() -> None:
     """Softmax of 2^20 rows on 100 SMs of 2048 threads. Up to 1024 columns nothing is. Of 2048, 512 threads take a row,
     and 32 KiB in and as much out are in flight on an SM: half of 128 KiB of L1, under the ramp from 0.6 to 1.4. Of
-    16384, 256 KiB are twice the L1 and 26 MB 2.6 times the L2: both later passes go to DRAM again; a norm has one of them."""
+    16384, 256 KiB are twice the L1 and 26 MB 2.6 times the L2: both later passes go to DRAM again. A norm has one."""
     cols = np.array([1024.0, 2048.0, 16384.0])
     for name, again in (("softmax", 2.0), ("norm", 1.0)):
         passes = works(name, rows=2.0**20, cols=cols, reads=1.0, writes=1.0)

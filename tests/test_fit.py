@@ -185,6 +185,7 @@ def test_nodes_of_models_become_rows_inside_a_model() -> None:
     np.testing.assert_allclose(linear.seconds, [2e-3 - 1e-5], rtol=1e-5)
     assert {name: float(size[0]) for name, size in linear.batch.dims.items()} == {
         "weight_share": 1.0,
+        "unpack": 0.0,
         "batch": 1.0,
         "m": 64.0,
         "n": 128.0,

@@ -16,7 +16,7 @@ from neusight_jax.kernels.family import Work
 from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS
 from neusight_jax.kernels.table import Kernel, batch_from_columns, padded_length, table_from_kernels
 from neusight_jax.model.physics import STANDARD
-from neusight_jax.model.roofline import fetched_again, kept_ramp
+from neusight_jax.model.roofline import fetched_again
 
 
 def _work(name: str, element_bytes: float = 4.0, **dims: float) -> Work:
@@ -64,7 +64,7 @@ def test_a_permuted_operand_brings_a_whole_fetch(name: str, plane: int, times: f
     assert float(work.bytes_moved[0]) == 3 * tensor
     assert work.window_bytes is not None
     assert float(work.window_bytes[0]) == plane * plane * (64 + 4 + 4)
-    again = fetched_again(catalog_gpu(name), work, kept_ramp(STANDARD))
+    again = fetched_again(catalog_gpu(name), work, STANDARD)
     assert float(jnp.asarray(again)[0]) == pytest.approx(times * tensor, rel=1e-5)
 
 

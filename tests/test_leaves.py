@@ -115,7 +115,7 @@ def messages() -> KernelTable:
 def test_slopes_by_every_leaf_of_a_family(family: str, record_property: Callable[..., None]) -> None:
     """Of the weights of its network, a machine for each kernel, and its dims and counts, without any whole number."""
     linked = FAMILIES[family].linked
-    table = messages() if linked else random_kernels(11, KERNELS, dtypes=5)
+    table = messages() if linked else random_kernels(12, KERNELS, dtypes=5)
     table = off_steps(KernelTable({family: table.families[family]}))
     rows = len(table.families[family].row)
     machine: Any = random_gpus(3, rows).replace(num_sms=np.full(rows, 131.37))
@@ -162,7 +162,7 @@ def test_slopes_by_every_leaf_of_a_job_and_a_service(record_property: Callable[.
 LARGE: dict[str, dict[str, float]] = {
     "linear": {"batch": 1, "m": 8192, "n": 4096, "k": 4096},
     "gemm": {"batch": 1, "m": 8192, "n": 8192, "k": 8192},
-    "norm": {"rows": 65536, "cols": 4096, "reads": 1, "writes": 1},
+    "norm": {"rows": 65536, "cols": 32768, "reads": 1, "writes": 1},
     "elementwise": {"rows": 65536, "cols": 4096, "reads": 2, "writes": 1},
     "grouped_gemm": {"tokens": 16384, "rows": 32768, "active": 8, "hidden": 4096, "inner": 8192},
     "prefill": {

@@ -152,8 +152,7 @@ def split_work(
         block_flop=2.0 * rows * tile_n * steps,
         block_bytes=size * ((rows + tile_n * share[:, None, None]) * steps + rows * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
-        # Batches multiply activations, which a kernel wrote just before.
-        cold_bytes=jnp.where(dims["batch"] > 1, 0.0, dims["k"] * dims["n"] * share * element_bytes),
+        cold_bytes=dims["batch"] * dims["k"] * dims["n"] * share * element_bytes,
         slots=slots,
         block_slots=block_slots,
     )

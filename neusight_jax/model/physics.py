@@ -87,12 +87,6 @@ class Physics:
     block_cycles: ArrayLike = field(
         default=1500.0, metadata=fitted(0.3, "prologue and epilogue of FlashAttention on A100 and H100")
     )
-    trip_cycles: ArrayLike = field(
-        default=600.0,
-        metadata=_fixed(
-            "a load from DRAM takes 470 to 540 clocks (Luo et al. 2024, by microbenchmark), then arithmetic"
-        ),
-    )
     warm_share: ArrayLike = field(default=0.12, metadata=fitted(0.5, "copies of small arrays launched again and again"))
     warm_start: ArrayLike = field(default=0.9, metadata=fitted(0.2, "the same, on five GPUs"))
     warm_width: ArrayLike = field(default=0.4, metadata=fitted(0.3, "the same"))
@@ -129,6 +123,10 @@ class Physics:
         default=0.6, metadata=fitted(0.5, "half is lost where what is in flight is as much as a cache holds")
     )
     row_width: ArrayLike = field(default=0.8, metadata=fitted(0.3, "the same"))
+    trip_cycles: ArrayLike = field(
+        default=600.0,
+        metadata=fitted(0.3, "a load from DRAM takes 470 to 540 clocks (Luo et al. 2024), then arithmetic"),
+    )
 
 
 CONSTANTS: dict[str, dataclasses.Field[Any]] = {item.name: item for item in dataclasses.fields(Physics)}

@@ -14,7 +14,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.gemm import flop
 from neusight_jax.kernels.table import PHASES, KernelBatch, KernelTable
 from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8, LOAD_BYTES, loaded_bytes
-from neusight_jax.model.software import Software
+from neusight_jax.model.software import LEARNED, Software
 
 CLASSES: tuple[str, ...] = (
     *("tensor", "experts", "eight_bits", "eight_bit_experts", "flash2", "flash2_wide", "fp32", "plain"),
@@ -86,6 +86,8 @@ def classes_of(
       name: of the family; seconds: as `latency.kernel_latency` has them; attention: "flash2" = FlashAttention-2.
     """
     op, family = jnp.asarray(kernels.op), FAMILIES[name]
+    if not family.tensor_core:  # launched one by one; of fused kernels the launches are counted as a whole
+        seconds = jnp.maximum(seconds, LEARNED.launch_s)
     none, every = jnp.zeros(op.shape), jnp.ones(op.shape)
     experts = jnp.where(op == EXPERT, every, none) if "expert" in family.ops else none
     narrow = jnp.where(jnp.asarray(gpu.fp4_flop_per_s) > 0, none, every) if name == GEMM_FP8.name else none

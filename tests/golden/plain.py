@@ -30,7 +30,8 @@ def read() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def predictor(arrays: dict[str, np.ndarray]) -> Any:
-    """The pinned weights in today's predictor; what came later is zero. Without products, of another form now."""
+    """The pinned weights in today's predictor; what came later is zero, and no row of a
+    reduction is read again or waited for. Without products, of another form now."""
     flat = {name.removeprefix("weights/"): values for name, values in arrays.items() if name.startswith("weights/")}
     left = ("trust/", *(f"{part}/{name}/" for part in ("families", "tiles") for name in ("linear", "bmm")))
     flat = {name: values for name, values in flat.items() if not name.startswith(left)}
@@ -40,7 +41,9 @@ def predictor(arrays: dict[str, np.ndarray]) -> Any:
         table[:, IN_MODEL, :FLOOR], table[:, OTHER_VENDOR] = inside, vendor
         table[:, IN_MODEL, FLOOR] = gap - flat[f"families/{name}/log_floor_s"]
         flat[f"families/{name}/residual"] = table
-        flat[f"families/{name}/physics"] = np.zeros(len(FITTED), np.float32)
+        physics = np.zeros(len(FITTED), np.float32)
+        physics[[FITTED.index(constant) for constant in ("row_start", "trip_cycles")]] = 40.0, -40.0
+        flat[f"families/{name}/physics"] = physics
     return tree_from_arrays(untrained("mixture", ARCHITECTURE), flat, FILE)
 
 
