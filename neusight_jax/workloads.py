@@ -199,4 +199,6 @@ def combined(loads: Sequence[Workload]) -> tuple[KernelTable, dict[str, Float[np
         families[name] = columns
         owner = np.repeat(list(batches), [len(batch.row) for batch in batches.values()])
         counts[name] = np.where(owner == np.arange(len(loads))[:, None], columns.count, 0.0).astype(np.float32)
-    return KernelTable(families), counts
+    # Loads of engines have none of the families that a host's launches bind.
+    by_host = any(load.kernels.launched == "host" for load in loads)
+    return KernelTable(families, "host" if by_host else "graph"), counts

@@ -161,7 +161,7 @@ def test_plain_values_and_tables(results: dict[float, Sensitivity]) -> None:
 
 
 def test_the_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["sensitivity", "bert-tiny", "--gpu", "T4", "--batch-size", "2", "--sequence-length", "16"]
+    arguments = ["sensitivity", "bert-tiny", "--gpu", "T4", "--batch-size", "64", "--sequence-length", "256"]
     arguments += ["--checkpoint", str(checkpoint)]
     assert run([*arguments, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)

@@ -23,8 +23,8 @@ PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient", "optimizer"
 
 Launched: TypeAlias = Literal["graph", "host", "eager"]
 """Ways kernels are launched: back to back, as a CUDA graph or an engine does, so that the host takes no time; one after
-another by a host, so that none takes less than its launch (`Software.launch_s`); or by the host of a training
-framework, with a step's work around them (`model.streams`)."""
+another by a host, so that none of fp32's families takes less than its launch (`Software.launch_s`); or by the host of a
+training framework, with a step's work around them (`model.streams`)."""
 
 MIN_BATCH = 32
 """Smallest padded length of a batch. Up to `FINE_BATCH` lengths are powers of two, so that models share programs."""

@@ -67,7 +67,7 @@ def kernel_terms(
             bound = RooflinePredictor().terms(family, device, batch, isolated=isolated)
             nothing = replace(bound, seconds=jnp.full_like(bound.seconds, jnp.nan))
             terms[name] = bound if family.linked else nothing
-        if kernels.launched == "host":
+        if kernels.launched == "host" and not family.tensor_core:
             waited_s = jnp.where(jnp.asarray(isolated, bool), 0.0, LEARNED.launch_s)
             terms[name] = terms[name].at_least(waited_s)
     return terms

@@ -29,6 +29,8 @@ UNSAID_J = 1e-6
 """Most energy of an fp32 FLOP where a board says none, J: far beyond any."""
 RESIDENT_THREADS = 2048.0
 """Threads an SM holds where a GPU does not say: NVIDIA's with HBM."""
+L2_SMS = 80.0
+"""SMs whose rows in flight share the L2, a V100's: fixed, so that more SMs never take longer."""
 L1_BYTES = 131072.0
 """L1 of an SM where a GPU does not say, bytes: as on Volta, Ada and RTX Blackwell."""
 
@@ -214,11 +216,10 @@ def fetched_again(gpu: GPU, work: Work, physics: Physics) -> Float[Array, " kern
         again += work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), kept_ramp(physics))
     if work.row_passes is not None:
         passes, ramp = work.row_passes, (physics.row_start, physics.row_width)
-        sms = jnp.asarray(gpu.num_sms)
-        resident = jnp.minimum(given(gpu.resident_threads, RESIDENT_THREADS), passes.threads / sms)
+        resident = jnp.minimum(given(gpu.resident_threads, RESIDENT_THREADS), passes.threads / L2_SMS)
         held = resident * passes.thread_bytes
         lost = lost_share(held, given(gpu.l1_bytes, L1_BYTES), ramp)
-        again += passes.again_bytes * lost * lost_share(sms * held, gpu.l2_bytes, ramp)
+        again += passes.again_bytes * lost * lost_share(L2_SMS * held, gpu.l2_bytes, ramp)
     return again
 
 
