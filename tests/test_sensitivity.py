@@ -113,7 +113,7 @@ def test_sums_and_differences_agree(results: dict[float, Sensitivity]) -> None:
 def test_relaxed_waves_are_biased_low_and_show_the_sms(results: dict[float, Sensitivity]) -> None:
     exact, relaxed = results[0.0], results[1.0]
     assert relaxed.total_s == exact.total_s
-    assert 0.7 * exact.total_s < relaxed.relaxed_total_s <= exact.total_s
+    assert 0.7 * exact.total_s < relaxed.relaxed_total_s <= exact.total_s * (1.0 + 1e-4)
     assert relaxed.total[knob("num_sms")] <= exact.total[knob("num_sms")]
 
 

@@ -22,9 +22,7 @@ from neusight_jax.training.taking_over import joined, taken_again
 from neusight_jax.training.taking_over import main as taking_over
 
 
-@pytest.mark.parametrize(
-    ("name", "base"), [("tensorcore", "fp32"), ("tensorcore-heldout-hopper", "fp32-heldout")]
-)
+@pytest.mark.parametrize(("name", "base"), [("tensorcore", "fp32"), ("tensorcore-heldout-hopper", "fp32-heldout")])
 def test_shipped_checkpoints_hold_the_shipped_base(name: str, base: str, tmp_path: Path) -> None:
     """Made again from their base they come out byte by byte: nobody retrained one and forgot the other."""
     again = tmp_path / name
