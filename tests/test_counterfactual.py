@@ -84,7 +84,7 @@ def test_mi100_to_mi210(measurements: Path) -> None:
     assert found.loc["elementwise", "error"] < 0.07 < 0.3 < found.loc["elementwise", "no_change"]
     assert found.loc["all", "error"] < 0.12
     # Wide rows wait for the compute units, which the model does not know: it gives them the bandwidth.
-    assert found.loc["softmax", "error"] < 0.3
+    assert found.loc["softmax", "error"] < 0.25
     # So do long products: measured +1 %, and the node's name (7 and 6 nm) must not say otherwise.
     assert abs(found.loc["linear", "forecast"] / found.loc["linear", "measured"] - 1.0) < 0.05
     assert found.loc["linear", "error"] < 0.08

@@ -162,7 +162,7 @@ def test_slopes_by_every_leaf_of_a_job_and_a_service(record_property: Callable[.
 LARGE: dict[str, dict[str, float]] = {
     "linear": {"batch": 1, "m": 8192, "n": 4096, "k": 4096},
     "gemm": {"batch": 1, "m": 8192, "n": 8192, "k": 8192},
-    "norm": {"rows": 65536, "cols": 32768, "reads": 1, "writes": 1},
+    "norm": {"rows": 65536, "cols": 4096, "reads": 1, "writes": 1},
     "elementwise": {"rows": 65536, "cols": 4096, "reads": 2, "writes": 1},
     "grouped_gemm": {"tokens": 16384, "rows": 32768, "active": 8, "hidden": 4096, "inner": 8192},
     "prefill": {

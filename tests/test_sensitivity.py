@@ -91,7 +91,7 @@ def test_roofline_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def results() -> dict[float, Sensitivity]:
-    graph = nj.graph_from_config("bert-tiny", batch_size=2, sequence_length=64, mode="training", fused=True)
+    graph = nj.graph_from_config("bert-tiny", batch_size=64, sequence_length=128, mode="training", fused=True)
     predictor, gpu = random_predictor("mixture", 2), nj.load_gpu("H100")
     return {each: nj.sensitivity(predictor, gpu, graph, relaxation=each, gpu_name="H100") for each in (0.0, 1.0)}
 
@@ -113,7 +113,7 @@ def test_sums_and_differences_agree(results: dict[float, Sensitivity]) -> None:
 def test_relaxed_waves_are_biased_low_and_show_the_sms(results: dict[float, Sensitivity]) -> None:
     exact, relaxed = results[0.0], results[1.0]
     assert relaxed.total_s == exact.total_s
-    assert 0.7 * exact.total_s < relaxed.relaxed_total_s <= exact.total_s * (1.0 + 1e-4)
+    assert 0.7 * exact.total_s < relaxed.relaxed_total_s <= exact.total_s
     assert relaxed.total[knob("num_sms")] <= exact.total[knob("num_sms")]
 
 

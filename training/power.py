@@ -14,16 +14,15 @@ from jaxtyping import Float
 from scipy.optimize import least_squares
 
 import neusight_jax
-from neusight_jax.datasets.measurements import find_measured, read_measurements, table_from_frame
+from neusight_jax.datasets.measurements import table_from_frame
 from neusight_jax.errors import InputError
-from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.model.checkpoint import load_card, load_predictor, save_checkpoint
+from neusight_jax.model.checkpoint import save_checkpoint
 from neusight_jax.model.latency import in_row_order, kernel_latency
-from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.power import MICROSECOND, REFERENCE_NM, PowerLaw, draw_of
 from neusight_jax.model.predictor import Predictor
+from neusight_jax.training.taking_over import refit
 
 RECIPE = "power"
 """Name of the recipe that fits the law of power, of a checkpoint that forecasts seconds already."""
@@ -166,12 +165,7 @@ def train_power(
     Returns: the card, with `power_errors_percent` by GPU.
     Raises: `InputError` for bad measurements, or none with watts, or a base of another kind.
     """
-    refuse_existing(Path(output))
-    predictor, card = load_predictor(base), load_card(base)
-    if not isinstance(predictor, MixturePredictor):
-        raise InputError(f"checkpoint {base} is of kind {card['kind']}; watts are fitted to one of kind mixture")
-    held_out = find_measured(hold_out, measurements)
-    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
+    predictor, card, data, held_out = refit(measurements, output, base, hold_out, drop_invalid, "watts are")
     frame = data.frame[(data.frame["latency_s"] >= SHORTEST_S) & data.frame["power_w"].notna()]
     sets = {
         str(device): measured_kernels(predictor, data.gpu(str(device)), rows)

@@ -9,19 +9,56 @@ OTHER` in place of the base it gets the families of OTHER that it has not, such 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.files import refuse_existing
 from neusight_jax.model.checkpoint import LIBRARIES, load_card, load_predictor, save_checkpoint
 from neusight_jax.model.intervals import MODELS, Intervals
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
+
+
+class Refit(NamedTuple):
+    """Parts that a recipe starts from which fits one thing of a checkpoint and keeps the rest.
+
+    Attributes:
+      predictor, card: of the base; data: measurements of all GPUs; held_out: those that are scored and not fitted.
+    """
+
+    predictor: MixturePredictor
+    card: dict[str, Any]
+    data: Measurements
+    held_out: list[str]
+
+
+def refit(
+    measurements: Sequence[Path | str], output: Path | str, base: str, hold_out: Sequence[str], drop: bool, what: str
+) -> Refit:
+    """What such a recipe starts from.
+
+    Args:
+      measurements: files or folders of the schema.
+      output: folder that will be written, new or empty.
+      base: checkpoint of kind mixture.
+      hold_out: GPUs that are scored and not fitted.
+      drop: leave bad rows out instead of refusing them.
+      what: is fitted, for the error.
+    Raises: `InputError` for bad measurements, a base of another kind, or an output that holds something.
+    """
+    refuse_existing(Path(output))
+    predictor, card = load_predictor(base), load_card(base)
+    if not isinstance(predictor, MixturePredictor):
+        raise InputError(f"checkpoint {base} is of kind {card['kind']}; {what} fitted to one of kind mixture")
+    held_out = find_measured(hold_out, measurements)
+    return Refit(predictor, card, read_measurements(measurements, on_invalid="drop" if drop else "refuse"), held_out)
+
 
 BY_DEVICE: tuple[str, ...] = ("device_effects", "generation_effects", "device_intervals")
 """Entries of a card by device or generation, then family."""

@@ -20,14 +20,13 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
 import neusight_jax
-from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
+from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.errors import InputError
-from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import SCALE_BLOCK
 from neusight_jax.kernels.gemm import flop
-from neusight_jax.model.checkpoint import load_card, load_predictor, save_checkpoint
+from neusight_jax.model.checkpoint import save_checkpoint
 from neusight_jax.model.intervals import BORROWED, LEVEL, UNMEASURED, Intervals, gpu_ratios, gpu_widening
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.residuals import EFFECTS, OTHER_VENDOR, other_vendor
@@ -35,6 +34,7 @@ from neusight_jax.training.data import Rows, devices_with, measured_devices, swe
 from neusight_jax.training.fit import sample_of
 from neusight_jax.training.intervals import mean_error_percent, own_width, pooled_quantile
 from neusight_jax.training.objectives import EFFECT_WIDTH, MixtureObjective, forecast
+from neusight_jax.training.taking_over import refit
 from neusight_jax.unmeasured import VENDOR_PRODUCTS
 
 RECIPE = "vendor"
@@ -244,12 +244,10 @@ def train_vendor(
     Returns: the card, with `vendor`: the two numbers, and errors in percent by family and GPU.
     Raises: `InputError` for bad measurements, none of another vendor, or a base of another kind.
     """
-    refuse_existing(Path(output))
-    predictor, card = load_predictor(base), load_card(base)
-    if not isinstance(predictor, MixturePredictor) or predictor.intervals is None:
+    what = "a vendor's residual is"
+    predictor, card, data, held_out = refit(measurements, output, base, hold_out, drop_invalid, what)
+    if predictor.intervals is None:
         raise InputError(f"checkpoint {base} is no mixture with intervals; a vendor's residual is fitted to one")
-    held_out = find_measured(hold_out, measurements)
-    data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
     products = vendor_products(data, [name for name in measured_devices(data) if name not in held_out])
     apart = vendor_products(data, held_out)
     if not products and not apart:

@@ -87,9 +87,9 @@ def unpacking(
     few, unpack = rows <= FEW_ROWS, dims[UNPACK]
     scaled = jnp.where((unpack > 0) & (element_bytes == 1), SCALE_SLOTS / SCALED_STEPS, 0.0)
     once, scaled = jnp.where(few, 0.0, unpack)[:, None, None], jnp.where(few, 0.0, scaled)[:, None, None]
-    whole, block = weights
+    of_kernel, of_block = weights
     times = jnp.ceil(tile_rows / UNPACKED_ROWS)
-    return jnp.where(few, unpack * whole, 0.0), block * (once * times + scaled * tile_rows)
+    return jnp.where(few, unpack * of_kernel, 0.0), of_block * (once * times + scaled * tile_rows)
 
 
 def weight_share(dims: Dims) -> Float[Array, " kernel"]:

@@ -49,8 +49,8 @@ def _product(dims: Dims, element_bytes: Float[Array, " kernel"]) -> dict[str, Fl
     channels = _channels(dims)
     positions = dims["k"] / channels
     is_tf32 = element_bytes >= 4.0
-    whole = (positions > 1.0) & ((_padded(channels, element_bytes, dims) == 0.0) | is_tf32)
-    chunk = jnp.where(whole, jnp.where(is_tf32, TF32_CHUNK_BYTES, CHUNK_BYTES), LOAD_BYTES) / element_bytes
+    chunked = (positions > 1.0) & ((_padded(channels, element_bytes, dims) == 0.0) | is_tf32)
+    chunk = jnp.where(chunked, jnp.where(is_tf32, TF32_CHUNK_BYTES, CHUNK_BYTES), LOAD_BYTES) / element_bytes
     padded_k = positions * _up(channels, chunk, dims)
     padded_n = _up(dims["n"], LOAD_BYTES / element_bytes, dims)
     product = {"batch": dims["batch"], "m": dims["m"], "n": padded_n, "k": padded_k}

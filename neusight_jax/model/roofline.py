@@ -173,6 +173,11 @@ def rotated_ramp(physics: Physics) -> Ramp:
     return physics.rotated_start, physics.rotated_width
 
 
+def row_ramp(physics: Physics) -> Ramp:
+    """Ramp of the rows in flight of a reduction, in and out."""
+    return physics.row_start, physics.row_width
+
+
 def dram_bytes(work: Work, l2_bytes: ArrayLike, ramp: Ramp, warm_share: ArrayLike) -> Float[Array, " kernel"]:
     """Traffic that cannot stay in L2 when the working set is already there, bytes; falls with the L2 size.
 
@@ -215,7 +220,7 @@ def fetched_again(gpu: GPU, work: Work, physics: Physics) -> Float[Array, " kern
     if work.fetched_bytes is not None and work.window_bytes is not None:
         again += work.fetched_bytes * lost_share(work.window_bytes, room_bytes(gpu), kept_ramp(physics))
     if work.row_passes is not None:
-        passes, ramp = work.row_passes, (physics.row_start, physics.row_width)
+        passes, ramp = work.row_passes, row_ramp(physics)
         resident = jnp.minimum(given(gpu.resident_threads, RESIDENT_THREADS), passes.threads / L2_SMS)
         held = resident * passes.thread_bytes
         lost = lost_share(held, given(gpu.l1_bytes, L1_BYTES), ramp)
