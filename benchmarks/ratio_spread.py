@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 
 import neusight_jax as nj
+from benchmarks.counterfactual import shared_shapes
 from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
 from neusight_jax.hardware.variant import vary_plainly
 from neusight_jax.kernels.families import FAMILIES
@@ -43,7 +44,6 @@ from neusight_jax.model.intervals import (
 )
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.training.data import NETWORKS, devices_with, join_rows, model_rows, sweep_rows, thin
-from neusight_jax.training.evaluation.counterfactual import shared_shapes
 from neusight_jax.training.evaluation.scores import model_scores
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, Settings, fit

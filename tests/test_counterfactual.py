@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 import neusight_jax as nj
+from benchmarks.counterfactual import natural_experiment, shared_shapes
 from neusight_jax.datasets import aiconfigurator
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
 from neusight_jax.model.predictor import RooflinePredictor
-from neusight_jax.training.evaluation.counterfactual import natural_experiment, shared_shapes
 from synthetic import synthetic_rows
 
 V100, T4 = "Tesla V100-PCIE-32GB", "Tesla T4"

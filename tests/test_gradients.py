@@ -227,6 +227,41 @@ def test_a_wrong_gradient_is_caught(factor: float) -> None:
     assert errors["clock_hz"] < TOLERANCE
 
 
+def test_second_derivatives_agree_with_differences_forwards_backwards_and_of_many_machines() -> None:
+    """Along one direction, by every figure; kernels of a table are merged and go a few at a time."""
+    step_of = 1e-4
+    with _double():
+        predictor, kernels = as_float64(random_predictor("mixture", 5)), as_float64(only(_kernels("gpt2"), "norm"))
+        machine = jax.tree.map(jnp.asarray, as_float64(_machine()))
+        direction = jax.tree.map(lambda figure: 0.3 * figure, machine)
+        slopes = jax.grad(lambda gpu: nj.latency(predictor, gpu, kernels, relaxation=0.5))
+
+        def forwards(gpu: GPU) -> GPU:
+            bends: GPU = jax.jvp(slopes, (gpu,), (direction,))[1]
+            return bends
+
+        def backwards(gpu: GPU) -> GPU:
+            pairs = zip(*map(jax.tree.leaves, (slopes(gpu), direction)), strict=True)
+            total: Any = sum(slope * step for slope, step in pairs)
+            return total
+
+        moved = [jax.tree.map(lambda at, by, s=sign: at + s * step_of * by, machine, direction) for sign in (1, -1)]
+        further, before = map(jax.jit(slopes), moved)
+        of_one = jax.jit(forwards)(machine)
+        of_many = jax.jit(jax.vmap(forwards))(nj.stack_gpus([_machine(), nj.load_gpu("Tesla T4"), _machine()]))
+        twice_backwards = jax.jit(jax.grad(backwards))(machine)
+        total = float(nj.latency(predictor, machine, kernels, relaxation=0.5))
+        bent = 0
+        for field in present(_machine()):
+            scale = float(getattr(machine, field)) / total
+            difference = float(getattr(further, field) - getattr(before, field)) / (2.0 * step_of)
+            bends = [float(getattr(of_one, field)), float(getattr(twice_backwards, field))]
+            bends += [float(getattr(of_many, field)[place]) for place in (0, 2)]
+            np.testing.assert_allclose(np.array(bends) * scale, difference * scale, atol=1e-5)
+            bent += abs(difference * scale) > 1e-3
+    assert bent > 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_reverse_forward_vmap_and_jit_agree(kind: str) -> None:
     gpus = [nj.load_gpu(name) for name in ("Tesla T4", "Tesla P100-PCIE-16GB", "NVIDIA H100 80GB HBM3")]

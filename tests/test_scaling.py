@@ -330,7 +330,7 @@ def test_busy_time_is_the_union() -> None:
 
 def test_cross_gpu_on_real_runs(measurements: Path) -> None:
     """All ordered pairs of the five measured NVIDIA GPUs; docs/scaling.md has the figures."""
-    from neusight_jax.training.evaluation.cross_gpu import SYSTEMS, cross_gpu, cross_gpu_errors
+    from benchmarks.cross_gpu import SYSTEMS, cross_gpu, cross_gpu_errors
 
     names = ["P4", "P100", "V100-PCIE-32GB", "T4", "A100-PCIE-40GB"]
     frame = cross_gpu([measurements / "fp32"], "fp32-heldout", names)
@@ -342,7 +342,7 @@ def test_cross_gpu_on_real_runs(measurements: Path) -> None:
 
 def test_sums_of_nodes_by_hand(tmp_path: Path) -> None:
     """3 ms twice and 4 ms once, each with 20 us before it starts, against a label of 12 ms."""
-    from neusight_jax.training.evaluation.node_sums import node_sums
+    from benchmarks.node_sums import node_sums
 
     run = {"device": "Tesla T4", "model": "m", "mode": "inf", "sequence_length": 8, "batch_size": 1, "option": ""}
     plain = {"backward_s": 0.0, "accumulate_s": 0.0, "fw_ops": "[]", "bw_ops": "[]", "acc_ops": "[]"}

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import neusight_jax as nj
+from benchmarks.cross_gpu import main as cross_gpu
+from benchmarks.node_sums import main as node_sums
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.model.checkpoint import checkpoint_folder, load_card, save_checkpoint
 from neusight_jax.model.intervals import gpu_ratios, gpu_widening
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.training.evaluation.cross_gpu import main as cross_gpu
-from neusight_jax.training.evaluation.node_sums import main as node_sums
 from neusight_jax.training.taking_over import joined, taken_again
 from neusight_jax.training.taking_over import main as taking_over
 

@@ -1,7 +1,7 @@
 """Writes the tables of numbers in the pages and the README, from the checkpoints' cards and `docs/scores`.
 
     python docs/tools/tables.py                     # after a checkpoint was trained again
-    python docs/tools/tables.py --measurements DIR  # scores whole models first, some minutes, and writes docs/scores
+    PYTHONPATH=. python docs/tools/tables.py --measurements DIR  # scores models first, some minutes; writes docs/scores
     python docs/tools/tables.py --check             # exit code 1 where a page would change
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here. A block after `<!-- run -->`
@@ -253,9 +253,9 @@ def weights(name: str) -> Callable[[str], Any]:
 
 def measure(folder: Path) -> None:
     """Scores `WEIGHTS` and the roofline on whole models of `folder` and writes `docs/scores/models.csv`."""
+    from benchmarks.cross_gpu import cross_gpu, cross_gpu_errors
     from neusight_jax.baselines import BASELINES
     from neusight_jax.datasets.measurements import read_measurements
-    from neusight_jax.training.evaluation.cross_gpu import cross_gpu, cross_gpu_errors
     from neusight_jax.training.evaluation.result import scores as percentiles
     from neusight_jax.training.evaluation.scores import model_scores
 

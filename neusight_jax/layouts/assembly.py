@@ -21,8 +21,7 @@ from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, s
 from neusight_jax.job.step import Facts, Seconds, durations_of, facts_of, kernel_joules, once, row_seconds
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
-from neusight_jax.model.latency import CLOCKS, slower_by
-from neusight_jax.model.power import JOULES, PowerLaw, at_clock, drawn_in, power_law, settle
+from neusight_jax.model.power import CLOCKS, JOULES, PowerLaw, at_clock, drawn_in, power_law, settle, slower_by
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.software import Software
 from neusight_jax.model.streams import CLASSES, classes_of
@@ -282,7 +281,7 @@ def timed_under_limits(
 ) -> tuple[Timed, np.ndarray]:
     """Durations of the layouts on boards with a cap or a lock, each where its boards settle, and that clock [layout].
 
-    Between the clocks of `latency.CLOCKS` they are powers of the clock.
+    Between the clocks of `power.CLOCKS` they are powers of the clock.
     """
     stock, law = at_clock(cluster, 1.0), power_law(predictor)
     at_clocks = [timed(assembly, assembly.seconds(predictor, at_clock(cluster, clock)), software) for clock in CLOCKS]

@@ -20,6 +20,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import RELAXATION
 from neusight_jax.kernels.table import PHASES, KernelBatch, KernelTable, in_chunks, merged
 from neusight_jax.model.power import (
+    CLOCKS,
     Draw,
     PowerLaw,
     Settled,
@@ -29,6 +30,7 @@ from neusight_jax.model.power import (
     is_limited,
     power_law,
     settle,
+    slower_by,
     with_gaps,
 )
 from neusight_jax.model.predictor import KernelTerms, Predictor, RooflinePredictor
@@ -318,25 +320,56 @@ def _along(of_table: Callable[..., Any], primals: tuple[Any, ...], tangents: tup
     return jax.jvp(along, tuple(leaves[at] for at in place), tuple(steps[at] for at in place))
 
 
+def _step_of_machine(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Machine | None:
+    """The step of one machine, 0 where a figure stays; None where more moves, or kernels have machines each."""
+    moves = jax.tree.map(
+        lambda step: not isinstance(step, SymbolicZero), tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero)
+    )
+    machine = primals[1]
+    if any(jax.tree.leaves((moves[0], *moves[2:]))) or any(map(jnp.ndim, jax.tree.leaves(machine))):
+        return None
+    step: Machine = jax.tree.map(
+        lambda figure, step, moved: step if moved else jnp.zeros_like(figure), machine, tangents[1], moves[1]
+    )
+    return step
+
+
 @functools.partial(_sum.defjvp, symbolic_zeros=True)
 def _derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     """Where only a machine moves, its slopes times its step: a pass backwards serves all directions, and many machines
     are as fast as their sums."""
-    steps = jax.tree.map(
-        lambda step: not isinstance(step, SymbolicZero), tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero)
-    )
-    others = any(jax.tree.leaves((steps[0], *steps[2:])))
-    if others or any(map(jnp.ndim, jax.tree.leaves(primals[1]))):
+    step = _step_of_machine(primals, tangents)
+    if step is None:
         return _along(plain_sum, primals, tangents)
     total, slopes = _slopes(*primals)
-    moves = zip(*map(jax.tree.leaves, (slopes, tangents[1], steps[1])), strict=True)
-    return total, sum((slope * step for slope, step, moved in moves if moved), jnp.zeros_like(total))
+    parts = [slope * moved for slope, moved in zip(*map(jax.tree.leaves, (slopes, step)), strict=True)]
+    return total, sum(parts, jnp.zeros_like(total))
 
 
 @functools.partial(_slopes.defjvp, symbolic_zeros=True)
 def _second_derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    """That of the slopes, row by row."""
-    return _along(_plain_slopes, primals, tangents)
+    """That of the slopes; where only a machine moves, of each distinct kernel once."""
+    step = _step_of_machine(primals, tangents)
+    if step is None:
+        return _along(_plain_slopes, primals, tangents)
+    predictor, machine, kernels, *how = primals
+
+    def bend(table: KernelTable) -> Any:
+        _, bends = jax.jvp(lambda moved: _plain_slopes(predictor, moved, table, *how), (machine,), (step,))
+        return bends
+
+    total = bend(replace(kernels, families={}))
+    # A scan, and not `_over_chunks`: second derivatives are also taken backwards, which its loop is not.
+    for name, batch in kernels.families.items():
+
+        def add(total: Any, chunk: KernelBatch, name: str = name) -> tuple[Any, None]:
+            def more() -> Any:
+                return jax.tree.map(jnp.add, total, bend(replace(kernels, families={name: chunk})))
+
+            return jax.lax.cond(jnp.any(chunk.count > 0), more, lambda: total), None
+
+        total, _ = jax.lax.scan(add, total, in_chunks(merged(batch, kernels.launched == "eager"), ROWS))
+    return _slopes(*primals), total
 
 
 @one_shot
@@ -419,32 +452,10 @@ def latency(
 
 # Power: where a board settles under a cap or a locked clock, and what it draws (`model.power`).
 
-CLOCKS: tuple[float, ...] = (0.1, 0.25, 0.45, 0.7, 1.0)
-"""Clocks, over the stock one, that work is forecast at; between them seconds are powers of the clock."""
-
 
 def _unlimited(machine: _Machine) -> _Machine:
     """The machine without cap or lock."""
     return at_clock(machine, 1.0) if is_limited(machine) else machine
-
-
-def slower_by(seconds: Float[Array, "clock ..."]) -> Callable[[Array], Array]:
-    """Slowdown of work at a clock over the stock one, from its seconds at `CLOCKS`."""
-    at, logs = jnp.log(jnp.array(CLOCKS)), jnp.log(jnp.maximum(seconds, 1e-30))
-    logs = logs - logs[-1]
-
-    def slower(clock: Array) -> Array:
-        place = jnp.log(clock)
-        pieces = [
-            logs[knot] + (logs[knot + 1] - logs[knot]) * (place - at[knot]) / (at[knot + 1] - at[knot])
-            for knot in range(len(CLOCKS) - 1)
-        ]
-        log_ratio = pieces[0]
-        for knot, piece in enumerate(pieces[1:], 1):
-            log_ratio = jnp.where(place > at[knot], piece, log_ratio)
-        return jnp.exp(log_ratio)
-
-    return slower
 
 
 def _settled_kernels(

@@ -40,6 +40,8 @@ REFERENCE_NM = 4.0
 """Node that energies are given at, nm."""
 LEAST_CLOCK = 0.1
 """Lowest clock a board settles at, of its boost clock."""
+CLOCKS: tuple[float, ...] = (0.1, 0.25, 0.45, 0.7, 1.0)
+"""Clocks, over the stock one, that work is forecast at; between them seconds are powers of the clock."""
 STEPS = 40
 """Bisections of the clock: to 1e-12 of it."""
 JOULES: tuple[str, ...] = ("busy_j", "flop_j", "dram_j")
@@ -243,6 +245,25 @@ def stock(law: PowerLaw, gpu: GPU, draw: Draw) -> Array:
     limit = jnp.asarray(gpu.tdp_w)
     one = jnp.ones_like(draw.seconds)
     return _root(lambda share: power_w(law, gpu, draw, share) - limit, LEAST_CLOCK * one, one)
+
+
+def slower_by(seconds: Float[Array, "clock ..."]) -> Callable[[Array], Array]:
+    """Slowdown of work at a clock over the stock one, from its seconds at `CLOCKS`."""
+    at, logs = jnp.log(jnp.array(CLOCKS)), jnp.log(jnp.maximum(seconds, 1e-30))
+    logs = logs - logs[-1]
+
+    def slower(clock: Array) -> Array:
+        place = jnp.log(clock)
+        pieces = [
+            logs[knot] + (logs[knot + 1] - logs[knot]) * (place - at[knot]) / (at[knot + 1] - at[knot])
+            for knot in range(len(CLOCKS) - 1)
+        ]
+        log_ratio = pieces[0]
+        for knot, piece in enumerate(pieces[1:], 1):
+            log_ratio = jnp.where(place > at[knot], piece, log_ratio)
+        return jnp.exp(log_ratio)
+
+    return slower
 
 
 def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array] = jnp.ones_like) -> Settled:

@@ -21,9 +21,20 @@ from neusight_jax.job.step import kernel_joules
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.intervals import has_intervals, kernel_interval
-from neusight_jax.model.latency import CLOCKS, kernel_latency, kernel_terms, require_covered, slower_by
+from neusight_jax.model.latency import kernel_latency, kernel_terms, require_covered
 from neusight_jax.model.physics import fitted
-from neusight_jax.model.power import POWER, Draw, PowerLaw, at_clock, drawn_in, is_limited, power_law, settle
+from neusight_jax.model.power import (
+    CLOCKS,
+    POWER,
+    Draw,
+    PowerLaw,
+    at_clock,
+    drawn_in,
+    is_limited,
+    power_law,
+    settle,
+    slower_by,
+)
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation
@@ -153,7 +164,7 @@ class Drawn:
       gpu: the board, with its cap and its lock.
       joules: `busy_w` times seconds, `flop_j` and `dram_j` of `power.Draw`, tables like those of `Times` but for the
         first axis.
-      slower: likewise seconds at the clocks of `latency.CLOCKS` below the stock one; {} without a cap or a lock.
+      slower: likewise seconds at the clocks of `power.CLOCKS` below the stock one; {} without a cap or a lock.
     """
 
     law: PowerLaw
@@ -336,7 +347,7 @@ def tabulated(
 
     Args:
       gpu: the board, for what it draws; None = that is not asked.
-      slower: seconds at the clocks of `latency.CLOCKS` below the stock one, of a board with a cap or a lock.
+      slower: seconds at the clocks of `power.CLOCKS` below the stock one, of a board with a cap or a lock.
       law: of what it draws.
     """
     times = Times(_tables(steps, seconds), engine, steps.axes)
@@ -391,7 +402,7 @@ def times(predictor: Predictor, machine: Machine, steps: Steps, engine: Engine) 
 
 
 def _at_clocks(machine: Machine) -> list[Machine]:
-    """The machine at its stock clock, and at the others of `latency.CLOCKS` where it has a cap or a lock."""
+    """The machine at its stock clock, and at the others of `power.CLOCKS` where it has a cap or a lock."""
     if not is_limited(machine):
         return [machine]
     return [at_clock(machine, clock) for clock in (CLOCKS[-1], *CLOCKS[:-1])]

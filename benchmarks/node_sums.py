@@ -1,6 +1,6 @@
 """How far the measured nodes of a run are from the whole-model label of the same run.
 
-    python -m neusight_jax.training.evaluation.node_sums MEASUREMENTS [DEVICE ...]
+    python -m benchmarks.node_sums MEASUREMENTS [DEVICE ...]
 
 A forecast that sums kernels and is right about every one of them is off by this much: the floor of the errors of whole
 models. Once as the nodes were timed (`timed_s`), and once less what passes before a kernel starts, as long as a view

@@ -1,6 +1,6 @@
 """How well measured runs scale from one GPU to another: every ordered pair of GPUs, every run both have.
 
-    python -m neusight_jax.training.evaluation.cross_gpu MEASUREMENTS CHECKPOINT [DEVICE ...] [--effects WHICH]
+    python -m benchmarks.cross_gpu MEASUREMENTS CHECKPOINT [DEVICE ...] [--effects WHICH]
 
 Nodes of a run on the origin, scaled by `scaling.rules` and by wave scaling alone, against the whole-model label of the
 same run on the target. Contaminated rows are left out on both sides. A GPU the checkpoint measured is forecast with
@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.node_sums import KEYS, nodes_and_labels
 from neusight_jax.errors import InputError, run_script, unknown_name
 from neusight_jax.hardware.files import load_gpu
 from neusight_jax.model.checkpoint import load_card, load_predictor
 from neusight_jax.scaling.rules import Machine, limits_of, scaling, wave_scaling
 from neusight_jax.scaling.tables import WORKLOAD, trace_of_nodes
 from neusight_jax.scaling.trace import Trace
-from neusight_jax.training.evaluation.node_sums import KEYS, nodes_and_labels
 from neusight_jax.training.evaluation.result import percentiles
 
 SYSTEMS: dict[str, Callable[..., Any]] = {

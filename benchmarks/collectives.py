@@ -1,6 +1,6 @@
 """How well collectives are forecast: new sizes, another architecture, ten points of it, more nodes than were seen.
 
-    python -m neusight_jax.training.evaluation.collectives MEASUREMENTS [--seeds N]
+    python -m benchmarks.collectives MEASUREMENTS [--seeds N]
 
 Beside each forecast two baselines on the same rows: `ring`, steps at the sheet's latency and then bytes at the sheet's
 rate; `alpha-beta`, α + β · bytes / rate with α and β fitted to the rows that the forecast was fitted to, by relative
