@@ -17,6 +17,7 @@ import typer
 
 from neusight_jax import __version__
 from neusight_jax.cli import interrupts
+from neusight_jax.cli.check import check
 from neusight_jax.cli.compare import compare
 from neusight_jax.cli.console import COMMAND
 from neusight_jax.cli.design import design
@@ -73,6 +74,7 @@ for _command in (
     leaderboard,
     scale_trace,
     explore,
+    check,
     schema,
 ):
     app.command(_command.__name__.replace("_", "-"), cls=Command)(_command)

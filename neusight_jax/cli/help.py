@@ -12,7 +12,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Forecast": ("predict", "parallelize", "serve", "explore"),
     "Choose and design": ("compare", "sensitivity", "powercap", "sweep", "design", "scale-trace"),
     "Learn and judge": ("train", "evaluate", "calibrate", "leaderboard"),
-    "Measure": ("profile", "profile-model", "import"),
+    "Measure": ("check", "profile", "profile-model", "import"),
     "What there is": ("gpus", "models", "checkpoints", "schema"),
 }
 """Commands by what they are for, in the order of the help."""
@@ -30,6 +30,7 @@ EXAMPLES: dict[str, str] = {
     "train": "train --measurements linear.parquet --recipe fp32 --output weights",
     "evaluate": "evaluate --measurements linear.parquet --checkpoint fp32 --json",
     "calibrate": "calibrate --measurements mine.parquet --checkpoint fp32 --output weights --gpu 'my GPU'",
+    "check": "check linear.csv --gpu-file my-gpu.json",
     "leaderboard": "leaderboard scores --output leaderboard.md",
     "profile": "profile --output measured",
     "profile-model": "profile-model PATH.py:FUNCTION --output measured",
