@@ -13,7 +13,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Choose and design": ("compare", "sensitivity", "powercap", "sweep", "design", "scale-trace"),
     "Learn and judge": ("train", "evaluate", "calibrate", "leaderboard"),
     "Measure": ("check", "profile", "profile-model", "import"),
-    "What there is": ("gpus", "models", "checkpoints", "schema"),
+    "What there is": ("gpus", "models", "checkpoints", "schema", "doctor"),
 }
 """Commands by what they are for, in the order of the help."""
 EXAMPLES: dict[str, str] = {
@@ -38,11 +38,29 @@ EXAMPLES: dict[str, str] = {
     "models": "models --json",
     "checkpoints": "checkpoints",
     "schema": "schema gpu",
+    "doctor": "doctor",
     "neusight": "import neusight NeuSight --output measurements",
     "aiconfigurator": "import aiconfigurator --output measurements",
     "aiter": "import aiter aiter --output measurements",
 }
 """One command line of every command."""
+
+QUESTIONS: dict[str, str] = {
+    "How long does a training step of GPT-2 large take on an H100?": "predict",
+    "Which GPU runs this model best?": "compare",
+    "How many GPUs serve so many users, and in time?": "serve",
+    "How do I lay a job out on 64 GPUs?": "parallelize",
+    "What would one percent more bandwidth buy?": "sensitivity",
+    "How does it fit what I measured myself?": "evaluate",
+}
+"""What people ask first, and the command whose example answers it."""
+
+
+def questions() -> str:
+    """`QUESTIONS`, each with the command line that answers it, and where more is."""
+    answers = [f"  {question}\n    neusight-jax {EXAMPLES[command]}" for question, command in QUESTIONS.items()]
+    more = "neusight-jax --help lists all commands; neusight-jax doctor says whether all is well here."
+    return "\n".join(["What do you want to know?", "", *answers, "", more])
 
 
 class Command(TyperCommand):
