@@ -36,6 +36,7 @@ COMMANDS: tuple[str, ...] = (
     f"powercap {SMALL} --gpu H100",
     f"sweep {SMALL} --gpu H100 --grid mem_bytes_per_s=1TB/s:8TB/s:2 --output FOLDER/sweep.parquet",
     f"design {SMALL} --base H100 {FREE}",
+    f"design {DECODER} --mode decode --tensor-parallel 2 --base H100 {FREE}",
     f"design {SMALL} --base H100 {FREE} --pareto mem_bytes_per_s=2TB/s:6TB/s:2",
     f"design {SMALL} --base H100 --free mem_bytes_per_s=1TB/s:8TB/s --target 1ms",
     f"serve {SERVICE}",
