@@ -22,16 +22,23 @@ def find_device(name: str, extra_gpus: Mapping[str, GPU] = NONE_OWN) -> tuple[st
 
     Args:
       name: of the device; extra_gpus: devices that measurement folders bring along, by name.
-    Raises: `InputError` offering the nearest names.
+    Raises: `InputError` offering the nearest names, and saying how to describe a device that the catalog lacks.
     """
-    return (name, extra_gpus[name]) if name in extra_gpus else _catalog_device(name)
+    if name in extra_gpus:
+        return name, extra_gpus[name]
+    try:
+        return _catalog_device(name)
+    except InputError as error:
+        described = f"; described here: {', '.join(extra_gpus)}" if extra_gpus else ""
+        place = f"with that name, as {GPU_FILE} beside the measurements or as --gpu-file FILE"
+        raise InputError(f"{error}: {place}{described}") from None
 
 
 def own_devices(roots: Iterable[Path]) -> tuple[dict[str, GPU], tuple[str, ...]]:
-    """Devices that the `gpu.json` of measurement folders describe, by name, and notes for people.
+    """Devices that GPU files among measurements describe, or the `gpu.json` beside them, by name; notes for people.
 
     Args:
-      roots: measurement folders, or files in one (in `kernels/` of one).
+      roots: measurement folders, files in one (in `kernels/` of one), and GPU files.
     Raises: `InputError` for a file that cannot be read, or that takes the name of a GPU in the catalog.
     """
     from neusight_jax.hardware.files import load_named_gpu
@@ -78,7 +85,14 @@ def _words(name: str) -> list[str]:
     return [word for word in words if word not in ("nvidia", "amd", "intel", "tesla", "instinct", "geforce")]
 
 
+def is_gpu_file(path: Path) -> bool:
+    """Whether a path among measurements is a file of a GPU's figures."""
+    return path.suffix.lower() in (".json", ".yaml", ".yml")
+
+
 def _gpu_files(root: Path) -> list[Path]:
+    if is_gpu_file(root):
+        return [root]
     folders = [root] if root.is_dir() else [root.parent, root.parent.parent]
     return [folder / GPU_FILE for folder in folders if (folder / GPU_FILE).is_file()][:1]
 

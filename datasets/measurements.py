@@ -1,4 +1,4 @@
-"""Reading measurements: Parquet files of the schema into one checked, normalised frame, or into a `KernelTable`."""
+"""Reading measurements: Parquet and CSV files of the schema into one checked, normalised frame, or a `KernelTable`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets import schema
-from neusight_jax.datasets.devices import NONE_OWN, find_device, measured_device, own_devices
+from neusight_jax.datasets.devices import NONE_OWN, find_device, is_gpu_file, measured_device, own_devices
 from neusight_jax.datasets.model_tables import MODEL_TABLES, check_models
 from neusight_jax.datasets.row_checks import FRAME_COLUMNS, GoodRows, OnInvalid, check_rows
 from neusight_jax.errors import InputError, unknown_name
@@ -29,7 +29,7 @@ from neusight_jax.tables import MOST_BYTES, check_regular
 KERNEL_FOLDERS: tuple[str, ...] = ("", "kernels", "kernels_amd")
 """Folders of kernel sweeps in a measurement folder."""
 
-_READ_COLUMNS: tuple[str, ...] = (
+READ_COLUMNS: tuple[str, ...] = (
     *("device", "op", "dtype"),
     *schema.DIM_COLUMNS,
     *("latency_s", "kernel_name"),
@@ -37,6 +37,9 @@ _READ_COLUMNS: tuple[str, ...] = (
     *schema.BLOCK_COLUMNS,
     *schema.POWER_COLUMNS,
 )
+"""Columns of kernel sweeps that are read; others may be there."""
+_TEXT_COLUMNS: tuple[str, ...] = ("device", "op", "dtype", "kernel_name", "model", "mode", "option")
+_EXPECTED = "a Parquet or CSV file of the measurement schema"
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,10 @@ def read_measurements(
     """Read and check measurements.
 
     Args:
-      paths: Parquet files of the schema, or folders that hold some, or that hold `kernels/`, `kernels_amd/`, `models/`.
-      on_invalid: what to do with bad rows: "refuse" raises, "drop" leaves them out and lists them in `problems`.
+      paths: Parquet or CSV files of the schema, or folders that hold some, or that hold `kernels/`, `kernels_amd/`,
+        `models/`; GPU files among them describe devices that the catalog lacks (`devices.own_devices`).
+      on_invalid: what to do with bad rows: "refuse" raises, "drop" leaves them out and lists them in `problems`, "list"
+        too, also where no row is left.
       devices: only rows of these GPUs (see `find_measured`); rows of others are not even checked.
       ops: only these operators (schema names such as `ln`, or families).
     Raises: `InputError` when a path holds nothing of the schema, a file is unreadable, a column is missing, rows are
@@ -101,13 +106,13 @@ def read_measurements(
     chosen = None if ops is None else _schema_ops(ops)
     roots = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     if not roots:
-        raise InputError("no measurements were given; expected Parquet files or folders of the measurement schema")
+        raise InputError("no measurements were given; expected Parquet or CSV files or folders of the schema")
     kernels, *model_files = _find(roots)
     extra_gpus, notes = own_devices(roots)
     wanted = None if devices is None else set(find_measured(devices, roots))
     frames = []
     for file in kernels:
-        raw = _only(_read_parquet(file, _READ_COLUMNS), wanted, chosen, extra_gpus)
+        raw = _only(_read(file, READ_COLUMNS), wanted, chosen, extra_gpus)
         frames.append(rows.take(raw, check_rows(raw, str(file), extra_gpus=extra_gpus)))
     tables: list[pd.DataFrame | None] = []
     for table, files in zip(MODEL_TABLES, model_files, strict=True):
@@ -117,7 +122,7 @@ def read_measurements(
             parts.append(rows.take(raw, check_models(table, raw, str(file), extra_gpus)))
         tables.append(_concat(parts) if parts else None)
     problems = rows.problems()
-    if rows.bad == rows.total:
+    if rows.bad == rows.total and not (rows.bad and on_invalid == "list"):
         raise _nothing_left(roots, rows.bad, wanted, chosen)
     frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
     end_to_end, per_op = tables
@@ -150,7 +155,7 @@ def measured_names(paths: Sequence[Path | str]) -> set[str]:
 
 
 def read_kernels(path: Path | str) -> KernelTable:
-    """Kernels of one Parquet file of the schema as a `KernelTable`, in file order, to be forecast on any GPU.
+    """Kernels of one Parquet or CSV file of the schema as a `KernelTable`, in file order, to be forecast on any GPU.
 
     Args:
       path: the file. `latency_s` may be absent and the device unknown or absent; what is there is checked.
@@ -159,9 +164,9 @@ def read_kernels(path: Path | str) -> KernelTable:
     file = Path(path)
     if file.is_dir():
         raise InputError(
-            f"{file} is a folder, expected one Parquet file of the measurement schema, such as {file}/linear.parquet"
+            f"{file} is a folder, expected one file of the measurement schema, such as {file}/linear.parquet"
         )
-    raw, rows = _read_parquet(file, _READ_COLUMNS), GoodRows()
+    raw, rows = _read(file, READ_COLUMNS), GoodRows()
     frame = rows.take(raw, check_rows(raw, str(file), to_predict=True))
     rows.problems()
     return table_from_frame(frame)
@@ -173,21 +178,23 @@ def read_measured_on(
     """Kernel measurements of one GPU, of the catalog or not.
 
     Args:
-      paths: as `read_measurements`; CSV files with the columns of the schema are fine too, such as a filled plan.
+      paths: as `read_measurements`; a filled plan is one.
       name: of the GPU; rows whose column `device` names another are left out, rows without one are taken to be its.
       gpu: its figures; on_invalid: what to do with bad rows.
     Raises: as `read_measurements`.
     """
     roots, rows, frames = [Path(path) for path in paths], GoodRows(on_invalid), []
+    spelled: set[str] = set()
     for file in _find(roots)[0]:
-        raw = _read(file, _READ_COLUMNS)
+        raw = _read(file, READ_COLUMNS)
+        spelled |= {str(device) for device in raw["device"].dropna().unique()} if "device" in raw else set()
         raw = raw[_measured_on(raw, name)]
         if len(raw):
             good = rows.take(raw, check_rows(raw, str(file), measured_on=(name, gpu)))
             frames.append(good[good["family"].notna()])
     problems = rows.problems()
     if not sum(map(len, frames)):
-        raise _nothing_left(roots, rows.bad, {name}, None, measured_names(roots))
+        raise _nothing_left(roots, rows.bad, {name}, None, spelled)
     return Measurements(_concat(frames), problems)
 
 
@@ -246,18 +253,20 @@ def _find(roots: Iterable[Path]) -> list[list[Path]]:
     files_of: list[dict[Path, None]] = [{} for _ in ("kernels", *names)]
     # A file that is named is read whatever it is called; in a folder only the places of the schema are looked into.
     for root in roots:
+        if is_gpu_file(root):
+            continue
         if root.is_file():
             files_of[names.index(root.name) + 1 if root.name in names else 0][root] = None
             continue
         if not root.exists():
-            raise InputError(f"{root} does not exist; expected a Parquet file or folder of the measurement schema")
-        sweeps = [file for folder in KERNEL_FOLDERS for file in sorted((root / folder).glob("*.parquet"))]
-        below = [[file for file in sweeps if file.name not in names]]
+            raise InputError(f"{root} does not exist; expected a file or folder of the measurement schema")
+        sweeps = [file for folder in KERNEL_FOLDERS for file in sorted((root / folder).glob("*.*"))]
+        below = [[file for file in sweeps if file.name not in names and _is_sweep(file)]]
         below += [[root / folder / name for folder in ("", "models")] for name in names]
         below = [[file for file in files if file.is_file()] for files in below]
         if not any(below):
             raise InputError(
-                f"{root} holds no measurements; expected *.parquet of the measurement schema, or kernels/, "
+                f"{root} holds no measurements; expected *.parquet or *.csv of the measurement schema, or kernels/, "
                 "kernels_amd/ or models/; make such a folder with `neusight-jax import` or `neusight-jax profile`"
             )
         for files, more in zip(files_of, below, strict=True):
@@ -265,24 +274,40 @@ def _find(roots: Iterable[Path]) -> list[list[Path]]:
     return [list(files) for files in files_of]
 
 
+def _is_sweep(file: Path) -> bool:
+    """Whether a file in a folder is to be read: every Parquet file, and a CSV file with the columns of the schema."""
+    if file.suffix.lower() != ".csv" or not file.is_file():
+        return file.suffix.lower() == ".parquet"
+    with suppress(OSError, ValueError):
+        return {"op", "latency_s"} <= set(column_names(file))
+    return False
+
+
+def column_names(file: Path) -> list[str]:
+    """Columns of a Parquet or CSV file that was read."""
+    if file.suffix.lower() == ".csv":
+        return [str(name) for name in pd.read_csv(file, nrows=0, skipinitialspace=True)]
+    return [str(name) for name in pq.read_schema(file).names]
+
+
 def _read(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """Columns that are there of a table, all when None. Raises: `InputError` as `_read_parquet`."""
     if file.suffix.lower() != ".csv":
         return _read_parquet(file, columns)
-    check_regular(file, "a CSV file of measured models", MOST_BYTES)
+    check_regular(file, "a CSV file of the measurement schema", MOST_BYTES)
     try:
-        frame = pd.read_csv(file, dtype=dict.fromkeys(("device", "model", "mode", "option"), str))  # "inf" is no number
+        frame = pd.read_csv(file, dtype=dict.fromkeys(_TEXT_COLUMNS, str), skipinitialspace=True)  # "inf" is no number
     except (OSError, ValueError) as error:  # parser and decoding errors are ValueErrors
         reason = str(error).splitlines()[0][:200]
-        raise InputError(f"{file} is not a readable CSV file ({reason}); expected measured models") from error
+        raise InputError(f"{file} is not a readable CSV file ({reason}); expected the measurement schema") from error
     return _not_empty(frame, file)
 
 
 def _read_parquet(file: Path, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """Columns of a Parquet file that are there (all when None); one-line errors for all that can be wrong with it."""
     if not file.exists():
-        raise InputError(f"{file} does not exist; expected a Parquet file of the measurement schema")
-    check_regular(file, "a Parquet file of the measurement schema")
+        raise InputError(f"{file} does not exist; expected {_EXPECTED}")
+    check_regular(file, _EXPECTED)
     try:
         with pq.ParquetFile(file) as opened:
             names = opened.schema_arrow.names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +41,8 @@ FRAME_COLUMNS: tuple[str, ...] = (
 )
 """Columns of the normalised frame. `op` is the family's operator; `row` counts from 0 in `file`."""
 
-OnInvalid = Literal["refuse", "drop"]
-"""Ways to treat bad rows: raise, or leave them out and list them."""
+OnInvalid = Literal["refuse", "drop", "list"]
+"""Ways to treat bad rows: raise; leave them out, where some are good; or only list them."""
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Values = np.ndarray[Any, np.dtype[np.float64]]
 Objects = np.ndarray[Any, np.dtype[np.object_]]
@@ -111,8 +111,8 @@ class GoodRows:
     _parts: list[pd.DataFrame] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.on_invalid not in ("refuse", "drop"):
-            raise unknown_name("on_invalid", str(self.on_invalid), ("refuse", "drop"))
+        if self.on_invalid not in get_args(OnInvalid):
+            raise unknown_name("on_invalid", str(self.on_invalid), get_args(OnInvalid))
 
     def take(self, raw: pd.DataFrame, checked: CheckedRows) -> pd.DataFrame:
         """The checked rows without a problem."""
@@ -132,7 +132,8 @@ class GoodRows:
             first = problems.iloc[0]
             raise InputError(
                 f"{self.bad} of {self.total} measurement rows are bad ({counts}); first: {first['file']} row "
-                f"{first['row']} (from 0): {first['detail']}; mend them, or leave them out with --drop-invalid"
+                f"{first['row']} (from 0): {first['detail']}; mend them "
+                "(`neusight-jax check` lists them), or leave them out with --drop-invalid"
             )
         return problems
 
@@ -198,7 +199,10 @@ def need_columns(raw: pd.DataFrame, columns: Iterable[str], file: str) -> None:
     missing = [name for name in columns if name not in raw.columns]
     if missing:
         present = ", ".join(str(name) for name in raw.columns)
-        raise InputError(f"{file}: column {missing[0]!r} is missing; it has {present}; expected the measurement schema")
+        raise InputError(
+            f"{file}: column {missing[0]!r} is missing; it has {present}; expected the measurement schema, of which "
+            "`neusight-jax check --template linear` prints an example"
+        )
 
 
 def _text(column: pd.Series) -> Objects:
@@ -261,8 +265,10 @@ def _kernels(raw: pd.DataFrame, dtypes: Objects, problems: Problems) -> tuple[Ob
             problems.add(where, "unknown op", lambda _, reason=reason: reason)  # type: ignore[misc]
             continue
         need_columns(raw, schema.op_columns(op), problems.file)
-        optional = [name for name in schema.OPTIONAL_COLUMNS.get(op, {}) if name in raw.columns]
-        columns = {name: numbers(raw[name]) for name in (*schema.op_columns(op), *optional)}
+        columns = {name: numbers(raw[name]) for name in schema.op_columns(op)}
+        for name, usual in schema.OPTIONAL_COLUMNS.get(op, {}).items():
+            if name in raw.columns:
+                columns[name] = np.where(raw[name].isna(), usual, numbers(raw[name]))
         for name, values in columns.items():
             if name in SHARES:
                 share = (values > 0.0) & (values <= 1.0)

@@ -136,10 +136,12 @@ def test_old_and_unfinished_checkpoints_say_so_in_every_forecast(own: Path, caps
     words = "was interrupted (linear at step 200): its weights are unfinished"
     assert run(["predict", *command]) == 0
     assert words not in capsys.readouterr().out
-    _rewrite_card(own, interrupted={"linear": 200})
+    _rewrite_card(own, interrupted={"linear": 200}, recipe="tiny", trial=True)
     notes = card_notes(nj.load_card(own), "mine")
     assert notes == [
         f"the training of mine {words}",
+        "mine is a trial: its recipe, tiny, takes few steps, to try the path; forecasts made with it say little, train "
+        "by the recipe fp32",
         "mine: its weights carry no digest, so that damage to them would not be noticed",
     ]
     for name in ("predict", "sensitivity"):

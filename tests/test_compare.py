@@ -253,6 +253,15 @@ def test_command_line(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "x.svg: this is a page, expected a name that ends in .html" in capsys.readouterr().err
 
 
+def test_all_gpus_of_the_catalog(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", "bert-tiny", "--sequence-length", "16", "--gpu", "all", "--checkpoint", str(checkpoint)]
+    assert run([*command, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert sorted(item["gpu"] for item in content["gpus"]) == sorted(nj.list_gpus())
+    assert run(command) == 0
+    assert re.search(r"^note: (?:[^,]+, ){5}[^,]+ and \d+ others: ", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_scale_trace_on_the_command_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = Path(__file__).resolve().parent / "data" / "torch_cpu_trace.json"
     common = ["scale-trace", str(trace), "--from", "V100-PCIE-32GB", "--checkpoint", str(checkpoint)]

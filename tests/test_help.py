@@ -8,7 +8,7 @@ import pytest
 
 from neusight_jax.cli import run
 from neusight_jax.cli.app import _program, _spread
-from neusight_jax.cli.help import EXAMPLES, GROUPS, gpu_names, model_names
+from neusight_jax.cli.help import EXAMPLES, GROUPS, QUESTIONS, gpu_names, model_names
 from neusight_jax.cli.workloads import numbers
 from neusight_jax.errors import InputError
 
@@ -16,13 +16,16 @@ Capture = pytest.CaptureFixture[str]
 COMMANDS = sorted(_program().commands)
 
 
-def test_a_bare_command_shows_help(capsys: Capture) -> None:
+def test_a_bare_command_shows_questions_and_a_bare_group_its_help(capsys: Capture) -> None:
     assert run([]) == 0
-    alone = capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert len(QUESTIONS) == 6
+    for question, command in QUESTIONS.items():
+        assert lines[lines.index(f"  {question}") + 1] == f"    neusight-jax {EXAMPLES[command]}"
     assert run(["--help"]) == 0
-    assert capsys.readouterr().out == alone
+    text = capsys.readouterr().out
     for group in GROUPS:
-        assert f"{group}:" in alone
+        assert f"{group}:" in text
     assert run(["import"]) == 0
     assert "aiconfigurator" in capsys.readouterr().out
 

@@ -185,7 +185,7 @@ def test_bad_rows(tmp_path: Path, column: str, value: object, kind: str, detail:
         read_measurements([path])
     message = str(caught.value)
     assert message.startswith(f"1 of 8 measurement rows are bad (1 {kind}); first: {path} row 3 (from 0): ")
-    assert message.endswith("leave them out with --drop-invalid")
+    assert message.endswith("mend them (`neusight-jax check` lists them), or leave them out with --drop-invalid")
     read = read_measurements([path], on_invalid="drop")
     assert list(read.frame["row"]) == [0, 1, 2, 4, 5, 6, 7]
     assert read.problems[["row", "problem"]].to_numpy().tolist() == [[3, kind]]
@@ -289,7 +289,7 @@ def test_any_damage_is_one_line_or_good_rows(tmp_path: Path) -> None:
 
 
 def test_bad_folders(tmp_path: Path) -> None:
-    assert "holds no measurements; expected *.parquet" in _refused(tmp_path)
+    assert "holds no measurements; expected *.parquet or *.csv" in _refused(tmp_path)
     with pytest.raises(InputError, match="no measurements were given"):
         read_measurements([])
     with pytest.raises(InputError, match="unknown on_invalid 'ignore'"):
@@ -341,6 +341,27 @@ def test_read_kernels_keeps_file_order(tmp_path: Path) -> None:
     assert (batch.count[real] == 1).all()
 
 
+def test_csv_is_read_as_parquet_is(tmp_path: Path) -> None:
+    """Also in a folder, beside tables of other kinds; sizes that an operator may lack may be empty."""
+    mixed = pd.concat([_linear(4).drop(columns="b"), synthetic_rows("ln", "Tesla T4", 4)], ignore_index=True)
+    mixed.to_csv(tmp_path / "mine.csv", index=False)
+    (tmp_path / "other.csv").write_text("model,tokens\nx,1\n")
+    expected = read_measurements(_file(tmp_path / "..", mixed, f"{tmp_path.name}.parquet")).frame
+    for path in (tmp_path, tmp_path / "mine.csv"):
+        pd.testing.assert_frame_equal(read_measurements(path).frame.drop(columns="file"), expected.drop(columns="file"))
+    assert set(expected.loc[expected["op"] == "linear", "batch"]) == {1.0}
+    assert read_kernels(tmp_path / "mine.csv").num_rows == 8
+
+
+def test_gpu_files_stand_among_measurements(tmp_path: Path) -> None:
+    path, figures = _file(tmp_path, _linear().assign(device="My GPU X1")), tmp_path / "x1.yaml"
+    figures.write_text("name: My GPU X1\nbase: T4\n")
+    assert set(read_measurements([path, figures]).frame["device"]) == {"My GPU X1"}
+    message = _refused(path)
+    assert "as gpu.json beside the measurements or as --gpu-file FILE" in message
+    assert "`neusight-jax check --template gpu` prints one" in message
+
+
 def test_read_kernels_asks_little(tmp_path: Path) -> None:
     frame = _linear()
     for asked in (frame.assign(device="Voodoo 2"), frame.drop(columns="latency_s"), frame.drop(columns="device")):
@@ -350,7 +371,7 @@ def test_read_kernels_asks_little(tmp_path: Path) -> None:
 def test_read_kernels_refuses(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"1 of 8 .* \(1 bad dims\)"):
         read_kernels(_file(tmp_path, _linear().assign(m=[0] + [1] * 7).drop(columns="latency_s")))
-    with pytest.raises(InputError, match="is a folder, expected one Parquet file"):
+    with pytest.raises(InputError, match="is a folder, expected one file"):
         read_kernels(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
         read_kernels(tmp_path / "none.parquet")

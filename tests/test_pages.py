@@ -168,3 +168,6 @@ def test_metadata_of_the_wheel() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["urls"]
     assert "Environment :: GPU :: NVIDIA CUDA" in project["classifiers"]
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)} <= set(project["classifiers"])
+    assert all((ROOT / name).is_file() for name in project["license-files"])
+    assert "include CHANGELOG.md" in (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()

@@ -297,9 +297,47 @@ def test_lines_of_intervals_are_seen_on_their_bars() -> None:
     """By the contrast that WCAG 2.1 asks of graphics, 3 to 1."""
     (bars,) = plots.bars_with_interval("", ["a"], [1.0], [(0.5, 2.0)], "ms").traces
     assert (bars["error_x"]["arrayminus"], bars["error_x"]["array"]) == ([0.5], [1.0])
-    assert contrast(bars["error_x"]["color"], bars["marker"]["color"]) > 3.0
-    assert contrast(bars["error_x"]["color"], "#ffffff") > 3.0
-    assert contrast("#5a6475", "#2a5db0") < 3.0  # as it was
+    for colours in THEMES.values():
+        whisker, bar = (colours[part["color"]] for part in (bars["error_x"], bars["marker"]))
+        assert contrast(whisker, bar) > 3.0
+        assert contrast(whisker, colours["var(--panel)"]) > 3.0
+
+
+def themes() -> dict[str, dict[str, str]]:
+    """Colours of pages by their custom properties, light and dark."""
+    first, second = re.findall(r":root[^{]*\{(.*?)\}", page.text_of("page.css"), re.DOTALL)
+    light, dark = (dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6})", block)) for block in (first, second))
+    assert light.keys() == dark.keys()
+    named = {"light": light, "dark": dark}
+    return {theme: {f"var({name})": value for name, value in colours.items()} for theme, colours in named.items()}
+
+
+THEMES = themes()
+AREAS = ("back", "panel", "hover", "bar")
+DECORATION = ("line", "grid")
+"""Frames of boxes and lines behind a picture, which say nothing."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_and_line_stands_out(theme: str) -> None:
+    """By the contrast that WCAG 2.1 asks of text, 4.5 to 1, on every ground that it may stand on."""
+    colours = THEMES[theme]
+    marks = [name for name in colours if name[6:-1] not in (*AREAS, *DECORATION)]
+    assert len(marks) == 13
+    for name in marks:
+        for ground in ("back", "panel", "hover"):
+            least = 4.5 if ground != "hover" or name in ("var(--ink)", "var(--soft)") else 0.0
+            assert contrast(colours[name], colours[f"var(--{ground})"]) >= least, (name, ground)
+
+
+def test_pages_have_no_other_colours(results: dict[str, Result]) -> None:
+    for name in ("page.css", "explore.css", "plots.js", "explore.js"):
+        rules = re.sub(r":root[^{]*\{.*?\}|@media print \{.*", "", page.text_of(name), flags=re.DOTALL)
+        assert re.findall(r"#[0-9a-fA-F]{3,8}\b(?!\w)", rules) == [], name
+    for kind, result in results.items():
+        traces = json.dumps(page.plain([plot.traces for plot in page.report_of(result).plots]), default=str)
+        assert re.findall(r"#[0-9a-fA-F]{6}", traces) == [], kind
+        assert set(re.findall(r"var\([^)]*\)", traces)) <= set(THEMES["light"]), kind
 
 
 def contrast(*colours: str) -> float:
@@ -426,3 +464,53 @@ def test_a_browser_shows_the_pages(pages: dict[str, str], tmp_path: Path) -> Non
         assert before == sorted(before, reverse=True)
         shown.run("[1, 2].forEach(() => document.querySelectorAll('.tables table')[1].tHead.rows[0].cells[1].click())")
         assert shown.run(f"[...{column}].map(cell => Number(cell.dataset.value))") == sorted(before)
+
+
+CONTRASTS = """
+(() => {
+  const rgb = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((part) => part / 255)
+    .map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+  const ground = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = rgb(getComputedStyle(node).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const out = [];
+  const note = (what, colour, behind) => {
+    const [low, high] = [light(colour), light(behind)].sort((a, b) => a - b);
+    out.push([(high + 0.05) / (low + 0.05), what]);
+  };
+  const shown = (node) => node.getClientRects().length && getComputedStyle(node).visibility === "visible";
+  for (const node of document.querySelectorAll("body *:not(script):not(style)")) {
+    const words = [...node.childNodes].some((part) => part.nodeType === 3 && part.textContent.trim());
+    const svg = node.closest("svg"), style = getComputedStyle(node);
+    if (!shown(node) || node.closest(".modebar, .treemaplayer, .heatmaplayer, .hoverlayer")) continue;
+    if (words && !svg) note(node.textContent.trim().slice(0, 30), rgb(style.color), ground(node));
+    if (words && svg) note(`svg ${node.textContent.trim().slice(0, 30)}`, rgb(style.fill), ground(svg.parentElement));
+    if (node.matches(".js-line, path.zerolinelayer, path.xlines-above, path.ylines-above") && style.stroke !== "none")
+      note("line", rgb(style.stroke), ground(svg.parentElement));
+  }
+  return out.filter(([value]) => value < 4.5);
+})()
+"""
+
+
+@pytest.mark.skipif(not PROGRAM, reason="no Chromium here; the tests of custom properties run everywhere")
+def test_a_browser_fits_tables_and_reads_both_themes(pages: dict[str, str], tmp_path: Path) -> None:
+    """At 1280 pixels no table scrolls, and every text and line that is drawn stands out, light and dark."""
+    hidden = "[...document.querySelectorAll('.tables div')].map(box => box.scrollWidth - box.clientWidth)"
+    with browser(tmp_path / "profile") as shown:
+        for kind, text in pages.items():
+            (tmp_path / f"{kind}.html").write_text(text, encoding="utf-8")
+            for theme in THEMES:
+                feature = {"name": "prefers-color-scheme", "value": theme}
+                shown.call("Emulation.setEmulatedMedia", features=[feature])
+                shown.open((tmp_path / f"{kind}.html").as_uri(), READY, width=1280)
+                back = shown.run("getComputedStyle(document.documentElement).getPropertyValue('--back').trim()")
+                assert back == THEMES[theme]["var(--back)"]
+                assert set(shown.run(hidden)) <= {0}, kind
+                assert shown.run(CONTRASTS) == [], (kind, theme)

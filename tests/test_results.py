@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_pages import tool
 
 import neusight_jax as nj
 from neusight_jax.cli import compare, design, predict, run, sensitivity, sweep
@@ -57,6 +58,13 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path / "split.json")
 
 
+def published(content: dict[str, Any]) -> dict[str, Any]:
+    """What a command printed, all of whose keys docs/json.csv has."""
+    keys = tool("json_keys")
+    assert keys.broken(content, keys.published()) == [], "run `python docs/tools/json_keys.py`"
+    return content
+
+
 def strict(text: str) -> dict[str, Any]:
     """JSON alone, without NaN and Infinity, which are no JSON."""
 
@@ -93,7 +101,7 @@ SCHEMAS = {
 @pytest.mark.parametrize("command", SCHEMAS)
 def test_commands_that_forecast(command: str, model: str, tmp_path: Path, capsys: Capture) -> None:
     assert run([*asked(command, model, tmp_path), "--json"]) == 0
-    content = strict(capsys.readouterr().out)
+    content = published(strict(capsys.readouterr().out))
     assert next(iter(content.items())) == ("schema", SCHEMAS[command])
     assert content["checkpoint"] == "tensorcore"
     assert "NVIDIA H100 80GB HBM3" in json.dumps(content)
@@ -121,7 +129,7 @@ def test_metadata_of_a_sweep(model: str, tmp_path: Path, capsys: Capture) -> Non
 def test_sensitivity(checkpoint: Path, capsys: Capture) -> None:
     sizes = ("--batch-size", "2", "--sequence-length", "16", "--checkpoint", str(checkpoint), "--json")
     assert run(["sensitivity", "bert-tiny", "--gpu", "L20", *sizes]) == 0
-    content = strict(capsys.readouterr().out)
+    content = published(strict(capsys.readouterr().out))
     assert next(iter(content.items())) == ("schema", "neusight_jax.sensitivity/1")
     assert (content["checkpoint"], content["gpu"]) == (str(checkpoint), "NVIDIA L20")
     assert content["workload"] == workload_dict(nj.graph_from_config("bert-tiny", 2, 16))
@@ -131,9 +139,18 @@ def test_sensitivity(checkpoint: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize("command", ["gpus", "models", "checkpoints"])
 def test_lists(command: str, capsys: Capture) -> None:
     assert run([command, "--json"]) == 0
-    content = strict(capsys.readouterr().out)
+    content = published(strict(capsys.readouterr().out))
     assert list(content) == ["schema", command]
     assert content["schema"] == schema(command)
+
+
+def test_a_key_that_is_not_published_is_seen() -> None:
+    keys = tool("json_keys")
+    known = keys.published()
+    assert keys.broken({"schema": "neusight_jax.gpus/1", "gpus": [], "more": 1}, known) == ["more (number)"]
+    assert keys.broken({"schema": "neusight_jax.gpus/1", "gpus": {}}, known) == ["gpus (mapping)"]
+    assert keys.broken({"schema": "neusight_jax.gpus/1"}, known) == ["no gpus"]
+    assert keys.broken({"schema": "neusight_jax.gpus/2", "gpus": []}, known) == ["schema (text)", "gpus (list)"]
 
 
 @pytest.mark.parametrize("command", [predict, compare, sensitivity, design, sweep])

@@ -89,6 +89,7 @@ def test_the_card_says_what_was_done(whole: tuple[Path, Path]) -> None:
     assert card["trained_on"] == {"devices": [V100], "rows": {"softmax": 48, "norm": 48}}
     assert card["held_out"] == [T4]
     assert card["recipe"] == QUICK
+    assert (card["trial"], RECIPES["tiny"].trial) == (False, True)
     assert card["seed"] == 0
     assert card["trained_dtypes"] == ["fp32"]
     assert set(card["device_effects"]) == {V100}

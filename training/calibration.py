@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 import neusight_jax
-from neusight_jax.datasets.devices import measured_device
+from neusight_jax.datasets.devices import measured_device, own_devices
 from neusight_jax.datasets.measurements import measured_names, read_measured_on, table_from_frame
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
@@ -64,16 +64,17 @@ def calibrate_checkpoint(
     A GPU the checkpoint was trained on starts from its measured effect.
 
     Args:
-      measurements: files or folders of the schema, or a filled plan in CSV; rows of other GPUs are left out.
-      gpu: name (of a board that was measured, `measured_device`), or file of figures; output: folder to write, new or
-        empty; checkpoint: name or path.
+      measurements: files or folders of the schema, or a filled plan; rows of other GPUs are left out.
+      gpu: name (of a board that was measured or that a GPU file among them describes), or file of figures.
+      output: folder to write, new or empty; checkpoint: name or path.
       drop_invalid: leave bad rows out instead of refusing.
     Returns: the card.
     Raises: `InputError` for bad measurements, unknown names, a checkpoint that cannot be calibrated.
     """
     refuse_existing(output)
     gpu = _as_measured(gpu, measurements)
-    name, machine = load_named_gpu(gpu)
+    described = own_devices([Path(path) for path in measurements])[0]
+    name, machine = (gpu, described[gpu]) if gpu in described else load_named_gpu(gpu)
     card = load_card(checkpoint)
     if "calibrated" in card:
         raise InputError(

@@ -25,6 +25,7 @@ class Recipe:
       base: a checkpoint whose families are taken over where none is trained here; "" = none.
       more_steps: family -> times the steps of both settings.
       left_out_by: what is left out together, a "device" or all devices of an "architecture".
+      trial: whether it only tries the path, so that every forecast made with it says so.
       network: a user's own module in place of the hidden layers, as `network.network_card` says it.
     """
 
@@ -41,6 +42,7 @@ class Recipe:
     base: str = ""
     left_out_by: str = "device"
     more_steps: dict[str, float] = field(default_factory=dict)
+    trial: bool = False
     network: dict[str, Any] | None = None
 
 
@@ -84,6 +86,7 @@ RECIPES: dict[str, Recipe] = {
         settings=Settings(steps=60, batch_size=64),
         tile_settings=Settings(steps=20),
         left_out_settings=Settings(steps=20, batch_size=64),
+        trial=True,
     ),
 }
 """Recipes by name: `fp32` the default, `fp32-neusight` the paper's form, `tensorcore` for every other dtype with

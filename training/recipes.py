@@ -106,6 +106,7 @@ def train(
         "kind": chosen.kind,
         "architecture": {**sizes, "intervals": bool(run.intervals_card)},
         "recipe": recipe,
+        "trial": chosen.trial,
         "settings": asdict(chosen.settings),
         "seconds": round(time.monotonic() - begin, 1),
         "version": neusight_jax.__version__,

@@ -50,6 +50,9 @@ H100 = "NVIDIA H100 80GB HBM3"
 WEIGHTS = {"fp32": "`fp32`, what you get: H100's products in its fit", "fp32-heldout": "`fp32-heldout`, the five alone"}
 """fp32 checkpoints on whole models, and their names in the README's table."""
 
+STEPS = r"^\| (dense|MoE) \| (\d+) \|.*\| ([\d.]+) / ([\d.]+) \|$"
+"""Rows of the page of clusters: kind, steps, mean and median of the error."""
+
 
 def short(device: str) -> str:
     """A GPU's name for the head of a table."""
@@ -200,24 +203,112 @@ def scaled() -> str:
     return table([f"error, %, of {frame['rows'].iloc[0]} pairs", "mean", "median", "90 % below"], rows)
 
 
-def jobs() -> str:
-    """Training steps on many GPUs, each source of measurements left out, from the page of clusters."""
-    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    row = re.compile(r"^\| (dense|MoE) \| (\d+) \|.*\| ([\d.]+) / ([\d.]+) \|$", re.MULTILINE)
-    kinds = {"dense": "dense models", "MoE": "mixtures of experts"}
-    rows = [[kinds[kind], *numbers] for kind, *numbers in row.findall(page)]
-    return table(["training steps on many GPUs", "steps", "mean error, %", "median"], rows)
-
-
 def tiles() -> str:
     """How often the reported tile is the one that ran."""
     share = card("fp32-heldout")["tile_accuracy"]
     return table([*share], [[f"{value:.2f}" for value in share.values()]])
 
 
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):.0f} to {max(values):.0f}"
+
+
+def _page(name: str, pattern: str) -> list[tuple[str, ...]]:
+    """Numbers in the tables of a page that another command makes."""
+    return re.findall(pattern, (ROOT / "docs" / name).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def trust() -> str:
+    """What was measured, how far forecasts are off on what no fit saw, and what never was measured."""
+    whole, folds = scores().set_index(["system", "device"]), pd.read_csv(SCORES / "left_out.csv")
+    h100, held = whole.loc[("fp32-heldout", H100)], card("fp32-heldout")
+    apart = folds.set_index(["protocol", "system", "device"]).loc[("architecture-models", "mixture", "all")]
+    fp32, tensor = (
+        [mean(card(name)["left_out_errors_percent"][family].values()) for family in families]
+        for name, families in (("fp32-heldout", FP32), ("tensorcore", TENSOR))
+    )
+    amd = [
+        value
+        for family in card("tensorcore")["vendor"]["errors_percent"]["left out"].values()
+        for value in family.values()
+    ]
+    inside = [item["coverage"].values() for item in held["intervals"]["left out"].values()]
+    shares = [100 * value for part in inside for value in part]
+    merged = whole[[name.startswith("fused, ") for _, name in whole.index]].loc["fp32-heldout"]
+    (steps, dense), (routed_steps, routed) = (
+        next((count, error) for name, count, error, _ in _page("clusters.md", STEPS) if name == kind)
+        for kind in ("dense", "MoE")
+    )
+    ((answers, tpot, ttft),) = _page("serving.md", r"^\| Blackwell, all \| ([\d,]+) \| ([\d.]+) % \| ([\d.]+) % \|$")
+    watts = [float(value) for _, value in _page("power.md", r"^\| [^|]+ \| (\d+) % \| (\d+) % \|$")]
+    carried = pd.read_csv(SCORES / "cross_gpu.csv").set_index("system").loc["scale_trace"]
+    rows = [
+        [
+            "whole models in fp32, a GPU in no fit",
+            f"{h100['labels']:.0f} on H100",
+            number(h100["mean"]),
+            "in other formats",
+        ],
+        [
+            "the same, its architecture in no fit",
+            f"{apart['labels']:.0f} on six GPUs",
+            number(apart["mean"]),
+            "Intel, Apple",
+        ],
+        [
+            "the same, chains merged by a compiler",
+            f"{merged['labels'].sum():.0f} on two GPUs",
+            _span(merged["mean"]),
+            "training",
+        ],
+        ["one kernel in fp32, its GPU in no fit", "five GPUs, six families", _span(fp32), "fp64, FFTs, solvers"],
+        [
+            "one kernel in 16, 8 or 4 bits, its architecture in no fit",
+            "nine GPUs, eight families",
+            _span(tensor),
+            "norms in bf16; tf32, int8; packed weights",
+        ],
+        ["a product of AMD's, its GPU in no fit", "MI300X, MI308X", _span(amd), "attention, experts, fp4 there"],
+        ["a training step on many GPUs, its source in no fit", f"{steps} of dense models", dense, "jobs on AMD's GPUs"],
+        ["the same", f"{routed_steps} of mixtures of experts", routed, "the same"],
+        [
+            "serving: a token, and the first one (medians)",
+            f"{answers} loads on Blackwell",
+            f"{tpot}, {ttft}",
+            "a step by itself",
+        ],
+        [
+            "a run carried to another GPU",
+            f"{carried['rows']:.0f} pairs",
+            number(carried["mean"]),
+            "runs in other formats",
+        ],
+        ["watts, the board in no fit", f"{len(watts)} boards", _span(watts), "links, heat, clocks above the sheet's"],
+        [
+            "kernels inside their 80 % interval, of a GPU in no fit",
+            "five GPUs",
+            f"{mean(mean(100 * value for value in part) for part in inside):.0f} inside; by GPU {_span(shares)}",
+            "-",
+        ],
+    ]
+    head = ["what", "measured", "off by, % (mean)", "never measured"]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---", "---", "---:", "---"], *rows))
+
+
+def json_results() -> str:
+    """What commands print with --json: schema, command, top-level keys (`docs/tools/json_keys.py`)."""
+    rows = []
+    for (name, command), part in pd.read_csv(ROOT / "docs" / "json.csv").groupby(["schema", "command"]):
+        keys = ", ".join(f"`{key}`" for key in part["key"] if key != "schema")
+        rows.append(f"| `{command}` | `{str(name).removeprefix('neusight_jax.')}` | {keys} |\n")
+    return "| command | schema | keys |\n| --- | --- | --- |\n" + "".join(sorted(rows))
+
+
 _KERNELS = (unseen, unseen_gpus, unseen_tensor, seen, intervals, tiles)
-_WHOLE = (models, models_short, models_left_out, models_folds, fused, scaled, jobs)
-TABLES: dict[str, Callable[[], str]] = {each.__name__: each for each in (*_KERNELS, *_WHOLE, support, support_models)}
+_WHOLE = (models, models_short, models_left_out, models_folds, fused, scaled)
+TABLES: dict[str, Callable[[], str]] = {
+    each.__name__: each for each in (*_KERNELS, *_WHOLE, trust, json_results, support, support_models)
+}
 
 
 def pages() -> list[Path]:

@@ -17,12 +17,14 @@ import typer
 
 from neusight_jax import __version__
 from neusight_jax.cli import interrupts
+from neusight_jax.cli.check import check
 from neusight_jax.cli.compare import compare
 from neusight_jax.cli.console import COMMAND
 from neusight_jax.cli.design import design
+from neusight_jax.cli.doctor import doctor
 from neusight_jax.cli.evaluate import evaluate, leaderboard
 from neusight_jax.cli.explore import explore
-from neusight_jax.cli.help import Command, Commands
+from neusight_jax.cli.help import Command, Commands, questions
 from neusight_jax.cli.importing import import_aiconfigurator, import_aiter, import_neusight
 from neusight_jax.cli.listings import checkpoints, gpus, models
 from neusight_jax.cli.parallelize import parallelize
@@ -73,7 +75,9 @@ for _command in (
     leaderboard,
     scale_trace,
     explore,
+    check,
     schema,
+    doctor,
 ):
     app.command(_command.__name__.replace("_", "-"), cls=Command)(_command)
 imports = typer.Typer(help="Turn other projects' measurements into the measurement schema.", cls=Commands, **_PLAIN)
@@ -83,15 +87,10 @@ imports.command("aiconfigurator", cls=Command)(import_aiconfigurator)
 imports.command("aiter", cls=Command)(import_aiter)
 
 
-def _help_alone(ctx: typer.Context) -> None:
-    """A group without a command shows its help."""
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
-
-
 @imports.callback()
 def _importers(ctx: typer.Context) -> None:
-    _help_alone(ctx)
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
 
 
 def _show_version(wanted: bool) -> None:
@@ -107,10 +106,10 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    _help_alone(ctx)
     if ctx.invoked_subcommand is None:
+        typer.echo(questions())
         return
-    any_platform = ctx.invoked_subcommand in ("train", "sweep", "profile", "profile-model")
+    any_platform = ctx.invoked_subcommand in ("train", "sweep", "profile", "profile-model", "doctor")
     _prepare_jax(any_platform=any_platform, announce=bool(ctx.obj))
 
 

@@ -25,7 +25,7 @@ from neusight_jax.errors import InputError
 @takes_workload
 def compare(
     model: Model,
-    gpu: Annotated[list[str], option("GPUs to rank: names, or JSON or YAML files.", metavar="GPU")],
+    gpu: Annotated[list[str], option("GPUs to rank: names, JSON or YAML files, or all.", metavar="GPU")],
     load: WorkloadOptions,
     job: JobOptions,
     limits: LimitOptions,
@@ -46,12 +46,14 @@ def compare(
     from neusight_jax.cli.predict import plain_notes
     from neusight_jax.cli.workloads import limit_figures, work_of
     from neusight_jax.comparison import compare as compare_gpus
+    from neusight_jax.hardware.catalog import list_gpus
     from neusight_jax.hardware.files import load_named_gpu
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 
     plan = bill.plan()
     price_list = read_prices(prices) if prices is not None else None
+    gpu = [*dict.fromkeys(name for word in gpu for name in (list_gpus() if word == "all" else [word]))]
     names = [load_named_gpu(name)[0] for name in gpu]
     if job.cluster is not None:
         raise InputError("--cluster is of one machine; name several with --gpu, and how many with --gpus")

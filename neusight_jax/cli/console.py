@@ -85,12 +85,14 @@ def remark(line: str) -> None:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """While the block runs, what it does, on stderr, and on a terminal only."""
-    console = progress_console()
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(f"{what} ..."):
+    """While the block runs, what it does, on stderr and on a terminal only, with an estimate from past runs."""
+    from neusight_jax.progress import past_seconds, timed, working
+
+    console, command = progress_console(), COMMAND.get()
+    folder = getattr(getattr(sys.modules.get("jax"), "config", None), "jax_compilation_cache_dir", None)
+    file = Path(folder) / "seconds.json" if folder and console.is_terminal else None
+    usual_s = past_seconds(file, command) if file is not None else None
+    with timed(file, command), working(what, console, usual_s=usual_s):
         yield
 
 

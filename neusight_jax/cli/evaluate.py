@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from neusight_jax.cli.console import progress_console, remark, show, show_json
-from neusight_jax.cli.options import AsJson, DropInvalid, MeasurementFolders, argument, option
+from neusight_jax.cli.options import AsJson, DropInvalid, GpuFiles, MeasurementFolders, argument, option
 from neusight_jax.cli.train import measured_devices
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing, write_text_atomically
@@ -33,6 +33,7 @@ def evaluate(
     device: Annotated[list[str] | None, option("Only these GPUs; default: all measured.", metavar="DEVICE")] = None,
     baseline: Annotated[list[str] | None, option(_BASELINE, metavar="NAME")] = None,
     drop_invalid: DropInvalid = False,
+    gpu_file: GpuFiles = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare forecasts with measurements, by kernel family and GPU.
@@ -43,6 +44,7 @@ def evaluate(
     from neusight_jax.records import json_text, schema
 
     _check_options(protocol, checkpoint, seeds, baseline)
+    measurements = [*measurements, *(gpu_file or ())]
     devices = measured_devices(device, measurements) if device else None
     if output is not None:
         if protocol is None:
@@ -110,7 +112,7 @@ def leaderboard(
         Path | None, option("Write the rows to be predicted there.", metavar="FILE.csv", group="Enter")
     ] = None,
     measurements: Annotated[
-        list[Path] | None, option("Folders or Parquet files of the measurement schema.", group="Enter")
+        list[Path] | None, option("Parquet or CSV files of measured kernels, or folders of them.", group="Enter")
     ] = None,
     split: Annotated[str, option("logo, logo-size or checkpoint (GPUs in training).", group="Enter")] = "logo",
     name: Annotated[str | None, option("Of the system.", default="that of the file", group="Enter")] = None,

@@ -12,8 +12,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Forecast": ("predict", "parallelize", "serve", "explore"),
     "Choose and design": ("compare", "sensitivity", "powercap", "sweep", "design", "scale-trace"),
     "Learn and judge": ("train", "evaluate", "calibrate", "leaderboard"),
-    "Measure": ("profile", "profile-model", "import"),
-    "What there is": ("gpus", "models", "checkpoints", "schema"),
+    "Measure": ("check", "profile", "profile-model", "import"),
+    "What there is": ("gpus", "models", "checkpoints", "schema", "doctor"),
 }
 """Commands by what they are for, in the order of the help."""
 EXAMPLES: dict[str, str] = {
@@ -30,6 +30,7 @@ EXAMPLES: dict[str, str] = {
     "train": "train --measurements linear.parquet --recipe fp32 --output weights",
     "evaluate": "evaluate --measurements linear.parquet --checkpoint fp32 --json",
     "calibrate": "calibrate --measurements mine.parquet --checkpoint fp32 --output weights --gpu 'my GPU'",
+    "check": "check linear.csv --gpu-file my-gpu.json",
     "leaderboard": "leaderboard scores --output leaderboard.md",
     "profile": "profile --output measured",
     "profile-model": "profile-model PATH.py:FUNCTION --output measured",
@@ -37,11 +38,29 @@ EXAMPLES: dict[str, str] = {
     "models": "models --json",
     "checkpoints": "checkpoints",
     "schema": "schema gpu",
+    "doctor": "doctor",
     "neusight": "import neusight NeuSight --output measurements",
     "aiconfigurator": "import aiconfigurator --output measurements",
     "aiter": "import aiter aiter --output measurements",
 }
 """One command line of every command."""
+
+QUESTIONS: dict[str, str] = {
+    "How long does a training step of GPT-2 large take on an H100?": "predict",
+    "Which GPU runs this model best?": "compare",
+    "How many GPUs serve so many users, and in time?": "serve",
+    "How do I lay a job out on 64 GPUs?": "parallelize",
+    "What would one percent more bandwidth buy?": "sensitivity",
+    "How does it fit what I measured myself?": "evaluate",
+}
+"""What people ask first, and the command whose example answers it."""
+
+
+def questions() -> str:
+    """`QUESTIONS`, each with the command line that answers it, and where more is."""
+    answers = [f"  {question}\n    neusight-jax {EXAMPLES[command]}" for question, command in QUESTIONS.items()]
+    more = "neusight-jax --help lists all commands; neusight-jax doctor says whether all is well here."
+    return "\n".join(["What do you want to know?", "", *answers, "", more])
 
 
 class Command(TyperCommand):

@@ -85,7 +85,11 @@ PlotFile = Annotated[
     typer.Option("--plot", metavar="FILE.html", callback=_page, help="Also draw it: a page of pictures alone."),
 ]
 AsJson = Annotated[bool, option("Print JSON alone.", "--json")]
-MeasurementFolders = Annotated[list[Path], option("Folders or Parquet files of the measurement schema.")]
+MeasurementFolders = Annotated[list[Path], option("Parquet or CSV files of measured kernels, or folders of them.")]
+GpuFiles = Annotated[
+    list[Path] | None,
+    option("Figures of measured GPUs that the catalog lacks.", metavar="FILE", default="gpu.json beside the rows"),
+]
 DropInvalid = Annotated[bool, option("Leave bad rows out instead of refusing them.", "--drop-invalid")]
 OutputFolder = Annotated[Path, option("The folder to write; new or empty.")]
 Resume = Annotated[bool, option("Go on where an interrupted run stopped; nothing twice.", "--resume")]

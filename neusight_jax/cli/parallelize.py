@@ -65,7 +65,7 @@ def parallelize(
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.job.parallelism import Space
     from neusight_jax.layouts.answers import parallelize as ranked
-    from neusight_jax.model.checkpoint import load_predictor
+    from neusight_jax.model.checkpoint import card_notes, load_card, load_predictor
 
     require_config(model, "jobs are of decoders")
     plan = bill.plan()
@@ -91,7 +91,7 @@ def parallelize(
         prices=price_list,
         electricity=plan,
         top=top,
-        notes=notes,
+        notes=(*card_notes(load_card(used), used), *notes),
         console=progress_console(),
     )
     answer(ranking, as_json, report, checkpoint=used)

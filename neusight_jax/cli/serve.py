@@ -86,7 +86,7 @@ def serve(
     """
     from neusight_jax.cli.workloads import limit_figures, require_config
     from neusight_jax.hardware.prices import read_prices
-    from neusight_jax.model.checkpoint import load_predictor
+    from neusight_jax.model.checkpoint import card_notes, load_card, load_predictor
     from neusight_jax.serving.answers import serve as serve_load
     from neusight_jax.serving.times import Options
 
@@ -116,6 +116,7 @@ def serve(
             disaggregated=setup.disaggregated,
             engine=setup.engine,
             limits=limit_figures(limits),
+            notes=card_notes(load_card(checkpoint), checkpoint),
         )
     answer(serving, as_json, report, checkpoint=checkpoint)
 

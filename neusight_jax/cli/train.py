@@ -10,7 +10,16 @@ import typer
 
 from neusight_jax.cli import interrupts
 from neusight_jax.cli.console import busy, progress_console, remark
-from neusight_jax.cli.options import Checkpoint, DropInvalid, Gpu, MeasurementFolders, OutputFolder, Resume, option
+from neusight_jax.cli.options import (
+    Checkpoint,
+    DropInvalid,
+    Gpu,
+    GpuFiles,
+    MeasurementFolders,
+    OutputFolder,
+    Resume,
+    option,
+)
 from neusight_jax.errors import InputError, unknown_name
 
 
@@ -24,8 +33,10 @@ def train(
     drop_invalid: DropInvalid = False,
     network: Annotated[str | None, option("A flax module of your own.", metavar="PACKAGE.MODULE:CLASS")] = None,
     checkpoint: Annotated[str, option("Which recipes power and vendor start from.")] = "tensorcore",
+    gpu_file: GpuFiles = None,
 ) -> None:
     """Train a predictor on measurements and write a checkpoint."""
+    measurements = [*measurements, *(gpu_file or ())]
     held_out = measured_devices(hold_out or (), measurements)
     from neusight_jax.model.network import load_network
     from neusight_jax.training.evaluation.systems import BASELINES, train_baseline
@@ -71,7 +82,7 @@ def train(
                     typer.echo(f"{name} on {device}, {role}: off by {percent} % in the mean")
     else:
         card = train_baseline(measurements, recipe, output, held_out, seed, drop_invalid=drop_invalid)
-    _remarks(card)
+    _remarks(card, output)
     devices = ", ".join(card.get("trained_on", {}).get("devices", ()))
     typer.echo(f"{output}: {card['kind']} checkpoint, trained on {devices}")
 
@@ -85,13 +96,13 @@ def calibrate(
 ) -> None:
     """Calibrate a checkpoint with measured kernels of one GPU, 4 to 200 of each family.
 
-    Measurements of other GPUs are left out. A filled list of `neusight-jax profile --list` will do, as CSV too.
+    Measurements of other GPUs are left out. A filled plan of `neusight-jax profile --plan` will do.
     """
     from neusight_jax.training.calibration import calibrate_checkpoint, summary_lines
 
     with busy("calibrating"):
         card = calibrate_checkpoint(measurements, gpu, output, checkpoint, drop_invalid=drop_invalid)
-    _remarks(card)
+    _remarks(card, output)
     for line in summary_lines(card["calibrated"]["summary"]):
         typer.echo(line)
     typer.echo(f"{output}: {checkpoint}, calibrated on {card['calibrated']['gpu']}")
@@ -112,6 +123,9 @@ def measured_devices(names: Sequence[str], measurements: Sequence[Path]) -> list
     return devices
 
 
-def _remarks(card: dict[str, Any]) -> None:
-    for note in card.get("notes", ()):
+def _remarks(card: dict[str, Any], output: Path) -> None:
+    """What to know of the checkpoint that was written, as every forecast made with it says."""
+    from neusight_jax.model.checkpoint import card_notes, load_card
+
+    for note in (*card.get("notes", ()), *card_notes(load_card(output), str(output))):
         remark(f"note: {note}")

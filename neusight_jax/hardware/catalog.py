@@ -79,7 +79,8 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
     canonical = canonical_name(name)
     if canonical is None:
         names = [alias for gpu, entry in _entries().items() for alias in (gpu, *entry["aliases"])]
-        hint = "`neusight-jax gpus` lists all; or give a JSON or YAML file with its figures"
+        template = "`neusight-jax check --template gpu` prints one"
+        hint = f"`neusight-jax gpus` lists all; or give a JSON or YAML file with its figures ({template})"
         raise unknown_name("GPU", name, names, hint)
     return canonical, _entries()[canonical]
 

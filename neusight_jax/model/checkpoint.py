@@ -229,6 +229,11 @@ def card_notes(card: Mapping[str, Any], checkpoint: str) -> list[str]:
     if card.get("interrupted"):
         where = ", ".join(f"{name} at step {step}" for name, step in card["interrupted"].items())
         notes.append(f"the training of {checkpoint} was interrupted ({where}): its weights are unfinished")
+    if card.get("trial"):
+        notes.append(
+            f"{checkpoint} is a trial: its recipe, {card.get('recipe')}, takes few steps, to try the path; forecasts "
+            "made with it say little, train by the recipe fp32"
+        )
     if KEY not in card:
         notes.append(f"{checkpoint}: its weights carry no digest, so that damage to them would not be noticed")
     return notes

@@ -7,7 +7,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import neusight_jax
 from neusight_jax.datasets import schema
@@ -27,6 +25,7 @@ from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import DISTURBED, Backend, Prepared, sample
 from neusight_jax.profiling.machine import Machine, Reading, Sensors, find_machine, host_facts, make_backend
 from neusight_jax.profiling.plans import planned
+from neusight_jax.progress import working
 from neusight_jax.units import GB
 
 # The data card of a profile: what was measured, on what, how, how much of it to trust; and the folder around it.
@@ -297,14 +296,14 @@ def _measure_all(
 ) -> None:
     """Measure what is not among the entries yet, and add it there and to the journal."""
     done = {entry["key"] for entry in entries}
-    with _progress(console, len(cases), len(done)) as step:
+    with working("kernels", console, len(cases), len(done)) as advance:
         for number, case in enumerate(case for case in cases if case.key not in done):
             entry = {"key": case.key, **_measured(case, clock, machine, sensors, seconds, number)}
             if "reason" in entry:
                 console.print(f"skipped {case.key}: {entry['reason']}", highlight=False)
             journal.append(entry)
             entries.append(entry)
-            step(case.op)
+            advance(what=case.op)
             if number % RELEASE_EVERY == RELEASE_EVERY - 1:
                 clock.release()
 
@@ -387,12 +386,3 @@ def _checked(part: pd.DataFrame, machine: Machine) -> tuple[pd.DataFrame, list[d
     kernels = part[["op", "dtype", *schema.op_columns(op)]].to_dict("records")
     refused = [{**kernels[int(row)], "reason": reason} for row, reason in reasons.items()]
     return part[~checked.bad].reset_index(drop=True), refused
-
-
-@contextmanager
-def _progress(console: Console, total: int, done: int) -> Iterator[Any]:
-    left = (TextColumn("left"), TimeRemainingColumn())
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left)
-    with Progress(*columns, console=console, speed_estimate_period=120) as bar:
-        task = bar.add_task("kernels", total=total, completed=done)
-        yield lambda op: bar.update(task, advance=1, description=op)

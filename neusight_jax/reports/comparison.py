@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import RenderableType
 
 from neusight_jax.comparison import Candidate, Comparison
@@ -81,7 +83,13 @@ def _own_notes(comparison: Comparison) -> list[str]:
     for item in comparison.candidates:
         for note in item.notes:
             whose.setdefault(note.replace(item.gpu, "it"), []).append(item.gpu)
-    return [f"{', '.join(names)}: {note}" for note, names in whose.items()]
+    return [f"{_some(names)}: {note}" for note, names in whose.items()]
+
+
+def _some(names: Sequence[str], most: int = 6) -> str:
+    """Names in a line, the first few where there are many."""
+    rest = len(names) - most
+    return ", ".join(names) if rest <= 1 else f"{', '.join(names[:most])} and {rest} others"
 
 
 def _number(value: float | None) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from neusight_jax.designs.answers import Design
 from neusight_jax.reports.page import Plot, Report
-from neusight_jax.reports.plots import scaled
+from neusight_jax.reports.plots import INK, scaled
 from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, table
 from neusight_jax.units import with_unit
 
@@ -142,7 +142,7 @@ def _front(designs: Sequence[Design], metric: str, design: Design) -> Plot:
     scale, label = scaled(metric)
     told = _told(design)
     points = [(candidate.metrics[metric] / scale, candidate.metrics[told]) for candidate in designs]
-    star = {"symbol": "star", "size": 14, "color": "#1c2330"}
+    star = {"symbol": "star", "size": 14, "color": INK}
     base = _line([(design.base_metrics[metric] / scale, design.base_metrics[told])], "base")
     traces = [_line(points, "designs"), {**base, "mode": "markers", "marker": star}]
     return Plot("Pareto front", traces, _axes(label, "latency, s" if told == "latency_s" else told))

@@ -16,8 +16,12 @@ async function drawAll() {
     return;
   }
   const plots = JSON.parse(document.getElementById("plots").textContent);
-  await Promise.all(places.map((place, at) => drawPlot(place, plots[at])));
-  window.addEventListener("beforeprint", () => places.forEach((place) => Plotly.Plots.resize(place)));
+  const draw = () => Promise.all(places.map((place, at) => drawPlot(place, plots[at])));
+  await draw();
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  const theme = document.documentElement.dataset;
+  window.addEventListener("beforeprint", () => { theme.theme = "light"; draw(); });  // paper is white
+  window.addEventListener("afterprint", () => { delete theme.theme; draw(); });
 }
 function sortable(table) {
   const heads = [...table.tHead.rows[0].cells];

@@ -19,9 +19,11 @@ SHOWN = 15
 """Kernels or rows in a picture of the most expensive ones."""
 LEAST = 5e-4
 """Elasticities below this are left out."""
-INK = "#1c2330"
-LIGHT_BAR = "#9db8e0"
-COLOURS = (INK, "#b03a5b", "#2e8b57")
+INK = "var(--ink)"
+"""Colours are custom properties of `page.css`, light and dark."""
+LIGHT_BAR = "var(--bar)"
+FASTER, SLOWER = "var(--c2)", "var(--c3)"
+COLOURS = (INK, SLOWER, FASTER)
 """Of the lines of the first machine, of the second ..."""
 _MOST_POINTS = 400
 _PLACES = {**{name: at for at, name in enumerate(PHASES)}, "recomputed": PHASES.index("backward")}
@@ -184,7 +186,7 @@ def elasticities(total: Mapping[str, float], secants: Mapping[str, float] | None
     names.sort(key=lambda name: -total[name])
     values = [total[name] for name in names]
     bars = _bars(names, values, hover="%{y}: %{x:+.3f}", name="elasticity")
-    traces = [bars | {"marker": {"color": ["#2e8b57" if value < 0 else "#b03a5b" for value in values]}}]
+    traces = [bars | {"marker": {"color": [FASTER if value < 0 else SLOWER for value in values]}}]
     if exact:
         marks = {"symbol": "line-ns-open", "size": 16, "color": INK, "line": {"width": 3}}
         hover = "%{y}: %{x:+.3f}<extra>secant</extra>"

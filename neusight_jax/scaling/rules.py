@@ -30,7 +30,7 @@ from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, by_family, table_from_kernels
-from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
+from neusight_jax.model.checkpoint import card_notes, default_checkpoint, load_card, load_predictor
 from neusight_jax.model.intervals import gpu_ratios
 from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.power import at_clock, draw_of_step, power_law, settle
@@ -516,6 +516,7 @@ def scale_trace(
     columns |= {"measured_s": measured, "ratio": ratios, "scaled_s": measured * ratios}
     checkpoint_name = checkpoint if isinstance(checkpoint, str) else ""
     notes = [
+        *(card_notes(load_card(checkpoint_name), checkpoint_name) if checkpoint_name else ()),
         *origin_notes(read, origin, origin_name),
         *read.notes,
         *assumed(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +22,7 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import require_covered
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation, relaxation_switch
+from neusight_jax.progress import working
 from neusight_jax.records import Result, json_text, schema
 from neusight_jax.sweeps.devices import ALONE, Processes, Spread, on_host, spread_rows
 from neusight_jax.sweeps.parts import METADATA, Parts
@@ -213,7 +213,7 @@ def _run(
         for piece, spans in zip(lacking, shares, strict=True)
         if processes.index < len(spans) and spans[processes.index] not in there
     ]
-    with _progress(console if first else None, rows, done) as advance:
+    with working("forecasts", console if first else None, rows, done) as advance:
         for part in _computed(on_host(predictor), todo, space, spread, relaxation, energy):
             processes.check()
             _write(*part, spread, parts)
@@ -316,16 +316,3 @@ def _write(
     }
     start = chunk.start + spread.start
     parts.write(start, start + count, pa.table(columns))
-
-
-@contextmanager
-def _progress(console: Console | None, rows: int, done: int) -> Iterator[Any]:
-    if console is None:
-        yield lambda count: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("forecasts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("forecasts", total=rows, completed=done)
-        yield lambda count: progress.advance(task, count)

@@ -21,7 +21,7 @@ from neusight_jax.graph.traced.source_file import is_source
 from neusight_jax.hardware.files import load_gpu
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.model.checkpoint import load_card, load_predictor
+from neusight_jax.model.checkpoint import card_notes, load_card, load_predictor
 from neusight_jax.model.intervals import has_intervals
 from neusight_jax.model.kernel_intervals import predict_kernel_intervals
 from neusight_jax.model.latency import latency, predict_kernels, uncovered
@@ -90,7 +90,7 @@ def evaluate(
             console.print(f"fitting {name}", highlight=False)
         systems[name] = _constant(fit_baseline(name, everything, trained_on))
     result = score(data, systems, console)
-    return replace(result, notes=(*result.notes, *notes))
+    return replace(result, notes=(*card_notes(card, checkpoint), *result.notes, *notes))
 
 
 def score(data: Measurements, systems: dict[str, System], console: Console | None = None) -> Evaluation:
