@@ -87,6 +87,8 @@ COMMANDS = {
     "parallelize": ("--gpu", "H100"),
     "serve": ("--gpu", "H100", "--input-tokens", "64", "--output-tokens", "8", "--users", "2", "--tpot", "50ms"),
 }
+WHOLE_RUNS = ("predict", "compare", "parallelize", "serve")
+"""Commands that say what a whole run takes."""
 LAYOUTS = ("--gpus", "2", "--global-batch-size", "4", "--sequence-length", "128")
 ELSEWHERE: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("parallelize", "graph"): (("tiny.json", *LAYOUTS), ""),
@@ -125,3 +127,13 @@ def test_every_command_takes_every_workload(
         return
     assert code == 0, said.err
     assert json.loads(said.out)["schema"].startswith("neusight_jax.")
+    if command not in WHOLE_RUNS:
+        return
+    code = run([command, *words, *COMMANDS[command], "--tokens", "1B", "--json"])
+    said = capsys.readouterr()
+    if kind == "program":  # its arguments have no tokens
+        assert code == 2
+        assert "no tokens that could be counted" in said.err
+        return
+    assert code == 0, said.err
+    assert '"gpu_hours"' in said.out

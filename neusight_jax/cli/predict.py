@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
-    ElectricityOptions,
     JobOptions,
     LimitOptions,
     MachineGpu,
     Model,
+    PriceFile,
     ReportFile,
+    RunOptions,
     WorkloadCheckpoint,
     WorkloadOptions,
     option,
@@ -42,7 +43,8 @@ def predict(
     load: WorkloadOptions,
     job: JobOptions,
     limits: LimitOptions,
-    bill: ElectricityOptions,
+    whole: RunOptions,
+    prices: PriceFile = None,
     checkpoint: WorkloadCheckpoint = None,
     timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
     chakra: Annotated[Path | None, option(_CHAKRA, metavar="DIR")] = None,
@@ -61,11 +63,14 @@ def predict(
     from neusight_jax.errors import InputError
     from neusight_jax.graph.graph import Graph
     from neusight_jax.hardware.cluster import gpu_of
+    from neusight_jax.hardware.files import gpu_in
+    from neusight_jax.hardware.prices import price_in
     from neusight_jax.prediction import predict as forecast_model
 
-    plan = bill.plan()
+    run = whole.run(*(["--prices"] if prices is not None else []))
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
+    price = None if prices is None else price_in(prices, gpu_in(name))
     machine = held_back(machine, limits)
     if isinstance(work, Graph):
         if chakra is not None:
@@ -73,11 +78,11 @@ def predict(
         work = work.on(gpu_of(machine).paths)
     using = used_for(work, gpu, name, gpu_of(machine), checkpoint)
     with busy("forecasting"):
-        notes = [*using.notes, *([plan.note()] if plan else [])]
+        notes = [*using.notes, *(run.notes() if run else ())]
         forecast = forecast_model(using.predictor, machine, work, gpu_name=name, notes=notes)
     if strict:
         _refuse_unmeasured(forecast)
-    forecast = plan.of(forecast) if plan else forecast
+    forecast = run.of(forecast, price) if run else forecast
     _write(forecast, work, using.predictor, machine, timeline, chakra)
     about = {"machine": gpu_of(machine)} if isinstance(work, Graph) else {}
     answer(forecast, as_json, report, about, checkpoint=using.checkpoint)

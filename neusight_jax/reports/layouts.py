@@ -13,7 +13,7 @@ from neusight_jax.memory import CROWDED_SHARE
 from neusight_jax.reports.forecast import NAMES
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval, stacked
-from neusight_jax.reports.text import INTERVAL, between, bill_cells, headed, interval_text, prices_fact, table
+from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, prices_fact, run_cells, table
 from neusight_jax.units import GIB, MS, duration, energy_text
 from neusight_jax.workloads import workload_text
 
@@ -26,7 +26,7 @@ def tables(layouts: Layouts) -> RenderableType:
     load = layouts.workload
     parts: list[RenderableType] = []
     if len(layouts.machines) > 1:
-        rows = [_machine_cells(machine) for machine in layouts.machines if machine.choices]
+        rows = [_machine_cells(machine, layouts.currency) for machine in layouts.machines if machine.choices]
         if rows:
             parts += [
                 table("Machines, by their best layout", list(rows[0]), [list(row.values()) for row in rows], 2),
@@ -35,7 +35,7 @@ def tables(layouts: Layouts) -> RenderableType:
     for machine in layouts.machines:
         parts.append(machine.verdict)
         if machine.choices:
-            rows = [_cells(item) for item in machine.choices]
+            rows = [_cells(item, layouts.currency) for item in machine.choices]
             parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
             parts += [f"{item.rank}: {item.why}" for item in machine.choices[:1]]
         parts.append("")
@@ -68,7 +68,7 @@ def _interval_cell(step: Forecast) -> dict[str, str]:
     return {} if step.interval_s is None else {INTERVAL: between(step.interval_s)}
 
 
-def _cells(item: Choice) -> dict[str, str]:
+def _cells(item: Choice, currency: str) -> dict[str, str]:
     step = item.step
     cells = {"rank": f"{item.rank}{'=' if item.tie else ''}", "layout": layout_text(step.workload["layout"])}
     cells |= {"step": duration(step.total_s)}
@@ -77,14 +77,18 @@ def _cells(item: Choice) -> dict[str, str]:
     shares = {"compute": step.compute_s, "bubble": step.bubble_s, "exposed": step.exposed_communication_s}
     cells |= {name: f"{seconds / step.total_s:.1%}" for name, seconds in shares.items()}
     cells["J/token"] = f"{step.joules_per_token or 0.0:.3g}"
-    cells |= bill_cells(step)
+    cells |= _utilization_cells(step) | run_cells(step.run, currency)
     cells["memory"] = f"{step.memory_bytes / GIB:.1f} GiB{'!' if _crowded(item) else ' '}"
     if item.cost_per_million_tokens is not None:
         cells["per 1M tokens"] = f"{item.cost_per_million_tokens:,.4g}"
     return cells
 
 
-def _machine_cells(machine: Machine) -> dict[str, str]:
+def _utilization_cells(step: Forecast) -> dict[str, str]:
+    return {"MFU": f"{step.mfu or 0.0:.1%}", "HFU": f"{step.hfu or 0.0:.1%}"}
+
+
+def _machine_cells(machine: Machine, currency: str) -> dict[str, str]:
     best = machine.choices[0]
     cells = {
         "machine": machine.name,
@@ -93,7 +97,8 @@ def _machine_cells(machine: Machine) -> dict[str, str]:
     }
     cells |= _interval_cell(best.step)
     cells |= {"tokens/s": f"{best.step.tokens_per_s:,.0f}", "a GPU": f"{best.step.tokens_per_s / machine.gpus:,.0f}"}
-    cells |= {"J/token": f"{best.step.joules_per_token or 0.0:.3g}", **bill_cells(best.step)}
+    cells |= {"J/token": f"{best.step.joules_per_token or 0.0:.3g}", **_utilization_cells(best.step)}
+    cells |= run_cells(best.step.run, currency)
     if best.cost_per_million_tokens is not None:
         cells |= {
             "per GPU hour": f"{machine.price_per_hour:,.4g}",
