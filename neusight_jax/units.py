@@ -24,8 +24,8 @@ US = 1e-6
 """Microsecond, in seconds."""
 ENERGIES: tuple[tuple[float, str], ...] = ((GIGA, "GJ"), (MEGA, "MJ"), (1e3, "kJ"), (1.0, "J"))
 """Units of energy, the largest first."""
-LONG_TIMES: tuple[tuple[float, str], ...] = ((86400.0, "days"), (3600.0, "h"))
-"""Units of times of two of them or more."""
+LONG_TIMES: tuple[tuple[float, float, str], ...] = ((172800.0, 86400.0, "days"), (3600.0, 3600.0, "h"))
+"""From how many seconds on a time is told in a unit, and the unit."""
 
 UNITS: dict[str, tuple[float, str]] = {
     "clock_hz": (GIGA, "GHz"),
@@ -69,8 +69,8 @@ def counted(number: int, one: str, ending: str = "s") -> str:
 
 def duration(seconds: float, digits: int = 4) -> str:
     """A time with a unit people read, to so many digits: 91.2 days, 3.5 h, 1.234 s, 45.67 ms, 7.891 us."""
-    for unit, name in LONG_TIMES:
-        if seconds >= 2.0 * unit:
+    for least, unit, name in LONG_TIMES:
+        if seconds >= least:
             return f"{_digits(seconds / unit, digits)} {name}"
     for unit, name in ((1.0, "s"), (MS, "ms")):
         if seconds >= unit:

@@ -88,6 +88,10 @@ CONTEXTS: dict[str, tuple[str, str, dict[str, str]]] = {
         *("parallelize", "tiny.json"),
         {"--gpu": "H100", "--gpus": "4", "--global-batch-size": "8", "--sequence-length": "128", "--top": "2"},
     ),
+    "finetune": (
+        *("finetune", "tiny.json"),
+        {"--gpu": "H100", "--gpus": "2", "--sequence-length": "128", "--global-batch-size": "4", **RUN},
+    ),
     "serve": (
         *("serve", "tiny.json"),
         {
@@ -130,7 +134,12 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--set": ("num_sms=100",), "--costs": ("costs.json",), "--pareto": ("area_mm2=300:900:2",), "--target": ("1",)},
     **{"--starts": ("2",), "--steps": ("2",), "--rounds": ("2",), "--seed": ("1",), "--slo": ("tpot<=1ms",)},
     **{"--input-tokens": ("256",), "--output-tokens": ("32",), "--percentile": ("50",), "--gpu-price": ("3",)},
-    **{"--grid": ("num_sms=60:200:3",), "--range": ("num_sms=60:200",), "--samples": ("4",), "--method": ("random",)},
+    **{
+        "--grid": ("num_sms=60:200:3",),
+        "--range": ("num_sms=60:200",),
+        "--samples": ("4",),
+        "--method": ("random", "full"),
+    },
     **{"--chunk": ("2",), "--resume": ("",), "--coordinator": ("localhost:1",), "--num-processes": ("2",)},
     **{"--process-id": ("1",), "--max-gpus": ("1",), "--users": ("8",), "--request-rate": ("3",)},
     **{"--trace": ("load.jsonl",), "--ttft": ("5s",), "--tpot": ("5s",), "--disaggregated": ("",)},

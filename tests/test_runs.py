@@ -115,7 +115,7 @@ def test_numbers_as_people_write_them() -> None:
     values = {"2T": 2e12, "300B": 3e11, "50M": 5e7, "15e12": 15e12, "52k": 52e3, "1,000": 1e3, "1.5b": 1.5e9}
     assert {text: count_of(text) for text in values} == pytest.approx(values)
     assert [count_of(text) for text in ("", "2 tons", "T", "-5", "5MB")] == [None] * 5
-    assert [duration(value) for value in (7199.0, 7200.0, 91.2 * DAY_S)] == ["7199 s", "2 h", "91.2 days"]
+    assert [duration(value) for value in (3599.0, 5400.0, 91.2 * DAY_S)] == ["3599 s", "1.5 h", "91.2 days"]
 
 
 def test_flop_of_a_step_are_the_models() -> None:

@@ -322,14 +322,21 @@ class ServiceOptions(_Options):
     ] = None
 
 
-def lora_of(rank: int | None, targets: str | None) -> Lora | None:
-    """Adapters as a command line says; `InputError` for targets without a rank."""
+def lora_of(rank: int | None, targets: str | None, weight_dtype: str | None = None) -> Lora | None:
+    """Adapters as a command line says; `InputError` for targets or narrow frozen weights without a rank.
+
+    Args:
+      rank, targets: of the adapters.
+      weight_dtype: what the frozen weights of a job are stored in.
+    """
     from neusight_jax.graph.configs.adapters import Lora
 
     if rank is None and targets is not None:
         raise InputError(f"--lora-targets {targets}: of which rank? give --lora-rank, such as --lora-rank 16")
+    if rank is None and weight_dtype is not None:
+        raise InputError(f"--weight-dtype {weight_dtype}: a job trains its weights; give --lora-rank for QLoRA, say 16")
     words = tuple(word.strip() for word in (targets or "").split(",") if word.strip())
-    return None if rank is None else Lora(rank, words)
+    return None if rank is None else Lora(rank, words, weight_dtype)
 
 
 _OF_FUNCTIONS = ("trip_count", "branch", "fp32_products", "fp32_convolutions", "parameters")

@@ -68,6 +68,8 @@ class Choice(Record):
       rank: 1 is the fastest on its machine; layouts that cannot be told apart share a rank. tie: whether one does.
       step: its forecast; why: what it gains and loses against the next one.
       cost_per_million_tokens: with a price.
+      command, trainer: command lines of a recipe that fine-tunes (`layouts.finetune`): of `predict`, which forecasts
+        the same step, and of a trainer that runs it; "" of other layouts.
     """
 
     rank: int
@@ -75,6 +77,8 @@ class Choice(Record):
     step: Forecast
     why: str
     cost_per_million_tokens: float | None = None
+    command: str = ""
+    trainer: str = ""
 
     def figures(self) -> dict[str, Any]:
         """The step in short."""
@@ -171,6 +175,7 @@ class Layouts(Result):
                     {
                         **{"rank": item.rank, "tie": item.tie, "why": item.why},
                         "cost_per_million_tokens": item.cost_per_million_tokens,
+                        **({"command": item.command, "trainer": item.trainer} if item.command else {}),
                         **{key: value for key, value in item.step.values().items() if key not in ("model", "cluster")},
                     }
                     for item in machine.choices
@@ -229,7 +234,10 @@ def parallelize(
     search = _Search(ask, space or Space(), whole("top", top), software or usual_software(optimizer), console, model)
     machines = []
     for name, target in clusters.items():
-        target.gpu.peak_flop_per_s(dtype)
+        try:
+            target.gpu.peak_flop_per_s(dtype)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
         using = predictor[name] if isinstance(predictor, Mapping) else predictor
         machines.append(search.machine(name, target, using, _price(priced, name)))
     if not any(machine.tried for machine in machines):

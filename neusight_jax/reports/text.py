@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ def run_cells(run: RunCost | None, currency: str = "") -> dict[str, str]:
     if run is None:
         return {}
     interval = "" if run.interval_s is None else f" ({between(run.interval_s)})"
-    cells = {"the run": f"{duration(run.total_s, 3)}{interval}", "GPU-hours": _amount(run.gpu_hours)}
+    cells = {"the run": f"{duration(run.total_s)}{interval}", "GPU-hours": _amount(run.gpu_hours)}
     if run.lost_share:
         cells["lost to failures"] = f"{run.lost_share:.1%}"
     amounts = {f"cost{f' {currency}' if currency else ''}": run.cost, "kWh": run.energy_kwh}
@@ -66,6 +67,12 @@ def run_line(run: RunCost, currency: str = "") -> str:
     parts = [f"the whole run: {_amount(run.steps)} steps, {cells.pop('the run')}"]
     parts += [f"{name} {value}" for name, value in cells.items()]
     return ", ".join(parts)
+
+
+def command_text(command: str, width: int = 110) -> str:
+    """A command line over several lines, as a shell takes it."""
+    lines = textwrap.wrap(command, width, break_long_words=False, break_on_hyphens=False)
+    return " \\\n      ".join(lines)
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Table:
