@@ -180,7 +180,7 @@ class Run(Record):
         With M the hours between failures of the whole job, c of a checkpoint and R of a restart, work between
         checkpoints of t takes M·exp(R/M)·(exp((t + c)/M) - 1) on average where failures come at random; the best t is
         near sqrt(2·c·M) - c (Young, "A first order approximation to the optimum checkpoint interval", 1974; Daly, "A
-        higher order estimate of the optimum checkpoint interval for restart dumps", 2006, equations 20 and 37).
+        higher order estimate of the optimum checkpoint interval for restart dumps", 2006).
         """
         if self.mtbf_hours is None or self.checkpoint_s is None:
             return 0.0

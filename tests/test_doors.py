@@ -86,7 +86,7 @@ COMMANDS = {
     "sweep": ("--gpu", "H100", "--grid", "mem_bytes_per_s=1e12:4e12:2", "--output", "out.parquet"),
     "design": ("--base", "H100", "--free", "mem_bytes_per_s=1e12:8e12", *FIXED),
     "parallelize": ("--gpu", "H100"),
-    "finetune": ("--gpu", "H100", "A100", "--gpus", "1", "2", "--sequence-length", "128"),
+    "finetune": ("--gpu", "H100", "--gpus", "1", "--sequence-length", "128"),
     "serve": ("--gpu", "H100", "--input-tokens", "64", "--output-tokens", "8", "--users", "2", "--tpot", "50ms"),
 }
 WHOLE_RUNS = ("predict", "compare", "parallelize", "finetune", "serve")

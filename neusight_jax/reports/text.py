@@ -65,7 +65,7 @@ def run_line(run: RunCost, currency: str = "") -> str:
     """Cost of a whole run in one line."""
     cells = run_cells(run, currency)
     parts = [f"the whole run: {_amount(run.steps)} steps, {cells.pop('the run')}"]
-    parts += [f"{name} {value}" for name, value in cells.items()]
+    parts += [f"{name} {value}" if name.startswith("cost") else f"{value} {name}" for name, value in cells.items()]
     return ", ".join(parts)
 
 
