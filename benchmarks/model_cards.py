@@ -16,7 +16,7 @@ A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 
 
 class Reported(NamedTuple):
-    """A run: the model, its GPU, a layout, sequences of a step and their tokens, tokens in all, GPU-hours of the card."""
+    """A run: the model, its GPU, a layout, sequences of a step and their tokens, all tokens, GPU-hours of the card."""
 
     model: str
     gpu: str

@@ -160,7 +160,9 @@ def test_python_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_commands_of_runs_print() -> None:
     """The run reported by others is forecast as the page says, and its row of the benchmark's table with it."""
     page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
-    assert tool("tables").printed(page) == page, "run `python docs/tools/tables.py` and `python -m benchmarks.model_cards`"
+    assert tool("tables").printed(page) == page, (
+        "run `python docs/tools/tables.py` and `python -m benchmarks.model_cards`"
+    )
     hours = re.findall(r"([\d,]+) GPU-hours", page)
     assert f"| llama-2-7b | 1, 1, 1024, 1, 1, 1 | {hours[0]} | 184,320 |" in page
 

@@ -27,6 +27,8 @@ NAMES = {
     "fixed_s": "beside the work",
 }
 """Parts of a step, as tables call them."""
+PART_NAMES = {**NAMES, "rollout_s": "rollout", "scoring_s": "scoring"}
+"""With those of a step of reinforcement learning."""
 
 
 def head(forecast: Forecast) -> str:
@@ -52,7 +54,7 @@ def tables(forecast: Forecast) -> RenderableType:
 
     parts: list[RenderableType] = []
     if forecast.total_s > forecast.compute_s:
-        parts += shares("Step", "part", {NAMES[name]: seconds for name, seconds in forecast.parts.items()})
+        parts += shares("Step", "part", {PART_NAMES[name]: seconds for name, seconds in forecast.parts.items()})
     if any(forecast.phases.values()):
         ordered = sorted(forecast.phases.items(), key=lambda phase: -phase[1])
         parts += shares("Phases", "phase", {name: seconds for name, seconds in ordered if seconds})
@@ -173,7 +175,8 @@ def report(forecast: Forecast, machine: GPU | None = None) -> Report:
 
 def pictures(forecasts: Mapping[str, Forecast]) -> list[Plot]:
     """Where steps go, and the memory of their fullest ranks, a bar for each."""
-    parts = {NAMES[name]: [forecast.parts[name] / MS for forecast in forecasts.values()] for name in NAMES}
+    shown = dict.fromkeys(name for forecast in forecasts.values() for name in forecast.parts)
+    parts = {PART_NAMES[name]: [one.parts.get(name, 0.0) / MS for one in forecasts.values()] for name in shown}
     memory = [asdict(forecast.memory) for forecast in forecasts.values() if forecast.memory is not None]
     held = {
         name: [footprint[name] / GIB for footprint in memory]
