@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from neusight_jax.job.parallelism import Parallelism, Space
     from neusight_jax.job.step import calibrate_steps, energy, latency
     from neusight_jax.layouts.answers import parallelize
+    from neusight_jax.layouts.finetune import finetune
     from neusight_jax.model.checkpoint import list_checkpoints, load_card, load_predictor
     from neusight_jax.model.kernel_intervals import predict_kernel_intervals
     from neusight_jax.model.latency import predict_kernels, predict_kernels_power
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from neusight_jax.model.software import Software
     from neusight_jax.power_curves import power_curve
     from neusight_jax.prediction import predict
+    from neusight_jax.runs import Run
     from neusight_jax.scaling.rules import scale_trace
     from neusight_jax.sensitivities import sensitivity
     from neusight_jax.serving.answers import serve
@@ -60,6 +62,7 @@ __all__ = [
     "Lora",
     "Parallelism",
     "Range",
+    "Run",
     "Samples",
     "Software",
     "Space",
@@ -72,6 +75,7 @@ __all__ = [
     "design",
     "energy",
     "evaluate",
+    "finetune",
     "graph_from_config",
     "graph_from_function",
     "graph_from_torch",
@@ -122,6 +126,7 @@ _HOMES = {
     "job.parallelism": ("Parallelism", "Space"),
     "job.step": ("calibrate_steps", "energy", "latency"),
     "layouts.answers": ("parallelize",),
+    "layouts.finetune": ("finetune",),
     "model.checkpoint": ("list_checkpoints", "load_card", "load_predictor"),
     "model.kernel_intervals": ("predict_kernel_intervals",),
     "model.latency": ("predict_kernels", "predict_kernels_power"),
@@ -129,6 +134,7 @@ _HOMES = {
     "model.software": ("Software",),
     "power_curves": ("power_curve",),
     "prediction": ("predict",),
+    "runs": ("Run",),
     "scaling.rules": ("scale_trace",),
     "sensitivities": ("sensitivity",),
     "serving.answers": ("serve",),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from neusight_jax.electricity import Electricity
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Machine, gpu_of
@@ -18,6 +17,7 @@ from neusight_jax.model.intervals import ratio_interval
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.prediction import predict
 from neusight_jax.records import Record, Result
+from neusight_jax.runs import Run, RunCost
 from neusight_jax.workloads import num_gpus, usual_machine, workload_dict
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Candidate(Record):
         ratio (`intervals.ratio_interval`), which is not that of the two times: they are off alike.
       samples_per_s, tokens_per_s: throughput, of all GPUs that the work occupies together.
       energy_j, joules_per_token: of a step, of all GPUs, and over its tokens.
-      energy_kwh, electricity_dollars, co2e_t: of a whole run at the meter (`electricity.Electricity`), where asked.
+      mfu, hfu: FLOP utilization (`forecast.Forecast`); run: cost of a whole run (`runs.Run`), where asked for.
       memory_bytes, fits: what the workload needs on the fullest GPU, by estimate, and whether the GPU has it; None of
         a GPU that was not forecast.
       price_per_hour: of one GPU, with prices, in their currency.
@@ -63,9 +63,9 @@ class Candidate(Record):
     tokens_per_s: float | None = None
     energy_j: float | None = None
     joules_per_token: float | None = None
-    energy_kwh: float | None = None
-    electricity_dollars: float | None = None
-    co2e_t: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    run: RunCost | None = None
     memory_bytes: float | None = None
     fits: bool | None = None
     price_per_hour: float | None = None
@@ -118,7 +118,7 @@ class Comparison(Result):
         """One row per GPU."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(item) for item in self.candidates])
+        return pd.json_normalize([asdict(item) for item in self.candidates])
 
     def values(self) -> dict[str, Any]:
         """The workload that was asked for, and every GPU."""
@@ -135,7 +135,7 @@ def compare(
     by: str = "latency",
     notes: Mapping[str, Sequence[str]] | None = None,
     limits: Mapping[str, float] | None = None,
-    electricity: Electricity | None = None,
+    run: Run | None = None,
 ) -> Comparison:
     """Rank GPUs for one workload.
 
@@ -149,7 +149,7 @@ def compare(
       by: one of `ORDERS`; throughput ranks as latency does, since the batch is fixed.
       notes: what else to say of a GPU, by its name (`load_named_gpus`).
       limits: of every GPU, `power_limit_w` and `clock_limit_hz`.
-      electricity: also what a run of so many tokens takes from the grid.
+      run: also what a whole run of such steps takes and costs.
     Raises: `InputError` for an unknown order, an unknown GPU, or cost without any price.
     """
     priced = prices_of(prices)
@@ -161,10 +161,10 @@ def compare(
     loaded = {name: gpu.replace(**(limits or {})) for name, gpu in load_named_gpus(gpus).items()}
     machines = {name: usual_machine(name, gpu, work) for name, gpu in loaded.items()}
     items = [
-        _candidate(predictor, name, machine, work, load["num_gpus"], priced, electricity, (notes or {}).get(name, ()))
+        _candidate(predictor, name, machine, work, load["num_gpus"], priced, run, (notes or {}).get(name, ()))
         for name, machine in machines.items()
     ]
-    common = (*common, electricity.note()) if electricity else common
+    common = (*common, *run.notes()) if run else common
     if by == "cost" and all(item.price_per_hour is None for item in items):
         raise InputError(f"no price for any of {', '.join(item.gpu for item in items)}; add them to the price file")
     if by == "cost":
@@ -204,7 +204,7 @@ def _candidate(
     work: Graph | Job,
     count: int,
     prices: Prices | None,
-    electricity: Electricity | None,
+    run: Run | None,
     notes: Sequence[str],
 ) -> Candidate:
     gpu = gpu_of(machine)
@@ -217,13 +217,13 @@ def _candidate(
     samples = forecast.batch_size
     costs: dict[str, Any] = {}
     if item.price_per_hour is not None:
-        run = count * item.price_per_hour * seconds / SECONDS_PER_HOUR
+        step = count * item.price_per_hour * seconds / SECONDS_PER_HOUR
         costs = {
-            "cost_per_run": run,
-            "cost_per_1k_samples": 1e3 * run / samples,
-            "cost_per_million_tokens": 1e6 * run / tokens,
+            "cost_per_run": step,
+            "cost_per_1k_samples": 1e3 * step / samples,
+            "cost_per_million_tokens": 1e6 * step / tokens,
         }
-    costs |= electricity.bill(forecast.energy_j, count * seconds, tokens) if electricity else {}
+    forecast = run.of(forecast, item.price_per_hour) if run else forecast
     item = replace(
         item,
         latency_s=seconds,
@@ -233,6 +233,9 @@ def _candidate(
         tokens_per_s=tokens / seconds,
         energy_j=forecast.energy_j,
         joules_per_token=forecast.joules_per_token,
+        mfu=forecast.mfu,
+        hfu=forecast.hfu,
+        run=forecast.run,
         memory_bytes=None if memory is None else memory.total,
         fits=forecast.fits is not False,
         notes=forecast.notes,

@@ -35,6 +35,8 @@ from neusight_jax.records import Result, plain
 if TYPE_CHECKING:
     import pandas as pd
 
+    from neusight_jax.runs import RunCost
+
 
 BOUNDS: tuple[str, ...] = ("compute", "memory", "launch")
 BOUND_COLUMNS: tuple[str, ...] = ("seconds_low", "seconds_high")
@@ -66,8 +68,6 @@ COLUMNS: tuple[str, ...] = (
 PARTS: tuple[str, ...] = ("compute_s", "bubble_s", "exposed_communication_s", "fixed_s")
 """Parts of a step that add up to it: what the busiest rank computes, launches of kernels included; what it waits for
 other stages, were messages free; what messages add on top; and what a step takes beside its work."""
-BILL: tuple[str, ...] = ("energy_kwh", "electricity_dollars", "co2e_t")
-"""What a run takes from the grid: kilowatt-hours, dollars, metric tons of CO2e."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class Forecast(Result):
       longest_context: tokens that every request of a served model could have in it; None where nobody knows.
       interval_s: 80 % interval of `total_s`, (low, high); None from a predictor that carries none.
       energy_j: joules of a step, of all GPUs: the boards alone; clock_hz: that they settle at.
-      energy_kwh, electricity_dollars, co2e_t: of a whole run at the meter (`electricity.Electricity`), where asked.
+      model_flop: products and attention of the step, of all GPUs, without what is run again; hardware_flop: with it
+        (`step_flop`); peak_flop_per_s: of one GPU, in the dtype of the products.
+      run: cost of a whole run of such steps (`runs.Run.of`); None = none was asked for.
       notes: what a reader should know before trusting the number.
     """
 
@@ -104,9 +106,10 @@ class Forecast(Result):
     interval_s: tuple[float, float] | None = None
     energy_j: float = 0.0
     clock_hz: float = 0.0
-    energy_kwh: float | None = None
-    electricity_dollars: float | None = None
-    co2e_t: float | None = None
+    model_flop: float = 0.0
+    hardware_flop: float = 0.0
+    peak_flop_per_s: float = 0.0
+    run: RunCost | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -118,6 +121,20 @@ class Forecast(Result):
     def joules_per_token(self) -> float | None:
         """Joules of a step over its tokens; None where nobody knows them."""
         return self.energy_j / self.tokens if self.tokens else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOP utilization: `model_flop` over what the GPUs' peaks allow in the step; None where not known."""
+        return self._utilization(self.model_flop)
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOP utilization: as `mfu`, and what is run again counts too."""
+        return self._utilization(self.hardware_flop)
+
+    def _utilization(self, flop: float) -> float | None:
+        allowed = self.peak_flop_per_s * self.gpus * self.total_s
+        return flop / allowed if allowed and flop else None
 
     @property
     def mode(self) -> str:
@@ -261,7 +278,8 @@ class Forecast(Result):
             "tokens_per_s_gpu": self.tokens_per_s / self.gpus if self.total_s else None,
             "time_per_output_token_s": self.total_s if self.mode == "decode" else None,
             **(self._fields("energy_j", "power_w", "joules_per_token", "clock_hz") if self.energy_j else {}),
-            **{name: value for name in BILL if (value := getattr(self, name)) is not None},
+            **(self._fields("mfu", "hfu") if self.mfu else {}),
+            **({"run": self.run.values()} if self.run else {}),
             "memory": memory,
             **self._fields("forward_s", "backward_s", "weight_gradient_s"),
             **(self._fields("optimizer_s") if self.optimizer_s else {}),

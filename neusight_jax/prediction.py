@@ -24,6 +24,7 @@ from neusight_jax.forecast import (
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, gpu_of, on_device, topology_of
 from neusight_jax.hardware.gpu import GPU
+from neusight_jax.job.flop import StepFlop, peak_flop_per_s, step_flop
 from neusight_jax.job.job import WORK, Job, Plan, one_rank
 from neusight_jax.job.step import (
     Seconds,
@@ -95,7 +96,7 @@ def predict(
         gpu, notes = gpu_of(machine), (*notes, limit_note(board, state))
     if not isinstance(graph, Graph) or graph.launched == "eager":
         step = predict_step(predictor, machine, graph, gpu_name, notes, relaxation)
-        return with_energy(power_law(predictor), step, board, state)
+        return with_flop(with_energy(power_law(predictor), step, board, state), step_flop(graph), board, graph)
     rows = columns_of(graph.kernels, explained(predictor, machine, graph.kernels, relaxation))
     told = (*notes, *graph.notes, *unmeasured_notes(graph, rows, gpu))
     rows = with_nodes(rows, [node.name for node in graph.nodes])
@@ -120,7 +121,13 @@ def predict(
         interval_s=interval,
         notes=(*told, *crowded, *warnings),
     )
-    return with_energy(power_law(predictor), made, board, state)
+    return with_flop(with_energy(power_law(predictor), made, board, state), step_flop(graph), board, graph)
+
+
+def with_flop(forecast: Forecast, flop: StepFlop, gpu: GPU, work: Graph | Job) -> Forecast:
+    """A forecast with what its utilization is measured by; gpu: the board, whose clock is its boost."""
+    peak = peak_flop_per_s(gpu, work)
+    return replace(forecast, model_flop=flop.model, hardware_flop=flop.hardware, peak_flop_per_s=peak)
 
 
 def with_energy(law: PowerLaw, forecast: Forecast, gpu: GPU, state: Settled | None) -> Forecast:

@@ -24,6 +24,8 @@ US = 1e-6
 """Microsecond, in seconds."""
 ENERGIES: tuple[tuple[float, str], ...] = ((GIGA, "GJ"), (MEGA, "MJ"), (1e3, "kJ"), (1.0, "J"))
 """Units of energy, the largest first."""
+LONG_TIMES: tuple[tuple[float, float, str], ...] = ((172800.0, 86400.0, "days"), (3600.0, 3600.0, "h"))
+"""From how many seconds on a time is told in a unit, and the unit."""
 
 UNITS: dict[str, tuple[float, str]] = {
     "clock_hz": (GIGA, "GHz"),
@@ -66,7 +68,10 @@ def counted(number: int, one: str, ending: str = "s") -> str:
 
 
 def duration(seconds: float, digits: int = 4) -> str:
-    """A time with a unit people read, to so many digits: 1.234 s, 45.67 ms, 7.891 us."""
+    """A time with a unit people read, to so many digits: 91.2 days, 3.5 h, 1.234 s, 45.67 ms, 7.891 us."""
+    for least, unit, name in LONG_TIMES:
+        if seconds >= least:
+            return f"{_digits(seconds / unit, digits)} {name}"
     for unit, name in ((1.0, "s"), (MS, "ms")):
         if seconds >= unit:
             return f"{seconds / unit:.{digits}g} {name}"
@@ -89,9 +94,9 @@ def with_unit(name: str, value: float) -> str:
     return duration(value)
 
 
-def _digits(value: float) -> str:
-    """Five digits, or all before the point."""
-    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.5g}"
+def _digits(value: float, digits: int = 5) -> str:
+    """So many digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 10.0**digits else f"{value:.{digits}g}"
 
 
 def figure_text(name: str, value: float) -> str:
@@ -126,6 +131,16 @@ def quantity(text: str) -> tuple[float, str] | None:
         return None
     scale, base = _UNIT_OF[match[2]]
     return float(match[1].replace(",", "")) * scale, base
+
+
+_COUNT = re.compile(r"(\d[\d,]*\.?\d*(?:e[-+]?\d+)?)\s*([kmbt]?)", re.IGNORECASE)
+_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def count_of(text: str) -> float | None:
+    """A number as people write tokens: `2T` is 2e12, `300B` 3e11, `50M` 5e7, `15e12` itself; None if it is none."""
+    match = _COUNT.fullmatch(text.strip())
+    return None if match is None else float(match[1].replace(",", "")) * _THOUSANDS[match[2].lower()]
 
 
 def base_unit(name: str) -> str:

@@ -27,6 +27,7 @@ STEPS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "dense in fp8": (DENSE, "fp8", {"optimizer": "sgd"}),
     "without an optimizer": (DENSE, "bf16", {"optimizer": None}),
     "adapters": (DENSE, "bf16", {"optimizer": "adamw", "lora": nj.Lora(8)}),
+    "QLoRA": (DENSE, "bf16", {"optimizer": "adamw", "lora": nj.Lora(8, weight_dtype="int4")}),
     "experts": (EXPERTS, "bf16", {"optimizer": "adamw"}),
     "GPT-2 in fp32": (GPT2, "fp32", {"optimizer": "adamw"}),
     "GPT-2 in bf16": (GPT2, "bf16", {"optimizer": "adamw"}),
@@ -85,16 +86,21 @@ COMMANDS = {
     "sweep": ("--gpu", "H100", "--grid", "mem_bytes_per_s=1e12:4e12:2", "--output", "out.parquet"),
     "design": ("--base", "H100", "--free", "mem_bytes_per_s=1e12:8e12", *FIXED),
     "parallelize": ("--gpu", "H100"),
+    "finetune": ("--gpu", "H100", "--gpus", "1", "--sequence-length", "128"),
     "serve": ("--gpu", "H100", "--input-tokens", "64", "--output-tokens", "8", "--users", "2", "--tpot", "50ms"),
 }
+WHOLE_RUNS = ("predict", "compare", "parallelize", "finetune", "serve")
+"""Commands that say what a whole run takes."""
 LAYOUTS = ("--gpus", "2", "--global-batch-size", "4", "--sequence-length", "128")
 ELSEWHERE: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("parallelize", "graph"): (("tiny.json", *LAYOUTS), ""),
     ("parallelize", "program"): (("program.py:program", *LAYOUTS), "jobs are of decoders by name or config.json"),
+    ("finetune", "graph"): (("tiny.json",), ""),
+    ("finetune", "program"): (("program.py:program",), "jobs are of decoders by name or config.json"),
     ("serve", "graph"): (("tiny.json",), ""),
     ("serve", "program"): (("program.py:program",), "engines serve decoders by name or config.json"),
 }
-"""Commands that ask for a workload in words of their own: a search of layouts is of a training job, and serving of a
+"""Commands that ask for a workload in words of their own: searches of layouts are of training jobs, and serving of a
 model; and what is said of a program, that has neither."""
 PROGRAM = """
 import jax.numpy as jnp
@@ -109,7 +115,7 @@ def program():
 def test_every_command_takes_every_workload(
     command: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if command in ("parallelize", "serve") and kind not in ("graph", "program"):
+    if command in ("parallelize", "finetune", "serve") and kind not in ("graph", "program"):
         return  # asked once
     monkeypatch.chdir(tmp_path)
     Path("tiny.json").write_text(json.dumps(DENSE))
@@ -125,3 +131,13 @@ def test_every_command_takes_every_workload(
         return
     assert code == 0, said.err
     assert json.loads(said.out)["schema"].startswith("neusight_jax.")
+    if command not in WHOLE_RUNS:
+        return
+    code = run([command, *words, *COMMANDS[command], "--tokens", "1B", "--json"])
+    said = capsys.readouterr()
+    if kind == "program":  # its arguments have no tokens
+        assert code == 2
+        assert "no tokens that could be counted" in said.err
+        return
+    assert code == 0, said.err
+    assert '"gpu_hours"' in said.out

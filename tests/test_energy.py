@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from typing import Any
@@ -16,7 +15,6 @@ from trace_files import GRID, kernel, operator, write
 
 import neusight_jax as nj
 from neusight_jax.cli import run
-from neusight_jax.electricity import Electricity
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.parallelism import Parallelism, Space
 from neusight_jax.model.power import POWER
@@ -239,67 +237,3 @@ def test_a_scaled_run_draws_what_its_kernels_do(tmp_path: Any) -> None:
     assert [any("mean draw" in note for note in each.notes) for each in runs] == [False, True]
     held = nj.scale_trace(files[0], "V100-PCIE-32GB", gpu.replace(power_limit_w=100.0), predictor=ROOFLINE)
     assert held.power_w <= 100.0 * (1.0 + 1e-5)
-
-
-def test_a_bill_is_arithmetic() -> None:
-    """1 J a token and a host of as many watts as its GPU: 2 J, times PUE."""
-    plan = Electricity(3.6e12, dollars_per_kwh=0.1, pue=1.5, host_w=500.0, grid_g_per_kwh=400.0)
-    found = plan.bill(energy_j=500.0 * 8 * 2.0, gpu_seconds=8 * 2.0, tokens=8000.0)
-    assert found == pytest.approx({"energy_kwh": 3e6, "electricity_dollars": 3e5, "co2e_t": 1200.0})
-    assert Electricity(1e9).bill(1.0, 1.0, 1.0) == pytest.approx({"energy_kwh": 1e9 / 3.6e6})
-    twice = dataclasses.replace(plan, tokens=7.2e12).bill(8000.0, 16.0, 8000.0)
-    assert twice == pytest.approx({name: 2.0 * value for name, value in found.items()})
-    for changes, message in (
-        ({"tokens": 0.0}, "tokens is 0.0, expected a positive number of tokens, such as 15e12"),
-        ({"tokens": 1e9, "pue": 0.9}, "pue is 0.9, expected 1 or more"),
-        ({"tokens": 1e9, "host_w": -1.0}, "host_w is -1.0, expected watts of the rest of a server"),
-        ({"tokens": 1e9, "grid_g_per_kwh": float("nan")}, "grid_g_per_kwh is nan, expected grams of CO2e of a kWh"),
-    ):
-        with pytest.raises(nj.InputError, match=message):
-            Electricity(**changes)
-    with pytest.raises(nj.InputError, match="no tokens that could be counted"):
-        plan.bill(1.0, 1.0, 0.0)
-
-
-BILL = ("--tokens", "1e9", "--electricity", "0.2", "--pue", "1.5", "--host-watts", "100", "--grid", "300")
-
-
-@pytest.mark.usefixtures("by_roofline")
-def test_bills_of_all_commands(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
-    """Each is of its own joules a token, and they agree: of a run of so many tokens on so many GPUs."""
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(TINY), encoding="utf-8")
-    step = ("--gpu", "H100", "--batch-size", "4", "--sequence-length", "512", "--mode", "training")
-    load = ("--gpu", "H100", "--gpus", "2", "--global-batch-size", "4", "--sequence-length", "512", "--top", "1")
-    serving = ("--gpu", "H100", "--input-tokens", "256", "--output-tokens", "64", "--users", "4")
-    found = {
-        "predict": asked(capsys, "predict", str(file), *step, *BILL),
-        "compare": asked(capsys, "compare", str(file), *step, *BILL)["gpus"][0],
-        "parallelize": asked(capsys, "parallelize", str(file), *load, *BILL)["machines"][0]["layouts"][0],
-        "serve": asked(capsys, "serve", str(file), *serving, "--method", "estimate", "--tensor-parallel", "1", *BILL)[
-            "choices"
-        ][0],
-    }
-    seconds_a_token = {
-        "predict": found["predict"]["total_s"] / 2048,
-        "compare": found["compare"]["latency_s"] / 2048,
-        "parallelize": 2 * found["parallelize"]["total_s"] / 2048,
-        "serve": 1.0 / found["serve"]["tokens_per_s_gpu"],
-    }
-    for command, answer in found.items():
-        joules = 1e9 * 1.5 * (answer["joules_per_token"] + 100.0 * seconds_a_token[command])
-        assert answer["energy_kwh"] == pytest.approx(joules / 3.6e6, rel=1e-5), command
-        assert answer["electricity_dollars"] == pytest.approx(0.2 * answer["energy_kwh"]), command
-        assert answer["co2e_t"] == pytest.approx(300e-6 * answer["energy_kwh"]), command
-    assert run(["predict", str(file), *step, *BILL[:4]]) == 0
-    out = capsys.readouterr().out
-    assert "the whole run at the meter" in out
-    assert "electricity of 1e+09 tokens: the boards alone, PUE 1, 0.2 $/kWh" in out
-    for words, message in (
-        (("--electricity", "0.1"), "--electricity: of how many tokens? give --tokens"),
-        (("--tokens", "1e9", "--pue", "0.5"), "pue is 0.5, expected 1 or more"),
-    ):
-        assert run(["predict", str(file), *step, *words]) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert len(error.splitlines()) == 1

@@ -42,6 +42,7 @@ CLUSTER = "gpu: H100\ncount: 4\ntopology:\n  node: HGX H100 4-GPU\n  pair_share:
 SLOW = "base: A100\nname: slow\nmem_bytes_per_s: 8e11\nmem_bytes: 9e10\n"
 DECODER = {"--batch-size": "1", "--sequence-length": "128", "--checkpoint": "tensorcore"}
 FIXED = {"--starts": "1", "--steps": "1", "--rounds": "1"}
+RUN = {"--tokens": "1B", "--mtbf-hours": "1e4", "--checkpoint-s": "60"}
 FREE = {"--free": "mem_bytes_per_s=1e12:8e12"}
 
 CONTEXTS: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -50,11 +51,14 @@ CONTEXTS: dict[str, tuple[str, str, dict[str, str]]] = {
     "inference": ("predict", "tiny.json", {"--gpu": "H100", **DECODER}),
     "prefill": ("predict", "tiny.json", {"--gpu": "H100", **DECODER, "--mode": "prefill"}),
     "decode": ("predict", "tiny.json", {"--gpu": "H100", **DECODER, "--mode": "decode"}),
-    "training": ("predict", "tiny.json", {"--gpu": "H100", **DECODER, "--mode": "training"}),
+    "training": ("predict", "tiny.json", {"--gpu": "H100", **DECODER, "--mode": "training", **RUN}),
     "job": ("predict", "tiny.json", {"--gpu": "H100", **DECODER, "--mode": "training", "--gpus": "8"}),
     "program": ("predict", "program.py:program", {"--gpu": "H100", "--trip-count": "3"}),
     "compared": ("compare", "tiny.json", {"--gpu": "H100 A100", **DECODER, "--mode": "decode"}),
-    "jobs compared": ("compare", "tiny.json", {"--gpu": "H100 A100", **DECODER, "--mode": "training", "--gpus": "8"}),
+    "jobs compared": (
+        *("compare", "tiny.json"),
+        {"--gpu": "H100 A100", **DECODER, "--mode": "training", "--gpus": "8", **RUN},
+    ),
     "sensitivity": ("sensitivity", "tiny.json", {"--gpu": "H100", **DECODER, "--mode": "decode"}),
     "power curve": (
         *("powercap", "tiny.json"),
@@ -83,6 +87,10 @@ CONTEXTS: dict[str, tuple[str, str, dict[str, str]]] = {
     "parallelize": (
         *("parallelize", "tiny.json"),
         {"--gpu": "H100", "--gpus": "4", "--global-batch-size": "8", "--sequence-length": "128", "--top": "2"},
+    ),
+    "finetune": (
+        *("finetune", "tiny.json"),
+        {"--gpu": "H100", "--gpus": "2", "--sequence-length": "128", "--global-batch-size": "4", **RUN},
     ),
     "serve": (
         *("serve", "tiny.json"),
@@ -126,7 +134,12 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--set": ("num_sms=100",), "--costs": ("costs.json",), "--pareto": ("area_mm2=300:900:2",), "--target": ("1",)},
     **{"--starts": ("2",), "--steps": ("2",), "--rounds": ("2",), "--seed": ("1",), "--slo": ("tpot<=1ms",)},
     **{"--input-tokens": ("256",), "--output-tokens": ("32",), "--percentile": ("50",), "--gpu-price": ("3",)},
-    **{"--grid": ("num_sms=60:200:3",), "--range": ("num_sms=60:200",), "--samples": ("4",), "--method": ("random",)},
+    **{
+        "--grid": ("num_sms=60:200:3",),
+        "--range": ("num_sms=60:200",),
+        "--samples": ("4",),
+        "--method": ("random", "full"),
+    },
     **{"--chunk": ("2",), "--resume": ("",), "--coordinator": ("localhost:1",), "--num-processes": ("2",)},
     **{"--process-id": ("1",), "--max-gpus": ("1",), "--users": ("8",), "--request-rate": ("3",)},
     **{"--trace": ("load.jsonl",), "--ttft": ("5s",), "--tpot": ("5s",), "--disaggregated": ("",)},
@@ -134,7 +147,9 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--draft-tokens": ("2",), "--draft-acceptance": ("0.5",), "--draft-share": ("0.5",), "--poll-steps": ("8",)},
     **{"--power-limit": ("150W",), "--clock": ("1GHz",), "--caps": ("400W",), "--clocks": ("1.5GHz",)},
     **{"--fleet-power": ("100kW",), "--most": ("3",), "--execution": ("eager",), "--attention": ("flash",)},
-    **{"--energy": ("",), "--tokens": ("1e9",)},
+    **{"--rollouts": ("4",), "--response-tokens": ("64",)},
+    **{"--energy": ("",), "--tokens": ("2B",), "--epochs": ("3",)},
+    **{"--mtbf-hours": ("2e4",), "--checkpoint-s": ("30",), "--restart-s": ("600",)},
     **{"--electricity": ("0.12",), "--pue": ("1.2",), "--host-watts": ("150",)},
     **{"--engine": ("sglang",), "--to": ("L40S",), "--from": ("L40S",), "--select": ("zero",), "--plain": ("",)},
 }

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "docs" / "tools"
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 TABLED = [page for page in PAGES if "<!-- table " in page.read_text(encoding="utf-8")]
-SHORT_EXAMPLES = ("renting.md",)
+SHORT_EXAMPLES = ("renting.md", "runs.md")
 """Pages whose Python runs as it stands; others have tests of their own."""
 
 needs_weights = pytest.mark.skipif("fp32" not in nj.list_checkpoints(), reason="no checkpoint fp32 here")
@@ -154,6 +154,17 @@ def test_python_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks:
         exec(compile(block, name, "exec"), {"__name__": "page"})
     assert capsys.readouterr().out
+
+
+@pytest.mark.skipif("tensorcore" not in nj.list_checkpoints(), reason="no checkpoint tensorcore here")
+def test_what_commands_of_runs_print() -> None:
+    """The run reported by others is forecast as the page says, and its row of the benchmark's table with it."""
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    assert tool("tables").printed(page) == page, (
+        "run `python docs/tools/tables.py` and `python -m benchmarks.model_cards`"
+    )
+    hours = re.findall(r"([\d,]+) GPU-hours", page)
+    assert f"| llama-2-7b | 1, 1, 1024, 1, 1, 1 | {hours[0]} | 184,320 |" in page
 
 
 def test_the_changelog_has_the_version() -> None:

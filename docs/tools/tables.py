@@ -325,11 +325,13 @@ def printed(text: str) -> str:
     """A page with what its commands print made anew."""
 
     def block(found: re.Match[str]) -> str:
-        command, *shown = found.group(2).splitlines()
+        lines = found.group(2).splitlines()
+        last = next(at for at, line in enumerate(lines) if not line.endswith("\\"))
+        command = "\n".join(lines[: last + 1])
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            run(shlex.split(command.removeprefix("$ "))[1:])
-        lines = [command, *out.getvalue().splitlines()[: len(shown) - 1], "..."]
+            run(shlex.split(command.removeprefix("$ ").replace("\\\n", " "))[1:])
+        lines = [command, *out.getvalue().splitlines()[: len(lines) - last - 2], "..."]
         return found.group(1) + "".join(f"{line.rstrip()}\n" for line in lines) + "```"
 
     return RUN.sub(block, text)

@@ -24,6 +24,7 @@ from neusight_jax.cli.design import design
 from neusight_jax.cli.doctor import doctor
 from neusight_jax.cli.evaluate import evaluate, leaderboard
 from neusight_jax.cli.explore import explore
+from neusight_jax.cli.finetune import finetune
 from neusight_jax.cli.help import Command, Commands, questions
 from neusight_jax.cli.importing import import_aiconfigurator, import_aiter, import_neusight
 from neusight_jax.cli.listings import checkpoints, gpus, models
@@ -66,6 +67,7 @@ _COMMANDS: tuple[Any, ...] = (predict, gpus, models, checkpoints, train, evaluat
 for _command in (
     *_COMMANDS,
     parallelize,
+    finetune,
     sensitivity,
     sweep,
     design,

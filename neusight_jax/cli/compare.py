@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from neusight_jax.cli.console import answer, busy, plot_to
 from neusight_jax.cli.options import (
     AsJson,
-    ElectricityOptions,
     JobOptions,
     LimitOptions,
     Model,
     PlotFile,
+    PriceFile,
     ReportFile,
+    RunOptions,
     WorkloadCheckpoint,
     WorkloadOptions,
     option,
@@ -29,8 +29,8 @@ def compare(
     load: WorkloadOptions,
     job: JobOptions,
     limits: LimitOptions,
-    bill: ElectricityOptions,
-    prices: Annotated[Path | None, option("JSON, YAML or CSV, GPU: price of one for an hour.", metavar="FILE")] = None,
+    whole: RunOptions,
+    prices: PriceFile = None,
     by: Annotated[str, option("latency; throughput, the same order for one batch; or cost.")] = "latency",
     plot: PlotFile = None,
     checkpoint: WorkloadCheckpoint = None,
@@ -51,7 +51,7 @@ def compare(
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.model.checkpoint import default_checkpoint, load_card, load_predictor
 
-    plan = bill.plan()
+    run = whole.run()
     price_list = read_prices(prices) if prices is not None else None
     gpu = [*dict.fromkeys(name for word in gpu for name in (list_gpus() if word == "all" else [word]))]
     names = [load_named_gpu(name)[0] for name in gpu]
@@ -70,7 +70,7 @@ def compare(
             by=by,
             notes=notes,
             limits=limit_figures(limits),
-            electricity=plan,
+            run=run,
         )
     plot_to(plot, ranking)
     answer(ranking, as_json, report, checkpoint=checkpoint)

@@ -9,7 +9,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Forecast": ("predict", "parallelize", "serve", "explore"),
+    "Forecast": ("predict", "parallelize", "finetune", "serve", "explore"),
     "Choose and design": ("compare", "sensitivity", "powercap", "sweep", "design", "scale-trace"),
     "Learn and judge": ("train", "evaluate", "calibrate", "leaderboard"),
     "Measure": ("check", "profile", "profile-model", "import"),
@@ -19,6 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 EXAMPLES: dict[str, str] = {
     "predict": "predict gpt2-large --gpu H100 --batch-size 4 --mode training --report step.html",
     "parallelize": "parallelize llama-3.1-70b --gpu H100 --gpus 64 --global-batch-size 64 --sequence-length 4096",
+    "finetune": "finetune llama-3.1-8b --gpu 4090 A100 H100 --method qlora --tokens 50M",
     "serve": "serve qwen3-32b --gpu H100 L40S --input-tokens 2000 --output-tokens 500 --users 50 --ttft 1s --tpot 50ms",
     "explore": "explore --model gpt2-large --gpu H100",
     "compare": "compare llama-3.1-8b --gpu H100 A100 L4 --mode decode --batch-size 8",

@@ -15,8 +15,8 @@ from neusight_jax.cli.help import gpu_names, model_names
 from neusight_jax.errors import InputError
 
 if TYPE_CHECKING:
-    from neusight_jax.electricity import Electricity
     from neusight_jax.graph.configs.adapters import Lora
+    from neusight_jax.runs import Run
 
 
 def option(
@@ -80,6 +80,7 @@ ReportFile = Annotated[
         help="Also write it as a page for a browser, all in one file.",
     ),
 ]
+PriceFile = Annotated[Path | None, option("JSON, YAML or CSV, GPU: price of one for an hour.", metavar="FILE")]
 PlotFile = Annotated[
     Path | None,
     typer.Option("--plot", metavar="FILE.html", callback=_page, help="Also draw it: a page of pictures alone."),
@@ -238,12 +239,25 @@ class LimitOptions(_Options):
 
 
 @dataclass(frozen=True)
-class ElectricityOptions(_Options):
-    """Electricity: what a run of so many tokens takes from the grid, and what that costs."""
+class RunOptions(_Options):
+    """Whole run: how much work, and what it takes: hours, dollars, kilowatt-hours."""
 
     tokens: Annotated[
-        float | None, option("To train, or to generate: says kWh, dollars and carbon.", metavar="N", default="not said")
+        str | None,
+        option("To train, or to generate, e.g. 2T, 300B, 50M.", metavar="N", default="a step alone is forecast"),
     ] = None
+    samples: Annotated[
+        str | None, option("In place of --tokens: sequences, e.g. 52k.", metavar="N", default="a step alone")
+    ] = None
+    epochs: Annotated[float, option("Passes over --tokens or --samples.")] = 1.0
+    mtbf_hours: Annotated[
+        float | None,
+        option("Hours between failures of one GPU, e.g. 50e3; N fail N times as often.", default="nothing fails"),
+    ] = None
+    checkpoint_s: Annotated[
+        float | None, option("Seconds for which a checkpoint stops the job; with --mtbf-hours.", default="none is made")
+    ] = None
+    restart_s: Annotated[float, option("Seconds from a failure until the job runs on; with --mtbf-hours.")] = 0.0
     electricity: Annotated[
         float | None, option("Dollars of a kWh, e.g. 0.12; with --tokens.", metavar="DOLLARS", default="not counted")
     ] = None
@@ -255,15 +269,40 @@ class ElectricityOptions(_Options):
         float | None, option("Grams of CO2e of a kWh, e.g. 400; with --tokens.", metavar="GRAMS", default="not counted")
     ] = None
 
-    def plan(self) -> Electricity | None:
-        """The electricity to count, None without tokens; `InputError` for values that cannot be."""
-        from neusight_jax.electricity import Electricity
+    def run(self, *options: str) -> Run | None:
+        """The run to count, None without tokens and samples; `InputError` for values that cannot be.
 
-        if self.tokens is None:
-            if flags := option_names(self.given()):
-                raise InputError(f"{', '.join(flags)}: of how many tokens? give --tokens, such as --tokens 15e12")
+        Args:
+          options: others of the command line that need a run.
+        """
+        from neusight_jax.runs import Run
+
+        if self.tokens is None and self.samples is None:
+            if flags := [*option_names(self.given()), *options]:
+                raise InputError(f"{', '.join(flags)}: of how long a run? give --tokens, such as --tokens 2T")
             return None
-        return Electricity(self.tokens, self.electricity, self.pue, self.host_watts, self.grid)
+        return Run(
+            tokens=_count("--tokens", self.tokens),
+            samples=_count("--samples", self.samples),
+            epochs=self.epochs,
+            dollars_per_kwh=self.electricity,
+            pue=self.pue,
+            host_w=self.host_watts,
+            grid_g_per_kwh=self.grid,
+            mtbf_hours=self.mtbf_hours,
+            checkpoint_s=self.checkpoint_s,
+            restart_s=self.restart_s,
+        )
+
+
+def _count(flag: str, text: str | None) -> float | None:
+    """A number of tokens or samples of a command line."""
+    from neusight_jax.units import count_of
+
+    number = None if text is None else count_of(text)
+    if text is not None and number is None:
+        raise InputError(f"{flag} is {text!r}, expected a number such as 2T, 300B, 50M or 15e12")
+    return number
 
 
 def option_names(names: Iterable[str]) -> list[str]:
@@ -287,14 +326,21 @@ class ServiceOptions(_Options):
     ] = None
 
 
-def lora_of(rank: int | None, targets: str | None) -> Lora | None:
-    """Adapters as a command line says; `InputError` for targets without a rank."""
+def lora_of(rank: int | None, targets: str | None, weight_dtype: str | None = None) -> Lora | None:
+    """Adapters as a command line says; `InputError` for targets or narrow frozen weights without a rank.
+
+    Args:
+      rank, targets: of the adapters.
+      weight_dtype: what the frozen weights of a job are stored in.
+    """
     from neusight_jax.graph.configs.adapters import Lora
 
     if rank is None and targets is not None:
         raise InputError(f"--lora-targets {targets}: of which rank? give --lora-rank, such as --lora-rank 16")
+    if rank is None and weight_dtype is not None:
+        raise InputError(f"--weight-dtype {weight_dtype}: a job trains its weights; give --lora-rank for QLoRA, say 16")
     words = tuple(word.strip() for word in (targets or "").split(",") if word.strip())
-    return None if rank is None else Lora(rank, words)
+    return None if rank is None else Lora(rank, words, weight_dtype)
 
 
 _OF_FUNCTIONS = ("trip_count", "branch", "fp32_products", "fp32_convolutions", "parameters")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from neusight_jax.cli.console import answer, progress_console
 from neusight_jax.cli.options import (
     AsJson,
-    ElectricityOptions,
     GradientDtype,
     LimitOptions,
     LoraRank,
     LoraTargets,
     Model,
     OptimizerName,
+    PriceFile,
     ReportFile,
+    RunOptions,
+    WeightDtype,
     WorkloadCheckpoint,
     lora_of,
     option,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from neusight_jax.hardware.cluster import Cluster
 
 _GPU = "GPUs or servers in their usual nodes, or cluster files (gpu, count, topology)."
-_PRICES = "JSON, YAML or CSV, GPU: price of one for an hour."
 
 
 @takes_workload
@@ -43,11 +43,12 @@ def parallelize(
     gradient_dtype: GradientDtype = "fp32",
     lora_rank: LoraRank = None,
     lora_targets: LoraTargets = None,
-    prices: Annotated[Path | None, option(_PRICES, metavar="FILE")] = None,
+    weight_dtype: WeightDtype = None,
+    prices: PriceFile = None,
     top: Annotated[int, option("Layouts shown of every machine.")] = 5,
     *,
     limits: LimitOptions,
-    bill: ElectricityOptions,
+    whole: RunOptions,
     checkpoint: WorkloadCheckpoint = None,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -68,7 +69,7 @@ def parallelize(
     from neusight_jax.model.checkpoint import card_notes, load_card, load_predictor
 
     require_config(model, "jobs are of decoders")
-    plan = bill.plan()
+    run = whole.run()
     price_list = read_prices(prices) if prices is not None else None
     clusters: dict[str, Any] = {
         name: held_back(cluster, limits) for name, cluster in _clusters(gpu, gpus or []).items()
@@ -86,10 +87,10 @@ def parallelize(
         dtype=dtype,
         optimizer=optimizer or "adamw",
         gradient_dtype=gradient_dtype,
-        lora=lora_of(lora_rank, lora_targets),
+        lora=lora_of(lora_rank, lora_targets, weight_dtype),
         space=Space(recompute=tuple(recompute)) if recompute else None,
         prices=price_list,
-        electricity=plan,
+        run=run,
         top=top,
         notes=(*card_notes(load_card(used), used), *notes),
         console=progress_console(),

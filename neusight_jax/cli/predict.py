@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
-    ElectricityOptions,
     JobOptions,
     LimitOptions,
     MachineGpu,
     Model,
+    PriceFile,
     ReportFile,
+    RunOptions,
     WorkloadCheckpoint,
     WorkloadOptions,
     option,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from neusight_jax.model.predictor import Predictor
 
 _CHAKRA = "Also write the job as Chakra traces, one a rank, for ASTRA-sim (extra `chakra`); needs --gpus."
+_ROLLOUTS = "Training jobs: a step of reinforcement learning, with so many responses written to each prompt."
 _TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfetto and `scale-trace`."
 
 
@@ -42,7 +44,10 @@ def predict(
     load: WorkloadOptions,
     job: JobOptions,
     limits: LimitOptions,
-    bill: ElectricityOptions,
+    whole: RunOptions,
+    rollouts: Annotated[int | None, option(_ROLLOUTS, metavar="N", default="responses are there")] = None,
+    response_tokens: Annotated[int | None, option("With --rollouts: of a response, the rest is prompt.")] = None,
+    prices: PriceFile = None,
     checkpoint: WorkloadCheckpoint = None,
     timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
     chakra: Annotated[Path | None, option(_CHAKRA, metavar="DIR")] = None,
@@ -61,11 +66,14 @@ def predict(
     from neusight_jax.errors import InputError
     from neusight_jax.graph.graph import Graph
     from neusight_jax.hardware.cluster import gpu_of
+    from neusight_jax.hardware.files import gpu_in
+    from neusight_jax.hardware.prices import price_in
     from neusight_jax.prediction import predict as forecast_model
 
-    plan = bill.plan()
+    run = whole.run(*(["--prices"] if prices is not None else []))
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
+    price = None if prices is None else price_in(prices, gpu_in(name))
     machine = held_back(machine, limits)
     if isinstance(work, Graph):
         if chakra is not None:
@@ -73,14 +81,39 @@ def predict(
         work = work.on(gpu_of(machine).paths)
     using = used_for(work, gpu, name, gpu_of(machine), checkpoint)
     with busy("forecasting"):
-        notes = [*using.notes, *([plan.note()] if plan else [])]
+        notes = [*using.notes, *(run.notes() if run else ())]
         forecast = forecast_model(using.predictor, machine, work, gpu_name=name, notes=notes)
+    if rollouts is not None or response_tokens is not None:
+        forecast = _rolled_out(forecast, model, work, machine, using.predictor, rollouts, response_tokens)
     if strict:
         _refuse_unmeasured(forecast)
-    forecast = plan.of(forecast) if plan else forecast
+    forecast = run.of(forecast, price) if run else forecast
     _write(forecast, work, using.predictor, machine, timeline, chakra)
     about = {"machine": gpu_of(machine)} if isinstance(work, Graph) else {}
     answer(forecast, as_json, report, about, checkpoint=using.checkpoint)
+
+
+def _rolled_out(
+    update: Forecast,
+    model: str,
+    work: Graph | Job,
+    machine: Machine,
+    predictor: Predictor,
+    rollouts: int | None,
+    response_tokens: int | None,
+) -> Forecast:
+    """A training step with the rollout before it; `InputError` for other work, and for one option without the other."""
+    from neusight_jax.errors import InputError
+    from neusight_jax.graph.graph import Graph
+    from neusight_jax.rollouts import Rollout, rollout_step
+
+    if rollouts is None or response_tokens is None:
+        raise InputError("--rollouts and --response-tokens say one thing together; give both")
+    if isinstance(work, Graph):
+        raise InputError("--rollouts: of training jobs; give --mode training with --gpus N, or leave it out")
+    rollout = Rollout(rollouts, response_tokens)
+    with busy("rolling out"):
+        return rollout_step(predictor, cast(Any, machine), work, update, rollout, model)
 
 
 def _refuse_unmeasured(forecast: Forecast) -> None:

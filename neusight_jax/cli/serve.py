@@ -10,9 +10,10 @@ from neusight_jax.cli.console import answer, busy
 from neusight_jax.cli.options import (
     AsJson,
     Checkpoint,
-    ElectricityOptions,
     LimitOptions,
+    PriceFile,
     ReportFile,
+    RunOptions,
     argument,
     option,
     takes_workload,
@@ -68,13 +69,13 @@ class EngineOptions:
 def serve(
     model: Annotated[str, argument("A name of `neusight-jax models`, or a config.json, of a decoder.", "MODEL")],
     gpu: Annotated[list[str], option("GPUs to choose from: names, or JSON or YAML files.", metavar="GPU")],
-    prices: Annotated[Path | None, option("JSON, YAML or CSV, GPU: price of an hour of one.", metavar="FILE")] = None,
+    prices: PriceFile = None,
     max_gpus: Annotated[int | None, option("Most GPUs of one type.")] = None,
     *,
     load: LoadOptions,
     setup: EngineOptions,
     limits: LimitOptions,
-    bill: ElectricityOptions,
+    whole: RunOptions,
     checkpoint: Checkpoint = "tensorcore",
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -91,7 +92,7 @@ def serve(
     from neusight_jax.serving.times import Options
 
     require_config(model, "engines serve decoders")
-    plan = bill.plan()
+    run = whole.run()
     with busy("forecasting"):
         serving = serve_load(
             load_predictor(checkpoint),
@@ -107,7 +108,7 @@ def serve(
             tpot_s=_seconds("--tpot", load.tpot),
             percentile=load.percentile,
             prices=read_prices(prices) if prices is not None else None,
-            electricity=plan,
+            run=run,
             max_gpus=max_gpus,
             dtypes={"dtype": setup.dtype, "weight_dtype": setup.weight_dtype, "kv_dtype": setup.kv_dtype},
             options={field.name: getattr(setup, field.name) for field in fields(Options)},

@@ -122,7 +122,7 @@ def machine_of(work: Graph | Job, gpu: str | os.PathLike[str] | None, job: JobOp
 
 _OF_JOBS = (
     *("batch_size", "sequence_length", "mode", "dtype", "tensor_parallel", "expert_parallel"),
-    *("optimizer", "gradient_dtype", "lora_rank", "lora_targets"),
+    *("optimizer", "gradient_dtype", "lora_rank", "lora_targets", "weight_dtype"),
 )
 """Options of workloads that jobs have too."""
 
@@ -155,7 +155,7 @@ def job_of(model: str, load: WorkloadOptions, job: JobOptions) -> Job:
         dtype=dtype,
         optimizer=load.optimizer or "adamw",
         gradient_dtype=load.gradient_dtype,
-        lora=lora_of(load.lora_rank, load.lora_targets),
+        lora=lora_of(load.lora_rank, load.lora_targets, load.weight_dtype),
     )
     optimizer = ["optimizer adamw assumed"] if load.optimizer is None else []
     notes = (*dtype_notes, *length_notes, *optimizer, *made.plan.notes)

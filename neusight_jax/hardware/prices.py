@@ -93,6 +93,14 @@ def read_prices(path: str | os.PathLike[str]) -> Prices:
         raise InputError(f"{file}: {error}") from None
 
 
+def price_in(path: str | os.PathLike[str], name: str) -> float:
+    """Price of an hour of one GPU in a file; `InputError` where it has none."""
+    price = read_prices(path).of(name)
+    if price is None:
+        raise InputError(f"{os.fspath(path)}: no price for {name}; add a line {name}: price of an hour")
+    return price
+
+
 def _csv_prices(file: Path) -> dict[str, Any]:
     """Rows of name and price; a heading is left out."""
     text = read_text(file, _EXPECTED)

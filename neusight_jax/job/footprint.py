@@ -84,15 +84,16 @@ def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -
     of_optimizer = OPTIMIZERS[held.optimizer or "adamw"].state_bytes
     states = training_bytes(1.0, size, held.gradient_bytes, of_optimizer)["optimizer"]
     twice = held.added and held.gradient_bytes > size  # in the dtype of the weights, until they are added to wider sums
+    stored = max(size - sum(stage.saved_bytes for stage in own) / max(every.total, 1.0), 0.0)
     buckets = BUCKET_BYTES * held.bucket_elements * (layout.zero > 0)
     if layout.zero == 3:  # weights of one layer and of the next, gathered, and the gradients of one
         layers = max(sum(stage.layers for stage in own), 1)
-        buckets += (2.0 * size * every.total + held.gradient_bytes * trained.total) / layers
+        buckets += (2.0 * stored * every.total + held.gradient_bytes * trained.total) / layers
     activations = sum(_activations(stage, layout, batches, held.boundary_bytes) for stage in own)
     if layout.pipeline > 1:  # a stage's output stays until its backward pass
         activations += held.boundary_bytes * batches * len(own)
     return Footprint(
-        weights=kept(every, size, 3),
+        weights=kept(every, stored, 3),
         gradients=kept(trained, held.gradient_bytes + size * twice, 2),
         optimizer=kept(trained, states, 1),
         activations=activations,

@@ -270,6 +270,7 @@ def sizes_of(layout: Parallelism, stage: Stage, sequence_length: int, dtype: str
         stage.trained,
         dtype,
         gradient_bytes,
+        stage.saved_bytes,
     )
 
 

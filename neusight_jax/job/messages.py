@@ -43,6 +43,7 @@ class Sizes:
       layers: its layers; tokens: of a micro-batch on this rank; embeds, predicts: as in `Shard`.
       weights, trained: of the stage on this rank, all and those that are trained.
       dtype: of activations; gradient_bytes: of an element of the accumulated gradients.
+      saved_bytes: that frozen weights take less than in the dtype of the activations.
     """
 
     layers: tuple[Layer, ...]
@@ -53,6 +54,7 @@ class Sizes:
     trained: Weights
     dtype: str
     gradient_bytes: float
+    saved_bytes: float = 0.0
 
 
 def stage_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
@@ -142,7 +144,7 @@ def _sharded(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     """FSDP: parameters of one layer after another, before each pass; gradients after."""
     layers = max(len(own.layers), 1)
     sent = (
-        ("all_gather", own.weights, dtype_bytes(own.dtype), "gather"),
+        ("all_gather", own.weights, dtype_bytes(own.dtype) - own.saved_bytes / own.weights.total, "gather"),
         ("reduce_scatter", own.trained, own.gradient_bytes, "reduce"),
     )
     return [

@@ -214,6 +214,7 @@ class Space(Record):
         would reduce all gradients.
       recompute: as there; selective recompute saves nothing with FlashAttention, which keeps no scores.
       least_tokens: of a sequence on a rank, where context parallelism splits it.
+      axes: of `AXES`, ways a job is split; the others stay 1.
     """
 
     micro_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -222,14 +223,20 @@ class Space(Record):
     sequence_parallel: tuple[bool, ...] = (False, True)
     recompute: tuple[str, ...] = ("none", "full")
     least_tokens: int = 1024
+    axes: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
         for item in fields(self):
             if not getattr(self, item.name):
                 raise InputError(f"{item.name} of a space of layouts is empty; expected at least one value")
-        unknown = [name for name in self.recompute if name not in RECOMPUTE]
-        if unknown:
-            raise InputError(f"recompute is {unknown[0]!r}, expected some of {', '.join(RECOMPUTE)}")
+        for field, choices in (("recompute", RECOMPUTE), ("axes", AXES)):
+            unknown = [name for name in getattr(self, field) if name not in choices]
+            if unknown:
+                raise InputError(f"{field} is {unknown[0]!r}, expected some of {', '.join(choices)}")
+
+    def splits(self, **ways: int) -> bool:
+        """Whether these ways to split a job are tried."""
+        return all(count == 1 or axis in self.axes for axis, count in ways.items())
 
 
 def _divisors(number: int) -> list[int]:
@@ -249,11 +256,13 @@ def layouts_of(
       sequence_length: tokens of each.
     """
     for tensor in _divisors(gpus):
-        if not _splits(model, tensor):
+        if not space.splits(tensor=tensor) or not _splits(model, tensor):
             continue
         for pipeline, context in product(_divisors(gpus // tensor), repeat=2):
             rest = gpus // tensor // pipeline
             if pipeline > model.depth or rest % context or sequence_length % context:
+                continue
+            if not space.splits(pipeline=pipeline, context=context, data=rest // context):
                 continue
             if context > 1 and sequence_length // context < space.least_tokens:
                 continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs import gpt2
 from neusight_jax.graph.configs.adapters import Lora
@@ -32,12 +33,14 @@ class Part:
     Attributes:
       weights, trained: on the rank, all and those that are trained.
       activations: of one micro-batch, bytes; layers: how many.
+      saved_bytes: that frozen weights take less than in the dtype of the activations.
     """
 
     weights: Weights
     trained: Weights
     activations: float
     layers: int
+    saved_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Stage:
 
     Attributes:
       graph: one micro-batch of it on one rank; layers: its layers.
-      weights, trained: as in `Part`.
+      weights, trained, saved_bytes: as in `Part`.
     """
 
     graph: Graph
@@ -55,11 +58,13 @@ class Stage:
     predicts: bool
     weights: Weights
     trained: Weights
+    saved_bytes: float = 0.0
 
     @property
     def part(self) -> Part:
         """What its memory is counted by."""
-        return Part(self.weights, self.trained, footprint(self.graph).activations, len(self.layers))
+        activations = footprint(self.graph).activations
+        return Part(self.weights, self.trained, activations, len(self.layers), self.saved_bytes)
 
 
 def job_config(config: str | Path | Mapping[str, Any]) -> Config:
@@ -182,7 +187,8 @@ def stage_of(
     if isinstance(config, gpt2.Respelled) and dtype == "fp32" and lora is None:
         return _eager_stage(config, model, layout, shard, sequence_length, layers)
     lengths = (sequence_length // layout.context,) * layout.micro_batch_size
-    step = Step(Requests(lengths, lengths), precision(dtype), "training", shard=shard, lora=lora)
+    stored = precision(dtype, lora.weight_dtype if lora else None)
+    step = Step(Requests(lengths, lengths), stored, "training", shard=shard, lora=lora)
     record(step, config, layout.tensor, layout.expert, model)
     graph = Graph(
         name=config.name,
@@ -198,7 +204,9 @@ def stage_of(
     )
     every = Weights(step.parameters - step.expert_parameters, step.expert_parameters)
     trained = Weights(step.trained, 0.0) if lora else every
-    return Stage(graph, layers, shard.embeds, shard.predicts, every, trained)
+    full = step.parameters * dtype_bytes(step.precision.activations)
+    saved = full - step.parameter_bytes if lora and lora.weight_dtype else 0.0
+    return Stage(graph, layers, shard.embeds, shard.predicts, every, trained, saved)
 
 
 def _eager_stage(

@@ -17,12 +17,13 @@ of vLLM and its flash-attention (`mha_varlen_fwd`, `mha_fwd`, `aot_schedule`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import LIBRARY, Dims, Family, Work, whole, whole_down
+from neusight_jax.kernels.family import LIBRARY, AnyDims, Dims, Family, Work, whole, whole_down
 
 DIMS: tuple[str, ...] = (
     *("requests", "queries", "keys", "pairs", "context"),
@@ -87,7 +88,7 @@ def attention_dims(
     return dims | {name: np.broadcast_to(np.asarray(value, np.float64), queries.shape) for name, value in same.items()}
 
 
-def flop(dims: Dims) -> Float[Array, " kernel"]:
+def flop(dims: AnyDims) -> Any:
     """Arithmetic of both products, 4 · heads · head size · pairs FLOP."""
     return 4.0 * dims["heads"] * dims["head_size"] * dims["pairs"]
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Work, whole, whole_down
+from neusight_jax.kernels.family import AnyDims, Dims, Family, Work, whole, whole_down
 from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS, aligned, filled
 
 _PRODUCT: tuple[str, ...] = ("batch", "m", "n", "k")
@@ -109,7 +109,7 @@ def _product(sizes: Sequence[Sizes]) -> Any:
     return functools.reduce(operator.mul, sizes, 1.0)
 
 
-def flop(dims: Dims) -> Float[Array, " kernel"]:
+def flop(dims: AnyDims) -> Any:
     """Arithmetic of the direct form, 2·groups·M·N·K FLOP."""
     return 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
 

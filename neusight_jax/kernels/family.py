@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
+AnyDims: TypeAlias = Mapping[str, Any]
+"""Dims as arrays of JAX or of NumPy [kernel], of functions that are plain arithmetic."""
 
 LIBRARY = "library"
 """Key under which dims hold the library that runs a kernel, a number of the family's own (`Family.known_libraries`)."""

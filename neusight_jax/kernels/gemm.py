@@ -9,11 +9,23 @@ product as if nothing were narrow, so that narrower weights never take longer. W
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import TILE, UNPACK, WEIGHT_SHARE, Dims, Family, Work, is_multiple, whole, whole_down
+from neusight_jax.kernels.family import (
+    TILE,
+    UNPACK,
+    WEIGHT_SHARE,
+    AnyDims,
+    Dims,
+    Family,
+    Work,
+    is_multiple,
+    whole,
+    whole_down,
+)
 
 TILES: tuple[tuple[int, int], ...] = (
     (32, 32),
@@ -53,7 +65,7 @@ def multiplied_rows(dims: Dims, rows: Array, block_rows: Array, tile_rows: Array
     return jnp.where(alone[:, None, None], jnp.minimum(block_rows, tile_rows), tile_rows)
 
 
-def flop(dims: Dims) -> Float[Array, " kernel"]:
+def flop(dims: AnyDims) -> Any:
     """Arithmetic of the product, 2·batch·M·N·K FLOP."""
     return 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
 

@@ -7,13 +7,13 @@ was measured, so the network sees it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import Dims, Family, Work, whole
+from neusight_jax.kernels.family import AnyDims, Dims, Family, Work, whole
 from neusight_jax.kernels.gemm import OPTIONS, multiplied_rows, unpacking, weight_share
 
 DIMS: tuple[str, ...] = ("tokens", "rows", "active", "hidden", "inner")
@@ -52,7 +52,7 @@ def expert_dims(
     return {name: np.broadcast_to(np.asarray(value, np.float64), rows.shape) for name, value in dims.items()}
 
 
-def flop(dims: Dims) -> Float[Array, " kernel"]:
+def flop(dims: AnyDims) -> Any:
     """Arithmetic of gate, up and down projections, 6 · rows · hidden · inner FLOP."""
     return 6.0 * dims["rows"] * dims["hidden"] * dims["inner"]
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from neusight_jax.electricity import Electricity
 from neusight_jax.errors import InputError
-from neusight_jax.forecast import BILL, COLUMNS, Forecast
+from neusight_jax.forecast import COLUMNS, Forecast
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import reading_notes
 from neusight_jax.graph.configs.config import whole
@@ -23,7 +22,8 @@ from neusight_jax.hardware.cluster import Cluster
 from neusight_jax.hardware.files import gpu_in
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
-from neusight_jax.job.job import check_options, job_from_config
+from neusight_jax.job.flop import step_flop
+from neusight_jax.job.job import Job, check_options, job_from_config
 from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
 from neusight_jax.job.stages import check_lora, job_config
 from neusight_jax.job.step import silent
@@ -41,9 +41,11 @@ from neusight_jax.prediction import (
     step_forecast,
     step_interval,
     with_energy,
+    with_flop,
 )
 from neusight_jax.progress import follow
 from neusight_jax.records import Record, Result
+from neusight_jax.runs import Run
 from neusight_jax.units import GIB, duration
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ class Choice(Record):
       rank: 1 is the fastest on its machine; layouts that cannot be told apart share a rank. tie: whether one does.
       step: its forecast; why: what it gains and loses against the next one.
       cost_per_million_tokens: with a price.
+      command, trainer: command lines of a recipe that fine-tunes (`layouts.finetune`): of `predict`, which forecasts
+        the same step, and of a trainer that runs it; "" of other layouts.
     """
 
     rank: int
@@ -73,6 +77,8 @@ class Choice(Record):
     step: Forecast
     why: str
     cost_per_million_tokens: float | None = None
+    command: str = ""
+    trainer: str = ""
 
     def figures(self) -> dict[str, Any]:
         """The step in short."""
@@ -147,7 +153,11 @@ class Layouts(Result):
                     **item.step.workload["layout"],
                     **{"step_s": item.step.total_s, **item.step.parts, "tokens_per_s": item.step.tokens_per_s},
                     **{"energy_j": item.step.energy_j, "joules_per_token": item.step.joules_per_token},
-                    **{name: value for name in BILL if (value := getattr(item.step, name)) is not None},
+                    **{"mfu": item.step.mfu, "hfu": item.step.hfu},
+                    **{
+                        f"run.{name}": value
+                        for name, value in (item.step.run.values() if item.step.run else {}).items()
+                    },
                     **{"memory_bytes": item.step.memory_bytes, "cost_per_million_tokens": item.cost_per_million_tokens},
                 }
                 for machine in self.machines
@@ -165,6 +175,7 @@ class Layouts(Result):
                     {
                         **{"rank": item.rank, "tie": item.tie, "why": item.why},
                         "cost_per_million_tokens": item.cost_per_million_tokens,
+                        **({"command": item.command, "trainer": item.trainer} if item.command else {}),
                         **{key: value for key, value in item.step.values().items() if key not in ("model", "cluster")},
                     }
                     for item in machine.choices
@@ -192,7 +203,7 @@ def parallelize(
     lora: Lora | None = None,
     space: Space | None = None,
     prices: PriceList = None,
-    electricity: Electricity | None = None,
+    run: Run | None = None,
     top: int = 5,
     notes: Sequence[str] = (),
     console: Console | None = None,
@@ -206,7 +217,7 @@ def parallelize(
       predictor, cluster: what forecasts and on which GPUs; several as mappings with the same names.
       model, dtype to lora: as `nj.job_from_config`.
       space: which values of a layout's fields are tried; prices: of an hour of one GPU (`nj.read_prices`).
-      electricity: also what a run of so many tokens takes from the grid.
+      run: also what a whole run of such steps takes and costs.
       top: layouts of every machine that are returned; notes: for the report;
         console: where progress goes.
     Raises: `InputError` for what cannot be used, and where no machine has a layout that divides.
@@ -223,7 +234,10 @@ def parallelize(
     search = _Search(ask, space or Space(), whole("top", top), software or usual_software(optimizer), console, model)
     machines = []
     for name, target in clusters.items():
-        target.gpu.peak_flop_per_s(dtype)
+        try:
+            target.gpu.peak_flop_per_s(dtype)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
         using = predictor[name] if isinstance(predictor, Mapping) else predictor
         machines.append(search.machine(name, target, using, _price(priced, name)))
     if not any(machine.tried for machine in machines):
@@ -231,12 +245,8 @@ def parallelize(
             f"no layout divides {config.name} (batch {batch}, sequence {sequence}) over {_numbers(machines)} GPUs; "
             "give a global batch size that is a multiple of more of their divisors"
         )
-    if electricity:
-        machines = [
-            replace(machine, choices=tuple(replace(item, step=electricity.of(item.step)) for item in machine.choices))
-            for machine in machines
-        ]
-        notes = (*notes, electricity.note())
+    if run:
+        machines, notes = [_with_run(machine, run) for machine in machines], (*notes, *run.notes())
     order = _tied(sorted(machines, key=_order))
     workload = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
     workload |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, "attention": attention}
@@ -244,6 +254,12 @@ def parallelize(
     workload |= {} if lora is None else {"lora": lora.values()}
     told = (*config.notes, *reading_notes(config), *state_notes(dtype, gradient_dtype, optimizer))
     return Layouts(workload, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(told)))
+
+
+def _with_run(machine: Machine, run: Run) -> Machine:
+    """A machine whose layouts have the cost of a run."""
+    choices = (replace(item, step=run.of(item.step, machine.price_per_hour)) for item in machine.choices)
+    return replace(machine, choices=tuple(choices))
 
 
 def _numbers(machines: Sequence[Machine]) -> str:
@@ -255,8 +271,8 @@ def _order(machine: Machine) -> tuple[bool, bool, float]:
     if not machine.choices:
         return True, True, machine.short_bytes
     best = machine.choices[0]
-    cost = best.cost_per_million_tokens
-    return False, cost is None, best.step.total_s if cost is None else cost
+    cost, lost = best.cost_per_million_tokens, best.step.run.lost_share if best.step.run else 0.0
+    return False, cost is None, (best.step.total_s if cost is None else cost) / (1.0 - lost)
 
 
 def _tied(order: Sequence[Machine]) -> list[Machine]:
@@ -295,6 +311,7 @@ class _Search:
         self.model = model
         self.pieces = Pieces(ask)
         self._layouts: dict[int, tuple[list[Parallelism], list[Footprint]]] = {}
+        self._jobs: dict[str, Job] = {}
 
     def layouts(self, gpus: int) -> tuple[list[Parallelism], list[Footprint]]:
         """All layouts over so many GPUs, and the memory of their fullest ranks."""
@@ -348,30 +365,43 @@ class _Search:
             interval = None if ends is None else step_interval(total[place], tuple(ends[:, place]), experts[at])
             plan = assembly.plan(at, assembly.ask.config.name)
             step = step_forecast(shares, self.software, plan, cluster, name=name, notes=plan.notes, interval_s=interval)
-            forecasts.append(_with_energy(law, step, cluster.gpu, joules[np.argmax(of_rank[at]), at]))
+            step = _with_energy(law, step, cluster.gpu, joules[np.argmax(of_rank[at]), at])
+            job = self._alone(assembly.layouts[at].recompute)
+            forecasts.append(with_flop(step, step_flop(job), cluster.gpu, job))
         return forecasts
 
     def _limited_steps(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, name: str) -> list[Forecast]:
         """Forecasts of the fastest layouts on boards with a cap or a lock, each at a clock of its own."""
         times, _ = timed_under_limits(assembly, predictor, cluster, self.software)
-        ask, steps = self.pieces.ask, []
+        steps = []
         for at in best_of(assembly, times, self.top + 1):
-            job = job_from_config(
-                self.model,
-                assembly.layouts[at],
-                global_batch_size=ask.global_batch_size,
-                sequence_length=ask.sequence_length,
-                dtype=ask.dtype,
-                optimizer=ask.optimizer,
-                gradient_dtype=ask.gradient_dtype,
-                attention=ask.attention,
-                fused_accumulation=ask.fused_accumulation,
-                overlaps=ask.overlaps,
-                software=self.software,
-                lora=ask.lora,
-            )
+            job = self._job(assembly.layouts[at])
             steps.append(replace(predict(predictor, cluster, job, gpu_name=name), columns={}))
         return sorted(steps, key=lambda step: step.total_s)
+
+    def _job(self, layout: Parallelism) -> Job:
+        """The job of a layout."""
+        ask = self.pieces.ask
+        return job_from_config(
+            self.model,
+            layout,
+            global_batch_size=ask.global_batch_size,
+            sequence_length=ask.sequence_length,
+            dtype=ask.dtype,
+            optimizer=ask.optimizer,
+            gradient_dtype=ask.gradient_dtype,
+            attention=ask.attention,
+            fused_accumulation=ask.fused_accumulation,
+            overlaps=ask.overlaps,
+            software=self.software,
+            lora=ask.lora,
+        )
+
+    def _alone(self, recompute: str) -> Job:
+        """The job on one GPU: layouts split its FLOP, and change nothing of them but what is run again."""
+        if recompute not in self._jobs:
+            self._jobs[recompute] = self._job(Parallelism(recompute=recompute))
+        return self._jobs[recompute]
 
     def _ends(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, chosen: np.ndarray) -> np.ndarray:
         """Seconds of some layouts with all kernels at the low and the high ends of their intervals, [end, layout]."""

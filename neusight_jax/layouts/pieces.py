@@ -130,6 +130,7 @@ class Pieces:
                 trained=summed([part.trained.times(times) for part, times in part_counts]),
                 activations=sum(part.activations * times for part, times in part_counts),
                 layers=len(stage_layers),
+                saved_bytes=sum(part.saved_bytes * times for part, times in part_counts),
             )
             layers[kind] = tuple(stage_layers)
         return Form(tuple(pieces), parts, layers)
@@ -237,7 +238,7 @@ class Messages:
         ask = self.pieces.ask
         tokens, gradient = rank_tokens(layout, ask.sequence_length), dtype_bytes(ask.gradient_dtype)
         sizes = (layers, tokens, embeds, predicts, part.weights, part.trained)
-        return Sizes(*sizes, activation_dtype(ask.dtype), gradient)
+        return Sizes(*sizes, activation_dtype(ask.dtype), gradient, part.saved_bytes)
 
     def _of_layers(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
         entries = []

@@ -12,11 +12,11 @@ from neusight_jax.reports.plots import bars_with_interval
 from neusight_jax.reports.text import (
     INTERVAL,
     between,
-    bill_cells,
-    bill_columns,
     headed,
     interval_text,
     prices_fact,
+    run_cells,
+    run_columns,
     table,
 )
 from neusight_jax.units import GIB, MS, duration
@@ -56,8 +56,10 @@ def _cells(item: Candidate, comparison: Comparison) -> dict[str, str]:
         cells[INTERVAL] = "-" if item.interval_s is None else between(item.interval_s)
     cells["against the best"] = _against_best(item)
     cells |= {"samples/s": _number(item.samples_per_s), "tokens/s": _number(item.tokens_per_s)}
-    bill = bill_cells(item)
-    cells |= {name: bill.get(name, "-") for name in bill_columns(comparison.candidates)}
+    if comparison.workload["mode"] == "training" and any(other.mfu for other in comparison.candidates):
+        cells |= {"MFU": _share(item.mfu), "HFU": _share(item.hfu)}
+    run, runs = run_cells(item.run, comparison.currency), (other.run for other in comparison.candidates)
+    cells |= {name: run.get(name, "-") for name in run_columns(runs, comparison.currency)}
     cells |= {"memory": "-" if item.memory_bytes is None else f"{item.memory_bytes / GIB:.1f} GiB"}
     cells |= {"fits": {True: "yes", False: "no", None: "-"}[item.fits]}
     if comparison.priced:
@@ -90,6 +92,10 @@ def _some(names: Sequence[str], most: int = 6) -> str:
     """Names in a line, the first few where there are many."""
     rest = len(names) - most
     return ", ".join(names) if rest <= 1 else f"{', '.join(names[:most])} and {rest} others"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def _number(value: float | None) -> str:

@@ -14,7 +14,7 @@ from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Plot, Report
-from neusight_jax.reports.text import bill_cells, headed, interval_text, table
+from neusight_jax.reports.text import headed, interval_text, run_cells, run_line, table
 from neusight_jax.units import GIB, GIGA, MIB, MS, TERA, counted, duration, energy_text, with_unit
 from neusight_jax.workloads import workload_text
 
@@ -27,6 +27,8 @@ NAMES = {
     "fixed_s": "beside the work",
 }
 """Parts of a step, as tables call them."""
+PART_NAMES = {**NAMES, "rollout_s": "rollout", "scoring_s": "scoring"}
+"""With those of a step of reinforcement learning."""
 
 
 def head(forecast: Forecast) -> str:
@@ -52,7 +54,7 @@ def tables(forecast: Forecast) -> RenderableType:
 
     parts: list[RenderableType] = []
     if forecast.total_s > forecast.compute_s:
-        parts += shares("Step", "part", {NAMES[name]: seconds for name, seconds in forecast.parts.items()})
+        parts += shares("Step", "part", {PART_NAMES[name]: seconds for name, seconds in forecast.parts.items()})
     if any(forecast.phases.values()):
         ordered = sorted(forecast.phases.items(), key=lambda phase: -phase[1])
         parts += shares("Phases", "phase", {name: seconds for name, seconds in ordered if seconds})
@@ -69,6 +71,8 @@ def tables(forecast: Forecast) -> RenderableType:
         parts += shares("Families", "family", forecast.seconds_by("family"))
         parts.append(table("Ten most expensive kernels", columns, top, text_columns=3))
     lines, memory = [_total_line(forecast), *energy_line(forecast)], _memory_lines(forecast)
+    lines += [utilization_text(forecast)] if utilization_text(forecast) else []
+    lines += [run_line(forecast.run)] if forecast.run else []
     # Whether a served model fits is the first question.
     lines = [*memory, *lines] if forecast.longest_context is not None else [*lines, *memory]
     lines = [*_layout_lines(forecast), *lines, ""]
@@ -106,9 +110,14 @@ def energy_line(forecast: Forecast) -> list[str]:
     joules = f", {forecast.joules_per_token:.3g} J a token" if forecast.joules_per_token else ""
     whose = f", {forecast.power_w / forecast.gpus:,.0f} W a GPU" if forecast.gpus > 1 else ""
     watts = f"{forecast.power_w:,.0f} W{whose} at {forecast.clock_hz / GIGA:.2f} GHz"
-    bill = ", ".join(f"{value} {unit}" for unit, value in bill_cells(forecast).items())
-    line = f"energy {energy_text(forecast.energy_j)}{joules} ({watts}; the boards alone)"
-    return [line, *([f"the whole run at the meter: {bill}"] if bill else [])]
+    return [f"energy {energy_text(forecast.energy_j)}{joules} ({watts}; the boards alone)"]
+
+
+def utilization_text(forecast: Forecast) -> str:
+    """FLOP utilization of a training step, "" where nobody knows it or the step is none."""
+    if forecast.mode != "training" or forecast.mfu is None or forecast.hfu is None:
+        return ""
+    return f"MFU {forecast.mfu:.1%}, HFU {forecast.hfu:.1%}"
 
 
 def _memory_lines(forecast: Forecast) -> list[str]:
@@ -166,7 +175,8 @@ def report(forecast: Forecast, machine: GPU | None = None) -> Report:
 
 def pictures(forecasts: Mapping[str, Forecast]) -> list[Plot]:
     """Where steps go, and the memory of their fullest ranks, a bar for each."""
-    parts = {NAMES[name]: [forecast.parts[name] / MS for forecast in forecasts.values()] for name in NAMES}
+    shown = dict.fromkeys(name for forecast in forecasts.values() for name in forecast.parts)
+    parts = {PART_NAMES[name]: [one.parts.get(name, 0.0) / MS for one in forecasts.values()] for name in shown}
     memory = [asdict(forecast.memory) for forecast in forecasts.values() if forecast.memory is not None]
     held = {
         name: [footprint[name] / GIB for footprint in memory]
@@ -209,9 +219,12 @@ def cards(forecast: Forecast) -> list[tuple[str, str, str]]:
         launches, whose = int(forecast.columns["count"].sum()), " of one GPU" if forecast.gpus > 1 else ""
         rate = f"{forecast.summed('flop') / total / TERA:.3g} TFLOP/s"
         numbers.append(("Arithmetic", rate, f"{launches:,} launches{whose}"))
-    if bill := bill_cells(forecast):
-        kwh, *rest = (f"{value} {unit}" for unit, value in bill.items())
-        numbers.append(("The whole run", kwh, ", ".join(rest)))
+    if utilization := utilization_text(forecast):
+        mfu, hfu = utilization.split(", ")
+        numbers.append(("Utilization", mfu, f"{hfu} of {forecast.peak_flop_per_s / TERA:,.0f} TFLOP/s"))
+    if forecast.run:
+        run = run_cells(forecast.run)
+        numbers.append(("The whole run", run.pop("the run"), ", ".join(f"{name} {run[name]}" for name in run)))
     if forecast.memory is not None:
         numbers.append(("Memory", f"{forecast.memory.total / GIB:.1f} GiB", _verdict(forecast)))
     return numbers

@@ -8,25 +8,38 @@ from typing import Any
 from rich.console import RenderableType
 
 from neusight_jax.forecast import Forecast
+from neusight_jax.hardware.files import gpu_in
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.memory import CROWDED_SHARE
 from neusight_jax.reports.forecast import NAMES
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.plots import bars_with_interval, stacked
-from neusight_jax.reports.text import INTERVAL, between, bill_cells, headed, interval_text, prices_fact, table
+from neusight_jax.reports.text import (
+    INTERVAL,
+    between,
+    command_text,
+    headed,
+    interval_text,
+    prices_fact,
+    run_cells,
+    table,
+)
 from neusight_jax.units import GIB, MS, duration, energy_text
 from neusight_jax.workloads import workload_text
 
 WAYS = {"tensor": "TP", "pipeline": "PP", "data": "DP", "context": "CP", "expert": "EP"}
 """Ways to split, as tables call them."""
+CROWDED = f"! above {CROWDED_SHARE:.0%} of the memory by estimate, which is right to a fifth: it may not fit"
 
 
 def tables(layouts: Layouts) -> RenderableType:
     """One row per machine where there are several, then the layouts of each; `=` marks a tie."""
     load = layouts.workload
+    if any(item.command for machine in layouts.machines for item in machine.choices):
+        return headed(_head(load), *_recipes(layouts), notes=layouts.notes)
     parts: list[RenderableType] = []
     if len(layouts.machines) > 1:
-        rows = [_machine_cells(machine) for machine in layouts.machines if machine.choices]
+        rows = [_machine_cells(machine, layouts.currency) for machine in layouts.machines if machine.choices]
         if rows:
             parts += [
                 table("Machines, by their best layout", list(rows[0]), [list(row.values()) for row in rows], 2),
@@ -35,19 +48,59 @@ def tables(layouts: Layouts) -> RenderableType:
     for machine in layouts.machines:
         parts.append(machine.verdict)
         if machine.choices:
-            rows = [_cells(item) for item in machine.choices]
+            rows = [_cells(item, layouts.currency) for item in machine.choices]
             parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
             parts += [f"{item.rank}: {item.why}" for item in machine.choices[:1]]
         parts.append("")
     if any(_crowded(item) for machine in layouts.machines for item in machine.choices):
-        parts.append(
-            f"! above {CROWDED_SHARE:.0%} of the memory by estimate, which is right to a fifth: it may not fit"
-        )
+        parts.append(CROWDED)
     if any(machine.tie for machine in layouts.machines):
         parts.append("= before a machine: its interval reaches that of the first")
     if any(item.tie for machine in layouts.machines for item in machine.choices):
         parts.append("= cannot be told from the first of its rank: they differ by less than such forecasts err")
-    return headed(f"{workload_text(load)}, {load['optimizer'] or 'no optimizer'}", *parts, notes=layouts.notes)
+    return headed(_head(load), *parts, notes=layouts.notes)
+
+
+def _head(load: Mapping[str, Any]) -> str:
+    lora = load.get("lora")
+    stored = f", frozen weights in {lora['weight_dtype']}" if lora and lora.get("weight_dtype") else ""
+    adapters = f", LoRA of rank {lora['rank']}{stored}" if lora else ""
+    return f"{workload_text(load)}, {load['optimizer'] or 'no optimizer'}{adapters}"
+
+
+def _recipes(layouts: Layouts) -> list[RenderableType]:
+    """The recipe of every machine, what others lack, and the commands of the first and of the smallest of each GPU."""
+    fit = [machine for machine in layouts.machines if machine.choices]
+    rows = [_recipe_cells(machine, layouts.currency) for machine in fit]
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    parts: list[RenderableType] = [table("", header, [[row.get(name, "-") for name in header] for row in rows], 2)]
+    parts += [machine.verdict for machine in layouts.machines if not machine.choices]
+    if any(machine.tie for machine in fit):
+        parts.append("= its interval reaches that of the first")
+    if any(_crowded(machine.choices[0]) for machine in fit):
+        parts.append(CROWDED)
+    fewest = {gpu_in(machine.name): machine for machine in sorted(fit, key=lambda machine: -machine.gpus)}
+    for machine in dict.fromkeys((fit[0].name, *(machine.name for machine in fewest.values()))):
+        parts += _commands(next(other for other in fit if other.name == machine))
+    return parts
+
+
+def _commands(machine: Machine) -> list[RenderableType]:
+    item = machine.choices[0]
+    return ["", f"{machine.name}:", *(f"  $ {command_text(line)}" for line in (item.command, item.trainer))]
+
+
+def _named(machine: Machine) -> str:
+    return f"{'=' if machine.tie else ''}{machine.name}"
+
+
+def _recipe_cells(machine: Machine, currency: str) -> dict[str, str]:
+    item = machine.choices[0]
+    cells = {"machine": _named(machine), "recipe": layout_text(item.step.workload["layout"])}
+    cells |= {"step": duration(item.step.total_s), "tokens/s": f"{item.step.tokens_per_s:,.0f}"}
+    cells |= run_cells(item.step.run, currency) if item.step.run else _interval_cell(item.step)
+    cells |= {"J/token": f"{item.step.joules_per_token or 0.0:.3g}", "MFU": f"{item.step.mfu or 0.0:.1%}"}
+    return cells | {"memory": f"{item.step.memory_bytes / GIB:.1f} GiB{'!' if _crowded(item) else ' '}"}
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:
@@ -68,7 +121,7 @@ def _interval_cell(step: Forecast) -> dict[str, str]:
     return {} if step.interval_s is None else {INTERVAL: between(step.interval_s)}
 
 
-def _cells(item: Choice) -> dict[str, str]:
+def _cells(item: Choice, currency: str) -> dict[str, str]:
     step = item.step
     cells = {"rank": f"{item.rank}{'=' if item.tie else ''}", "layout": layout_text(step.workload["layout"])}
     cells |= {"step": duration(step.total_s)}
@@ -77,23 +130,28 @@ def _cells(item: Choice) -> dict[str, str]:
     shares = {"compute": step.compute_s, "bubble": step.bubble_s, "exposed": step.exposed_communication_s}
     cells |= {name: f"{seconds / step.total_s:.1%}" for name, seconds in shares.items()}
     cells["J/token"] = f"{step.joules_per_token or 0.0:.3g}"
-    cells |= bill_cells(step)
+    cells |= _utilization_cells(step) | run_cells(step.run, currency)
     cells["memory"] = f"{step.memory_bytes / GIB:.1f} GiB{'!' if _crowded(item) else ' '}"
     if item.cost_per_million_tokens is not None:
         cells["per 1M tokens"] = f"{item.cost_per_million_tokens:,.4g}"
     return cells
 
 
-def _machine_cells(machine: Machine) -> dict[str, str]:
+def _utilization_cells(step: Forecast) -> dict[str, str]:
+    return {"MFU": f"{step.mfu or 0.0:.1%}", "HFU": f"{step.hfu or 0.0:.1%}"}
+
+
+def _machine_cells(machine: Machine, currency: str) -> dict[str, str]:
     best = machine.choices[0]
     cells = {
-        "machine": machine.name,
+        "machine": _named(machine),
         "layout": layout_text(best.step.workload["layout"]),
         "step": duration(best.step.total_s),
     }
     cells |= _interval_cell(best.step)
     cells |= {"tokens/s": f"{best.step.tokens_per_s:,.0f}", "a GPU": f"{best.step.tokens_per_s / machine.gpus:,.0f}"}
-    cells |= {"J/token": f"{best.step.joules_per_token or 0.0:.3g}", **bill_cells(best.step)}
+    cells |= {"J/token": f"{best.step.joules_per_token or 0.0:.3g}", **_utilization_cells(best.step)}
+    cells |= run_cells(best.step.run, currency)
     if best.cost_per_million_tokens is not None:
         cells |= {
             "per GPU hour": f"{machine.price_per_hour:,.4g}",

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval
-from neusight_jax.reports.text import INTERVAL, between, bill_cells, headed, prices_fact, table
+from neusight_jax.reports.text import INTERVAL, between, headed, prices_fact, run_cells, table
 from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.units import MS, duration, figure_text
 
@@ -80,7 +80,7 @@ def _cells(choice: ServingChoice, serving: Serving) -> dict[str, str]:
         "W": "-" if choice.power_w is None else f"{choice.power_w:,.0f}",
         "J/tok": "-" if choice.joules_per_token is None else f"{choice.joules_per_token:.3g}",
     }
-    cells |= bill_cells(choice)
+    cells |= run_cells(choice.run, serving.currency)
     if serving.by == "cost":
         costs = choice.costs
         unit = f" {serving.currency}" if serving.currency else ""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from neusight_jax.forecast import BILL
 from neusight_jax.model.intervals import LEVEL
 from neusight_jax.units import duration
+
+if TYPE_CHECKING:
+    from neusight_jax.runs import RunCost
 
 INTERVAL = f"{LEVEL:.0%} interval"
 """What an interval is called in tables and sentences."""
@@ -36,16 +39,40 @@ def prices_fact(prices: Mapping[str, float], currency: str, file: str = "") -> d
     return {"Prices": f"an hour of one GPU{unit}: {amounts}{source}"} if prices else {}
 
 
-def bill_cells(item: Any) -> dict[str, str]:
-    """Bill of what a result takes from the grid, by the units of its columns; {} where nobody asked."""
-    bill = {name: getattr(item, field) for name, field in zip(("kWh", "$", "t CO2e"), BILL, strict=True)}
-    figures = {name: value for name, value in bill.items() if value is not None}
-    return {name: f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}" for name, value in figures.items()}
+def run_cells(run: RunCost | None, currency: str = "") -> dict[str, str]:
+    """Cost of a whole run by its columns; {} where none was asked for."""
+    if run is None:
+        return {}
+    interval = "" if run.interval_s is None else f" ({between(run.interval_s)})"
+    cells = {"the run": f"{duration(run.total_s)}{interval}", "GPU-hours": _amount(run.gpu_hours)}
+    if run.lost_share:
+        cells["lost to failures"] = f"{run.lost_share:.1%}"
+    amounts = {f"cost{f' {currency}' if currency else ''}": run.cost, "kWh": run.energy_kwh}
+    amounts |= {"$ of power": run.electricity_dollars, "t CO2e": run.co2e_t}
+    return cells | {name: _amount(value) for name, value in amounts.items() if value is not None}
 
 
-def bill_columns(items: Iterable[Any]) -> tuple[str, ...]:
-    """Columns of `bill_cells` that any of the results has."""
-    return tuple(dict.fromkeys(name for item in items for name in bill_cells(item)))
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1e3 else f"{value:.3g}"
+
+
+def run_columns(runs: Iterable[RunCost | None], currency: str = "") -> tuple[str, ...]:
+    """Columns of `run_cells` that any of the runs has."""
+    return tuple(dict.fromkeys(name for run in runs for name in run_cells(run, currency)))
+
+
+def run_line(run: RunCost, currency: str = "") -> str:
+    """Cost of a whole run in one line."""
+    cells = run_cells(run, currency)
+    parts = [f"the whole run: {_amount(run.steps)} steps, {cells.pop('the run')}"]
+    parts += [f"{name} {value}" if name.startswith("cost") else f"{value} {name}" for name, value in cells.items()]
+    return ", ".join(parts)
+
+
+def command_text(command: str, width: int = 110) -> str:
+    """A command line over several lines, as a shell takes it."""
+    lines = textwrap.wrap(command, width, break_long_words=False, break_on_hyphens=False)
+    return " \\\n      ".join(lines)
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Table:

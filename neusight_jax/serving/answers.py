@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neusight_jax.electricity import Electricity
+from neusight_jax import runs
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, on_device
@@ -137,7 +137,7 @@ def serve(
     tpot_s: float | None = None,
     percentile: float = 95.0,
     prices: PriceList = None,
-    electricity: Electricity | None = None,
+    run: runs.Run | None = None,
     max_gpus: int | None = None,
     dtypes: Mapping[str, str | None] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -162,7 +162,7 @@ def serve(
       method: "estimate", "engine", or "auto": the engine where it is installed.
       ttft_s, tpot_s: targets for the first token and for each further one, seconds; percentile: 50 or 95 of requests.
       prices: of an hour of one GPU; max_gpus: most of one type.
-      electricity: also what so many output tokens take from the grid, their prompts included.
+      run: also what so many output tokens take and cost, their prompts included.
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
       options: fields of `times.Options` that are not vLLM's defaults.
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
@@ -181,8 +181,8 @@ def serve(
         require_engine(served.options.values())
     tried = served.replicas(predictor, constants, tensor_parallel, expert_parallel)
     choices = served.choices(tried, priced, disaggregated, engine_runs)
-    if electricity:
-        choices, notes = [_billed(choice, electricity) for choice in choices], (*notes, electricity.note())
+    if run:
+        choices, notes = [_with_run(choice, run, priced) for choice in choices], (*notes, *run.notes())
     request = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
     request |= {"limits": dict(limits)} if limits else {}
     workload = served.workload(constants, {"trace": None if trace is None else os.fspath(trace), **request})
@@ -191,12 +191,14 @@ def serve(
     return Serving(workload, _by(priced), tuple(choices), currency, how, (*caveats, *notes))
 
 
-def _billed(choice: ServingChoice, electricity: Electricity) -> ServingChoice:
-    """A choice with what its output tokens take from the grid, by a second of it."""
-    if choice.power_w is None or not choice.joules_per_token:
+def _with_run(choice: ServingChoice, run: runs.Run, prices: Prices | None) -> ServingChoice:
+    """A choice with what its output tokens take, by a second of its load."""
+    if choice.gpus is None or choice.tokens_per_s_gpu is None:
         return choice
-    bill: Any = electricity.bill(choice.power_w, float(choice.gpus or 0), choice.power_w / choice.joules_per_token)
-    return replace(choice, **bill)
+    price = None if prices is None else prices.of(choice.gpu)
+    tokens, joules = choice.gpus * choice.tokens_per_s_gpu, choice.power_w or 0.0
+    cost = run.cost(seconds=1.0, gpus=choice.gpus, tokens=tokens, energy_j=joules, price_per_hour=price)
+    return replace(choice, run=cost)
 
 
 def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any]) -> dict[str, Options]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR
 from neusight_jax.records import Record, Result
+from neusight_jax.runs import RunCost
 from neusight_jax.serving.steady import PERCENTILES, Lengths
 from neusight_jax.units import duration
 
@@ -36,7 +37,7 @@ class ServingChoice(Record):
       tokens_per_s_gpu: output tokens a second, at the load.
       power_w: mean watts of all GPUs at the load, idle time included; joules_per_token: over the output tokens that
         they generate, prompts included in the joules. Of the boards alone.
-      energy_kwh, electricity_dollars, co2e_t: of so many output tokens at the meter (`electricity.Electricity`).
+      run: cost of so many output tokens (`runs.Run`), where asked for.
       memory: of a rank by what holds it; requests_at_once: whose KV cache fits.
       costs: in the currency of the prices, `per_hour` and per million tokens: `input`, `output`, `tokens`.
       notes: why it does not answer.
@@ -57,9 +58,7 @@ class ServingChoice(Record):
     tokens_per_s_gpu: float | None = None
     power_w: float | None = None
     joules_per_token: float | None = None
-    energy_kwh: float | None = None
-    electricity_dollars: float | None = None
-    co2e_t: float | None = None
+    run: RunCost | None = None
     memory: Mapping[str, float] = field(default_factory=dict)
     requests_at_once: float = 0.0
     costs: Mapping[str, float] = field(default_factory=dict)

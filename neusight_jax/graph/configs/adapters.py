@@ -22,11 +22,13 @@ class Lora(Record):
       rank: width of the product between their two matrices.
       targets: parts of names of products that have one, such as "qkv" or "attention"; () = all of a layer's but those
         of routed experts and of the router.
+      weight_dtype: what the frozen weights are stored in, where narrower than their products, such as int4: QLoRA.
     Raises: `InputError` for a rank that is no positive whole number.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
+    weight_dtype: str | None = None
 
     def __post_init__(self) -> None:
         whole("lora rank", self.rank)
@@ -40,8 +42,9 @@ class Lora(Record):
         return float(self.rank) * (features + width)
 
     def values(self) -> dict[str, Any]:
-        """Rank and targets as plain values."""
-        return {"rank": self.rank, "targets": list(self.targets)}
+        """Rank and targets as plain values, and the storage of what is frozen where it is narrower."""
+        stored = {"weight_dtype": self.weight_dtype} if self.weight_dtype else {}
+        return {"rank": self.rank, "targets": list(self.targets), **stored}
 
     def check(self, names: Iterable[str]) -> None:
         """`InputError` for a target that none of a model's products has in its name."""

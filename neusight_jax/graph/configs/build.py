@@ -248,6 +248,7 @@ def graph_from_config(
     Raises: InputError for an unusable config or workload.
     """
     fused = _fused(fused, execution, attention)
+    weight_dtype = weight_dtype or (lora.weight_dtype if lora else None)
     attention = attention or ("unfused" if execution == "eager" else None)
     graph = _graph(
         config,

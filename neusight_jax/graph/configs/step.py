@@ -290,12 +290,17 @@ class Step(Writer):
         """
 
         part = part.of_rows(rows)
+        narrow = part.weight_share(features, width, part.dtype)
+        if self.training and narrow < 1.0:
+            plain = Stored(part.share, stored_as(part.dtype), part.dtype)
+            forward, backward, gradient = self.products(plain, rows, features, width, count)
+            widened = self._widened(features, width, narrow, count)
+            return [widened, *forward], [widened, *backward], gradient
 
         def product(dtype: str) -> Kernel:
             share = part.weight_share(features, width, dtype)
             return matrix_product(1, rows, features, width, dtype, count, share, part.scheme.unpack)
 
-        narrow = part.weight_share(features, width, part.dtype)
         forward = [part.either(product)]
         backward = [matrix_product(1, rows, width, features, part.dtype, count, narrow)]
         gradient = [matrix_product(1, features, width, rows, part.dtype, count, upright=False)]
@@ -305,6 +310,16 @@ class Step(Writer):
             forward.append(self.cast(times * rows, width, part, copies))
             backward.append(self.cast(times * rows, features, part, copies))
         return forward, backward, gradient
+
+    def _widened(self, features: int, width: int, narrow: float, count: float) -> Kernel:
+        """A kernel that writes a weight in the dtype of the activations, before each of its products.
+
+        Training has no products that read narrow weights (bitsandbytes, `MatMul4Bit`: `dequantize_4bit`, then cuBLAS,
+        in both directions). narrow: bytes of the weight as stored over those it is written in.
+        """
+        dtype = self.precision.activations
+        dims = {"rows": float(features), "cols": float(width), "reads": narrow, "writes": 1.0}
+        return Kernel("stream" if dtype in FLASH else "elementwise", "pointwise", dims, count, dtype)
 
     def _quantized(self, rows: int, cols: int, part: Stored) -> Kernel:
         """Activations brought to the dtype of a product, with a scale for every few of them where weights have some."""
