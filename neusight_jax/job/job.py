@@ -21,12 +21,12 @@ from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.graph.optimizers import flat_stream, optimizer_of, state_notes, step_kernels
 from neusight_jax.job.footprint import Held, fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
-from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.parallelism import Parallelism, recomputed
 from neusight_jax.job.stages import Stage, job_config, stage_kinds, stages
 from neusight_jax.job.weights import Weights
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Pool, by_family
-from neusight_jax.memory import footprint
+from neusight_jax.memory import footprint, is_rebuilt
 from neusight_jax.model.software import OVERLAPS, USUAL_OVERLAPS, Software, usual_software
 from neusight_jax.model.streams import by_phase
 from neusight_jax.records import Record
@@ -270,14 +270,24 @@ def sizes_of(layout: Parallelism, stage: Stage, sequence_length: int, dtype: str
         stage.trained,
         dtype,
         gradient_bytes,
+        recomputed(layout.recompute, len(stage.layers)).get("full", 0.0),
     )
 
 
-def recomputed_kernels(graph: Graph, recompute: str) -> Iterable[tuple[float, Kernel, str]]:
-    """Kernels of the forward pass that the backward pass runs again, with their repeats and nodes."""
-    for node in graph.nodes:
-        if node.section and (recompute == "full" or (recompute == "selective" and node.op == "attention")):
-            yield from ((node.repeat, kernel, node.name) for kernel in node.forward)
+def recomputed_kernels(graph: Graph, shares: Mapping[str, float]) -> Iterable[tuple[float, Kernel, str]]:
+    """Kernels of the forward pass that the backward pass runs again, with their repeats and nodes.
+
+    Args:
+      graph: of a stage.
+      shares: of its layers that run each of `AGAIN` again.
+    """
+    for work, share in shares.items():
+        for node in graph.nodes:
+            if not (node.section if work == "full" else is_rebuilt(node, work)):
+                continue
+            for kernel in node.forward:
+                if work == "full" or node.op != "experts" or kernel.op == "pointwise":  # not the products of experts
+                    yield node.repeat * share, kernel, node.name
 
 
 def pass_kernels(graph: Graph) -> Iterable[tuple[int, float, Kernel, str]]:
@@ -319,7 +329,7 @@ def _works(
 ) -> Iterable[tuple[int, float, Kernel, str]]:
     """Kernels of one stage with their work, repeats and nodes."""
     yield from pass_kernels(stage.graph)
-    for repeat, kernel, node in recomputed_kernels(stage.graph, layout.recompute):
+    for repeat, kernel, node in recomputed_kernels(stage.graph, recomputed(layout.recompute, len(stage.layers))):
         yield WORK.index("recomputed"), repeat, kernel, node
     own = (stage.trained, layout, optimizer, added_bytes, tensor_cored(stage.graph))
     for work, kernel in parameter_kernels(*own):

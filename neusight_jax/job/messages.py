@@ -43,6 +43,7 @@ class Sizes:
       layers: its layers; tokens: of a micro-batch on this rank; embeds, predicts: as in `Shard`.
       weights, trained: of the stage on this rank, all and those that are trained.
       dtype: of activations; gradient_bytes: of an element of the accumulated gradients.
+      recomputed: share of its layers that are run again as a whole.
     """
 
     layers: tuple[Layer, ...]
@@ -53,6 +54,7 @@ class Sizes:
     trained: Weights
     dtype: str
     gradient_bytes: float
+    recomputed: float = 0.0
 
 
 def stage_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
@@ -93,11 +95,10 @@ def _tensor(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     )
     size = own.tokens * model.hidden * dtype_bytes(own.dtype)
     ops = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
-    passes = 2 if layout.recompute == "full" else 1
     found = []
     for op in ops:
         found.append(Message(op, size, "tensor", "tensor_forward", blocks + own.embeds))
-        found.append(Message(op, size, "tensor", "tensor_backward", blocks * passes + own.predicts))
+        found.append(Message(op, size, "tensor", "tensor_backward", blocks * (1.0 + own.recomputed) + own.predicts))
     if own.predicts:  # the largest logit, their sum and the right one's
         found.append(Message("all_reduce", 4.0 * own.tokens, "tensor", "tensor_forward", 3))
     return found
@@ -127,14 +128,13 @@ def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     if layout.expert == 1:
         return []
     found = []
-    passes = 2 if layout.recompute == "full" else 1
     for layer in own.layers:
         block = layer.feed_forward
         if isinstance(block, Experts):
             tokens = own.tokens / (layout.tensor if layout.sequence_parallel else 1)
             size = tokens * (block.latent or model.hidden) * dtype_bytes(own.dtype)
-            found.append(Message("all_to_all", size, "expert", "expert_forward", 2.0, block.top_k))
-            found.append(Message("all_to_all", size, "expert", "expert_backward", 2.0 * passes, block.top_k))
+            for slot, passes in (("expert_forward", 1.0), ("expert_backward", 1.0 + own.recomputed)):
+                found.append(Message("all_to_all", size, "expert", slot, 2.0 * passes, block.top_k))
     return _summed(found)
 
 

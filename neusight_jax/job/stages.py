@@ -22,7 +22,7 @@ from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import Graph
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.weights import Weights
-from neusight_jax.memory import footprint
+from neusight_jax.memory import Saved, footprint, saved_of
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Part:
 
     Attributes:
       weights, trained: on the rank, all and those that are trained.
-      activations: of one micro-batch, bytes; layers: how many.
+      saved: for the backward pass of one micro-batch; layers: how many.
     """
 
     weights: Weights
     trained: Weights
-    activations: float
+    saved: Saved
     layers: int
 
 
@@ -59,7 +59,10 @@ class Stage:
     @property
     def part(self) -> Part:
         """What its memory is counted by."""
-        return Part(self.weights, self.trained, footprint(self.graph).activations, len(self.layers))
+        saved = saved_of(self.graph.nodes)
+        if not saved.layers + saved.ends:  # eager nodes say what they read instead
+            saved = Saved(footprint(self.graph).activations)
+        return Part(self.weights, self.trained, saved, len(self.layers))
 
 
 def job_config(config: str | Path | Mapping[str, Any]) -> Config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -56,6 +56,8 @@ LOSSES = {
     "exposed_communication_s": "exposed communication",
 }
 """Parts of a step by which two layouts differ."""
+NEAR_SHARE = 0.1
+"""A layout that needs up to this share more than a GPU has is a near miss: about what the estimate errs by at most."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Machine(Record):
       name, gpus: of the cluster; choices: the best layouts, fastest first.
       tried: layouts that divide; too_large: those of them that do not fit.
       short_bytes: by how much the smallest of them exceeds the memory, 0 where one fits.
+      near: how many of the too large need at most `NEAR_SHARE` more than a GPU has; near_misses: those that lack least,
+        with the bytes that they lack.
       price_per_hour: of one GPU; tie: whether the interval of its best layout, in time or cost, reaches the first's.
     """
 
@@ -98,6 +102,8 @@ class Machine(Record):
     tried: int
     too_large: int
     short_bytes: float = 0.0
+    near: int = 0
+    near_misses: tuple[tuple[Parallelism, float], ...] = ()
     price_per_hour: float | None = None
     tie: bool = False
 
@@ -113,7 +119,11 @@ class Machine(Record):
         if not self.choices:
             short = f"the smallest needs {self.short_bytes / GIB:.1f} GiB more than a GPU has"
             return f"{self.name}: none of {self.tried:,} layouts fits; {short}"
-        return f"{self.name}: {self.tried:,} layouts, {self.too_large:,} dropped because the fullest rank does not fit"
+        near = f", {self.near:,} of them by less than {NEAR_SHARE:.0%}" if self.near else ""
+        return (
+            f"{self.name}: {self.tried:,} layouts, {self.too_large:,} dropped because the fullest rank does not fit"
+            f"{near}"
+        )
 
 
 @dataclass(frozen=True)
@@ -159,7 +169,13 @@ class Layouts(Result):
         """Workload asked for, and the layouts of every machine."""
         machines = [
             {
-                **{name: getattr(machine, name) for name in ("name", "gpus", "tried", "too_large", "short_bytes")},
+                **{
+                    name: getattr(machine, name)
+                    for name in ("name", "gpus", "tried", "too_large", "short_bytes", "near")
+                },
+                "near_misses": [
+                    {"layout": asdict(layout), "short_bytes": lacking} for layout, lacking in machine.near_misses
+                ],
                 **{"tie": machine.tie, "price_per_hour": machine.price_per_hour, "verdict": machine.verdict},
                 "layouts": [
                     {
@@ -200,7 +216,7 @@ def parallelize(
     """The layouts of a training job that fit, fastest first.
 
     All layouts of `space` that divide the model, the batch and the GPUs are tried. Those whose fullest rank exceeds the
-    memory are dropped and counted; the rest is forecast together.
+    memory are dropped and counted, and those that lack least are listed; the rest is forecast together.
 
     Args:
       predictor, cluster: what forecasts and on which GPUs; several as mappings with the same names.
@@ -319,7 +335,10 @@ class _Search:
         kept = [at for at, footprint in enumerate(memory) if footprint.total <= room]
         dropped = len(layouts) - len(kept)
         least = min((footprint.total for footprint in memory), default=room)
-        machine = Machine(name, cluster.count, (), len(layouts), dropped, max(least - room, 0.0), price)
+        lacking = sorted((item.total - room, at) for at, item in enumerate(memory) if item.total > room)
+        near = [(layouts[at], short) for short, at in lacking if short <= NEAR_SHARE * room]
+        counts = (len(layouts), dropped, max(least - room, 0.0), len(near), tuple(near[: self.top]))
+        machine = Machine(name, cluster.count, (), *counts, price)
         if not kept:
             return machine
         domain = cluster.topology.gpus_per_domain

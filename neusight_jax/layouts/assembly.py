@@ -16,11 +16,11 @@ from neusight_jax.hardware.cluster import Cluster, Machine
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
-from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.parallelism import AGAIN, Parallelism, recomputed
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
 from neusight_jax.job.step import Facts, Seconds, durations_of, facts_of, kernel_joules, once, row_seconds
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
+from neusight_jax.layouts.pieces import PIECE_WORK, Ask, Entries, Form, Messages, Pieces
 from neusight_jax.model.latency import CLOCKS, slower_by
 from neusight_jax.model.power import JOULES, PowerLaw, at_clock, drawn_in, power_law, settle
 from neusight_jax.model.predictor import Predictor
@@ -200,7 +200,7 @@ def assemble(
     for at, layout in enumerate(layouts):
         form = pieces.form(layout)
         start = at * KINDS * len(WORK)
-        entries["passes"].add(_passes(form.pieces, layout.recompute), start)
+        entries["passes"].add(_passes(form, layout.recompute), start)
         entries["updates"].add(pieces.updates(layout), start)
         sent, last = messages.of(layout)
         for block in sent:
@@ -227,19 +227,16 @@ def assemble(
     )
 
 
-def _passes(pieces: tuple[tuple[int, int, int], ...], recompute: str) -> np.ndarray:
+def _passes(form: Form, recompute: str) -> np.ndarray:
     """Entries (kind and work, piece and work, how often) of passes."""
-    works = [(work, work) for work in range(3)]
-    if recompute in AGAIN:
-        works.append((WORK.index("recomputed"), 3 + AGAIN.index(recompute)))
-    return np.array(
-        [
-            (kind * len(WORK) + of_kind, piece * PIECE_WORK + of_piece, times)
-            for kind, piece, times in pieces
-            for of_kind, of_piece in works
-        ],
-        np.float64,
-    )
+    again = WORK.index("recomputed")
+    entries: list[tuple[int, int, float]] = []
+    for kind, piece, times in form.pieces:
+        row, column = kind * len(WORK), piece * PIECE_WORK
+        entries += [(row + work, column + work, times) for work in range(3)]
+        for name, share in recomputed(recompute, len(form.layers[kind])).items():
+            entries.append((row + again, column + 3 + AGAIN.index(name), times * share))
+    return np.array(entries, np.float64)
 
 
 def least_seconds(assembly: Assembly, durations: np.ndarray, between: np.ndarray) -> np.ndarray:

@@ -25,14 +25,13 @@ from neusight_jax.job.job import (
     tensor_cored,
 )
 from neusight_jax.job.messages import SLOTS, Message, Sizes, hidden_bytes, layer_messages, parameter_messages
-from neusight_jax.job.parallelism import Group, Parallelism, groups
+from neusight_jax.job.parallelism import AGAIN, Group, Parallelism, groups, recomputed
 from neusight_jax.job.stages import Part, Stage, shard_of, stage_kinds, stage_of, stage_ranges
 from neusight_jax.job.step import message_size
 from neusight_jax.job.weights import summed
 from neusight_jax.kernels.table import Pool
+from neusight_jax.memory import summed_saved
 
-AGAIN: tuple[str, ...] = ("selective", "full")
-"""Kinds of recompute, each with work of its own."""
 PIECE_WORK: int = 3 + len(AGAIN)
 """Work of a piece: the three of a pass, then what each of `AGAIN` runs again."""
 
@@ -128,7 +127,7 @@ class Pieces:
             parts[kind] = Part(
                 weights=summed([part.weights.times(times) for part, times in part_counts]),
                 trained=summed([part.trained.times(times) for part, times in part_counts]),
-                activations=sum(part.activations * times for part, times in part_counts),
+                saved=summed_saved([(part.saved, times) for part, times in part_counts]),
                 layers=len(stage_layers),
             )
             layers[kind] = tuple(stage_layers)
@@ -153,7 +152,7 @@ class Pieces:
         kernels += [
             (3 + at, repeat, kernel)
             for at, name in enumerate(AGAIN)
-            for repeat, kernel, _ in recomputed_kernels(stage.graph, name)
+            for repeat, kernel, _ in recomputed_kernels(stage.graph, {name: 1.0})
         ]
         placed = ((work, self.pool.place(kernel), kernel.count * repeat) for work, repeat, kernel in kernels)
         self.work.add(block(placed), place * PIECE_WORK)
@@ -224,7 +223,7 @@ class Messages:
             self._groups[key] = groups(layout, self.gpus_per_domain or layout.gpus)
         placed = self._groups[key]
         near = tuple(placed[name] for name in ("tensor", "context", "expert"))
-        layer_key = (*_shard_key(layout), layout.stages, layout.recompute == "full", near)
+        layer_key = (*_shard_key(layout), layout.stages, layout.recompute, near)
         if layer_key not in self._layers:
             self._layers[layer_key] = self._of_layers(layout, placed)
         own_parameters = (*key, layout.chunks, layout.zero)
@@ -233,17 +232,28 @@ class Messages:
         between = Message("send_recv", self.pieces.between_bytes(layout), "pipeline", "")
         return [self._layers[layer_key], self._parameters[own_parameters]], self._place(between, placed["pipeline"])
 
-    def _sizes(self, layout: Parallelism, layers: tuple[Layer, ...], embeds: bool, predicts: bool, part: Part) -> Sizes:
+    def _sizes(
+        self,
+        layout: Parallelism,
+        layers: tuple[Layer, ...],
+        embeds: bool,
+        predicts: bool,
+        part: Part,
+        rerun: float = 0.0,
+    ) -> Sizes:
+        """Sizes of some layers of a stage; `rerun`: the share of them that is run again."""
         ask = self.pieces.ask
         tokens, gradient = rank_tokens(layout, ask.sequence_length), dtype_bytes(ask.gradient_dtype)
         sizes = (layers, tokens, embeds, predicts, part.weights, part.trained)
-        return Sizes(*sizes, activation_dtype(ask.dtype), gradient)
+        return Sizes(*sizes, activation_dtype(ask.dtype), gradient, rerun)
 
     def _of_layers(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
         entries = []
-        for kind, piece, times in self.pieces.form(layout).pieces:
+        form = self.pieces.form(layout)
+        for kind, piece, times in form.pieces:
             stage = self.pieces.stages[piece]
-            sizes = self._sizes(layout, stage.layers, stage.embeds, stage.predicts, stage.part)
+            rerun = recomputed(layout.recompute, len(form.layers[kind])).get("full", 0.0)
+            sizes = self._sizes(layout, stage.layers, stage.embeds, stage.predicts, stage.part, rerun)
             entries += [
                 (
                     kind * len(SLOTS) + SLOTS.index(message.slot),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
@@ -38,6 +39,7 @@ def tables(layouts: Layouts) -> RenderableType:
             rows = [_cells(item) for item in machine.choices]
             parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
             parts += [f"{item.rank}: {item.why}" for item in machine.choices[:1]]
+        parts += _near_lines(machine)
         parts.append("")
     if any(_crowded(item) for machine in layouts.machines for item in machine.choices):
         parts.append(
@@ -58,6 +60,14 @@ def layout_text(layout: Mapping[str, Any]) -> str:
     if layout["recompute"] != "none":
         words.append(f"recompute {layout['recompute']}")
     return " ".join(words)
+
+
+def _near_lines(machine: Machine) -> list[str]:
+    """Layouts that nearly fit, and how much they lack."""
+    return [
+        f"nearly fits, {short_bytes / GIB:.2g} GiB too large by estimate: {layout_text(asdict(layout))}"
+        for layout, short_bytes in machine.near_misses
+    ]
 
 
 def _crowded(item: Choice) -> bool:

@@ -52,6 +52,7 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
     if block.shared:
         if not beside:
             write_dense(step, Dense(block.shared, block.gated, block.bias), hidden, "mlp.shared")
+            step.summed()
         step.weight(hidden * block.shared_gate)  # one more row of the router
     width = block.latent or hidden
     if block.latent:
@@ -118,7 +119,18 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
         for phase, passes in zip(phases, (matrices, 2 * matrices - 1), strict=False):
             moved = {"rows": dims["rows"], "cols": float(width), "reads": passes - 1.0, "writes": 1.0}
             phase.append(Kernel("stream", "pointwise", moved, 1.0, step.precision.activations))
-    step.emit("mlp.experts", "experts", *phases, (tokens, hidden))
+    step.read(hidden, step.precision.products, step.lora is None)
+    # Gate and up as they are, what the activation makes of them as the product after it reads it.
+    size, narrow = (dtype_bytes(of) for of in (step.precision.activations, step.precision.products))
+    down = dims["rows"] * width * narrow * (step.lora is None)
+    inside = dims["rows"] * (matrices - 1) * width * size + down
+    step.emit(
+        *("mlp.experts", "experts"),
+        *phases,
+        (tokens, hidden),
+        saved_bytes=float(tokens) * hidden * size + inside,
+        rebuilt_bytes=down,
+    )
 
 
 def _of_an_expert(kernel: Kernel) -> Kernel:
