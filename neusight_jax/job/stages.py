@@ -21,6 +21,7 @@ from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import Graph
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.recipe import Recipe
 from neusight_jax.job.weights import Weights
 from neusight_jax.memory import Saved, footprint, saved_of
 
@@ -104,14 +105,14 @@ def stages(
     layout: Parallelism,
     sequence_length: int,
     dtype: str,
+    recipe: Recipe = Recipe(),  # noqa: B008 (frozen)
     *,
-    flash: bool = True,
     lora: Lora | None = None,
 ) -> tuple[Decoder, dict[int, Stage]]:
     """The model, and the kinds of stages there are (`stage_kinds`).
 
     Args:
-      flash: attention as one kernel, forward and backward; False = as products and a softmax.
+      recipe: which kernels compute attention and experts.
       lora: adapters that alone are trained, None = all weights are.
     """
     model = read_decoder(config, sequence_length)
@@ -120,7 +121,7 @@ def stages(
     order = {at: layer for layer, numbers in model.layers.items() for at in numbers}
     found = {}
     for kind, (first, last) in stage_ranges(layout, model.depth).items():
-        shard = shard_of(layout, first, last, embeds=kind == 0, predicts=last == model.depth, flash=flash)
+        shard = shard_of(layout, first, last, embeds=kind == 0, predicts=last == model.depth, recipe=recipe)
         layers = tuple(order[at] for at in range(first, last))
         found[kind] = stage_of(config, model, layout, shard, sequence_length, dtype, layers, lora)
     return model, found
@@ -137,7 +138,7 @@ def stage_ranges(layout: Parallelism, depth: int) -> dict[int, tuple[int, int]]:
     return found
 
 
-def shard_of(layout: Parallelism, first: int, last: int, *, embeds: bool, predicts: bool, flash: bool) -> Shard:
+def shard_of(layout: Parallelism, first: int, last: int, *, embeds: bool, predicts: bool, recipe: Recipe) -> Shard:
     """The part of some layers on one rank.
 
     Args:
@@ -146,7 +147,7 @@ def shard_of(layout: Parallelism, first: int, last: int, *, embeds: bool, predic
       last: layer after its last one.
       embeds: whether it has the embedding.
       predicts: whether it has the head and the loss.
-      flash: whether attention is one kernel.
+      recipe: which kernels compute attention and experts.
     """
     return Shard(
         first=first,
@@ -157,7 +158,8 @@ def shard_of(layout: Parallelism, first: int, last: int, *, embeds: bool, predic
         sequence=layout.tensor if layout.sequence_parallel else 1,
         expert_ranks=layout.expert,
         tensor=layout.tensor,
-        flash=flash,
+        flash=recipe.attention != "unfused",
+        grouped_experts=recipe.experts == "grouped",
     )
 
 

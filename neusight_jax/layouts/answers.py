@@ -25,13 +25,14 @@ from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.job.job import check_options, job_from_config
 from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
+from neusight_jax.job.recipe import recipe_of
 from neusight_jax.job.stages import check_lora, job_config
 from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed, timed_under_limits
 from neusight_jax.layouts.pieces import Ask, Pieces
 from neusight_jax.model.power import JOULES, PowerLaw, is_limited, power_law
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.model.software import LAYOUT_SPREAD, USUAL_OVERLAPS, Software, usual_software
+from neusight_jax.model.software import LAYOUT_SPREAD, Software, usual_software
 from neusight_jax.prediction import (
     Shares,
     carries_intervals,
@@ -201,9 +202,13 @@ def parallelize(
     dtype: str = "bf16",
     optimizer: str | None = "adamw",
     gradient_dtype: str = "fp32",
-    attention: str = "flash",
-    fused_accumulation: bool = True,
-    overlaps: Sequence[str] = USUAL_OVERLAPS,
+    framework: str | None = None,
+    attention: str | None = None,
+    experts: str | None = None,
+    cuda_graphs: bool | None = None,
+    fused_accumulation: bool | None = None,
+    bucket_elements: float | None = None,
+    overlaps: Sequence[str] | None = None,
     software: Software | None = None,
     lora: Lora | None = None,
     space: Space | None = None,
@@ -228,13 +233,21 @@ def parallelize(
     Raises: `InputError` for what cannot be used, and where no machine has a layout that divides.
     """
     priced = prices_of(prices)
-    check_options(attention, overlaps, optimizer)
+    check_options(optimizer)
+    recipe = recipe_of(
+        framework,
+        attention=attention,
+        experts=experts,
+        cuda_graphs=cuda_graphs,
+        fused_accumulation=fused_accumulation,
+        bucket_elements=bucket_elements,
+        overlaps=overlaps,
+    )
     config, sequence = job_config(model), whole("sequence_length", sequence_length)
     batch = whole("global_batch_size", global_batch_size)
     split = read_decoder(config, sequence)
     check_lora(config, split, lora)
-    options = (dtype, optimizer, gradient_dtype, attention, fused_accumulation, tuple(overlaps), lora)
-    ask = Ask(config, split, batch, sequence, *options)
+    ask = Ask(config, split, batch, sequence, dtype, optimizer, gradient_dtype, recipe, lora)
     clusters = cluster if isinstance(cluster, Mapping) else {f"{cluster.count} GPUs": cluster}
     search = _Search(ask, space or Space(), whole("top", top), software or usual_software(optimizer), console, model)
     machines = []
@@ -255,8 +268,7 @@ def parallelize(
         notes = (*notes, electricity.note())
     order = _tied(sorted(machines, key=_order))
     workload = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
-    workload |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, "attention": attention}
-    workload |= {"overlaps": tuple(overlaps)}
+    workload |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, **asdict(recipe)}
     workload |= {} if lora is None else {"lora": lora.values()}
     told = (*config.notes, *reading_notes(config), *state_notes(dtype, gradient_dtype, optimizer))
     return Layouts(workload, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(told)))
@@ -383,9 +395,7 @@ class _Search:
                 dtype=ask.dtype,
                 optimizer=ask.optimizer,
                 gradient_dtype=ask.gradient_dtype,
-                attention=ask.attention,
-                fused_accumulation=ask.fused_accumulation,
-                overlaps=ask.overlaps,
+                **asdict(ask.recipe),
                 software=self.software,
                 lora=ask.lora,
             )

@@ -118,12 +118,13 @@ class Assembly:
         seconds, marks = np.zeros(self.table.num_rows), np.zeros((len(CLASSES), self.table.num_rows))
         for name, forecast_s in by_family.items():
             real, batch = rows[name] >= 0, self.table.families[name]
-            kernel_s, classes = classes_of(cluster.gpu, name, batch, jnp.asarray(forecast_s), self.ask.attention)
+            kernel_s, classes = classes_of(cluster.gpu, name, batch, jnp.asarray(forecast_s), self.ask.recipe.attention)
             seconds[rows[name][real]] = np.asarray(kernel_s)[real]
             marks[:, rows[name][real]] = np.asarray(classes)[:, real]
         message_s = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
         sent = self.sums["sent"].of(message_s).reshape(-1, KINDS, len(SLOTS))
         kernels, launches = (np.stack(list(map(self._work, values)), axis=1) for values in (seconds * marks, marks))
+        launches = launches * (not self.ask.recipe.cuda_graphs)
         columns = (kernels, launches, sent, message_s[self.between])
         return Seconds(*(np.asarray(column, np.float32) for column in columns))  # type: ignore[arg-type]
 
@@ -177,8 +178,7 @@ class Assembly:
             optimizer=ask.optimizer,
             gradient_dtype=ask.gradient_dtype,
             lora=ask.lora,
-            overlaps=ask.overlaps,
-            attention=ask.attention,
+            recipe=ask.recipe,
             notes=tuple(dict.fromkeys(ask.config.notes)),
         )
 
@@ -219,7 +219,7 @@ def assemble(
         memory=tuple(memory),
         kinds=kinds,
         layers=tuple(layers),
-        facts=facts_of(layouts, kinds, layers, batches, pieces.ask.overlaps),
+        facts=facts_of(layouts, kinds, layers, batches, pieces.ask.recipe.overlaps),
         table=pieces.pool.table(pieces.ask.dtype),
         messages=messages.rows,
         sums=sums,

@@ -26,6 +26,7 @@ from neusight_jax.job.job import (
 )
 from neusight_jax.job.messages import SLOTS, Message, Sizes, hidden_bytes, layer_messages, parameter_messages
 from neusight_jax.job.parallelism import AGAIN, Group, Parallelism, groups, recomputed
+from neusight_jax.job.recipe import Recipe
 from neusight_jax.job.stages import Part, Stage, shard_of, stage_kinds, stage_of, stage_ranges
 from neusight_jax.job.step import message_size
 from neusight_jax.job.weights import summed
@@ -47,9 +48,7 @@ class Ask:
     dtype: str
     optimizer: str | None
     gradient_dtype: str
-    attention: str
-    fused_accumulation: bool
-    overlaps: tuple[str, ...]
+    recipe: Recipe
     lora: Lora | None = None
 
 
@@ -141,8 +140,7 @@ class Pieces:
         ask, ends = self.ask, isinstance(what, tuple)
         at = 0 if isinstance(what, tuple) else ask.model.layers[what][0]
         embeds, predicts = what if isinstance(what, tuple) else (False, False)
-        flash = ask.attention != "unfused"
-        shard = shard_of(layout, at, at + (not ends), embeds=embeds, predicts=predicts, flash=flash)
+        shard = shard_of(layout, at, at + (not ends), embeds=embeds, predicts=predicts, recipe=ask.recipe)
         layers = () if isinstance(what, tuple) else (what,)
         options = (ask.sequence_length, ask.dtype, layers, ask.lora)
         stage = stage_of(ask.config, ask.model, layout, shard, *options)
@@ -169,8 +167,9 @@ class Pieces:
         """Memory of the fullest rank."""
         ask = self.ask
         batches, gradient = layout.micro_batches(ask.global_batch_size), dtype_bytes(ask.gradient_dtype)
-        added = added_bytes(batches, gradient, ask.fused_accumulation) > 0.0
-        held = Held(ask.optimizer, dtype_bytes(ask.dtype), gradient, self.between_bytes(layout), added)
+        added = added_bytes(batches, gradient, ask.recipe.fused_accumulation) > 0.0
+        buckets = ask.recipe.bucket_elements
+        held = Held(ask.optimizer, dtype_bytes(ask.dtype), gradient, self.between_bytes(layout), added, buckets)
         return fullest(self.form(layout).parts, self.kinds(layout), layout, batches, held)
 
     def kinds(self, layout: Parallelism) -> tuple[int, ...]:
@@ -186,7 +185,7 @@ class Pieces:
         """Entries (kind and work, kernel, count) of what runs over parameters."""
         ask, form = self.ask, self.form(layout)
         gradient = dtype_bytes(ask.gradient_dtype)
-        added = added_bytes(layout.micro_batches(ask.global_batch_size), gradient, ask.fused_accumulation)
+        added = added_bytes(layout.micro_batches(ask.global_batch_size), gradient, ask.recipe.fused_accumulation)
         copies = (layout.data, layout.context, layout.tensor, layout.expert, layout.stages, layout.zero)
         key = (*copies, added)
         if key not in self._updates:

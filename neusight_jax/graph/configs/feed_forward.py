@@ -110,10 +110,12 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
         if not step.training:
             phases[0].append(_expert_kernel(dims, part, stored / elements))
             continue
-        # Frameworks train them product by product (Transformer Engine, `GroupedLinear`).
-        rows, count = dims["rows"] / dims["active"], dims["active"] * part.share
+        # Training runs products of experts as one batch each, or expert by expert.
+        active, grouped = dims["active"], step.shard is None or step.shard.grouped_experts
+        rows, batch, count = dims["rows"] / active, active if grouped else 1.0, 1.0 if grouped else active
         for features, read in (((matrices - 1) * width, hidden), (hidden, width)):
-            for phase, kernels in zip(phases, step.products(part, rows, features, read, count), strict=True):
+            products = step.products(part, rows, features, read, count * part.share, batch)
+            for phase, kernels in zip(phases, products, strict=True):
                 phase += map(_of_an_expert, kernels)
     if step.training:
         for phase, passes in zip(phases, (matrices, 2 * matrices - 1), strict=False):
@@ -134,8 +136,8 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
 
 
 def _of_an_expert(kernel: Kernel) -> Kernel:
-    """A product as one of an expert; fp32 has no such operator."""
-    tensor = kernel.family == "linear" and kernel.dtype != "fp32"
+    """A product as one of experts; fp32 has no such operator."""
+    tensor = kernel.family in ("linear", "bmm") and kernel.dtype != "fp32"
     return replace(kernel, op="expert") if tensor else kernel
 
 

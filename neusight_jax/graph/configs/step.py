@@ -186,8 +186,8 @@ class Step(Writer):
         operands = (Operand("input", int(np.prod(shape)), True),)
         learned = () if self.lora and not adapter else weight_gradient
         kept = self._bytes_of(shape) if saved_bytes is None else saved_bytes
-        saved = {"saved_bytes": kept, "rebuilt_bytes": rebuilt_bytes} if self.training else {}
-        self.write(name, op, (forward, backward, learned), operands, shape, **saved)
+        kept, rebuilt = (kept, rebuilt_bytes) if self.training else (0.0, 0.0)
+        self.write(name, op, (forward, backward, learned), operands, shape, saved_bytes=kept, rebuilt_bytes=rebuilt)
 
     def _bytes_of(self, shape: Sequence[int]) -> float:
         """Bytes of a tensor in the dtype of the activations."""
@@ -319,7 +319,7 @@ class Step(Writer):
         self.emit(name, "linear", *phases, (rows, lora.rank), adapter=True)
 
     def products(
-        self, part: Stored, rows: float, features: int, width: int, count: float
+        self, part: Stored, rows: float, features: int, width: int, count: float, batch: float = 1.0
     ) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
         """Products of activations with weights, and of their gradients; kernels of forward, backward, weight gradient.
 
@@ -329,21 +329,22 @@ class Step(Writer):
           features: outputs, its N.
           width: contraction, its K.
           count: launches of each kernel, the share of `part` included.
+          batch: products of one launch, each with weights of its own.
         """
 
         part = part.of_rows(rows)
 
         def product(dtype: str) -> Kernel:
             share = part.weight_share(features, width, dtype)
-            return matrix_product(1, rows, features, width, dtype, count, share, part.scheme.unpack)
+            return matrix_product(batch, rows, features, width, dtype, count, share, part.scheme.unpack)
 
         narrow = part.weight_share(features, width, part.dtype)
         forward = [part.either(product)]
-        backward = [matrix_product(1, rows, width, features, part.dtype, count, narrow)]
-        gradient = [matrix_product(1, features, width, rows, part.dtype, count, upright=False)]
+        backward = [matrix_product(batch, rows, width, features, part.dtype, count, narrow)]
+        gradient = [matrix_product(batch, features, width, rows, part.dtype, count, upright=False)]
         if self.shard is not None and part.dtype in NARROW:
             # What is multiplied is cast, and kept transposed for the gradients of weights as well.
-            times, copies = count / part.share, 1.0 if self.lora else 2.0
+            times, copies = batch * count / part.share, 1.0 if self.lora else 2.0
             forward.append(self.cast(times * rows, width, part, copies))
             backward.append(self.cast(times * rows, features, part, copies))
         return forward, backward, gradient
