@@ -281,7 +281,7 @@ def seconds_of_job(
         )
         own = jnp.where(jnp.any(counts > 0, axis=(0, 1)), own, 0.0)
         kernels = kernels + jnp.einsum("kwn,cn->ckw", counts, own * marks)
-        launches = launches + jnp.einsum("kwn,cn->ckw", counts, marks) * (not plan.recipe.cuda_graphs)
+        launches = launches + jnp.einsum("kwn,cn->ckw", counts, marks) * float(not plan.recipe.cuda_graphs)
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     between = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
     listed = [message for _, message in plan.messages]

@@ -124,7 +124,7 @@ class Assembly:
         message_s = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
         sent = self.sums["sent"].of(message_s).reshape(-1, KINDS, len(SLOTS))
         kernels, launches = (np.stack(list(map(self._work, values)), axis=1) for values in (seconds * marks, marks))
-        launches = launches * (not self.ask.recipe.cuda_graphs)
+        launches = launches * float(not self.ask.recipe.cuda_graphs)
         columns = (kernels, launches, sent, message_s[self.between])
         return Seconds(*(np.asarray(column, np.float32) for column in columns))  # type: ignore[arg-type]
 
