@@ -59,6 +59,8 @@ LOSSES = {
 """Parts of a step by which two layouts differ."""
 NEAR_SHARE = 0.1
 """A layout that needs up to this share more than a GPU has is a near miss: about what the estimate errs by at most."""
+NEAR_SHOWN = 3
+"""Most near misses of a machine that are forecast."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,7 @@ class Machine(Record):
       name, gpus: of the cluster; choices: the best layouts, fastest first.
       tried: layouts that divide; too_large: those of them that do not fit.
       short_bytes: by how much the smallest of them exceeds the memory, 0 where one fits.
-      near: how many of the too large need at most `NEAR_SHARE` more than a GPU has; near_misses: those that lack least,
-        with the bytes that they lack.
+      near: how many of the too large need at most `NEAR_SHARE` more than a GPU has; near_misses: the fastest of those.
       price_per_hour: of one GPU; tie: whether the interval of its best layout, in time or cost, reaches the first's.
     """
 
@@ -104,7 +105,7 @@ class Machine(Record):
     too_large: int
     short_bytes: float = 0.0
     near: int = 0
-    near_misses: tuple[tuple[Parallelism, float], ...] = ()
+    near_misses: tuple[Forecast, ...] = ()
     price_per_hour: float | None = None
     tie: bool = False
 
@@ -175,7 +176,11 @@ class Layouts(Result):
                     for name in ("name", "gpus", "tried", "too_large", "short_bytes", "near")
                 },
                 "near_misses": [
-                    {"layout": asdict(layout), "short_bytes": lacking} for layout, lacking in machine.near_misses
+                    {
+                        **{"layout": step.workload["layout"], "total_s": step.total_s},
+                        "short_bytes": step.memory_bytes - step.mem_bytes,
+                    }
+                    for step in machine.near_misses
                 ],
                 **{"tie": machine.tie, "price_per_hour": machine.price_per_hour, "verdict": machine.verdict},
                 "layouts": [
@@ -221,7 +226,7 @@ def parallelize(
     """The layouts of a training job that fit, fastest first.
 
     All layouts of `space` that divide the model, the batch and the GPUs are tried. Those whose fullest rank exceeds the
-    memory are dropped and counted, and those that lack least are listed; the rest is forecast together.
+    memory are dropped and counted; the rest is forecast together, and so are those that nearly fit.
 
     Args:
       predictor, cluster: what forecasts and on which GPUs; several as mappings with the same names.
@@ -347,16 +352,25 @@ class _Search:
         kept = [at for at, footprint in enumerate(memory) if footprint.total <= room]
         dropped = len(layouts) - len(kept)
         least = min((footprint.total for footprint in memory), default=room)
-        lacking = sorted((item.total - room, at) for at, item in enumerate(memory) if item.total > room)
-        near = [(layouts[at], short) for short, at in lacking if short <= NEAR_SHARE * room]
-        counts = (len(layouts), dropped, max(least - room, 0.0), len(near), tuple(near[: self.top]))
-        machine = Machine(name, cluster.count, (), *counts, price)
-        if not kept:
-            return machine
-        domain = cluster.topology.gpus_per_domain
-        assembly = assemble(self.pieces, domain, [layouts[at] for at in kept], [memory[at] for at in kept])
-        steps = self._steps(assembly, predictor, cluster, name)
-        return replace(machine, choices=_choices(steps, self.top, price))
+        near = [at for at, item in enumerate(memory) if room < item.total <= (1.0 + NEAR_SHARE) * room]
+
+        def fastest(places: list[int]) -> list[Forecast]:
+            if not places:
+                return []
+            of = [layouts[at] for at in places], [memory[at] for at in places]
+            return self._steps(assemble(self.pieces, cluster.topology.gpus_per_domain, *of), predictor, cluster, name)
+
+        return Machine(
+            name,
+            cluster.count,
+            choices=_choices(fastest(kept), self.top, price),
+            tried=len(layouts),
+            too_large=dropped,
+            short_bytes=max(least - room, 0.0),
+            near=len(near),
+            near_misses=tuple(fastest(near)[: min(self.top, NEAR_SHOWN)]),
+            price_per_hour=price,
+        )
 
     def _steps(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, name: str) -> list[Forecast]:
         """Forecasts of the fastest layouts, one more than are asked for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
@@ -65,8 +64,9 @@ def layout_text(layout: Mapping[str, Any]) -> str:
 def _near_lines(machine: Machine) -> list[str]:
     """Layouts that nearly fit, and how much they lack."""
     return [
-        f"nearly fits, {short_bytes / GIB:.2g} GiB too large by estimate: {layout_text(asdict(layout))}"
-        for layout, short_bytes in machine.near_misses
+        f"nearly fits, {(step.memory_bytes - step.mem_bytes) / GIB:.2g} GiB too large by estimate: "
+        f"{layout_text(step.workload['layout'])}, {duration(step.total_s)}"
+        for step in machine.near_misses
     ]
 
 
